@@ -1,0 +1,63 @@
+"""debubble plans, simulates and runs pipeline-parallel LLM training under a memory limit.
+
+Everything here is loaded when it is first used, so that `import debubble` is quick and needs neither torch nor a
+solver.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from debubble.ir import (
+        DeadlockError,
+        DebubbleError,
+        InfeasibleError,
+        InputError,
+        Op,
+        OutOfMemoryError,
+        Placement,
+        Plan,
+        Program,
+        Schedule,
+        ScheduleError,
+        StageCosts,
+        lower,
+    )
+    from debubble.planners import Problem, planners
+    from debubble.schedules import schedules
+    from debubble.simulator import Timeline, simulate
+
+_HOME = {
+    "DeadlockError": "ir",
+    "DebubbleError": "ir",
+    "InfeasibleError": "ir",
+    "InputError": "ir",
+    "Op": "ir",
+    "OutOfMemoryError": "ir",
+    "Placement": "ir",
+    "Plan": "ir",
+    "Problem": "planners",
+    "Program": "ir",
+    "Schedule": "ir",
+    "ScheduleError": "ir",
+    "StageCosts": "ir",
+    "Timeline": "simulator",
+    "lower": "ir",
+    "planners": "planners",
+    "schedules": "schedules",
+    "simulate": "simulator",
+}
+
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'debubble' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"debubble.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -1,0 +1,1 @@
+"""Model shapes, hardware, and what each unit and stage costs."""

@@ -1,0 +1,132 @@
+"""Model units and their costs: what partitioning moves.
+
+`Units` describes a model, measured or computed or given as a units file, before it is cut into stages.  A
+`Partition` says which units form each stage and how each recomputes; `Units.stage_costs` gives the stages' costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from debubble.ir import Number, Placement, StageCosts
+from debubble.ir.costs import CommunicationModel, HostLink
+from debubble.ir.plan import PlannedUnit
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One way to recompute a unit: bytes that its forward keeps, and time to bring the rest back."""
+
+    activation: Number
+    recompute: Number = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """One model unit.  `strategies` always has `none`."""
+
+    type: str
+    layer: int | None
+    forward: Number
+    backward_input: Number
+    backward_weight: Number
+    static: Number
+    strategies: Mapping[str, Strategy]
+    activation_after_input: Number | None = None
+    """Bytes that remain between I and W; None: half of what `none` keeps."""
+    workspace: Number = 0
+    """Bytes that its forward or backward needs while it runs; a stage needs the largest of its units'."""
+
+    @property
+    def activation(self) -> Number:
+        return self.strategies["none"].activation
+
+    @property
+    def work(self) -> Number:
+        return self.forward + self.backward_input + self.backward_weight
+
+
+Partition = Sequence[Sequence[tuple[int, str]]]
+"""Per stage, its units as (index, strategy), in model order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Units:
+    """A model in model order, with what joins its units."""
+
+    units: tuple[Unit, ...]
+    communication: Number = 0
+    """Time of one boundary tensor between two devices."""
+    communication_model: CommunicationModel = "latency"
+    offload_bandwidth: Number | None = None
+    """Bytes per second of the host link, per direction; None: no offload."""
+    host_link: HostLink = "full-duplex"
+    link_groups: tuple[tuple[int, ...], ...] = ()
+    memory_limit: tuple[Number, ...] | None = None
+    """Per device, or one for all."""
+    static: Number = 0
+    """Bytes on every device beside its units' own."""
+    micro_batch_scale: tuple[Number, ...] | None = None
+    stage_entries: Mapping[str, Any] = field(default_factory=dict)
+    """Further entries of StageCosts that hold for every stage."""
+
+    @cached_property
+    def work(self) -> Number:
+        """Recompute-free compute time of one micro-batch on the whole model."""
+        return sum(unit.work for unit in self.units)
+
+    def stage_costs(self, partition: Partition, placement: Placement) -> StageCosts:
+        """Costs of the stages that a partition makes.
+
+        `recompute`, `activation_recomputed` and the workspace follow each unit's strategy; a stage where some unit's
+        is not `none` belongs in the schedule's `fused_recompute` (or gets R operations).
+        """
+        stages = [[(self.units[index], strategy) for index, strategy in stage] for stage in partition]
+        bandwidth = self.offload_bandwidth
+        activation = [sum(u.activation for u, _ in stage) for stage in stages]
+        transfer = None if bandwidth is None else [a / bandwidth for a in activation]
+        return StageCosts.of(
+            stages=len(stages),
+            forward=[sum(u.forward for u, _ in stage) for stage in stages],
+            backward_input=[sum(u.backward_input for u, _ in stage) for stage in stages],
+            backward_weight=[sum(u.backward_weight for u, _ in stage) for stage in stages],
+            recompute=[sum(u.strategies[s].recompute for u, s in stage) for stage in stages],
+            activation=activation,
+            activation_after_input=[sum(_after_input(u) for u, _ in stage) for stage in stages],
+            activation_recomputed=[sum(u.strategies[s].activation for u, s in stage) for stage in stages],
+            recompute_workspace=[
+                max((u.activation - u.strategies[s].activation for u, s in stage), default=0) for stage in stages
+            ],
+            communication=self.communication,
+            communication_model=self.communication_model,
+            offload=transfer,
+            host_link=self.host_link,
+            link_groups=self.link_groups,
+            static=[self._static(held, stages) for held in placement.stages_of],
+            memory_limit=self.memory_limit,
+            micro_batch_scale=self.micro_batch_scale,
+            **self.stage_entries,
+        )
+
+    def planned(self, partition: Partition) -> tuple[tuple[PlannedUnit, ...], ...]:
+        """The partition as a plan lists it."""
+        return tuple(
+            tuple(PlannedUnit(self.units[index].type, self.units[index].layer, strategy) for index, strategy in stage)
+            for stage in partition
+        )
+
+    def _static(self, held: Sequence[int], stages: Sequence[Sequence[tuple[Unit, str]]]) -> Number:
+        units = [unit for stage in held for unit, _ in stages[stage]]
+        return self.static + sum(u.static for u in units) + max((u.workspace for u in units), default=0)
+
+
+def recomputing(partition: Partition) -> frozenset[int]:
+    """The stages where some unit recomputes."""
+    return frozenset(s for s, stage in enumerate(partition) if any(strategy != "none" for _, strategy in stage))
+
+
+def _after_input(unit: Unit) -> Number:
+    return unit.activation / 2 if unit.activation_after_input is None else unit.activation_after_input

@@ -1,0 +1,45 @@
+"""The intermediate representation: what a schedule, a plan and a program are.  Imports nothing else of debubble."""
+
+from debubble.ir.costs import Number, StageCosts
+from debubble.ir.errors import (
+    DeadlockError,
+    DebubbleError,
+    InfeasibleError,
+    InputError,
+    OutOfMemoryError,
+    ScheduleError,
+)
+from debubble.ir.lowering import lower
+from debubble.ir.ops import Kind, Lane, Op
+from debubble.ir.placement import Placement
+from debubble.ir.plan import CandidateSummary, Plan, PlannedUnit, RunOptions
+from debubble.ir.program import Effect, Instruction, Moment, Program, Queue, Wait
+from debubble.ir.schedule import Schedule, check
+
+__all__ = [
+    "CandidateSummary",
+    "DeadlockError",
+    "DebubbleError",
+    "Effect",
+    "InfeasibleError",
+    "InputError",
+    "Instruction",
+    "Kind",
+    "Lane",
+    "Moment",
+    "Number",
+    "Op",
+    "OutOfMemoryError",
+    "Placement",
+    "Plan",
+    "PlannedUnit",
+    "Program",
+    "Queue",
+    "RunOptions",
+    "Schedule",
+    "ScheduleError",
+    "StageCosts",
+    "Wait",
+    "check",
+    "lower",
+]

@@ -1,0 +1,58 @@
+"""What can go wrong, as one sentence for the user.  Every error that leaves debubble is a DebubbleError."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class DebubbleError(Exception):
+    """Base of all errors; `exit_code` is what the command line returns for it."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class InputError(DebubbleError, ValueError):
+    """The call or its input is wrong: the sentence says what to give instead."""
+
+    exit_code = 2
+
+
+class ScheduleError(InputError):
+    """A schedule is not a correct order of one training step (missing, doubled or misplaced operations)."""
+
+
+class DeadlockError(DebubbleError):
+    """Operations wait for each other in a cycle, which `cycle` lists in order."""
+
+    def __init__(self, cycle: tuple[str, ...]) -> None:
+        self.cycle = cycle
+        super().__init__(f"The schedule deadlocks: {' waits for '.join((*cycle, cycle[0]))}.")
+
+
+class InfeasibleError(DebubbleError):
+    """Nothing fits the memory limit."""
+
+
+class OutOfMemoryError(InfeasibleError):
+    """An operation can never start under its device's limit.
+
+    `missing` is in bytes (or abstract units); the sentence ends with the cheapest change that would make it fit.
+    """
+
+    def __init__(self, *, device: int, operation: str, missing: float, limit: float, advice: str) -> None:
+        self.device = device
+        self.operation = operation
+        self.missing = missing
+        self.limit = limit
+        super().__init__(
+            f"Device {device} runs out of memory at {operation}: it needs {readable(missing)} more than its limit"
+            f" of {readable(limit)}; {advice}."
+        )
+
+
+def readable(size: float) -> str:
+    """Format a size: bytes with a binary unit from 1 MiB up, smaller (abstract) numbers as they are."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):
+        if abs(size) >= scale:
+            return f"{float(size) / scale:.2f} {unit}"
+    return f"{float(size):g}"

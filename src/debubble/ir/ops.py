@@ -1,0 +1,98 @@
+"""The operations of a training step.
+
+An operation is a kind, a stage and a micro-batch, written in torch's letters: `2F5` is the forward of
+micro-batch 5 on stage 2.  Kinds that do not belong to a single micro-batch (the optimizer step and what
+surrounds it) carry the micro-batch that they follow, or, for `P`, the one that they precede.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import NamedTuple
+
+from debubble.ir.errors import InputError
+
+
+class Lane(Enum):
+    """What executes one thing at a time on a device."""
+
+    COMPUTE = "compute"
+    SEND = "send"
+    RECV = "recv"
+    D2H = "d2h"
+    H2D = "h2d"
+    HOST = "host"
+    REDUCE = "reduce"
+
+
+class Kind(Enum):
+    """What an operation does; the value is its letter in names and files."""
+
+    F = "F"
+    """Forward."""
+    B = "B"
+    """Full backward."""
+    I = "I"  # noqa: E741 - torch's letter
+    """Backward for inputs only."""
+    W = "W"
+    """Backward for weights only."""
+    R = "R"
+    """Recompute what the forward dropped."""
+    O = "O"  # noqa: E741 - the field's letter
+    """Offload the kept activation (device to host, or to a peer device)."""
+    L = "L"
+    """Reload (load back) what O moved."""
+    G = "G"
+    """Reduce the stage's gradients over the data-parallel ranks, up to and including this micro-batch."""
+    D = "D"
+    """Move the stage's gradients down to the host."""
+    S = "S"
+    """Optimizer step of the stage; on the host if its gradients were moved there, else on the device."""
+    P = "P"
+    """Bring the stage's parameters up from the host, before this micro-batch."""
+    SEND_F = "SEND_F"
+    """Send the forward's output to the next stage."""
+    RECV_F = "RECV_F"
+    """Receive the forward's input from the previous stage."""
+    SEND_B = "SEND_B"
+    """Send the gradient of the stage's input to the previous stage."""
+    RECV_B = "RECV_B"
+    """Receive the gradient of the stage's output from the next stage."""
+
+    # Members are singletons, and Enum's own hash is a Python call: this one is what schedules of a million
+    # operations are looked up by.
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return self.value
+
+
+BACKWARDS = (Kind.B, Kind.I)
+"""What consumes the gradient that arrives from the next stage."""
+
+SCHEDULED = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.O, Kind.L, Kind.G, Kind.D, Kind.S, Kind.P)
+"""What a Schedule may contain; lowering adds the messages."""
+
+
+class Op(NamedTuple):
+    """One operation: `Op(Kind.F, 2, 5)` is `2F5`."""
+
+    kind: Kind
+    stage: int
+    micro_batch: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.stage}{self.kind.value}{self.micro_batch}"
+
+    @staticmethod
+    def parse(name: str) -> Op:
+        """Read a name such as `2F5`.  Raises InputError if it is none."""
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise InputError(f"'{name}' is not an operation: write stage, kind and micro-batch, such as 2F5.")
+        return Op(Kind(match[2]), int(match[1]), int(match[3]))
+
+
+_NAME = re.compile(rf"(\d+)({'|'.join(kind.value for kind in Kind)})(\d+)")

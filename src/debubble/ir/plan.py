@@ -1,0 +1,127 @@
+"""A Plan: what a planner answers and everything else consumes.
+
+It holds the schedule with its stage costs, and, when it was made for a model, which units form each stage, what each
+unit recomputes, and how the run is set up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from debubble.ir.costs import Number, StageCosts
+from debubble.ir.schedule import Schedule
+
+if TYPE_CHECKING:
+    from debubble.simulator import Timeline
+
+
+@dataclass(frozen=True)
+class PlannedUnit:
+    """One model unit in its stage."""
+
+    type: str
+    """`embedding`, `attention`, `mlp`, `head`, or a units file's own type."""
+    layer: int | None
+    """Index of the decoder layer, None for embedding and head; a units file counts per type."""
+    strategy: str = "none"
+    """`none`, `full`, or the operators that it recomputes, joined by `+`: norm, activation, multiply, core,
+    projections, mlp."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a model is run: what fixes the costs beside the model's shape."""
+
+    micro_batch_size: int = 1
+    sequence_length: int = 2048
+    tensor: int = 1
+    data: int = 1
+    context: int = 1
+    zero: int = 0
+    optimizer: str = "adamw"
+    dtype: str = "bf16"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateSummary:
+    """One planner's answer, or why it has none."""
+
+    planner: str
+    makespan: float | None = None
+    span: float | None = None
+    lower_bound: float | None = None
+    gap: float | None = None
+    peak_memory: tuple[float, ...] = ()
+    schedule: str | None = None
+    solve_seconds: float = 0.0
+    rejected: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What runs where, in which order, and what that was predicted to cost."""
+
+    planner: str
+    schedule: Schedule
+    costs: StageCosts
+    lower_bound: Number
+    """No plan for the same input takes less."""
+    solve_seconds: float = 0.0
+    partition: tuple[tuple[PlannedUnit, ...], ...] | None = None
+    """Per stage, its units; None if only abstract stage costs were given."""
+    candidates: tuple[CandidateSummary, ...] = ()
+    model: Mapping[str, Any] | None = None
+    """The model's Hugging Face config, as in `config.json`."""
+    cluster: Mapping[str, Any] | None = None
+    """The cluster, as in a cluster file."""
+    options: RunOptions = field(default_factory=RunOptions)
+
+    @property
+    def devices(self) -> int:
+        return self.schedule.devices
+
+    @property
+    def micro_batches(self) -> int:
+        return self.schedule.micro_batches
+
+    @property
+    def recompute(self) -> tuple[str, ...]:
+        """Per stage, how it recomputes: a strategy, or several as `3 none, 2 full`."""
+        if self.partition is None:
+            return tuple(
+                "full" if any(self.schedule.recomputes(s, j) for j in range(self.micro_batches)) else "none"
+                for s in range(self.schedule.stages)
+            )
+        return tuple(_summary([unit.strategy for unit in units]) for units in self.partition)
+
+    def simulate(self) -> Timeline:
+        """The predicted timeline."""
+        # The simulator stands below the IR; this method is a convenience at the top of the house.
+        import debubble
+
+        return debubble.simulate(self.schedule, self.costs)
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan file, whole or not at all."""
+        from debubble.ir.plan_file import save
+
+        save(self, Path(path))
+
+    @staticmethod
+    def load(path: str | Path) -> Plan:
+        """Read a plan file.  Raises InputError with a sentence if it is none, cut short, or of an unknown version."""
+        from debubble.ir.plan_file import load
+
+        return load(Path(path))
+
+
+def _summary(strategies: list[str]) -> str:
+    counts: dict[str, int] = {}
+    for strategy in strategies:
+        counts[strategy] = counts.get(strategy, 0) + 1
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{count} {strategy}" for strategy, count in counts.items())

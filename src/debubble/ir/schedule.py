@@ -1,0 +1,175 @@
+"""A Schedule: in which order each device does its operations.
+
+One list per device holds compute operations and transfers together, in the order in which they start.  Each lane
+takes its operations from the list in that order; lanes overlap.  A reload (L) starts no earlier than the compute
+operation before it in the list; apart from that a transfer starts as soon as it can.
+
+Recomputation has two forms.  *Explicit*: an R in the list, anywhere before the backward.  *Fused*: no R, but the
+stage is in `fused_recompute`; its backward first recomputes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from debubble.ir.costs import Number, StageCosts
+from debubble.ir.errors import ScheduleError
+from debubble.ir.ops import BACKWARDS, SCHEDULED, Kind, Op
+from debubble.ir.placement import Placement
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """An order of one training step.  `orders[d]` is the list of device d."""
+
+    name: str
+    placement: Placement
+    micro_batches: int
+    orders: tuple[tuple[Op, ...], ...]
+    fused_recompute: frozenset[int] = frozenset()
+    """Stages whose backward recomputes first."""
+    recompute_fraction: Mapping[int, Number] = field(default_factory=dict)
+    """Stage -> share of what it could recompute that it does (absent: all)."""
+    offload_fraction: Mapping[int, Number] = field(default_factory=dict)
+    """Stage -> share of the activation that O moves (absent: all)."""
+    peers: Mapping[int, int] = field(default_factory=dict)
+    """Device -> the device that holds what it offloads (absent: the host)."""
+
+    @property
+    def devices(self) -> int:
+        return self.placement.devices
+
+    @property
+    def stages(self) -> int:
+        return self.placement.stages
+
+    @cached_property
+    def operations(self) -> frozenset[Op]:
+        return frozenset(op for order in self.orders for op in order)
+
+    @cached_property
+    def split_backward(self) -> frozenset[tuple[int, int]]:
+        """The (stage, micro-batch) pairs whose backward is I and W apart."""
+        return frozenset((op.stage, op.micro_batch) for op in self.operations if op.kind is Kind.I)
+
+    @cached_property
+    def explicit_recompute(self) -> frozenset[tuple[int, int]]:
+        return frozenset((op.stage, op.micro_batch) for op in self.operations if op.kind is Kind.R)
+
+    @cached_property
+    def offloaded(self) -> frozenset[tuple[int, int]]:
+        return frozenset((op.stage, op.micro_batch) for op in self.operations if op.kind is Kind.O)
+
+    def recomputes(self, stage: int, micro_batch: int) -> bool:
+        return stage in self.fused_recompute or (stage, micro_batch) in self.explicit_recompute
+
+    def recompute_time(self, costs: StageCosts, stage: int) -> Number:
+        return costs.recompute[stage] * self.recompute_fraction.get(stage, 1)
+
+    def kept(self, costs: StageCosts, stage: int, micro_batch: int) -> Number:
+        """Bytes that F of this stage and micro-batch leaves, before `micro_batch_scale`."""
+        if not self.recomputes(stage, micro_batch):
+            return costs.activation[stage]
+        return costs.activation[stage] - costs.dropped(stage) * self.recompute_fraction.get(stage, 1)
+
+    def moved(self, costs: StageCosts, stage: int, micro_batch: int) -> Number:
+        """Bytes that O of this stage and micro-batch moves, before `micro_batch_scale`."""
+        return self.kept(costs, stage, micro_batch) * self.offload_fraction.get(stage, 1)
+
+    def backward_of(self, stage: int, micro_batch: int) -> Op:
+        """The operation that consumes the gradient: I if the backward is split, else B."""
+        kind = Kind.I if (stage, micro_batch) in self.split_backward else Kind.B
+        return Op(kind, stage, micro_batch)
+
+    @staticmethod
+    def of(
+        name: str,
+        placement: Placement,
+        micro_batches: int,
+        orders: Sequence[Iterable[Op | str]],
+    ) -> Schedule:
+        """Build a schedule from operations or their names (`"0F0"`)."""
+        parsed = tuple(tuple(Op.parse(op) if isinstance(op, str) else op for op in order) for order in orders)
+        return Schedule(name=name, placement=placement, micro_batches=micro_batches, orders=parsed)
+
+
+def check(schedule: Schedule) -> None:
+    """Refuse a schedule that is no correct order of one training step.
+
+    Every (stage, micro-batch) has one F and either one B or one I and one W, on the stage's device; the order
+    within a device is F, O, L, R, B or I, W.  Deadlocks between devices are lowering's to find.
+
+    Raises ScheduleError naming the operation.
+    """
+    p = schedule.placement
+    if schedule.micro_batches < 1:
+        raise ScheduleError(f"A step needs at least one micro-batch, not {schedule.micro_batches}.")
+    if len(schedule.orders) != p.devices:
+        raise ScheduleError(f"The schedule has {len(schedule.orders)} orders for {p.devices} devices.")
+    position: dict[Op, int] = {}
+    for device, order in enumerate(schedule.orders):
+        for index, op in enumerate(order):
+            _check_op(schedule, device, op, position)
+            position[op] = index
+    for stage in range(p.stages):
+        for j in range(schedule.micro_batches):
+            _check_micro_batch(stage, j, position)
+    _check_once_per_step(position)
+
+
+def _check_op(schedule: Schedule, device: int, op: Op, seen: Mapping[Op, int]) -> None:
+    if op.kind not in SCHEDULED:
+        raise ScheduleError(f"{op.name} is a message; schedules hold none, lowering adds them.")
+    if not 0 <= op.stage < schedule.stages or not 0 <= op.micro_batch < schedule.micro_batches:
+        raise ScheduleError(
+            f"{op.name} is outside the {schedule.stages} stages and {schedule.micro_batches} micro-batches."
+        )
+    if schedule.placement.device_of[op.stage] != device:
+        raise ScheduleError(
+            f"{op.name} is on device {device}, but its stage is on device {schedule.placement.device_of[op.stage]}."
+        )
+    if op in seen:
+        raise ScheduleError(f"{op.name} appears twice.")
+
+
+_CHAIN = (Kind.F, Kind.O, Kind.L, Kind.R, Kind.B, Kind.I, Kind.W)
+
+
+def _check_micro_batch(stage: int, j: int, position: Mapping[Op, int]) -> None:
+    chain = [(kind, position[op]) for kind in _CHAIN if (op := Op(kind, stage, j)) in position]
+    kinds = {kind for kind, _ in chain}
+    for (kind, at), (following, then) in itertools.pairwise(chain):
+        if at > then:
+            raise ScheduleError(f"{Op(following, stage, j).name} comes before {Op(kind, stage, j).name}.")
+    if Kind.F not in kinds:
+        raise ScheduleError(f"{Op(Kind.F, stage, j).name} is missing.")
+    if not kinds & set(BACKWARDS):
+        raise ScheduleError(f"The backward of stage {stage}, micro-batch {j} is missing.")
+    if Kind.B in kinds and kinds & {Kind.I, Kind.W}:
+        raise ScheduleError(f"Stage {stage}, micro-batch {j} has both a full and a split backward.")
+    if (Kind.I in kinds) != (Kind.W in kinds):
+        missing = Kind.W if Kind.I in kinds else Kind.I
+        raise ScheduleError(f"{Op(missing, stage, j).name} is missing.")
+    if (Kind.O in kinds) != (Kind.L in kinds):
+        missing = Kind.L if Kind.O in kinds else Kind.O
+        raise ScheduleError(f"{Op(missing, stage, j).name} is missing: what is offloaded must be reloaded, once.")
+
+
+def _check_once_per_step(position: Mapping[Op, int]) -> None:
+    """S follows the stage's last backward, its G and its D; a stage steps at most once."""
+    last: dict[int, int] = {}
+    for op, at in position.items():
+        if op.kind in (Kind.B, Kind.W, Kind.G, Kind.D):
+            last[op.stage] = max(last.get(op.stage, -1), at)
+    stepped: set[int] = set()
+    for op, at in position.items():
+        if op.kind is not Kind.S:
+            continue
+        if op.stage in stepped:
+            raise ScheduleError(f"Stage {op.stage} has two optimizer steps.")
+        stepped.add(op.stage)
+        if at < last[op.stage]:
+            raise ScheduleError(f"{op.name} comes before the stage's last backward or gradient transfer.")

@@ -1,0 +1,95 @@
+"""A Problem: what every planner is given, and the Solution that it answers with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from debubble.costs.units import Partition, Units, recomputing
+from debubble.ir import InputError, Number, Placement, Schedule, StageCosts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Plan `micro_batches` over `devices`: either fixed stages (`costs`) or model units (`units`) to partition."""
+
+    devices: int
+    micro_batches: int
+    costs: StageCosts | None = None
+    units: Units | None = None
+    chunks: int | None = None
+    """Stages per device; None: one for fixed costs, the planner's choice for units."""
+    effort: float = 10.0
+    """Seconds that a planner may search."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.devices < 1:
+            raise InputError(f"A pipeline needs at least one device, not {self.devices}.")
+        if self.micro_batches < 1:
+            raise InputError(f"A step needs at least one micro-batch, not {self.micro_batches}.")
+        if (self.costs is None) == (self.units is None):
+            raise InputError("A problem has either stage costs or model units.")
+        if self.chunks is not None and self.chunks < 1:
+            raise InputError(f"A device needs at least one chunk, not {self.chunks}.")
+        if self.costs is not None and self.costs.stages != self.devices * (self.chunks or 1):
+            raise InputError(
+                f"The costs are for {self.costs.stages} stages, but {self.devices} devices"
+                f" with {self.chunks or 1} chunks each have {self.devices * (self.chunks or 1)}."
+            )
+
+    @property
+    def memory_limit(self) -> tuple[Number, ...] | None:
+        return self.units.memory_limit if self.units is not None else self.costs.memory_limit  # type: ignore[union-attr]
+
+    @property
+    def chunk_choices(self) -> tuple[int, ...]:
+        """The numbers of chunks that a planner may choose from."""
+        if self.chunks is not None:
+            return (self.chunks,)
+        if self.units is None:
+            return (1,)
+        return tuple(v for v in (1, 2, 3, 4) if self.devices * v <= len(self.units.units))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solution:
+    """A schedule with the costs that it was made for, and the partition if it was open."""
+
+    schedule: Schedule
+    costs: StageCosts
+    partition: Partition | None = None
+    lower_bound: Number = 0
+    """As far as the planner knows; the registry adds the generic bound."""
+
+
+def partitioned(problem: Problem, partition: Partition, placement: Placement) -> tuple[StageCosts, frozenset[int]]:
+    """Costs of a partition of the problem's units, and the stages that recompute."""
+    assert problem.units is not None
+    return problem.units.stage_costs(partition, placement), recomputing(partition)
+
+
+def even(problem: Problem, stages: int, *, strategy: str = "none") -> list[list[tuple[int, str]]]:
+    """Megatron's even split: the units between the first and the last in equal runs, longer ones last.
+
+    Units that lack `strategy` use `none`.
+    """
+    assert problem.units is not None
+    units = problem.units.units
+    inner = len(units) - 2
+    counts = [inner // stages + (s >= stages - inner % stages) for s in range(stages)]
+    counts[0] += 1
+    counts[-1] += 1
+    return cut(problem, counts, strategy=strategy)
+
+
+def cut(problem: Problem, counts: Sequence[int], *, strategy: str = "none") -> list[list[tuple[int, str]]]:
+    """The partition with that many units per stage."""
+    assert problem.units is not None
+    partition: list[list[tuple[int, str]]] = []
+    index = 0
+    for count in counts:
+        chosen = range(index, index + count)
+        partition.append([(i, strategy if strategy in problem.units.units[i].strategies else "none") for i in chosen])
+        index += count
+    return partition

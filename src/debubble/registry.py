@@ -1,0 +1,84 @@
+"""A registry: names -> members, found by importing every module of a folder when first asked.
+
+Adding a schedule, planner, view or exporter is adding one file with a decorated function.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+import sys
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+from debubble.ir.errors import InputError
+
+T = TypeVar("T")
+
+
+class Registry(Mapping[str, T], Generic[T]):
+    """The members of `package`, by name, in the order of registration."""
+
+    def __init__(self, package: str, *, what: str) -> None:
+        self._package = package
+        self._what = what
+        self._members: dict[str, T] = {}
+        self._loaded = False
+
+    def add(self, name: str, member: T) -> T:
+        assert name not in self._members, f"{name} is registered twice"
+        self._members[name] = member
+        return member
+
+    def __getitem__(self, name: str) -> T:
+        self._load()
+        if name not in self._members:
+            close = difflib.get_close_matches(name, self._members, n=1)
+            hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(self._members)}."
+            raise InputError(f"There is no {self._what} '{name}'; {hint}")
+        return self._members[name]
+
+    def __contains__(self, name: object) -> bool:
+        self._load()
+        return name in self._members
+
+    def __iter__(self) -> Iterator[str]:
+        self._load()
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        self._load()
+        return len(self._members)
+
+    def _load(self) -> None:
+        if self._loaded:
+            return
+        self._loaded = True
+        package = importlib.import_module(self._package)
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{self._package}.{module.name}")
+
+
+class _Folder(ModuleType, Mapping[str, Any]):
+    """A package that is indexed like the registry it is named after."""
+
+    def __getitem__(self, name: str) -> Any:
+        return self._registry[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._registry)
+
+    def __len__(self) -> int:
+        return len(self._registry)
+
+    @property
+    def _registry(self) -> Registry[Any]:
+        registry: Registry[Any] = self.__dict__[self.__name__.rpartition(".")[2]]
+        return registry
+
+
+def index_by_name(package: str) -> None:
+    """Let `debubble.schedules["1f1b"]` work although importing the folder makes that attribute a module."""
+    sys.modules[package].__class__ = _Folder

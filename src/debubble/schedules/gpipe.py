@@ -1,0 +1,22 @@
+"""GPipe: all forwards, then all backwards.
+
+Source: Huang et al., GPipe, NeurIPS 2019 (arXiv:1811.06965).
+"""
+
+from __future__ import annotations
+
+from debubble.ir import Kind, Op, Placement, Schedule, StageCosts
+from debubble.schedules.registry import schedule
+
+
+@schedule("gpipe", paper="GPipe, NeurIPS 2019", bubble="(p - 1)(f + b)", memory="m")
+def gpipe(*, devices: int, micro_batches: int, costs: StageCosts | None = None) -> Schedule:
+    """Every stage runs all its forwards, then all its backwards."""
+    return Schedule(
+        name="gpipe",
+        placement=Placement.linear(devices),
+        micro_batches=micro_batches,
+        orders=tuple(
+            tuple(Op(kind, s, j) for kind in (Kind.F, Kind.B) for j in range(micro_batches)) for s in range(devices)
+        ),
+    )

@@ -1,0 +1,42 @@
+"""1F1B, the schedule of DAPPLE and PipeDream-Flush.
+
+Source: Fan et al., DAPPLE, PPoPP 2021 (arXiv:2007.01045); Narayanan et al., SC 2021, figure 4.
+"""
+
+from __future__ import annotations
+
+from debubble.ir import Kind, Op, Placement, Schedule, StageCosts
+from debubble.schedules.registry import schedule
+
+
+@schedule("1f1b", paper="DAPPLE, PPoPP 2021", bubble="(p - 1)(f + b)", memory="min(m, p)")
+def one_f_one_b(
+    *,
+    devices: int,
+    micro_batches: int,
+    costs: StageCosts | None = None,
+    recomputed_stages: int = 0,
+) -> Schedule:
+    """Stage s runs p - s forwards, then one backward and one forward in turn.
+
+    `recomputed_stages`: that many first stages recompute on demand (fused).
+    """
+    orders = [alternate(s, micro_batches, warm_up=devices - s) for s in range(devices)]
+    return Schedule(
+        name="1f1b",
+        placement=Placement.linear(devices),
+        micro_batches=micro_batches,
+        orders=tuple(map(tuple, orders)),
+        fused_recompute=frozenset(range(recomputed_stages)),
+    )
+
+
+def alternate(stage: int, micro_batches: int, *, warm_up: int) -> list[Op]:
+    """`warm_up` forwards, then backward and forward in turn, then the remaining backwards."""
+    warm_up = min(warm_up, micro_batches)
+    order = [Op(Kind.F, stage, j) for j in range(warm_up)]
+    for j in range(micro_batches):
+        order.append(Op(Kind.B, stage, j))
+        if warm_up + j < micro_batches:
+            order.append(Op(Kind.F, stage, warm_up + j))
+    return order

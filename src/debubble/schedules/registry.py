@@ -1,0 +1,74 @@
+"""The schedule library's registry.
+
+A schedule is a function with keyword-only arguments that returns a Schedule, decorated with `@schedule`:
+`devices` and `micro_batches` always, `costs` always (ignored by rule-based ones), and `chunks`, `memory_limit` and
+options of its own where they mean something.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from debubble.ir import InputError, Schedule, StageCosts
+from debubble.registry import Registry
+
+
+@dataclass(frozen=True)
+class ScheduleEntry:
+    """One published schedule: how to build it, and what its source says of it."""
+
+    name: str
+    build: Callable[..., Schedule]
+    paper: str
+    bubble: str
+    """Bubble time for uniform costs, as a formula in p, m, v, f, b."""
+    memory: str
+    """Peak on device 0 in activations of one micro-batch on one device, as a formula."""
+    default_chunks: int
+
+    @cached_property
+    def options(self) -> frozenset[str]:
+        """Names of the arguments that it takes."""
+        return frozenset(inspect.signature(self.build).parameters)
+
+    @property
+    def summary(self) -> str:
+        return (inspect.getdoc(self.build) or "").splitlines()[0]
+
+    def __call__(
+        self, *, devices: int, micro_batches: int, costs: StageCosts | None = None, **options: Any
+    ) -> Schedule:
+        """Build the schedule.  Options that are None are left at their default.
+
+        Raises InputError for an option that the schedule does not have, or numbers that it cannot handle.
+        """
+        if devices < 1:
+            raise InputError(f"A pipeline needs at least one device, not {devices}.")
+        if micro_batches < 1:
+            raise InputError(f"A step needs at least one micro-batch, not {micro_batches}.")
+        given = {name: value for name, value in options.items() if value is not None}
+        if given.get("chunks") == 1 and "chunks" not in self.options:
+            del given["chunks"]
+        for name in given:
+            if name not in self.options:
+                raise InputError(f"The schedule '{self.name}' has no option '{name}'.")
+        return self.build(devices=devices, micro_batches=micro_batches, costs=costs, **given)
+
+
+schedules: Registry[ScheduleEntry] = Registry("debubble.schedules", what="schedule")
+
+
+def schedule(
+    name: str, *, paper: str, bubble: str, memory: str, default_chunks: int = 1
+) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
+    """Register a schedule under its name, with its source and closed forms."""
+
+    def register(build: Callable[..., Schedule]) -> Callable[..., Schedule]:
+        schedules.add(name, ScheduleEntry(name, build, paper, bubble, memory, default_chunks))
+        return build
+
+    return register
