@@ -50,7 +50,26 @@ _HOME = {
     "simulate": "simulator",
 }
 
-__all__ = list(_HOME)
+__all__ = [
+    "DeadlockError",
+    "DebubbleError",
+    "InfeasibleError",
+    "InputError",
+    "Op",
+    "OutOfMemoryError",
+    "Placement",
+    "Plan",
+    "Problem",
+    "Program",
+    "Schedule",
+    "ScheduleError",
+    "StageCosts",
+    "Timeline",
+    "lower",
+    "planners",
+    "schedules",
+    "simulate",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,35 @@
+"""Standard output: rich tables for people, or one JSON object; everything else goes to standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from fractions import Fraction
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+
+
+def console() -> Console:
+    """For results that people read."""
+    return Console(highlight=False)
+
+
+def log() -> Console:
+    """For progress and remarks."""
+    return Console(stderr=True, highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON object and nothing else."""
+    json.dump(value, sys.stdout, indent=1, default=_plain)
+    sys.stdout.write("\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Fraction):
+        return float(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
