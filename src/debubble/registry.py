@@ -64,6 +64,10 @@ class Registry(Mapping[str, T], Generic[T]):
 class _Folder(ModuleType, Mapping[str, Any]):
     """A package that is indexed like the registry it is named after."""
 
+    # Modules are compared and hashed by identity.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
     def __getitem__(self, name: str) -> Any:
         return self._registry[name]
 

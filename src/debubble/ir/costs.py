@@ -101,7 +101,7 @@ class StageCosts:
         """
         given = locals()
         lists = {k: v for k, v in given.items() if k in _PER_STAGE and isinstance(v, Sequence)}
-        count = stages if stages is not None else next((len(v) for v in lists.values()), 1)
+        count = stages if stages is not None else max((len(v) for v in lists.values()), default=1) or 1
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise InputError(f"Costs need at least one stage; stages is {count!r}.")
         each = {k: _per_stage(k, given[k], count) for k in _PER_STAGE if given[k] is not None}

@@ -200,7 +200,8 @@ def _check_costs(schedule: Schedule, costs: StageCosts) -> None:
             raise InputError(f"'{name}' has {len(values)} numbers for {schedule.devices} devices.")
     if costs.micro_batch_scale is not None and len(costs.micro_batch_scale) != schedule.micro_batches:
         raise InputError(
-            f"'micro_batch_scale' has {len(costs.micro_batch_scale)} numbers for {schedule.micro_batches} micro-batches."
+            f"'micro_batch_scale' has {len(costs.micro_batch_scale)} numbers"
+            f" for {schedule.micro_batches} micro-batches."
         )
     if schedule.offloaded and costs.offload is None:
         raise InputError(f"The schedule '{schedule.name}' offloads, but the costs have no 'offload' time.")

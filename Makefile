@@ -1,0 +1,38 @@
+# debubble: `make run` shows the main job, `make test` runs the tests.  Both set up .venv on first use.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH ?= torch==2.13.0
+
+.DEFAULT_GOAL := help
+
+help: ## show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet "$(TORCH)"
+	$(BIN)/pip install --quiet --editable ".[torch,hf,dev]"
+	touch $@
+
+setup: $(VENV)/.ready ## create .venv with debubble, torch and the development tools
+
+run: $(VENV)/.ready ## plan a small Llama for 4 processes, train it, compare plan and measurement
+	$(BIN)/python -m debubble.training.demo $(ARGS)
+
+test: $(VENV)/.ready ## run the tests (minutes)
+	$(BIN)/pytest
+
+test-slow: $(VENV)/.ready ## run the slow extras
+	$(BIN)/pytest -m slow --timeout 1200
+
+check: $(VENV)/.ready ## ruff and mypy
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+clean: ## remove what was built
+	rm -rf $(VENV) build dist runs
+
+.PHONY: help setup run test test-slow check clean

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+
+from debubble.ir import InputError, Kind, Op, Placement, Schedule, ScheduleError, check
+
+
+def one_device(*names: str, micro_batches: int = 1) -> Schedule:
+    return Schedule.of("test", Placement.linear(1), micro_batches, [names])
+
+
+def test_an_operation_is_read_back_from_its_name() -> None:
+    assert Op.parse("12SEND_F3") == Op(Kind.SEND_F, 12, 3)
+    assert Op(Kind.I, 0, 7).name == "0I7"
+
+
+@pytest.mark.parametrize("name", ["", "F0", "0X1", "0F", "0F1 ", "-1F0", "0F1junk"])
+def test_a_malformed_name_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match="is not an operation"):
+        Op.parse(name)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["0B0"], "0F0 is missing"),
+        (["0F0"], "backward of stage 0, micro-batch 0 is missing"),
+        (["0B0", "0F0"], "0B0 comes before 0F0"),
+        (["0F0", "0I0"], "0W0 is missing"),
+        (["0F0", "0W0"], "backward of stage 0"),
+        (["0F0", "0W0", "0I0"], "0W0 comes before 0I0"),
+        (["0F0", "0B0", "0I0", "0W0"], "both a full and a split backward"),
+        (["0F0", "0F0", "0B0"], "0F0 appears twice"),
+        (["0F0", "0O0", "0B0"], "0L0 is missing"),
+        (["0F0", "0L0", "0O0", "0B0"], "0L0 comes before 0O0"),
+        (["0F0", "0B0", "0R0"], "0B0 comes before 0R0"),
+        (["0F0", "0B0", "1F0"], "outside the 1 stages"),
+        (["0F0", "0B0", "0F1"], "outside the 1 stages and 1 micro-batches"),
+        (["0F0", "0SEND_F0", "0B0"], "is a message"),
+        (["0F0", "0S0", "0B0"], "comes before the stage's last backward"),
+        (["0F0", "0B0", "0S0", "0D0"], "comes before the stage's last backward"),
+    ],
+)
+def test_a_wrong_order_is_refused_naming_the_operation(names: list[str], message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        check(one_device(*names))
+
+
+def test_an_operation_on_another_device_than_its_stage_is_refused() -> None:
+    schedule = Schedule.of("test", Placement.linear(2), 1, [["0F0", "0B0", "1F0"], ["1B0"]])
+    with pytest.raises(ScheduleError, match="1F0 is on device 0, but its stage is on device 1"):
+        check(schedule)
+
+
+def test_placements_number_their_stages() -> None:
+    assert Placement.looped(2, 2).device_of == (0, 1, 0, 1)
+    assert Placement.v_shape(3, 2).device_of == (0, 1, 2, 2, 1, 0)
+    assert Placement.v_shape(2, 3).stages_of == ((0, 3, 4), (1, 2, 5))
+
+
+def test_a_placement_with_an_empty_device_is_refused() -> None:
+    with pytest.raises(InputError, match="Every device from 0 up must hold a stage"):
+        Placement.of([0, 2])

@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.strategies import random_schedules, stage_costs
+
+import debubble as db
+from debubble.ir import Kind, Lane, Moment, Number, Op, Placement, Program, Schedule, StageCosts
+from debubble.simulator import Timeline
+
+
+def timeline_of(*orders: str, costs: StageCosts, micro_batches: int, placement: Placement | None = None) -> Timeline:
+    placement = placement or Placement.linear(len(orders))
+    return db.simulate(Schedule.of("test", placement, micro_batches, [o.split() for o in orders]), costs)
+
+
+@pytest.mark.parametrize(("p", "m"), list(itertools.product([1, 2, 4, 8], [1, 3, 8, 16])))
+@pytest.mark.parametrize(("f", "b"), [(1, 2), (3, 4), (Fraction(1, 3), Fraction(1, 2))])
+def test_1f1b_takes_its_closed_form(p: int, m: int, f: Number, b: Number) -> None:
+    costs = StageCosts.of(stages=p, forward=f, backward_input=b, backward_weight=0)
+    timeline = db.simulate(db.schedules["1f1b"](devices=p, micro_batches=m), costs)
+    assert timeline.makespan == (m + p - 1) * (f + b)
+    assert timeline.peak_memory == tuple(min(m, p - s) for s in range(p))
+
+
+@pytest.mark.parametrize(("p", "m"), list(itertools.product([1, 2, 4], [1, 5, 8])))
+def test_gpipe_takes_its_closed_form(p: int, m: int) -> None:
+    costs = StageCosts.of(stages=p)
+    timeline = db.simulate(db.schedules["gpipe"](devices=p, micro_batches=m), costs)
+    assert timeline.makespan == (m + p - 1) * 3
+    assert timeline.peak_memory == (m,) * p
+
+
+def test_latency_delays_a_message_and_lets_messages_overlap() -> None:
+    costs = StageCosts.of(stages=2, communication=5)
+    timeline = timeline_of("0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1", costs=costs, micro_batches=2)
+    assert [timeline.by_name[name].start for name in ("1F0", "1F1")] == [6, 7]
+
+
+def test_an_exclusive_link_carries_one_message_at_a_time() -> None:
+    costs = StageCosts.of(stages=2, communication=5, communication_model="exclusive")
+    timeline = timeline_of("0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1", costs=costs, micro_batches=2)
+    assert [timeline.by_name[name].start for name in ("1F0", "1F1")] == [6, 11]
+
+
+def test_a_blocking_message_keeps_both_compute_lanes_busy() -> None:
+    costs = StageCosts.of(stages=2, communication=5, communication_model="blocking")
+    timeline = timeline_of("0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1", costs=costs, micro_batches=2)
+    assert [timeline.by_name[name].start for name in ("0F1", "1F0", "0SEND_F1", "1RECV_F1")] == [6, 6, 7, 7]
+    assert timeline.by_name["0SEND_F0"].lane is Lane.COMPUTE
+
+
+@pytest.mark.parametrize("m", [4, 16, 64])
+def test_blocking_1f1b_adds_the_messages_that_serial_rendezvous_must(m: int) -> None:
+    """ChronosPipe's own total for 1F1B: 6(m + p - 1) + (2p + 4(m - 2)) Tc, with f = 2, b = 4."""
+    p, tc = 4, Fraction(1, 20)
+    costs = StageCosts.of(
+        stages=p, forward=2, backward_input=4, backward_weight=0, communication=tc, communication_model="blocking"
+    )
+    timeline = db.simulate(db.schedules["1f1b"](devices=p, micro_batches=m), costs)
+    printed = 6 * (m + p - 1) + (2 * p + 4 * (m - 2)) * tc
+    assert printed <= timeline.makespan <= printed + tc
+
+
+def test_a_deadlock_is_named_by_its_cycle() -> None:
+    with pytest.raises(db.DeadlockError, match="waits for") as caught:
+        timeline_of("0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0", costs=StageCosts.of(stages=2), micro_batches=2)
+    assert {"0B0", "1F0", "1F1", "0F1"} <= set(caught.value.cycle)
+
+
+def test_a_deadlock_with_blocking_messages_is_refused_too() -> None:
+    costs = StageCosts.of(stages=2, communication=1, communication_model="blocking")
+    with pytest.raises(db.DeadlockError):
+        timeline_of("0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0", costs=costs, micro_batches=2)
+
+
+def test_fused_recomputation_prolongs_the_backward_and_waits_for_the_gradient() -> None:
+    schedule = db.schedules["1f1b"](devices=2, micro_batches=2, recomputed_stages=1)
+    timeline = db.simulate(schedule, StageCosts.of(stages=2, activation=8, activation_recomputed=2))
+    assert timeline.by_name["0B0"].duration == 3
+    assert timeline.peak_memory[0] == 2 + 8
+    assert timeline.recompute == (2, 0)
+
+
+def test_the_workspace_bounds_what_a_fused_recomputation_brings_back() -> None:
+    schedule = db.schedules["1f1b"](devices=2, micro_batches=2, recomputed_stages=1)
+    costs = StageCosts.of(stages=2, activation=8, activation_recomputed=2, recompute_workspace=3)
+    assert db.simulate(schedule, costs).peak_memory[0] == 2 + 2 + 3
+
+
+def test_an_explicit_recomputation_runs_before_the_gradient_arrives() -> None:
+    costs = StageCosts.of(stages=2, activation=8, activation_recomputed=2)
+    timeline = timeline_of("0F0 0R0 0B0", "1F0 1B0", costs=costs, micro_batches=1)
+    assert (timeline.by_name["0R0"].start, timeline.by_name["0B0"].start) == (1, 4)
+    assert timeline.memory[0] == ((0, 0), (0, 2), (1, 8), (6, 0))
+
+
+def test_a_split_backward_frees_its_parts_at_their_ends() -> None:
+    costs = StageCosts.of(stages=1, activation=8, activation_after_input=3)
+    timeline = timeline_of("0F0 0I0 0W0", costs=costs, micro_batches=1)
+    assert timeline.memory[0] == ((0, 0), (0, 8), (2, 3), (3, 0))
+
+
+def test_the_input_backward_may_allocate_what_the_weight_backward_needs() -> None:
+    costs = StageCosts.of(stages=1, activation=8, activation_after_input=12)
+    timeline = timeline_of("0F0 0I0 0W0", costs=costs, micro_batches=1)
+    assert timeline.memory[0] == ((0, 0), (0, 8), (1, 12), (3, 0))
+
+
+def test_an_operation_waits_for_the_offload_that_frees_its_memory() -> None:
+    costs = StageCosts.of(stages=1, offload=3, memory_limit=2)
+    order = "0F0 0O0 0F1 0O1 0F2 0O2 0L0 0B0 0L1 0B1 0L2 0B2"
+    timeline = timeline_of(order, costs=costs, micro_batches=3)
+    assert [timeline.by_name[n].start for n in ("0F2", "0L0", "0B0", "0L1")] == [4, 7, 10, 10]
+    assert timeline.peak_memory == (2,)
+
+
+def test_a_reload_starts_no_earlier_than_the_compute_operation_before_it() -> None:
+    costs = StageCosts.of(stages=1, offload=1)
+    timeline = timeline_of("0F0 0O0 0F1 0B1 0L0 0B0", costs=costs, micro_batches=2)
+    assert timeline.by_name["0L0"].start == timeline.by_name["0B1"].start == 2
+
+
+def test_half_duplex_takes_turns() -> None:
+    costs = StageCosts.of(stages=1, offload=4, host_link="half-duplex")
+    timeline = timeline_of("0F0 0O0 0F1 0O1 0L0 0B0 0L1 0B1", costs=costs, micro_batches=2)
+    assert [timeline.by_name[n].start for n in ("0O0", "0O1", "0L0", "0L1")] == [1, 5, 9, 13]
+
+
+def test_devices_behind_one_switch_share_their_lane_by_arrival() -> None:
+    costs = StageCosts.of(stages=2, offload=4, link_groups=[[0, 1]])
+    timeline = timeline_of("0F0 0O0 0L0 0B0", "1F0 1O0 1L0 1B0", costs=costs, micro_batches=1)
+    assert [timeline.by_name[n].start for n in ("0O0", "1O0")] == [1, 5]
+    assert timeline.by_name["0L0"].end <= timeline.by_name["1L0"].start
+
+
+def test_a_swap_to_a_peer_occupies_the_peer() -> None:
+    orders = [["0F0", "0O0", "0L0", "0B0"], ["1F0", "1B0"]]
+    schedule = Schedule(
+        name="swap",
+        placement=Placement.linear(2),
+        micro_batches=1,
+        orders=tuple(tuple(map(Op.parse, o)) for o in orders),
+        peers={0: 1},
+    )
+    timeline = db.simulate(schedule, StageCosts.of(stages=2, offload=1))
+    assert timeline.peak_memory == (1, 2)
+
+
+def test_memory_that_nothing_can_free_is_named_with_what_would_help() -> None:
+    costs = StageCosts.of(stages=4, memory_limit=3)
+    with pytest.raises(db.OutOfMemoryError, match=r"Device 0 .* 0F3: it needs 1 more .* raise the limit to 4"):
+        db.simulate(db.schedules["1f1b"](devices=4, micro_batches=8), costs)
+
+
+def test_micro_batches_of_different_length_scale_times_and_sizes() -> None:
+    costs = StageCosts.of(stages=1, micro_batch_scale=[1, 3])
+    timeline = timeline_of("0F0 0F1 0B0 0B1", costs=costs, micro_batches=2)
+    assert timeline.makespan == 3 + 9
+    assert timeline.peak_memory == (4,)
+
+
+def test_costs_of_another_number_of_stages_are_refused() -> None:
+    with pytest.raises(db.InputError, match="costs are for 3 stages, but the schedule has 2"):
+        db.simulate(db.schedules["1f1b"](devices=2, micro_batches=1), StageCosts.of(stages=3))
+
+
+def test_a_host_step_follows_the_gradients_down_and_the_load_precedes_the_forward() -> None:
+    costs = StageCosts.of(stages=1, gradient_offload=2, host_step=5, parameter_load=3)
+    timeline = timeline_of("0P0 0F0 0B0 0D0 0S0", costs=costs, micro_batches=1)
+    assert [timeline.by_name[n].start for n in ("0F0", "0D0", "0S0")] == [3, 6, 8]
+    assert timeline.by_name["0S0"].lane is Lane.HOST
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Schedule, StageCosts]:
+    schedule = draw(random_schedules())
+    return schedule, draw(stage_costs(stages=schedule.stages, offload=True))
+
+
+def brute_force(program: Program) -> list[Number]:
+    """Starts by repeated relaxation: every operation moved back until nothing that it needs is violated."""
+    starts: list[Number] = [0] * len(program.instructions)
+    previous = {
+        after: before
+        for queue in program.queues
+        if queue.exclusive
+        for before, after in itertools.pairwise(queue.instructions)
+    }
+    for _ in range(len(starts) + 1):
+        for i, instruction in enumerate(program.instructions):
+            needs = [starts[w.instruction] if w.moment is Moment.START else _end(program, starts, w.instruction)
+                     for w in instruction.waits]  # fmt: skip
+            if i in previous:
+                needs.append(_end(program, starts, previous[i]))
+            starts[i] = max([0, *needs])
+    return starts
+
+
+def _end(program: Program, starts: list[Number], i: int) -> Number:
+    return starts[i] + program.instructions[i].duration
+
+
+@given(case=cases())
+@settings(max_examples=60, deadline=None)
+def test_simulation_agrees_with_brute_force(case: tuple[Schedule, StageCosts]) -> None:
+    program = db.lower(*case)
+    assert list(db.simulate(program).starts) == brute_force(program)
+
+
+@given(case=cases())
+@settings(max_examples=60, deadline=None)
+def test_every_random_schedule_respects_dependencies_and_lanes(case: tuple[Schedule, StageCosts]) -> None:
+    schedule, costs = case
+    timeline = db.simulate(schedule, costs)
+    at = {o.op: o for o in timeline.operations}
+    device_of = schedule.placement.device_of
+    wire = [
+        0 if here == there else time
+        for (here, there), time in zip(itertools.pairwise(device_of), costs.communication, strict=False)
+    ]
+    for op in schedule.operations:
+        kind, s, j = op
+        if kind is Kind.F and s:
+            assert at[op].start >= at[Op(Kind.F, s - 1, j)].end + wire[s - 1]
+        if kind in (Kind.B, Kind.I) and s + 1 < schedule.stages:
+            assert at[op].start >= at[schedule.backward_of(s + 1, j)].end + wire[s]
+    for lane in timeline.compute:
+        assert all(a.end <= b.start for a, b in itertools.pairwise(lane))
+    assert all(trace[-1][1] == trace[0][1] for trace in timeline.memory)
+
+
+@given(case=cases(), data=st.data())
+@settings(max_examples=80, deadline=None)
+def test_a_lowered_program_stays_within_its_limit_however_long_operations_take(
+    case: tuple[Schedule, StageCosts], data: st.DataObject
+) -> None:
+    schedule, costs = case
+    peaks = db.simulate(schedule, costs).peak_memory
+    limit = data.draw(st.integers(1, int(max(peaks)) + 1))
+    try:
+        program = db.lower(schedule, costs.with_limit(limit))
+    except db.OutOfMemoryError:
+        return
+    factors = data.draw(st.lists(st.integers(0, 5), min_size=20, max_size=20))
+    slowed = tuple(i._replace(duration=i.duration * factors[n % 20] + 1) for n, i in enumerate(program.instructions))
+    timeline = db.simulate(Program(schedule=schedule, costs=costs, instructions=slowed, queues=program.queues))
+    assert max(timeline.peak_memory) <= limit

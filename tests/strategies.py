@@ -1,0 +1,98 @@
+"""The one home of Hypothesis strategies."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from debubble.ir import Kind, Op, Placement, Schedule, StageCosts
+
+times = st.integers(min_value=1, max_value=9)
+"""Times that keep sums exact."""
+
+
+@st.composite
+def stage_costs(draw: st.DrawFn, *, stages: int, offload: bool = False) -> StageCosts:
+    """Uneven integer costs of `stages` stages, with any communication model but `blocking`."""
+
+    def each(minimum: int = 1) -> list[int]:
+        return draw(st.lists(st.integers(minimum, 9), min_size=stages, max_size=stages))
+
+    return StageCosts.of(
+        stages=stages,
+        forward=each(),
+        backward_input=each(),
+        backward_weight=each(),
+        recompute=each(),
+        activation=[2 * a for a in each()],
+        activation_recomputed=draw(st.integers(0, 1)),
+        communication=draw(st.integers(0, 4)),
+        communication_model=draw(st.sampled_from(["latency", "exclusive"])),
+        offload=each() if offload else None,
+        reload=each() if offload else None,
+        host_link=draw(st.sampled_from(["full-duplex", "half-duplex"])),
+    )
+
+
+@st.composite
+def placements(draw: st.DrawFn, *, max_stages: int = 6) -> Placement:
+    """Any placement in which every device holds a stage."""
+    devices = draw(st.integers(1, max_stages))
+    rest = draw(st.lists(st.integers(0, devices - 1), max_size=max_stages - devices))
+    return Placement.of(draw(st.permutations([*range(devices), *rest])))
+
+
+@st.composite
+def random_schedules(draw: st.DrawFn, *, offload: bool = True, max_micro_batches: int = 4) -> Schedule:
+    """Correct, deadlock-free schedules of any order: a random linear extension of the dependencies.
+
+    Backwards are split or not per operation; activations may be recomputed (fused or explicit) and offloaded.
+    """
+    placement = draw(placements())
+    micro_batches = draw(st.integers(1, max_micro_batches))
+    fused = draw(st.frozensets(st.integers(0, placement.stages - 1)))
+    chains = [
+        _micro_batch(draw, placement, j, offload=offload, fused=fused)
+        for j in range(micro_batches)
+    ]  # fmt: skip
+    orders: list[list[Op]] = [[] for _ in range(placement.devices)]
+    pending = {op: set(before) for chain in chains for op, before in chain.items()}
+    while pending:
+        ready = sorted((op for op, before in pending.items() if not before), key=lambda op: op.name)
+        op = draw(st.sampled_from(ready))
+        del pending[op]
+        for before in pending.values():
+            before.discard(op)
+        orders[placement.device_of[op.stage]].append(op)
+    return Schedule(
+        name="random",
+        placement=placement,
+        micro_batches=micro_batches,
+        orders=tuple(map(tuple, orders)),
+        fused_recompute=fused,
+    )
+
+
+def _micro_batch(
+    draw: st.DrawFn, placement: Placement, j: int, *, offload: bool, fused: frozenset[int]
+) -> dict[Op, set[Op]]:
+    """Operations of one micro-batch, each with those that come before it."""
+    before: dict[Op, set[Op]] = {}
+    for s in range(placement.stages):
+        before[Op(Kind.F, s, j)] = {Op(Kind.F, s - 1, j)} if s else set()
+    gradient: Op | None = None
+    for s in reversed(range(placement.stages)):
+        last = Op(Kind.F, s, j)
+        if offload and draw(st.booleans()):
+            before[Op(Kind.O, s, j)] = {last}
+            before[Op(Kind.L, s, j)] = {Op(Kind.O, s, j)}
+            last = Op(Kind.L, s, j)
+        if s not in fused and draw(st.booleans()):
+            before[Op(Kind.R, s, j)] = {last}
+            last = Op(Kind.R, s, j)
+        split = draw(st.booleans())
+        backward = Op(Kind.I if split else Kind.B, s, j)
+        before[backward] = {last} | ({gradient} if gradient else set())
+        if split:
+            before[Op(Kind.W, s, j)] = {backward}
+        gradient = backward
+    return before
