@@ -1,0 +1,61 @@
+"""Interleaved 1F1B: each device holds v chunks of the model, and runs them in turn on groups of micro-batches.
+
+Source: Narayanan et al., Megatron-LM, SC 2021, section 2.2.
+
+A device does its forwards group by group: p micro-batches on chunk 0, then the same on chunk 1, and so on; its
+backwards likewise from the last chunk down.  It warms up with 2 (p - d - 1) + (v - 1) p forwards.
+
+Megatron refuses an m that p does not divide.  Here the micro-batches are cut into groups of nearly equal size, none
+shorter than p unless m itself is: then no group waits for its own pass through the other devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from debubble.ir import Kind, Op, Placement, Schedule, StageCosts
+from debubble.schedules.registry import schedule
+
+
+@schedule(
+    "interleaved",
+    paper="Megatron-LM, SC 2021",
+    bubble="(p - 1)(f + b) / v",
+    memory="1 + (p - 1) / (p v), of p",
+    default_chunks=2,
+)
+def interleaved(*, devices: int, micro_batches: int, chunks: int = 2, costs: StageCosts | None = None) -> Schedule:
+    """Megatron's interleaved 1F1B: v chunks per device, groups of p micro-batches."""
+    sizes = group_sizes(micro_batches, devices)
+    forwards = turns(sizes, range(chunks))
+    backwards = turns(sizes, range(chunks)[::-1])
+    orders = []
+    for d in range(devices):
+        ahead = 2 * (devices - d - 1) + (chunks - 1) * max(sizes) + 1
+        order = [Op(Kind.F, c * devices + d, j) for c, j in forwards[:ahead]]
+        for k, (c, j) in enumerate(backwards):
+            order.append(Op(Kind.B, c * devices + d, j))
+            order += [Op(Kind.F, c * devices + d, j) for c, j in forwards[ahead + k : ahead + k + 1]]
+        orders.append(tuple(order))
+    return Schedule(
+        name="interleaved",
+        placement=Placement.looped(devices, chunks),
+        micro_batches=micro_batches,
+        orders=tuple(orders),
+    )
+
+
+def group_sizes(micro_batches: int, group: int) -> list[int]:
+    """Cut the micro-batches into as many groups of at least `group` as there are, longer ones first."""
+    count = max(1, micro_batches // group)
+    return [micro_batches // count + (i < micro_batches % count) for i in range(count)]
+
+
+def turns(sizes: Sequence[int], chunks: Sequence[int]) -> list[tuple[int, int]]:
+    """(chunk, micro-batch) in the order in which a device passes through them, group by group."""
+    passes = []
+    first = 0
+    for size in sizes:
+        passes += [(c, j) for c in chunks for j in range(first, first + size)]
+        first += size
+    return passes

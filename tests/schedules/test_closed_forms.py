@@ -1,0 +1,56 @@
+"""The published schedules take exactly the time and memory that their sources state."""
+
+from fractions import Fraction
+
+import pytest
+
+import debubble as db
+
+SIZES = [(2, 4), (3, 5), (4, 8), (4, 16), (5, 17), (8, 16), (8, 33)]
+
+
+def timeline(name, p, m, v=1, **options):
+    """Simulated with F = I = W = 1 per stage and one micro-batch's activation on a device 1."""
+    share = Fraction(1, v)
+    costs = db.StageCosts.of(
+        stages=p * v,
+        forward=share,
+        backward_input=share,
+        backward_weight=share,
+        activation=share,
+        activation_after_input=share,
+    )
+    return db.simulate(db.schedules[name](devices=p, micro_batches=m, chunks=v, costs=costs, **options), costs)
+
+
+@pytest.mark.parametrize(("p", "m"), [*SIZES, (4, 1), (4, 3), (8, 5)])
+def test_1f1b_takes_m_plus_p_minus_1_passes_and_holds_min_m_p_minus_s(p, m):
+    run = timeline("1f1b", p, m)
+    assert run.makespan == 3 * (m + p - 1)
+    assert run.peak_memory == tuple(min(m, p - s) for s in range(p))
+
+
+@pytest.mark.parametrize(("p", "m"), SIZES)
+@pytest.mark.parametrize("v", [2, 3, 4])
+def test_interleaved_divides_the_bubble_by_v(p, m, v):
+    assert timeline("interleaved", p, m, v).makespan == 3 * m + Fraction(3 * (p - 1), v)
+
+
+@pytest.mark.parametrize(("p", "v"), [(4, 2), (8, 2), (8, 4), (4, 3)])
+def test_interleaved_holds_1_plus_p_minus_1_over_p_v_of_p(p, v):
+    assert timeline("interleaved", p, 3 * p, v).peak_memory[0] == p * (1 + Fraction(p - 1, p * v))
+
+
+@pytest.mark.parametrize(("p", "m"), SIZES)
+def test_zb_h1_takes_a_third_of_the_bubble_in_1f1bs_memory(p, m):
+    run = timeline("zb-h1", p, m)
+    assert run.makespan == 3 * m + p - 1
+    assert run.peak_memory == (min(m, p),) * p
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (3, 5), (4, 8), (4, 16), (5, 17), (8, 16), (8, 33)])
+def test_zb_h2_has_no_bubble_within_a_devices_span(p, m):
+    run = timeline("zb-h2", p, m)
+    assert run.span == 3 * m
+    assert run.makespan == 3 * m + p - 1
+    assert run.peak_memory == (2 * p - 1,) * p
