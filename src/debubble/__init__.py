@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         Schedule,
         ScheduleError,
         StageCosts,
+        Trace,
         lower,
     )
     from debubble.planners import Problem, planners
@@ -44,6 +45,7 @@ _HOME = {
     "ScheduleError": "ir",
     "StageCosts": "ir",
     "Timeline": "simulator",
+    "Trace": "ir",
     "lower": "ir",
     "planners": "planners",
     "schedules": "schedules",
@@ -65,6 +67,7 @@ __all__ = [
     "ScheduleError",
     "StageCosts",
     "Timeline",
+    "Trace",
     "lower",
     "planners",
     "schedules",

@@ -15,6 +15,7 @@ from debubble.ir.placement import Placement
 from debubble.ir.plan import CandidateSummary, Plan, PlannedUnit, RunOptions
 from debubble.ir.program import Effect, Instruction, Moment, Program, Queue, Wait
 from debubble.ir.schedule import Schedule, check
+from debubble.ir.trace import MemorySample, Trace, TraceEvent, TraceStep
 
 __all__ = [
     "CandidateSummary",
@@ -26,6 +27,7 @@ __all__ = [
     "Instruction",
     "Kind",
     "Lane",
+    "MemorySample",
     "Moment",
     "Number",
     "Op",
@@ -39,6 +41,9 @@ __all__ = [
     "Schedule",
     "ScheduleError",
     "StageCosts",
+    "Trace",
+    "TraceEvent",
+    "TraceStep",
     "Wait",
     "check",
     "lower",

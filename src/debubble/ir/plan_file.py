@@ -5,8 +5,6 @@ Orders are written in torch's letters, one string per device, so that a person c
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import msgspec
 
 from debubble.ir.costs import StageCosts
 from debubble.ir.errors import InputError
+from debubble.ir.files import write_whole
 from debubble.ir.ops import Op
 from debubble.ir.placement import Placement
 from debubble.ir.plan import CandidateSummary, Plan, PlannedUnit, RunOptions
@@ -54,16 +53,7 @@ class PlanFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 def save(plan: Plan, path: Path) -> None:
     """Write the file beside its place and rename it, so that it is never half there."""
     content = msgspec.json.format(msgspec.json.encode(encode(plan)), indent=1)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content + b"\n")
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_whole(path, content + b"\n")
 
 
 def load(path: Path) -> Plan:

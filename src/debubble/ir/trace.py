@@ -1,0 +1,163 @@
+"""A Trace: what a run measured, under the Program's own operation names.
+
+Every step has one event per instruction of the Program that it ran, on the instruction's device and lane, and
+samples of each device's memory.  Times are seconds from the start of the step, on one clock for all devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from debubble.ir.errors import InputError
+from debubble.ir.files import write_whole
+from debubble.ir.ops import Lane, Op
+
+VERSION = 1
+
+
+class TraceEvent(NamedTuple):
+    """One operation as it ran: `name` is the Program's, such as `2F5` or `2RECV_F5`; times in seconds."""
+
+    name: str
+    device: int
+    lane: Lane
+    start: float
+    end: float
+
+
+class MemorySample(NamedTuple):
+    """From `time` (seconds) on, the device holds that many bytes, static memory included."""
+
+    device: int
+    time: float
+    bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceStep:
+    """One training step on all devices."""
+
+    step: int
+    events: tuple[TraceEvent, ...]
+    memory: tuple[MemorySample, ...] = ()
+
+    @cached_property
+    def start(self) -> float:
+        return min(event.start for event in self.events)
+
+    @cached_property
+    def makespan(self) -> float:
+        return max(event.end for event in self.events) - self.start
+
+    def from_zero(self) -> TraceStep:
+        """The same step with its first event at time 0."""
+        zero = self.start
+        return TraceStep(
+            step=self.step,
+            events=tuple(e._replace(start=e.start - zero, end=e.end - zero) for e in self.events),
+            memory=tuple(s._replace(time=s.time - zero) for s in self.memory),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """The measured steps of one run, or one device's part of them (see `joined`)."""
+
+    devices: int
+    steps: tuple[TraceStep, ...]
+
+    @property
+    def typical(self) -> TraceStep:
+        """The step of median makespan."""
+        return sorted(self.steps, key=lambda step: step.makespan)[len(self.steps) // 2]
+
+    @staticmethod
+    def joined(parts: Sequence[Trace]) -> Trace:
+        """The whole trace of parts that each hold some devices' events of the same steps, on one clock.
+
+        Every step of the result starts at time 0.
+        """
+        steps: dict[int, list[TraceStep]] = {}
+        for part in parts:
+            for step in part.steps:
+                steps.setdefault(step.step, []).append(step)
+        return Trace(
+            devices=max(part.devices for part in parts),
+            steps=tuple(_join(number, pieces) for number, pieces in sorted(steps.items())),
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the trace file, whole or not at all."""
+        write_whole(Path(path), self.to_json())
+
+    def to_json(self) -> bytes:
+        """The trace file's content; what one device sends to the others to be joined."""
+        file = _TraceFile(debubble_trace=VERSION, devices=self.devices, steps=list(self.steps))
+        return msgspec.json.encode(file) + b"\n"
+
+    @staticmethod
+    def load(path: str | Path) -> Trace:
+        """Read a trace file.  Raises InputError with a sentence if it is none, cut short, or of an unknown version."""
+        try:
+            content = Path(path).read_bytes()
+        except OSError as error:
+            raise InputError(f"The trace file {path} cannot be read: {error.strerror}.") from error
+        return Trace.from_json(content, name=str(path))
+
+    @staticmethod
+    def from_json(content: bytes, *, name: str = "This") -> Trace:
+        """The trace of a file's content; `name` begins the sentence of an InputError."""
+        try:
+            version = msgspec.json.decode(content, type=_Header).debubble_trace
+            if version is None:
+                raise InputError(f"{name} is not a debubble trace: it has no entry 'debubble_trace'.")
+            if version != VERSION:
+                raise InputError(
+                    f"{name} has trace version {version}; this debubble reads version {VERSION}: measure again with"
+                    " `debubble train`."
+                )
+            file = msgspec.json.decode(content, type=_TraceFile)
+        except msgspec.DecodeError as error:
+            raise InputError(f"{name} is not a whole trace file: {error}.") from error
+        trace = Trace(devices=file.devices, steps=tuple(file.steps))
+        _check(trace, name)
+        return trace
+
+
+class _Header(msgspec.Struct):
+    debubble_trace: int | None = None
+
+
+class _TraceFile(msgspec.Struct, forbid_unknown_fields=True):
+    debubble_trace: int
+    devices: int
+    steps: list[TraceStep]
+
+
+def _join(number: int, pieces: Sequence[TraceStep]) -> TraceStep:
+    return TraceStep(
+        step=number,
+        events=tuple(event for piece in pieces for event in piece.events),
+        memory=tuple(sample for piece in pieces for sample in piece.memory),
+    ).from_zero()
+
+
+def _check(trace: Trace, name: str) -> None:
+    if not trace.steps:
+        raise InputError(f"{name} holds no measured step.")
+    for step in trace.steps:
+        if not step.events:
+            raise InputError(f"{name} has no events in step {step.step}.")
+        for event in step.events:
+            Op.parse(event.name)
+            if event.end < event.start:
+                raise InputError(f"{name} has {event.name} end before it starts, in step {step.step}.")
+        for device in {e.device for e in step.events} | {s.device for s in step.memory}:
+            if not 0 <= device < trace.devices:
+                raise InputError(f"{name} has events of device {device}, but says it has {trace.devices} devices.")

@@ -1,0 +1,77 @@
+from pathlib import Path
+
+import pytest
+
+from debubble.ir import InputError, Lane, MemorySample, Trace, TraceEvent, TraceStep
+
+
+def step(number: int, *, at: float = 0.0, length: float = 1.0) -> TraceStep:
+    return TraceStep(
+        step=number,
+        events=(
+            TraceEvent("0F0", 0, Lane.COMPUTE, at, at + length / 2),
+            TraceEvent("0B0", 0, Lane.COMPUTE, at, at + length),
+        ),
+        memory=(MemorySample(0, at, 5.0),),
+    )
+
+
+def test_a_saved_trace_is_loaded_as_it_was(tmp_path: Path) -> None:
+    trace = Trace(devices=1, steps=(step(3), step(4, length=2.0)))
+    trace.save(tmp_path / "trace.json")
+
+    assert Trace.load(tmp_path / "trace.json") == trace
+
+
+def test_the_typical_step_has_the_median_makespan() -> None:
+    trace = Trace(devices=1, steps=(step(0, length=9), step(1, length=2), step(2, length=3)))
+
+    assert trace.typical.step == 2
+
+
+def test_parts_of_two_devices_are_joined_step_by_step_from_time_zero() -> None:
+    first = Trace(devices=2, steps=(step(7, at=10.0),))
+    event = TraceEvent("1F0", 1, Lane.COMPUTE, 11.0, 12.0)
+    second = Trace(devices=2, steps=(TraceStep(step=7, events=(event,)),))
+
+    joined = Trace.joined([first, second])
+
+    assert joined.steps == (
+        TraceStep(step=7, events=(*step(7).events, event._replace(start=1.0, end=2.0)), memory=step(7).memory),
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("{}", "is not a debubble trace: it has no entry 'debubble_trace'."),
+        ('{"debubble_trace": 99}', "has trace version 99; this debubble reads version 1"),
+        ('{"debubble_trace": 1, "devices": 1, "steps": [', "is not a whole trace file"),
+        ('{"debubble_trace": 1, "devices": 1, "steps": []}', "holds no measured step"),
+        (
+            '{"debubble_trace":1,"devices":1,"steps":[{"step":0,"events":[["0F0",1,"compute",0,1]]}]}',
+            "events of device 1, but says it has 1 devices",
+        ),
+        (
+            '{"debubble_trace":1,"devices":1,"steps":[{"step":0,"events":[["0F0",0,"compute",2,1]]}]}',
+            "0F0 end before it starts",
+        ),
+        (
+            '{"debubble_trace":1,"devices":1,"steps":[{"step":0,"events":[["0X0",0,"compute",0,1]]}]}',
+            "'0X0' is not an operation",
+        ),
+    ],
+)
+def test_a_bad_trace_file_is_refused_with_a_sentence(tmp_path: Path, content: str, sentence: str) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(content)
+
+    with pytest.raises(InputError) as caught:
+        Trace.load(path)
+
+    assert sentence in str(caught.value)
+
+
+def test_a_missing_trace_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"nothing\.json cannot be read"):
+        Trace.load(tmp_path / "nothing.json")
