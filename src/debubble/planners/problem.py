@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from debubble.costs.units import Partition, Units, recomputing
-from debubble.ir import InputError, Number, Placement, Schedule, StageCosts
+from debubble.costs.units import Partition, Units
+from debubble.ir import CandidateSummary, InputError, Number, Schedule, StageCosts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,36 +60,17 @@ class Solution:
     costs: StageCosts
     partition: Partition | None = None
     lower_bound: Number = 0
-    """As far as the planner knows; the registry adds the generic bound."""
+    """As far as the planner knows; the generic bound is added to it."""
+    candidates: tuple[CandidateSummary, ...] = ()
+    """What else was tried, if the planner compares others."""
 
 
-def partitioned(problem: Problem, partition: Partition, placement: Placement) -> tuple[StageCosts, frozenset[int]]:
-    """Costs of a partition of the problem's units, and the stages that recompute."""
-    assert problem.units is not None
-    return problem.units.stage_costs(partition, placement), recomputing(partition)
-
-
-def even(problem: Problem, stages: int, *, strategy: str = "none") -> list[list[tuple[int, str]]]:
-    """Megatron's even split: the units between the first and the last in equal runs, longer ones last.
-
-    Units that lack `strategy` use `none`.
-    """
-    assert problem.units is not None
-    units = problem.units.units
-    inner = len(units) - 2
-    counts = [inner // stages + (s >= stages - inner % stages) for s in range(stages)]
-    counts[0] += 1
-    counts[-1] += 1
-    return cut(problem, counts, strategy=strategy)
-
-
-def cut(problem: Problem, counts: Sequence[int], *, strategy: str = "none") -> list[list[tuple[int, str]]]:
-    """The partition with that many units per stage."""
-    assert problem.units is not None
+def cut(units: Units, counts: Sequence[int], *, strategy: str = "none") -> list[list[tuple[int, str]]]:
+    """The partition with that many units per stage, all with one strategy (those that lack it: `none`)."""
     partition: list[list[tuple[int, str]]] = []
     index = 0
     for count in counts:
         chosen = range(index, index + count)
-        partition.append([(i, strategy if strategy in problem.units.units[i].strategies else "none") for i in chosen])
+        partition.append([(i, strategy if strategy in units.units[i].strategies else "none") for i in chosen])
         index += count
     return partition

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from debubble.ir import Number
+from debubble.ir import CandidateSummary, Number
+from debubble.planners.bounds import lower_bound
 from debubble.planners.problem import Problem, Solution
 from debubble.registry import Registry
 from debubble.simulator import Timeline, simulate
@@ -24,6 +25,8 @@ class Result:
     planner: str
     solution: Solution
     timeline: Timeline
+    lower_bound: Number
+    """No plan for the same problem takes less."""
     solve_seconds: float
 
     @property
@@ -31,12 +34,22 @@ class Result:
         return self.timeline.makespan
 
     @property
-    def lower_bound(self) -> Number:
-        return min(self.solution.lower_bound, self.makespan)
+    def gap(self) -> float:
+        """Share of the makespan that a better plan could save at most."""
+        return max(0.0, float((self.makespan - self.lower_bound) / self.makespan))
 
     @property
-    def gap(self) -> float:
-        return float((self.makespan - self.lower_bound) / self.makespan)
+    def summary(self) -> CandidateSummary:
+        return CandidateSummary(
+            planner=self.planner,
+            makespan=float(self.makespan),
+            span=float(self.timeline.span),
+            lower_bound=float(self.lower_bound),
+            gap=self.gap,
+            peak_memory=tuple(map(float, self.timeline.peak_memory)),
+            schedule=self.solution.schedule.name,
+            solve_seconds=self.solve_seconds,
+        )
 
 
 @dataclass(frozen=True)
@@ -57,7 +70,11 @@ class PlannerEntry:
         solution = self.find(problem)
         timeline = simulate(solution.schedule, solution.costs)
         return Result(
-            planner=self.name, solution=solution, timeline=timeline, solve_seconds=time.perf_counter() - start
+            planner=self.name,
+            solution=solution,
+            timeline=timeline,
+            lower_bound=max(solution.lower_bound, lower_bound(problem)),
+            solve_seconds=time.perf_counter() - start,
         )
 
 

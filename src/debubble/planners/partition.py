@@ -1,0 +1,63 @@
+"""How many units each stage gets: the starting points that planners share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from debubble.costs.units import Partition, Units
+from debubble.ir import InputError
+
+
+def counts_of(partition: Partition) -> list[int]:
+    """Units per stage."""
+    return [len(stage) for stage in partition]
+
+
+def even_counts(units: Units, stages: int) -> list[int]:
+    """Megatron's even split: the units between the first and the last in equal runs, longer ones last.
+
+    Raises InputError if there are fewer units than stages.
+    """
+    _check(units, stages)
+    inner = max(len(units.units) - 2, 0)
+    counts = [inner // stages + (s >= stages - inner % stages) for s in range(stages)]
+    counts[0] += 1
+    counts[-1] += len(units.units) - inner - 1
+    return counts if all(counts) else balanced_counts(units, stages)
+
+
+def balanced_counts(units: Units, stages: int, *, weights: Sequence[float] | None = None) -> list[int]:
+    """The split whose largest stage has the least work (or `weights`), found exactly by dynamic programming.
+
+    Raises InputError if there are fewer units than stages.
+    """
+    _check(units, stages)
+    each = [float(u.work) for u in units.units] if weights is None else list(weights)
+    total = [0.0, *accumulate(each)]
+    n = len(each)
+    # least[i]: the smallest possible largest stage over the first i units; cuts[s][i]: where its last stage begins.
+    least = total[:]
+    cuts: list[list[int]] = []
+    for s in range(1, stages):
+        row, cut = [float("inf")] * (n + 1), [0] * (n + 1)
+        for end in range(s + 1, n + 1):
+            for begin in range(end - 1, s - 1, -1):
+                last = total[end] - total[begin]
+                if last >= row[end]:
+                    break
+                if max(least[begin], last) < row[end]:
+                    row[end], cut[end] = max(least[begin], last), begin
+        least = row
+        cuts.append(cut)
+    counts = []
+    end = n
+    for cut in reversed(cuts):
+        counts.append(end - cut[end])
+        end = cut[end]
+    return [end, *reversed(counts)]
+
+
+def _check(units: Units, stages: int) -> None:
+    if len(units.units) < stages:
+        raise InputError(f"{len(units.units)} model units cannot fill {stages} stages; use fewer devices or chunks.")
