@@ -1,0 +1,1 @@
+"""The main job: data, launcher, training loop, checkpoints, rehearsal.  Needs torch."""

@@ -1,0 +1,36 @@
+"""A rank that does what its argument says; the launcher's tests start it."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from debubble.ir import InputError
+from debubble.training.launcher import as_rank
+
+
+def main() -> None:
+    behaviour, place = sys.argv[1], Path(sys.argv[2])
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    (place / f"pid-{os.getpid()}").touch()
+    dist.barrier()
+    if behaviour != "end" and rank == 0:
+        dist.recv(torch.zeros(1), src=1)
+    if behaviour == "raise":
+        raise ValueError("one plus one is three")
+    if behaviour == "refuse":
+        raise InputError("Give something else.")
+    if behaviour == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if behaviour == "wait":
+        (place / "waiting").touch()
+        signal.pause()
+    (place / f"rank-{rank}-{os.environ['OMP_NUM_THREADS']}").touch()
+    dist.destroy_process_group()
+
+
+as_rank(main)

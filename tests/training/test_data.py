@@ -1,0 +1,59 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from debubble.ir import InputError
+from debubble.training.data import Corpus, Sequences
+
+
+def test_files_of_a_directory_follow_each_other_in_order_each_ended_by_a_zero(tmp_path):
+    (tmp_path / "b.txt").write_text("bb")
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "picture.bin").write_bytes(b"x\0y")
+    assert Corpus.load(tmp_path).tokens.tolist() == [97, 0, 98, 98, 0]
+
+
+def test_the_default_data_is_python_source_without_zeros_inside(tmp_path):
+    corpus = Corpus.load()
+    text = corpus.tokens.tobytes()
+    assert b"def __init__(self" in text
+    assert len(text) > 1_000_000
+
+
+@pytest.mark.parametrize(("name", "message"), [("missing", "no data file"), ("empty", "holds no text")])
+def test_data_that_is_not_there_is_one_sentence(tmp_path, name, message):
+    (tmp_path / "empty").touch()
+    with pytest.raises(InputError, match=message):
+        Corpus.load(tmp_path / name)
+
+
+def sequences(size: int, length: int, seed: int = 0) -> Sequences:
+    return Sequences(corpus=Corpus(np.arange(size, dtype=np.uint8)), sequence_length=length, seed=seed)
+
+
+def test_targets_are_the_tokens_that_follow():
+    inputs, targets = sequences(41, 8).batch(0, count=5)
+    assert inputs.shape == targets.shape == (5, 8)
+    assert (targets == inputs + 1).all()
+
+
+def test_an_epoch_holds_every_window_once_and_the_next_has_another_order():
+    data = sequences(200, 4)
+    first, second = (data.batch(epoch * 49, count=49)[0] for epoch in (0, 1))
+    assert sorted(first[:, 0]) == sorted(second[:, 0]) == list(range(0, 196, 4))
+    assert (first != second).any()
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(0, 60))
+def test_the_order_of_samples_does_not_depend_on_how_they_are_asked_for(counts, first):
+    data = sequences(100, 4, seed=3)
+    whole = data.batch(first, count=sum(counts))[0]
+    starts = first + np.cumsum([0, *counts[:-1]])
+    parts = [data.batch(int(start), count=count)[0] for start, count in zip(starts, counts, strict=True)]
+    assert (np.concatenate(parts) == whole).all()
+
+
+def test_data_shorter_than_a_sequence_is_refused():
+    with pytest.raises(InputError, match="too few for one sequence of 8"):
+        sequences(8, 8)

@@ -1,0 +1,67 @@
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from debubble.training.launcher import RankFailedError, joined, launch
+
+
+def start(behaviour: str, place: Path, monkeypatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    launch("launched_rank", behaviour, str(place), ranks=2)
+
+
+def alive(place: Path) -> list[int]:
+    pids = [int(p.name.removeprefix("pid-")) for p in place.glob("pid-*")]
+    assert len(pids) == 2
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def test_all_ranks_run_to_their_end_with_one_thread_each(tmp_path, monkeypatch):
+    start("end", tmp_path, monkeypatch)
+    assert sorted(p.name for p in tmp_path.glob("rank-*")) == ["rank-0-1", "rank-1-1"]
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        ("raise", "Rank 1 failed: ValueError: one plus one is three"),
+        ("refuse", "Rank 1 failed: Give something else."),
+        ("die", "Rank 1 was killed by SIGKILL; the other ranks were ended."),
+    ],
+)
+def test_the_first_failure_is_named_and_no_process_stays(tmp_path, monkeypatch, behaviour, reason):
+    with pytest.raises(RankFailedError) as caught:
+        start(behaviour, tmp_path, monkeypatch)
+    assert str(caught.value) == reason
+    assert alive(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)], ids=["Ctrl-C", "a killed launcher"]
+)
+def test_ranks_end_with_the_launcher(tmp_path, sent, code):
+    program = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from debubble.training.launcher import launch\n"
+        f"try: launch('launched_rank', 'wait', {str(tmp_path)!r}, ranks=2)\n"
+        "except KeyboardInterrupt: sys.exit(130)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    with subprocess.Popen([sys.executable, "-c", program], env=environment, start_new_session=True) as process:
+        while not (tmp_path / "waiting").exists():
+            assert process.poll() is None
+        process.send_signal(sent)
+        assert process.wait(20) == code
+    while alive(tmp_path):
+        os.sched_yield()
+
+
+def test_a_process_started_by_torchrun_knows_that_it_is_a_rank(monkeypatch):
+    assert not joined()
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost")):
+        monkeypatch.setenv(name, value)
+    assert joined()
