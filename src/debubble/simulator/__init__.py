@@ -1,7 +1,20 @@
 """Program + costs -> Timeline: times, memory, bubbles by cause."""
 
+from debubble.simulator.bubbles import Bubble, Cause, bubbles, by_cause, critical_path
 from debubble.simulator.engine import run, simulate
 from debubble.simulator.repricing import Price, Repricer
 from debubble.simulator.timeline import TimedOperation, Timeline
 
-__all__ = ["Price", "Repricer", "TimedOperation", "Timeline", "run", "simulate"]
+__all__ = [
+    "Bubble",
+    "Cause",
+    "Price",
+    "Repricer",
+    "TimedOperation",
+    "Timeline",
+    "bubbles",
+    "by_cause",
+    "critical_path",
+    "run",
+    "simulate",
+]

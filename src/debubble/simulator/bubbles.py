@@ -1,0 +1,154 @@
+"""Why a device's compute lane stands idle, moment by moment, and the critical path.
+
+An idle moment is explained by the chain of operations that the device's next operation waits for: whatever runs on
+that chain at that moment is what the device waits for.  From it the cause follows:
+
+* `transfer`: a message, offload, reload, gradient or optimizer transfer, or a blocking message on the lane itself;
+* otherwise `warm-up` before the device's first backward, and `cool-down` after its last forward;
+* between them `imbalance`, as long as it sums to no more than the work that the busiest device has more than this
+  one, which no order can fill, and `dependency` beyond;
+* `overhead`: nothing at all.  Only a measured timeline has it: launch delays and the like.
+
+The causes of a device sum to its idle time exactly.  Recomputation is work, not idle time: `Timeline.recompute`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from debubble.ir import Kind, Lane, Moment, Number
+from debubble.ir.graph import Edges, predecessors
+from debubble.ir.ops import BACKWARDS
+from debubble.simulator.timeline import WORK, TimedOperation, Timeline
+
+
+class Cause(Enum):
+    """Why the compute lane is idle."""
+
+    WARM_UP = "warm-up"
+    COOL_DOWN = "cool-down"
+    DEPENDENCY = "dependency"
+    IMBALANCE = "imbalance"
+    TRANSFER = "transfer"
+    OVERHEAD = "overhead"
+
+    __hash__ = object.__hash__
+
+
+class Bubble(NamedTuple):
+    """Idle time of one device's compute lane, and what it waits for meanwhile (None: nothing)."""
+
+    device: int
+    start: Number
+    end: Number
+    cause: Cause
+    awaited: TimedOperation | None
+
+    @property
+    def duration(self) -> Number:
+        return self.end - self.start
+
+
+class _Piece(NamedTuple):
+    """Part of a chain: from `start` to `end` this instruction runs (None: none does)."""
+
+    start: Number
+    end: Number
+    instruction: int | None
+
+
+def bubbles(timeline: Timeline) -> tuple[tuple[Bubble, ...], ...]:
+    """Per device, its idle time within the makespan, in order of time."""
+    before = predecessors(timeline.program)
+    return tuple(tuple(_of_device(timeline, before, device)) for device in range(timeline.program.devices))
+
+
+def by_cause(idle: Sequence[Bubble]) -> dict[Cause, Number]:
+    """Time per cause; every cause has an entry."""
+    total: dict[Cause, Number] = dict.fromkeys(Cause, 0)
+    for bubble in idle:
+        total[bubble.cause] += bubble.duration
+    return total
+
+
+def critical_path(timeline: Timeline) -> tuple[TimedOperation, ...]:
+    """The operations that follow each other without slack from the first start to the last end."""
+    before = predecessors(timeline.program)
+    begin = min(timeline.starts)
+    pieces = _to_the_end(timeline, before, begin)
+    chain = [timeline.operations[piece.instruction] for piece in pieces if piece.instruction is not None]
+    return tuple(reversed(chain))
+
+
+def _of_device(timeline: Timeline, before: Edges, device: int) -> Iterator[Bubble]:
+    lane = timeline.compute[device]
+    first_backward = min(o.start for o in lane if o.op.kind in BACKWARDS)
+    last_forward = max(o.end for o in lane if o.op.kind is Kind.F)
+    unavoidable: Number = max(timeline.busy) - timeline.busy[device]
+    for start, end, index in _pieces(timeline, before, device):
+        awaited = None if index is None else timeline.operations[index]
+        if awaited is None:
+            cause = Cause.OVERHEAD
+        elif awaited.lane is not Lane.COMPUTE or awaited.op.kind not in WORK:
+            cause = Cause.TRANSFER
+        elif start < first_backward:
+            cause = Cause.WARM_UP
+        elif start >= last_forward:
+            cause = Cause.COOL_DOWN
+        else:
+            uneven = min(end - start, unavoidable)
+            unavoidable -= uneven
+            if uneven:
+                yield Bubble(device, start, start + uneven, Cause.IMBALANCE, awaited)
+            start += uneven
+            cause = Cause.DEPENDENCY
+        if start < end:
+            yield Bubble(device, start, end, cause, awaited)
+
+
+def _pieces(timeline: Timeline, before: Edges, device: int) -> Iterator[_Piece]:
+    """The idle time of a device's compute lane, cut by what it waits for, in order of time."""
+    at = min(timeline.starts)
+    index = timeline.program.index
+    for operation in timeline.compute[device]:
+        if operation.start > at:
+            yield from reversed(list(_chain(timeline, before, index[operation.op], at)))
+        if operation.op.kind not in WORK and operation.end > operation.start:
+            yield _Piece(operation.start, operation.end, index[operation.op])
+        at = max(at, operation.end)
+    if at < max(timeline.ends):
+        yield from reversed(list(_to_the_end(timeline, before, at)))
+
+
+def _to_the_end(timeline: Timeline, before: Edges, begin: Number) -> Iterator[_Piece]:
+    """The chain that leads to the end of the step, backwards, down to `begin`."""
+    last = max(range(len(timeline.ends)), key=timeline.ends.__getitem__)
+    start = max(timeline.starts[last], begin)
+    if start < timeline.ends[last]:
+        yield _Piece(start, timeline.ends[last], last)
+    yield from _chain(timeline, before, last, begin)
+
+
+def _chain(timeline: Timeline, before: Edges, index: int, begin: Number) -> Iterator[_Piece]:
+    """What an instruction's start waits for, backwards in time, down to `begin`."""
+    starts = timeline.starts
+    at = starts[index]
+    while at > begin:
+        if not before[index]:
+            yield _Piece(begin, at, None)
+            return
+        index, moment = max(before[index], key=lambda edge: _time(timeline, *edge))
+        happened = max(min(_time(timeline, index, moment), at), begin)
+        if happened < at:
+            yield _Piece(happened, at, None)
+        at = happened
+        start = max(min(starts[index], at), begin)
+        if moment is Moment.END and start < at:
+            yield _Piece(start, at, index)
+            at = start
+
+
+def _time(timeline: Timeline, index: int, moment: Moment) -> Number:
+    return timeline.starts[index] if moment is Moment.START else timeline.ends[index]

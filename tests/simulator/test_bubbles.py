@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.strategies import random_schedules, stage_costs
+
+import debubble as db
+from debubble.ir import Lane, Number, Schedule, StageCosts
+from debubble.simulator import Cause, Timeline, bubbles, by_cause, critical_path
+
+
+@st.composite
+def timelines(draw: st.DrawFn) -> Timeline:
+    schedule = draw(random_schedules())
+    return db.simulate(schedule, draw(stage_costs(stages=schedule.stages, offload=True)))
+
+
+def causes(timeline: Timeline, device: int) -> dict[Cause, Number]:
+    """Only those that occur."""
+    return {cause: time for cause, time in by_cause(bubbles(timeline)[device]).items() if time}
+
+
+def one_f_one_b(devices: int, micro_batches: int, **costs: object) -> Timeline:
+    stage_costs = StageCosts.of(stages=devices, **costs)  # type: ignore[arg-type]
+    return db.simulate(db.schedules["1f1b"](devices=devices, micro_batches=micro_batches), stage_costs)
+
+
+@settings(max_examples=150, deadline=None)
+@given(timelines())
+def test_the_causes_of_a_device_sum_to_its_idle_time(timeline: Timeline) -> None:
+    for device, idle in enumerate(bubbles(timeline)):
+        assert sum(by_cause(idle).values()) == timeline.makespan - timeline.busy[device]
+
+
+@settings(max_examples=100, deadline=None)
+@given(timelines())
+def test_bubbles_fill_exactly_what_the_compute_lane_leaves_free(timeline: Timeline) -> None:
+    for device, idle in enumerate(bubbles(timeline)):
+        parts = sorted([(b.start, b.end) for b in idle] + [(o.start, o.end) for o in timeline.compute[device]])
+
+        assert parts[0][0] == 0
+        assert parts[-1][1] == timeline.makespan
+        assert all(before[1] == after[0] for before, after in itertools.pairwise(parts))
+
+
+@settings(max_examples=100, deadline=None)
+@given(timelines())
+def test_what_a_bubble_waits_for_runs_meanwhile(timeline: Timeline) -> None:
+    for bubble in itertools.chain(*bubbles(timeline)):
+        assert bubble.awaited is not None
+        assert bubble.awaited.start <= bubble.start < bubble.end <= bubble.awaited.end
+
+
+@settings(max_examples=100, deadline=None)
+@given(timelines())
+def test_the_critical_path_leads_from_start_to_end_without_a_gap(timeline: Timeline) -> None:
+    path = critical_path(timeline)
+
+    assert path[0].start == 0
+    assert path[-1].end == timeline.makespan
+    assert all(before.end == after.start for before, after in itertools.pairwise(path))
+
+
+def test_uniform_1f1b_has_only_warm_up_and_cool_down() -> None:
+    timeline = one_f_one_b(4, 8, forward=2, backward_input=3, backward_weight=1)
+
+    assert causes(timeline, 0) == {Cause.WARM_UP: 3 * 4, Cause.COOL_DOWN: 3 * 2}
+    assert causes(timeline, 3) == {Cause.WARM_UP: 3 * 2, Cause.COOL_DOWN: 3 * 4}
+
+
+def test_a_stage_with_less_work_waits_for_imbalance() -> None:
+    """With f = b = 1 on device 0 and 3 on device 1, a backward and a forward of device 0 fill 2 of every 6."""
+    timeline = one_f_one_b(2, 8, forward=[1, 3], backward_input=[1, 3], backward_weight=0)
+
+    assert timeline.makespan == 2 + 8 * 6
+    assert causes(timeline, 0)[Cause.IMBALANCE] == 5 * 4
+    assert causes(timeline, 1) == {Cause.WARM_UP: 1, Cause.COOL_DOWN: 1}
+
+
+def test_messages_are_transfer_time_in_the_warm_up_too() -> None:
+    timeline = one_f_one_b(2, 1, communication=5, backward_weight=0)
+
+    assert causes(timeline, 0) == {Cause.TRANSFER: 10, Cause.WARM_UP: 2}
+    assert causes(timeline, 1) == {Cause.WARM_UP: 1, Cause.TRANSFER: 10, Cause.COOL_DOWN: 1}
+
+
+def test_a_blocking_message_is_transfer_time_on_both_ends() -> None:
+    timeline = one_f_one_b(2, 1, communication=5, communication_model="blocking", backward_weight=0)
+
+    assert causes(timeline, 0) == {Cause.TRANSFER: 10, Cause.WARM_UP: 2}
+    assert causes(timeline, 1) == {Cause.WARM_UP: 1, Cause.TRANSFER: 10, Cause.COOL_DOWN: 1}
+
+
+def test_waiting_for_an_offload_or_reload_is_transfer_time() -> None:
+    orders = [["0F0", "0O0", "0L0", "0B0"]]
+    schedule = Schedule.of("offload", db.Placement.linear(1), 1, orders)
+
+    timeline = db.simulate(schedule, StageCosts.of(stages=1, offload=3, reload=4))
+
+    assert causes(timeline, 0) == {Cause.TRANSFER: 7}
+    assert [b.awaited.lane for b in bubbles(timeline)[0] if b.awaited] == [Lane.D2H, Lane.H2D]
+
+
+def test_an_order_that_waits_although_work_is_even_waits_for_dependencies() -> None:
+    """One micro-batch after the other."""
+    orders = [["0F0", "0B0", "0F1", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
+    schedule = Schedule.of("in-turn", db.Placement.linear(2), 2, orders)
+
+    timeline = db.simulate(schedule, StageCosts.of(stages=2, backward_weight=0))
+
+    assert causes(timeline, 0) == {Cause.WARM_UP: 2, Cause.COOL_DOWN: 2}
+    assert causes(timeline, 1) == {Cause.WARM_UP: 1, Cause.DEPENDENCY: 2, Cause.COOL_DOWN: 1}
+
+
+def test_a_measured_delay_that_nothing_explains_is_overhead() -> None:
+    predicted = one_f_one_b(1, 1, backward_weight=0)
+    measured = Timeline(program=predicted.program, starts=(0, 3), ends=(1, 4))
+
+    assert causes(measured, 0) == {Cause.OVERHEAD: 2}
