@@ -16,7 +16,8 @@ from typing import Any
 
 import msgspec
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
 
 from debubble.ir import DebubbleError, InputError
 
@@ -50,8 +51,8 @@ def save(folder: Path, state: State, progress: Progress, *, keep: int) -> Path:
         shutil.rmtree(unfinished, ignore_errors=True)
     dist.barrier()
     try:
-        dcp.save(dict(state), checkpoint_id=unfinished)
-    except (OSError, dcp.CheckpointException) as error:
+        state_dict_saver.save(dict(state), checkpoint_id=unfinished)
+    except (OSError, CheckpointException) as error:
         raise CheckpointError(f"The checkpoint {final} could not be written ({_cause(error)}).") from error
     if leader:
         (unfinished / "progress.json").write_bytes(msgspec.json.encode(progress))
@@ -87,13 +88,13 @@ def progress_of(checkpoint: Path) -> Progress:
 def load(checkpoint: Path, state: State) -> None:
     """Fill the tensors of `state` in place.  Every rank calls this, with the tensors it holds."""
     try:
-        dcp.load(dict(state), checkpoint_id=checkpoint)
-    except (OSError, RuntimeError, dcp.CheckpointException) as error:
+        state_dict_loader.load(dict(state), checkpoint_id=checkpoint)
+    except (OSError, RuntimeError, CheckpointException) as error:
         raise InputError(f"The checkpoint {checkpoint} does not belong to this model: {_cause(error)}.") from error
 
 
 def _cause(error: BaseException) -> str:
     """The first rank's own error, in one line."""
-    if isinstance(error, dcp.CheckpointException):
+    if isinstance(error, CheckpointException):
         error = next(iter(error.failures.values()))[0]
     return str(error).strip().split("\n")[0].rstrip(".")

@@ -1,0 +1,83 @@
+"""Simulation of a Program whose devices are processes on fewer cores than there are of them.
+
+Every busy compute lane gets an equal share of the cores and never more than one: with k lanes busy on c cores each
+runs at speed min(1, c / k).  Transfers and messages take the time they always take.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+from debubble.ir import Lane, Moment, Number, Program
+from debubble.ir.graph import deadlock, predecessors, successors
+from debubble.simulator.timeline import Timeline
+
+
+def run_shared(program: Program, *, cores: Number) -> Timeline:
+    """The timeline on `cores` cores; with as many as devices it is that of `run`.
+
+    Raises DeadlockError with the cycle if operations wait for each other.
+    """
+    return _Machine(program, cores).run()
+
+
+@dataclass
+class _Machine:
+    program: Program
+    cores: Number
+    now: Number = 0
+    work: Number = 0
+    """What each lane busy since the beginning would have done: the clock on which shared operations are timed."""
+    busy: list[tuple[Number, int]] = field(default_factory=list)
+    """(End on the clock of work, instruction) of what the cores share, a heap."""
+    others: list[tuple[Number, int]] = field(default_factory=list)
+    """(End, instruction) of what runs beside the cores, a heap."""
+
+    def run(self) -> Timeline:
+        self.edges, self.missing = successors(self.program)
+        self.starts: list[Number] = [0] * len(self.missing)
+        self.ends: list[Number] = [0] * len(self.missing)
+        ended: list[int] = []
+        self._start([index for index, count in enumerate(self.missing) if not count])
+        while self.busy or self.others:
+            index = self._next()
+            self.ends[index] = self.now
+            ended.append(index)
+            self._start(self._released(index, Moment.END))
+        if len(ended) < len(self.missing):
+            raise deadlock(self.program, predecessors(self.program), ended)
+        return Timeline(program=self.program, starts=tuple(self.starts), ends=tuple(self.ends))
+
+    def _next(self) -> int:
+        """Advance to the next end and return what ends."""
+        speed = min(1, self.cores / len(self.busy)) if self.busy else 0
+        if not self.others or (self.busy and self.now + (self.busy[0][0] - self.work) / speed <= self.others[0][0]):
+            clock, index = heapq.heappop(self.busy)
+            self.now += (clock - self.work) / speed
+            self.work = clock
+        else:
+            at, index = heapq.heappop(self.others)
+            self.work += (at - self.now) * speed
+            self.now = at
+        return index
+
+    def _start(self, ready: list[int]) -> None:
+        for index in ready:
+            instruction = self.program.instructions[index]
+            self.starts[index] = self.now
+            if instruction.lane is Lane.COMPUTE:
+                heapq.heappush(self.busy, (self.work + instruction.duration, index))
+            else:
+                heapq.heappush(self.others, (self.now + instruction.duration, index))
+            ready.extend(self._released(index, Moment.START))
+
+    def _released(self, index: int, moment: Moment) -> list[int]:
+        """What may start now that this moment of the instruction has come."""
+        released: list[int] = []
+        for after, awaited in self.edges[index]:
+            if awaited is moment:
+                self.missing[after] -= 1
+                if not self.missing[after]:
+                    released.append(after)
+        return released

@@ -1,0 +1,49 @@
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import debubble as db
+from debubble.simulator.shared_cores import run_shared
+
+
+def program(name: str, devices: int, micro_batches: int, **costs) -> db.Program:
+    stage_costs = db.StageCosts.of(stages=devices, **costs)
+    return db.lower(db.schedules[name](devices=devices, micro_batches=micro_batches, costs=stage_costs), stage_costs)
+
+
+whole = st.integers(1, 9)
+
+
+@given(st.integers(1, 4), st.integers(1, 6), whole, whole, whole, st.integers(0, 5), st.sampled_from(["1f1b", "gpipe"]))
+def test_a_core_for_every_device_is_the_plain_simulation(devices, m, forward, backward, weight, communication, name):
+    lowered = program(
+        name, devices, m, forward=forward, backward_input=backward, backward_weight=weight, communication=communication
+    )
+    shared, plain = run_shared(lowered, cores=devices), db.simulate(lowered)
+    assert shared.starts == plain.starts
+    assert shared.ends == plain.ends
+
+
+@given(st.integers(1, 4), st.integers(1, 6), whole, whole)
+def test_one_core_does_all_work_one_after_the_other_and_is_never_idle(devices, m, forward, backward):
+    lowered = program("1f1b", devices, m, forward=forward, backward_input=backward, backward_weight=0)
+    assert run_shared(lowered, cores=Fraction(1)).makespan == devices * m * (forward + backward)
+
+
+def test_two_busy_devices_on_one_core_run_at_half_speed():
+    # Device 0: F0 alone [0, 1]; then 0F1 beside 1F0 and so on: GPipe with one micro-batch more than fits alone.
+    timeline = run_shared(program("gpipe", 2, 2, forward=1, backward_input=1, backward_weight=0), cores=Fraction(1))
+    at = timeline.by_name
+    assert (at["0F0"].start, at["0F0"].end) == (0, 1)
+    assert (at["0F1"].start, at["0F1"].end) == (1, 3)
+    assert (at["1F0"].start, at["1F0"].end) == (1, 3)
+    assert (at["1F1"].start, at["1F1"].end) == (3, 4)
+
+
+def test_a_deadlock_is_named_by_its_cycle():
+    schedule = db.Schedule.of("stuck", db.Placement.looped(1, 2), 1, [["1F0", "0F0", "1B0", "0B0"]])
+    costs = db.StageCosts.of(stages=2)
+    with pytest.raises(db.DeadlockError, match="1F0 waits for 0F0 waits for 1F0"):
+        run_shared(db.lower(schedule, costs), cores=1)
