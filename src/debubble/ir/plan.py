@@ -23,7 +23,7 @@ class PlannedUnit:
     """One model unit in its stage."""
 
     type: str
-    """`embedding`, `attention`, `mlp`, `head`, or a units file's own type."""
+    """`embedding`, `attention`, `mlp`, `head`, a units file's own type, or `stage` for stages given by their costs."""
     layer: int | None
     """Index of the decoder layer, None for embedding and head; a units file counts per type."""
     strategy: str = "none"
@@ -70,8 +70,8 @@ class Plan:
     lower_bound: Number
     """No plan for the same input takes less."""
     solve_seconds: float = 0.0
-    partition: tuple[tuple[PlannedUnit, ...], ...] | None = None
-    """Per stage, its units; None if only abstract stage costs were given."""
+    partition: tuple[tuple[PlannedUnit, ...], ...]
+    """Per stage, its units; a stage that was given by its costs alone is one unit of type `stage`."""
     candidates: tuple[CandidateSummary, ...] = ()
     model: Mapping[str, Any] | None = None
     """The model's Hugging Face config, as in `config.json`."""
@@ -90,11 +90,6 @@ class Plan:
     @property
     def recompute(self) -> tuple[str, ...]:
         """Per stage, how it recomputes: a strategy, or several as `3 none, 2 full`."""
-        if self.partition is None:
-            return tuple(
-                "full" if any(self.schedule.recomputes(s, j) for j in range(self.micro_batches)) else "none"
-                for s in range(self.schedule.stages)
-            )
         return tuple(_summary([unit.strategy for unit in units]) for units in self.partition)
 
     def simulate(self) -> Timeline:

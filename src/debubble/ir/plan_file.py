@@ -41,9 +41,9 @@ class PlanFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     planner: str
     schedule: ScheduleFile
     costs: dict[str, Any]
+    partition: list[list[PlannedUnit]]
     lower_bound: float
     solve_seconds: float = 0.0
-    partition: list[list[PlannedUnit]] | None = None
     candidates: list[CandidateSummary] = []
     model: dict[str, Any] | None = None
     cluster: dict[str, Any] | None = None
@@ -95,7 +95,7 @@ def encode(plan: Plan) -> PlanFile:
         costs=plan.costs.to_dict(),
         lower_bound=float(plan.lower_bound),
         solve_seconds=plan.solve_seconds,
-        partition=None if plan.partition is None else [list(units) for units in plan.partition],
+        partition=[list(units) for units in plan.partition],
         candidates=list(plan.candidates),
         model=None if plan.model is None else dict(plan.model),
         cluster=None if plan.cluster is None else dict(plan.cluster),
@@ -117,7 +117,7 @@ def decode(file: PlanFile) -> Plan:
         peers={int(k): v for k, v in s.peers.items()},
     )
     check(schedule)
-    if file.partition is not None and len(file.partition) != schedule.stages:
+    if len(file.partition) != schedule.stages:
         raise InputError(f"The plan has {len(file.partition)} partitions for {schedule.stages} stages.")
     return Plan(
         planner=file.planner,
@@ -125,7 +125,7 @@ def decode(file: PlanFile) -> Plan:
         costs=StageCosts.from_dict(file.costs, stages=schedule.stages),
         lower_bound=file.lower_bound,
         solve_seconds=file.solve_seconds,
-        partition=None if file.partition is None else tuple(tuple(units) for units in file.partition),
+        partition=tuple(map(tuple, file.partition)),
         candidates=tuple(file.candidates),
         model=file.model,
         cluster=file.cluster,

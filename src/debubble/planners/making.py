@@ -3,11 +3,80 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from debubble.ir import Plan, RunOptions
-from debubble.planners.problem import Problem
+from debubble.costs import Cluster, Model, apply_profile, load_profile, model_units
+from debubble.ir import InputError, Plan, PlannedUnit, RunOptions
+from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planners
+
+
+def plan(
+    model: Model,
+    cluster: Cluster,
+    *,
+    micro_batches: int = 32,
+    planner: str = "auto",
+    pipeline: int | None = None,
+    chunks: int | None = None,
+    memory_limit: float | str | None = None,
+    effort: float = 10.0,
+    seed: int = 0,
+    profile: Path | None = None,
+    **options: Any,
+) -> Plan:
+    """The fastest plan that fits for a model on a cluster.
+
+    `pipeline`: devices of the pipeline (default: all that tensor, data and context parallelism leave).
+    `memory_limit`: per device, bytes or a text such as `20GiB` (default: the cluster's).  `profile`: a units file that
+    `debubble profile` measured.  Further options are those of RunOptions, such as `sequence_length=4096`.
+
+    Raises InputError for what does not go together, InfeasibleError with the reason if nothing fits.
+    """
+    run = RunOptions(**options)
+    cluster = cluster if memory_limit is None else cluster.with_limit(memory_limit)
+    problem = problem_of(
+        model, cluster, run, micro_batches=micro_batches, pipeline=pipeline, chunks=chunks, effort=effort, seed=seed,
+        profile=profile,
+    )  # fmt: skip
+    return solve(problem, planner=planner, model=model.config, cluster=cluster.to_dict(), options=run)
+
+
+def problem_of(
+    model: Model,
+    cluster: Cluster,
+    options: RunOptions,
+    *,
+    micro_batches: int,
+    pipeline: int | None = None,
+    chunks: int | None = None,
+    effort: float = 10.0,
+    seed: int = 0,
+    profile: Path | None = None,
+) -> Problem:
+    """What the planners are asked for a model on a cluster."""
+    devices = pipeline_devices(cluster, options, pipeline)
+    units = model_units(model, cluster, options, pipeline=devices)
+    if profile is not None:
+        units = apply_profile(units, load_profile(profile))
+    return Problem(devices=devices, micro_batches=micro_batches, units=units, chunks=chunks, effort=effort, seed=seed)
+
+
+def pipeline_devices(cluster: Cluster, options: RunOptions, pipeline: int | None = None) -> int:
+    """The pipeline's length; raises InputError if the parallel degrees do not make up the cluster."""
+    beside = options.tensor * options.data * options.context
+    if pipeline is None:
+        if cluster.count % beside:
+            raise InputError(
+                f"{cluster.count} devices cannot be divided by tensor x data x context = {beside}; change the degrees."
+            )
+        pipeline = cluster.count // beside
+    if pipeline * beside > cluster.count:
+        raise InputError(
+            f"pipeline x tensor x data x context = {pipeline * beside} devices, but the cluster has {cluster.count}."
+        )
+    return pipeline
 
 
 def solve(
@@ -20,17 +89,25 @@ def solve(
 ) -> Plan:
     """Let a planner solve a problem.  Raises InfeasibleError if it finds nothing that fits."""
     result = planners[planner](problem)
-    solution = result.solution
-    units, partition = problem.units, solution.partition
     return Plan(
         planner=planner,
-        schedule=solution.schedule,
-        costs=solution.costs,
+        schedule=result.solution.schedule,
+        costs=result.solution.costs,
         lower_bound=result.lower_bound,
         solve_seconds=result.solve_seconds,
-        partition=None if units is None or partition is None else units.planned(partition),
-        candidates=solution.candidates or (result.summary,),
+        partition=_planned(problem, result.solution),
+        candidates=result.solution.candidates or (result.summary,),
         model=model,
         cluster=cluster,
         options=options or RunOptions(),
     )
+
+
+def _planned(problem: Problem, solution: Solution) -> tuple[tuple[PlannedUnit, ...], ...]:
+    """The partition as a plan lists it; a fixed stage is one unit of type `stage`."""
+    if problem.units is not None:
+        assert solution.partition is not None
+        return problem.units.planned(solution.partition)
+    schedule = solution.schedule
+    recomputing = schedule.fused_recompute | {stage for stage, _ in schedule.explicit_recompute}
+    return tuple((PlannedUnit("stage", s, "full" if s in recomputing else "none"),) for s in range(schedule.stages))

@@ -1,0 +1,56 @@
+"""Options that mean the same on every command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from debubble.ir import InputError
+
+if TYPE_CHECKING:
+    from debubble.costs import Cluster
+
+ClusterOption = Annotated[
+    str | None, typer.Option("--cluster", help="Devices, as NxNAME (8xA100-80GB) or a YAML file; see `hardware`.")
+]
+Pipeline = Annotated[int | None, typer.Option(help="Pipeline devices (default: all that the other degrees leave).")]
+Tensor = Annotated[int, typer.Option(help="Tensor-parallel degree.")]
+Data = Annotated[int, typer.Option(help="Data-parallel degree.")]
+Context = Annotated[int, typer.Option(help="Context-parallel degree.")]
+MicroBatchSize = Annotated[int, typer.Option(help="Sequences per micro-batch.")]
+MicroBatches = Annotated[int, typer.Option(help="Micro-batches per step.")]
+SequenceLength = Annotated[int, typer.Option(help="Tokens per sequence.")]
+Optimizer = Annotated[str, typer.Option(help="Optimizer whose states count as memory.")]
+Zero = Annotated[int, typer.Option(min=0, max=2, help="ZeRO level over the data-parallel ranks.")]
+Dtype = Annotated[str, typer.Option(help="bf16 or fp32.")]
+Chunks = Annotated[int | None, typer.Option(help="Stages per device.")]
+MemoryLimit = Annotated[
+    str | None, typer.Option(help="Per device: bytes, or with a unit such as 20GiB; abstract with --costs.")
+]
+Devices = Annotated[int | None, typer.Option(help="Pipeline devices, with --costs or --units.")]
+Costs = Annotated[Path | None, typer.Option("--costs", help="Stage costs, as a costs file.")]
+UnitsFile = Annotated[Path | None, typer.Option("--units", help="Model units, as a units file.")]
+Effort = Annotated[float, typer.Option(help="Seconds that a planner may search.")]
+Seed = Annotated[int, typer.Option(help="Seed of the search.")]
+
+
+def cluster_of(text: str | None) -> Cluster:
+    """The --cluster option; raises InputError if it is missing or unknown."""
+    from debubble.costs import Cluster
+
+    if text is None:
+        raise InputError("Give the devices with --cluster, such as --cluster 8xA100-80GB (see `debubble hardware`).")
+    return Cluster.parse(text)
+
+
+def abstract_limit(text: str | None) -> float | int | None:
+    """A memory limit in the costs' own unit; whole numbers stay whole."""
+    if text is None:
+        return None
+    try:
+        number = float(text)
+    except ValueError:
+        raise InputError(f"--memory-limit is '{text}'; with abstract costs it must be a number.") from None
+    return int(number) if number.is_integer() else number

@@ -1,0 +1,114 @@
+"""`debubble plan`: the fastest plan that fits, beside every other planner's."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from debubble.cli import options as o
+from debubble.cli.app import app
+from debubble.cli.output import Json, console, log, print_json
+from debubble.ir import InputError, Plan
+
+
+@app.command()
+def plan(
+    model: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="A built-in name, a config.json, or a folder with one.")
+    ] = None,
+    cluster: o.ClusterOption = None,
+    micro_batches: o.MicroBatches = 32,
+    planner: Annotated[str, typer.Option(help="A planner's name; see `planners`.")] = "auto",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan file here.")] = None,
+    costs: o.Costs = None,
+    units: o.UnitsFile = None,
+    profile: Annotated[
+        Path | None, typer.Option("--profile", help="Measured units (see `profile`) instead of computed ones.")
+    ] = None,
+    devices: o.Devices = None,
+    chunks: o.Chunks = None,
+    memory_limit: o.MemoryLimit = None,
+    pipeline: o.Pipeline = None,
+    tensor: o.Tensor = 1,
+    data: o.Data = 1,
+    context: o.Context = 1,
+    micro_batch_size: o.MicroBatchSize = 1,
+    sequence_length: o.SequenceLength = 4096,
+    optimizer: o.Optimizer = "adamw",
+    zero: o.Zero = 0,
+    dtype: o.Dtype = "bf16",
+    effort: o.Effort = 10.0,
+    seed: o.Seed = 0,
+    json: Json = False,
+) -> None:
+    """Find the fastest plan that fits: schedule, partition, recomputation and offload together."""
+    from debubble.planners import Problem, planners
+    from debubble.planners.making import solve
+
+    planners[planner]
+    if sum(given is not None for given in (model, costs, units)) != 1:
+        raise InputError("Give a MODEL with --cluster, or --costs FILE, or --units FILE with --devices P.")
+    if model is not None:
+        from debubble.costs import named_model
+        from debubble.planners.making import plan as plan_model
+
+        result = plan_model(
+            named_model(model), o.cluster_of(cluster), micro_batches=micro_batches, planner=planner, pipeline=pipeline,
+            chunks=chunks, memory_limit=memory_limit, effort=effort, seed=seed, profile=profile, tensor=tensor,
+            data=data, context=context, micro_batch_size=micro_batch_size, sequence_length=sequence_length,
+            optimizer=optimizer, zero=zero, dtype=dtype,
+        )  # fmt: skip
+    else:
+        from debubble.costs import load_costs, load_units
+
+        if devices is None:
+            raise InputError("Give the number of pipeline devices with --devices P.")
+        limit = o.abstract_limit(memory_limit)
+        if costs is not None:
+            stage_costs = load_costs(costs, stages=max(devices, 1) * (chunks or 1))
+            stage_costs = stage_costs if limit is None else stage_costs.with_limit(limit)
+            problem = Problem(
+                devices=devices, micro_batches=micro_batches, costs=stage_costs, chunks=chunks, effort=effort, seed=seed
+            )
+        else:
+            assert units is not None
+            problem = Problem(
+                devices=devices, micro_batches=micro_batches, units=load_units(units, memory_limit=limit),
+                chunks=chunks, effort=effort, seed=seed,
+            )  # fmt: skip
+        result = solve(problem, planner=planner)
+    if output is not None:
+        result.save(output)
+        log().print(f"The plan is in {output}.")
+    _print(result, json=json)
+
+
+def _print(plan: Plan, *, json: bool) -> None:
+    timeline = plan.simulate()
+    if not json:
+        from debubble.views.plan_table import render
+
+        console().print(render(plan, timeline))
+        return
+    gap = max(0.0, float((timeline.makespan - plan.lower_bound) / timeline.makespan))
+    print_json(
+        {
+            "planner": plan.planner,
+            "schedule": plan.schedule.name,
+            "devices": plan.devices,
+            "chunks": plan.schedule.placement.chunks,
+            "micro_batches": plan.micro_batches,
+            "makespan": timeline.makespan,
+            "span": timeline.span,
+            "lower_bound": plan.lower_bound,
+            "gap": gap,
+            "peak_memory": list(timeline.peak_memory),
+            "partition": [[asdict(unit) for unit in stage] for stage in plan.partition],
+            "recompute": list(plan.recompute),
+            "solve_seconds": plan.solve_seconds,
+            "candidates": [asdict(candidate) for candidate in plan.candidates],
+        }
+    )

@@ -1,0 +1,148 @@
+"""`debubble simulate`: times, memory and bubbles of one fixed configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from debubble.cli import options as o
+from debubble.cli.app import app
+from debubble.cli.output import Json, console, print_json
+from debubble.ir import InputError, Plan, Schedule, StageCosts
+
+
+@app.command()
+def simulate(
+    source: Annotated[
+        str | None, typer.Argument(metavar="[PLAN | MODEL]", help="A plan file; with --schedule, a model.")
+    ] = None,
+    schedule: Annotated[str | None, typer.Option("--schedule", help="A schedule's name; see `schedules`.")] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", help="An order of operations as torch writes it.")] = None,
+    costs: o.Costs = None,
+    devices: o.Devices = None,
+    micro_batches: o.MicroBatches = 8,
+    chunks: o.Chunks = None,
+    memory_limit: o.MemoryLimit = None,
+    option: Annotated[
+        list[str] | None, typer.Option("--option", help="An option of the schedule, as NAME=VALUE.")
+    ] = None,
+    recompute: Annotated[str, typer.Option(help="With MODEL: none, selective or full, on every layer.")] = "none",
+    cluster: o.ClusterOption = None,
+    pipeline: o.Pipeline = None,
+    tensor: o.Tensor = 1,
+    data: o.Data = 1,
+    context: o.Context = 1,
+    micro_batch_size: o.MicroBatchSize = 1,
+    sequence_length: o.SequenceLength = 4096,
+    optimizer: o.Optimizer = "adamw",
+    zero: o.Zero = 0,
+    dtype: o.Dtype = "bf16",
+    json: Json = False,
+) -> None:
+    """Simulate a plan, or a schedule by name with costs, with a model, or with unit costs."""
+    from debubble import simulate as run
+
+    if schedule is None and csv is None:
+        if source is None:
+            raise InputError("Give a plan file, or a schedule with --schedule NAME (see `debubble schedules`).")
+        plan = Plan.load(source)
+        chosen, stage_costs = plan.schedule, plan.costs
+        if memory_limit is not None:
+            stage_costs = stage_costs.with_limit(o.abstract_limit(memory_limit))
+    elif source is not None and schedule is not None:
+        from debubble.costs import named_model
+        from debubble.planners.fixed import fixed_configuration
+
+        if costs is not None:
+            raise InputError("Give either MODEL or --costs, not both.")
+        chosen, stage_costs = fixed_configuration(
+            named_model(source), o.cluster_of(cluster), schedule=schedule, micro_batches=micro_batches,
+            pipeline=pipeline, chunks=chunks, recompute=recompute, memory_limit=memory_limit,
+            schedule_options=_given(option), tensor=tensor, data=data, context=context,
+            micro_batch_size=micro_batch_size, sequence_length=sequence_length, optimizer=optimizer, zero=zero,
+            dtype=dtype,
+        )  # fmt: skip
+    else:
+        limit = o.abstract_limit(memory_limit)
+        chosen, stage_costs = _abstract(schedule, csv, costs, devices, micro_batches, chunks, limit, _given(option))
+    timeline = run(chosen, stage_costs)
+    if json:
+        print_json(
+            {
+                "schedule": chosen.name,
+                "makespan": timeline.makespan,
+                "span": timeline.span,
+                "ideal_fraction": timeline.ideal_fraction,
+                "bubble_fraction": timeline.bubble_fraction,
+                "peak_memory": list(timeline.peak_memory),
+                "devices": chosen.devices,
+                "stages": chosen.stages,
+                "micro_batches": chosen.micro_batches,
+                "operations": len(timeline.operations),
+            }
+        )
+        return
+    from debubble.views.terminal import render
+
+    console().print(render(timeline))
+
+
+def _given(options: list[str] | None) -> dict[str, Any]:
+    """NAME=VALUE pairs; whole numbers, numbers and words."""
+    given: dict[str, Any] = {}
+    for text in options or []:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise InputError(f"--option {text}: write NAME=VALUE.")
+        given[name.replace("-", "_")] = _value(value)
+    return given
+
+
+def _value(text: str) -> Any:
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    return text
+
+
+def _abstract(
+    name: str | None,
+    csv: Path | None,
+    costs_file: Path | None,
+    devices: int | None,
+    micro_batches: int,
+    chunks: int | None,
+    limit: float | None,
+    given: dict[str, Any],
+) -> tuple[Schedule, StageCosts]:
+    """A schedule by name or from a torch CSV, with a costs file or with all times and sizes 1."""
+    from debubble.costs import load_costs
+    from debubble.schedules import schedules
+
+    if csv is not None:
+        from debubble.exports.torch_csv import read
+
+        schedule = read(csv)
+        costs = _unit(schedule.stages) if costs_file is None else load_costs(costs_file, stages=schedule.stages)
+        return schedule, costs if limit is None else costs.with_limit(limit)
+    assert name is not None
+    if devices is None:
+        raise InputError("Give the number of pipeline devices with --devices P.")
+    entry = schedules[name]
+    stages = devices * (chunks or entry.default_chunks)
+    costs = _unit(stages) if costs_file is None else load_costs(costs_file, stages=stages)
+    costs = costs if limit is None else costs.with_limit(limit)
+    if limit is not None and "memory_limit" in entry.options:
+        given = {"memory_limit": limit, **given}
+    schedule = entry(devices=devices, micro_batches=micro_batches, chunks=chunks, costs=costs, **given)
+    return schedule, costs
+
+
+def _unit(stages: int) -> StageCosts:
+    return StageCosts.of(stages=max(stages, 1), offload=1)
