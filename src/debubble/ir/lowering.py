@@ -68,7 +68,7 @@ class _Lowering:
         lane = Lane.HOST if op.kind is Kind.S and op.stage in self.on_host else _LANES[op.kind]
         if op.kind in (Kind.O, Kind.L):
             peer = self.schedule.peers.get(device)
-        changes = tuple(Effect(*e) for e in effects(self.schedule, self.costs, op))
+        changes = () if op.kind in _MESSAGES else tuple(Effect(*e) for e in effects(self.schedule, self.costs, op))
         index = self.index[op] = len(self.instructions)
         time = duration(self.schedule, self.costs, op, lane)
         self.instructions.append(Instruction(op, device, lane, time, (), changes, peer))
