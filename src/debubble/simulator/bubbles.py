@@ -51,6 +51,10 @@ class Bubble(NamedTuple):
         return self.end - self.start
 
 
+_ROUNDING = 10**9
+"""Differences below this part of the makespan are floats' rounding."""
+
+
 class _Piece(NamedTuple):
     """Part of a chain: from `start` to `end` this instruction runs (None: none does)."""
 
@@ -87,6 +91,8 @@ def _of_device(timeline: Timeline, before: Edges, device: int) -> Iterator[Bubbl
     first_backward = min(o.start for o in lane if o.op.kind in BACKWARDS)
     last_forward = max(o.end for o in lane if o.op.kind is Kind.F)
     unavoidable: Number = max(timeline.busy) - timeline.busy[device]
+    if unavoidable < timeline.makespan / _ROUNDING:
+        unavoidable = 0
     for start, end, index in _pieces(timeline, before, device):
         awaited = None if index is None else timeline.operations[index]
         if awaited is None:

@@ -1,0 +1,37 @@
+"""`debubble schedules`: the published schedules that there are."""
+
+from __future__ import annotations
+
+from debubble.cli.app import app
+from debubble.cli.output import Json, console, print_json
+
+
+@app.command()
+def schedules(json: Json = False) -> None:
+    """List the schedules, with their source and their closed forms for uniform costs."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from debubble.schedules import schedules as registry
+
+    entries = [registry[name] for name in sorted(registry)]
+    if json:
+        listed = [
+            {
+                "name": e.name,
+                "paper": e.paper,
+                "bubble": e.bubble,
+                "memory": e.memory,
+                "chunks": e.default_chunks,
+                "options": sorted(e.options - {"devices", "micro_batches", "costs"}),
+                "summary": e.summary,
+            }
+            for e in entries
+        ]
+        print_json({"schedules": listed})
+        return
+    table = Table.grid(padding=(0, 2, 1, 0))
+    for e in entries:
+        text = f"{e.paper}\n{e.summary}\nbubble {e.bubble}; activations {e.memory}"
+        table.add_row(Text(e.name, style="bold"), Text(text))
+    console().print(table)

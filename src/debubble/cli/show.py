@@ -1,0 +1,44 @@
+"""`debubble show`: a plan as tables and pictures, beside what was measured if there is a trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from debubble.cli.app import app
+from debubble.cli.output import Json, console, log, print_json
+
+
+@app.command()
+def show(
+    plan: Annotated[Path, typer.Argument(help="A plan file.", metavar="PLAN")],
+    trace: Annotated[Path | None, typer.Option(help="A trace to draw under the plan, on the same scale.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write an interactive timeline, one file.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Write a picture.")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Write a vector picture.")] = None,
+    perfetto: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev.")] = None,
+    json: Json = False,
+) -> None:
+    """Show when a plan does what, how much memory it takes, and why it is not faster."""
+    from debubble.ir import Plan, Trace
+    from debubble.ir.files import write_whole
+    from debubble.views import Scene, views
+    from debubble.views.summary import as_dict
+    from debubble.views.terminal import render_scene
+
+    loaded = Plan.load(plan)
+    scenes = [Scene.predicted(loaded)]
+    if trace is not None:
+        scenes.append(Scene.measured(loaded, Trace.load(trace)))
+    asked = {"html": html, "png": png, "svg": svg, "perfetto": perfetto}
+    contents = {path: views[name](scenes) for name, path in asked.items() if path is not None}
+    for path, content in contents.items():
+        write_whole(path, content)
+        log().print(f"Wrote {path}.")
+    if json:
+        print_json({**as_dict(scenes[0]), "measured": None if trace is None else as_dict(scenes[1])})
+    else:
+        for scene in scenes:
+            console().print(render_scene(scene))

@@ -1,0 +1,82 @@
+"""The terminal's view of a plan: what every planner found, which stage holds what, and the predicted step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from debubble.ir import CandidateSummary, Plan, PlannedUnit
+from debubble.simulator import Timeline
+from debubble.views.scene import Scene
+from debubble.views.summary import why_not_faster
+from debubble.views.terminal import headline, titled_table
+from debubble.views.words import size_words, time_words
+
+
+def render(plan: Plan, timeline: Timeline) -> RenderableType:
+    """A plan beside the other planners' answers."""
+    seconds = plan.model is not None
+    scene = Scene.of(timeline, title="", seconds=seconds)
+    gap = max(0.0, float((timeline.makespan - plan.lower_bound) / timeline.makespan))
+    bound = f"No plan takes less than {time_words(plan.lower_bound, seconds=seconds)}: the gap is {100 * gap:.1f}%."
+    parts: list[RenderableType] = [
+        Text(f"{plan.schedule.name}, planned by {plan.planner}", style="bold"),
+        Text(f"{headline(scene)}\n{bound}\n{why_not_faster(scene)}\n"),
+        _partition(plan),
+        devicetitled_table(scene),
+    ]
+    if plan.candidates:
+        parts.append(_candidates(plan.candidates, seconds=seconds))
+    return Group(*parts)
+
+
+def _partition(plan: Plan) -> Table:
+    table = titled_table("Stages")
+    table.add_column("stage", justify="right")
+    table.add_column("device", justify="right")
+    table.add_column("units")
+    table.add_column("recompute")
+    for stage, (units, recompute) in enumerate(zip(plan.partition, plan.recompute, strict=True)):
+        device = plan.schedule.placement.device_of[stage]
+        table.add_row(str(stage), str(device), ", ".join(_runs(units)), recompute)
+    return table
+
+
+def _runs(units: Sequence[PlannedUnit]) -> Iterator[str]:
+    """`embedding`, `layers 0-3`; a layer of which only one half is here is named by it: `attention 4`."""
+    layers: dict[int, list[str]] = {}
+    for unit in units:
+        if unit.layer is not None:
+            layers.setdefault(unit.layer, []).append(unit.type)
+    whole = [layer for layer, types in layers.items() if len(types) > 1]
+    done: set[int] = set()
+    for unit in units:
+        if unit.layer is None:
+            yield unit.type
+        elif unit.layer not in whole:
+            yield f"{unit.type} {unit.layer}"
+        elif unit.layer not in done:
+            last = unit.layer
+            while last + 1 in whole:
+                last += 1
+            done.update(range(unit.layer, last + 1))
+            yield f"layer {last}" if last == unit.layer else f"layers {unit.layer}-{last}"
+
+
+def _candidates(candidates: Sequence[CandidateSummary], *, seconds: bool) -> Table:
+    table = titled_table("Planners")
+    for column in ("planner", "schedule", "step", "gap", "peak memory", "remark"):
+        table.add_column(column, justify="right" if column in ("step", "gap", "peak memory") else "left")
+    for c in sorted(candidates, key=lambda c: (c.makespan is None, c.makespan or 0)):
+        table.add_row(
+            c.planner,
+            c.schedule or "",
+            "" if c.makespan is None else time_words(c.makespan, seconds=seconds),
+            "" if c.gap is None else f"{100 * c.gap:.1f}%",
+            size_words(max(c.peak_memory)) if c.peak_memory else "",
+            c.rejected or "",
+        )
+    return table

@@ -1,0 +1,27 @@
+"""The views' registry: each turns scenes into the content of one file, decorated with `@view`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from debubble.registry import Registry
+from debubble.views.scene import Scene
+
+
+class View(Protocol):
+    """Draws scenes under each other, on one time scale.  Returns the content of a whole file."""
+
+    def __call__(self, scenes: Sequence[Scene], /) -> bytes: ...
+
+
+views: Registry[View] = Registry("debubble.views", what="view")
+
+
+def view(name: str) -> Callable[[View], View]:
+    """Register a view under its name, which is also the command line's option."""
+
+    def register(draw: View) -> View:
+        return views.add(name, draw)
+
+    return register

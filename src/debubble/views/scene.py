@@ -1,0 +1,79 @@
+"""A Scene: a predicted or measured timeline, with all that views draw of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from debubble.ir import Number, Plan, Trace
+from debubble.simulator import Bubble, TimedOperation, Timeline, bubbles, critical_path
+from debubble.views.measured import measured_memory, measured_timeline
+
+Curve = Sequence[tuple[Number, Number]]
+"""(time, bytes from then on), in order of time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """One timeline with its title and memory curves."""
+
+    title: str
+    timeline: Timeline
+    memory: tuple[Curve, ...]
+    """Per device."""
+    seconds: bool
+    """Whether times are seconds, or abstract units."""
+
+    @staticmethod
+    def of(timeline: Timeline, *, title: str, seconds: bool = False) -> Scene:
+        """The scene of a simulated timeline."""
+        return Scene(title=title, timeline=timeline, memory=timeline.memory, seconds=seconds)
+
+    @staticmethod
+    def predicted(plan: Plan) -> Scene:
+        """What a plan was predicted to do."""
+        title = f"Predicted: {plan.schedule.name}, planned by {plan.planner}"
+        return Scene.of(plan.simulate(), title=title, seconds=plan.model is not None)
+
+    @staticmethod
+    def measured(plan: Plan, trace: Trace) -> Scene:
+        """The typical step that was measured; memory as sampled, or as the plan accounts it without samples.
+
+        Raises InputError if the trace is not of this plan.
+        """
+        timeline = measured_timeline(plan.simulate().program, trace)
+        return Scene(
+            title=f"Measured: step {trace.typical.step}",
+            timeline=timeline,
+            memory=measured_memory(trace) or timeline.memory,
+            seconds=True,
+        )
+
+    @property
+    def devices(self) -> int:
+        return self.timeline.program.devices
+
+    @cached_property
+    def bubbles(self) -> tuple[tuple[Bubble, ...], ...]:
+        """Per device, its idle time with the causes."""
+        return bubbles(self.timeline)
+
+    @cached_property
+    def critical_path(self) -> tuple[TimedOperation, ...]:
+        return critical_path(self.timeline)
+
+    @cached_property
+    def peak_memory(self) -> tuple[Number, ...]:
+        """Per device, in bytes."""
+        return tuple(max(held for _, held in curve) for curve in self.memory)
+
+    @cached_property
+    def limits(self) -> tuple[Number | None, ...]:
+        """Per device, in bytes."""
+        return tuple(self.timeline.program.costs.limit_of(device) for device in range(self.devices))
+
+    def chunk_of(self, stage: int) -> int:
+        """Which of its device's stages this is, counted from 0."""
+        placement = self.timeline.program.schedule.placement
+        return placement.stages_of[placement.device_of[stage]].index(stage)

@@ -1,0 +1,114 @@
+"""What a scene comes to in numbers: per device, per kind of operation, and along the critical path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from debubble.ir import Kind, Lane, Number
+from debubble.simulator import Cause, by_cause
+from debubble.simulator.timeline import WORK
+from debubble.views.palette import KIND_WORDS
+from debubble.views.scene import Scene
+from debubble.views.words import percent
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceSummary:
+    """Times of one device's compute lane, and its memory in bytes."""
+
+    device: int
+    busy: Number
+    recompute: Number
+    idle: dict[Cause, Number]
+    peak_memory: Number
+    memory_limit: Number | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindSummary:
+    """All operations of one kind."""
+
+    kind: Kind
+    count: int
+    total: Number
+
+    @property
+    def mean(self) -> float:
+        return float(self.total) / self.count
+
+
+def device_summaries(scene: Scene) -> list[DeviceSummary]:
+    """One entry per device."""
+    return [
+        DeviceSummary(
+            device=device,
+            busy=scene.timeline.busy[device],
+            recompute=scene.timeline.recompute[device],
+            idle=by_cause(scene.bubbles[device]),
+            peak_memory=scene.peak_memory[device],
+            memory_limit=scene.limits[device],
+        )
+        for device in range(scene.devices)
+    ]
+
+
+def kind_summaries(scene: Scene) -> list[KindSummary]:
+    """One entry per kind that takes time."""
+    counts: dict[Kind, int] = {}
+    totals: dict[Kind, Number] = {}
+    for operation in scene.timeline.operations:
+        kind = operation.op.kind
+        counts[kind] = counts.get(kind, 0) + 1
+        totals[kind] = totals.get(kind, 0) + operation.duration
+    return [KindSummary(kind=k, count=counts[k], total=totals[k]) for k in Kind if totals.get(k)]
+
+
+def occurring(devices: list[DeviceSummary], makespan: Number) -> list[Cause]:
+    """The causes that take some device more than half a thousandth of the step."""
+    return [cause for cause in Cause if any(device.idle[cause] > makespan / 2000 for device in devices)]
+
+
+def why_not_faster(scene: Scene) -> str:
+    """What the critical path is made of, largest first, as a sentence."""
+    totals: dict[str, Number] = {}
+    for operation in scene.critical_path:
+        computes = operation.lane is Lane.COMPUTE and operation.op.kind in WORK
+        what = f"computing on device {operation.device}" if computes else KIND_WORDS[operation.op.kind]
+        totals[what] = totals.get(what, 0) + operation.duration
+    makespan = scene.timeline.makespan
+    largest = sorted((w for w in totals if totals[w]), key=lambda what: -totals[what])
+    parts = [f"{percent(totals[what], makespan)} {what}" for what in largest[:4]]
+    rest = makespan - sum(totals[what] for what in largest[:4])
+    if rest > makespan / 1000:
+        parts.append(f"{percent(rest, makespan)} elsewhere")
+    return f"The critical path spends {', '.join(parts)}."
+
+
+def as_dict(scene: Scene) -> dict[str, Any]:
+    """The whole summary for `--json`; times and sizes in the costs' units."""
+    timeline = scene.timeline
+    return {
+        "makespan": float(timeline.makespan),
+        "span": float(timeline.span),
+        "ideal_fraction": timeline.ideal_fraction,
+        "bubble_fraction": timeline.bubble_fraction,
+        "peak_memory": [float(peak) for peak in scene.peak_memory],
+        "devices": scene.devices,
+        "operations": len(timeline.operations),
+        "per_device": [
+            {
+                "device": d.device,
+                "busy": float(d.busy),
+                "recompute": float(d.recompute),
+                "bubbles": {cause.value: float(time) for cause, time in d.idle.items()},
+                "peak_memory": float(d.peak_memory),
+                "memory_limit": None if d.memory_limit is None else float(d.memory_limit),
+            }
+            for d in device_summaries(scene)
+        ],
+        "per_kind": {
+            k.kind.value: {"count": k.count, "mean": k.mean, "total": float(k.total)} for k in kind_summaries(scene)
+        },
+        "critical_path": why_not_faster(scene),
+    }

@@ -1,0 +1,89 @@
+"""The terminal's view: tables per device and per kind of operation."""
+
+from __future__ import annotations
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from debubble.simulator import Timeline
+from debubble.views.palette import KIND_COLORS, KIND_WORDS
+from debubble.views.scene import Scene
+from debubble.views.summary import DeviceSummary, device_summaries, kind_summaries, occurring, why_not_faster
+from debubble.views.words import percent, size_words, time_words
+
+
+def render(timeline: Timeline, *, title: str = "", seconds: bool = False) -> RenderableType:
+    """Everything about a simulated timeline."""
+    return render_scene(Scene.of(timeline, title=title or timeline.program.schedule.name, seconds=seconds))
+
+
+def render_scene(scene: Scene) -> RenderableType:
+    """Everything about a predicted or measured timeline."""
+    return Group(
+        Text(scene.title, style="bold"),
+        Text(headline(scene)),
+        Text(why_not_faster(scene) + "\n"),
+        device_table(scene),
+        kind_table(scene),
+    )
+
+
+def headline(scene: Scene) -> str:
+    """The figures that count, in one line."""
+    timeline = scene.timeline
+    return (
+        f"{time_words(timeline.makespan, seconds=scene.seconds)} per step,"
+        f" {100 * timeline.bubble_fraction:.1f}% bubble, {100 * timeline.ideal_fraction:.1f}% of the ideal,"
+        f" peak memory {size_words(max(scene.peak_memory))}"
+    )
+
+
+def device_table(scene: Scene) -> Table:
+    """How each device's step is spent, and its peak memory."""
+    devices = device_summaries(scene)
+    makespan = scene.timeline.makespan
+    causes = occurring(devices, makespan)
+    recomputing = any(d.recompute for d in devices)
+    limits = {size_words(d.memory_limit) for d in devices if d.memory_limit is not None}
+    title = "Share of the step, per device" + (f"; memory limit {limits.pop()}" if len(limits) == 1 else "")
+    table = titled_table(title)
+    for column in ("device", "busy", *(["recompute"] if recomputing else []), *(c.value for c in causes), "peak"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for d in devices:
+        table.add_row(
+            str(d.device),
+            percent(d.busy, makespan),
+            *([percent(d.recompute, makespan)] if recomputing else []),
+            *(percent(d.idle[cause], makespan) if d.idle[cause] else "" for cause in causes),
+            _peak(d),
+        )
+    return table
+
+
+def kind_table(scene: Scene) -> Table:
+    """How often and how long each kind of operation runs."""
+    table = titled_table("Operations")
+    for column in ("operation", "count", "mean", "total"):
+        table.add_column(column, justify="left" if column == "operation" else "right")
+    for k in kind_summaries(scene):
+        name = Text.assemble(("■ ", KIND_COLORS[k.kind]), KIND_WORDS[k.kind])
+        words = (time_words(t, seconds=scene.seconds) for t in (k.mean, k.total))
+        table.add_row(name, str(k.count), *words)
+    return table
+
+
+def titled_table(title: str) -> Table:
+    """An empty table in the style of all others."""
+    return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, collapse_padding=True)
+
+
+def _peak(device: DeviceSummary) -> Text:
+    limit = device.memory_limit
+    words = size_words(device.peak_memory)
+    if not limit:
+        return Text(words)
+    share = float(device.peak_memory / limit)
+    style = "red" if share > 1 else "yellow" if share > 0.95 else "green"
+    return Text(f"{words} ({100 * share:.0f}%)", style=style)

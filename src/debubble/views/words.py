@@ -1,0 +1,27 @@
+"""Times and sizes as people read them."""
+
+from __future__ import annotations
+
+from debubble.ir import Number
+from debubble.ir.errors import readable
+
+
+def time_words(time: Number, *, seconds: bool) -> str:
+    """Seconds with the unit that suits them; abstract times as they are."""
+    value = float(time)
+    if not seconds:
+        return f"{value:.6g}"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if abs(value) >= scale:
+            return f"{value / scale:.4g} {unit}"
+    return f"{value * 1e6:.4g} µs"
+
+
+def size_words(size: Number | None) -> str:
+    """Bytes, or an abstract size; `-` for none."""
+    return "-" if size is None else readable(float(size))
+
+
+def percent(part: Number, whole: Number) -> str:
+    """A share with one decimal."""
+    return f"{100 * float(part) / float(whole):.1f}%"
