@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from debubble.costs import Cluster, Model, hardware, models
     from debubble.ir import (
         DeadlockError,
         DebubbleError,
@@ -31,10 +32,12 @@ if TYPE_CHECKING:
     from debubble.simulator import Timeline, simulate
 
 _HOME = {
+    "Cluster": "costs",
     "DeadlockError": "ir",
     "DebubbleError": "ir",
     "InfeasibleError": "ir",
     "InputError": "ir",
+    "Model": "costs",
     "Op": "ir",
     "OutOfMemoryError": "ir",
     "Placement": "ir",
@@ -46,17 +49,21 @@ _HOME = {
     "StageCosts": "ir",
     "Timeline": "simulator",
     "Trace": "ir",
+    "hardware": "costs",
     "lower": "ir",
+    "models": "costs",
     "planners": "planners",
     "schedules": "schedules",
     "simulate": "simulator",
 }
 
 __all__ = [
+    "Cluster",
     "DeadlockError",
     "DebubbleError",
     "InfeasibleError",
     "InputError",
+    "Model",
     "Op",
     "OutOfMemoryError",
     "Placement",
@@ -68,7 +75,9 @@ __all__ = [
     "StageCosts",
     "Timeline",
     "Trace",
+    "hardware",
     "lower",
+    "models",
     "planners",
     "schedules",
     "simulate",

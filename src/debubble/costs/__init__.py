@@ -1,1 +1,36 @@
 """Model shapes, hardware, and what each unit and stage costs."""
+
+from debubble.costs.cluster import Cluster, parse_size
+from debubble.costs.efficiency import Efficiency
+from debubble.costs.files import apply_profile, load_costs, load_profile, load_units
+from debubble.costs.hardware import Hardware, hardware
+from debubble.costs.model import Experts, Model
+from debubble.costs.model_units import model_units
+from debubble.costs.models import models, named_model
+from debubble.costs.operators import DEEPSPEED, EAGER, MEGATRON, Framework
+from debubble.costs.units import Partition, Strategy, Unit, Units
+
+__all__ = [
+    "Cluster",
+    "DEEPSPEED",
+    "EAGER",
+    "Efficiency",
+    "Experts",
+    "Framework",
+    "Hardware",
+    "MEGATRON",
+    "Model",
+    "Partition",
+    "Strategy",
+    "Unit",
+    "Units",
+    "apply_profile",
+    "hardware",
+    "load_costs",
+    "load_profile",
+    "load_units",
+    "model_units",
+    "models",
+    "named_model",
+    "parse_size",
+]

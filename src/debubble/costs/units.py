@@ -22,6 +22,8 @@ class Strategy:
 
     activation: Number
     recompute: Number = 0
+    operators: str | None = None
+    """The operators that it recomputes, as a plan names them; None: the strategy's name says it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +116,8 @@ class Units:
     def planned(self, partition: Partition) -> tuple[tuple[PlannedUnit, ...], ...]:
         """The partition as a plan lists it."""
         return tuple(
-            tuple(PlannedUnit(self.units[index].type, self.units[index].layer, strategy) for index, strategy in stage)
-            for stage in partition
+            tuple(PlannedUnit(u.type, u.layer, u.strategies[s].operators or s) for u, s in stage)
+            for stage in ([(self.units[index], strategy) for index, strategy in stage] for stage in partition)
         )
 
     def _static(self, held: Sequence[int], stages: Sequence[Sequence[tuple[Unit, str]]]) -> Number:

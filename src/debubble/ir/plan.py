@@ -40,6 +40,8 @@ class RunOptions:
     tensor: int = 1
     data: int = 1
     context: int = 1
+    expert: int = 1
+    """Expert-parallel ranks, out of the data- and context-parallel ones."""
     zero: int = 0
     optimizer: str = "adamw"
     dtype: str = "bf16"

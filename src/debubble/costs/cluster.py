@@ -1,0 +1,155 @@
+"""A cluster: which devices there are, how they are joined, and how much of their memory a plan may use."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from debubble.costs.efficiency import Efficiency
+from debubble.costs.hardware import Hardware, hardware
+from debubble.ir import InputError
+
+SAFETY_MARGIN = 0.1
+"""Share of a device's memory that is left for the framework, communication buffers and fragmentation.
+
+Published runs reserve 3-9% more than they allocate, and those above 72 of 80 GiB tend to run out of memory.
+"""
+
+
+class ClusterFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """A cluster file, field by field.  Bandwidths are bytes per second and direction."""
+
+    devices: str
+    devices_per_node: int | None = None
+    devices_per_switch: int | None = None
+    link_bandwidth: float | None = None
+    link_latency: float | None = None
+    network_bandwidth: float | None = None
+    network_latency: float | None = None
+    host_bandwidth: float | None = None
+    host_link: str | None = None
+    flops: float | None = None
+    memory_bandwidth: float | None = None
+    memory_limit: int | float | str | list[int | float | str] | None = None
+    safety_margin: float = SAFETY_MARGIN
+    efficiency: Efficiency = Efficiency()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Devices in the order of their ranks.  All compute and communicate like the slowest type among them."""
+
+    types: tuple[Hardware, ...]
+    """One per device."""
+    memory_limits: tuple[int, ...]
+    """Bytes that a plan may use, one per device."""
+    file: Mapping[str, Any]
+    """What it was made from, as in a cluster file."""
+
+    @staticmethod
+    def parse(text: str | Path) -> Cluster:
+        """Read `8xA100-80GB`, a mixture such as `4xA100-80GB+4xA100-40GB`, or the name of a YAML file.
+
+        Raises InputError with one sentence.
+        """
+        name = str(text)
+        if Path(name).suffix in (".yaml", ".yml", ".json"):
+            return Cluster.from_dict(_read(Path(name)))
+        return Cluster.from_dict({"devices": name})
+
+    @staticmethod
+    def from_dict(entries: Any) -> Cluster:
+        """Build a cluster from a cluster file's content."""
+        try:
+            file = msgspec.convert(entries, ClusterFile)
+        except msgspec.ValidationError as error:
+            raise InputError(f"The cluster file is wrong: {error}.") from error
+        types = tuple(dataclasses.replace(t, **_changes(file)) for t in _types(file.devices))
+        if not 0 <= file.safety_margin < 1:
+            raise InputError(f"safety_margin must be at least 0 and below 1, not {file.safety_margin}.")
+        if file.memory_limit is None:
+            limits = tuple(int(t.memory * (1 - file.safety_margin)) for t in types)
+        else:
+            given = file.memory_limit if isinstance(file.memory_limit, list) else [file.memory_limit] * len(types)
+            if len(given) != len(types):
+                raise InputError(f"memory_limit lists {len(given)} sizes for {len(types)} devices.")
+            limits = tuple(parse_size(size) for size in given)
+        return Cluster(types=types, memory_limits=limits, file=msgspec.to_builtins(file))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The cluster file's content, for Plan.cluster."""
+        return dict(self.file)
+
+    def with_limit(self, memory_limit: int | float | str) -> Cluster:
+        """A copy where a plan may use that much of every device."""
+        return Cluster.from_dict({**self.file, "memory_limit": memory_limit})
+
+    @property
+    def count(self) -> int:
+        return len(self.types)
+
+    @property
+    def slowest(self) -> Hardware:
+        """The type that sets the pace: the one with the lowest peak."""
+        return min(self.types, key=lambda t: (t.flops, t.memory_bandwidth))
+
+    @property
+    def efficiency(self) -> Efficiency:
+        return msgspec.convert(self.file.get("efficiency", {}), Efficiency)
+
+
+def parse_size(size: int | float | str) -> int:
+    """Bytes of a number, or of a text such as `72GiB` or `80GB`."""
+    if isinstance(size, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)?\s*", size)
+        if match is None:
+            raise InputError(f"'{size}' is no size; write bytes as a number, or a text such as 72GiB or 80GB.")
+        return int(float(match[1]) * _SCALES[match[2] or "B"])
+    if not 0 < size < float("inf"):
+        raise InputError(f"A memory limit must be positive and finite, not {size}.")
+    return int(size)
+
+
+_SCALES = {"B": 1} | {f"{letter}B": 1000 ** (i + 1) for i, letter in enumerate("KMGT")} | {
+    f"{letter}iB": 1024 ** (i + 1) for i, letter in enumerate("KMGT")
+}  # fmt: skip
+
+
+def _types(text: str) -> list[Hardware]:
+    types: list[Hardware] = []
+    for part in text.split("+"):
+        match = re.fullmatch(r"\s*(\d+)\s*x\s*(\S+)\s*", part)
+        if match is None:
+            raise InputError(f"'{text}' is no cluster; write NxNAME, such as 8xA100-80GB, or name a YAML file.")
+        if not int(match[1]):
+            raise InputError("A cluster needs at least one device.")
+        types += [hardware[match[2]]] * int(match[1])
+    return types
+
+
+def _changes(file: ClusterFile) -> dict[str, Any]:
+    """The entries that override what the hardware's makers state."""
+    names = {f.name for f in dataclasses.fields(Hardware)}
+    changes = {k: v for k, v in msgspec.structs.asdict(file).items() if k in names and v is not None}
+    for name, value in changes.items():
+        if name == "host_link" and value not in ("full-duplex", "half-duplex"):
+            raise InputError(f"host_link is '{value}'; it must be full-duplex or half-duplex.")
+        if name != "host_link" and value <= 0:
+            raise InputError(f"{name} must be positive, not {value}.")
+    return changes
+
+
+def _read(path: Path) -> Any:
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"The cluster file {path} cannot be read: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"The cluster file {path} is not YAML: {str(error).splitlines()[0]}.") from error

@@ -1,0 +1,226 @@
+"""Costs files and units files: abstract or measured costs as JSON.
+
+A profile is a units file whose entries were measured; `apply_profile` puts them in place of computed ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from debubble.costs.units import Strategy, Unit, Units
+from debubble.ir import InputError, StageCosts
+from debubble.ir.costs import CommunicationModel, HostLink
+
+_PER_STAGE_ENTRIES = ("optimizer_step", "host_step", "gradient_offload", "parameter_load", "gradient_reduce")
+
+
+class StrategyFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """One strategy of a unit."""
+
+    activation: int | float
+    recompute: int | float = 0
+
+
+class UnitFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """`count` equal units in a row."""
+
+    type: str
+    forward: int | float
+    backward_input: int | float
+    backward_weight: int | float
+    strategies: dict[str, StrategyFile]
+    count: int = 1
+    static: int | float = 0
+    activation_after_input: int | float | None = None
+    workspace: int | float = 0
+
+
+class UnitsFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A units file, field by field."""
+
+    units: list[UnitFile]
+    communication: int | float = 0
+    communication_model: CommunicationModel = "latency"
+    offload_bandwidth: int | float | None = None
+    host_link: HostLink = "full-duplex"
+    link_groups: list[list[int]] = []
+    memory_limit: int | float | list[int | float] | None = None
+    static: int | float = 0
+    micro_batch_scale: list[int | float] | None = None
+    optimizer_step: int | float = 0
+    host_step: int | float = 0
+    gradient_offload: int | float = 0
+    parameter_load: int | float = 0
+    gradient_reduce: int | float = 0
+
+
+def load_costs(path: str | Path, *, stages: int | None = None) -> StageCosts:
+    """Read a costs file.  Raises InputError with one sentence if it is malformed or for another number of stages."""
+    file = Path(path)
+    entries = _json(file, "costs file")
+    try:
+        return StageCosts.from_dict(entries, stages=stages)
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from error
+
+
+def load_units(path: str | Path, *, memory_limit: int | float | None = None) -> Units:
+    """Read a units file; `memory_limit` replaces the file's.  Raises InputError if it is malformed."""
+    file = Path(path)
+    try:
+        units = units_from_dict(_json(file, "units file"))
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from error
+    return units if memory_limit is None else replace(units, memory_limit=(memory_limit,))
+
+
+def load_profile(path: str | Path) -> Units:
+    """Read what `debubble profile` measured, for `apply_profile`."""
+    return load_units(path)
+
+
+def units_from_dict(entries: Any) -> Units:
+    """The units of a units file's content."""
+    try:
+        file = msgspec.convert(entries, UnitsFile)
+    except msgspec.ValidationError as error:
+        raise InputError(f"This is no units file: {_sentence(error)}.") from error
+    if not file.units:
+        raise InputError("A units file needs at least one unit.")
+    _check_numbers("", msgspec.to_builtins(file))
+    limit = file.memory_limit
+    return Units(
+        units=tuple(_expand(file.units)),
+        communication=file.communication,
+        communication_model=file.communication_model,
+        offload_bandwidth=file.offload_bandwidth,
+        host_link=file.host_link,
+        link_groups=tuple(tuple(group) for group in file.link_groups),
+        memory_limit=None if limit is None else tuple(limit) if isinstance(limit, list) else (limit,),
+        static=file.static,
+        micro_batch_scale=None if file.micro_batch_scale is None else tuple(file.micro_batch_scale),
+        stage_entries={name: value for name in _PER_STAGE_ENTRIES if (value := getattr(file, name))},
+    )
+
+
+def units_to_dict(units: Units) -> dict[str, Any]:
+    """The units file's content; equal neighbours become one entry with a count."""
+    entries: list[UnitFile] = []
+    for unit in units.units:
+        entry = UnitFile(
+            type=unit.type,
+            forward=_plain(unit.forward),
+            backward_input=_plain(unit.backward_input),
+            backward_weight=_plain(unit.backward_weight),
+            static=_plain(unit.static),
+            strategies={
+                name: StrategyFile(_plain(s.activation), _plain(s.recompute)) for name, s in unit.strategies.items()
+            },
+            activation_after_input=None if unit.activation_after_input is None else _plain(unit.activation_after_input),
+            workspace=_plain(unit.workspace),
+        )
+        if entries and msgspec.structs.replace(entries[-1], count=1) == entry:
+            entries[-1].count += 1
+        else:
+            entries.append(entry)
+    file = UnitsFile(
+        units=entries,
+        communication=_plain(units.communication),
+        communication_model=units.communication_model,
+        offload_bandwidth=None if units.offload_bandwidth is None else _plain(units.offload_bandwidth),
+        host_link=units.host_link,
+        link_groups=[list(group) for group in units.link_groups],
+        memory_limit=None if units.memory_limit is None else [_plain(limit) for limit in units.memory_limit],
+        static=_plain(units.static),
+        micro_batch_scale=None if units.micro_batch_scale is None else [_plain(s) for s in units.micro_batch_scale],
+        **{name: _plain(value) for name, value in units.stage_entries.items()},
+    )
+    return dict(msgspec.to_builtins(file))
+
+
+def apply_profile(units: Units, profile: Units) -> Units:
+    """Put measured units in place of computed ones.
+
+    A layer that was measured takes its own measurement, another one that of the last measured unit of its type; types
+    that were not measured stay computed.  Communication and offload bandwidth are replaced where they were measured;
+    memory limit, static bytes per device and link groups stay.
+    """
+    measured: dict[str, dict[int | None, Unit]] = {}
+    for unit in profile.units:
+        measured.setdefault(unit.type, {})[unit.layer] = unit
+    if not measured.keys() & {unit.type for unit in units.units}:
+        raise InputError(f"The profile measures {', '.join(measured)}, none of which the model has.")
+    return replace(
+        units,
+        units=tuple(_measured(unit, measured.get(unit.type)) for unit in units.units),
+        communication=profile.communication or units.communication,
+        offload_bandwidth=profile.offload_bandwidth or units.offload_bandwidth,
+        stage_entries={**units.stage_entries, **profile.stage_entries},
+    )
+
+
+def _measured(unit: Unit, found: Mapping[int | None, Unit] | None) -> Unit:
+    if found is None:
+        return unit
+    return replace(found.get(unit.layer, list(found.values())[-1]), layer=unit.layer)
+
+
+def _expand(entries: list[UnitFile]) -> list[Unit]:
+    units: list[Unit] = []
+    seen: dict[str, int] = {}
+    for entry in entries:
+        if entry.count < 1:
+            raise InputError(f"The count of '{entry.type}' must be at least 1, not {entry.count}.")
+        if "none" not in entry.strategies:
+            raise InputError(f"The unit '{entry.type}' needs a strategy 'none', which keeps everything.")
+        strategies = {name: Strategy(s.activation, s.recompute) for name, s in entry.strategies.items()}
+        for _ in range(entry.count):
+            index = seen.get(entry.type, 0)
+            seen[entry.type] = index + 1
+            units.append(
+                Unit(
+                    type=entry.type,
+                    layer=None if entry.type in ("embedding", "head") else index,
+                    forward=entry.forward,
+                    backward_input=entry.backward_input,
+                    backward_weight=entry.backward_weight,
+                    static=entry.static,
+                    strategies=strategies,
+                    activation_after_input=entry.activation_after_input,
+                    workspace=entry.workspace,
+                )
+            )
+    return units
+
+
+def _check_numbers(where: str, value: Any) -> None:
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            _check_numbers(key, entry)
+    elif isinstance(value, list):
+        for entry in value:
+            _check_numbers(where, entry)
+    elif isinstance(value, int | float) and not 0 <= value < float("inf"):
+        raise InputError(f"'{where}' must not be negative or infinite: {value}.")
+
+
+def _json(path: Path, what: str) -> Any:
+    try:
+        return msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"The {what} {path} cannot be read: {error.strerror}.") from error
+    except msgspec.DecodeError as error:
+        raise InputError(f"The {what} {path} is not JSON: {error}.") from error
+
+
+def _sentence(error: msgspec.ValidationError) -> str:
+    return str(error).replace(" - at `$", " (at `").replace("`$", "`") + (")" if " - at `$" in str(error) else "")
+
+
+def _plain(number: Any) -> int | float:
+    return number if isinstance(number, int) else float(number)

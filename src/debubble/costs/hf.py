@@ -1,0 +1,176 @@
+"""Reads Hugging Face's `config.json` without transformers.
+
+One function per family of configs; each says which entries it needs and what its model does without them (the
+defaults are transformers' own).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from debubble.costs.model import Experts, Model
+from debubble.ir import InputError
+
+
+def parse(source: str | Path | Mapping[str, Any]) -> Model:
+    """The model of a config file, a folder with one, or a config's content."""
+    config = _Config(source, "The config") if isinstance(source, Mapping) else _read(Path(source))
+    family = config.entries.get("model_type")
+    if family is None:
+        raise InputError(f"{config.name} has no `model_type`; debubble knows {_known()}.")
+    if family not in _FAMILIES:
+        raise InputError(f"{config.name} has the model_type '{family}', but debubble knows {_known()}.")
+    return _FAMILIES[family](config)
+
+
+class _Config:
+    """A config's entries, with errors that name the one that is missing or wrong."""
+
+    def __init__(self, entries: Mapping[str, Any], name: str) -> None:
+        self.entries = entries
+        self.name = name
+
+    def number(self, key: str, default: int | None = None) -> int:
+        value = self.entries.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise InputError(f"{self.name} has no `{key}`, which a {self.entries['model_type']} model needs.")
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InputError(f"`{key}` must be a positive whole number, but {self.name[0].lower()}{self.name[1:]} has"
+                             f" {value!r}.")  # fmt: skip
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.entries.get(key, default)
+        if not isinstance(value, bool):
+            raise InputError(f"`{key}` must be true or false, not {value!r}.")
+        return value
+
+    def head_dim(self, hidden: int, heads: int) -> int:
+        if self.entries.get("head_dim") is not None:
+            return self.number("head_dim")
+        if hidden % heads:
+            raise InputError(f"{self.name} has {heads} heads for a hidden size of {hidden}, which they cannot divide.")
+        return hidden // heads
+
+
+def _read(path: Path) -> _Config:
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        entries = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"The model config {file} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise InputError(f"{file} is not a JSON file: {error}.") from error
+    if not isinstance(entries, dict):
+        raise InputError(f"{file} is not a model config: it holds no JSON object.")
+    return _Config(entries, f"The config {file}")
+
+
+def _llama_like(config: _Config, **changes: Any) -> Model:
+    """Llama and what differs from it in a few entries; `changes` override."""
+    hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
+    bias = config.flag("attention_bias", False)
+    shape: dict[str, Any] = {
+        "family": config.entries["model_type"],
+        "hidden": hidden,
+        "layers": config.number("num_hidden_layers"),
+        "heads": heads,
+        "kv_heads": config.number("num_key_value_heads", heads),
+        "head_dim": config.head_dim(hidden, heads),
+        "ffn": config.number("intermediate_size"),
+        "vocab": config.number("vocab_size"),
+        "tied": config.flag("tie_word_embeddings", False),
+        "qkv_bias": bias,
+        "output_bias": bias,
+        "mlp_bias": config.flag("mlp_bias", False),
+        "dropout": bool(config.entries.get("attention_dropout")),
+        "config": dict(config.entries),
+    }
+    return Model(**{**shape, **changes})
+
+
+def _mistral(config: _Config) -> Model:
+    return _llama_like(config, qkv_bias=False, output_bias=False, mlp_bias=False)
+
+
+def _qwen2(config: _Config) -> Model:
+    return _llama_like(config, qkv_bias=True, output_bias=False, mlp_bias=False)
+
+
+def _qwen3(config: _Config) -> Model:
+    return _llama_like(config, qk_norm=True, mlp_bias=False)
+
+
+def _gemma(config: _Config) -> Model:
+    return _llama_like(
+        config, tied=config.flag("tie_word_embeddings", True), head_dim=config.number("head_dim", 256), mlp_bias=False
+    )
+
+
+def _mixtral(config: _Config) -> Model:
+    experts = Experts(
+        count=config.number("num_local_experts", 8),
+        per_token=config.number("num_experts_per_tok", 2),
+        ffn=config.number("intermediate_size"),
+    )
+    return _llama_like(config, qkv_bias=False, output_bias=False, mlp_bias=False, experts=experts)
+
+
+def _qwen3_moe(config: _Config) -> Model:
+    layers, step = config.number("num_hidden_layers"), config.number("decoder_sparse_step", 1)
+    listed = config.entries.get("mlp_only_layers") or ()
+    experts = Experts(
+        count=config.number("num_experts", config.entries.get("num_local_experts")),
+        per_token=config.number("num_experts_per_tok", 8),
+        ffn=config.number("moe_intermediate_size"),
+        dense_layers=frozenset(layer for layer in range(layers) if layer in listed or (layer + 1) % step),
+    )
+    return _llama_like(config, qk_norm=True, mlp_bias=False, experts=experts)
+
+
+def _gpt2(config: _Config) -> Model:
+    hidden, heads = config.number("n_embd"), config.number("n_head")
+    # transformers lets GPT-2 configs use the common names too.
+    layers = config.number("n_layer", config.entries.get("num_hidden_layers"))
+    if hidden % heads:
+        raise InputError(f"{config.name} has {heads} heads for a hidden size of {hidden}, which they cannot divide.")
+    return Model(
+        family="gpt2",
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        ffn=config.number("n_inner", 4 * hidden),
+        vocab=config.number("vocab_size"),
+        gated=False,
+        tied=config.flag("tie_word_embeddings", True),
+        norm="layernorm",
+        qkv_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        positions=config.number("n_positions"),
+        dropout=any(config.entries.get(key, 0.1) for key in ("resid_pdrop", "attn_pdrop", "embd_pdrop")),
+        config=dict(config.entries),
+    )
+
+
+_FAMILIES: dict[str, Callable[[_Config], Model]] = {
+    "llama": _llama_like,
+    "mistral": _mistral,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "gemma": _gemma,
+    "gpt2": _gpt2,
+    "mixtral": _mixtral,
+    "qwen3_moe": _qwen3_moe,
+}
+
+
+def _known() -> str:
+    return ", ".join(_FAMILIES)

@@ -1,0 +1,76 @@
+"""Where the ranks of a run are: what forms one pipeline device, and what lies between two."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from debubble.costs.cluster import Cluster
+from debubble.ir import InputError, RunOptions
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Ranks in Megatron-LM's order: tensor next to each other, then context, data, pipeline."""
+
+    cluster: Cluster
+    ranks: int
+    """Per pipeline device."""
+    pipeline: int
+    """Pipeline devices."""
+
+    @staticmethod
+    def of(cluster: Cluster, options: RunOptions, pipeline: int | None) -> Layout:
+        """Raises InputError if the degrees do not fit the cluster; `pipeline` None: all that remain."""
+        for name in ("tensor", "context", "data", "expert"):
+            if getattr(options, name) < 1:
+                raise InputError(f"The {name}-parallel degree must be at least 1, not {getattr(options, name)}.")
+        if (options.data * options.context) % options.expert:
+            raise InputError(
+                f"{options.expert} expert-parallel ranks do not divide the {options.data} x {options.context} data- and"
+                " context-parallel ones."
+            )
+        ranks = options.tensor * options.context * options.data
+        if pipeline is None:
+            if cluster.count % ranks:
+                raise InputError(
+                    f"{cluster.count} devices cannot be divided into groups of {ranks} (tensor {options.tensor} x"
+                    f" context {options.context} x data {options.data}); choose degrees whose product divides"
+                    f" {cluster.count}."
+                )
+            pipeline = cluster.count // ranks
+        if pipeline < 1:
+            raise InputError(f"A pipeline needs at least one device, not {pipeline}.")
+        if pipeline * ranks > cluster.count:
+            raise InputError(
+                f"{pipeline} pipeline devices of {ranks} ranks each need {pipeline * ranks} devices, but the cluster"
+                f" has {cluster.count}."
+            )
+        return Layout(cluster, ranks, pipeline)
+
+    @property
+    def across_nodes(self) -> bool:
+        """Whether some message between pipeline neighbours leaves its node."""
+        return self.ranks * self.pipeline > self.cluster.slowest.devices_per_node
+
+    @property
+    def sharing(self) -> int:
+        """Ranks of one pipeline device that share a link to the host, and use it at the same time."""
+        return math.gcd(self.cluster.slowest.devices_per_switch, self.ranks)
+
+    @property
+    def link_groups(self) -> tuple[tuple[int, ...], ...]:
+        """Pipeline devices that share a link to the host."""
+        size = self.cluster.slowest.devices_per_switch // self.sharing
+        if self.ranks > 1 or size == 1:
+            return ()
+        return tuple(
+            tuple(range(first, min(first + size, self.pipeline))) for first in range(0, self.pipeline - 1, size)
+        )
+
+    @property
+    def memory_limit(self) -> tuple[int, ...]:
+        """Per pipeline device: what its smallest rank allows."""
+        limits = self.cluster.memory_limits
+        each = tuple(min(limits[d * self.ranks : (d + 1) * self.ranks]) for d in range(self.pipeline))
+        return each[:1] if len(set(each)) == 1 else each

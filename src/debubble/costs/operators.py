@@ -1,0 +1,218 @@
+"""Times and bytes of the operators that make up a half-layer, on one device, for one micro-batch.
+
+Bytes follow Korthikanti et al. 2022 ("Reducing Activation Recomputation in Large Transformer Models"), with a fused
+attention core and a gated MLP where the model has one: per token and layer 12h + 4 kv d + 6 ffn bytes in bf16 with a
+fused activation function, 8 ffn without; 34h + 5as for GPT without a fused attention core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from debubble.costs.efficiency import Speed
+from debubble.costs.model import Model
+from debubble.ir import RunOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework:
+    """How a training framework implements the model: what its kernels fuse and what they keep."""
+
+    flash: bool = True
+    """A fused attention core, which keeps no attention scores."""
+    fused_activation: bool = True
+    """Activation function and multiply in one kernel, which keeps only its input."""
+    sequence_parallel: bool = True
+    """Norms and residual stream divided over the tensor-parallel ranks."""
+    gradient_bytes: int = 4
+    """Per parameter, in mixed precision."""
+
+
+MEGATRON = Framework()
+DEEPSPEED = Framework(fused_activation=False, gradient_bytes=2)
+EAGER = Framework(fused_activation=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operator:
+    """One step of a half-layer.  `saved` is what it leaves for the backward, and its recomputation drops."""
+
+    name: str
+    forward: float
+    backward_input: float
+    backward_weight: float = 0.0
+    saved: float = 0.0
+    """Bytes."""
+    held: float = 0.0
+    """Bytes that stay between its backward for inputs and its backward for weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shapes:
+    """What every operator needs to know of the run."""
+
+    model: Model
+    options: RunOptions
+    framework: Framework
+    speed: Speed
+
+    @property
+    def tokens(self) -> float:
+        """Of one micro-batch on one context-parallel rank."""
+        return self.options.micro_batch_size * self.options.sequence_length / self.options.context
+
+    @property
+    def division(self) -> int:
+        """Over how many tensor-parallel ranks the residual stream is divided."""
+        return self.options.tensor if self.framework.sequence_parallel else 1
+
+    @property
+    def stream(self) -> float:
+        """Numbers of the residual stream that a device holds."""
+        return self.tokens * self.model.hidden / self.division
+
+    @property
+    def element(self) -> int:
+        return self.speed.element
+
+
+def matmul(
+    shapes: Shapes, name: str, *, tokens: float, local: float, out: bool = False, saved: float = 0.0
+) -> Operator:
+    """A linear layer between the residual stream and `local` columns on this device; `out`: back into the stream.
+
+    Its two gradients are two more products of the same size; the weights' needs its input and its output's gradient.
+    """
+    h, speed = shapes.model.hidden, shapes.speed
+    inner, outer = (local, h) if out else (h, local)
+    return Operator(
+        name=name,
+        forward=speed.matmul(tokens, inner, outer),
+        backward_input=speed.matmul(tokens, outer, inner),
+        backward_weight=speed.matmul(inner, tokens, outer),
+        saved=saved,
+        held=shapes.element * tokens * (h / shapes.division + local),
+    )
+
+
+def elementwise(shapes: Shapes, name: str, *, forward: float, backward: float, saved: float = 0.0) -> Operator:
+    """An operator that is bound by memory: numbers read and written forward and backward."""
+    e, speed = shapes.element, shapes.speed
+    return Operator(
+        name=name, forward=speed.stream(e * forward), backward_input=speed.stream(e * backward), saved=saved
+    )
+
+
+def norm(shapes: Shapes) -> Operator:
+    """The norm with the residual addition beside it."""
+    size = shapes.stream
+    return elementwise(shapes, "norm", forward=5 * size, backward=6 * size, saved=shapes.element * size)
+
+
+def collectives(shapes: Shapes) -> Operator:
+    """All-gather before and reduce-scatter after a half-layer's products.
+
+    Backward, Megatron hides the second gather and the scatter behind the products for the weights.
+    """
+    o = shapes.options
+    once = shapes.speed.gather(shapes.element * shapes.tokens * shapes.model.hidden, o.tensor)
+    return Operator(name="collectives", forward=2 * once, backward_input=once)
+
+
+def attention(shapes: Shapes) -> Iterator[Operator]:
+    """The operators of an attention half-layer."""
+    m, o, f, e = shapes.model, shapes.options, shapes.framework, shapes.element
+    n = shapes.tokens
+    q, kv = m.attention_width / o.tensor, m.kv_width / o.tensor
+    yield norm(shapes)
+    yield collectives(shapes)
+    yield matmul(shapes, "projections", tokens=n, local=q + 2 * kv, saved=e * n * (q + 2 * kv))
+    if m.qk_norm:
+        yield elementwise(shapes, "norm", forward=2 * n * (q + kv), backward=3 * n * (q + kv), saved=e * n * (q + kv))
+    if not m.positions:
+        yield elementwise(shapes, "rotary", forward=2 * n * (q + kv), backward=2 * n * (q + kv))
+    yield from (fused_core(shapes) if f.flash else core(shapes))
+    yield matmul(shapes, "output", tokens=n, local=q, out=True)
+    yield dropout(shapes)
+
+
+def fused_core(shapes: Shapes) -> Iterator[Operator]:
+    """Flash attention: causal, so half of the scores; keeps its output and one fp32 number per token and head."""
+    m, o, e = shapes.model, shapes.options, shapes.element
+    n, q = shapes.tokens, m.attention_width / o.tensor
+    flops = 2 * n * o.sequence_length * q
+    yield Operator(
+        name="core",
+        forward=shapes.speed.attention(flops),
+        backward_input=shapes.speed.attention(2.5 * flops, backward=True),
+        saved=n * (e * q + 4 * m.heads / o.tensor),
+    )
+
+
+def core(shapes: Shapes) -> Iterator[Operator]:
+    """Attention with materialised scores: their softmax (and dropout) is kept, all of it, causal or not.
+
+    Its recomputation ("selective", Korthikanti et al.) drops the scores; the output stays.
+    """
+    m, o, e = shapes.model, shapes.options, shapes.element
+    n, q, s = shapes.tokens, m.attention_width / o.tensor, o.sequence_length
+    scores = n * s * m.heads / o.tensor
+    passes = 7 if m.dropout else 5
+    product = shapes.speed.matmul(n, m.head_dim, s * m.heads / o.tensor)
+    yield Operator(
+        name="core",
+        forward=2 * product + shapes.speed.stream(e * passes * scores),
+        backward_input=4 * product + shapes.speed.stream(e * passes * scores),
+        saved=scores * (2 * e + 1 if m.dropout else e),
+    )
+    yield Operator(name="context", forward=0.0, backward_input=0.0, saved=e * n * q)
+
+
+def dropout(shapes: Shapes) -> Operator:
+    """After a half-layer's products; keeps a mask of one byte per number."""
+    size = shapes.stream * shapes.model.dropout
+    return elementwise(shapes, "dropout", forward=2 * size, backward=2 * size, saved=size)
+
+
+def mlp(shapes: Shapes, layer: int) -> Iterator[Operator]:
+    """The operators of an MLP half-layer, dense or a mixture of experts."""
+    m, o = shapes.model, shapes.options
+    yield norm(shapes)
+    yield collectives(shapes)
+    if m.is_moe(layer):
+        yield from _experts(shapes)
+    else:
+        yield from _body(shapes, tokens=shapes.tokens, ffn=m.ffn / o.tensor)
+    yield dropout(shapes)
+
+
+def _experts(shapes: Shapes) -> Iterator[Operator]:
+    """Routed evenly: every token passes through `per_token` experts, and travels there and back."""
+    m, o, e = shapes.model, shapes.options, shapes.element
+    assert m.experts is not None
+    h, routed = m.hidden, shapes.tokens * m.experts.per_token
+    travelling = e * routed * h / o.tensor
+    moved = shapes.speed.gather(travelling, o.expert, across_nodes=o.expert * o.tensor > _node(shapes))
+    yield matmul(shapes, "router", tokens=shapes.tokens, local=m.experts.count)
+    yield Operator(name="dispatch", forward=2 * moved, backward_input=2 * moved, saved=2 * travelling)
+    yield from _body(shapes, tokens=routed, ffn=m.experts.ffn / o.tensor)
+
+
+def _node(shapes: Shapes) -> int:
+    return shapes.speed.hardware.devices_per_node
+
+
+def _body(shapes: Shapes, *, tokens: float, ffn: float) -> Iterator[Operator]:
+    m, e = shapes.model, shapes.element
+    size = tokens * ffn
+    up = m.matrices - 1
+    yield matmul(shapes, "mlp", tokens=tokens, local=up * ffn, saved=e * up * size)
+    if not m.gated:
+        yield elementwise(shapes, "activation", forward=2 * size, backward=3 * size, saved=e * size)
+    elif shapes.framework.fused_activation:
+        yield elementwise(shapes, "multiply", forward=3 * size, backward=5 * size, saved=e * size)
+    else:
+        yield elementwise(shapes, "activation", forward=2 * size, backward=3 * size, saved=e * size)
+        yield elementwise(shapes, "multiply", forward=3 * size, backward=5 * size, saved=e * size)
+    yield matmul(shapes, "output", tokens=tokens, local=ffn, out=True)
