@@ -159,6 +159,17 @@ class _Lowering:
         for op in self.schedule.orders[device]:
             for other in admission.admit(op):
                 self._wait(op, other)
+        if device in self.schedule.peers:
+            self._wait_for_room_at_peer(device)
+
+    def _wait_for_room_at_peer(self, device: int) -> None:
+        """What goes to a peer waits for the reloads before it in the list: `guests` counts on the room they make."""
+        reload: Op | None = None
+        for op in self.schedule.orders[device]:
+            if op.kind is Kind.L:
+                reload = op
+            elif op.kind is Kind.O and reload is not None:
+                self._wait(op, reload)
 
     def _take_turns(self) -> None:
         """Half duplex: a device's transfers go one at a time, in the order of its list."""
