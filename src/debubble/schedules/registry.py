@@ -51,7 +51,7 @@ class ScheduleEntry:
         if micro_batches < 1:
             raise InputError(f"A step needs at least one micro-batch, not {micro_batches}.")
         given = {name: value for name, value in options.items() if value is not None}
-        if given.get("chunks") == 1 and "chunks" not in self.options:
+        if given.get("chunks") == self.default_chunks and "chunks" not in self.options:
             del given["chunks"]
         for name in given:
             if name not in self.options:
