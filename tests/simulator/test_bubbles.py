@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from fractions import Fraction
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,8 +14,10 @@ from debubble.simulator import Cause, Timeline, bubbles, by_cause, critical_path
 
 @st.composite
 def timelines(draw: st.DrawFn) -> Timeline:
+    """Exact: transfer times are shares of activations."""
     schedule = draw(random_schedules())
-    return db.simulate(schedule, draw(stage_costs(stages=schedule.stages, offload=True)))
+    costs = draw(stage_costs(stages=schedule.stages, offload=True))
+    return db.simulate(schedule, costs.replace(activation=[Fraction(a) for a in costs.activation]))
 
 
 def causes(timeline: Timeline, device: int) -> dict[Cause, Number]:

@@ -12,7 +12,7 @@ from debubble.ir import CandidateSummary, Plan, PlannedUnit
 from debubble.simulator import Timeline
 from debubble.views.scene import Scene
 from debubble.views.summary import why_not_faster
-from debubble.views.terminal import headline, titled_table
+from debubble.views.terminal import device_table, headline, titled_table
 from debubble.views.words import size_words, time_words
 
 
@@ -26,7 +26,7 @@ def render(plan: Plan, timeline: Timeline) -> RenderableType:
         Text(f"{plan.schedule.name}, planned by {plan.planner}", style="bold"),
         Text(f"{headline(scene)}\n{bound}\n{why_not_faster(scene)}\n"),
         _partition(plan),
-        devicetitled_table(scene),
+        device_table(scene),
     ]
     if plan.candidates:
         parts.append(_candidates(plan.candidates, seconds=seconds))
