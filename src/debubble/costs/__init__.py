@@ -3,10 +3,10 @@
 from debubble.costs.cluster import Cluster, parse_size
 from debubble.costs.efficiency import Efficiency
 from debubble.costs.files import apply_profile, load_costs, load_profile, load_units
-from debubble.costs.hardware import Hardware, hardware
+from debubble.costs.known_hardware import Hardware, hardware
+from debubble.costs.known_models import models, named_model
 from debubble.costs.model import Experts, Model
 from debubble.costs.model_units import model_units
-from debubble.costs.models import models, named_model
 from debubble.costs.operators import DEEPSPEED, EAGER, MEGATRON, Framework
 from debubble.costs.units import Partition, Strategy, Unit, Units
 

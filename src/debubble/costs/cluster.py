@@ -13,7 +13,7 @@ import msgspec
 import yaml
 
 from debubble.costs.efficiency import Efficiency
-from debubble.costs.hardware import Hardware, hardware
+from debubble.costs.known_hardware import Hardware, hardware
 from debubble.ir import InputError
 
 SAFETY_MARGIN = 0.1

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
-from debubble.costs.hardware import Hardware
+from debubble.costs.known_hardware import Hardware
 
 
 @dataclass(frozen=True, kw_only=True)
