@@ -1,0 +1,28 @@
+"""`debubble compare`: a plan against what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from debubble.cli.app import app
+from debubble.cli.output import Json, console, print_json
+
+
+@app.command()
+def compare(
+    plan: Annotated[Path, typer.Argument(help="A plan file.", metavar="PLAN")],
+    trace: Annotated[Path, typer.Argument(help="The trace of a run of that plan.", metavar="TRACE")],
+    json: Json = False,
+) -> None:
+    """Compare a plan with what was measured, operation by operation."""
+    from debubble.ir import Plan, Trace
+    from debubble.views import comparison
+
+    result = comparison.compare(Plan.load(plan), Trace.load(trace))
+    if json:
+        print_json(comparison.as_dict(result))
+    else:
+        console().print(comparison.render(result))

@@ -1,0 +1,156 @@
+"""Plan against measurement, operation by operation."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from debubble.ir import Kind, Lane, Plan, Trace
+from debubble.simulator import TimedOperation
+from debubble.simulator.timeline import WORK
+from debubble.views.palette import KIND_WORDS
+from debubble.views.scene import Scene
+from debubble.views.terminal import titled_table
+from debubble.views.words import size_words, time_words
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """One figure, predicted and measured: seconds, bytes, or a fraction."""
+
+    predicted: float
+    measured: float
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured over predicted; None if nothing was predicted."""
+        return self.measured / self.predicted if self.predicted else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The plan beside the typical measured step."""
+
+    step: int
+    makespan: Pair
+    bubble_fraction: Pair
+    kinds: dict[Kind, Pair]
+    """Mean time of one operation."""
+    busy: tuple[Pair, ...]
+    """Per device, seconds."""
+    peak_memory: tuple[Pair, ...]
+    """Per device, bytes."""
+    worst: tuple[tuple[str, Pair], ...]
+    """The compute operations that are furthest from their prediction."""
+    drift: str
+
+
+def compare(plan: Plan, trace: Trace) -> Comparison:
+    """Compare a plan with what was measured.  Raises InputError if the trace is not of this plan."""
+    return compare_scenes(Scene.predicted(plan), Scene.measured(plan, trace), step=trace.typical.step)
+
+
+def compare_scenes(predicted: Scene, measured: Scene, *, step: int) -> Comparison:
+    """The same for two scenes of one Program."""
+    both = list(zip(predicted.timeline.operations, measured.timeline.operations, strict=True))
+    compute = [(p, m) for p, m in both if p.lane is Lane.COMPUTE and p.op.kind in WORK]
+    worst = sorted(compute, key=lambda pair: -abs(pair[1].duration - pair[0].duration))[:5]
+    makespan = _pair(predicted.timeline.makespan, measured.timeline.makespan)
+    return Comparison(
+        step=step,
+        makespan=makespan,
+        bubble_fraction=_pair(predicted.timeline.bubble_fraction, measured.timeline.bubble_fraction),
+        kinds=_kinds(both),
+        busy=tuple(map(_pair, predicted.timeline.busy, measured.timeline.busy)),
+        peak_memory=tuple(map(_pair, predicted.peak_memory, measured.peak_memory)),
+        worst=tuple((p.name, _pair(p.duration, m.duration)) for p, m in worst),
+        drift=_drift(makespan, compute),
+    )
+
+
+def _pair(predicted: Any, measured: Any) -> Pair:
+    return Pair(predicted=float(predicted), measured=float(measured))
+
+
+def _kinds(both: list[tuple[TimedOperation, TimedOperation]]) -> dict[Kind, Pair]:
+    times: dict[Kind, list[tuple[float, float]]] = {}
+    for p, m in both:
+        times.setdefault(p.op.kind, []).append((float(p.duration), float(m.duration)))
+    means = {
+        kind: _pair(sum(p for p, _ in pairs) / len(pairs), sum(m for _, m in pairs) / len(pairs))
+        for kind, pairs in times.items()
+    }
+    return {kind: means[kind] for kind in Kind if kind in means and (means[kind].predicted or means[kind].measured)}
+
+
+def _drift(makespan: Pair, compute: list[tuple[TimedOperation, TimedOperation]]) -> str:
+    """How the step differs, and which kind of operation on which stage differs most in that direction."""
+    sentence = f"The step took {makespan.measured / makespan.predicted:.2f} times as long as predicted"
+    groups: dict[tuple[Kind, int], list[tuple[float, float]]] = {}
+    for p, m in compute:
+        groups.setdefault((p.op.kind, p.op.stage), []).append((float(p.duration), float(m.duration)))
+    sums = {key: _pair(sum(p for p, _ in pairs), sum(m for _, m in pairs)) for key, pairs in groups.items()}
+    sign = 1 if makespan.measured > makespan.predicted else -1
+    kind, stage = max(sums, key=lambda key: sign * (sums[key].measured - sums[key].predicted))
+    most = sums[kind, stage]
+    if abs(makespan.measured - makespan.predicted) <= 0.02 * makespan.predicted or most.ratio is None:
+        return f"{sentence}."
+    if sign * (most.measured - most.predicted) <= 0:
+        return f"{sentence}, although no stage computed {'slower' if sign > 0 else 'faster'}: it waited differently."
+    return f"{sentence}; furthest off is {KIND_WORDS[kind]} on stage {stage}, at {most.ratio:.2f} times its prediction."
+
+
+def render(comparison: Comparison) -> RenderableType:
+    """Tables for the terminal."""
+    kinds = titled_table("Mean time per operation")
+    devices = titled_table("Devices")
+    worst = titled_table("Furthest from their prediction")
+    for table, first in ((kinds, "operation"), (worst, "operation")):
+        table.add_column(first)
+        for column in ("predicted", "measured", "ratio"):
+            table.add_column(column, justify="right")
+    for kind, pair in comparison.kinds.items():
+        kinds.add_row(KIND_WORDS[kind], *_times(pair), _ratio(pair))
+    for name, pair in comparison.worst:
+        worst.add_row(name, *_times(pair), _ratio(pair))
+    for column in ("device", "busy, predicted", "measured", "ratio", "peak memory, predicted", "measured", "ratio"):
+        devices.add_column(column, justify="right")
+    for device, (busy, peak) in enumerate(zip(comparison.busy, comparison.peak_memory, strict=True)):
+        sizes = (size_words(peak.predicted), size_words(peak.measured))
+        devices.add_row(str(device), *_times(busy), _ratio(busy), *sizes, _ratio(peak))
+    step, bubble = comparison.makespan, comparison.bubble_fraction
+    predicted, measured = _times(step)
+    head = (
+        f"Step {comparison.step}: {measured}, predicted {predicted}; bubble {100 * bubble.measured:.1f}%,"
+        f" predicted {100 * bubble.predicted:.1f}%."
+    )
+    return Group(Text(head, style="bold"), Text(comparison.drift + "\n"), kinds, devices, worst)
+
+
+def as_dict(comparison: Comparison) -> dict[str, Any]:
+    """The comparison for `--json`."""
+    return {
+        "step": comparison.step,
+        "makespan": _entry(comparison.makespan),
+        "bubble_fraction": _entry(comparison.bubble_fraction),
+        "kinds": {kind.value: _entry(pair) for kind, pair in comparison.kinds.items()},
+        "busy": [_entry(pair) for pair in comparison.busy],
+        "peak_memory": [_entry(pair) for pair in comparison.peak_memory],
+        "worst": [{"operation": name, **_entry(pair)} for name, pair in comparison.worst],
+        "drift": comparison.drift,
+    }
+
+
+def _entry(pair: Pair) -> dict[str, float | None]:
+    return {**asdict(pair), "ratio": pair.ratio}
+
+
+def _times(pair: Pair) -> tuple[str, str]:
+    return time_words(pair.predicted, seconds=True), time_words(pair.measured, seconds=True)
+
+
+def _ratio(pair: Pair) -> str:
+    return "-" if pair.ratio is None else f"{pair.ratio:.2f}"
