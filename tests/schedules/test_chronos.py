@@ -5,7 +5,7 @@ import math
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import debubble as db
@@ -27,7 +27,7 @@ RATIOS = [(1, 2), (1, 1), (1, Fraction(3, 2)), (1, Fraction(5, 2)), (1, 3), (3, 
 
 
 def unit_costs(p, v=2, *, f=1, b=2, recompute=1, **entries):
-    half = Fraction(b) / 2
+    half = b // 2 if b == 2 else Fraction(b) / 2
     return db.StageCosts.of(
         stages=p * v, forward=f, backward_input=half, backward_weight=half, recompute=recompute, **entries
     )
@@ -65,6 +65,7 @@ def greedy_peak(p, v, f, b):
     return Fraction(sum(backward) - sum(forward) + v, v)
 
 
+@settings(max_examples=60, deadline=None)
 @given(
     p=st.integers(2, 16),
     v=st.integers(2, 4),
@@ -187,6 +188,7 @@ def test_recomp_has_the_published_times_and_blocks(p, makespans, peak, extra):
     assert extra_waits(p) == extra
 
 
+@settings(max_examples=60, deadline=None)
 @given(p=st.integers(2, 16), m=st.integers(1, 64))
 def test_recomp_is_never_slower_than_the_papers_formula(p, m):
     assert simulated("chronos-recomp", p, m).makespan <= 6 * p + 7 * (m - 1)
@@ -305,6 +307,7 @@ def stored_by(table, recomputed):
     return most
 
 
+@settings(max_examples=60, deadline=None)
 @given(
     p=st.integers(2, 8),
     v=st.integers(1, 4),
@@ -344,6 +347,7 @@ def test_recomputing_more_chunks_than_there_are_is_refused():
         db.schedules["chronos-recomp"](devices=4, micro_batches=4, recomputed_chunks=3)
 
 
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_uneven_costs_are_honoured_without_deadlock(data):
     p, v, m = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3)), data.draw(st.integers(1, 8))
@@ -456,6 +460,7 @@ def test_offloading_shallow_activations_saves_memory_at_no_time():
     assert run.peak_memory == (4, 4, 3, 3)
 
 
+@settings(max_examples=60, deadline=None)
 @given(
     p=st.integers(2, 5),
     v=st.integers(1, 3),
