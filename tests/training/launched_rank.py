@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import torch
@@ -12,8 +11,9 @@ from debubble.ir import InputError
 from debubble.training.launcher import as_rank
 
 
-def main() -> None:
-    behaviour, place = sys.argv[1], Path(sys.argv[2])
+def main(argument: str) -> None:
+    behaviour, folder = argument.split(" ", 1)
+    place = Path(folder)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     (place / f"pid-{os.getpid()}").touch()
@@ -33,4 +33,5 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-as_rank(main)
+if __name__ == "__main__":
+    as_rank(main)

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from debubble.ir import InputError
+from debubble.training import launcher
 from debubble.training.launcher import RankFailedError, joined, launch
 
 
 def start(behaviour: str, place: Path, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    launch("launched_rank", behaviour, str(place), ranks=2)
+    launch("launched_rank", f"{behaviour} {place}", ranks=2)
 
 
 def alive(place: Path) -> list[int]:
@@ -47,7 +49,7 @@ def test_ranks_end_with_the_launcher(tmp_path, sent, code):
     program = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from debubble.training.launcher import launch\n"
-        f"try: launch('launched_rank', 'wait', {str(tmp_path)!r}, ranks=2)\n"
+        f"try: launch('launched_rank', 'wait {tmp_path}', ranks=2)\n"
         "except KeyboardInterrupt: sys.exit(130)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
@@ -62,6 +64,16 @@ def test_ranks_end_with_the_launcher(tmp_path, sent, code):
 
 def test_a_process_started_by_torchrun_knows_that_it_is_a_rank(monkeypatch):
     assert not joined()
+    as_torchrun(monkeypatch)
+    assert joined()
+
+
+def test_another_number_of_ranks_than_the_plan_has_is_refused(monkeypatch):
+    as_torchrun(monkeypatch)
+    with pytest.raises(InputError, match="for 4 ranks, but torchrun started 2: start 4"):
+        launcher.start("launched_rank", "end", ranks=4)
+
+
+def as_torchrun(monkeypatch) -> None:
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost")):
         monkeypatch.setenv(name, value)
-    assert joined()

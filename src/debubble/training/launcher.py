@@ -1,12 +1,13 @@
 """Starts a plan's ranks on this machine with torchrun's elastic agent, and ends them all when one fails.
 
-Each rank is a process of its own that runs a module's `main`.  The first failure is what the caller hears of; the
-other ranks are ended within seconds, by force if they do not listen.
+Each rank is a process of its own that runs a module's `main(argument)`.  The first failure is what the caller hears of;
+the other ranks are ended within seconds, by force if they do not listen.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import logging
 import os
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from debubble.ir import DebubbleError
+from debubble.ir import DebubbleError, InputError
 
 GRACE = 3
 """Seconds that a rank gets to end before it is killed."""
@@ -30,8 +31,22 @@ class RankFailedError(DebubbleError):
     """A rank died or raised; the sentence says which one and why."""
 
 
-def launch(module: str, *arguments: str, ranks: int, threads: int = 1) -> None:
-    """Run `python -m module arguments...` as `ranks` processes and wait for all of them.
+def start(module: str, argument: str, *, ranks: int) -> None:
+    """Run a module's `main(argument)` as `ranks` ranks: here, or as the one that torchrun has started this process for.
+
+    Raises InputError if torchrun started another number, and what `launch` raises.
+    """
+    if not joined():
+        launch(module, argument, ranks=ranks)
+        return
+    started = int(os.environ["WORLD_SIZE"])
+    if started != ranks:
+        raise InputError(f"The plan is for {ranks} ranks, but torchrun started {started}: start {ranks}.")
+    importlib.import_module(module).main(argument)
+
+
+def launch(module: str, argument: str, *, ranks: int, threads: int = 1) -> None:
+    """Run `python -m module argument` as `ranks` processes and wait for all of them.
 
     The port is chosen by the system.  Raises RankFailedError if one fails, KeyboardInterrupt on Ctrl-C.
     """
@@ -55,7 +70,7 @@ def launch(module: str, *arguments: str, ranks: int, threads: int = 1) -> None:
             shutdown_timeout=GRACE,
         )
         try:
-            elastic_launch(config, sys.executable)("-m", module, *arguments)
+            elastic_launch(config, sys.executable)("-m", module, argument)
         except ChildFailedError as error:
             raise _report(error.failures) from None
         except SignalException as error:
@@ -69,17 +84,18 @@ def joined() -> bool:
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
 
 
-def as_rank(main: Callable[[], None]) -> None:
-    """Run a rank's `main`: end at once on Ctrl-C or with the launcher, and leave the launcher the reason of a failure.
+def as_rank(main: Callable[[str], None]) -> None:
+    """Run a launched rank's `main`, and leave the launcher the reason if it fails.
 
-    The reason is written before this process's connections close, so it is older than those of the peers it takes down.
+    The rank ends at once on Ctrl-C, and with the launcher, even while it waits for a message.  The reason is written
+    before its connections close, so it is older than those of the peers that it takes down.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.platform == "linux":
         parent_death_signal = 1
         ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)
     try:
-        main()
+        main(sys.argv[1])
     except Exception as error:
         own = isinstance(error, DebubbleError)
         details = {
@@ -97,9 +113,10 @@ def as_rank(main: Callable[[], None]) -> None:
 def _report(failures: dict[int, Any]) -> RankFailedError:
     """The failure that came first: a rank killed by a signal, else the earliest exception.
 
-    The ranks that lose a peer fail too, often before the agent has noticed the cause.
+    The ranks that lose a peer fail too, often before the agent has noticed the cause; the agent then ends the others
+    with SIGTERM.
     """
-    rank = min(failures, key=lambda r: (failures[r].exitcode >= 0, _moment(failures[r])))
+    rank = min(failures, key=lambda r: _order(failures[r]))
     failure = failures[rank]
     if isinstance(failure.message, dict):
         sys.stderr.write(failure.message["extraInfo"]["py_callstack"])
@@ -110,5 +127,7 @@ def _report(failures: dict[int, Any]) -> RankFailedError:
     return RankFailedError(f"Rank {rank} ended with exit code {failure.exitcode}; the other ranks were ended.")
 
 
-def _moment(failure: Any) -> float:
-    return float(failure.message["extraInfo"]["moment"] if isinstance(failure.message, dict) else failure.timestamp)
+def _order(failure: Any) -> tuple[int, float]:
+    if isinstance(failure.message, dict):
+        return 1, float(failure.message["extraInfo"]["moment"])
+    return (2 if failure.exitcode == -signal.SIGTERM else 0), failure.timestamp

@@ -1,0 +1,1 @@
+"""Measures what a model's units cost on this machine.  Needs torch."""

@@ -1,0 +1,60 @@
+"""What a user sees while a run goes on: a progress bar on standard error, or plain lines where it is no terminal."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from debubble.ir.errors import readable
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """One step, over all ranks."""
+
+    step: int
+    """Steps done, this one included."""
+    loss: float
+    learning_rate: float
+    seconds: float
+    tokens_per_second: float
+    peak_memory: tuple[float, ...]
+    """Per device, static memory and activations, in bytes."""
+
+    def __str__(self) -> str:
+        memory = readable(max(self.peak_memory))
+        return f"loss {self.loss:.3f}   {self.tokens_per_second:,.0f} tokens/s   peak {memory}"
+
+
+class Display(AbstractContextManager["Display"]):
+    """Shows each step's report; `Silent` for the ranks that do not."""
+
+    def __init__(self, *, steps: int, done: int, every: int = 10) -> None:
+        console = Console(stderr=True, highlight=False)
+        self._console, self._steps, self._every = console, steps, every
+        self._bar = Progress(
+            TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"),
+            TimeRemainingColumn(), console=console, disable=not console.is_terminal,
+        )  # fmt: skip
+        self._task = self._bar.add_task("", total=steps, completed=done)
+
+    def __enter__(self) -> Display:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def show(self, report: StepReport) -> None:
+        self._bar.update(self._task, completed=report.step, description=str(report))
+        if not self._console.is_terminal and (report.step % self._every == 0 or report.step == self._steps):
+            self._console.print(f"step {report.step}/{self._steps}   {report}")
+
+    def say(self, message: str) -> None:
+        self._console.print(message)
