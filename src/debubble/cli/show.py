@@ -29,9 +29,7 @@ def show(
     from debubble.views.terminal import render_scene
 
     loaded = Plan.load(plan)
-    scenes = [Scene.predicted(loaded)]
-    if trace is not None:
-        scenes.append(Scene.measured(loaded, Trace.load(trace)))
+    scenes = [Scene.predicted(loaded)] if trace is None else Scene.beside(loaded, Trace.load(trace))
     asked = {"html": html, "png": png, "svg": svg, "perfetto": perfetto}
     contents = {path: views[name](scenes) for name, path in asked.items() if path is not None}
     for path, content in contents.items():

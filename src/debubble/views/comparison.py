@@ -50,14 +50,14 @@ class Comparison:
 
 def compare(plan: Plan, trace: Trace) -> Comparison:
     """Compare a plan with what was measured.  Raises InputError if the trace is not of this plan."""
-    return compare_scenes(Scene.predicted(plan), Scene.measured(plan, trace), step=trace.typical.step)
+    return compare_scenes(*Scene.beside(plan, trace), step=trace.typical.step)
 
 
 def compare_scenes(predicted: Scene, measured: Scene, *, step: int) -> Comparison:
     """The same for two scenes of one Program."""
     both = list(zip(predicted.timeline.operations, measured.timeline.operations, strict=True))
     compute = [(p, m) for p, m in both if p.lane is Lane.COMPUTE and p.op.kind in WORK]
-    worst = sorted(compute, key=lambda pair: -abs(pair[1].duration - pair[0].duration))[:5]
+    worst = sorted(compute, key=lambda pair: abs(float(pair[1].duration) - float(pair[0].duration)), reverse=True)[:5]
     makespan = _pair(predicted.timeline.makespan, measured.timeline.makespan)
     return Comparison(
         step=step,

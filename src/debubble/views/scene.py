@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from debubble.ir import Number, Plan, Trace
@@ -37,18 +37,17 @@ class Scene:
         return Scene.of(plan.simulate(), title=title, seconds=plan.model is not None)
 
     @staticmethod
-    def measured(plan: Plan, trace: Trace) -> Scene:
-        """The typical step that was measured; memory as sampled, or as the plan accounts it without samples.
+    def beside(plan: Plan, trace: Trace) -> tuple[Scene, Scene]:
+        """What a plan was predicted to do, and the typical step that was measured.
 
-        Raises InputError if the trace is not of this plan.
+        Without memory samples, the measured memory is what the plan accounts for.  Raises InputError if the trace is
+        not of this plan.
         """
-        timeline = measured_timeline(plan.simulate().program, trace)
-        return Scene(
-            title=f"Measured: step {trace.typical.step}",
-            timeline=timeline,
-            memory=measured_memory(trace) or timeline.memory,
-            seconds=True,
-        )
+        predicted = replace(Scene.predicted(plan), seconds=True)
+        timeline = measured_timeline(predicted.timeline.program, trace)
+        title = f"Measured: step {trace.typical.step}"
+        memory = measured_memory(trace) or timeline.memory
+        return predicted, Scene(title=title, timeline=timeline, memory=memory, seconds=True)
 
     @property
     def devices(self) -> int:

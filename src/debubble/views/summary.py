@@ -70,19 +70,21 @@ def occurring(devices: list[DeviceSummary], makespan: Number) -> list[Cause]:
 
 
 def why_not_faster(scene: Scene) -> str:
-    """What the critical path is made of, largest first, as a sentence."""
-    totals: dict[str, Number] = {}
-    for operation in scene.critical_path:
-        computes = operation.lane is Lane.COMPUTE and operation.op.kind in WORK
-        what = f"computing on device {operation.device}" if computes else KIND_WORDS[operation.op.kind]
-        totals[what] = totals.get(what, 0) + operation.duration
+    """What the critical path is made of, as a sentence: the device that computes most of it, the others, the rest."""
+    compute: dict[int, Number] = {}
+    other: dict[str, Number] = {}
+    for o in scene.critical_path:
+        if o.lane is Lane.COMPUTE and o.op.kind in WORK:
+            compute[o.device] = compute.get(o.device, 0) + o.duration
+        else:
+            other[KIND_WORDS[o.op.kind]] = other.get(KIND_WORDS[o.op.kind], 0) + o.duration
+    first = max(compute, key=compute.__getitem__)
+    parts = {f"computing on device {first}": compute.pop(first), "computing on other devices": sum(compute.values())}
     makespan = scene.timeline.makespan
-    largest = sorted((w for w in totals if totals[w]), key=lambda what: -totals[what])
-    parts = [f"{percent(totals[what], makespan)} {what}" for what in largest[:4]]
-    rest = makespan - sum(totals[what] for what in largest[:4])
-    if rest > makespan / 1000:
-        parts.append(f"{percent(rest, makespan)} elsewhere")
-    return f"The critical path spends {', '.join(parts)}."
+    parts |= {what: other[what] for what in sorted(other, key=lambda what: -other[what])}
+    parts["waiting for nothing in particular"] = makespan - sum(parts.values())
+    words = [f"{percent(time, makespan)} {what}" for what, time in parts.items() if time > makespan / 2000]
+    return f"The critical path spends {', '.join(words)}."
 
 
 def as_dict(scene: Scene) -> dict[str, Any]:
