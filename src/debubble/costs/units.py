@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -27,6 +27,20 @@ class Strategy:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostStates:
+    """What a unit costs if its optimizer states and its step are the host's."""
+
+    static: Number
+    """Bytes that stay on the device."""
+    gradients: Number
+    """Bytes that go down to the host, once per step."""
+    parameters: Number
+    """Bytes that come up from it."""
+    step: Number
+    """Time of the optimizer step on the host."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Unit:
     """One model unit.  `strategies` always has `none`."""
 
@@ -41,6 +55,8 @@ class Unit:
     """Bytes that remain between I and W; None: half of what `none` keeps."""
     workspace: Number = 0
     """Bytes that its forward or backward needs while it runs; a stage needs the largest of its units'."""
+    on_host: HostStates | None = None
+    """None: its optimizer states stay on the device."""
 
     @property
     def activation(self) -> Number:
@@ -80,8 +96,13 @@ class Units:
         """Recompute-free compute time of one micro-batch on the whole model."""
         return sum(unit.work for unit in self.units)
 
-    def stage_costs(self, partition: Partition, placement: Placement) -> StageCosts:
-        """Costs of the stages that a partition makes.
+    @cached_property
+    def hostable(self) -> bool:
+        """Whether optimizer states can be offloaded: every unit says what that costs, and there is a link."""
+        return self.offload_bandwidth is not None and all(unit.on_host is not None for unit in self.units)
+
+    def stage_costs(self, partition: Partition, placement: Placement, *, on_host: Collection[int] = ()) -> StageCosts:
+        """Costs of the stages that a partition makes; the optimizer states of the stages `on_host` are the host's.
 
         `recompute`, `activation_recomputed` and the workspace follow each unit's strategy; a stage where some unit's
         is not `none` belongs in the schedule's `fused_recompute` (or gets R operations).
@@ -107,10 +128,10 @@ class Units:
             offload=transfer,
             host_link=self.host_link,
             link_groups=self.link_groups,
-            static=[self._static(held, stages) for held in placement.stages_of],
+            static=[self._static(held, stages, on_host) for held in placement.stages_of],
             memory_limit=self.memory_limit,
             micro_batch_scale=self.micro_batch_scale,
-            **self.stage_entries,
+            **{**self.stage_entries, **(self._host_entries(stages, on_host) if on_host else {})},
         )
 
     def planned(self, partition: Partition) -> tuple[tuple[PlannedUnit, ...], ...]:
@@ -120,9 +141,24 @@ class Units:
             for stage in ([(self.units[index], strategy) for index, strategy in stage] for stage in partition)
         )
 
-    def _static(self, held: Sequence[int], stages: Sequence[Sequence[tuple[Unit, str]]]) -> Number:
-        units = [unit for stage in held for unit, _ in stages[stage]]
-        return self.static + sum(u.static for u in units) + max((u.workspace for u in units), default=0)
+    def _host_entries(
+        self, stages: Sequence[Sequence[tuple[Unit, str]]], on_host: Collection[int]
+    ) -> Mapping[str, list[Number]]:
+        """What the optimizer step of the stages on the host takes."""
+        assert self.offload_bandwidth is not None
+        hosted = [[u.on_host for u, _ in stage if u.on_host and s in on_host] for s, stage in enumerate(stages)]
+        return {
+            "gradient_offload": [sum(h.gradients for h in stage) / self.offload_bandwidth for stage in hosted],
+            "host_step": [sum(h.step for h in stage) for stage in hosted],
+            "parameter_load": [sum(h.parameters for h in stage) / self.offload_bandwidth for stage in hosted],
+        }
+
+    def _static(
+        self, held: Sequence[int], stages: Sequence[Sequence[tuple[Unit, str]]], on_host: Collection[int]
+    ) -> Number:
+        units = [(unit, stage in on_host) for stage in held for unit, _ in stages[stage]]
+        states = sum(unit.on_host.static if away and unit.on_host else unit.static for unit, away in units)
+        return self.static + states + max((unit.workspace for unit, _ in units), default=0)
 
 
 def recomputing(partition: Partition) -> frozenset[int]:
