@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import yaml
 
-from debubble.costs.efficiency import Efficiency
 from debubble.costs.known_hardware import Hardware, hardware
 from debubble.ir import InputError
 
@@ -21,6 +20,18 @@ SAFETY_MARGIN = 0.1
 
 Published runs reserve 3-9% more than they allocate, and those above 72 of 80 GiB tend to run out of memory.
 """
+
+
+class EfficiencyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """Shares of the peaks that replace the hardware's own; tables are lists of [size, share]."""
+
+    matmul: tuple[tuple[float, float], ...] | None = None
+    attention: tuple[tuple[float, float], ...] | None = None
+    attention_backward: tuple[tuple[float, float], ...] | None = None
+    memory: float | None = None
+    link: float | None = None
+    network: float | None = None
+    host: float | None = None
 
 
 class ClusterFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -39,7 +50,7 @@ class ClusterFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit
     memory_bandwidth: float | None = None
     memory_limit: int | float | str | list[int | float | str] | None = None
     safety_margin: float = SAFETY_MARGIN
-    efficiency: Efficiency = Efficiency()
+    efficiency: EfficiencyFile = EfficiencyFile()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +82,7 @@ class Cluster:
             file = msgspec.convert(entries, ClusterFile)
         except msgspec.ValidationError as error:
             raise InputError(f"The cluster file is wrong: {error}.") from error
-        types = tuple(dataclasses.replace(t, **_changes(file)) for t in _types(file.devices))
+        types = tuple(_changed(t, file) for t in _types(file.devices))
         if not 0 <= file.safety_margin < 1:
             raise InputError(f"safety_margin must be at least 0 and below 1, not {file.safety_margin}.")
         if file.memory_limit is None:
@@ -99,10 +110,6 @@ class Cluster:
     def slowest(self) -> Hardware:
         """The type that sets the pace: the one with the lowest peak."""
         return min(self.types, key=lambda t: (t.flops, t.memory_bandwidth))
-
-    @property
-    def efficiency(self) -> Efficiency:
-        return msgspec.convert(self.file.get("efficiency", {}), Efficiency)
 
 
 def parse_size(size: int | float | str) -> int:
@@ -134,16 +141,18 @@ def _types(text: str) -> list[Hardware]:
     return types
 
 
-def _changes(file: ClusterFile) -> dict[str, Any]:
-    """The entries that override what the hardware's makers state."""
-    names = {f.name for f in dataclasses.fields(Hardware)}
+def _changed(type_: Hardware, file: ClusterFile) -> Hardware:
+    """The hardware with the entries that override what its makers state, and the efficiencies that override ours."""
+    names = {f.name for f in dataclasses.fields(Hardware)} - {"efficiency"}
     changes = {k: v for k, v in msgspec.structs.asdict(file).items() if k in names and v is not None}
-    for name, value in changes.items():
-        if name == "host_link" and value not in ("full-duplex", "half-duplex"):
-            raise InputError(f"host_link is '{value}'; it must be full-duplex or half-duplex.")
-        if name != "host_link" and value <= 0:
+    shares = {k: v for k, v in msgspec.structs.asdict(file.efficiency).items() if v is not None}
+    if changes.get("host_link", "full-duplex") not in ("full-duplex", "half-duplex"):
+        raise InputError(f"host_link is '{changes['host_link']}'; it must be full-duplex or half-duplex.")
+    for name, value in {**changes, **shares}.items():
+        numbers = [n for row in value for n in row] if isinstance(value, tuple) else [value]
+        if name != "host_link" and not all(n > 0 for n in numbers or [0]):
             raise InputError(f"{name} must be positive, not {value}.")
-    return changes
+    return dataclasses.replace(type_, **changes, efficiency=dataclasses.replace(type_.efficiency, **shares))
 
 
 def _read(path: Path) -> Any:

@@ -1,8 +1,8 @@
-"""What of the peak rates real kernels reach, and the times that follow.
+"""What of the peak rates real kernels reach, by type of device.
 
-Matrix products are bound by compute or by memory; everything else by memory or a link.  How much of the compute
-peak a product reaches depends on its smallest side, so the efficiency is a table by shape; one scalar for all
-shapes is off by 18% on average on published runs.
+How much of the compute peak a matrix product reaches depends on its smallest side, and for an attention core on how
+many query rows there are to share out, so both are tables.  One scalar for all shapes is off by 18% on average on
+published runs.
 """
 
 from __future__ import annotations
@@ -11,66 +11,56 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
-from debubble.costs.known_hardware import Hardware
+Table = tuple[tuple[float, float], ...]
+"""(size, share of the peak), sizes ascending; interpolated in the logarithm of the size."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Efficiency:
     """Shares of the peak rates."""
 
-    matmul: tuple[tuple[int, float], ...] = ((128, 0.18), (256, 0.34), (512, 0.50), (1024, 0.62), (2048, 0.70))
-    """(smallest side, share of the compute peak), ascending; interpolated in the logarithm of the side."""
-    attention: float = 0.55
-    """Forward of a fused attention core, of the compute peak."""
-    attention_backward: float = 0.45
-    memory: float = 0.75
-    link: float = 0.75
-    network: float = 0.75
+    matmul: Table
+    """By the smallest side of the product."""
+    attention: Table
+    """Forward of a fused attention core, by query rows (sequences x tokens x heads)."""
+    attention_backward: Table
+    memory: float = 0.8
+    link: float = 0.7
+    network: float = 0.7
     host: float = 0.75
 
-    def of_matmul(self, side: float) -> float:
-        """Share of the compute peak for a product whose smallest side is `side`."""
-        table = self.matmul
-        if side <= table[0][0]:
-            return table[0][1] * side / table[0][0]
-        for (low, share), (high, above) in pairwise(table):
-            if side <= high:
-                return share + (above - share) * math.log(side / low) / math.log(high / low)
-        return table[-1][1]
+
+# Micro-benchmarks published with SimuMax for A100 (PCIe) and B200, averaged over the layouts of forward and backward.
+AMPERE = Efficiency(
+    matmul=((128, 0.20), (256, 0.38), (512, 0.58), (1024, 0.64), (2048, 0.70), (4096, 0.73)),
+    attention=((16384, 0.26), (32768, 0.39), (65536, 0.48), (131072, 0.54), (262144, 0.56)),
+    attention_backward=((16384, 0.34), (32768, 0.38), (65536, 0.42), (131072, 0.45), (262144, 0.47)),
+)
+BLACKWELL = Efficiency(
+    matmul=((128, 0.18), (256, 0.25), (512, 0.44), (1024, 0.52), (2048, 0.49), (4096, 0.49)),
+    attention=((16384, 0.08), (32768, 0.16), (65536, 0.29), (131072, 0.37), (262144, 0.43), (524288, 0.48)),
+    attention_backward=((16384, 0.17), (32768, 0.32), (65536, 0.37), (131072, 0.38), (262144, 0.39)),
+    memory=0.66,
+)
+HOPPER = Efficiency(
+    matmul=((128, 0.18), (256, 0.33), (512, 0.50), (1024, 0.60), (2048, 0.64), (4096, 0.66)),
+    attention=((16384, 0.20), (32768, 0.32), (65536, 0.42), (131072, 0.48), (262144, 0.52)),
+    attention_backward=((16384, 0.22), (32768, 0.28), (65536, 0.34), (131072, 0.38), (262144, 0.41)),
+)
+OTHER = Efficiency(
+    matmul=((128, 0.30), (512, 0.50), (2048, 0.65)),
+    attention=((16384, 0.20), (65536, 0.40), (262144, 0.45)),
+    attention_backward=((16384, 0.20), (65536, 0.35), (262144, 0.40)),
+    memory=0.7,
+)
+"""By analogy, not measured."""
 
 
-@dataclass(frozen=True)
-class Speed:
-    """Times on one type of device, in seconds."""
-
-    hardware: Hardware
-    efficiency: Efficiency
-    element: int
-    """Bytes of a number."""
-
-    def matmul(self, m: float, k: float, n: float) -> float:
-        """An (m, k) matrix times a (k, n) one."""
-        compute = 2 * m * k * n / (self.hardware.flops * self.efficiency.of_matmul(min(m, k, n)))
-        return max(compute, self.stream(self.element * (m * k + k * n + m * n)))
-
-    def stream(self, size: float) -> float:
-        """Read and write that many bytes of device memory altogether."""
-        return size / (self.hardware.memory_bandwidth * self.efficiency.memory)
-
-    def attention(self, flops: float, *, backward: bool = False) -> float:
-        """A fused attention core of so many operations."""
-        share = self.efficiency.attention_backward if backward else self.efficiency.attention
-        return flops / (self.hardware.flops * share)
-
-    def gather(self, size: float, ranks: int, *, across_nodes: bool = False) -> float:
-        """All-gather or reduce-scatter of `size` bytes in total over a ring."""
-        if ranks == 1:
-            return 0.0
-        return self.message(size * (ranks - 1) / ranks, across_nodes=across_nodes)
-
-    def message(self, size: float, *, across_nodes: bool) -> float:
-        """From one device to another."""
-        hw, share = self.hardware, self.efficiency
-        if across_nodes:
-            return hw.network_latency + size / (hw.network_bandwidth * share.network)
-        return hw.link_latency + size / (hw.link_bandwidth * share.link)
+def share(table: Table, size: float) -> float:
+    """The share of the peak at a size: proportional below the table, constant above."""
+    if size <= table[0][0]:
+        return table[0][1] * size / table[0][0]
+    for (low, at_low), (high, at_high) in pairwise(table):
+        if size <= high:
+            return at_low + (at_high - at_low) * math.log(size / low) / math.log(high / low)
+    return table[-1][1]

@@ -1,12 +1,13 @@
 """The devices that are known by name: what their makers state, and where.
 
-Rates are peaks per second and direction.  What of a peak is reached is `costs.efficiency`'s business.
+Rates are peaks per second and direction.  What of a peak is reached is in `efficiency`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from debubble.costs.efficiency import AMPERE, BLACKWELL, HOPPER, OTHER, Efficiency
 from debubble.ir.costs import HostLink
 from debubble.registry import Registry
 
@@ -34,6 +35,7 @@ class Hardware:
     devices_per_node: int
     devices_per_switch: int
     """How many neighbours share one link to the host."""
+    efficiency: Efficiency
     source: str
 
 
@@ -52,6 +54,7 @@ def _add(name: str, **entries: object) -> None:
         "host_link": "full-duplex",
         "devices_per_node": 8,
         "devices_per_switch": 1,
+        "efficiency": OTHER,
     }
     hardware.add(name, Hardware(**{**common, **entries}))  # type: ignore[arg-type]
 
@@ -61,8 +64,9 @@ _AMPERE = {
     "network_bandwidth": _INFINIBAND_200,
     "host_bandwidth": _PCIE4,
     "devices_per_switch": 2,
+    "efficiency": AMPERE,
 }
-_HOPPER = {"flops": 989e12, "network_bandwidth": _INFINIBAND_400, "host_bandwidth": _PCIE5}
+_HOPPER = {"flops": 989e12, "network_bandwidth": _INFINIBAND_400, "host_bandwidth": _PCIE5, "efficiency": HOPPER}
 
 _add("A100-40GB", **_AMPERE, memory=40 * GIB, memory_bandwidth=1555e9, link_bandwidth=300e9,
      source="NVIDIA A100 datasheet (SXM4, 40 GB); DGX A100: 8 HDR cards, two GPUs per PCIe switch")  # fmt: skip
@@ -76,10 +80,10 @@ _add("H800-80GB", **_HOPPER, memory=80 * GIB, memory_bandwidth=3350e9, link_band
      source="NVIDIA H800 datasheet (SXM5; NVLink at 400 GB/s both ways)")  # fmt: skip
 _add("H200-141GB", **_HOPPER, memory=140 * GIB, memory_bandwidth=4800e9, link_bandwidth=450e9,
      source="NVIDIA H200 datasheet (SXM); 143771 MiB reported by the driver")  # fmt: skip
-_add("B200-192GB", memory=179 * GIB, flops=2250e12, memory_bandwidth=7700e9, link_bandwidth=900e9,
+_add("B200-192GB", efficiency=BLACKWELL, memory=179 * GIB, flops=2250e12, memory_bandwidth=7700e9, link_bandwidth=900e9,
      network_bandwidth=_INFINIBAND_400, host_bandwidth=_PCIE5,
      source="NVIDIA HGX B200 datasheet; 183359 MiB reported by the driver")  # fmt: skip
-_add("L40S-48GB", memory=45 * GIB, flops=362e12, memory_bandwidth=864e9, link_bandwidth=_PCIE4,
+_add("L40S-48GB", efficiency=AMPERE, memory=45 * GIB, flops=362e12, memory_bandwidth=864e9, link_bandwidth=_PCIE4,
      link_latency=_PCIE_LATENCY, network_bandwidth=_INFINIBAND_200, host_bandwidth=_PCIE4, devices_per_switch=2,
      source="NVIDIA L40S datasheet (PCIe 4, no NVLink); 46068 MiB reported by the driver")  # fmt: skip
 _add("RTX5090-32GB", memory=32 * GIB, flops=209.5e12, memory_bandwidth=1792e9, link_bandwidth=_PCIE5,

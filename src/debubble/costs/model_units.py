@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from debubble.costs.cluster import Cluster
-from debubble.costs.efficiency import Efficiency, Speed
 from debubble.costs.layout import Layout
 from debubble.costs.model import Model
 from debubble.costs.operators import MEGATRON, Framework, Operator, Shapes, attention, elementwise, matmul, mlp, norm
+from debubble.costs.speed import Speed
 from debubble.costs.states import element_bytes, state_bytes
 from debubble.costs.strategies import strategies
 from debubble.costs.units import Strategy, Unit, Units
@@ -27,17 +27,16 @@ def model_units(
     *,
     pipeline: int | None = None,
     framework: Framework = MEGATRON,
-    efficiency: Efficiency | None = None,
 ) -> Units:
     """Costs of the 2 L + 2 units of a model: embedding, attention and MLP half-layers, head.  Seconds and bytes.
 
-    `pipeline` is the number of pipeline devices (None: as many as the cluster has for these degrees), `efficiency`
-    overrides the cluster's.  Raises InputError if the degrees fit neither the model nor the cluster.
+    `pipeline` is the number of pipeline devices (None: as many as the cluster has for these degrees).  Raises
+    InputError if the degrees fit neither the model nor the cluster.
     """
     options = options or RunOptions()
     layout = Layout.of(cluster, options, pipeline)
     check(model, options)
-    speed = Speed(cluster.slowest, efficiency or cluster.efficiency, element_bytes(options.dtype))
+    speed = Speed(cluster.slowest, element_bytes(options.dtype))
     builder = _Builder(Shapes(model=model, options=options, framework=framework, speed=speed))
     units = [builder.embedding()]
     for layer in range(model.layers):
@@ -46,7 +45,7 @@ def model_units(
     return Units(
         units=tuple(units),
         communication=speed.message(builder.boundary, across_nodes=layout.across_nodes),
-        offload_bandwidth=speed.hardware.host_bandwidth * speed.efficiency.host / layout.sharing,
+        offload_bandwidth=speed.hardware.host_bandwidth * speed.hardware.efficiency.host / layout.sharing,
         host_link=speed.hardware.host_link,
         link_groups=layout.link_groups,
         memory_limit=layout.memory_limit,

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from debubble.costs.efficiency import Speed
 from debubble.costs.model import Model
+from debubble.costs.speed import Speed
 from debubble.ir import RunOptions
 
 
@@ -142,10 +142,11 @@ def fused_core(shapes: Shapes) -> Iterator[Operator]:
     m, o, e = shapes.model, shapes.options, shapes.element
     n, q = shapes.tokens, m.attention_width / o.tensor
     flops = 2 * n * o.sequence_length * q
+    rows = n * m.heads / o.tensor
     yield Operator(
         name="core",
-        forward=shapes.speed.attention(flops),
-        backward_input=shapes.speed.attention(2.5 * flops, backward=True),
+        forward=shapes.speed.attention(flops, rows=rows),
+        backward_input=shapes.speed.attention(2.5 * flops, rows=rows, backward=True),
         saved=n * (e * q + 4 * m.heads / o.tensor),
     )
 
