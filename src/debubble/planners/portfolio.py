@@ -9,29 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 
-from debubble.costs.units import Partition, recomputing
 from debubble.ir import DebubbleError, InfeasibleError, Placement, Schedule, StageCosts
-from debubble.planners.partition import balanced_counts, counts_of, even_counts
+from debubble.planners.local_search import Candidate, improve, priced, repriced
+from debubble.planners.partition import balanced_counts, even_counts
 from debubble.planners.problem import Problem, Solution, cut
-from debubble.planners.recomputation import cheapest_stages, cheapest_strategies
 from debubble.planners.registry import planner
 from debubble.schedules import schedules
 from debubble.simulator import Repricer
 
 FINALISTS = 3
 """Schedules whose partition is searched."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One feasible point of the search."""
-
-    makespan: float
-    schedule: Schedule
-    costs: StageCosts
-    partition: Partition | None
 
 
 @planner("portfolio", paper="debubble's own")
@@ -52,7 +40,7 @@ def portfolio(problem: Problem) -> Solution:
     if problem.units is not None:
         for rank, candidate in enumerate(candidates[:FINALISTS]):
             share = (deadline - time.perf_counter()) / (min(FINALISTS, len(candidates)) - rank)
-            found = _improve(problem, candidate, until=time.perf_counter() + share)
+            found = improve(problem, candidate, until=time.perf_counter() + share)
             best = min(best, found, key=lambda c: c.makespan)
     return Solution(schedule=best.schedule, costs=best.costs, partition=best.partition)
 
@@ -68,7 +56,7 @@ def _choices(problem: Problem) -> Iterator[tuple[str, int]]:
 def _first(problem: Problem, name: str, chunks: int) -> Candidate:
     """The schedule on fixed costs, or on the better of the even and the balanced partition."""
     if problem.costs is not None:
-        return _on_costs(_build(problem, name, chunks, problem.costs), problem.costs)
+        return repriced(Repricer(_build(problem, name, chunks, problem.costs)), problem)
     assert problem.units is not None
     stages = problem.devices * chunks
     starts = [even_counts(problem.units, stages), balanced_counts(problem.units, stages)]
@@ -94,61 +82,9 @@ def _build(problem: Problem, name: str, chunks: int, costs: StageCosts) -> Sched
     return schedule
 
 
-def _on_costs(schedule: Schedule, costs: StageCosts) -> Candidate:
-    repricer = Repricer(schedule)
-    fused = cheapest_stages(repricer, costs) | schedule.fused_recompute
-    price = repricer.price(costs, fused_recompute=fused)
-    return Candidate(price.makespan, replace(schedule, fused_recompute=fused), costs, None)
-
-
 def _on_counts(problem: Problem, counts: Sequence[int], *, name: str, chunks: int) -> Candidate:
     """Cost-aware schedules are built for the partition without recomputation, in looped placement, unlimited."""
     assert problem.units is not None
     rough = problem.units.stage_costs(cut(problem.units, counts), Placement.looped(problem.devices, chunks))
     schedule = _build(problem, name, chunks, rough.with_limit(None))
-    return _priced(problem, Repricer(schedule), counts)
-
-
-def _priced(problem: Problem, repricer: Repricer, counts: Sequence[int]) -> Candidate:
-    assert problem.units is not None
-    partition = cheapest_strategies(repricer, problem.units, counts)
-    costs = problem.units.stage_costs(partition, repricer.schedule.placement)
-    fused = recomputing(partition)
-    price = repricer.price(costs, fused_recompute=fused)
-    return Candidate(price.makespan, replace(repricer.schedule, fused_recompute=fused), costs, partition)
-
-
-def _improve(problem: Problem, start: Candidate, *, until: float) -> Candidate:
-    """Move one or two units across a stage boundary as long as that makes the step faster."""
-    assert start.partition is not None
-    best, repricer = start, Repricer(start.schedule)
-    counts = counts_of(start.partition)
-    tried = {tuple(counts)}
-    improved = True
-    while improved and time.perf_counter() < until:
-        improved = False
-        for neighbour in _neighbours(counts):
-            if neighbour in tried or time.perf_counter() > until:
-                continue
-            tried.add(neighbour)
-            try:
-                found = _priced(problem, repricer, neighbour)
-            except InfeasibleError:
-                continue
-            if found.makespan < best.makespan:
-                best, counts, improved = found, list(neighbour), True
-                break
-    return best
-
-
-def _neighbours(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    for step in (1, 2):
-        for giver in range(len(counts)):
-            if counts[giver] <= step:
-                continue
-            for taker in range(len(counts)):
-                if taker != giver:
-                    moved = list(counts)
-                    moved[giver] -= step
-                    moved[taker] += step
-                    yield tuple(moved)
+    return priced(problem, Repricer(schedule), counts)

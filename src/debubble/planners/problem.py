@@ -43,6 +43,14 @@ class Problem:
         return self.units.memory_limit if self.units is not None else self.costs.memory_limit  # type: ignore[union-attr]
 
     @property
+    def limits(self) -> list[float]:
+        """The memory limit of each device; infinite if there is none."""
+        limit = self.memory_limit
+        if limit is None:
+            return [float("inf")] * self.devices
+        return [float(limit[d if len(limit) > 1 else 0]) for d in range(self.devices)]
+
+    @property
     def chunk_choices(self) -> tuple[int, ...]:
         """The numbers of chunks that a planner may choose from."""
         if self.chunks is not None:

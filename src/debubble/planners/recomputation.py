@@ -46,9 +46,14 @@ def in_flight(schedule: Schedule) -> list[int]:
     return most
 
 
-def ladder(units: Units, unit: int) -> list[tuple[str, float, float]]:
-    """A unit's efficient strategies from `none` on: (name, extra time, extra bytes saved) of each step."""
-    strategies = units.units[unit].strategies
+def ladder(units: Units, unit: int, allowed: Sequence[str] | None = None) -> list[tuple[str, float, float]]:
+    """A unit's efficient strategies from `none` on: (name, extra time, extra bytes saved) of each step.
+
+    `allowed`: the only names to choose from beside `none` (None: all).
+    """
+    strategies = {
+        name: s for name, s in units.units[unit].strategies.items() if allowed is None or name in ("none", *allowed)
+    }
     kept, spent = float(strategies["none"].activation), 0.0
     steps: list[tuple[str, float, float]] = []
     while True:
@@ -65,7 +70,9 @@ def ladder(units: Units, unit: int) -> list[tuple[str, float, float]]:
         kept, spent = float(chosen.activation), float(chosen.recompute)
 
 
-def cheapest_strategies(repricer: Repricer, units: Units, counts: Sequence[int]) -> list[list[tuple[int, str]]]:
+def cheapest_strategies(
+    repricer: Repricer, units: Units, counts: Sequence[int], allowed: Sequence[str] | None = None
+) -> list[list[tuple[int, str]]]:
     """The partition with `counts` units per stage, recomputing the least that fits each device.
 
     Raises InfeasibleError naming the device if not even full recomputation fits.
@@ -73,7 +80,7 @@ def cheapest_strategies(repricer: Repricer, units: Units, counts: Sequence[int])
     placement = repricer.schedule.placement
     bounds = [sum(counts[:s]) for s in range(len(counts) + 1)]
     alive = in_flight(repricer.schedule)
-    ladders = {_key(units, i): ladder(units, i) for i in range(len(units.units))}
+    ladders = {_key(units, i): ladder(units, i, allowed) for i in range(len(units.units))}
     increments: list[list[Increment]] = []
     for stages in placement.stages_of:
         mine = [

@@ -1,0 +1,105 @@
+"""SCOPE: one integer programme over stages, chunks, layer types and recomputation.
+
+Source: Wang et al., SCOPE, DPEXA 2025 (a poster).  Symbols: P = devices, C = chunks, mu = micro-batches, D_M = memory
+limit, x = device, c = chunk, t = a run of equal layers, r = recomputation strategy.  What the poster leaves open is
+stated in `scope_ilp`.  "dual" and "tri" are read as two strategies {none, full} and three {none, selective, full}; by
+default every strategy on the Pareto front of (time, bytes) takes part.
+
+Two weaknesses of formula-based planners are mended: answers are re-scored by simulation of the lowered Program, and a
+local search goes on from them wherever simulation and formula disagree.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from debubble.costs.units import recomputing
+from debubble.ir import DebubbleError, InfeasibleError, Schedule
+from debubble.planners.local_search import Candidate, improve, priced, repriced
+from debubble.planners.partition import counts_of
+from debubble.planners.problem import Problem, Solution
+from debubble.planners.registry import planner, planners
+from debubble.planners.scope_ilp import solve
+from debubble.planners.scope_runs import assigned, runs
+from debubble.schedules import schedules
+from debubble.simulator import Repricer
+
+DUAL = ("full",)
+TRI = ("selective", "full")
+
+
+@planner("scope", paper="SCOPE, DPEXA 2025")
+def scope(problem: Problem) -> Solution:
+    """Assign layers with their strategies to stages and chunks by an integer programme, re-scored by simulation."""
+    return plan(problem)
+
+
+def plan(problem: Problem, *, strategies: Sequence[str] | None = None, polish: bool = True) -> Solution:
+    """SCOPE with a restricted set of strategies beside `none`, and with or without the local search."""
+    deadline = time.perf_counter() + problem.effort
+    choices = problem.chunk_choices
+    seconds = problem.effort * (0.5 if polish else 1.0) / len(choices)
+    found: list[Candidate] = []
+    reasons: list[str] = []
+    for chunks in choices:
+        try:
+            found += _programmed(problem, chunks, strategies, seconds=seconds, polish=polish)
+        except InfeasibleError as error:
+            reasons.append(str(error))
+    if polish and strategies is None:
+        found += _baselines(problem)
+    if not found:
+        raise InfeasibleError(reasons[0])
+    found.sort(key=lambda c: c.makespan)
+    best = found[0]
+    if polish:
+        for left, candidate in zip(range(len(found), 0, -1), found, strict=True):
+            until = time.perf_counter() + (deadline - time.perf_counter()) / left
+            again = improve(problem, candidate, until=until, strategies=strategies)
+            best = min(best, again, key=lambda c: c.makespan)
+    return Solution(schedule=best.schedule, costs=best.costs, partition=best.partition)
+
+
+BASELINES = ("megatron-even", "pipedream", "merak", "adapipe")
+"""Planners restricted to one axis each; SCOPE starts from their answers too, so that it is never worse."""
+
+
+def _baselines(problem: Problem) -> list[Candidate]:
+    found = []
+    for name in BASELINES:
+        try:
+            result = planners[name](problem)
+        except DebubbleError:
+            continue
+        answer = result.solution
+        found.append(Candidate(float(result.makespan), answer.schedule, answer.costs, answer.partition))
+    return found
+
+
+def megatron_schedule(problem: Problem, chunks: int) -> Schedule:
+    """1F1B, or interleaved 1F1B: the schedules that SCOPE and its baselines plan for."""
+    if chunks == 1:
+        return schedules["1f1b"](devices=problem.devices, micro_batches=problem.micro_batches)
+    return schedules["interleaved"](devices=problem.devices, micro_batches=problem.micro_batches, chunks=chunks)
+
+
+def _programmed(
+    problem: Problem, chunks: int, strategies: Sequence[str] | None, *, seconds: float, polish: bool
+) -> list[Candidate]:
+    """The integer programme's answer, simulated; with `polish` also the least recomputation on its partition."""
+    repricer = Repricer(megatron_schedule(problem, chunks))
+    if problem.units is None:
+        return [repriced(repricer, problem)]
+    found = runs(problem.units, strategies)
+    if sum(run.count for run in found) < repricer.schedule.stages:
+        raise InfeasibleError(f"The model has too few layers for {repricer.schedule.stages} stages; use fewer chunks.")
+    static = float(problem.units.static)
+    answer = solve(found, repricer.schedule, limits=problem.limits, static=static, seconds=seconds, seed=problem.seed)
+    partition = assigned(found, answer.layers)
+    costs = problem.units.stage_costs(partition, repricer.schedule.placement)
+    fused = recomputing(partition)
+    price = repricer.price(costs, fused_recompute=fused)
+    first = Candidate(price.makespan, replace(repricer.schedule, fused_recompute=fused), costs, partition)
+    return [first, priced(problem, repricer, counts_of(partition), strategies)] if polish else [first]
