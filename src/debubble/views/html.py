@@ -17,7 +17,7 @@ from debubble.simulator import Cause
 from debubble.views.palette import CAUSE_COLORS, KIND_COLORS, KIND_WORDS, shade
 from debubble.views.registry import view
 from debubble.views.scene import Curve, Scene
-from debubble.views.summary import device_summaries, occurring, why_not_faster
+from debubble.views.summary import device_summaries, occurring, present_causes, present_kinds, why_not_faster
 from debubble.views.terminal import headline
 from debubble.views.words import percent, size_words
 
@@ -35,8 +35,8 @@ def html(scenes: Sequence[Scene]) -> bytes:
         title=" · ".join(scene.title for scene in scenes),
         data=_embedded(_data(scenes)),
         sections=[_section(scene) for scene in scenes],
-        kinds=[(KIND_WORDS[k], KIND_COLORS[k]) for k in _present(scenes)],
-        causes=[(c.value, CAUSE_COLORS[c]) for c in Cause if any(_has(scene, c) for scene in scenes)],
+        kinds=[(KIND_WORDS[k], KIND_COLORS[k]) for k in present_kinds(scenes)],
+        causes=[(c.value, CAUSE_COLORS[c]) for c in present_causes(scenes)],
     )
     return page.encode()
 
@@ -44,15 +44,6 @@ def html(scenes: Sequence[Scene]) -> bytes:
 def _embedded(data: dict[str, Any]) -> Markup:
     """JSON that cannot end the script element that it stands in."""
     return Markup(json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"))
-
-
-def _present(scenes: Sequence[Scene]) -> list[Kind]:
-    present = {o.op.kind for scene in scenes for o in scene.timeline.operations if o.duration}
-    return [kind for kind in Kind if kind in present]
-
-
-def _has(scene: Scene, cause: Cause) -> bool:
-    return cause in occurring(device_summaries(scene), scene.timeline.makespan)
 
 
 def _section(scene: Scene) -> dict[str, Any]:

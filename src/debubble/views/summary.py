@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +68,18 @@ def kind_summaries(scene: Scene) -> list[KindSummary]:
 def occurring(devices: list[DeviceSummary], makespan: Number) -> list[Cause]:
     """The causes that take some device more than half a thousandth of the step."""
     return [cause for cause in Cause if any(device.idle[cause] > makespan / 2000 for device in devices)]
+
+
+def present_kinds(scenes: Sequence[Scene]) -> list[Kind]:
+    """The kinds that take time in some scene."""
+    present = {o.op.kind for scene in scenes for o in scene.timeline.operations if o.duration}
+    return [kind for kind in Kind if kind in present]
+
+
+def present_causes(scenes: Sequence[Scene]) -> list[Cause]:
+    """The causes that matter in some scene."""
+    present = {c for scene in scenes for c in occurring(device_summaries(scene), scene.timeline.makespan)}
+    return [cause for cause in Cause if cause in present]
 
 
 def why_not_faster(scene: Scene) -> str:
