@@ -1,0 +1,45 @@
+"""Times of products, memory traffic and messages on one type of device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from debubble.costs.efficiency import share
+from debubble.costs.known_hardware import Hardware
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Roofline: whatever takes longest of compute and memory.  All times are seconds."""
+
+    hardware: Hardware
+    element: int
+    """Bytes of a number."""
+
+    def matmul(self, m: float, k: float, n: float) -> float:
+        """An (m, k) matrix times a (k, n) one."""
+        hw = self.hardware
+        compute = 2 * m * k * n / (hw.flops * share(hw.efficiency.matmul, min(m, k, n)))
+        return max(compute, self.stream(self.element * (m * k + k * n + m * n)))
+
+    def stream(self, size: float) -> float:
+        """Read and write that many bytes of device memory altogether."""
+        return size / (self.hardware.memory_bandwidth * self.hardware.efficiency.memory)
+
+    def attention(self, flops: float, *, rows: float, backward: bool = False) -> float:
+        """A fused attention core of so many operations, over so many query rows."""
+        e = self.hardware.efficiency
+        return flops / (self.hardware.flops * share(e.attention_backward if backward else e.attention, rows))
+
+    def gather(self, size: float, ranks: int, *, across_nodes: bool = False) -> float:
+        """All-gather or reduce-scatter of `size` bytes in total over a ring."""
+        if ranks == 1:
+            return 0.0
+        return self.message(size * (ranks - 1) / ranks, across_nodes=across_nodes)
+
+    def message(self, size: float, *, across_nodes: bool) -> float:
+        """From one device to another."""
+        hw = self.hardware
+        if across_nodes:
+            return hw.network_latency + size / (hw.network_bandwidth * hw.efficiency.network)
+        return hw.link_latency + size / (hw.link_bandwidth * hw.efficiency.link)
