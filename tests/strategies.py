@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from debubble.costs.units import Strategy, Unit, Units
 from debubble.ir import Kind, Op, Placement, Schedule, StageCosts
 
 times = st.integers(min_value=1, max_value=9)
@@ -96,3 +97,34 @@ def _micro_batch(
             before[Op(Kind.W, s, j)] = {backward}
         gradient = backward
     return before
+
+
+@st.composite
+def model_units(draw: st.DrawFn, *, max_layers: int = 5, limit: bool = False) -> Units:
+    """A small model: embedding, equal layers of attention and MLP, head, with integer costs."""
+
+    def unit(type_: str, layer: int | None, forward: int, activation: int) -> Unit:
+        return Unit(
+            type=type_,
+            layer=layer,
+            forward=forward,
+            backward_input=forward,
+            backward_weight=forward,
+            static=activation,
+            strategies={
+                "none": Strategy(4 * activation),
+                "selective": Strategy(3 * activation, 1),
+                "full": Strategy(activation, forward),
+            },
+        )
+
+    attention, mlp, head = draw(times), draw(times), draw(times)
+    layers = draw(st.integers(1, max_layers))
+    body = [
+        u for i in range(layers) for u in (unit("attention", i, attention, 2), unit("mlp", i, mlp, draw(st.just(3))))
+    ]
+    return Units(
+        units=(unit("embedding", None, 1, 1), *body, unit("head", None, head, 2)),
+        communication=draw(st.integers(0, 2)),
+        memory_limit=(draw(st.integers(20, 200)),) if limit else None,
+    )

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         lower,
     )
     from debubble.planners import Problem, planners
+    from debubble.planners.making import plan
     from debubble.schedules import schedules
     from debubble.simulator import Timeline, simulate
 
@@ -52,6 +53,7 @@ _HOME = {
     "hardware": "costs",
     "lower": "ir",
     "models": "costs",
+    "plan": "planners.making",
     "planners": "planners",
     "schedules": "schedules",
     "simulate": "simulator",
@@ -78,6 +80,7 @@ __all__ = [
     "hardware",
     "lower",
     "models",
+    "plan",
     "planners",
     "schedules",
     "simulate",

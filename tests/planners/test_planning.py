@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.strategies import model_units
+
+import debubble as db
+from debubble.costs.units import Partition, Units, recomputing
+from debubble.ir import Placement, StageCosts
+from debubble.planners import Problem
+from debubble.planners.bounds import lower_bound
+from debubble.planners.recomputation import cheapest_stages, cheapest_strategies
+from debubble.simulator import Repricer
+
+QUICK = ("megatron-even", "pipedream", "merak")
+
+
+def problem(units: Units, *, devices: int, micro_batches: int, chunks: int | None = 1) -> Problem:
+    return Problem(devices=devices, micro_batches=micro_batches, units=units, chunks=chunks, effort=0.5)
+
+
+@given(units=model_units(limit=True), devices=st.integers(1, 3), micro_batches=st.integers(1, 6))
+@settings(max_examples=25, deadline=None)
+@pytest.mark.parametrize("name", QUICK)
+def test_a_plan_keeps_the_limit_and_the_bound(name: str, units: Units, devices: int, micro_batches: int) -> None:
+    asked = problem(units, devices=devices, micro_batches=micro_batches)
+    try:
+        result = db.planners[name](asked)
+    except db.InfeasibleError:
+        return
+    partition = result.solution.partition
+    assert partition is not None
+    assert [index for stage in partition for index, _ in stage] == list(range(len(units.units)))
+    assert max(result.timeline.peak_memory) <= asked.limits[0]
+    assert lower_bound(asked) <= result.makespan
+
+
+@given(units=model_units(max_layers=2, limit=True), micro_batches=st.integers(1, 4))
+@settings(max_examples=25, deadline=None)
+def test_the_chosen_recomputation_is_close_to_the_cheapest_of_all(units: Units, micro_batches: int) -> None:
+    """Per device the greedy choice is at most one unit's recomputation away from the exact knapsack."""
+    counts = [len(units.units) // 2, len(units.units) - len(units.units) // 2]
+    repricer = Repricer(db.schedules["1f1b"](devices=2, micro_batches=micro_batches))
+    feasible = [
+        _recompute_time(units, partition)
+        for partition in _all_partitions(units, counts)
+        if _fits(units, repricer, partition)
+    ]
+    try:
+        chosen = cheapest_strategies(repricer, units, counts)
+    except db.InfeasibleError:
+        # Bisection assumes that more recomputation never needs more memory; one unit's workspace may break that.
+        return
+    assert _fits(units, repricer, chosen)
+    largest = max(float(s.recompute) for u in units.units for s in u.strategies.values())
+    assert _recompute_time(units, chosen) <= min(feasible) + 2 * largest
+
+
+def _all_partitions(units: Units, counts: list[int]) -> list[Partition]:
+    names = ("none", "selective", "full")
+    return [
+        [list(enumerate(choice))[: counts[0]], list(enumerate(choice))[counts[0] :]]
+        for choice in itertools.product(names, repeat=len(units.units))
+    ]
+
+
+def _fits(units: Units, repricer: Repricer, partition: Partition) -> bool:
+    costs = units.stage_costs(partition, Placement.linear(2))
+    peaks = repricer.peak_memory(costs, fused_recompute=recomputing(partition))
+    assert units.memory_limit is not None
+    return max(peaks) <= units.memory_limit[0]
+
+
+def _recompute_time(units: Units, partition: Partition) -> float:
+    return sum(float(units.units[i].strategies[s].recompute) for stage in partition for i, s in stage)
+
+
+def test_fixed_stages_recompute_only_where_the_limit_demands_it() -> None:
+    costs = StageCosts.of(stages=4, memory_limit=3)
+    assert cheapest_stages(Repricer(db.schedules["1f1b"](devices=4, micro_batches=8)), costs) == {0}
+
+
+def test_a_limit_that_nothing_meets_names_the_device() -> None:
+    costs = StageCosts.of(stages=4, activation_recomputed=0.9, memory_limit=2)
+    with pytest.raises(db.InfeasibleError, match=r"Device 0 needs .* even if everything recomputes"):
+        cheapest_stages(Repricer(db.schedules["1f1b"](devices=4, micro_batches=8)), costs)
+
+
+def test_auto_is_the_best_of_all_and_says_why_others_were_rejected() -> None:
+    costs = StageCosts.of(stages=4, memory_limit=3)
+    result = db.planners["auto"](Problem(devices=4, micro_batches=8, costs=costs, effort=0.2))
+    candidates = result.solution.candidates
+    assert {c.planner for c in candidates} == set(db.planners) - {"auto"}
+    assert result.makespan == min(c.makespan for c in candidates if c.makespan is not None)
+    assert all((c.rejected is None) == (c.makespan is not None) for c in candidates)
+
+
+def test_a_plan_survives_its_file(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    plan = db.plan(
+        db.models["llama-tiny"], db.Cluster.parse("4xA100-80GB"), micro_batches=8, planner="merak", sequence_length=128
+    )
+    plan.save(tmp_path / "plan.json")
+    again = db.Plan.load(tmp_path / "plan.json")
+    assert replace(again, costs=plan.costs) == plan
+    assert again.simulate().makespan == pytest.approx(plan.simulate().makespan)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"debubble_plan": 1, "planner": "x"', "is not a whole plan file"),
+        ('{"debubble_plan": 99}', "has plan version 99"),
+        ("{}", "no entry 'debubble_plan'"),
+        ('{"debubble_plan": 1, "planner": "x"}', "is not a whole plan file"),
+    ],
+)
+def test_a_broken_plan_file_is_answered_in_a_sentence(tmp_path, content: str, message: str) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "plan.json").write_text(content)
+    with pytest.raises(db.InputError, match=message):
+        db.Plan.load(tmp_path / "plan.json")
