@@ -24,6 +24,7 @@ class StrategyFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
 
     activation: int | float
     recompute: int | float = 0
+    operators: str | None = None
 
 
 class UnitFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -119,7 +120,8 @@ def units_to_dict(units: Units) -> dict[str, Any]:
             backward_weight=_plain(unit.backward_weight),
             static=_plain(unit.static),
             strategies={
-                name: StrategyFile(_plain(s.activation), _plain(s.recompute)) for name, s in unit.strategies.items()
+                name: StrategyFile(_plain(s.activation), _plain(s.recompute), s.operators)
+                for name, s in unit.strategies.items()
             },
             activation_after_input=None if unit.activation_after_input is None else _plain(unit.activation_after_input),
             workspace=_plain(unit.workspace),
@@ -178,7 +180,7 @@ def _expand(entries: list[UnitFile]) -> list[Unit]:
             raise InputError(f"The count of '{entry.type}' must be at least 1, not {entry.count}.")
         if "none" not in entry.strategies:
             raise InputError(f"The unit '{entry.type}' needs a strategy 'none', which keeps everything.")
-        strategies = {name: Strategy(s.activation, s.recompute) for name, s in entry.strategies.items()}
+        strategies = {name: Strategy(s.activation, s.recompute, s.operators) for name, s in entry.strategies.items()}
         for _ in range(entry.count):
             index = seen.get(entry.type, 0)
             seen[entry.type] = index + 1
