@@ -9,8 +9,8 @@ lambda are away:
 * eviction-loading, in the steady phase: per forward and backward, one block leaves and one comes back;
 * loading, in the ending phase: the last lambda blocks come back, one per backward.
 
-The paper leaves open which blocks go.  Here the first and last few of the warm-up stay, in equal numbers, so that an
-eviction has several forwards and a reload several periods of time before anything waits for it.
+The paper leaves open which blocks go.  Here the first and last few of the warm-up stay, in about equal numbers, so
+that an eviction has several forwards and a reload several periods of time before anything waits for it.
 """
 
 from __future__ import annotations
@@ -34,14 +34,19 @@ def swap(order: Iterable[Op], *, warm_up: int, blocks: int) -> list[Op]:
         )
     plain = list(order)
     micro_batches = 1 + max(op.micro_batch for op in plain)
-    lead = max(1, (warm_up - blocks) // 2)
+    lead = first_swapped(warm_up, blocks)
     swapped = range(lead, micro_batches - (warm_up - blocks - lead))
     woven: list[Op] = []
     for op in plain:
         kind, stage, j = op
-        if kind is Kind.B and j - 1 + lead in swapped:
-            woven.append(Op(Kind.L, stage, j - 1 + lead))
         woven.append(op)
         if kind is Kind.F and j in swapped:
             woven.append(Op(Kind.O, stage, j))
+        if kind is Kind.B and j + lead in swapped:
+            woven.append(Op(Kind.L, stage, j + lead))
     return woven
+
+
+def first_swapped(warm_up: int, blocks: int) -> int:
+    """The first micro-batch that leaves; each of the later ones returns that many backwards before its own."""
+    return max(1, (warm_up - blocks) // 2)
