@@ -1,0 +1,118 @@
+"""The combined ChronosPipe planner: what it takes for a limit, and that it stays within it."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from debubble.costs.units import HostStates, Strategy, Unit, Units
+from debubble.ir import InfeasibleError, Kind, StageCosts
+from debubble.planners import Problem, planners
+
+
+def layers(count, *, limit=None, host_step=0, bandwidth=None, cheap=False, reduce=0):
+    """Equal units: f = 1, b = 2, states 18, activation 8 of which recomputation keeps 1."""
+    strategies = {"none": Strategy(8), "full": Strategy(1, 1)}
+    if cheap:
+        strategies["cmb"] = Strategy(6, Fraction(1, 20))
+    unit = Unit(
+        type="layer",
+        layer=None,
+        forward=1,
+        backward_input=1,
+        backward_weight=1,
+        static=18,
+        strategies=strategies,
+        on_host=HostStates(static=6, gradients=4, parameters=2, step=host_step),
+    )
+    return Units(
+        units=(unit,) * count,
+        memory_limit=None if limit is None else (limit,),
+        offload_bandwidth=bandwidth,
+        stage_entries={"gradient_reduce": reduce} if reduce else {},
+    )
+
+
+def plan(units, *, devices=4, micro_batches=12, **options):
+    return planners["chronos"](Problem(devices=devices, micro_batches=micro_batches, units=units, **options))
+
+
+def kinds(result):
+    return {op.kind for op in result.solution.schedule.operations}
+
+
+def test_without_a_limit_nothing_is_saved():
+    result = plan(layers(16))
+    assert kinds(result) == {Kind.F, Kind.B}
+    assert result.makespan == 3 * 4 * (12 + 3)
+
+
+@pytest.mark.parametrize(("limit", "recomputed"), [(7, 0), (6, Fraction(1, 4)), (5, Fraction(1, 2)), (3, 1)])
+def test_fixed_stages_recompute_the_least_quarter_that_fits(limit, recomputed):
+    costs = StageCosts.of(stages=8, memory_limit=limit)
+    result = planners["chronos"](Problem(devices=4, micro_batches=32, costs=costs, chunks=2))
+    assert result.timeline.recompute == (32 * recomputed,) * 4
+    assert max(result.timeline.peak_memory) <= limit
+
+
+def test_a_limit_below_a_block_is_refused_with_the_reason():
+    costs = StageCosts.of(stages=8, memory_limit=Fraction(1, 2))
+    with pytest.raises(InfeasibleError, match="ChronosPipe fits in no form: Device"):
+        planners["chronos"](Problem(devices=4, micro_batches=8, costs=costs, chunks=2))
+
+
+def test_optimizer_states_of_deep_chunks_go_to_the_host_before_anything_recomputes():
+    # Four layers: 72 bytes of states and 7/8 of 4 micro-batches' activations; the link is too slow for activations.
+    result = plan(layers(16, limit=72 + 112 - 24, host_step=1, bandwidth=1), chunks=2)
+    assert result.makespan == 3 * 4 * (12 + 3)
+    assert kinds(result) == {Kind.F, Kind.B, Kind.D, Kind.S, Kind.P}
+    assert result.solution.costs.static == (72 - 24,) * 4
+    assert result.solution.costs.host_step == (0, 0, 0, 0, 2, 2, 2, 2)
+
+
+def test_cheap_operators_recompute_before_whole_layers_do():
+    result = plan(layers(16, limit=72 + 90, cheap=True), chunks=2)
+    assert result.solution.partition == [[(2 * s, "cmb"), (2 * s + 1, "cmb")] for s in range(8)]
+
+
+def test_activations_go_to_the_host_when_the_link_is_fast():
+    result = plan(layers(16, limit=72 + 72, bandwidth=16), chunks=2)
+    assert Kind.O in kinds(result)
+    assert Kind.R not in kinds(result)
+    assert result.makespan == 3 * 4 * (12 + 3)
+
+
+def test_gradients_are_reduced_in_groups_when_that_takes_time():
+    result = plan(layers(16, reduce=1), chunks=2)
+    assert Kind.G in kinds(result)
+
+
+def test_a_slow_host_is_priced_honestly():
+    """The step of the hosted chunk is as long as ten micro-batches: recomputing is faster."""
+    result = plan(layers(16, limit=72 + 90, host_step=60, bandwidth=Fraction(1, 2)), chunks=2)
+    assert Kind.S not in kinds(result)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    devices=st.integers(1, 4),
+    count=st.integers(8, 12),
+    micro_batches=st.integers(1, 8),
+    share=st.integers(30, 100),
+    bandwidth=st.sampled_from([None, 1, 8]),
+)
+def test_every_plan_is_within_the_limit_and_not_below_its_bound(devices, count, micro_batches, share, bandwidth):
+    states = -(-count // devices) * 18
+    limit = states + share * min(micro_batches, devices) * 8 * -(-count // devices) // 100
+    units = layers(count, limit=limit, host_step=1, bandwidth=bandwidth, cheap=True)
+    problem = Problem(devices=devices, micro_batches=micro_batches, units=units, effort=0.2)
+    try:
+        result = planners["chronos"](problem)
+    except InfeasibleError:
+        # Full recomputation needs at least a kept byte per layer and one layer's activation.
+        assert share < 60
+        return
+    assert max(result.timeline.peak_memory) <= limit
+    assert sum(len(stage) for stage in result.solution.partition) == count
+    assert result.makespan >= micro_batches * units.work / devices
