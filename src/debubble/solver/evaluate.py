@@ -1,0 +1,237 @@
+"""The compiled evaluator: what `lower` and `simulate` say of lists of operations, without building a Program.
+
+It walks the lists as the lanes would, with the same static admission (ir/admission.py) and the same arithmetic, and
+stops as soon as the result cannot be better than a threshold.  Link groups are walked in the order of the lists'
+progress, which may differ from lowering's order of arrival: results are simulated again before anyone sees them.
+
+Everywhere `a` is the Layout, `x` the block of floats and `n` that of whole numbers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from debubble.solver.jit import jit
+from debubble.solver.tables import Floats, Ints, Layout
+
+INFINITY = np.inf
+F, I, W, B, R, O, L = 0, 1, 2, 3, 4, 5, 6  # noqa: E741 - the order of tables.KINDS
+
+
+@jit
+def reset(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints) -> None:
+    """Set every lane to time 0, and count the compute time of every device."""
+    size = a.stages * a.micro_batches
+    x[a.end : a.end + 7 * size] = -1.0
+    x[a.reserved : a.reserved + a.devices] = x[a.static : a.static + a.devices]
+    x[a.last_freed : a.last_freed + a.devices] = 0.0
+    x[a.link : a.link + a.devices * a.devices] = 0.0
+    n[a.recomputed : a.recomputed + size] = 0
+    n[a.cursor : a.cursor + a.devices] = 0
+    n[a.compute : a.compute + a.devices] = -1
+    n[a.transfer : a.transfer + 2 * a.devices] = -1
+    n[a.oldest : a.oldest + a.devices] = 0
+    n[a.known : a.known + a.devices] = 0
+    n[a.newest : a.newest + a.devices] = 0
+    for d in range(a.devices):
+        for index in range(lengths[d]):
+            if orders[d, index] // size == R:
+                n[a.recomputed + orders[d, index] % size] = 1
+    for d in range(a.devices):
+        work = 0.0
+        for index in range(lengths[d]):
+            op = orders[d, index]
+            if op < O * size:
+                work += x[a.time + n[a.recomputed + op % size] * 7 * size + op]
+        x[a.rest + d] = work
+
+
+@jit
+def admit_compute(a: Layout, x: Floats, n: Ints, d: int, allocated: float) -> int:
+    """The offload to wait for so that memory suffices; -1 for none, -2 if nothing helps."""
+    size, waited = a.stages * a.micro_batches, -1
+    while x[a.reserved + d] + allocated > x[a.limit + d] and n[a.oldest + d] < n[a.newest + d]:
+        waited = n[a.queue + d * a.room + n[a.oldest + d]]
+        x[a.reserved + d] -= x[a.freed + n[a.recomputed + waited % size] * 7 * size + waited]
+        n[a.oldest + d] += 1
+    return -2 if x[a.reserved + d] + allocated > x[a.limit + d] else waited
+
+
+@jit
+def admit_reload(a: Layout, x: Floats, n: Ints, d: int, allocated: float) -> tuple[int, bool]:
+    """(the offload to wait for or -1, whether to wait for the last compute operation); -2 if nothing helps."""
+    size, begin = a.stages * a.micro_batches, a.queue + d * a.room
+    n[a.known + d] = max(n[a.known + d], n[a.oldest + d])
+    accounted = 0.0
+    for index in range(n[a.oldest + d], n[a.known + d]):
+        op = n[begin + index]
+        accounted += x[a.freed + n[a.recomputed + op % size] * 7 * size + op]
+    needed = x[a.reserved + d] + x[a.last_freed + d] - accounted + allocated - x[a.limit + d]
+    waited, last = -1, False
+    while needed > 0 and n[a.known + d] < n[a.newest + d]:
+        waited = n[begin + n[a.known + d]]
+        needed -= x[a.freed + n[a.recomputed + waited % size] * 7 * size + waited]
+        n[a.known + d] += 1
+    if needed > 0 and x[a.last_freed + d] > 0:
+        needed -= x[a.last_freed + d]
+        x[a.last_freed + d] = 0.0
+        last = True
+    return (-2 if needed > 0 else waited), last
+
+
+@jit
+def walk_transfer(a: Layout, x: Floats, n: Ints, d: int, op: int) -> bool:
+    """Time an O or L: its lane, its own F or O, and for L the compute operation before it and the memory."""
+    size = a.stages * a.micro_batches
+    kind, pair = op // size, op % size
+    variant = n[a.recomputed + pair] * 7 * size
+    lane = a.transfer + n[a.lane + d] + (0 if kind == O or a.half_duplex else a.devices)
+    begin, why = 0.0, n[lane]
+    if why >= 0:
+        begin = x[a.end + why]
+    source = pair if kind == O else O * size + pair
+    if x[a.end + source] > begin:
+        begin, why = x[a.end + source], source
+    if kind == O:
+        n[a.queue + d * a.room + n[a.newest + d]] = op
+        n[a.newest + d] += 1
+    else:
+        before = n[a.compute + d]
+        if before >= 0 and x[a.start + before] > begin:
+            begin, why = x[a.start + before], before
+        allocated = x[a.allocated + variant + op]
+        if x[a.limit + d] < INFINITY:
+            waited, last = admit_reload(a, x, n, d, allocated)
+            if waited == -2:
+                return False
+            if waited >= 0 and x[a.end + waited] > begin:
+                begin, why = x[a.end + waited], waited
+            if last and x[a.end + before] > begin:
+                begin, why = x[a.end + before], before
+        x[a.reserved + d] += allocated
+    n[lane] = op
+    x[a.start + op] = begin
+    x[a.end + op] = begin + x[a.time + variant + op]
+    n[a.cause + op] = why
+    return True
+
+
+@jit
+def source_of(a: Layout, x: Floats, op: int) -> int:
+    """The operation of another stage whose output an F, I or B needs; -1 if there is none."""
+    size = a.stages * a.micro_batches
+    kind, pair = op // size, op % size
+    if kind == F:
+        return op - a.micro_batches if pair >= a.micro_batches else -1
+    if (kind != I and kind != B) or pair + a.micro_batches >= size:
+        return -1
+    above = I * size + pair + a.micro_batches
+    return above if x[a.end + above] >= 0 else B * size + pair + a.micro_batches
+
+
+@jit
+def walk_compute(a: Layout, x: Floats, n: Ints, d: int, op: int, source: int) -> bool:
+    """Time an F, I, B, W or R: its lane, its data, its reload, and its memory."""
+    size = a.stages * a.micro_batches
+    kind, pair = op // size, op % size
+    variant = n[a.recomputed + pair] * 7 * size
+    begin, why = 0.0, n[a.compute + d]
+    is_first = why < 0
+    if not is_first:
+        begin = x[a.end + why]
+    if source >= 0 and x[a.arrival + source] > begin:
+        begin, why = x[a.arrival + source], source
+    reload = L * size + pair
+    if kind != F and kind != W and x[a.end + reload] > begin:
+        begin, why = x[a.end + reload], reload
+    allocated = x[a.allocated + variant + op]
+    if allocated > 0 and x[a.limit + d] < INFINITY:
+        waited = admit_compute(a, x, n, d, allocated)
+        if waited == -2:
+            return False
+        if waited >= 0 and x[a.end + waited] > begin:
+            begin, why = x[a.end + waited], waited
+    if is_first:
+        x[a.first + d] = begin
+    freed, time = x[a.freed + variant + op], x[a.time + variant + op]
+    x[a.last_freed + d] = freed
+    x[a.reserved + d] = x[a.reserved + d] - freed + allocated
+    x[a.rest + d] -= time
+    n[a.compute + d] = op
+    x[a.start + op] = begin
+    x[a.end + op] = begin + time
+    n[a.cause + op] = why
+    x[a.arrival + op] = begin + time
+    if x[a.message + op] >= 0:
+        send(a, x, n, d, op)
+    return True
+
+
+@jit
+def send(a: Layout, x: Floats, n: Ints, d: int, op: int) -> None:
+    """Time the message behind a compute operation."""
+    size = a.stages * a.micro_batches
+    begin = x[a.end + op]
+    if a.exclusive:
+        stage = op % size // a.micro_batches
+        peer = n[a.device_of + (stage + 1 if op < size else stage - 1)]
+        link = a.link + d * a.devices + peer
+        begin = max(begin, x[link])
+        x[link] = begin + x[a.message + op]
+    x[a.arrival + op] = begin + x[a.message + op]
+
+
+@jit
+def at_least(a: Layout, x: Floats, d: int, op: int) -> float:
+    """What the objective is at least, once a compute operation is timed."""
+    bound: float = x[a.end + op] + x[a.rest + d]
+    if a.span:
+        bound -= x[a.first + d]
+    else:
+        bound = max(bound, x[a.end + op] + x[a.tail + op])
+    return bound
+
+
+@jit
+def length_of(a: Layout, x: Floats, n: Ints, d: int) -> float:
+    """A device's part in the objective: its last end, from its first start where the span counts."""
+    end: float = x[a.end + n[a.compute + d]]
+    if a.span:
+        end -= x[a.first + d]
+    return end
+
+
+@jit
+def evaluate(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float) -> float:
+    """Objective of the lists, or infinity if they deadlock, break a limit or come out above `threshold`.
+
+    Leaves starts, ends and causes in the blocks.
+    """
+    size = a.stages * a.micro_batches
+    reset(a, x, n, orders, lengths)
+    remaining = lengths.sum()
+    upward = True
+    while remaining > 0:
+        before = remaining
+        for step in range(a.devices):
+            d = step if upward else a.devices - 1 - step
+            while n[a.cursor + d] < lengths[d]:
+                op = orders[d, n[a.cursor + d]]
+                if op >= O * size:
+                    if not walk_transfer(a, x, n, d, op):
+                        return INFINITY
+                else:
+                    source = source_of(a, x, op)
+                    if source >= 0 and x[a.end + source] < 0:
+                        break
+                    if not walk_compute(a, x, n, d, op, source) or at_least(a, x, d, op) > threshold:
+                        return INFINITY
+                n[a.cursor + d] += 1
+                remaining -= 1
+        if remaining == before:
+            return INFINITY
+        upward = not upward
+    result = 0.0
+    for d in range(a.devices):
+        result = max(result, length_of(a, x, n, d))
+    return result

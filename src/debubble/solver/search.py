@@ -1,0 +1,146 @@
+"""The anytime search: starts, then local search, until the bound is met, the steps are done or the time is up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from debubble.ir import DebubbleError, InfeasibleError, Kind, Number, Op, Schedule
+from debubble.solver.bounds import lower_bound
+from debubble.solver.problem import Incumbent, OrderProblem
+from debubble.solver.starts import starts
+
+BURST = 2000
+"""Moves between two looks at the clock."""
+FIRST_CYCLE = 8 * BURST
+"""Moves of the first cooling; each later one, restarted from the best, takes half as long again."""
+
+
+def search(
+    problem: OrderProblem,
+    *,
+    start: Schedule | None = None,
+    deadline: float | None = None,
+    steps: int | None = None,
+    seed: int = 0,
+    bound: Number = 0,
+) -> Iterator[Incumbent]:
+    """Better and better schedules of a problem, each with its exact objective and a lower bound.
+
+    `start`: a schedule to improve, tried beside the constructed ones.  `deadline`: seconds from now.  `steps`: number
+    of moves; with it and without a deadline the result depends on the seed alone.  `bound`: one that is already known.
+    Stops when the bound is met.  Raises InfeasibleError if no start fits the memory limit.
+    """
+    clock = _Clock.starting(deadline)
+    bound = max(bound, lower_bound(problem))
+    best: Incumbent | None = None
+    for candidate in _distinct(problem, start):
+        try:
+            value = problem.value(candidate)
+        except DebubbleError:
+            continue
+        if best is None or value < best.value:
+            best = Incumbent(schedule=candidate, value=value, bound=bound, source="start", seconds=clock.passed)
+            yield best
+            if best.optimal:
+                return
+    if best is None:
+        raise InfeasibleError("No schedule of this problem was found that fits the memory limit; raise the limit.")
+    yield from improve(
+        problem, best, clock=clock, steps=steps if deadline is not None else steps or 50 * BURST, seed=seed
+    )
+
+
+@dataclass(frozen=True)
+class _Clock:
+    begin: float
+    end: float
+
+    @staticmethod
+    def starting(deadline: float | None) -> _Clock:
+        now = time.monotonic()
+        return _Clock(now, float("inf") if deadline is None else now + deadline)
+
+    @property
+    def passed(self) -> float:
+        return time.monotonic() - self.begin
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() >= self.end
+
+
+def improve(
+    problem: OrderProblem, best: Incumbent, *, clock: _Clock, steps: int | None, seed: int
+) -> Iterator[Incumbent]:
+    """Local search from an incumbent: cooling cycles, each restarted from the best."""
+    # The kernel's import and compilation cost more than a search that ends at its start.
+    from debubble.solver.anneal import anneal
+    from debubble.solver.tables import decode, encode, tables
+
+    layout, floats, ints, scale = arrays = tables(problem)
+    orders, lengths = encode(problem, best.schedule)
+    best_orders, best_lengths = orders.copy(), lengths.copy()
+    random = np.array([seed * 7919 + 12345], dtype=np.int64) % 2147483646 + 1
+    times = arrays.table("time", layout.allocated - layout.time)
+    unit = float(times[times > 0].mean())
+    value, target = float(best.value) * scale, float(best.bound) * scale * (1 + 1e-12)
+    done, cycle = 0, FIRST_CYCLE
+    while steps is None or done < steps:
+        orders[:], lengths[:] = best_orders, best_lengths
+        bursts = max(1, cycle // BURST)
+        for burst in range(bursts):
+            hot, cold = (0.05 * 0.1 ** (k / bursts) * unit for k in (burst, burst + 1))
+            count = BURST if steps is None else min(BURST, steps - done)
+            found, taken = anneal(
+                layout, floats, ints, orders, lengths, best_orders, best_lengths, value, count, hot, cold, 0.05, target,
+                problem.offload, problem.recompute, random,
+            )  # fmt: skip
+            done += taken
+            if found < value:
+                value = found
+                better = verified(problem, decode(problem, best_orders, best_lengths, name=best.schedule.name), best)
+                if better is not None:
+                    best = replace(better, source="search", steps=done, seconds=clock.passed)
+                    yield best
+            if best.optimal or clock.over or (steps is not None and done >= steps):
+                return
+        cycle += cycle // 2
+
+
+def verified(problem: OrderProblem, schedule: Schedule, best: Incumbent) -> Incumbent | None:
+    """The schedule as an incumbent, if exact simulation agrees that it is better."""
+    try:
+        value = problem.value(schedule)
+    except DebubbleError:
+        return None
+    return replace(best, schedule=schedule, value=value) if value < best.value else None
+
+
+def _distinct(problem: OrderProblem, start: Schedule | None) -> Iterator[Schedule]:
+    """The given start, with its backward split where that is allowed, and the constructed ones."""
+    if start is not None:
+        if problem.split:
+            yield split_backwards(start)
+        yield start
+    yield from starts(problem)
+
+
+def split_backwards(schedule: Schedule) -> Schedule:
+    """The same lists with I and W, side by side, for every B."""
+    orders = tuple(
+        tuple(
+            part
+            for op in order
+            for part in (
+                (Op(Kind.I, op.stage, op.micro_batch), Op(Kind.W, op.stage, op.micro_batch))
+                if op.kind is Kind.B
+                else (op,)
+            )
+        )
+        for order in schedule.orders
+    )
+    return replace(schedule, orders=orders)
