@@ -15,8 +15,9 @@ so that B_G = B_R + B_I + B_P differs from the step time (m - 1/C) max T + sum T
           counts that the schedule's order really reaches.
     C_3   order: layers of type t may only stand where all of the types before it have been placed
 
-CP-SAT of OR-Tools solves it; the poster used Gurobi.  Its numbers are integers: times are rounded to a millionth of the
-slowest layer, bytes are rounded up to a millionth of the limit, so that no answer breaks it.
+CP-SAT of OR-Tools solves it; the poster used Gurobi.  Its numbers are integers: times are rounded to about a millionth
+of the slowest layer, bytes are rounded up to about a millionth of the limit, so that no answer breaks it.  Both units
+are powers of two, so that small integers stay exact.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def solve(
     return Answer(layers, solver.objective_value * unit, solver.best_objective_bound * unit)
 
 
-RESOLUTION = 10**6
+RESOLUTION = 2**20
 
 
 class _Programme:
@@ -96,7 +97,7 @@ class _Programme:
     ) -> None:
         self.model, self.found, self.schedule = model, found, schedule
         self.stages, self.chunks = schedule.stages, schedule.placement.chunks
-        self.time_unit = max(option.time for run in found for option in run.options) / RESOLUTION
+        self.time_unit = _unit(max(option.time for run in found for option in run.options))
         self.layers = [
             [[model.new_int_var(0, run.count, "") for _ in range(self.stages)] for _ in run.options] for run in found
         ]
@@ -140,13 +141,13 @@ class _Programme:
         for x, (stages, counts) in enumerate(zip(self.schedule.placement.stages_of, alive(self.schedule), strict=True)):
             if limits[x] == float("inf"):
                 continue
-            unit = limits[x] / RESOLUTION
+            unit = _unit(limits[x])
             fixed = sum(
                 _up((run.static + max(0.0, run.workspace - everywhere) * (run.count == 1)) / unit) * self._stage(r, s)
                 for r, run in enumerate(self.found)
                 for s in stages
             )
-            room = RESOLUTION - _up((static + everywhere) / unit)
+            room = math.floor(limits[x] / unit) - _up((static + everywhere) / unit)
             restored = self._restored(stages, unit)
             for combination in counts:
                 kept = sum(
@@ -188,6 +189,11 @@ class _Programme:
         for time in times:
             self.model.add(slowest >= time)
         self.model.minimize((self.schedule.micro_batches * self.chunks - 1) * slowest + sum(times))
+
+
+def _unit(largest: float) -> float:
+    """The power of two of which `largest` has about RESOLUTION."""
+    return 2.0 ** math.ceil(math.log2(largest)) / RESOLUTION
 
 
 def _up(number: float) -> int:
