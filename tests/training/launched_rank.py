@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from debubble.ir import InputError
-from debubble.training.launcher import as_rank
+from debubble.runtime.launcher import as_rank
 
 
 def main(argument: str) -> None:

@@ -32,15 +32,16 @@ def sequences(size: int, length: int, seed: int = 0) -> Sequences:
     return Sequences(corpus=Corpus(np.arange(size, dtype=np.uint8)), sequence_length=length, seed=seed)
 
 
-def test_targets_are_the_tokens_that_follow():
-    inputs, targets = sequences(41, 8).batch(0, count=5)
-    assert inputs.shape == targets.shape == (5, 8)
-    assert (targets == inputs + 1).all()
+def test_a_sample_is_a_window_and_the_token_after_it():
+    tokens = sequences(41, 8).batch(0, count=5)
+    assert tokens.shape == (5, 9)
+    assert (np.diff(tokens) == 1).all()
+    assert sorted(tokens[:, 0]) == [0, 8, 16, 24, 32]
 
 
 def test_an_epoch_holds_every_window_once_and_the_next_has_another_order():
     data = sequences(200, 4)
-    first, second = (data.batch(epoch * 49, count=49)[0] for epoch in (0, 1))
+    first, second = (data.batch(epoch * 49, count=49) for epoch in (0, 1))
     assert sorted(first[:, 0]) == sorted(second[:, 0]) == list(range(0, 196, 4))
     assert (first != second).any()
 
@@ -48,9 +49,9 @@ def test_an_epoch_holds_every_window_once_and_the_next_has_another_order():
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(0, 60))
 def test_the_order_of_samples_does_not_depend_on_how_they_are_asked_for(counts, first):
     data = sequences(100, 4, seed=3)
-    whole = data.batch(first, count=sum(counts))[0]
+    whole = data.batch(first, count=sum(counts))
     starts = first + np.cumsum([0, *counts[:-1]])
-    parts = [data.batch(int(start), count=count)[0] for start, count in zip(starts, counts, strict=True)]
+    parts = [data.batch(int(start), count=count) for start, count in zip(starts, counts, strict=True)]
     assert (np.concatenate(parts) == whole).all()
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from debubble.ir import InputError
-from debubble.training import launcher
-from debubble.training.launcher import RankFailedError, joined, launch
+from debubble.runtime import launcher
+from debubble.runtime.launcher import RankFailedError, joined, launch
 
 
 def start(behaviour: str, place: Path, monkeypatch) -> None:
@@ -48,7 +48,7 @@ def test_the_first_failure_is_named_and_no_process_stays(tmp_path, monkeypatch, 
 def test_ranks_end_with_the_launcher(tmp_path, sent, code):
     program = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from debubble.training.launcher import launch\n"
+        "from debubble.runtime.launcher import launch\n"
         f"try: launch('launched_rank', 'wait {tmp_path}', ranks=2)\n"
         "except KeyboardInterrupt: sys.exit(130)\n"
     )

@@ -76,13 +76,12 @@ class Sequences:
     def per_epoch(self) -> int:
         return (len(self.corpus.tokens) - 1) // self.sequence_length
 
-    def batch(self, first: int, *, count: int) -> tuple[Tokens, Tokens]:
-        """Inputs and targets (the tokens that follow) of samples `first` to `first + count`, each count x length."""
+    def batch(self, first: int, *, count: int) -> Tokens:
+        """Samples `first` to `first + count`, [count, length + 1]: each token is to predict the next."""
         epochs, places = np.divmod(np.arange(first, first + count), self.per_epoch)
         windows = np.concatenate([self._order(epoch)[places[epochs == epoch]] for epoch in np.unique(epochs)])
         positions = windows[:, None] * self.sequence_length + np.arange(self.sequence_length + 1)
-        tokens = self.corpus.tokens[positions].astype(np.int64)
-        return tokens[:, :-1], tokens[:, 1:]
+        return self.corpus.tokens[positions].astype(np.int64)
 
     def _order(self, epoch: int) -> npt.NDArray[np.int64]:
         return np.random.default_rng([self.seed, int(epoch)]).permutation(self.per_epoch)

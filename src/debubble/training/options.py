@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-
-import msgspec
 
 from debubble.ir import InputError, Plan
 from debubble.training.data import VOCABULARY, Corpus, Sequences
@@ -39,18 +36,9 @@ class TrainOptions:
     """Where the predicted and measured timelines go."""
     json: bool = False
 
-    def to_json(self) -> str:
-        """One line, to hand to the ranks."""
-        return msgspec.json.encode(self).decode()
-
-    @staticmethod
-    def from_json(text: str) -> TrainOptions:
-        return msgspec.json.decode(text, type=TrainOptions)
-
 
 def check(options: TrainOptions) -> Plan:
     """The plan, if this run can be done.  Raises InputError with one sentence if not."""
-    require_torch()
     plan = runnable(options.plan)
     for name in ("steps", "save_every", "keep"):
         if getattr(options, name) < 1:
@@ -88,9 +76,3 @@ def check_resume(options: TrainOptions, plan: Plan) -> None:
     checkpoint = latest(options.checkpoint)
     if progress_of(checkpoint).model != plan.model:
         raise InputError(f"{checkpoint} is a checkpoint of another model than the plan's.")
-
-
-def require_torch() -> None:
-    """Raise InputError unless torch is installed."""
-    if importlib.util.find_spec("torch") is None:
-        raise InputError("This command needs PyTorch: install debubble with its torch extra.")

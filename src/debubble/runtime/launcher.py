@@ -19,9 +19,13 @@ import traceback
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from debubble.ir import DebubbleError, InputError
+
+T = TypeVar("T")
 
 GRACE = 3
 """Seconds that a rank gets to end before it is killed."""
@@ -77,6 +81,16 @@ def launch(module: str, argument: str, *, ranks: int, threads: int = 1) -> None:
             if error.sigval is signal.SIGINT:
                 raise KeyboardInterrupt from None
             raise RankFailedError(f"The run was ended by {error.sigval.name}.") from None
+
+
+def packed(options: Any) -> str:
+    """A dataclass of options as a rank's argument; `unpacked` reads it."""
+    return msgspec.json.encode(options, enc_hook=str).decode()
+
+
+def unpacked(argument: str, kind: type[T]) -> T:
+    """The options of a rank's argument."""
+    return msgspec.json.decode(argument, type=kind, dec_hook=lambda wanted, text: wanted(text))
 
 
 def joined() -> bool:

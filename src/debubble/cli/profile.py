@@ -1,0 +1,82 @@
+"""`debubble profile`: measure a model's units on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from debubble.cli import options as o
+from debubble.cli.app import app
+from debubble.cli.output import Json, console, log, print_json
+from debubble.cli.torch_extra import require_torch
+from debubble.ir import Number
+
+if TYPE_CHECKING:
+    from debubble.costs.units import Units
+
+
+@app.command()
+def profile(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A built-in name, a config.json, or a folder with one.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Write the measured units here.")] = Path("costs.json"),
+    micro_batch_size: o.MicroBatchSize = 1,
+    sequence_length: o.SequenceLength = 512,
+    dtype: o.Dtype = "fp32",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    processes: Annotated[
+        int, typer.Option(help="Processes that measure at the same time, as the run's ranks will.")
+    ] = 2,
+    repetitions: Annotated[int, typer.Option(help="Measurements of everything; medians count.")] = 10,
+    json: Json = False,
+) -> None:
+    """Measure forward, backward, recomputation and bytes of every unit, and the links, for `plan --profile`."""
+    from debubble.costs import named_model
+    from debubble.costs.files import units_to_dict
+    from debubble.ir import RunOptions
+
+    config = named_model(model).config
+    require_torch()
+    from debubble.profiler.profile import ProfileOptions
+    from debubble.profiler.request import measure
+
+    run = RunOptions(micro_batch_size=micro_batch_size, sequence_length=sequence_length, dtype=dtype)
+    units = measure(
+        ProfileOptions(config=config, run=run, output=output, device=device, repetitions=repetitions),
+        processes=processes,
+    )
+    log().print(f"The measured units are in {output}.")
+    if json:
+        print_json(units_to_dict(units))
+    else:
+        console().print(_table(units))
+
+
+def _table(units: Units) -> Table:
+    """One row per type of unit and strategy."""
+    table = Table(box=None)
+    for name in ("unit", "strategy", "forward", "backward", "weights", "recompute", "keeps"):
+        table.add_column(name, no_wrap=True, justify="left" if name in ("unit", "strategy") else "right")
+    for unit in {unit.type: unit for unit in units.units}.values():
+        for name, strategy in unit.strategies.items():
+            if strategy.operators is None:
+                first = name == "none"
+                times = (unit.forward, unit.backward_input + unit.backward_weight, unit.backward_weight)
+                table.add_row(
+                    unit.type if first else "",
+                    name,
+                    *(_milliseconds(time) if first else "" for time in times),
+                    "" if first else _milliseconds(strategy.recompute),
+                    f"{float(strategy.activation) / 2**20:.2f} MiB",
+                )
+    link = "not measured" if not units.communication else _milliseconds(units.communication)
+    table.caption = f"message between stages {link}, host link {float(units.offload_bandwidth or 0) / 1e9:.1f} GB/s"
+    return table
+
+
+def _milliseconds(seconds: Number) -> str:
+    return f"{float(seconds) * 1e3:.2f} ms"

@@ -1,0 +1,82 @@
+"""One measurement of a model: units and links together, in processes that run at the same time.
+
+They run together because cores that share memory slow each other, and a pipeline's ranks all compute at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from debubble.costs.files import units_to_dict
+from debubble.costs.states import state_bytes
+from debubble.costs.units import Unit, Units
+from debubble.ir import RunOptions
+from debubble.ir.files import write_whole
+from debubble.profiler.links import host_bandwidth, message_time
+from debubble.profiler.units import Measured, Slice, costs_of, merged
+from debubble.runtime.models import model_units
+
+ALIASES: Mapping[str, Mapping[str, str]] = {
+    "cmb": {"attention": "norm", "mlp": "norm+activation+multiply"},
+    "selective": {"attention": "norm+core", "mlp": "norm+activation+multiply"},
+}
+"""Names that planners know, and the operators that they mean in each type of unit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileOptions:
+    """What to measure and how; every process gets the same."""
+
+    config: Mapping[str, Any]
+    """The model's Hugging Face config."""
+    run: RunOptions
+    output: Path
+    device: str = "cpu"
+    repetitions: int = 10
+
+
+def profile(options: ProfileOptions) -> None:
+    """Measure in this process, together with all others of the process group; rank 0 writes the units file."""
+    device = _device(options.device)
+    part = Slice(options.config, options.run, device)
+    parts: list[Measured] = [{} for _ in range(dist.get_world_size())]
+    dist.barrier()
+    dist.all_gather_object(parts, part.measure(repetitions=options.repetitions))
+    per_parameter = state_bytes(options.run, shards=1, gradient_bytes=4)
+    static = [per_parameter * sum(p.numel() for p in unit.parameters()) for unit in part.units]
+    kinds = costs_of(part.planned, merged(parts), static=static)
+    boundary = part.boundary
+    paired = dist.get_world_size() % 2 == 0
+    units = Units(
+        units=tuple(_unit(kinds[u.type], u.layer) for u in model_units(options.config)),
+        communication=message_time(boundary, repetitions=5 * options.repetitions) if paired else 0.0,
+        offload_bandwidth=host_bandwidth(device, repetitions=options.repetitions),
+    )
+    if dist.get_rank() == 0:
+        content = msgspec.json.format(msgspec.json.encode(units_to_dict(units)), indent=1)
+        write_whole(options.output, content + b"\n")
+
+
+def _unit(measured: Unit, layer: int | None) -> Unit:
+    """The measured unit as that layer's, with the names that planners have for sets of operators."""
+    named = {
+        alias: replace(measured.strategies[operators[measured.type]], operators=operators[measured.type])
+        for alias, operators in ALIASES.items()
+        if measured.type in operators
+    }
+    return replace(measured, layer=layer, strategies={**measured.strategies, **named})
+
+
+def _device(kind: str) -> torch.device:
+    """This process's device: the CPU with one thread, or a GPU of its own."""
+    if kind == "cuda":
+        return torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
+    torch.set_num_threads(1)
+    return torch.device(kind)

@@ -1,0 +1,20 @@
+"""One process of a measurement."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from debubble.profiler.profile import ProfileOptions, profile
+from debubble.runtime.launcher import as_rank, unpacked
+
+
+def main(argument: str) -> None:
+    """Measure what the options (as JSON) say."""
+    options = unpacked(argument, ProfileOptions)
+    dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
+    profile(options)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    as_rank(main)

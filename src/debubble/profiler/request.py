@@ -1,0 +1,36 @@
+"""A measurement as a user asks for it: checked, run in processes of its own, and read back."""
+
+from __future__ import annotations
+
+from debubble.costs import load_profile
+from debubble.costs.units import Units
+from debubble.ir import InputError
+from debubble.profiler.profile import ProfileOptions
+from debubble.profiler.units import DTYPES
+from debubble.runtime.launcher import launch, packed
+from debubble.runtime.shape import read_shape
+
+
+def measure(options: ProfileOptions, *, processes: int) -> Units:
+    """Measure in `processes` processes at the same time, and write the units file.
+
+    Raises InputError if the call is wrong, RankFailedError if a process fails.
+    """
+    shape, run = read_shape(options.config), options.run
+    if run.dtype not in DTYPES:
+        raise InputError(f"--dtype must be one of {', '.join(DTYPES)}, not '{run.dtype}'.")
+    if options.device not in ("cpu", "cuda"):
+        raise InputError(f"--device must be cpu or cuda, not '{options.device}'.")
+    counts = {
+        "processes": processes, "repetitions": options.repetitions, "micro-batch-size": run.micro_batch_size,
+        "sequence-length": run.sequence_length,
+    }  # fmt: skip
+    for name, value in counts.items():
+        if value < 1:
+            raise InputError(f"--{name} must be at least 1, not {value}.")
+    if shape.positions and run.sequence_length > shape.positions:
+        raise InputError(
+            f"The model has positions for {shape.positions} tokens, fewer than --sequence-length {run.sequence_length}."
+        )
+    launch("debubble.profiler.rank", packed(options), ranks=processes)
+    return load_profile(options.output)

@@ -1,0 +1,190 @@
+"""What each unit of a model costs on one device: times and bytes, measured with the runtime's own stages.
+
+A slice of the model (embedding, a few layers, head) runs forward and backward again and again, two micro-batches in
+flight, every unit as a stage of its own: so each runs after its neighbours, as in a pipeline, not on a warm cache.
+Repetitions go round the recomputation strategies, so that a disturbance meets all of them alike.  Bytes are the
+runtime's own count.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from debubble.costs.units import Strategy, Unit
+from debubble.ir import Number, PlannedUnit, RunOptions
+from debubble.profiler.clock import wait
+from debubble.runtime.memory import Ledger
+from debubble.runtime.models import build_stage, model_units
+from debubble.runtime.stage import Stage
+from debubble.runtime.tape import directly
+from debubble.runtime.units import MicroBatch
+
+STRATEGIES: Mapping[str, Sequence[str]] = {
+    "embedding": ("none",),
+    "attention": ("none", "full", "norm", "core", "norm+core"),
+    "mlp": ("none", "full", "norm", "activation+multiply", "norm+activation+multiply"),
+    "head": ("none",),
+}
+"""Per type of unit, the ways to recompute that are measured."""
+
+IN_FLIGHT = 2
+LAYERS = 2
+WARM_UP = 3
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass
+class Samples:
+    """Of one unit under one strategy: durations in seconds, by what was timed, and bytes."""
+
+    times: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    kept: int = 0
+    """After the forward."""
+    kept_after_input: int = 0
+    """After the backward for inputs."""
+
+    def median(self, what: str) -> float:
+        return statistics.median(self.times[what])
+
+
+Measured = dict[tuple[int, str], Samples]
+"""By the unit's place in the slice and its strategy; `split` is no recomputation with a split backward."""
+
+
+class Slice:
+    """The part of the model that is measured, on one device."""
+
+    def __init__(self, config: Mapping[str, Any], options: RunOptions, device: torch.device) -> None:
+        self.planned = [u for u in model_units(config) if u.layer is None or u.layer < LAYERS]
+        self.device, self.ledger = device, Ledger(device)
+        self.units = [unit.to(device) for unit in build_stage(config, self.planned, dtype=DTYPES[options.dtype])]
+        for unit in self.units:
+            self.ledger.exclude([*unit.parameters(), *unit.buffers()])
+        shape = (options.micro_batch_size, options.sequence_length + 1)
+        tokens = torch.randint(256, shape, generator=torch.Generator().manual_seed(0)).to(device)
+        self.tokens, self.targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    @property
+    def boundary(self) -> Tensor:
+        """A tensor such as stages hand on."""
+        x: Tensor = self.units[0](self.tokens, MicroBatch(), directly)
+        return x.detach()
+
+    def measure(self, *, repetitions: int) -> Measured:
+        """Round after round through all strategies, after a warm-up."""
+        measured: Measured = {}
+        for repetition in range(WARM_UP + repetitions):
+            if repetition == WARM_UP:
+                measured = {}
+            for way in range(max(map(len, STRATEGIES.values()))):
+                strategies = [STRATEGIES[u.type][way % len(STRATEGIES[u.type])] for u in self.planned]
+                self._run(strategies, [measured.setdefault(key, Samples()) for key in enumerate(strategies)])
+            split = [measured.setdefault((index, "split"), Samples()) for index in range(len(self.planned))]
+            self._run(["none"] * len(split), split, split=True)
+        return measured
+
+    def _run(self, strategies: Sequence[str], samples: Sequence[Samples], *, split: bool = False) -> None:
+        """Once forward and backward with every unit's strategy, adding to the units' samples."""
+        planned = [PlannedUnit(u.type, u.layer, s) for u, s in zip(self.planned, strategies, strict=True)]
+        stages = [Stage([u], [p], self.ledger) for u, p in zip(self.units, planned, strict=True)]
+        for j in range(IN_FLIGHT):
+            self._forward(j, stages, samples)
+        for j in range(IN_FLIGHT):
+            self._backward(j, stages, samples, split=split)
+            if split:
+                for stage, sample in zip(stages, samples, strict=True):
+                    with self._timed(sample, "weight"):
+                        stage.weights(j)
+
+    def _forward(self, j: int, stages: Sequence[Stage], samples: Sequence[Samples]) -> None:
+        x = self.tokens.clone()  # storages are counted once
+        micro_batch = MicroBatch(targets=self.targets.clone(), scale=1 / self.targets.numel(), seed=j)
+        for stage, sample in zip(stages, samples, strict=True):
+            before = self.ledger.bytes
+            with self._timed(sample, "forward"):
+                x = stage.forward(j, x, micro_batch, recomputing=1)
+            sample.kept = self.ledger.bytes - before
+
+    def _backward(self, j: int, stages: Sequence[Stage], samples: Sequence[Samples], *, split: bool) -> None:
+        gradient: Tensor | None = torch.ones((), device=self.device)
+        for stage, sample in zip(reversed(stages), reversed(samples), strict=True):
+            with self._timed(sample, "recompute"):
+                stage.recompute(j)
+            before = self.ledger.bytes
+            assert gradient is not None
+            with self._timed(sample, "backward"):
+                gradient = stage.backward(j, gradient, split=split)
+            sample.kept_after_input = sample.kept + self.ledger.bytes - before
+
+    @contextmanager
+    def _timed(self, sample: Samples, what: str) -> Iterator[None]:
+        wait(self.device)
+        start = perf_counter()
+        yield
+        wait(self.device)
+        sample.times[what].append(perf_counter() - start)
+
+
+def merged(parts: Sequence[Measured]) -> Measured:
+    """The samples of several processes together."""
+    whole: Measured = {}
+    for key, first in parts[0].items():
+        times = {what: [t for part in parts for t in part[key].times[what]] for what in first.times}
+        whole[key] = Samples(times, first.kept, first.kept_after_input)
+    return whole
+
+
+def costs_of(planned: Sequence[PlannedUnit], measured: Measured, *, static: Sequence[float]) -> dict[str, Unit]:
+    """The unit of each type: the mean over the measured layers.
+
+    The backward for inputs is what the whole backward takes beyond the weights' part, so that their sum is what most
+    schedules run.
+    """
+    found: dict[str, list[Unit]] = defaultdict(list)
+    for index, unit in enumerate(planned):
+        of = {strategy: samples for (place, strategy), samples in measured.items() if place == index}
+        weight = of["split"].median("weight")
+        strategies = {s: Strategy(of[s].kept, of[s].median("recompute")) for s in STRATEGIES[unit.type]}
+        strategies["none"] = Strategy(of["none"].kept)
+        found[unit.type].append(
+            Unit(
+                type=unit.type,
+                layer=unit.layer,
+                forward=of["none"].median("forward"),
+                backward_input=max(0.0, of["none"].median("backward") - weight),
+                backward_weight=weight,
+                static=static[index],
+                strategies=strategies,
+                activation_after_input=of["split"].kept_after_input,
+            )
+        )
+    return {kind: _mean(units) for kind, units in found.items()}
+
+
+def _mean(units: Sequence[Unit]) -> Unit:
+    first = units[0]
+
+    def mean(value: Callable[[Unit], Number]) -> float:
+        return float(sum(map(value, units))) / len(units)
+
+    strategies = {
+        name: Strategy(first.strategies[name].activation, mean(lambda u, name=name: u.strategies[name].recompute))
+        for name in first.strategies
+    }
+    return replace(
+        first,
+        forward=mean(lambda u: u.forward),
+        backward_input=mean(lambda u: u.backward_input),
+        backward_weight=mean(lambda u: u.backward_weight),
+        strategies=strategies,
+    )
