@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from debubble.planners import Problem, planners
     from debubble.planners.making import plan
+    from debubble.runtime import Pipeline
     from debubble.schedules import schedules
     from debubble.simulator import Timeline, simulate
 
@@ -41,6 +42,7 @@ _HOME = {
     "Model": "costs",
     "Op": "ir",
     "OutOfMemoryError": "ir",
+    "Pipeline": "runtime",
     "Placement": "ir",
     "Plan": "ir",
     "Problem": "planners",
@@ -68,6 +70,7 @@ __all__ = [
     "Model",
     "Op",
     "OutOfMemoryError",
+    "Pipeline",
     "Placement",
     "Plan",
     "Problem",

@@ -1,0 +1,126 @@
+"""Builds what one device of a plan holds: its stages, their parameters, and who shares a tied table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import nn
+
+from debubble.ir import InputError, Kind, Plan
+from debubble.runtime.memory import Ledger
+from debubble.runtime.models import TABLE, build_stage, model_units
+from debubble.runtime.shape import read_shape
+from debubble.runtime.stage import Stage
+from debubble.runtime.units import Unit
+from debubble.runtime.weights import StageWeights, Working
+
+HEAD_TABLE = "lm_head.weight"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+
+
+@dataclass
+class DevicePart:
+    """The stages of one device with their parameters."""
+
+    stages: dict[int, Stage] = field(default_factory=dict)
+    weights: dict[int, StageWeights] = field(default_factory=dict)
+
+    @cached_property
+    def masters(self) -> Mapping[str, nn.Parameter]:
+        """The parameters that an optimizer steps, by Hugging Face name; a table that is tied here appears twice."""
+        return {name: p for weights in self.weights.values() for name, p in weights.masters.items()}
+
+    def parameters_of(self, stage: int) -> list[nn.Parameter]:
+        """What the optimizer of one stage steps."""
+        return [p for p in self.weights[stage].masters.values() if p.requires_grad]
+
+
+def check_runnable(plan: Plan, ranks: int) -> None:
+    """Refuse a plan that these ranks cannot run, with one sentence."""
+    if plan.model is None or plan.partition is None:
+        raise InputError("The plan has no model: only plans made for a model can run.")
+    options = plan.options
+    if options.tensor > 1 or options.context > 1:
+        raise InputError("The runtime runs pipeline and data parallelism; make the plan with tensor and context 1.")
+    if ranks != plan.devices * options.data:
+        raise InputError(
+            f"The plan needs {plan.devices * options.data} ranks ({plan.devices} pipeline devices x {options.data} data"
+            f" parallel), but {ranks} were started."
+        )
+    if options.dtype not in DTYPES:
+        raise InputError(f"The runtime computes in {', '.join(DTYPES)}, not in '{options.dtype}'.")
+    planned = [(unit.type, unit.layer) for stage in plan.partition for unit in stage]
+    if planned != [(unit.type, unit.layer) for unit in model_units(plan.model)]:
+        raise InputError("The plan's partition does not list the units of its model in order: make the plan again.")
+    stepped = {op.stage for op in plan.schedule.operations if op.kind is Kind.S}
+    if read_shape(plan.model).tied and stepped & {0, plan.schedule.stages - 1} and tied_devices(plan):
+        raise InputError("The plan steps a stage with a tied table inside the step; untie it or step it afterwards.")
+
+
+def build_part(
+    plan: Plan, device: int, *, model: nn.Module | None, seed: int, on: torch.device, ledger: Ledger
+) -> DevicePart:
+    """The stages of one device, on the torch device `on`."""
+    assert plan.model is not None
+    assert plan.partition is not None
+    shape, dtype = read_shape(plan.model), DTYPES[plan.options.dtype]
+    wide = torch.float64 if dtype is torch.float64 else torch.float32
+    held = plan.schedule.placement.stages_of[device]
+    built = {s: build_stage(plan.model, plan.partition[s], seed=seed, dtype=wide) for s in held}
+    if model is not None:
+        take_over([unit for units in built.values() for unit in units], model)
+    named = {name: p for units in built.values() for unit in units for name, p in unit.hf_parameters().items()}
+    if shape.tied and {TABLE[shape.is_gpt2], HEAD_TABLE} <= named.keys():
+        share(built.values(), named[HEAD_TABLE], named[TABLE[shape.is_gpt2]])
+    stepped_on_host = {op.stage for op in plan.schedule.operations if op.kind is Kind.D}
+    part, working = DevicePart(), Working(dtype, on)
+    for stage, units in built.items():
+        part.weights[stage] = StageWeights(units, working, on_host=stage in stepped_on_host)
+        part.stages[stage] = Stage(units, plan.partition[stage], ledger)
+        ledger.exclude(t for unit in units for t in (*unit.parameters(), *unit.buffers()))
+    return part
+
+
+def take_over(units: Iterable[Unit], model: nn.Module) -> None:
+    """Let the units have a Hugging Face model's own parameters (or their values, if these have another dtype)."""
+    given = model.state_dict(keep_vars=True)
+    for unit in units:
+        for name, parameter in unit.hf_parameters().items():
+            if name not in given:
+                raise InputError(f"The model has no parameter '{name}', which the plan's model has.")
+            if given[name].shape != parameter.shape:
+                raise InputError(
+                    f"The model's '{name}' has shape {list(given[name].shape)}, the plan's {list(parameter.shape)}."
+                )
+            if given[name].dtype == parameter.dtype:
+                share([[unit]], parameter, given[name])
+            else:
+                parameter.data.copy_(given[name])
+                parameter.requires_grad_(given[name].requires_grad)
+
+
+def share(stages: Iterable[Iterable[Unit]], parameter: nn.Parameter, instead: nn.Parameter) -> None:
+    """Replace a parameter wherever the units use it."""
+    for unit in (unit for units in stages for unit in units):
+        for module in unit.modules():
+            for name, p in module.named_parameters(recurse=False):
+                if p is parameter:
+                    setattr(module, name, instead)
+
+
+def tied_devices(plan: Plan) -> tuple[int, ...]:
+    """The two devices that each hold a copy of the tied table; empty if there are no two."""
+    assert plan.model is not None
+    if not read_shape(plan.model).tied:
+        return ()
+    placement = plan.schedule.placement.device_of
+    first, last = placement[_stage_of(plan, "embedding")], placement[_stage_of(plan, "head")]
+    return () if first == last else (first, last)
+
+
+def _stage_of(plan: Plan, unit_type: str) -> int:
+    assert plan.partition is not None
+    return next(s for s, units in enumerate(plan.partition) if any(unit.type == unit_type for unit in units))

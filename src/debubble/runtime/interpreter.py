@@ -1,0 +1,284 @@
+"""Interprets one device's part of a Program with tensors.
+
+Every queue of the Program is walked by a thread (the compute lane by the caller): an instruction starts when what it
+waits for on this device has happened, acts, and marks its start and end.  Waits for instructions of other devices
+are met by messages alone: a receive ends when the message is there; every other such wait predicts a time and
+constrains nothing.  As every send and receive has a thread that does nothing else at that moment, a Program without a
+cycle cannot hang.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from debubble.ir import Instruction, Kind, Lane, Moment, Op, Program, Queue
+from debubble.runtime.guests import Guests
+from debubble.runtime.lanes import CpuLanes, CudaLanes, Mark
+from debubble.runtime.memory import Ledger
+from debubble.runtime.stage import Stage
+from debubble.runtime.transport import Channel, Transport
+from debubble.runtime.units import MicroBatch
+from debubble.runtime.weights import StageWeights
+
+
+class Ran(NamedTuple):
+    """An instruction that ran, from when to when."""
+
+    instruction: Instruction
+    start: Mark
+    end: Mark
+
+
+@dataclass
+class StepState:
+    """The tensors of one step that are on their way: inputs, gradients, messages, offloaded buffers."""
+
+    tokens: list[Tensor]
+    micro_batches: list[MicroBatch]
+    boundary: list[tuple[int, ...]]
+    """Shape of what stages hand on, per micro-batch."""
+    dtype: torch.dtype
+    losses: dict[int, Tensor] = field(default_factory=dict)
+    tensors: dict[Op, Tensor] = field(default_factory=dict)
+    """What is there for an operation to consume, by the consumer: an F, a backward, a send."""
+    buffers: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class Interpreter:
+    """Runs the program of `device`, again every step."""
+
+    program: Program
+    device: int
+    stages: Mapping[int, Stage]
+    transport: Transport
+    rank_of: Mapping[int, int]
+    """Pipeline device -> rank."""
+    lanes: CpuLanes | CudaLanes
+    mail: Ledger
+    """Counts what was received and not yet used, or computed and not yet sent."""
+    weights: Mapping[int, StageWeights]
+    optimizers: Mapping[int, Optimizer]
+    """Of the stages that step inside the program."""
+    all_reduce: Callable[[Tensor], None]
+    """Sums over the data-parallel ranks."""
+
+    def __post_init__(self) -> None:
+        self._queues = self.program.queues_of[self.device]
+        self._guests = Guests(self.program, self.device, self.transport, self.rank_of, self.lanes.device)
+        self._complete = self._gradients_complete_after()
+        schedule = self.program.schedule
+        self._recomputing = {
+            s: round(len(stage.units) * float(schedule.recompute_fraction.get(s, 1)))
+            for s, stage in self.stages.items()
+        }
+
+    def run(self, state: StepState) -> list[Ran]:
+        """One step.  Returns what ran and when; raises the first error of any lane."""
+        step = _Step(self.program, self.device, self.lanes)
+        helpers = [threading.Thread(target=self._help, args=(q, step, state), daemon=True) for q in self._queues
+                   if q.lane is not Lane.COMPUTE]  # fmt: skip
+        helpers += [threading.Thread(target=step.guarded, args=(work,), daemon=True) for work in self._guests.works()]
+        for helper in helpers:
+            helper.start()
+        for queue in self._queues:
+            if queue.lane is Lane.COMPUTE:
+                self._help(queue, step, state)
+        for helper in helpers:
+            step.join(helper)
+        step.check()
+        return step.events
+
+    def _help(self, queue: Queue, step: _Step, state: StepState) -> None:
+        def walk() -> None:
+            with self.lanes.lane(queue.lane, queue.peer):
+                for index in queue.instructions:
+                    instruction = self.program.instructions[index]
+                    step.wait(instruction)
+                    start = step.begin(index)
+                    self._act(instruction, state)
+                    for op in self._complete.get(index, ()):
+                        self.weights[op.stage].set_aside(op)
+                    step.end(index, start)
+
+        step.guarded(walk)
+
+    def _act(self, instruction: Instruction, state: StepState) -> None:
+        op, stage, j = instruction.op, instruction.op.stage, instruction.op.micro_batch
+        match op.kind:
+            case Kind.F:
+                self._forward(op, state)
+            case Kind.B | Kind.I:
+                self._backward(op, state)
+            case Kind.W:
+                self.stages[stage].weights(j)
+                self.weights[stage].collect()
+            case Kind.R:
+                self.stages[stage].recompute(j)
+            case Kind.SEND_F | Kind.SEND_B:
+                self._send(instruction, state)
+            case Kind.RECV_F | Kind.RECV_B:
+                self._receive(instruction, state)
+            case Kind.O:
+                self._offload(op, state)
+            case Kind.L:
+                self._reload(op, state)
+            case Kind.G:
+                self.weights[stage].reduce(op, self.all_reduce)
+            case Kind.D:
+                self.weights[stage].bring_down(op, self.all_reduce)
+            case Kind.S:
+                self._step(stage)
+            case Kind.P:
+                self.weights[stage].load()
+
+    def _forward(self, op: Op, state: StepState) -> None:
+        stage, j = op.stage, op.micro_batch
+        x = self._take(op, state) if stage else state.tokens[j]
+        recomputing = self._recomputing[stage] if self.program.schedule.recomputes(stage, j) else 0
+        y = self.stages[stage].forward(j, x, state.micro_batches[j], recomputing=recomputing)
+        if stage + 1 == self.program.schedule.stages:
+            state.losses[j] = y
+        else:
+            self._hand_on(Op(Kind.F, stage + 1, j), Op(Kind.SEND_F, stage, j), y, state)
+
+    def _backward(self, op: Op, state: StepState) -> None:
+        schedule, stage, j = self.program.schedule, op.stage, op.micro_batch
+        last = stage + 1 == schedule.stages
+        gradient = torch.ones_like(state.losses[j]) if last else self._take(op, state)
+        gx = self.stages[stage].backward(j, gradient, split=op.kind is Kind.I)
+        self.weights[stage].collect()
+        if stage:
+            if gx is None:  # everything before it is frozen
+                gx = torch.zeros(state.boundary[j], dtype=state.dtype, device=self.lanes.device)
+            self._hand_on(schedule.backward_of(stage - 1, j), Op(Kind.SEND_B, stage, j), gx, state)
+
+    def _hand_on(self, consumer: Op, send: Op, tensor: Tensor, state: StepState) -> None:
+        here = self.program.schedule.placement.device_of[consumer.stage] == self.device
+        self.mail.count(tensor.nbytes)
+        state.tensors[consumer if here else send] = tensor
+
+    def _take(self, op: Op, state: StepState) -> Tensor:
+        tensor = state.tensors.pop(op)
+        self.mail.count(-tensor.nbytes)
+        self.lanes.uses(tensor)
+        return tensor
+
+    def _send(self, instruction: Instruction, state: StepState) -> None:
+        assert instruction.peer is not None
+        tensor = state.tensors[instruction.op]
+        self.lanes.uses(tensor)
+        self.transport.send(tensor, self.rank_of[instruction.peer], Channel.MESSAGE)
+        del state.tensors[instruction.op]
+        self.mail.count(-tensor.nbytes)
+
+    def _receive(self, instruction: Instruction, state: StepState) -> None:
+        assert instruction.peer is not None
+        kind, stage, j = instruction.op
+        buffer = torch.empty(state.boundary[j], dtype=state.dtype, device=self.lanes.device)
+        tensor = self.transport.receive(buffer, self.rank_of[instruction.peer], Channel.MESSAGE)
+        self.mail.count(tensor.nbytes)
+        forward = kind is Kind.RECV_F
+        consumer = Op(Kind.F, stage, j) if forward else self.program.schedule.backward_of(stage, j)
+        state.tensors[consumer] = tensor
+
+    def _offload(self, op: Op, state: StepState) -> None:
+        share = float(self.program.schedule.offload_fraction.get(op.stage, 1))
+        host = self._guests.host
+        allocate = self.lanes.host_buffer if host is None else self._guests.buffer
+        buffer = self.stages[op.stage].offload(op.micro_batch, share, allocate)
+        if host is None:
+            state.buffers[op.stage, op.micro_batch] = buffer
+        else:
+            self._guests.send(op, buffer)
+
+    def _reload(self, op: Op, state: StepState) -> None:
+        here = self._guests.host is None
+        buffer = state.buffers.pop((op.stage, op.micro_batch)) if here else self._guests.fetch(op)
+        self.stages[op.stage].reload(op.micro_batch, buffer)
+
+    def _step(self, stage: int) -> None:
+        self.weights[stage].finish(self.all_reduce)
+        self.optimizers[stage].step()
+        self.optimizers[stage].zero_grad()
+
+    def _gradients_complete_after(self) -> dict[int, list[Op]]:
+        """Backwards (their instructions) after which the gradients of a G or D are complete."""
+        found: dict[int, list[Op]] = {}
+        for instruction in self.program.instructions:
+            if instruction.op.kind in (Kind.G, Kind.D) and instruction.device == self.device:
+                for wait in instruction.waits:
+                    if self.program.instructions[wait.instruction].op.kind in (Kind.B, Kind.W):
+                        found.setdefault(wait.instruction, []).append(instruction.op)
+        return found
+
+
+class _Step:
+    """Which moments of one step have come, and the first error."""
+
+    def __init__(self, program: Program, device: int, lanes: CpuLanes | CudaLanes) -> None:
+        self._program, self._device, self._lanes = program, device, lanes
+        self._moments: dict[tuple[int, Moment], threading.Event] = {}
+        self._marks: dict[tuple[int, Moment], Mark] = {}
+        self._error: BaseException | None = None
+        self.events: list[Ran] = []
+        for instruction in program.instructions:
+            if instruction.device == device:
+                for wait in instruction.waits:
+                    if program.instructions[wait.instruction].device == device:
+                        self._moments.setdefault((wait.instruction, wait.moment), threading.Event())
+
+    def wait(self, instruction: Instruction) -> None:
+        """Return when all that it waits for on this device has happened."""
+        for wait in instruction.waits:
+            key = wait.instruction, wait.moment
+            if key in self._moments:
+                self._moments[key].wait()
+                self.check()
+                awaited = self._program.instructions[wait.instruction].op.kind
+                self._lanes.wait(self._marks[key], for_memory=awaited is Kind.O)
+
+    def begin(self, index: int) -> Mark:
+        mark = self._lanes.mark()
+        self._reached(index, Moment.START, mark)
+        return mark
+
+    def end(self, index: int, start: Mark) -> None:
+        mark = self._lanes.mark()
+        instruction = self._program.instructions[index]
+        # A receive is the moment of arrival; before it, the lane only waits.
+        self.events.append(Ran(instruction, mark if instruction.lane is Lane.RECV else start, mark))
+        self._reached(index, Moment.END, mark)
+
+    def guarded(self, work: Callable[[], None]) -> None:
+        """Do the work; an error of it, or of any other lane, ends the step."""
+        try:
+            work()
+        except BaseException as error:
+            if self._error is None:
+                self._error = error
+            for moment in self._moments.values():
+                moment.set()
+
+    def join(self, helper: threading.Thread) -> None:
+        """Wait for a lane's end, or for an error: then lanes that wait for peers may never end."""
+        while helper.is_alive():
+            helper.join(0.05 if self._error is not None else 0.2)
+            self.check()
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _reached(self, index: int, moment: Moment, mark: Mark) -> None:
+        key = index, moment
+        if key in self._moments:
+            self._marks[key] = mark
+            self._moments[key].set()

@@ -1,0 +1,106 @@
+"""What executes the lanes of a device: threads on CPU; on CUDA, threads that each enqueue on a stream of their own.
+
+On CUDA an operation is over for its host thread when it is enqueued; a `Mark` carries the device event that says when
+it really is, and whoever waits makes its own stream wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from debubble.ir import Lane
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A moment of a lane: seconds on the host's clock, or a CUDA event."""
+
+    time: float
+    event: Any = None
+
+
+class CpuLanes:
+    """Every lane is a thread; what it has done is done."""
+
+    device = torch.device("cpu")
+
+    def start_step(self) -> None: ...
+
+    @contextmanager
+    def lane(self, lane: Lane, peer: int | None) -> Iterator[None]:
+        yield
+
+    def mark(self) -> Mark:
+        return Mark(perf_counter())
+
+    def wait(self, mark: Mark, *, for_memory: bool) -> None:
+        """Do not go on before the mark."""
+
+    def uses(self, tensor: Tensor) -> None:
+        """The current lane uses a tensor that another lane made."""
+
+    def seconds(self, marks: list[Mark]) -> list[float]:
+        """The marks on the host's clock, once the device has reached them all."""
+        return [mark.time for mark in marks]
+
+    def host_buffer(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8)
+
+
+class CudaLanes:
+    """Every lane is a stream; the compute lane is the caller's."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._streams: dict[tuple[Lane, int | None], torch.cuda.Stream] = {}
+        self._origin = Mark(0.0)
+
+    def start_step(self) -> None:
+        """Tie the device's clock to the host's."""
+        event = self.mark().event
+        event.synchronize()
+        self._origin = Mark(perf_counter(), event)
+
+    @contextmanager
+    def lane(self, lane: Lane, peer: int | None) -> Iterator[None]:
+        with torch.cuda.device(self.device):
+            if lane is Lane.COMPUTE:
+                yield
+                return
+            if (lane, peer) not in self._streams:
+                self._streams[lane, peer] = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            with torch.cuda.stream(self._streams[lane, peer]):
+                yield
+
+    def mark(self) -> Mark:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.device))
+        return Mark(0.0, event)
+
+    def wait(self, mark: Mark, *, for_memory: bool) -> None:
+        torch.cuda.current_stream(self.device).wait_event(mark.event)
+        if for_memory:
+            # The allocator hands a block on only when the copy that reads it is over: a wait of the host's.
+            mark.event.synchronize()
+
+    def uses(self, tensor: Tensor) -> None:
+        tensor.record_stream(torch.cuda.current_stream(self.device))
+
+    def seconds(self, marks: list[Mark]) -> list[float]:
+        torch.cuda.synchronize(self.device)
+        return [self._origin.time + self._origin.event.elapsed_time(mark.event) / 1e3 for mark in marks]
+
+    def host_buffer(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+
+def lanes_of(device: torch.device) -> CpuLanes | CudaLanes:
+    """The lanes of a device, by its type."""
+    return CudaLanes(device) if device.type == "cuda" else CpuLanes()

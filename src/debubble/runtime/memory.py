@@ -1,0 +1,201 @@
+"""Which bytes of saved activations are on the device, counted exactly.
+
+Autograd hands every tensor that it saves to `Ledger.save`, which answers with a Handle.  All handles of one storage
+share one Saved: it is counted once, and is what recomputation drops and offload moves.  When the last handle dies,
+so does the Saved, and its bytes are free.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+
+class Ledger:
+    """The saved activations of one device: bytes now, the peak, and when they changed."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device or torch.device("cpu")
+        self.bytes = 0
+        self.peak = 0
+        self.elsewhere = 0
+        self.elsewhere_peak = 0
+        self.samples: list[tuple[float, int]] = []
+        self._excluded: set[int] = set()
+        self._known: weakref.WeakValueDictionary[int, Saved] = weakref.WeakValueDictionary()
+        # A Saved can die, and count itself out, wherever the garbage collector runs.
+        self._lock = threading.RLock()
+
+    def start_step(self) -> None:
+        """Forget the peaks and samples of the step before."""
+        with self._lock:
+            self.peak, self.elsewhere_peak = self.bytes, self.elsewhere
+            self.samples = [(perf_counter(), self.bytes)]
+
+    def exclude(self, tensors: Iterable[Tensor]) -> None:
+        """Never count, drop or move these: parameters and buffers."""
+        self._excluded.update(t.untyped_storage().data_ptr() for t in tensors)
+
+    def save(self, tensor: Tensor) -> Handle:
+        """A handle that keeps the tensor's storage, and counts it, as long as it lives."""
+        pointer = tensor.untyped_storage().data_ptr()
+        if pointer in self._excluded or not tensor.numel():
+            return Handle(None, tensor)
+        saved = self._known.get(pointer)
+        if saved is None:
+            saved = Saved(self)
+            saved.hold(tensor.untyped_storage())
+        return Handle(saved, tensor)
+
+    def expect(self, tensor: Tensor) -> Saved:
+        """What stands for the tensor's storage without holding it: recomputation will."""
+        saved = Saved(self)
+        self.know(tensor.untyped_storage(), saved)
+        return saved
+
+    def find(self, tensor: Tensor) -> Saved | None:
+        return self._known.get(tensor.untyped_storage().data_ptr())
+
+    def know(self, storage: torch.UntypedStorage, saved: Saved) -> None:
+        """From now on, `saved` stands for this storage."""
+        self._known[storage.data_ptr()] = saved
+
+    def forget(self, storage: torch.UntypedStorage, saved: Saved) -> None:
+        """From now on, `saved` does not stand for this storage."""
+        if self._known.get(storage.data_ptr()) is saved:
+            del self._known[storage.data_ptr()]
+
+    def excludes(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in self._excluded
+
+    def count(self, change: int) -> None:
+        """Add to the bytes on the device."""
+        with self._lock:
+            self.bytes += change
+            self.peak = max(self.peak, self.bytes)
+            self.samples.append((perf_counter(), self.bytes))
+
+    def count_elsewhere(self, change: int) -> None:
+        """Add to the bytes that offload holds elsewhere."""
+        with self._lock:
+            self.elsewhere += change
+            self.elsewhere_peak = max(self.elsewhere_peak, self.elsewhere)
+
+
+class Saved:
+    """One storage that the backward needs: on the device, or for now not."""
+
+    __slots__ = ("__weakref__", "_ledger", "_moved", "_rest", "_storage", "roams")
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._storage: torch.UntypedStorage | None = None
+        self._moved = 0, 0
+        self._rest: Tensor | None = None
+        self.roams = False
+        """Whether another stream than the one that uses it has made its storage."""
+
+    @property
+    def held(self) -> bool:
+        """Whether it is on the device."""
+        return self._storage is not None
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self._storage is None else self._storage.nbytes()
+
+    @property
+    def storage(self) -> torch.UntypedStorage:
+        assert self._storage is not None, "a saved activation is used while it is not on the device"
+        return self._storage
+
+    def hold(self, storage: torch.UntypedStorage) -> None:
+        """Keep this storage, and count it."""
+        self._storage = storage
+        self._ledger.know(storage, self)
+        self._ledger.count(storage.nbytes())
+
+    def drop(self) -> None:
+        """Let the storage go."""
+        if self._storage is not None:
+            size = self._storage.nbytes()
+            self._ledger.forget(self._storage, self)
+            self._storage = None
+            self._ledger.count(-size)
+
+    def offload(self, elsewhere: Tensor) -> None:
+        """Copy the first bytes to `elsewhere` (as many as it has), keep the rest, and let the storage go."""
+        content = as_bytes(self.storage)
+        _used_here(content)
+        elsewhere.copy_(content[: len(elsewhere)], non_blocking=True)
+        rest = content[len(elsewhere) :].clone() if len(elsewhere) < len(content) else None
+        self._moved = len(elsewhere), len(content)
+        self.drop()
+        self._rest = rest
+        self._ledger.count(0 if rest is None else rest.nbytes)
+        self._ledger.count_elsewhere(len(elsewhere))
+
+    def reload(self, elsewhere: Tensor) -> int:
+        """Bring the storage back, its first bytes from `elsewhere`; returns how many those were."""
+        moved, size = self._moved
+        device = self._ledger.device
+        content = torch.empty(size, dtype=torch.uint8, device=device)
+        content[:moved].copy_(elsewhere[:moved], non_blocking=True)
+        if self._rest is not None:
+            content[moved:].copy_(self._rest)
+        self._leave()
+        self.roams = content.is_cuda
+        self.hold(content.untyped_storage())
+        return moved
+
+    def _leave(self) -> None:
+        """Nothing of it is elsewhere any more."""
+        self._ledger.count_elsewhere(-self._moved[0])
+        self._ledger.count(0 if self._rest is None else -self._rest.nbytes)
+        self._moved, self._rest = (0, 0), None
+
+    def __del__(self) -> None:
+        self.drop()
+        self._leave()
+
+
+def as_bytes(storage: torch.UntypedStorage) -> Tensor:
+    """The storage as a tensor of bytes."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+class Handle:
+    """One saved tensor: a view into a Saved, or a parameter or buffer itself."""
+
+    __slots__ = ("_dtype", "_itself", "_offset", "_size", "_stride", "saved")
+
+    def __init__(self, saved: Saved | None, tensor: Tensor) -> None:
+        self.saved = saved
+        # Keeping the tensor instead of a detached one would make a cycle with the graph that keeps this handle.
+        self._itself = tensor.detach() if saved is None else None
+        self._dtype, self._offset = tensor.dtype, tensor.storage_offset()
+        self._size, self._stride = tensor.size(), tensor.stride()
+
+    @property
+    def tensor(self) -> Tensor:
+        """The tensor, detached."""
+        if self.saved is None:
+            assert self._itself is not None
+            return self._itself
+        storage = self.saved.storage
+        tensor = torch.empty(0, dtype=self._dtype, device=storage.device)
+        tensor.set_(storage, self._offset, self._size, self._stride)
+        if self.saved.roams:
+            _used_here(tensor)
+        return tensor
+
+
+def _used_here(tensor: Tensor) -> None:
+    """Let CUDA's allocator reuse the storage only after what the current stream does with it."""
+    if tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))

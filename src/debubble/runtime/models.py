@@ -1,0 +1,123 @@
+"""Builds units, stages and whole models from a Hugging Face config, with weights that no partition changes.
+
+Every parameter is initialised from the seed and its own Hugging Face name, so any stage on any rank gets the values
+that the whole model has.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from debubble.ir import InputError, PlannedUnit
+from debubble.runtime.shape import Shape, read_shape
+from debubble.runtime.tape import Operators, directly
+from debubble.runtime.units import (
+    Gpt2Attention,
+    Gpt2Embedding,
+    Gpt2Mlp,
+    Head,
+    LlamaAttention,
+    LlamaEmbedding,
+    LlamaMlp,
+    MicroBatch,
+    Unit,
+)
+
+
+def model_units(config: Mapping[str, Any]) -> tuple[PlannedUnit, ...]:
+    """The units of a model, in model order: embedding, two half-layers per layer, head."""
+    halves = (PlannedUnit(kind, layer) for layer in range(read_shape(config).layers) for kind in ("attention", "mlp"))
+    return (PlannedUnit("embedding", None), *halves, PlannedUnit("head", None))
+
+
+def build_unit(
+    config: Mapping[str, Any], unit: PlannedUnit, *, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> Unit:
+    """One unit with its initial weights.
+
+    Raises InputError for a unit that is no part of the model.
+    """
+    shape = read_shape(config)
+    built = _empty_unit(shape, unit).to(dtype)
+    for name, parameter in built.hf_parameters().items():
+        _initialise(parameter, name, shape, seed)
+    return built
+
+
+def build_stage(
+    config: Mapping[str, Any], units: Sequence[PlannedUnit], *, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> list[Unit]:
+    """The units of one stage."""
+    return [build_unit(config, unit, seed=seed, dtype=dtype) for unit in units]
+
+
+def _empty_unit(shape: Shape, unit: PlannedUnit) -> Unit:
+    layer = unit.layer
+    if layer is not None and not 0 <= layer < shape.layers:
+        raise InputError(f"The plan has layer {layer}, but the model has {shape.layers} layers.")
+    match unit.type, layer:
+        case "embedding", _:
+            return Gpt2Embedding(shape) if shape.is_gpt2 else LlamaEmbedding(shape)
+        case "attention", int():
+            return Gpt2Attention(shape, layer) if shape.is_gpt2 else LlamaAttention(shape, layer)
+        case "mlp", int():
+            return Gpt2Mlp(shape, layer) if shape.is_gpt2 else LlamaMlp(shape, layer)
+        case "head", _:
+            return Head(shape)
+        case _:
+            raise InputError(
+                f"The runtime cannot build a unit of type '{unit.type}'; plans that run have embedding, attention, mlp"
+                " and head."
+            )
+
+
+TABLE = {True: "transformer.wte.weight", False: "model.embed_tokens.weight"}
+"""Name of the embedding's table, by whether the model is GPT-2."""
+
+
+def _initialise(parameter: Tensor, name: str, shape: Shape, seed: int) -> None:
+    """As Hugging Face does: normal matrices, zero biases, norms of one; GPT-2 scales its residual projections."""
+    with torch.no_grad():
+        if name.endswith("bias"):
+            parameter.zero_()
+        elif parameter.dim() == 1:
+            parameter.fill_(1)
+        else:
+            source = TABLE[shape.is_gpt2] if shape.tied and name == "lm_head.weight" else name
+            generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {source}".encode()))
+            deviation = shape.initializer_range
+            if shape.is_gpt2 and name.endswith("c_proj.weight"):
+                deviation /= math.sqrt(2 * shape.layers)
+            # Drawn in fp32 whatever the dtype, so that runs in other precisions start alike.
+            parameter.copy_(torch.empty(parameter.shape).normal_(0, deviation, generator=generator))
+
+
+class Model(nn.Module):
+    """The whole model in one process, from the same units: what every pipeline must equal."""
+
+    def __init__(self, config: Mapping[str, Any], *, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        shape = read_shape(config)
+        units = build_stage(config, model_units(config), seed=seed, dtype=dtype)
+        self.units = nn.ModuleList(units)
+        if shape.tied:
+            head = units[-1]
+            assert isinstance(head, Head)
+            head.lm_head.weight = self.hf_parameters()[TABLE[shape.is_gpt2]]
+
+    def hf_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters by their Hugging Face names; a tied table has both of its names."""
+        return {name: p for unit in self.units for name, p in unit.hf_parameters().items()}  # type: ignore[operator]
+
+    def forward(self, tokens: Tensor, micro_batch: MicroBatch | None = None, op: Operators = directly) -> Tensor:
+        """The logits, or the loss if the micro-batch has targets."""
+        x = tokens
+        for unit in self.units:
+            x = unit(x, micro_batch or MicroBatch(), op)
+        return x

@@ -1,0 +1,333 @@
+"""A model that trains by its plan: `loss = pipeline.step(batch); optimizer.step()`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import zlib
+from collections.abc import Callable, Iterator
+from time import perf_counter
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from debubble.ir import InputError, Kind, Plan, lower
+from debubble.ir.plan_file import encode
+from debubble.ir.trace import MemorySample, Trace, TraceEvent, TraceStep
+from debubble.runtime.assembly import DTYPES, build_part, check_runnable, tied_devices
+from debubble.runtime.batch import Batch, Rows, read_batch
+from debubble.runtime.guests import channels
+from debubble.runtime.interpreter import Interpreter, Ran, StepState
+from debubble.runtime.lanes import lanes_of
+from debubble.runtime.memory import Ledger
+from debubble.runtime.models import TABLE
+from debubble.runtime.operators import add_gradient
+from debubble.runtime.shape import read_shape
+from debubble.runtime.transport import Alone, Distributed, Transport
+
+
+class Pipeline:
+    """This rank's part of a plan that runs.
+
+    `model` is None (units are built from the plan's model, the same on any ranks for the same `seed`), or a Hugging
+    Face model, whose parameters this rank's units take over.  Every rank constructs its Pipeline after
+    torch.distributed is initialised, or under torchrun: then it is initialised here.  Ranks of one pipeline are
+    consecutive: rank = replica x devices + device.
+
+    `optimizer` makes the optimizer of a list of parameters, for `update`, and for the stages that the plan steps
+    inside the step.  Without it, give `parameters()` to an optimizer of your own.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None,
+        plan: Plan,
+        *,
+        seed: int = 0,
+        optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None,
+        transport: Transport | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        self._transport = transport or _transport()
+        check_runnable(plan, self._transport.size)
+        assert plan.model is not None
+        self.plan, self.seed = plan, seed
+        self.steps = 0
+        """Steps taken.  Set it when resuming: dropout masks follow from it."""
+        self.device = self._transport.rank % plan.devices
+        """The pipeline device that this rank is."""
+        self._lanes = lanes_of(device or _device())
+        self._saved, self._mail = Ledger(self._lanes.device), Ledger(self._lanes.device)
+        self._part = build_part(
+            plan, self.device, model=model, seed=seed, on=self._lanes.device, ledger=self._saved
+        )  # fmt: skip
+        self._program = lower(plan.schedule, plan.costs)
+        self._open(model)
+        self._build_optimizers(optimizer)
+        self._interpreter = Interpreter(
+            program=self._program,
+            device=self.device,
+            stages=self._part.stages,
+            transport=self._transport,
+            rank_of={d: self._rank_of(d) for d in range(plan.devices)},
+            lanes=self._lanes,
+            mail=self._mail,
+            weights=self._part.weights,
+            optimizers=self._inside,
+            all_reduce=self._sum_over_replicas,
+        )
+        self._ran: list[Ran] = []
+        self._origin = 0.0
+
+    def step(self, batch: Batch) -> Tensor:
+        """Forward and backward of one batch by the plan; the gradients are then on `parameters()`.
+
+        The batch is this replica's, the same on all its ranks (see `Batch`); it is cut into the plan's micro-batches.
+        Returns the mean loss over all tokens, on every rank.  Raises InputError if the batch does not fit the plan or
+        the other ranks'.
+        """
+        plan, on = self.plan, self._lanes.device
+        rows = read_batch(batch, micro_batches=plan.micro_batches, device=on)
+        counted = self._agree(rows)
+        before = self._set_aside_gradients()
+        seed = zlib.crc32(f"{self.seed} {self.steps} {self._replica}".encode())
+        tokens, micro_batches = rows.split(plan.micro_batches, scale=1 / counted, seed=seed)
+        assert plan.model is not None
+        state = StepState(
+            tokens=tokens,
+            micro_batches=micro_batches,
+            boundary=[(*t.shape, read_shape(plan.model).hidden) for t in tokens],
+            dtype=DTYPES[plan.options.dtype],
+        )
+        self._saved.start_step()
+        self._mail.start_step()
+        self._lanes.start_step()
+        self._ran = self._interpreter.run(state)
+        self._finish()
+        for parameter, gradient in before.items():
+            add_gradient(parameter, gradient)
+        self.steps += 1
+        return self._mean_loss(state)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """What an optimizer steps on this rank, each once: fp32 (or fp64) masters, whatever the run's dtype."""
+        return list(dict.fromkeys(p for p in self._part.masters.values() if p.requires_grad))
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The same with frozen ones, by Hugging Face name; a table that is tied on this rank comes once."""
+        seen: set[nn.Parameter] = set()
+        for name, parameter in self._part.masters.items():
+            if parameter not in seen:
+                seen.add(parameter)
+                yield name, parameter
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """This rank's parameters by Hugging Face name."""
+        return {name: p.detach() for name, p in self._part.masters.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take this rank's parameters from a state by Hugging Face name, which may hold more."""
+        with torch.no_grad():
+            for name, parameter in self._part.masters.items():
+                if name not in state:
+                    raise InputError(f"The state has no parameter '{name}'.")
+                parameter.copy_(state[name])
+
+    def clip_grad_norm(self, max_norm: float) -> Tensor:
+        """Scale all gradients so that their norm over all ranks is at most `max_norm`; returns the norm before."""
+        total = torch.zeros((), dtype=torch.float64, device=self._lanes.device)
+        for name, parameter in self.named_parameters():
+            if parameter.grad is not None and not self._is_second_copy(name):
+                total += parameter.grad.double().square().sum().to(total.device)
+        self._transport.all_reduce(total, self._pipeline_ranks)
+        norm = total.sqrt()
+        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(scale.to(parameter.grad.device, parameter.grad.dtype))
+        return norm
+
+    def update(self, max_norm: float | None = None) -> Tensor | None:
+        """Clip, step the optimizers that the plan has not stepped, and clear the gradients; returns the norm."""
+        norm = None if max_norm is None else self.clip_grad_norm(max_norm)
+        for optimizer in self._outside:
+            optimizer.step()
+            optimizer.zero_grad()
+        return norm
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """Those made by `optimizer`, for learning-rate schedules and checkpoints."""
+        return [*self._outside, *self._inside.values()]
+
+    @property
+    def peak_activation(self) -> int:
+        """Most bytes of saved activations, and of what a deferred W needs, at any moment of the last step."""
+        return self._saved.peak
+
+    @property
+    def peak_messages(self) -> int:
+        """Most bytes received and not yet used, or computed and not yet sent, in the last step."""
+        return self._mail.peak
+
+    @property
+    def peak_offloaded(self) -> int:
+        """Most bytes that offload held elsewhere in the last step."""
+        return self._saved.elsewhere_peak
+
+    @property
+    def static_bytes(self) -> int:
+        """Bytes of parameters, working copies, gradients and the states of `optimizers` on the device."""
+        working = [p for stage in self._part.stages.values() for unit in stage.units for p in unit.parameters()]
+        states = [s for o in self.optimizers for state in o.state.values() for s in state.values()]
+        tensors = [*self.parameters(), *working, *(t for t in states if isinstance(t, Tensor))]
+        gradients = [p.grad for p in self.parameters() if p.grad is not None]
+        held = {
+            t.untyped_storage().data_ptr(): t.nbytes for t in (*tensors, *gradients) if t.device == self._lanes.device
+        }
+        return sum(held.values())
+
+    def trace(self) -> Trace:
+        """What this rank measured in the last step; `Trace.joined` of all ranks' is the whole."""
+        marks = self._lanes.seconds([mark for ran in self._ran for mark in (ran.start, ran.end)])
+        events = tuple(
+            TraceEvent(
+                ran.instruction.op.name, self.device, ran.instruction.lane, start - self._origin, end - self._origin
+            )
+            for ran, start, end in zip(self._ran, marks[::2], marks[1::2], strict=True)
+        )
+        static = self.static_bytes
+        memory = tuple(MemorySample(self.device, at - self._origin, static + held) for at, held in self._saved.samples)
+        step = TraceStep(step=self.steps - 1, events=events, memory=memory)
+        return Trace(devices=self.plan.devices, steps=(step,))
+
+    def gather_trace(self) -> Trace:
+        """The whole trace of the last step, on every rank (of replica 0's ranks).  All ranks call it."""
+        parts = self._transport.gather(self.trace().to_json())
+        return Trace.joined([Trace.from_json(part) for part in parts[: self.plan.devices]])
+
+    def _rank_of(self, device: int) -> int:
+        return self._replica * self.plan.devices + device
+
+    @property
+    def _replica(self) -> int:
+        return self._transport.rank // self.plan.devices
+
+    @property
+    def _pipeline_ranks(self) -> tuple[int, ...]:
+        return tuple(self._rank_of(d) for d in range(self.plan.devices))
+
+    @property
+    def _tied_ranks(self) -> tuple[int, ...]:
+        return tuple(sorted(self._rank_of(d) for d in tied_devices(self.plan)))
+
+    def _sum_over_replicas(self, tensor: Tensor) -> None:
+        devices = self.plan.devices
+        ranks = tuple(replica * devices + self.device for replica in range(self.plan.options.data))
+        self._transport.all_reduce(tensor, ranks)
+
+    def _open(self, model: nn.Module | None) -> None:
+        """Agree with the other ranks on what runs, and open the channels and groups of all."""
+        content = msgspec.json.encode([encode(self.plan), self.seed, model is None])
+        told = self._transport.gather((zlib.crc32(content), socket.gethostname()))
+        for rank, (fingerprint, _) in enumerate(told):
+            if fingerprint != told[0][0]:
+                raise InputError(f"Rank {rank} has another plan, seed or model than rank 0.")
+        self._one_clock = len({host for _, host in told}) == 1
+        devices, replicas = self.plan.devices, range(self.plan.options.data)
+        offsets = [replica * devices for replica in replicas]
+        self._transport.open(
+            [(a + o, b + o, what) for o in offsets for a, b, what in channels(self._program)],
+            [
+                *(tuple(range(o, o + devices)) for o in offsets),
+                *(tuple(o + d for o in offsets) for d in range(devices)),
+                *(tuple(sorted(o + d for d in tied_devices(self.plan))) for o in offsets),
+            ],
+        )
+
+    def _build_optimizers(self, make: Callable[[list[nn.Parameter]], Optimizer] | None) -> None:
+        inside = sorted({op.stage for op in self.plan.schedule.operations if op.kind is Kind.S})
+        if inside and make is None:
+            raise InputError("The plan steps stages inside the step: give Pipeline an `optimizer`.")
+        self._inside: dict[int, Optimizer] = {}
+        self._outside: list[Optimizer] = []
+        if make is None:
+            return
+        stepped: set[nn.Parameter] = set()
+        for stage in inside:
+            if stage in self._part.stages:
+                parameters = self._part.parameters_of(stage)
+                stepped.update(parameters)
+                self._inside[stage] = make(parameters)
+        rest = [p for p in self.parameters() if p not in stepped]
+        if rest:
+            self._outside.append(make(rest))
+
+    def _agree(self, rows: Rows) -> int:
+        """Tokens in the loss over all replicas; every rank of a replica must have the same rows."""
+        mine = (tuple(rows.tokens.shape), rows.counted, perf_counter())
+        told = self._transport.gather(mine)
+        devices = self.plan.devices
+        for rank, (shape, counted, _) in enumerate(told):
+            first = rank // devices * devices
+            if shape != told[0][0] or counted != told[first][1]:
+                raise InputError(
+                    f"Rank {rank} has a batch of shape {list(shape)} with {counted} targets, but rank {first} one of"
+                    f" {list(told[first][0])} with {told[first][1]}."
+                )
+        # Hosts have clocks of their own: there, all start when the last was ready.
+        self._origin = max(at for _, _, at in told) if self._one_clock else perf_counter()
+        total: int = sum(counted for rank, (_, counted, _) in enumerate(told) if rank % devices == 0)
+        if not total:
+            raise InputError("The batch has no target to learn from.")
+        return total
+
+    def _set_aside_gradients(self) -> dict[nn.Parameter, Tensor]:
+        """Gradients of earlier steps: they are reduced already.  The working copies get their masters' values."""
+        before = {p: p.grad for p in self.parameters() if p.grad is not None}
+        for parameter in before:
+            parameter.grad = None
+        for weights in self._part.weights.values():
+            weights.refresh()
+        return before
+
+    def _finish(self) -> None:
+        """Give every parameter its whole gradient: over replicas, and over both copies of a tied table."""
+        for stage, weights in self._part.weights.items():
+            if stage not in self._inside:
+                weights.finish(self._sum_over_replicas)
+        if self._transport.rank in self._tied_ranks:
+            name = TABLE[read_shape(self.plan.model or {}).is_gpt2]
+            table = self._part.masters[name if name in self._part.masters else "lm_head.weight"]
+            if table.grad is None:
+                table.grad = torch.zeros_like(table)
+            self._transport.all_reduce(table.grad, self._tied_ranks)
+
+    def _mean_loss(self, state: StepState) -> Tensor:
+        total = torch.zeros((), dtype=torch.float64, device=self._lanes.device)
+        for loss in state.losses.values():
+            total += loss.double()
+        self._sum_over_replicas(total)
+        self._transport.all_reduce(total, self._pipeline_ranks)
+        return total.float() if self.plan.options.dtype != "fp64" else total
+
+    def _is_second_copy(self, name: str) -> bool:
+        return name == "lm_head.weight" and self._transport.rank in self._tied_ranks
+
+
+def _transport() -> Transport:
+    import torch.distributed as dist
+
+    if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    return Distributed() if dist.is_initialized() else Alone()
+
+
+def _device() -> torch.device:
+    import torch.distributed as dist
+
+    if dist.is_initialized() and dist.get_backend() == "nccl":
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", torch.cuda.current_device())))
+    return torch.device("cpu")

@@ -1,0 +1,188 @@
+"""The tape of one unit and micro-batch: what its forward leaves, and how to bring back what was dropped.
+
+A unit calls every operator through its tape.  An operator that is to be recomputed is recorded: what autograd saves
+of its results and internals is dropped at once (its Saved stays, empty), and its inputs are kept instead.  `restore`
+runs the recorded operators again and fills exactly what the backward misses; operators of whose results nothing is
+missing do not run again.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from debubble.runtime.memory import Handle, Ledger, Saved
+
+Function = Callable[..., Any]
+
+
+class Operators(Protocol):
+    """How a unit calls its operators: `op(name, function, *tensors)` returns what `function(*tensors)` does."""
+
+    def __call__(self, name: str, function: Function, *inputs: Tensor) -> Any: ...
+
+
+def directly(name: str, function: Function, *inputs: Tensor) -> Any:
+    """Just call it: plain autograd."""
+    return function(*inputs)
+
+
+class Tape:
+    """Runs a unit's operators; those for which `recomputed` says so are dropped and recorded."""
+
+    def __init__(self, ledger: Ledger, recomputed: Callable[[str], bool]) -> None:
+        self._ledger = ledger
+        self._recomputed = recomputed
+        self._records: list[_Record] = []
+        self._recording: _Record | None = None
+        self._saved: weakref.WeakSet[Saved] = weakref.WeakSet()
+        # Addresses stand for storages only while these tensors live.
+        self._expected: list[tuple[Tensor, Saved]] = []
+
+    def __call__(self, name: str, function: Function, *inputs: Tensor) -> Any:
+        if not self._recomputed(name):
+            return function(*inputs)
+        record = self._recording = _Record(function, [self._keep(t) for t in inputs], [t.requires_grad for t in inputs])
+        try:
+            results = function(*inputs)
+        finally:
+            self._recording = None
+        self._expected.extend(record.expect_results(self._ledger, _tensors(results)))
+        self._records.append(record)
+        return results
+
+    def watch(self) -> saved_tensors_hooks:
+        """Context in which the unit's forward runs."""
+        return saved_tensors_hooks(self._pack, _unpack)
+
+    def finish(self) -> None:
+        """The forward is over: forget what no backward will ask for."""
+        while self._expected:
+            result, saved = self._expected.pop()
+            self._ledger.forget(result.untyped_storage(), saved)
+            del saved
+        for index in reversed(range(len(self._records))):
+            if not self._records[index].needed:
+                del self._records[index]
+
+    def restore(self) -> None:
+        """Bring back everything that was dropped."""
+        for record in self._records:
+            record.replay()
+        self._records.clear()
+
+    @property
+    def saved(self) -> list[Saved]:
+        """What the backward still needs, each storage once."""
+        return list(self._saved)
+
+    def _keep(self, tensor: Tensor) -> Handle:
+        handle = self._ledger.save(tensor)
+        if handle.saved is not None:
+            self._saved.add(handle.saved)
+        return handle
+
+    def _pack(self, tensor: Tensor) -> Handle:
+        record = self._recording
+        if record is None:
+            return self._keep(tensor)
+        handle = record.pack(self._ledger, tensor)
+        if handle.saved is not None:
+            self._saved.add(handle.saved)
+        return handle
+
+
+class _Record:
+    """One operator that runs again: its inputs, and what it makes that the backward asks for."""
+
+    def __init__(self, function: Function, inputs: list[Handle], requires_grad: list[bool]) -> None:
+        self._function = function
+        self._inputs = inputs
+        self._requires_grad = requires_grad
+        self._packs: list[weakref.ref[Saved] | None] = []
+        self._results: list[weakref.ref[Saved] | None] = []
+        self._internals: list[Tensor] = []
+
+    @property
+    def needed(self) -> bool:
+        """Whether something that it makes is still asked for."""
+        return any(ref is not None and ref() is not None for ref in (*self._packs, *self._results))
+
+    def pack(self, ledger: Ledger, tensor: Tensor) -> Handle:
+        """Autograd saves this while the operator runs: its input, or a result or internal, which is dropped."""
+        known = ledger.find(tensor)
+        mine = known is not None and any(ref is not None and ref() is known for ref in self._packs)
+        if ledger.excludes(tensor) or (known is not None and not mine) or not tensor.numel():
+            self._packs.append(None)
+            return ledger.save(tensor)
+        if known is None:
+            known = ledger.expect(tensor)
+            self._internals.append(tensor.detach())
+        self._packs.append(weakref.ref(known))
+        return Handle(known, tensor)
+
+    def expect_results(self, ledger: Ledger, results: list[Tensor]) -> list[tuple[Tensor, Saved]]:
+        """The operator has run: note its results, and forget the addresses of its internals."""
+        expected: list[tuple[Tensor, Saved]] = []
+        for result in results:
+            known = ledger.find(result)
+            if known is None and not ledger.excludes(result):
+                known = ledger.expect(result)
+            if known is None or known.held:
+                self._results.append(None)
+            else:
+                self._results.append(weakref.ref(known))
+                expected.append((result.detach(), known))
+        kept = {t.untyped_storage().data_ptr() for t, _ in expected}
+        for internal in self._internals:
+            saved = ledger.find(internal)
+            if saved is not None and internal.untyped_storage().data_ptr() not in kept:
+                ledger.forget(internal.untyped_storage(), saved)
+        self._internals.clear()
+        return expected
+
+    def replay(self) -> None:
+        """Run again, and hold what is missing."""
+        if not self.needed:
+            return
+        packs = iter(self._packs)
+
+        def fill(tensor: Tensor) -> None:
+            _fill(next(packs), tensor)
+
+        inputs = [h.tensor.requires_grad_(r) for h, r in zip(self._inputs, self._requires_grad, strict=True)]
+        with torch.enable_grad(), saved_tensors_hooks(fill, _never):
+            results = _tensors(self._function(*inputs))
+        for ref, result in zip(self._results, results, strict=True):
+            _fill(ref, result)
+
+
+def _fill(ref: weakref.ref[Saved] | None, tensor: Tensor) -> None:
+    saved = None if ref is None else ref()
+    if saved is not None and not saved.held:
+        saved.hold(tensor.untyped_storage())
+
+
+def _unpack(handle: Handle) -> Tensor:
+    return handle.tensor
+
+
+def _never(_: object) -> Tensor:
+    raise AssertionError("a recomputation has no backward of its own")
+
+
+def _tensors(results: Any) -> list[Tensor]:
+    return list(_flat(results))
+
+
+def _flat(results: Any) -> Iterator[Tensor]:
+    if isinstance(results, Tensor):
+        yield results
+    else:
+        for result in results:
+            yield from _flat(result)

@@ -1,0 +1,208 @@
+"""What carries tensors between the ranks of a run: torch.distributed, or threads of one process.
+
+`send` and `receive` block until the message is through; every directed pair has a channel of its own and a thread at
+each end, so no message waits for one of another pair, and none for the compute lane.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from enum import Enum
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from debubble.ir import DebubbleError
+
+
+class Channel(Enum):
+    """What a directed pair of ranks sends, each kind in an order of its own."""
+
+    MESSAGE = "message"
+    OFFLOAD = "offload"
+    RELOAD = "reload"
+
+
+class Transport(Protocol):
+    """The ranks as one of them sees them."""
+
+    rank: int
+    size: int
+
+    def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[tuple[int, ...]]) -> None:
+        """Make ready for these channels (from, to, what) and sums.  All ranks call it, with the same arguments."""
+
+    def send(self, tensor: Tensor, to: int, channel: Channel) -> None: ...
+
+    def receive(self, buffer: Tensor, source: int, channel: Channel) -> Tensor:
+        """Fill the buffer, or answer with the tensor that came."""
+
+    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
+        """Sum over these ranks, in place.  They all call it, in the same order."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's (small) value, on every rank."""
+
+
+class Distributed:
+    """torch.distributed: Gloo on CPU, NCCL on CUDA.  The process group is initialised already."""
+
+    def __init__(self) -> None:
+        import torch.distributed as dist
+
+        self._dist = dist
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._channels: dict[tuple[int, int, Channel], Any] = {}
+        self._groups: dict[tuple[int, ...], Any] = {}
+        # Small control messages stay off the device.
+        self._control = dist.new_group(backend="gloo") if self.size > 1 else None
+
+    def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[tuple[int, ...]]) -> None:
+        for channel in channels:
+            # A group per channel: NCCL runs all messages of a group in one order.
+            self._channels[channel] = self._dist.new_group(sorted(channel[:2]))
+        for ranks in groups:
+            if len(ranks) > 1 and ranks not in self._groups:
+                self._groups[ranks] = self._dist.new_group(list(ranks))
+
+    def send(self, tensor: Tensor, to: int, channel: Channel) -> None:
+        group = self._channels[self.rank, to, channel]
+        work = self._dist.isend(tensor.contiguous(), to, group=group)
+        assert work is not None
+        work.wait()
+
+    def receive(self, buffer: Tensor, source: int, channel: Channel) -> Tensor:
+        group = self._channels[source, self.rank, channel]
+        work = self._dist.irecv(buffer, source, group=group)
+        assert work is not None
+        work.wait()
+        return buffer
+
+    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
+        if len(ranks) > 1:
+            self._dist.all_reduce(tensor, group=self._groups[ranks])
+
+    def gather(self, value: Any) -> list[Any]:
+        values: list[Any] = [None] * self.size
+        if self.size == 1:
+            return [value]
+        self._dist.all_gather_object(values, value, group=self._control)
+        return values
+
+
+class Alone:
+    """A run of one rank."""
+
+    rank, size = 0, 1
+
+    def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[tuple[int, ...]]) -> None: ...
+
+    def send(self, tensor: Tensor, to: int, channel: Channel) -> None:
+        raise AssertionError("a single rank sends nothing")
+
+    def receive(self, buffer: Tensor, source: int, channel: Channel) -> Tensor:
+        raise AssertionError("a single rank receives nothing")
+
+    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None: ...
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+
+class Threads:
+    """The ranks of one process, each on a thread: for tests, and for looking at a plan without a launcher.
+
+    `Threads.run(n, work)` calls `work(transport)` for every rank and returns their answers.
+    """
+
+    def __init__(self, hub: _Hub, rank: int) -> None:
+        self._hub, self.rank, self.size = hub, rank, hub.size
+
+    def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[tuple[int, ...]]) -> None: ...
+
+    def send(self, tensor: Tensor, to: int, channel: Channel) -> None:
+        self._hub.mail[self.rank, to, channel].put(tensor.detach())
+
+    def receive(self, buffer: Tensor, source: int, channel: Channel) -> Tensor:
+        tensor = self._hub.mail[source, self.rank, channel].get()
+        if tensor is None:
+            raise PeerError(source)
+        assert tensor.shape == buffer.shape
+        assert tensor.dtype == buffer.dtype
+        return tensor
+
+    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
+        values = self._hub.exchange(ranks, self.rank, tensor.clone())
+        tensor.copy_(torch.stack(values).sum(0))
+
+    def gather(self, value: Any) -> list[Any]:
+        return self._hub.exchange(tuple(range(self.size)), self.rank, value)
+
+    @staticmethod
+    def run(ranks: int, work: Callable[[Threads], Any]) -> list[Any]:
+        """Run every rank to its end.  Raises the first error of any."""
+        hub = _Hub(ranks)
+        answers: list[Any] = [None] * ranks
+        errors: list[BaseException] = []
+
+        def one(rank: int) -> None:
+            try:
+                answers[rank] = work(Threads(hub, rank))
+            except BaseException as error:
+                errors.append(error)
+                hub.abort(rank)
+
+        threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(ranks)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        return answers
+
+
+class PeerError(DebubbleError):
+    """Another rank has failed."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(f"Rank {rank} has stopped.")
+
+
+class _Hub:
+    """What the ranks of one process share."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.mail: dict[tuple[int, int, Channel], SimpleQueue[Tensor | None]] = {
+            (a, b, channel): SimpleQueue() for a in range(size) for b in range(size) for channel in Channel
+        }
+        self._barriers: dict[tuple[int, ...], threading.Barrier] = {}
+        self._values: dict[tuple[int, ...], dict[int, Any]] = {}
+        self._lock = threading.Lock()
+
+    def exchange(self, ranks: tuple[int, ...], rank: int, value: Any) -> list[Any]:
+        if len(ranks) == 1:
+            return [value]
+        with self._lock:
+            barrier = self._barriers.setdefault(ranks, threading.Barrier(len(ranks)))
+            self._values.setdefault(ranks, {})[rank] = value
+        try:
+            barrier.wait()
+            values = [self._values[ranks][r] for r in ranks]
+            barrier.wait()
+        except threading.BrokenBarrierError:
+            raise PeerError(rank) from None
+        return values
+
+    def abort(self, rank: int) -> None:
+        """A rank has failed: nobody waits for it any more."""
+        with self._lock:
+            for barrier in self._barriers.values():
+                barrier.abort()
+        for (source, _, _), box in self.mail.items():
+            if source == rank:
+                box.put(None)

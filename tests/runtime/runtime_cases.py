@@ -1,0 +1,100 @@
+"""Small models, and the comparison of a plan's step with one process, that the runtime's tests share."""
+
+import itertools
+from dataclasses import replace
+
+import torch
+
+from debubble.ir import Plan, RunOptions, StageCosts
+from debubble.runtime import Pipeline
+from debubble.runtime.batch import read_batch
+from debubble.runtime.models import Model, model_units
+from debubble.runtime.transport import Threads
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 61, "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 64, "tie_word_embeddings": False, "hidden_act": "silu", "initializer_range": 0.3,
+}  # fmt: skip
+LLAMA_TIED = {**LLAMA, "tie_word_embeddings": True}
+LLAMA3_ROPE = {
+    **LLAMA,
+    "attention_bias": True,
+    "mlp_bias": True,
+    "rope_scaling": {
+        "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+}  # fmt: skip
+MISTRAL = {**LLAMA, "model_type": "mistral", "sliding_window": 8, "head_dim": 8}
+QWEN2 = {**LLAMA, "model_type": "qwen2", "use_sliding_window": False}
+QWEN3 = {**LLAMA, "model_type": "qwen3", "head_dim": 16, "use_sliding_window": False}
+GPT2 = {
+    "model_type": "gpt2", "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64, "vocab_size": 61,
+    "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "initializer_range": 0.3, "tie_word_embeddings": True,
+}  # fmt: skip
+GPT2_UNTIED = {**GPT2, "tie_word_embeddings": False}
+
+
+def plan_of(schedule, config, *, strategy="none", counts=None, dtype="fp64", costs=None, **options):
+    """A plan for a schedule: the model's units in (nearly) equal runs, or `counts` of them per stage."""
+    units = [replace(u, strategy=strategy) for u in model_units(config)]
+    if counts is None:
+        bounds = [round(i * len(units) / schedule.stages) for i in range(schedule.stages + 1)]
+    else:
+        bounds = list(itertools.accumulate(counts, initial=0))
+    return Plan(
+        planner="test",
+        schedule=schedule,
+        costs=costs or StageCosts.of(stages=schedule.stages, offload=1),
+        lower_bound=0,
+        partition=tuple(tuple(units[a:b]) for a, b in itertools.pairwise(bounds)),
+        model=config,
+        options=RunOptions(dtype=dtype, **options),
+    )
+
+
+def tokens_of(config, *, rows, length=12, seed=0):
+    return torch.randint(0, config["vocab_size"], (rows, length + 1), generator=torch.Generator().manual_seed(seed))
+
+
+def run_threads(plan, work, *, model=None, ranks=None, **arguments):
+    """`work(pipeline)` on every rank of a plan, on threads; the answers by rank."""
+    return Threads.run(
+        ranks or plan.devices * plan.options.data,
+        lambda transport: work(Pipeline(model, plan, transport=transport, **arguments)),
+    )
+
+
+def gradients_of(plan, tokens):
+    """Loss, and the gradient of every parameter, of one step of the plan."""
+
+    def one(pipeline):
+        loss = pipeline.step(tokens)
+        return loss, {name: p.grad for name, p in pipeline.named_parameters()}
+
+    answers = run_threads(plan, one)
+    return answers[0][0], {name: g for _, gradients in answers for name, g in gradients.items()}
+
+
+def reference_gradients(config, tokens, *, micro_batches, dtype=torch.float64):
+    """The same of the whole model in one process: plain autograd, micro-batch by micro-batch."""
+    model = Model(config, dtype=dtype)
+    rows = read_batch(tokens, micro_batches=micro_batches, device=torch.device("cpu"))
+    total = torch.zeros((), dtype=torch.float64)
+    for x, micro_batch in zip(*rows.split(micro_batches, scale=1 / rows.counted, seed=0), strict=True):
+        loss = model(x, micro_batch)
+        loss.backward()
+        total += loss.detach()
+    return total, {name: p.grad for name, p in model.hf_parameters().items()}
+
+
+def assert_same_gradients(plan, config, tokens):
+    """The plan's step gives the reference's loss and gradients, to a relative 1e-12."""
+    loss, gradients = gradients_of(plan, tokens)
+    expected_loss, expected = reference_gradients(config, tokens, micro_batches=plan.micro_batches)
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
+    assert expected.keys() - gradients.keys() <= {"lm_head.weight"}
+    for name, gradient in gradients.items():
+        scale = expected[name].abs().max()
+        assert (gradient - expected[name]).abs().max() <= 1e-12 * scale, name

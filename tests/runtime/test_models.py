@@ -1,0 +1,77 @@
+"""The units are Hugging Face's models: same names, same logits, same gradients."""
+
+import pytest
+import torch
+from tests.runtime.runtime_cases import GPT2, LLAMA, LLAMA3_ROPE, MISTRAL, QWEN2, QWEN3
+
+from debubble.ir import InputError, PlannedUnit
+from debubble.runtime.models import Model, build_unit, model_units
+from debubble.runtime.units import MicroBatch
+
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.mark.parametrize(
+    "config", [LLAMA, {**LLAMA, "tie_word_embeddings": True}, LLAMA3_ROPE, MISTRAL, QWEN2, QWEN3, GPT2],
+    ids=["llama", "llama-tied", "llama3-rope", "mistral", "qwen2", "qwen3", "gpt2"],
+)  # fmt: skip
+def test_logits_and_gradients_equal_transformers(config):
+    hf_config = transformers.AutoConfig.for_model(**config)
+    torch.manual_seed(1)
+    reference = transformers.AutoModelForCausalLM.from_config(hf_config).double()
+    for parameter in reference.parameters():  # biases and norms too, so that each is seen
+        torch.nn.init.normal_(parameter, 0.5, 0.1)
+    ours = Model(hf_config.to_dict(), dtype=torch.float64)
+    state = reference.state_dict()
+    with torch.no_grad():
+        for name, parameter in ours.hf_parameters().items():
+            parameter.copy_(state[name])
+    tokens = torch.randint(0, config["vocab_size"], (2, 24))
+    torch.testing.assert_close(ours(tokens), reference(tokens).logits, rtol=1e-6, atol=1e-6)
+
+    targets = torch.randint(0, config["vocab_size"], (2, 24))
+    ours(tokens, MicroBatch(targets, 1 / targets.numel())).backward()
+    torch.nn.functional.cross_entropy(reference(tokens).logits.flatten(0, 1), targets.flatten()).backward()
+    gradients = {name: p.grad for name, p in reference.named_parameters()}
+    for name, parameter in ours.hf_parameters().items():
+        if name in gradients:
+            torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-5, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
+def test_parameter_names_are_those_of_transformers(config):
+    reference = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
+    assert set(Model(config).hf_parameters()) == set(reference.state_dict())
+
+
+def test_a_unit_has_the_same_weights_alone_as_in_the_model():
+    whole = Model(LLAMA, seed=3).hf_parameters()
+    alone = build_unit(LLAMA, PlannedUnit("mlp", 2), seed=3)
+    for name, parameter in alone.hf_parameters().items():
+        assert torch.equal(parameter, whole[name])
+
+
+def test_seeds_give_different_weights():
+    one, two = (build_unit(LLAMA, PlannedUnit("head", None), seed=s).hf_parameters() for s in (0, 1))
+    assert not torch.equal(one["lm_head.weight"], two["lm_head.weight"])
+
+
+def test_units_are_two_per_layer_with_embedding_and_head():
+    assert [u.type for u in model_units(GPT2)] == ["embedding", *["attention", "mlp"] * 4, "head"]
+
+
+def test_an_unknown_family_is_refused_in_a_sentence():
+    with pytest.raises(InputError, match="cannot build the model type 'bert'; it builds llama"):
+        Model({"model_type": "bert"})
+
+
+def test_a_missing_entry_is_named():
+    with pytest.raises(InputError, match="no entry 'num_hidden_layers'"):
+        Model({k: v for k, v in LLAMA.items() if k != "num_hidden_layers"})
+
+
+def test_a_unit_that_is_no_part_of_the_model_is_refused():
+    with pytest.raises(InputError, match="layer 9, but the model has 4 layers"):
+        build_unit(LLAMA, PlannedUnit("mlp", 9))
+    with pytest.raises(InputError, match="cannot build a unit of type 'dense'"):
+        build_unit(LLAMA, PlannedUnit("dense", 0))
