@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from debubble.ir import Kind, Lane, Moment, Number, Op, Program
+from debubble.ir.ops import BACKWARDS
 
 WORK = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.S)
 """What keeps the compute lane busy, as opposed to a blocking message."""
@@ -77,14 +78,12 @@ class Timeline:
         spent: list[Number] = []
         for lane in self.compute:
             total: Number = 0
-            for o in lane:
-                if o.op.kind is Kind.R:
-                    total += o.duration
-                elif o.op.kind is Kind.B:
-                    total += o.duration - costs.backward(o.op.stage) * costs.scale_of(o.op.micro_batch)
-                elif o.op.kind is Kind.I:
-                    total += o.duration - costs.backward_input[o.op.stage] * costs.scale_of(o.op.micro_batch)
-            spent.append(total if schedule.fused_recompute or schedule.explicit_recompute else 0)
+            for kind, stage, j in (o.op for o in lane):
+                explicit = (stage, j) in schedule.explicit_recompute
+                fused = kind in BACKWARDS and stage in schedule.fused_recompute and not explicit
+                if kind is Kind.R or fused:
+                    total += schedule.recompute_time(costs, stage) * costs.scale_of(j)
+            spent.append(total)
         return tuple(spent)
 
     @property
