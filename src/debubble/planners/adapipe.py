@@ -1,0 +1,165 @@
+"""AdaPipe: recomputation chosen stage by stage, and a partition that evens out what it costs.
+
+Source: Sun et al., AdaPipe: Optimizing Pipeline Parallelism with Adaptive Recomputation and Partitioning, ASPLOS 2024.
+
+Two dynamic programmes on 1F1B, where stage s holds min(m, p - s) activations:
+
+* the inner one is a knapsack per run of units: the least recompute time with which its activations fit (`fronts`
+  solves it for every capacity at once, whatever the workspace; runs of the same units share the answer);
+* the outer one cuts the model from the back: for stages s ... p - 1 on the units from i on, the efficient pairs of
+  (slowest stage, sum of stages); a step takes sum + (m - 1) slowest, exactly if the stages are equal.
+
+The best few cuts are simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from debubble.costs.units import Units
+from debubble.ir import InfeasibleError, Number
+from debubble.planners.fronts import Choice, Front, front
+from debubble.planners.problem import Problem, Solution
+from debubble.planners.registry import planner
+from debubble.planners.stages import Stages
+from debubble.schedules.one_f_one_b import one_f_one_b
+from debubble.simulator import simulate
+
+FINALISTS = 5
+WIDEST = 2
+"""A stage may have this many times the mean work."""
+
+
+@planner("adapipe", paper="AdaPipe, ASPLOS 2024")
+def adapipe(problem: Problem) -> Solution:
+    """1F1B with the least recomputation per stage, and the partition that balances it."""
+    schedule = one_f_one_b(devices=problem.devices, micro_batches=problem.micro_batches)
+    fixed = Stages.even(problem)
+    if problem.units is None:
+        alive = _alive(problem)
+        choices = [fixed.fronts[s].cheapest(alive=alive[s], budget=fixed.budget(s)) for s in range(problem.devices)]
+        return fixed.solution(schedule, [_found(choice, s) for s, choice in enumerate(choices)])
+    search = _Search(problem, problem.units)
+    found: list[tuple[Number, Solution]] = []
+    for counts in search.counts()[:FINALISTS]:
+        solution = Stages(problem, counts).solution(schedule, search.choices(counts))
+        found.append((simulate(solution.schedule, solution.costs).makespan, solution))
+    return min(found, key=lambda pair: pair[0])[1]
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """Stages s ... p - 1 on the units from i on, and where stage s ends."""
+
+    slowest: float
+    total: float
+    end: int
+    rest: _Cut | None
+
+
+class _Search:
+    """Both programmes for one problem."""
+
+    def __init__(self, problem: Problem, units: Units) -> None:
+        self.problem, self.units = problem, units
+        self.alive = _alive(problem)
+        self._fronts: dict[tuple[int, ...], Front] = {}
+        self._times: dict[tuple[int, tuple[int, ...]], float | None] = {}
+
+    def counts(self) -> list[tuple[int, ...]]:
+        """Units per stage of the efficient cuts, fastest first.  Raises InfeasibleError if none fits."""
+        n, p = len(self.units.units), self.problem.devices
+        cuts: list[list[_Cut]] = [[] for _ in range(n)] + [[_Cut(0.0, 0.0, n, None)]]
+        for s in reversed(range(p)):
+            begins = range(n - p + s + 1) if s else range(1)
+            cuts = [_efficient(self._extended(s, i, cuts)) if i in begins else [] for i in range(n)] + [[]]
+        if not cuts[0]:
+            raise InfeasibleError(f"No partition fits on {p} devices, whatever its stages recompute.")
+        passes = self.problem.micro_batches - 1
+        return [_counts(cut) for cut in sorted(cuts[0], key=lambda c: c.total + passes * c.slowest)]
+
+    def choices(self, counts: tuple[int, ...]) -> list[Choice]:
+        """How each stage recomputes."""
+        chosen = []
+        begin = 0
+        for s, count in enumerate(counts):
+            end = begin + count
+            best = front(self.units.units[begin:end]).cheapest(alive=self.alive[s], budget=self._budget(s, begin, end))
+            chosen.append(_found(best, s))
+            begin = end
+        return chosen
+
+    def _extended(self, s: int, begin: int, cuts: list[list[_Cut]]) -> Iterator[_Cut]:
+        """Stage s from `begin` to every end from which the later stages can go on."""
+        widest = WIDEST * float(self.units.work) / self.problem.devices
+        for end in range(begin + 1, len(cuts)):
+            if end > begin + 1 and self._work[end] - self._work[begin] > widest:
+                return
+            time = self._time(s, begin, end) if cuts[end] else None
+            if time is not None:
+                for rest in cuts[end]:
+                    yield _Cut(max(time, rest.slowest), time + rest.total, end, rest)
+
+    def _time(self, s: int, begin: int, end: int) -> float | None:
+        """Of one micro-batch on stage s with those units; None if they do not fit."""
+        key = tuple(b - a for a, b in zip(self._kinds[begin], self._kinds[end], strict=True))
+        if (s, key) not in self._times:
+            if key not in self._fronts:
+                self._fronts[key] = front(self.units.units[begin:end])
+            best = self._fronts[key].cheapest(alive=self.alive[s], budget=self._budget(s, begin, end))
+            self._times[s, key] = None if best is None else self._work[end] - self._work[begin] + best.recompute
+        return self._times[s, key]
+
+    def _budget(self, s: int, begin: int, end: int) -> float:
+        units = self.units.units[begin:end]
+        static = self.units.static + sum(u.static for u in units) + max(u.workspace for u in units)
+        return self.problem.limits[s] - float(static)
+
+    @cached_property
+    def _work(self) -> list[float]:
+        """Work of the units before each."""
+        work = [0.0]
+        for unit in self.units.units:
+            work.append(work[-1] + float(unit.work))
+        return work
+
+    @cached_property
+    def _kinds(self) -> list[tuple[int, ...]]:
+        """How many of each kind of unit come before each: runs of the same kinds cost the same."""
+        kinds = [(u.type, u.work, u.static, u.workspace, u.activation) for u in self.units.units]
+        distinct = list(dict.fromkeys(kinds))
+        rows = [(0,) * len(distinct)]
+        for kind in kinds:
+            rows.append(tuple(count + (kind == other) for count, other in zip(rows[-1], distinct, strict=True)))
+        return rows
+
+
+def _alive(problem: Problem) -> list[int]:
+    return [min(problem.micro_batches, problem.devices - s) for s in range(problem.devices)]
+
+
+def _found(choice: Choice | None, stage: int) -> Choice:
+    if choice is None:
+        raise InfeasibleError(f"Stage {stage} does not fit even if it recomputes everything.")
+    return choice
+
+
+def _efficient(cuts: Iterator[_Cut]) -> list[_Cut]:
+    """Those that no other beats in both the slowest stage and the sum."""
+    kept: list[_Cut] = []
+    for cut in sorted(cuts, key=lambda c: (c.slowest, c.total)):
+        if not kept or cut.total < kept[-1].total - 1e-12 * cut.total:
+            kept.append(cut)
+    return kept
+
+
+def _counts(cut: _Cut) -> tuple[int, ...]:
+    counts = []
+    begin = 0
+    at: _Cut | None = cut
+    while at is not None and at.rest is not None:
+        counts.append(at.end - begin)
+        begin, at = at.end, at.rest
+    return tuple(counts)

@@ -1,0 +1,137 @@
+"""AdaPipe's two programmes are exact, and Megatron-Kwai takes the cheapest operators that fit."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from debubble.costs.units import Strategy, Unit, Units
+from debubble.ir import InfeasibleError, StageCosts
+from debubble.planners import Problem, planners
+from debubble.planners.adapipe import _Search
+
+
+def unit(work, activation, cheap, static=1):
+    return Unit(
+        type=f"unit of {work}",
+        layer=None,
+        forward=work,
+        backward_input=work,
+        backward_weight=work,
+        static=static,
+        strategies={
+            "none": Strategy(activation),
+            "cheap": Strategy(activation - cheap, cheap / 4),
+            "full": Strategy(1, work),
+        },
+    )
+
+
+def brute_force(units, limit, devices, micro_batches, *, workspace=None):
+    """The least sum + (m - 1) max of stage times over all cuts and strategies; infinite if nothing fits."""
+    widest = 2 * sum(u.work for u in units) / devices
+    return min(
+        (
+            sum(times) + (micro_batches - 1) * max(times)
+            for ends in itertools.combinations(range(1, len(units)), devices - 1)
+            if (stages := [units[a:b] for a, b in itertools.pairwise((0, *ends, len(units)))])
+            if all(len(stage) == 1 or sum(u.work for u in stage) <= widest for stage in stages)
+            if (
+                times := [
+                    least_time(x, limit, min(micro_batches, devices - s), workspace) for s, x in enumerate(stages)
+                ]
+            )
+        ),
+        default=float("inf"),
+    )
+
+
+def least_time(stage, limit, alive, workspace):
+    """Of a stage, over all strategies of its units; `workspace` None: what the chosen ones bring back at a time."""
+    return min(
+        (
+            sum(u.work for u in stage) + sum(s.recompute for s in chosen)
+            for chosen in itertools.product(*(u.strategies.values() for u in stage))
+            if alive * sum(s.activation for s in chosen)
+            + (
+                max(u.activation - s.activation for u, s in zip(stage, chosen, strict=True))
+                if workspace is None
+                else workspace
+            )
+            + sum(u.static for u in stage)
+            <= limit
+        ),
+        default=float("inf"),
+    )
+
+
+kinds = st.builds(unit, st.integers(1, 4), st.integers(4, 9), st.integers(1, 3))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    few=st.lists(kinds, min_size=1, max_size=2),
+    count=st.integers(3, 5),
+    devices=st.integers(1, 3),
+    micro_batches=st.integers(2, 6),
+    limit=st.integers(10, 60),
+    data=st.data(),
+)
+def test_adapipe_finds_the_best_cut_and_strategies(few, count, devices, micro_batches, limit, data):
+    """As good as all combinations are; it may overlook one that fits only for its smaller workspace."""
+    chosen = tuple(data.draw(st.lists(st.sampled_from(few), min_size=count, max_size=count)))
+    problem = Problem(devices=devices, micro_batches=micro_batches, units=Units(units=chosen, memory_limit=(limit,)))
+    search = _Search(problem, problem.units)
+    try:
+        counts = search.counts()[0]
+    except InfeasibleError:
+        found = float("inf")
+    else:
+        ends = list(itertools.accumulate(counts, initial=0))
+        times = [
+            sum(u.work for u in chosen[a:b]) + choice.recompute
+            for (a, b), choice in zip(itertools.pairwise(ends), search.choices(counts), strict=True)
+        ]
+        found = sum(times) + (micro_batches - 1) * max(times)
+    largest = max(u.activation for u in chosen) - 1
+    assert brute_force(chosen, limit, devices, micro_batches) <= found + 1e-9
+    assert found <= brute_force(chosen, limit, devices, micro_batches, workspace=largest) + 1e-9
+
+
+def test_adapipe_recomputes_most_where_most_is_alive_and_gives_those_stages_less():
+    units = Units(units=(unit(4, 9, 2, static=0),) * 24, memory_limit=(150,))
+    result = planners["adapipe"](Problem(devices=4, micro_batches=32, units=units))
+    recomputed = [sum(name != "none" for _, name in stage) for stage in result.solution.partition]
+    assert recomputed == sorted(recomputed, reverse=True)
+    assert recomputed[0] > recomputed[-1]
+    counts = [len(stage) for stage in result.solution.partition]
+    assert counts[0] <= counts[-1]
+    assert max(result.timeline.peak_memory) <= 150
+    everything = planners["dapple+"](Problem(devices=4, micro_batches=32, units=units))
+    assert result.makespan < everything.makespan
+
+
+def test_adapipe_recomputes_just_the_fixed_stages_that_do_not_fit():
+    costs = StageCosts.of(stages=4, memory_limit=2)
+    result = planners["adapipe"](Problem(devices=4, micro_batches=8, costs=costs))
+    assert result.solution.schedule.fused_recompute == {0, 1}
+
+
+def test_adapipe_refuses_fixed_stages_that_never_fit():
+    costs = StageCosts.of(stages=4, memory_limit=2, activation=3)
+    with pytest.raises(InfeasibleError, match="Stage 0 does not fit"):
+        planners["adapipe"](Problem(devices=4, micro_batches=8, costs=costs))
+
+
+@pytest.mark.parametrize(("limit", "strategy"), [(100, "none"), (70, "cheap"), (40, "full")])
+def test_kwai_takes_the_cheapest_operators_that_fit(limit, strategy):
+    units = Units(units=(unit(4, 9, 3, static=0),) * 8, memory_limit=(limit,))
+    result = planners["megatron-kwai"](Problem(devices=4, micro_batches=8, units=units))
+    assert {name for stage in result.solution.partition for _, name in stage} == {strategy}
+
+
+def test_kwai_says_why_nothing_fits():
+    units = Units(units=(unit(4, 9, 3, static=9),) * 8, memory_limit=(20,))
+    with pytest.raises(InfeasibleError, match="No operators suffice: Device"):
+        planners["megatron-kwai"](Problem(devices=4, micro_batches=8, units=units))
