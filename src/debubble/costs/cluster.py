@@ -32,6 +32,7 @@ class EfficiencyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     link: float | None = None
     network: float | None = None
     host: float | None = None
+    launch: float | None = None
 
 
 class ClusterFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):

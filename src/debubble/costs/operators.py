@@ -113,11 +113,12 @@ def norm(shapes: Shapes) -> Operator:
 def collectives(shapes: Shapes) -> Operator:
     """All-gather before and reduce-scatter after a half-layer's products.
 
-    Backward, Megatron hides the second gather and the scatter behind the products for the weights.
+    Backward there is one more gather; Megatron runs the last two beside products, which hides half of them.
     """
-    o = shapes.options
-    once = shapes.speed.gather(shapes.element * shapes.tokens * shapes.model.hidden, o.tensor)
-    return Operator(name="collectives", forward=2 * once, backward_input=once)
+    t, node = shapes.options.tensor, shapes.speed.hardware.devices_per_node
+    size = shapes.element * shapes.tokens * shapes.model.hidden
+    once = shapes.speed.gather(size, t, beside=min(t, node))
+    return Operator(name="collectives", forward=2 * once, backward_input=2 * once)
 
 
 def attention(shapes: Shapes) -> Iterator[Operator]:
@@ -159,12 +160,12 @@ def core(shapes: Shapes) -> Iterator[Operator]:
     m, o, e = shapes.model, shapes.options, shapes.element
     n, q, s = shapes.tokens, m.attention_width / o.tensor, o.sequence_length
     scores = n * s * m.heads / o.tensor
-    passes = 7 if m.dropout else 5
-    product = shapes.speed.matmul(n, m.head_dim, s * m.heads / o.tensor)
+    traffic = shapes.speed.stream(e * (7 if m.dropout else 5) * scores)
+    flops, rows = 4 * n * s * q, n * m.heads / o.tensor
     yield Operator(
         name="core",
-        forward=2 * product + shapes.speed.stream(e * passes * scores),
-        backward_input=4 * product + shapes.speed.stream(e * passes * scores),
+        forward=shapes.speed.attention(flops, rows=rows) + traffic,
+        backward_input=shapes.speed.attention(2 * flops, rows=rows) + traffic,
         saved=scores * (2 * e + 1 if m.dropout else e),
     )
     yield Operator(name="context", forward=0.0, backward_input=0.0, saved=e * n * q)
@@ -194,14 +195,11 @@ def _experts(shapes: Shapes) -> Iterator[Operator]:
     assert m.experts is not None
     h, routed = m.hidden, shapes.tokens * m.experts.per_token
     travelling = e * routed * h / o.tensor
-    moved = shapes.speed.gather(travelling, o.expert, across_nodes=o.expert * o.tensor > _node(shapes))
+    beside = min(o.expert, max(1, shapes.speed.hardware.devices_per_node // o.tensor))
+    moved = shapes.speed.gather(travelling, o.expert, beside=beside)
     yield matmul(shapes, "router", tokens=shapes.tokens, local=m.experts.count)
     yield Operator(name="dispatch", forward=2 * moved, backward_input=2 * moved, saved=2 * travelling)
     yield from _body(shapes, tokens=routed, ffn=m.experts.ffn / o.tensor)
-
-
-def _node(shapes: Shapes) -> int:
-    return shapes.speed.hardware.devices_per_node
 
 
 def _body(shapes: Shapes, *, tokens: float, ffn: float) -> Iterator[Operator]:

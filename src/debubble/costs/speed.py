@@ -20,22 +20,34 @@ class Speed:
         """An (m, k) matrix times a (k, n) one."""
         hw = self.hardware
         compute = 2 * m * k * n / (hw.flops * share(hw.efficiency.matmul, min(m, k, n)))
-        return max(compute, self.stream(self.element * (m * k + k * n + m * n)))
+        return max(compute + hw.efficiency.launch, self.stream(self.element * (m * k + k * n + m * n)))
 
     def stream(self, size: float) -> float:
         """Read and write that many bytes of device memory altogether."""
-        return size / (self.hardware.memory_bandwidth * self.hardware.efficiency.memory)
+        if not size:
+            return 0.0
+        return self.hardware.efficiency.launch + size / (
+            self.hardware.memory_bandwidth * self.hardware.efficiency.memory
+        )
 
     def attention(self, flops: float, *, rows: float, backward: bool = False) -> float:
         """A fused attention core of so many operations, over so many query rows."""
         e = self.hardware.efficiency
-        return flops / (self.hardware.flops * share(e.attention_backward if backward else e.attention, rows))
+        return e.launch + flops / (self.hardware.flops * share(e.attention_backward if backward else e.attention, rows))
 
-    def gather(self, size: float, ranks: int, *, across_nodes: bool = False) -> float:
-        """All-gather or reduce-scatter of `size` bytes in total over a ring."""
+    def gather(self, size: float, ranks: int, *, beside: int) -> float:
+        """All-gather or reduce-scatter of `size` bytes in total over a ring with `beside` neighbours in each node.
+
+        Where it leaves the node, all of these use their network cards for it.
+        """
         if ranks == 1:
             return 0.0
-        return self.message(size * (ranks - 1) / ranks, across_nodes=across_nodes)
+        hw = self.hardware
+        moved = size * (ranks - 1) / ranks
+        if ranks <= beside:
+            return self.message(moved, across_nodes=False)
+        bandwidth = min(hw.link_bandwidth * hw.efficiency.link, hw.network_bandwidth * hw.efficiency.network * beside)
+        return hw.network_latency + moved / bandwidth
 
     def message(self, size: float, *, across_nodes: bool) -> float:
         """From one device to another."""
