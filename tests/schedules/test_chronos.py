@@ -484,3 +484,50 @@ def test_every_combination_of_offloads_is_a_correct_schedule(p, v, m, time, reco
 def test_offloading_a_chunk_that_does_not_exist_is_refused():
     with pytest.raises(db.InputError, match="cannot be offloaded"):
         offload_states(db.schedules["chronos"](devices=4, micro_batches=4), chunks=[2])
+
+
+# Messages
+
+
+def message_share(name, p, m):
+    """The coefficient of T_c in the makespan with blocking messages (short enough to change no order)."""
+    v = 1 if name == "1f1b" else 2
+    time = Fraction(1, 1000)
+    costs = unit_costs(p, v, f=2 // v, b=4 // v, communication=time, communication_model="blocking")
+    return (simulated(name, p, m, v, costs=costs).makespan - 6 * (m + p - 1)) / time
+
+
+@pytest.mark.parametrize("m", [8, 16, 64])
+@pytest.mark.parametrize("p", [4, 8])
+def test_blocking_messages_cost_what_section_4_1_says(p, m):
+    assert message_share("1f1b", p, m) == 2 * p + 4 * (m - 2)
+    # Exact at p = 4; the paper's count leaves out two messages at p = 8.
+    assert message_share("chronos", p, m) == 4 * p + 8 * (m - 2) + 2 + (2 if p == 8 else 0)
+
+
+def test_messages_between_chunks_do_not_block():
+    costs = unit_costs(3, communication=1, communication_model="blocking")
+    run = simulated("chronos", 3, 4, costs=costs)
+    lanes = {name: run.by_name[name].lane.value for name in ("1SEND_F0", "2SEND_F0", "3SEND_F0", "3SEND_B0")}
+    assert lanes == {"1SEND_F0": "compute", "2SEND_F0": "send", "3SEND_F0": "compute", "3SEND_B0": "send"}
+
+
+def test_a_plan_file_keeps_what_does_not_block(tmp_path):
+    costs = unit_costs(3, communication=1, communication_model="blocking")
+    made = db.schedules["chronos"](devices=3, micro_batches=4, costs=costs)
+    plan = db.Plan(planner="by hand", schedule=made, costs=costs, lower_bound=0, partition=None)
+    plan.save(tmp_path / "plan.json")
+    assert db.Plan.load(tmp_path / "plan.json").simulate().makespan == db.simulate(made, costs).makespan
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    p=st.integers(1, 6), v=st.integers(1, 3), m=st.integers(1, 9), time=st.integers(0, 5), fb=st.sampled_from(RATIOS)
+)
+def test_partly_blocking_messages_never_deadlock_nor_beat_free_ones(p, v, m, time, fb):
+    f, b = fb
+    costs = unit_costs(p, v, f=f, b=b, communication=time, communication_model="blocking")
+    run = simulated("chronos", p, m, v, costs=costs)
+    assert run.makespan >= v * (f + b) * (m + p - 1)
+    # Every device computes all of its operations, and takes part in its adjacent messages one by one.
+    assert run.busy == (m * v * (f + b),) * p

@@ -7,6 +7,7 @@ link.  Both run the schedule once with its costs and record the order.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 
 from debubble.ir.costs import Number, StageCosts
 from debubble.ir.effects import duration
@@ -18,6 +19,16 @@ from debubble.ir.schedule import Schedule
 
 Messages = dict[Op, tuple[Op, Op]]
 """Producer -> (send, receive)."""
+
+
+def blocks(schedule: Schedule, costs: StageCosts, send: Op) -> bool:
+    """Whether a message takes the compute lanes of both ends."""
+    return costs.communication_model == "blocking" and boundary(send) not in schedule.asynchronous
+
+
+def boundary(send: Op) -> int:
+    """The stage before the boundary that a message crosses."""
+    return send.stage if send.kind is Kind.SEND_F else send.stage - 1
 
 
 def blocking_positions(schedule: Schedule, costs: StageCosts, messages: Messages) -> list[list[Op]]:
@@ -38,8 +49,10 @@ class _Rendezvous:
             for order in schedule.orders
         ]
         self.free: list[Number] = [0] * schedule.devices
-        self.outbox: list[tuple[Op, Op] | None] = [None] * schedule.devices
-        self.done: set[Op] = set()
+        self.outbox: list[Op | None] = [None] * schedule.devices
+        """What has produced a message that is not delivered yet."""
+        self.arrived: dict[Op, Number] = {}
+        """Producer -> when its consumer has what it needs of it."""
         self.placed: list[list[Op]] = [[] for _ in range(schedule.devices)]
 
     def run(self) -> list[list[Op]]:
@@ -48,51 +61,55 @@ class _Rendezvous:
             if start is None:
                 waiting = tuple(p[-1].name for p in self.pending if p)
                 raise DeadlockError(waiting)
-            if self.outbox[device] is not None:
-                self._deliver(device, start)
+            producer = self.outbox[device]
+            if producer is not None:
+                self._deliver(device, producer, start)
             else:
-                self._compute(device)
+                self._compute(device, start)
         return self.placed
 
-    def _candidates(self) -> list[tuple[Number, int, int]]:
-        found: list[tuple[Number, int, int]] = []
-        for device in range(self.schedule.devices):
-            message = self.outbox[device]
-            if message is not None:
-                peer = self.schedule.placement.device_of[message[1].stage]
-                found.append((max(self.free[device], self.free[peer]), 0, device))
-            elif self.pending[device] and self._ready(self.pending[device][-1]):
-                found.append((self.free[device], 1, device))
-        return found
+    def _candidates(self) -> Iterator[tuple[Number, int, int]]:
+        for device, pending in enumerate(self.pending):
+            producer = self.outbox[device]
+            if producer is not None:
+                _, receive = self.messages[producer]
+                peer = self.schedule.placement.device_of[receive.stage]
+                yield max(self.free[device], self.free[peer]), 0, device
+            elif pending:
+                needed = self._needed(pending[-1])
+                if needed is None:
+                    yield self.free[device], 1, device
+                elif needed in self.arrived:
+                    yield max(self.free[device], self.arrived[needed]), 1, device
 
-    def _ready(self, op: Op) -> bool:
-        needed: Op | None = None
+    def _needed(self, op: Op) -> Op | None:
         if op.kind is Kind.F and op.stage > 0:
-            needed = Op(Kind.F, op.stage - 1, op.micro_batch)
-        elif op.kind in BACKWARDS and op.stage + 1 < self.schedule.stages:
-            needed = self.schedule.backward_of(op.stage + 1, op.micro_batch)
-        if needed is None:
-            return True
-        return self.messages[needed][1] in self.done if needed in self.messages else needed in self.done
+            return Op(Kind.F, op.stage - 1, op.micro_batch)
+        if op.kind in BACKWARDS and op.stage + 1 < self.schedule.stages:
+            return self.schedule.backward_of(op.stage + 1, op.micro_batch)
+        return None
 
-    def _deliver(self, device: int, start: Number) -> None:
-        message = self.outbox[device]
-        assert message is not None
-        send, receive = message
+    def _deliver(self, device: int, producer: Op, start: Number) -> None:
+        send, receive = self.messages[producer]
         peer = self.schedule.placement.device_of[receive.stage]
-        time = self.costs.communication[min(send.stage, receive.stage)] * self.costs.scale_of(send.micro_batch)
-        self.free[device] = self.free[peer] = start + time
+        end = start + duration(self.schedule, self.costs, send, Lane.SEND)
+        self.free[device] = self.free[peer] = self.arrived[producer] = end
         self.placed[device].append(send)
         self.placed[peer].append(receive)
-        self.done.add(receive)
         self.outbox[device] = None
 
-    def _compute(self, device: int) -> None:
+    def _compute(self, device: int, start: Number) -> None:
         op = self.pending[device].pop()
-        self.free[device] += duration(self.schedule, self.costs, op, Lane.COMPUTE)
+        self.free[device] = self.arrived[op] = start + duration(self.schedule, self.costs, op, Lane.COMPUTE)
         self.placed[device].append(op)
-        self.done.add(op)
-        self.outbox[device] = self.messages.get(op)
+        if op not in self.messages:
+            return
+        send, _ = self.messages[op]
+        if blocks(self.schedule, self.costs, send):
+            del self.arrived[op]
+            self.outbox[device] = op
+        else:
+            self.arrived[op] += duration(self.schedule, self.costs, send, Lane.SEND)
 
 
 def _computes(op: Op) -> bool:

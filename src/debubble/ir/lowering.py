@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from debubble.ir.admission import Admission
-from debubble.ir.contention import Messages, blocking_positions, share_links
+from debubble.ir.contention import Messages, blocking_positions, blocks, share_links
 from debubble.ir.costs import Number, StageCosts
 from debubble.ir.effects import duration, effects, guests
 from debubble.ir.errors import InputError
@@ -87,16 +87,18 @@ class _Lowering:
                     self._add(receive, peer, device)
                     self._wait(send, op)
                     messages[op] = (send, receive)
-        if self.costs.communication_model == "blocking":
-            self._place_blocking(messages)
-            return
-        for send, receive in messages.values():
+        blocking = {op: pair for op, pair in messages.items() if blocks(self.schedule, self.costs, pair[0])}
+        if blocking:
+            self._place_blocking(messages, blocking)
+        for producer, (send, receive) in messages.items():
+            if producer in blocking:
+                continue
             for op in (send, receive):
                 at = self.instructions[self.index[op]]
                 self.queues.setdefault((at.device, at.lane, at.peer), []).append(self.index[op])
             self._wait(receive, send)
 
-    def _place_blocking(self, messages: Messages) -> None:
+    def _place_blocking(self, messages: Messages, blocking: Messages) -> None:
         """A blocking message takes the compute lanes of both ends, at the same time."""
         for device, placed in enumerate(blocking_positions(self.schedule, self.costs, messages)):
             self.queues[device, Lane.COMPUTE, None] = [self.index[op] for op in placed]
@@ -107,7 +109,7 @@ class _Lowering:
             for at, i in enumerate(queue)
             if at
         }
-        for send, receive in messages.values():
+        for send, receive in blocking.values():
             for op in (send, receive):
                 at = self.index[op]
                 self.instructions[at] = self.instructions[at]._replace(

@@ -32,6 +32,7 @@ class ScheduleFile(msgspec.Struct, forbid_unknown_fields=True):
     recompute_fraction: dict[str, float] = {}
     offload_fraction: dict[str, float] = {}
     peers: dict[str, int] = {}
+    asynchronous: list[int] = []
 
 
 class PlanFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -91,6 +92,7 @@ def encode(plan: Plan) -> PlanFile:
             recompute_fraction={str(k): float(v) for k, v in s.recompute_fraction.items()},
             offload_fraction={str(k): float(v) for k, v in s.offload_fraction.items()},
             peers={str(k): v for k, v in s.peers.items()},
+            asynchronous=sorted(s.asynchronous),
         ),
         costs=plan.costs.to_dict(),
         lower_bound=float(plan.lower_bound),
@@ -115,6 +117,7 @@ def decode(file: PlanFile) -> Plan:
         recompute_fraction={int(k): v for k, v in s.recompute_fraction.items()},
         offload_fraction={int(k): v for k, v in s.offload_fraction.items()},
         peers={int(k): v for k, v in s.peers.items()},
+        asynchronous=frozenset(s.asynchronous),
     )
     check(schedule)
     if len(file.partition) != schedule.stages:

@@ -37,6 +37,8 @@ class Schedule:
     """Stage -> share of the activation that O moves (absent: all)."""
     peers: Mapping[int, int] = field(default_factory=dict)
     """Device -> the device that holds what it offloads (absent: the host)."""
+    asynchronous: frozenset[int] = frozenset()
+    """Boundaries (the stage before each) whose messages overlap compute even where the costs say `blocking`."""
 
     @property
     def devices(self) -> int:

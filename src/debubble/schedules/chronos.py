@@ -134,6 +134,8 @@ def periodic(
             tuple(Op(kind, chunk * devices + d, j) for _, kind, chunk, j in best.operations(d, micro_batches))
             for d in range(devices)
         ),
+        # Between chunks there may be an interval: a blocking message would have to wait for its end.
+        asynchronous=frozenset(range(devices - 1, devices * chunks - 1, devices)),
         recompute_fraction={
             chunk * devices + d: share for chunk, share in shares.items() if share != 1 for d in range(devices)
         },
