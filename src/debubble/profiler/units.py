@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -174,17 +174,16 @@ def costs_of(planned: Sequence[PlannedUnit], measured: Measured, *, static: Sequ
 def _mean(units: Sequence[Unit]) -> Unit:
     first = units[0]
 
-    def mean(value: Callable[[Unit], Number]) -> float:
-        return float(sum(map(value, units))) / len(units)
+    def mean(values: Iterable[Number]) -> float:
+        return float(sum(values)) / len(units)
 
-    strategies = {
-        name: Strategy(first.strategies[name].activation, mean(lambda u, name=name: u.strategies[name].recompute))
-        for name in first.strategies
-    }
     return replace(
         first,
-        forward=mean(lambda u: u.forward),
-        backward_input=mean(lambda u: u.backward_input),
-        backward_weight=mean(lambda u: u.backward_weight),
-        strategies=strategies,
+        forward=mean(u.forward for u in units),
+        backward_input=mean(u.backward_input for u in units),
+        backward_weight=mean(u.backward_weight for u in units),
+        strategies={
+            name: Strategy(strategy.activation, mean(u.strategies[name].recompute for u in units))
+            for name, strategy in first.strategies.items()
+        },
     )

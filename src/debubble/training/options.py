@@ -46,8 +46,8 @@ def check(options: TrainOptions) -> Plan:
     sequences_of(options, plan)
     if options.resume and options.checkpoint is None:
         raise InputError("--resume needs --checkpoint with the folder that holds the checkpoint.")
-    if options.resume:
-        check_resume(options, plan)
+    if options.checkpoint is not None:
+        _check_checkpoints(options, options.checkpoint, plan)
     return plan
 
 
@@ -68,11 +68,17 @@ def sequences_of(options: TrainOptions, plan: Plan) -> Sequences:
     return Sequences(corpus=Corpus.load(options.data), sequence_length=plan.options.sequence_length, seed=options.seed)
 
 
-def check_resume(options: TrainOptions, plan: Plan) -> None:
-    """Raise InputError unless there is a checkpoint of the plan's model."""
-    from debubble.training.checkpoint import latest, progress_of
+def _check_checkpoints(options: TrainOptions, folder: Path, plan: Plan) -> None:
+    """Refuse to resume without a checkpoint of the plan's model and steps to go, or to mix two runs in a folder."""
+    from debubble.training.checkpoint import checkpoints, latest, progress_of
 
-    assert options.checkpoint is not None
-    checkpoint = latest(options.checkpoint)
-    if progress_of(checkpoint).model != plan.model:
-        raise InputError(f"{checkpoint} is a checkpoint of another model than the plan's.")
+    if not options.resume:
+        if checkpoints(folder):
+            raise InputError(f"{folder} holds checkpoints already: add --resume, or give another folder.")
+        return
+    newest = latest(folder)
+    progress = progress_of(newest)
+    if progress.model != plan.model:
+        raise InputError(f"{newest} is a checkpoint of another model than the plan's.")
+    if progress.step >= options.steps:
+        raise InputError(f"{newest} has done all of the {options.steps} steps: give more with --steps.")

@@ -1,0 +1,41 @@
+"""One rank of `debubble train`."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+
+from debubble.runtime.launcher import as_rank, unpacked
+from debubble.training.options import TrainOptions
+from debubble.training.run import train
+
+
+def main(argument: str) -> None:
+    """Train as the options (as JSON) say; rank 0 prints what the run came to on standard output."""
+    options = unpacked(argument, TrainOptions)
+    open_process_group()
+    outcome = train(options)
+    if outcome is not None:
+        if options.json:
+            print(json.dumps(outcome.as_dict(), indent=1), flush=True)
+        else:
+            Console(highlight=False).print(outcome.render())
+    dist.destroy_process_group()
+
+
+def open_process_group() -> None:
+    """NCCL where every rank of this host has a GPU of its own, else Gloo."""
+    local = int(os.environ["LOCAL_RANK"])
+    if torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        torch.cuda.set_device(local)
+        dist.init_process_group("nccl")
+    else:
+        dist.init_process_group("gloo")
+
+
+if __name__ == "__main__":
+    as_rank(main)

@@ -1,0 +1,76 @@
+"""What a run comes to: its figures, and the plan against what was measured."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from debubble.ir import Plan, Trace, lower
+from debubble.ir.files import write_whole
+from debubble.simulator.shared_cores import run_shared
+from debubble.training.progress import StepReport
+from debubble.views import Scene, views
+from debubble.views.comparison import Comparison, as_dict, compare_scenes, render
+
+
+def scenes(plan: Plan, trace: Trace, *, cores: int | None) -> tuple[Scene, Scene]:
+    """What was predicted and what was measured; `cores` if the devices are processes that share that many."""
+    predicted, measured = Scene.beside(plan, trace)
+    if cores is None or cores >= plan.devices:
+        return predicted, measured
+    shared = run_shared(lower(plan.schedule, plan.costs), cores=cores)
+    return Scene.of(shared, title=f"{predicted.title}, {plan.devices} devices on {cores} cores", seconds=True), measured
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A finished run."""
+
+    reports: Sequence[StepReport]
+    comparison: Comparison
+    checkpoint: Path | None
+
+    def render(self) -> RenderableType:
+        """For people."""
+        first, last = self.reports[0], self.reports[-1]
+        trained = (
+            f"Loss {first.loss:.3f} at step {first.step}, {last.loss:.3f} at step {last.step};"
+            f" {self.tokens_per_second:,.0f} tokens/s."
+        )
+        saved = [Text(f"Checkpoint: {self.checkpoint}")] if self.checkpoint else []
+        return Group(Text(trained, style="bold"), *saved, Text(), render(self.comparison))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "steps": self.reports[-1].step,
+            "losses": [report.loss for report in self.reports],
+            "tokens_per_second": self.tokens_per_second,
+            "peak_memory": list(self.reports[-1].peak_memory),
+            "checkpoint": None if self.checkpoint is None else str(self.checkpoint),
+            "comparison": as_dict(self.comparison),
+        }
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of the median step."""
+        return sorted(report.tokens_per_second for report in self.reports)[len(self.reports) // 2]
+
+
+def compared(plan: Plan, trace: Trace, *, cores: int | None, html: Path | None) -> Comparison:
+    """Plan against measurement; the timelines under each other go to `html`."""
+    predicted, measured = scenes(plan, trace, cores=cores)
+    if html is not None:
+        write_whole(html, views["html"]([predicted, measured]))
+    return compare_scenes(predicted, measured, step=trace.typical.step)
