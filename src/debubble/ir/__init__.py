@@ -4,6 +4,7 @@ from debubble.ir.costs import Number, StageCosts
 from debubble.ir.errors import (
     DeadlockError,
     DebubbleError,
+    ExportError,
     InfeasibleError,
     InputError,
     OutOfMemoryError,
@@ -22,6 +23,7 @@ __all__ = [
     "DeadlockError",
     "DebubbleError",
     "Effect",
+    "ExportError",
     "InfeasibleError",
     "InputError",
     "Instruction",

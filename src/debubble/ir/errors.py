@@ -33,6 +33,10 @@ class InfeasibleError(DebubbleError):
     """Nothing fits the memory limit."""
 
 
+class ExportError(DebubbleError):
+    """Another framework cannot keep what the plan depends on: its order, its partition, or its fit in memory."""
+
+
 class OutOfMemoryError(InfeasibleError):
     """An operation can never start under its device's limit.
 

@@ -1,0 +1,42 @@
+"""`debubble export`: a plan for another framework, with a report of what that cannot express."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from debubble.cli.app import app
+from debubble.cli.output import Json, console, print_json
+
+
+@app.command()
+def export(
+    plan: Annotated[Path, typer.Argument(help="A plan file.", metavar="PLAN")],
+    to: Annotated[str, typer.Option(help="torch, torchtitan, automodel, megatron, deepspeed or mindformers.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder for the files (default: PLAN-TARGET).")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Write a plan for another framework, and report what that cannot express."""
+    from debubble.exports import exports
+    from debubble.ir import Plan
+    from debubble.ir.files import write_whole
+
+    made = exports[to](Plan.load(plan))
+    folder = output or plan.with_name(f"{plan.stem}-{to}")
+    for name, content in made.files.items():
+        write_whole(folder / name, content.encode())
+    if json:
+        print_json({"target": to, "files": [str(folder / name) for name in made.files], "losses": list(made.losses)})
+        return
+    for name in made.files:
+        console().print(f"Wrote {folder / name}.", soft_wrap=True)
+    if made.losses:
+        console().print(f"\nWhat {to} cannot express:")
+        for loss in made.losses:
+            console().print(f"  - {loss}", soft_wrap=True)
+    else:
+        console().print(f"{to} expresses all of the plan.")

@@ -1,0 +1,38 @@
+"""The exporters' registry: each turns a plan into another framework's files, decorated with `@exporter`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from debubble.ir import Plan
+from debubble.registry import Registry
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """Files for another framework, and what of the plan is not in them."""
+
+    files: Mapping[str, str]
+    """Name -> content."""
+    losses: tuple[str, ...] = ()
+    """What the target cannot express, one sentence each; the plan still fits in memory."""
+
+
+class Exporter(Protocol):
+    """Raises ExportError if the target cannot keep what the plan depends on."""
+
+    def __call__(self, plan: Plan, /) -> Export: ...
+
+
+exports: Registry[Exporter] = Registry("debubble.exports", what="export target")
+
+
+def exporter(name: str) -> Callable[[Exporter], Exporter]:
+    """Register an exporter under its target's name."""
+
+    def register(export: Exporter) -> Exporter:
+        return exports.add(name, export)
+
+    return register
