@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import debubble as db
-from debubble.ir import Kind
+from debubble.ir import Kind, PlannedUnit
 from debubble.schedules.chronos import delay_rounds, periodic, rhythm_of
 from debubble.schedules.chronos_lanes import timetables
 from debubble.schedules.chronos_offload import (
@@ -515,7 +515,8 @@ def test_messages_between_chunks_do_not_block():
 def test_a_plan_file_keeps_what_does_not_block(tmp_path):
     costs = unit_costs(3, communication=1, communication_model="blocking")
     made = db.schedules["chronos"](devices=3, micro_batches=4, costs=costs)
-    plan = db.Plan(planner="by hand", schedule=made, costs=costs, lower_bound=0, partition=None)
+    partition = tuple((PlannedUnit("stage", None),) for _ in range(6))
+    plan = db.Plan(planner="by hand", schedule=made, costs=costs, lower_bound=0, partition=partition)
     plan.save(tmp_path / "plan.json")
     assert db.Plan.load(tmp_path / "plan.json").simulate().makespan == db.simulate(made, costs).makespan
 
