@@ -55,6 +55,8 @@ def check_runnable(plan: Plan, ranks: int) -> None:
     planned = [(unit.type, unit.layer) for stage in plan.partition for unit in stage]
     if planned != [(unit.type, unit.layer) for unit in model_units(plan.model)]:
         raise InputError("The plan's partition does not list the units of its model in order: make the plan again.")
+    if not (plan.partition[0] and plan.partition[-1]):
+        raise InputError("The plan's first stage must hold the embedding and its last the head; one of them is empty.")
     stepped = {op.stage for op in plan.schedule.operations if op.kind is Kind.S}
     if read_shape(plan.model).tied and stepped & {0, plan.schedule.stages - 1} and tied_devices(plan):
         raise InputError("The plan steps a stage with a tied table inside the step; untie it or step it afterwards.")
@@ -117,10 +119,4 @@ def tied_devices(plan: Plan) -> tuple[int, ...]:
     if not read_shape(plan.model).tied:
         return ()
     placement = plan.schedule.placement.device_of
-    first, last = placement[_stage_of(plan, "embedding")], placement[_stage_of(plan, "head")]
-    return () if first == last else (first, last)
-
-
-def _stage_of(plan: Plan, unit_type: str) -> int:
-    assert plan.partition is not None
-    return next(s for s, units in enumerate(plan.partition) if any(unit.type == unit_type for unit in units))
+    return () if placement[0] == placement[-1] else (placement[0], placement[-1])

@@ -34,9 +34,10 @@ class Rows:
 
     def split(self, micro_batches: int, *, scale: float, seed: int) -> tuple[list[Tensor], list[MicroBatch]]:
         """Equal micro-batches; every loss is scaled by `scale`, every dropout mask follows from `seed`."""
-        tokens, targets = (t.chunk(micro_batches) for t in (self.tokens, self.targets))
+        # Storages of their own: what one micro-batch saves can be offloaded without the others.
+        tokens, targets = ([part.clone() for part in t.chunk(micro_batches)] for t in (self.tokens, self.targets))
         seeds = (zlib.crc32(f"{seed} {j}".encode()) for j in range(micro_batches))
-        return list(tokens), [MicroBatch(t, scale, s) for t, s in zip(targets, seeds, strict=True)]
+        return tokens, [MicroBatch(t, scale, s) for t, s in zip(targets, seeds, strict=True)]
 
 
 def read_batch(batch: Batch, *, micro_batches: int, device: torch.device) -> Rows:

@@ -1,0 +1,65 @@
+"""Any verified Program runs to its end, gives the reference's gradients, and leaves nothing behind."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.runtime.runtime_cases import LLAMA_TIED, plan_of, reference_gradients, run_threads, tokens_of
+from tests.strategies import random_schedules, stage_costs
+
+CONFIG = {**LLAMA_TIED, "hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 2, "num_key_value_heads": 1}
+WORDS = st.sampled_from(["none", "full", "core", "norm+multiply", "mlp"])
+
+
+@cache
+def expected(micro_batches):
+    return reference_gradients(CONFIG, tokens_of(CONFIG, rows=micro_batches, length=6), micro_batches=micro_batches)
+
+
+@st.composite
+def plans(draw):
+    schedule = draw(random_schedules())
+    units = 2 * CONFIG["num_hidden_layers"] + 2
+    cuts = sorted(draw(st.lists(st.integers(1, units - 1), min_size=schedule.stages - 1, max_size=schedule.stages - 1)))
+    counts = [b - a for a, b in zip([0, *cuts], [*cuts, units], strict=True)]
+    share = draw(st.sampled_from([1, 0.5, 0.25]))
+    schedule = replace(
+        schedule,
+        offload_fraction=dict.fromkeys(range(schedule.stages), share),
+        recompute_fraction=dict.fromkeys(range(schedule.stages), draw(st.sampled_from([1, 0.5]))),
+        peers={0: schedule.devices - 1} if schedule.devices > 1 and draw(st.booleans()) else {},
+    )
+    costs = draw(stage_costs(stages=schedule.stages, offload=True))
+    plan = plan_of(schedule, CONFIG, counts=counts, costs=costs)
+    partition = tuple(tuple(replace(unit, strategy=draw(WORDS)) for unit in stage) for stage in plan.partition)
+    return replace(plan, partition=partition)
+
+
+def check(plan):
+    def one(pipeline):
+        loss = pipeline.step(tokens_of(CONFIG, rows=plan.micro_batches, length=6))
+        left = pipeline._saved.bytes, pipeline._saved.elsewhere, pipeline._mail.bytes
+        return loss, {name: p.grad for name, p in pipeline.named_parameters()}, left
+
+    expected_loss, gradients = expected(plan.micro_batches)
+    for loss, found, left in run_threads(plan, one):
+        torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
+        assert left == (0, 0, 0)
+        for name, gradient in found.items():
+            assert (gradient - gradients[name]).abs().max() <= 1e-12 * gradients[name].abs().max(), name
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(plans())
+def test_random_programs_equal_the_reference(plan):
+    check(plan)
+
+
+@pytest.mark.slow
+@settings(max_examples=10_000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(plans())
+def test_ten_thousand_random_programs_equal_the_reference(plan):
+    check(plan)
