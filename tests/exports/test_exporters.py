@@ -94,7 +94,7 @@ class TestMegatron:
         made = exports["megatron"](one_f_one_b([3, 3], full(0, 1, 3)))
 
         assert "--recompute-num-layers 2" in str(made.files)
-        assert "more than planned, and slower, on stages 1" in made.losses[0]
+        assert "more than planned, and slower, on stage 1." in made.losses[0]
 
     def test_the_same_modules_everywhere_are_selective(self) -> None:
         made = exports["megatron"](one_f_one_b([2, 2], lambda layer: ("norm+core", "norm")))

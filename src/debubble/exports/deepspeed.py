@@ -49,7 +49,10 @@ def deepspeed(plan: Plan) -> Export:
     stages = stage_layers(plan, target="DeepSpeed")
     recomputed = [s for s, stage in enumerate(stages) if any(layer.recomputes for layer in stage.layers)]
     partly = [s for s in recomputed if not all(layer.whole for layer in stages[s].layers)]
-    losses = [f"Stage {s} recomputes all of its layers, which is slower than planned." for s in partly]
+    losses = []
+    if partly:
+        where = f"{', '.join(map(str, partly))} {'recompute' if len(partly) > 1 else 'recomputes'}"
+        losses.append(f"Stage{'s' * (len(partly) > 1)} {where} every layer, which is slower than planned.")
     bounds = [0, *itertools.accumulate(_length(stage) for stage in stages)]
     module = _MODULE.format(
         bounds=bounds,

@@ -99,9 +99,10 @@ def _block(stages: Sequence[StageLayers]) -> tuple[list[str], list[str]]:
     losses: list[str] = []
     more = [s for s, stage in enumerate(stages) if counts[s] < min(most, len(stage.layers))]
     if more:
+        where = f"stage{'s' * (len(more) > 1)} {', '.join(map(str, more))}"
         losses.append(
             f"Megatron-LM recomputes equally many layers in every stage: {most}, which is more than planned, and"
-            f" slower, on stages {', '.join(map(str, more))}."
+            f" slower, on {where}."
         )
     if any(layer.recomputes and not layer.whole for stage in stages for layer in stage.layers):
         losses.append("Layers that recompute some operators recompute all, which is slower than planned.")
