@@ -1,8 +1,26 @@
 import importlib.util
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+import debubble as db
+from debubble.ir import PlannedUnit, RunOptions
+
 collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["test_*.py"]
+
+TINY_LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
 
 
 @pytest.fixture
@@ -13,3 +31,27 @@ def process_group():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def plan_file(tmp_path) -> Callable[[int], Path]:
+    """Writes a 1F1B plan of a tiny Llama for that many devices."""
+
+    def write(devices: int) -> Path:
+        costs = db.StageCosts.of(stages=devices, static=1, activation=2, memory_limit=100)
+        halves = [PlannedUnit(kind, layer) for layer in range(2) for kind in ("attention", "mlp")]
+        units = [PlannedUnit("embedding", None), *halves, PlannedUnit("head", None)]
+        size = len(units) // devices
+        plan = db.Plan(
+            planner="test",
+            schedule=db.schedules["1f1b"](devices=devices, micro_batches=4),
+            costs=costs,
+            lower_bound=0,
+            partition=tuple(tuple(units[s * size : (s + 1) * size]) for s in range(devices)),
+            model=TINY_LLAMA,
+            options=RunOptions(sequence_length=32, dtype="fp32"),
+        )
+        plan.save(tmp_path / f"plan-{devices}.json")
+        return tmp_path / f"plan-{devices}.json"
+
+    return write

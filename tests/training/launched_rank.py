@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from debubble.ir import InputError
 from debubble.runtime.launcher import as_rank
 
 
@@ -22,10 +21,6 @@ def main(argument: str) -> None:
         dist.recv(torch.zeros(1), src=1)
     if behaviour == "raise":
         raise ValueError("one plus one is three")
-    if behaviour == "refuse":
-        raise InputError("Give something else.")
-    if behaviour == "die":
-        os.kill(os.getpid(), signal.SIGKILL)
     if behaviour == "wait":
         (place / "waiting").touch()
         signal.pause()

@@ -1,0 +1,131 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from debubble.ir import InputError, Plan, Trace
+from debubble.training import checkpoint
+from debubble.training.options import TrainOptions, check
+from debubble.training.run import train
+
+TEXT = "".join(f"{i} bottles of beer on the wall, {i} bottles of beer.\n" for i in range(200))
+
+
+@pytest.fixture
+def options(tmp_path, plan_file) -> TrainOptions:
+    (tmp_path / "text.txt").write_text(TEXT)
+    return TrainOptions(plan=plan_file(1), data=tmp_path / "text.txt", steps=6, warmup=2, learning_rate=0.01)
+
+
+def changed(options: TrainOptions, **entries) -> TrainOptions:
+    return TrainOptions(**{**vars(options), **entries})
+
+
+@pytest.mark.usefixtures("process_group")
+def test_the_loss_falls_and_the_outcome_has_it(options):
+    outcome = train(changed(options, steps=30))
+    losses = [report.loss for report in outcome.reports]
+    assert len(losses) == 30
+    assert losses[0] == pytest.approx(5.55, abs=0.1)  # ln 256: nothing is known yet
+    assert losses[-1] < 3.5
+    assert outcome.as_dict()["losses"] == losses
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_resumed_run_goes_on_bit_for_bit(options, tmp_path):
+    whole = train(options)
+    train(changed(options, checkpoint=tmp_path / "c", save_every=3, keep=9))
+    assert [p.name for p in checkpoint.checkpoints(tmp_path / "c")] == ["step-000003", "step-000006"]
+    checkpoint.latest(tmp_path / "c").rename(tmp_path / "later")
+    resumed = train(changed(options, checkpoint=tmp_path / "c", resume=True))
+    assert [r.loss for r in resumed.reports] == [r.loss for r in whole.reports][3:]
+
+
+@pytest.mark.usefixtures("process_group")
+def test_the_trace_and_the_page_of_both_timelines_are_written(options, tmp_path):
+    train(changed(options, trace=tmp_path / "trace.json", html=tmp_path / "timeline.html"))
+    trace = Trace.load(tmp_path / "trace.json")
+    planned = {i.op.name for i in Plan.load(options.plan).simulate().program.instructions}
+    assert [step.step for step in trace.steps] == list(range(6))
+    assert {event.name for event in trace.typical.events} == planned
+    page = (tmp_path / "timeline.html").read_text()
+    assert "Predicted" in page
+    assert "Measured" in page
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"steps": 0}, "--steps must be at least 1"),
+        ({"data": Path("nowhere.txt")}, "no data file or directory nowhere.txt"),
+        ({"resume": True}, "--resume needs --checkpoint"),
+        ({"resume": True, "checkpoint": Path("nowhere")}, "no checkpoint in nowhere"),
+        ({"plan": Path("nowhere.json")}, "nowhere.json cannot be read"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(options, entries, message):
+    with pytest.raises(InputError, match=message):
+        check(changed(options, **entries))
+
+
+def test_a_plan_of_abstract_costs_is_refused(options, tmp_path):
+    plan = Plan.load(options.plan)
+    abstract = Plan(planner="test", schedule=plan.schedule, costs=plan.costs, lower_bound=0, partition=None)
+    abstract.save(tmp_path / "abstract.json")
+    with pytest.raises(InputError, match="has no model to run"):
+        check(changed(options, plan=tmp_path / "abstract.json"))
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_folder_with_another_runs_checkpoints_is_refused(options, tmp_path):
+    with_checkpoint = changed(options, checkpoint=tmp_path / "c")
+    train(with_checkpoint)
+    with pytest.raises(InputError, match="holds checkpoints already"):
+        check(with_checkpoint)
+    with pytest.raises(InputError, match="has done all of the 6 steps"):
+        check(changed(with_checkpoint, resume=True))
+
+
+def command(options: TrainOptions, *more: str) -> list[str]:
+    """`debubble train`, in a process of its own."""
+    program = "import sys; from debubble.cli import main; sys.exit(main())"
+    given = ["--data", str(options.data), "--warmup", "2", "--lr", "0.01", *more]
+    return [sys.executable, "-c", program, "train", str(options.plan), *given]
+
+
+@pytest.mark.usefixtures("process_group")
+def test_two_ranks_resume_what_one_rank_began(options, tmp_path, plan_file):
+    whole = train(options)
+    train(changed(options, checkpoint=tmp_path / "c", save_every=3, keep=9))
+    checkpoint.latest(tmp_path / "c").rename(tmp_path / "later")
+    two = changed(options, plan=plan_file(2))
+    more = ["--steps", "6", "--checkpoint", str(tmp_path / "c"), "--resume", "--json"]
+    finished = subprocess.run(command(two, *more), capture_output=True, text=True, check=True)
+    answer = json.loads(finished.stdout)
+    assert answer["losses"] == pytest.approx([r.loss for r in whole.reports][3:], rel=1e-5)
+    assert len(answer["peak_memory"]) == 2
+
+
+def test_a_dead_rank_ends_the_run_with_its_reason_and_leaves_the_last_checkpoint(options, tmp_path, plan_file):
+    two = changed(options, plan=plan_file(2))
+    more = ["--steps", "1000000", "--checkpoint", str(tmp_path / "c"), "--save-every", "5"]
+    with subprocess.Popen(command(two, *more), stderr=subprocess.PIPE, text=True) as run:
+        while not (tmp_path / "c").exists() or not checkpoint.checkpoints(tmp_path / "c"):
+            assert run.poll() is None
+        ranks = children(run.pid)
+        assert len(ranks) == 2
+        os.kill(ranks[1], signal.SIGKILL)
+        assert run.wait(30) == 1
+        said = run.stderr.read().splitlines()
+    assert said[-1] == "debubble: Rank 1 was killed by SIGKILL; the other ranks were ended."
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+    assert checkpoint.progress_of(checkpoint.latest(tmp_path / "c")).step % 5 == 0
+
+
+def children(pid: int) -> list[int]:
+    """In the order in which they were started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
