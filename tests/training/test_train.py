@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,8 +74,7 @@ def test_what_cannot_be_done_is_one_sentence(options, entries, message):
 
 
 def test_a_plan_of_abstract_costs_is_refused(options, tmp_path):
-    plan = Plan.load(options.plan)
-    abstract = Plan(planner="test", schedule=plan.schedule, costs=plan.costs, lower_bound=0, partition=None)
+    abstract = replace(Plan.load(options.plan), model=None)
     abstract.save(tmp_path / "abstract.json")
     with pytest.raises(InputError, match="has no model to run"):
         check(changed(options, plan=tmp_path / "abstract.json"))

@@ -54,7 +54,7 @@ def check(options: TrainOptions) -> Plan:
 def runnable(path: Path) -> Plan:
     """Load a plan that was made for a model.  Raises InputError if it was made from abstract costs."""
     plan = Plan.load(path)
-    if plan.model is None or plan.partition is None:
+    if plan.model is None:
         raise InputError(f"{path} was made from abstract costs and has no model to run: plan a MODEL instead.")
     return plan
 
