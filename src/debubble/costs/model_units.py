@@ -7,16 +7,16 @@ and the MLP's widest tensors, the last one for the head's weight gradient; the l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from debubble.costs.cluster import Cluster
 from debubble.costs.layout import Layout
 from debubble.costs.model import Model
 from debubble.costs.operators import MEGATRON, Framework, Operator, Shapes, attention, elementwise, matmul, mlp, norm
 from debubble.costs.speed import Speed
-from debubble.costs.states import element_bytes, state_bytes
+from debubble.costs.states import HOST_MEMORY_BANDWIDTH, ParameterBytes, element_bytes, parameter_bytes
 from debubble.costs.strategies import strategies
-from debubble.costs.units import Strategy, Unit, Units
+from debubble.costs.units import HostStates, Strategy, Unit, Units
 from debubble.ir import InputError, RunOptions
 
 
@@ -96,9 +96,10 @@ class _Builder:
             forward=lookup.forward,
             backward_input=0.0,
             backward_weight=lookup.forward,
-            static=self._static(s.model.embedding_parameters),
+            static=self._states(s.model.embedding_parameters),
             strategies={"none": Strategy(lookup.saved)},
             activation_after_input=self.boundary,
+            on_host=self._on_host(s.model.embedding_parameters),
         )
 
     def attention(self, layer: int) -> Unit:
@@ -113,33 +114,34 @@ class _Builder:
     def _half(
         self, kind: str, layer: int, build: Callable[[Shapes], Iterator[Operator]], parameters: int, experts: int = 0
     ) -> Unit:
-        operators = list(build(self.shapes))
-        return self._unit(
-            kind,
-            layer,
-            operators,
-            static=self._static(parameters) + self._static_experts(experts),
-            workspace=self._workspace(layer),
-        )
+        unit = self._unit(kind, layer, list(build(self.shapes)), parameters, experts, workspace=self._workspace(layer))
+        if kind == "mlp" and self.shapes.framework.whole_layers:
+            joined = {"full": replace(unit.strategies["full"], after_full=0.0)}
+            return replace(unit, strategies={**unit.strategies, **joined})
+        return unit
 
     def head(self) -> Unit:
         """Final norm, logits and loss.  The logits are kept in fp32 from the forward to the backward."""
-        s, o = self.shapes, self.shapes.options
-        columns = s.model.vocab / o.tensor
-        logits = s.tokens * columns
-        table = 2 * s.model.vocab * s.model.hidden / o.tensor
+        s, model, tensor = self.shapes, self.shapes.model, self.shapes.options.tensor
+        logits = s.tokens * model.vocab / tensor
         operators = [
             norm(s),
-            matmul(s, "logits", tokens=s.tokens, local=columns),
+            matmul(s, "logits", tokens=s.tokens, local=model.vocab / tensor),
             elementwise(s, "loss", forward=6 * logits, backward=4 * logits, saved=4 * logits),
         ]
-        unit = self._unit("head", None, operators, static=self._static(s.model.head_parameters),
-                          workspace=table + self._layer_gradients(0))  # fmt: skip
-        chosen = {name: unit.strategies[name] for name in ("none", "full")}
-        return Unit(**{**vars(unit), "strategies": chosen})
+        workspace = s.element * model.vocab * model.hidden / tensor + self._layer_gradients(0)
+        unit = self._unit("head", None, operators, model.head_parameters, workspace=workspace)
+        return replace(unit, strategies={name: unit.strategies[name] for name in ("none", "full")})
 
     def _unit(
-        self, kind: str, layer: int | None, operators: Sequence[Operator], *, static: float, workspace: float
+        self,
+        kind: str,
+        layer: int | None,
+        operators: Sequence[Operator],
+        parameters: int,
+        experts: int = 0,
+        *,
+        workspace: float,
     ) -> Unit:
         return Unit(
             type=kind,
@@ -147,23 +149,42 @@ class _Builder:
             forward=sum(op.forward for op in operators),
             backward_input=sum(op.backward_input for op in operators),
             backward_weight=sum(op.backward_weight for op in operators),
-            static=static,
+            static=self._states(parameters, experts),
             strategies=strategies(operators, boundary=self.boundary, framework=self.shapes.framework),
             activation_after_input=sum(op.held for op in operators),
             workspace=workspace,
+            on_host=self._on_host(parameters, experts),
         )
 
-    def _static(self, parameters: int) -> float:
-        o = self.shapes.options
-        return parameters / o.tensor * self._bytes(o.data * o.context)
+    def _states(self, parameters: int, experts: int = 0) -> float:
+        return sum(count * each.total for count, each in self._divided(parameters, experts))
 
-    def _static_experts(self, parameters: int) -> float:
-        """Experts are divided over expert-parallel ranks, which ZeRO then divides no more."""
+    def _on_host(self, parameters: int, experts: int = 0) -> HostStates:
+        """With the optimizer on the host, weights and gradients stay; each rank moves its own share of them."""
         o = self.shapes.options
-        return parameters / o.tensor / o.expert * self._bytes(max(o.data * o.context / o.expert, 1))
+        divided = self._divided(parameters, experts)
+        share = 1 / (o.data * o.context) if o.zero else 1.0
+        gradients = sum(count * each.gradient for count, each in divided) * (1.0 if o.zero >= 2 else share)
+        weights = sum(count * each.weight for count, each in divided) * (1.0 if o.zero >= 3 else share)
+        optimizer = sum(count * each.optimizer for count, each in divided)
+        return HostStates(
+            static=self._states(parameters, experts) - optimizer,
+            gradients=gradients,
+            parameters=weights,
+            step=(2 * optimizer + gradients + weights) / HOST_MEMORY_BANDWIDTH,
+        )
 
-    def _bytes(self, shards: float) -> float:
-        return state_bytes(self.shapes.options, shards=shards, gradient_bytes=self.shapes.framework.gradient_bytes)
+    def _divided(self, parameters: int, experts: int) -> list[tuple[float, ParameterBytes]]:
+        """Parameters on one device with the bytes of each; ZeRO divides experts over what expert ranks leave."""
+        o, gradient_bytes = self.shapes.options, self.shapes.framework.gradient_bytes
+        shards = o.data * o.context
+        return [
+            (parameters / o.tensor, parameter_bytes(o, shards=shards, gradient_bytes=gradient_bytes)),
+            (
+                experts / o.tensor / o.expert,
+                parameter_bytes(o, shards=shards / o.expert, gradient_bytes=gradient_bytes),
+            ),
+        ]
 
     def _layer_gradients(self, layer: int) -> float:
         """A layer's weight gradients before they are added up."""
@@ -174,6 +195,8 @@ class _Builder:
 
     def _workspace(self, layer: int) -> float:
         s, model = self.shapes, self.shapes.model
-        moe = model.experts if model.is_moe(layer) else None
-        width = model.ffn if moe is None else moe.ffn * moe.per_token
+        width = model.ffn
+        if model.is_moe(layer):
+            assert model.experts is not None
+            width = model.experts.ffn * model.experts.per_token
         return self._layer_gradients(layer) + 2 * s.element * s.tokens * width / s.options.tensor

@@ -25,13 +25,15 @@ class Framework:
     """Activation function and multiply in one kernel, which keeps only its input."""
     sequence_parallel: bool = True
     """Norms and residual stream divided over the tensor-parallel ranks."""
+    whole_layers: bool = True
+    """Full recomputation of both halves of a layer keeps one input, not two."""
     gradient_bytes: int = 4
     """Per parameter, in mixed precision."""
 
 
 MEGATRON = Framework()
 DEEPSPEED = Framework(fused_activation=False, gradient_bytes=2)
-EAGER = Framework(fused_activation=False)
+EAGER = Framework(fused_activation=False, whole_layers=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,12 +115,13 @@ def norm(shapes: Shapes) -> Operator:
 def collectives(shapes: Shapes) -> Operator:
     """All-gather before and reduce-scatter after a half-layer's products.
 
-    Backward there is one more gather; Megatron runs the last two beside products, which hides half of them.
+    Backward there is one more gather with sequence parallelism; Megatron runs all but the first beside products, which
+    hides half of their time.
     """
     t, node = shapes.options.tensor, shapes.speed.hardware.devices_per_node
     size = shapes.element * shapes.tokens * shapes.model.hidden
     once = shapes.speed.gather(size, t, beside=min(t, node))
-    return Operator(name="collectives", forward=2 * once, backward_input=2 * once)
+    return Operator(name="collectives", forward=2 * once, backward_input=(2 if shapes.division > 1 else 1) * once)
 
 
 def attention(shapes: Shapes) -> Iterator[Operator]:

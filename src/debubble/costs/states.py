@@ -8,6 +8,7 @@ master weights: 16 bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from debubble.ir import InputError, RunOptions
 
@@ -25,29 +26,41 @@ MOMENTS: Mapping[str, int] = {
 ELEMENT: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
 """Bytes of a number in each dtype."""
 
+HOST_MEMORY_BANDWIDTH = 25e9
+"""Bytes per second that the optimizer step of one device gets of its host: an eighth of a two-socket server's."""
 
-def state_bytes(options: RunOptions, *, shards: float, gradient_bytes: int) -> float:
-    """Bytes per parameter on one device, when `shards` ranks divide what ZeRO divides.
+
+@dataclass(frozen=True)
+class ParameterBytes:
+    """Bytes per parameter on one device."""
+
+    weight: float
+    gradient: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        return self.weight + self.gradient + self.optimizer
+
+
+def parameter_bytes(options: RunOptions, *, shards: float, gradient_bytes: int) -> ParameterBytes:
+    """Bytes per parameter, when `shards` ranks divide what ZeRO divides.
 
     `gradient_bytes` holds in mixed precision.  Raises InputError for an unknown optimizer, dtype or ZeRO level.
     """
     if options.optimizer not in MOMENTS:
         raise InputError(f"There is no optimizer '{options.optimizer}'; there are: {', '.join(MOMENTS)}.")
+    if options.zero not in (0, 1, 2, 3):
+        raise InputError(f"ZeRO has the levels 0, 1, 2 and 3, not {options.zero}.")
     weight = element_bytes(options.dtype)
     mixed = weight == 2
     gradient = gradient_bytes if mixed else 4
     optimizer = MOMENTS[options.optimizer] + (4 if mixed else 0)
-    match options.zero:
-        case 0:
-            return weight + gradient + optimizer
-        case 1:
-            return weight + gradient + optimizer / shards
-        case 2:
-            return weight + (gradient + optimizer) / shards
-        case 3:
-            return (weight + gradient + optimizer) / shards
-        case level:
-            raise InputError(f"ZeRO has the levels 0, 1, 2 and 3, not {level}.")
+    return ParameterBytes(
+        weight=weight / shards if options.zero >= 3 else weight,
+        gradient=gradient / shards if options.zero >= 2 else gradient,
+        optimizer=optimizer / shards if options.zero >= 1 else optimizer,
+    )
 
 
 def element_bytes(dtype: str) -> int:

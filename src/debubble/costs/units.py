@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from debubble.ir import Number, Placement, StageCosts
 from debubble.ir.costs import CommunicationModel, HostLink
@@ -24,6 +24,9 @@ class Strategy:
     recompute: Number = 0
     operators: str | None = None
     """The operators that it recomputes, as a plan names them; None: the strategy's name says it."""
+    after_full: Number | None = None
+    """Bytes kept where the unit before it, of the same layer, is in its stage and recomputes in full: a framework that
+    recomputes whole layers keeps one input for both.  None: as elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +114,7 @@ class Units:
         bandwidth = self.offload_bandwidth
         activation = [sum(u.activation for u, _ in stage) for stage in stages]
         transfer = None if bandwidth is None else [a / bandwidth for a in activation]
+        recomputed = [_recomputed_runs(stage) for stage in stages]
         return StageCosts.of(
             stages=len(stages),
             forward=[sum(u.forward for u, _ in stage) for stage in stages],
@@ -119,10 +123,8 @@ class Units:
             recompute=[sum(u.strategies[s].recompute for u, s in stage) for stage in stages],
             activation=activation,
             activation_after_input=[sum(_after_input(u) for u, _ in stage) for stage in stages],
-            activation_recomputed=[sum(u.strategies[s].activation for u, s in stage) for stage in stages],
-            recompute_workspace=[
-                max((u.activation - u.strategies[s].activation for u, s in stage), default=0) for stage in stages
-            ],
+            activation_recomputed=[sum(run.kept for run in runs) for runs in recomputed],
+            recompute_workspace=[max((run.restored for run in runs), default=0) for runs in recomputed],
             communication=self.communication,
             communication_model=self.communication_model,
             offload=transfer,
@@ -164,6 +166,28 @@ class Units:
 def recomputing(partition: Partition) -> frozenset[int]:
     """The stages where some unit recomputes."""
     return frozenset(s for s, stage in enumerate(partition) if any(strategy != "none" for _, strategy in stage))
+
+
+class _Run(NamedTuple):
+    """Units of a stage that recompute together."""
+
+    kept: Number
+    restored: Number
+
+
+def _recomputed_runs(stage: Sequence[tuple[Unit, str]]) -> list[_Run]:
+    """Unit by unit, or layer by layer where two halves share one input."""
+    runs: list[_Run] = []
+    previous: tuple[int | None, str] = (None, "none")
+    for unit, name in stage:
+        strategy = unit.strategies[name]
+        if strategy.after_full is not None and previous == (unit.layer, "full"):
+            kept, restored = runs.pop()
+            runs.append(_Run(kept + strategy.after_full, restored + unit.activation - strategy.after_full))
+        else:
+            runs.append(_Run(strategy.activation, unit.activation - strategy.activation))
+        previous = unit.layer, name
+    return runs
 
 
 def _after_input(unit: Unit) -> Number:
