@@ -16,7 +16,13 @@ from debubble.schedules.one_f_one_b import one_f_one_b
 from debubble.schedules.registry import schedule
 
 
-@schedule("bpipe", paper="BPipe, ICML 2023", bubble="(p - 1)(f + b)", memory="min(m, ceil((p + 2) / 2))")
+@schedule(
+    "bpipe",
+    paper="BPipe, ICML 2023",
+    bubble="(p - 1)(f + b)",
+    memory="min(m, ceil((p + 2) / 2))",
+    peak=lambda p, m, v: min(m, (p + 3) // 2),
+)
 def bpipe(*, devices: int, micro_batches: int, costs: StageCosts | None = None) -> Schedule:
     """1F1B, with stages s and p - 1 - s sharing their memory.  The bound holds under a `memory_limit` that says so."""
     plain = one_f_one_b(devices=devices, micro_batches=micro_batches)

@@ -17,11 +17,10 @@ from debubble.schedules.registry import schedule
     paper="Breadth-First Pipeline Parallelism, MLSys 2023",
     bubble="(p - 1)(f + b) / v, for m >= p",
     memory="m",
+    peak=lambda p, m, v: m,
     default_chunks=2,
 )
-def breadth_first(
-    *, devices: int, micro_batches: int, chunks: int = 2, costs: StageCosts | None = None
-) -> Schedule:
+def breadth_first(*, devices: int, micro_batches: int, chunks: int = 2, costs: StageCosts | None = None) -> Schedule:
     """All forwards chunk by chunk, then all backwards from the last chunk down."""
     placement = Placement.looped(devices, chunks)
     orders = tuple(

@@ -2,15 +2,16 @@
 
 Source: Qi et al., "DualPipe could be better without the Dual", 2025, as adopted in DeepSeek's DualPipe repository.
 
-Device d goes through eight phases.  In its main phase a forward of one chunk always meets a backward of the other; where
-computation and expert-parallel communication overlap, the two run as one.  Near the ends the backward is split, so that
-weight gradients fill the bubbles.
+Device d goes through eight phases.  In its main phase a forward of one chunk always meets a backward of the other;
+where computation and expert-parallel communication overlap, the two run as one.  Near the ends the backward is split,
+so that weight gradients fill the bubbles.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from fractions import Fraction
 
 from debubble.ir import Kind, Op, Placement, Schedule, StageCosts
 from debubble.schedules.registry import schedule
@@ -20,7 +21,8 @@ from debubble.schedules.registry import schedule
     "dualpipe-v",
     paper="DualPipe without the Dual, 2025",
     bubble="(p - 1)(f + b - 2 w) / 2",
-    memory="p + 1 / 2",
+    memory="min(m, p + 1 / 2)",
+    peak=lambda p, m, v: min(Fraction(m), p + Fraction(1, 2)),
     default_chunks=2,
 )
 def dualpipe_v(*, devices: int, micro_batches: int, costs: StageCosts | None = None) -> Schedule:

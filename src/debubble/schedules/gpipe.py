@@ -9,7 +9,7 @@ from debubble.ir import Kind, Op, Placement, Schedule, StageCosts
 from debubble.schedules.registry import schedule
 
 
-@schedule("gpipe", paper="GPipe, NeurIPS 2019", bubble="(p - 1)(f + b)", memory="m")
+@schedule("gpipe", paper="GPipe, NeurIPS 2019", bubble="(p - 1)(f + b)", memory="m", peak=lambda p, m, v: m)
 def gpipe(*, devices: int, micro_batches: int, costs: StageCosts | None = None) -> Schedule:
     """Every stage runs all its forwards, then all its backwards."""
     return Schedule(

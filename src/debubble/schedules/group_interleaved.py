@@ -4,10 +4,12 @@ Source: Wan et al., PipeOffload, ICML 2025, section 4 (GIS).  Its B is our I.
 
 The order of forwards and backwards is Megatron's (see `interleaved`), with groups of g micro-batches in place of p.
 The split backward passes a stage in half the time, so device d needs only p - d + (v - 1) g forwards ahead, and delays
-each W by d backwards, as ZB-H1 does.  A group smaller than p holds less, and waits for its first forwards to come around.
+each W by d backwards, as ZB-H1 does.  A group smaller than p holds less, and waits for its forwards to come around.
 """
 
 from __future__ import annotations
+
+from fractions import Fraction
 
 from debubble.ir import InputError, Kind, Op, Placement, Schedule, StageCosts
 from debubble.schedules.interleaved import group_sizes, turns
@@ -18,8 +20,9 @@ from debubble.schedules.registry import schedule
     "group-interleaved",
     paper="PipeOffload, ICML 2025",
     bubble="(p - 1)(f + i - w) / v, for g = p",
-    memory="(p + (v - 1) g) / v",
+    memory="(p + (v - 1) g) / v, for m a multiple of g",
     default_chunks=2,
+    peak=lambda p, m, v: min(Fraction(m), Fraction(p + (v - 1) * max(group_sizes(m, p)), v)),
 )
 def group_interleaved(
     *, devices: int, micro_batches: int, chunks: int = 2, group: int | None = None, costs: StageCosts | None = None

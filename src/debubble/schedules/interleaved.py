@@ -12,6 +12,7 @@ shorter than p unless m itself is: then no group waits for its own pass through 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 
 from debubble.ir import Kind, Op, Placement, Schedule, StageCosts
 from debubble.schedules.registry import schedule
@@ -21,8 +22,9 @@ from debubble.schedules.registry import schedule
     "interleaved",
     paper="Megatron-LM, SC 2021",
     bubble="(p - 1)(f + b) / v",
-    memory="1 + (p - 1) / (p v), of p",
+    memory="p + (p - 1) / v, for m a multiple of p",
     default_chunks=2,
+    peak=lambda p, m, v: min(Fraction(m), Fraction(2 * p - 1 + (v - 1) * max(group_sizes(m, p)), v)),
 )
 def interleaved(*, devices: int, micro_batches: int, chunks: int = 2, costs: StageCosts | None = None) -> Schedule:
     """Megatron's interleaved 1F1B: v chunks per device, groups of p micro-batches."""

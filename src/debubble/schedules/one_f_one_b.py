@@ -9,7 +9,9 @@ from debubble.ir import Kind, Op, Placement, Schedule, StageCosts
 from debubble.schedules.registry import schedule
 
 
-@schedule("1f1b", paper="DAPPLE, PPoPP 2021", bubble="(p - 1)(f + b)", memory="min(m, p)")
+@schedule(
+    "1f1b", paper="DAPPLE, PPoPP 2021", bubble="(p - 1)(f + b)", memory="min(m, p)", peak=lambda p, m, v: min(m, p)
+)
 def one_f_one_b(
     *,
     devices: int,

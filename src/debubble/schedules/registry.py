@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from debubble.ir import InputError, Schedule, StageCosts
+from debubble.ir import InputError, Number, Schedule, StageCosts
 from debubble.registry import Registry
 
 
@@ -29,6 +29,9 @@ class ScheduleEntry:
     memory: str
     """Peak on device 0 in activations of one micro-batch on one device, as a formula."""
     default_chunks: int
+    peak: Callable[[int, int, int], Number] | None = None
+    """The most that any device holds, of (p, m, v): activations of one micro-batch on one device, for equal stages.
+    None: not declared."""
 
     @cached_property
     def options(self) -> frozenset[str]:
@@ -63,12 +66,18 @@ schedules: Registry[ScheduleEntry] = Registry("debubble.schedules", what="schedu
 
 
 def schedule(
-    name: str, *, paper: str, bubble: str, memory: str, default_chunks: int = 1
+    name: str,
+    *,
+    paper: str,
+    bubble: str,
+    memory: str,
+    default_chunks: int = 1,
+    peak: Callable[[int, int, int], Number] | None = None,
 ) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
     """Register a schedule under its name, with its source and closed forms."""
 
     def register(build: Callable[..., Schedule]) -> Callable[..., Schedule]:
-        schedules.add(name, ScheduleEntry(name, build, paper, bubble, memory, default_chunks))
+        schedules.add(name, ScheduleEntry(name, build, paper, bubble, memory, default_chunks, peak))
         return build
 
     return register

@@ -12,13 +12,25 @@ from debubble.ir import Kind, Op, Placement, Schedule, StageCosts
 from debubble.schedules.registry import schedule
 
 
-@schedule("zb-h1", paper="Zero Bubble, ICLR 2024", bubble="(p - 1)(f + i - w)", memory="min(m, p)")
+@schedule(
+    "zb-h1",
+    paper="Zero Bubble, ICLR 2024",
+    bubble="(p - 1)(f + i - w)",
+    memory="min(m, p)",
+    peak=lambda p, m, v: min(m, p),
+)
 def zb_h1(*, devices: int, micro_batches: int, costs: StageCosts | None = None) -> Schedule:
     """1F1B's memory, a third of its bubble: p - s forwards ahead, W delayed by s micro-batches."""
     return _split_1f1b("zb-h1", micro_batches, [devices - s for s in range(devices)])
 
 
-@schedule("zb-h2", paper="Zero Bubble, ICLR 2024", bubble="(p - 1)(f + i - 2 w), of the span", memory="min(m, 2 p - 1)")
+@schedule(
+    "zb-h2",
+    paper="Zero Bubble, ICLR 2024",
+    bubble="(p - 1)(f + i - 2 w), of the span",
+    memory="min(m, 2 p - 1)",
+    peak=lambda p, m, v: min(m, 2 * p - 1),
+)
 def zb_h2(*, devices: int, micro_batches: int, costs: StageCosts | None = None) -> Schedule:
     """No bubble within any device's span, at nearly twice 1F1B's memory: 2 (p - s) - 1 forwards ahead."""
     return _split_1f1b("zb-h2", micro_batches, [2 * (devices - s) - 1 for s in range(devices)])

@@ -1,0 +1,72 @@
+"""What holds for every schedule of the library, for any size and any costs."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import debubble as db
+from debubble.ir import check
+
+
+@st.composite
+def cases(draw, name):
+    """Devices, micro-batches, chunks and random integer costs for one schedule."""
+    entry = db.schedules[name]
+    p = draw(st.integers(2, 16))
+    m = draw(st.integers(1, 64))
+    v = draw(st.integers(1, 4)) if "chunks" in entry.options else entry.default_chunks
+    stages = p * v
+    number = st.integers(1, 20)
+    per_stage = st.lists(number, min_size=stages, max_size=stages)
+    times = {k: draw(st.one_of(number, per_stage)) for k in ("forward", "backward_input", "backward_weight")}
+    activation = draw(st.lists(st.integers(2, 9), min_size=stages, max_size=stages))
+    after = [draw(st.integers(0, a)) for a in activation]
+    costs = db.StageCosts.of(
+        stages=stages,
+        **times,
+        activation=activation,
+        activation_after_input=after,
+        communication=draw(st.integers(0, 5)),
+        offload=draw(st.integers(0, 10)),
+    )
+    return p, m, v, costs
+
+
+def busiest(schedule, costs):
+    """No device finishes before the first forwards reach it and all its work is done."""
+    device_of = schedule.placement.device_of
+    reached = {}
+    now = 0
+    for s, d in enumerate(device_of):
+        if s and device_of[s - 1] != d:
+            now += costs.communication[s - 1]
+        reached.setdefault(d, now)
+        now += costs.forward[s]
+    return max(
+        reached[d] + schedule.micro_batches * sum(costs.work(s) for s in held)
+        for d, held in enumerate(schedule.placement.stages_of)
+    )
+
+
+def passes(costs):
+    """One micro-batch forwards and backwards through all stages."""
+    return sum(costs.forward) + sum(costs.backward_input)
+
+
+@pytest.mark.parametrize("name", list(db.schedules))
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_every_schedule_is_complete_acyclic_bounded_and_deterministic(name, data):
+    p, m, v, costs = data.draw(cases(name))
+    entry = db.schedules[name]
+    options = {k: x for k, x in {"chunks": v, "tries": 4}.items() if k in entry.options}
+
+    schedule = entry(devices=p, micro_batches=m, costs=costs, **options)
+    check(schedule)
+    run = db.simulate(schedule, costs)
+
+    assert run.makespan >= max(busiest(schedule, costs), passes(costs))
+    assert entry(devices=p, micro_batches=m, costs=costs, **options) == schedule
+    if entry.peak is not None and not schedule.peers:
+        for d, held in enumerate(schedule.placement.stages_of):
+            assert run.peak_memory[d] <= entry.peak(p, m, v) * v * max(costs.activation[s] for s in held)
