@@ -18,22 +18,17 @@ def hardware(json: Json = False) -> None:
     if json:
         print_json({"hardware": [asdict(device) for device in registry.values()]})
         return
-    columns = (
-        "device",
-        "memory GiB",
-        "bf16 TFLOP/s",
-        "memory GB/s",
-        "link GB/s",
-        "network GB/s",
-        "host GB/s",
-        "source",
+    rates = Table(
+        "device", "memory GiB", "bf16 TFLOP/s", "memory", "link", "network", "host", box=None, header_style="bold"
     )
-    table = Table(*columns, box=None, header_style="bold")
-    for column in table.columns[1:-1]:
+    sources = Table.grid(padding=(0, 2, 0, 0))
+    rates.columns[0].no_wrap = True
+    for column in rates.columns[1:]:
         column.justify = "right"
     for d in registry.values():
-        rates = (d.memory_bandwidth, d.link_bandwidth, d.network_bandwidth, d.host_bandwidth)
-        table.add_row(
-            d.name, f"{d.memory / 2**30:g}", f"{d.flops / 1e12:g}", *(f"{r / 1e9:g}" for r in rates), d.source
-        )
-    console().print(table)
+        bandwidths = (d.memory_bandwidth, d.link_bandwidth, d.network_bandwidth, d.host_bandwidth)
+        rates.add_row(d.name, f"{d.memory / 2**30:g}", f"{d.flops / 1e12:g}", *(f"{b / 1e9:g}" for b in bandwidths))
+        sources.add_row(f" {d.name}", d.source)
+    console().print(
+        rates, "\n Bandwidths are GB/s and direction, between devices (link), nodes and to the host.\n", sources
+    )

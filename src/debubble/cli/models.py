@@ -34,12 +34,13 @@ def models(json: Json = False) -> None:
             }
         )
         return
-    columns = ("model", "parameters", "layers", "hidden", "heads", "kv heads", "ffn", "vocabulary", "experts")
+    columns = ("model", "size", "layers", "hidden", "heads", "kv", "ffn", "vocab", "experts")
     table = Table(*columns, box=None, header_style="bold")
+    table.columns[0].no_wrap = True
     for column in table.columns[1:]:
         column.justify = "right"
     for name, m in registry.items():
-        experts = "" if m.experts is None else f"{m.experts.count}, {m.experts.per_token} used"
+        experts = "" if m.experts is None else f"{m.experts.per_token} of {m.experts.count}"
         sizes = (m.layers, m.hidden, m.heads, m.kv_heads, m.ffn, m.vocab)
         table.add_row(name, _readable(m.parameters), *map(str, sizes), experts)
     console().print(table)
