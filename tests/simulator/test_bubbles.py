@@ -30,14 +30,14 @@ def one_f_one_b(devices: int, micro_batches: int, **costs: object) -> Timeline:
     return db.simulate(db.schedules["1f1b"](devices=devices, micro_batches=micro_batches), stage_costs)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(timelines())
 def test_the_causes_of_a_device_sum_to_its_idle_time(timeline: Timeline) -> None:
     for device, idle in enumerate(bubbles(timeline)):
         assert sum(by_cause(idle).values()) == timeline.makespan - timeline.busy[device]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(timelines())
 def test_bubbles_fill_exactly_what_the_compute_lane_leaves_free(timeline: Timeline) -> None:
     for device, idle in enumerate(bubbles(timeline)):
@@ -48,7 +48,7 @@ def test_bubbles_fill_exactly_what_the_compute_lane_leaves_free(timeline: Timeli
         assert all(before[1] == after[0] for before, after in itertools.pairwise(parts))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(timelines())
 def test_what_a_bubble_waits_for_runs_meanwhile(timeline: Timeline) -> None:
     for bubble in itertools.chain(*bubbles(timeline)):
@@ -56,7 +56,7 @@ def test_what_a_bubble_waits_for_runs_meanwhile(timeline: Timeline) -> None:
         assert bubble.awaited.start <= bubble.start < bubble.end <= bubble.awaited.end
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(timelines())
 def test_the_critical_path_leads_from_start_to_end_without_a_gap(timeline: Timeline) -> None:
     path = critical_path(timeline)

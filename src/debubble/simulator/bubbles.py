@@ -145,7 +145,8 @@ def _chain(timeline: Timeline, before: Edges, index: int, begin: Number) -> Iter
         if not before[index]:
             yield _Piece(begin, at, None)
             return
-        index, moment = max(before[index], key=lambda edge: _time(timeline, *edge))
+        # Of equals the last, which is the one before it on its own lane: the path changes devices no more than it must.
+        index, moment = max(reversed(before[index]), key=lambda edge: _time(timeline, *edge))
         happened = max(min(_time(timeline, index, moment), at), begin)
         if happened < at:
             yield _Piece(happened, at, None)

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.views.scenes import small_plan, trace_of
+
+from debubble.ir import Kind, Trace
+from debubble.views.comparison import Pair, as_dict, compare
+
+
+def test_a_run_as_planned_has_ratio_one_everywhere() -> None:
+    plan = small_plan()
+
+    comparison = compare(plan, trace_of(plan))
+
+    assert comparison.makespan == Pair(predicted=19, measured=19)
+    assert comparison.kinds == {
+        Kind.F: Pair(predicted=1, measured=1),
+        Kind.B: Pair(predicted=2, measured=2),
+        Kind.SEND_F: Pair(predicted=1, measured=1),
+        Kind.SEND_B: Pair(predicted=1, measured=1),
+    }
+    assert comparison.drift == "The step took 1.00 times as long as predicted."
+
+
+def test_memory_is_compared_per_device() -> None:
+    plan = small_plan()
+
+    assert compare(plan, trace_of(plan)).peak_memory == (Pair(predicted=3, measured=6), Pair(predicted=2, measured=4))
+
+
+def test_the_drift_names_what_is_furthest_off() -> None:
+    """1B0 takes 4 instead of 2, and all that follows waits for it."""
+    plan = small_plan()
+    step = trace_of(plan).typical
+    late = next(e for e in step.events if e.name == "1B0").end
+    events = tuple(
+        e._replace(start=e.start + 2 * (e.start >= late), end=e.end + 2 * (e.end >= late)) for e in step.events
+    )
+
+    comparison = compare(plan, Trace(devices=2, steps=(replace(step, events=events),)))
+
+    assert comparison.worst[0] == ("1B0", Pair(predicted=2, measured=4))
+    assert comparison.drift == (
+        "The step took 1.11 times as long as predicted; furthest off is backward on stage 1, at 1.25 times its"
+        " prediction."
+    )
+
+
+def test_twice_as_slow_is_ratio_two() -> None:
+    plan = small_plan()
+
+    entries = as_dict(compare(plan, trace_of(plan, slower=2)))
+
+    assert entries["makespan"] == {"predicted": 19, "measured": 38, "ratio": 2}
+    assert entries["kinds"]["B"]["ratio"] == 2
+    assert entries["bubble_fraction"]["ratio"] == pytest.approx(1)

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import itertools
+import json
+from collections import defaultdict
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.strategies import random_schedules, stage_costs
+from tests.views.scenes import small_plan, trace_of
+
+import debubble as db
+from debubble.ir import Plan
+from debubble.views import Scene, views
+
+
+def events(*scenes: Scene) -> dict[str, list[dict[str, Any]]]:
+    """By phase."""
+    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for event in json.loads(views["perfetto"](scenes))["traceEvents"]:
+        found[event["ph"]].append(event)
+    return found
+
+
+def predicted(plan: Plan) -> Scene:
+    return Scene.predicted(plan)
+
+
+def test_every_operation_is_a_slice_on_its_device() -> None:
+    scene = predicted(small_plan())
+
+    slices = {e["name"]: e for e in events(scene)["X"] if e["cat"] != "bubble"}
+
+    assert len(slices) == len(scene.timeline.operations)
+    assert slices["1F0"]["pid"] == 1
+    assert (slices["1F0"]["ts"], slices["1F0"]["dur"]) == (2e6, 1e6)
+
+
+def test_devices_and_lanes_have_names() -> None:
+    found = events(predicted(small_plan()))["M"]
+
+    assert {e["args"]["name"] for e in found if e["name"] == "process_name"} == {"device 0", "device 1"}
+    assert {"compute", "send", "recv"} <= {e["args"]["name"] for e in found if e["name"] == "thread_name"}
+
+
+def test_an_arrow_joins_each_message_with_the_operation_that_uses_it() -> None:
+    found = events(predicted(small_plan()))
+
+    assert len(found["s"]) == len(found["f"]) == 8
+    ends = {e["id"]: e for e in found["f"]}
+    assert all(ends[e["id"]]["pid"] == 1 - e["pid"] and ends[e["id"]]["ts"] >= e["ts"] for e in found["s"])
+
+
+def test_the_memory_counter_reaches_the_peak() -> None:
+    plan = small_plan()
+    counters = events(predicted(plan))["C"]
+
+    peaks = [max(e["args"]["bytes"] for e in counters if e["pid"] == device) for device in range(2)]
+
+    assert tuple(peaks) == plan.simulate().peak_memory
+
+
+def test_a_second_scene_has_processes_of_its_own() -> None:
+    plan = small_plan()
+    found = events(*Scene.beside(plan, trace_of(plan)))["M"]
+
+    names = {e["pid"]: e["args"]["name"] for e in found if e["name"] == "process_name"}
+
+    assert names == {
+        0: "Predicted: device 0",
+        1: "Predicted: device 1",
+        1000: "Measured: device 0",
+        1001: "Measured: device 1",
+    }
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_slices_of_one_track_never_overlap(data: st.DataObject) -> None:
+    schedule = data.draw(random_schedules())
+    timeline = db.simulate(schedule, data.draw(stage_costs(stages=schedule.stages, offload=True)))
+
+    tracks: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    for event in events(Scene.of(timeline, title="random"))["X"]:
+        tracks[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+
+    for spans in tracks.values():
+        assert all(end <= start + 0.01 for (_, end), (start, _) in itertools.pairwise(sorted(spans)))

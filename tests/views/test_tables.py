@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from rich.console import Console, RenderableType
+from tests.views.scenes import small_plan
+
+import debubble as db
+from debubble.ir import CandidateSummary, Kind, PlannedUnit
+from debubble.views import Scene
+from debubble.views.plan_table import render as render_plan
+from debubble.views.summary import as_dict, device_summaries, kind_summaries, why_not_faster
+from debubble.views.terminal import render
+from debubble.views.words import size_words, time_words
+
+
+def printed(what: RenderableType) -> str:
+    console = Console(width=100, highlight=False)
+    with console.capture() as capture:
+        console.print(what)
+    return capture.get()
+
+
+def test_the_table_gives_each_devices_shares_and_peak() -> None:
+    text = printed(render(small_plan().simulate()))
+
+    rows = [line.split() for line in text.splitlines()]
+    assert ["device", "busy", "warm-up", "cool-down", "dependency", "transfer", "peak"] in rows
+    assert ["0", "63.2%", "15.8%", "5.3%", "15.8%", "3", "(50%)"] in rows
+    assert ["1", "63.2%", "5.3%", "10.5%", "5.3%", "15.8%", "2", "(33%)"] in rows
+    assert ["■", "backward", "8", "2", "16"] in rows
+
+
+def test_the_shares_of_a_device_sum_to_the_step() -> None:
+    scene = Scene.predicted(small_plan(schedule="interleaved", chunks=2))
+
+    for device in device_summaries(scene):
+        assert device.busy + sum(device.idle.values()) == scene.timeline.makespan
+
+
+def test_recomputation_has_a_column_of_its_own() -> None:
+    schedule = db.schedules["1f1b"](devices=2, micro_batches=4, recomputed_stages=1)
+    timeline = db.simulate(schedule, db.StageCosts.of(stages=2))
+
+    assert " recompute " in printed(render(timeline))
+    assert [d.recompute for d in device_summaries(Scene.of(timeline, title=""))] == [4, 0]
+
+
+def test_kinds_are_summed() -> None:
+    kinds = {k.kind: (k.count, k.total) for k in kind_summaries(Scene.predicted(small_plan()))}
+
+    assert kinds == {Kind.F: (8, 8), Kind.B: (8, 16), Kind.SEND_F: (4, 4), Kind.SEND_B: (4, 4)}
+
+
+def test_the_critical_path_says_why_it_is_not_faster() -> None:
+    """1F1B on two devices: F on device 0, then device 1 throughout, then B on device 0."""
+    sentence = why_not_faster(Scene.predicted(small_plan(communication=0)))
+
+    assert sentence == "The critical path spends 80.0% computing on device 1, 20.0% computing on other devices."
+
+
+def test_the_json_summary_has_the_promised_figures() -> None:
+    plan = small_plan()
+    summary = as_dict(Scene.predicted(plan))
+
+    assert summary["makespan"] == 19
+    assert summary["peak_memory"] == [3, 2]
+    assert summary["operations"] == 32
+    assert sum(summary["per_device"][0]["bubbles"].values()) == 19 - 12
+
+
+def test_a_plan_is_shown_with_its_layers_and_the_other_planners() -> None:
+    from dataclasses import replace
+
+    plan = replace(
+        small_plan(),
+        lower_bound=16,
+        partition=(
+            (PlannedUnit("embedding", None), *(PlannedUnit(t, i) for i in (0, 1) for t in ("attention", "mlp"))),
+            (PlannedUnit("attention", 2, "full"), PlannedUnit("head", None)),
+        ),
+        candidates=(
+            CandidateSummary(planner="slow", makespan=20.0, gap=0.2, schedule="gpipe"),
+            CandidateSummary(planner="big", rejected="Device 0 lacks 3."),
+        ),
+    )
+
+    text = printed(render_plan(plan, plan.simulate()))
+
+    assert "embedding, layers 0-1" in text
+    assert "attention 2, head" in text
+    assert "No plan takes less than 16: the gap is 15.8%." in text
+    assert "Device 0 lacks 3." in text
+
+
+def test_times_and_sizes_are_readable() -> None:
+    assert time_words(0.0123456, seconds=True) == "12.35 ms"
+    assert time_words(2, seconds=True) == "2 s"
+    assert time_words(3.5e-6, seconds=True) == "3.5 µs"
+    assert time_words(0, seconds=True) == "0 µs"
+    assert time_words(17, seconds=False) == "17"
+    assert size_words(3 * 2**30) == "3.00 GiB"
+    assert size_words(None) == "-"

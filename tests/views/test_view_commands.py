@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.views.scenes import small_plan, trace_of
+from typer.testing import CliRunner, Result
+
+import debubble.cli.compare
+import debubble.cli.export
+import debubble.cli.planners
+import debubble.cli.schedules
+import debubble.cli.show  # noqa: F401 - each adds its command
+from debubble.cli.app import app
+from debubble.ir import DebubbleError, InputError
+
+
+def run(*arguments: object) -> Result:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if isinstance(result.exception, DebubbleError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    small_plan().save(tmp_path / "plan.json")
+    return tmp_path / "plan.json"
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    trace_of(small_plan(), slower=2).save(tmp_path / "trace.json")
+    return tmp_path / "trace.json"
+
+
+def test_show_prints_tables(plan: Path) -> None:
+    assert "Share of the step, per device" in run("show", plan).stdout
+
+
+def test_show_writes_every_picture_that_is_asked_for(plan: Path, trace: Path, tmp_path: Path) -> None:
+    files = {name: tmp_path / "pictures" / f"step.{name}" for name in ("html", "png", "svg", "perfetto")}
+    options = [word for name, path in files.items() for word in (f"--{name}", path)]
+
+    result = run("show", plan, "--trace", trace, *options, "--json")
+
+    assert sorted(path.name for path in (tmp_path / "pictures").iterdir()) == sorted(p.name for p in files.values())
+    summary = json.loads(result.stdout)
+    assert summary["makespan"] == 19
+    assert summary["measured"]["makespan"] == 38
+
+
+def test_compare_prints_one_json_object(plan: Path, trace: Path) -> None:
+    assert json.loads(run("compare", plan, trace, "--json").stdout)["makespan"]["ratio"] == 2
+
+
+def test_compare_prints_the_drift(plan: Path, trace: Path) -> None:
+    assert "The step took 2.00 times as long as predicted" in run("compare", plan, trace).stdout
+
+
+def test_export_writes_files_and_reports_what_is_lost(plan: Path, tmp_path: Path) -> None:
+    result = run("export", plan, "--to", "torch", "-o", tmp_path / "out", "--json")
+
+    report = json.loads(result.stdout)
+    assert report["files"] == [str(tmp_path / "out" / "schedule.csv")]
+    assert (tmp_path / "out" / "schedule.csv").read_text().startswith("0F0,0F1,0B0,")
+    assert len(report["losses"]) == 1
+
+
+def test_an_unknown_target_names_the_others(plan: Path) -> None:
+    with pytest.raises(InputError, match="There is no export target 'megatrn'; did you mean 'megatron'"):
+        run("export", plan, "--to", "megatrn")
+
+
+@pytest.mark.parametrize("command", ["schedules", "planners"])
+def test_lists_name_the_source_of_every_entry(command: str) -> None:
+    entries = json.loads(run(command, "--json").stdout)[command]
+
+    assert len(entries) >= 10
+    assert all(entry["name"] and entry["paper"] and entry["summary"] for entry in entries)
+    assert entries[0]["name"] in run(command).stdout
