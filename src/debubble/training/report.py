@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from json import dumps
 from pathlib import Path
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from debubble.ir import Plan, Trace, lower
@@ -66,6 +67,14 @@ class Outcome:
     def tokens_per_second(self) -> float:
         """Of the median step."""
         return sorted(report.tokens_per_second for report in self.reports)[len(self.reports) // 2]
+
+
+def print_comparison(comparison: Comparison, *, json: bool) -> None:
+    """On standard output, as tables or as one JSON object."""
+    if json:
+        print(dumps(as_dict(comparison), indent=1), flush=True)
+    else:
+        Console(highlight=False).print(render(comparison))
 
 
 def compared(plan: Plan, trace: Trace, *, cores: int | None, html: Path | None) -> Comparison:

@@ -1,0 +1,34 @@
+"""`debubble rehearse`: the real processes and messages, with sleeping compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from debubble.cli.app import app
+from debubble.cli.output import Json
+from debubble.cli.torch_extra import require_torch
+
+
+@app.command()
+def rehearse(
+    plan: Annotated[Path, typer.Argument(help="A plan file.")],
+    steps: Annotated[int, typer.Option(help="Steps; the one of median length is compared.")] = 5,
+    scale: Annotated[float, typer.Option(help="Seconds per unit of the plan's time; for abstract costs.")] = 1.0,
+    trace: Annotated[Path | None, typer.Option(help="Write the trace here.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the predicted and measured timelines here.")] = None,
+    json: Json = False,
+) -> None:
+    """Run a plan with sleeping compute: checks processes, messages and order before they cost GPU hours."""
+    require_torch()
+    from debubble.ir import InputError, Plan
+    from debubble.runtime.launcher import packed, start
+    from debubble.training.rehearsal import RehearsalOptions
+
+    if steps < 1 or not scale > 0:
+        raise InputError("--steps must be at least 1 and --scale positive.")
+    ranks = Plan.load(plan).devices
+    options = RehearsalOptions(plan=plan, steps=steps, scale=scale, trace=trace, html=html, json=json)
+    start("debubble.training.rehearsal", packed(options), ranks=ranks)

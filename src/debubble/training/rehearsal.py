@@ -1,0 +1,156 @@
+"""A plan on the real processes, program and messages, with sleeping compute: what it costs to find out what waits.
+
+Tensors of the real size travel between the ranks; every operation that computes or moves memory sleeps for as long as
+the plan says.  What then differs from the simulation is the processes' and the links' doing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from debubble.ir import Instruction, Kind, Op, Plan, Program, StageCosts, Trace, lower
+from debubble.ir.schedule import Schedule
+from debubble.ir.trace import TraceEvent, TraceStep
+from debubble.runtime.assembly import DTYPES
+from debubble.runtime.guests import channels
+from debubble.runtime.interpreter import Interpreter, Ran, StepState
+from debubble.runtime.lanes import CpuLanes
+from debubble.runtime.memory import Ledger
+from debubble.runtime.shape import read_shape
+from debubble.runtime.transport import Distributed, Transport
+
+_TIMES = (
+    "forward", "backward_input", "backward_weight", "recompute", "communication", "offload", "reload",
+    "optimizer_step", "host_step", "gradient_offload", "parameter_load", "gradient_reduce",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class RehearsalOptions:
+    """What to rehearse; every rank gets the same."""
+
+    plan: Path
+    steps: int = 5
+    scale: float = 1.0
+    """Seconds that one unit of the plan's time takes."""
+    trace: Path | None = None
+    html: Path | None = None
+    json: bool = False
+
+
+def scaled(plan: Plan, scale: float) -> Plan:
+    """The plan with all times multiplied."""
+    given = {name: getattr(plan.costs, name) for name in _TIMES}
+    times = {name: [scale * t for t in values] for name, values in given.items() if values is not None}
+    changed: StageCosts = plan.costs.replace(**times)
+    return Plan(**{**vars(plan), "costs": changed})
+
+
+def rehearse(plan: Plan, *, steps: int, transport: Transport) -> Trace:
+    """Run the plan's program that often, as this rank.  Every rank gets the whole trace."""
+    program = lower(plan.schedule, plan.costs)
+    transport.open(channels(program), [])
+    sleeper = _Sleeper(
+        program=program,
+        device=transport.rank,
+        stages={},
+        transport=transport,
+        rank_of={device: device for device in range(plan.devices)},
+        lanes=CpuLanes(),
+        mail=Ledger(torch.device("cpu")),
+        weights={},
+        optimizers={},
+        all_reduce=lambda _: None,
+    )
+    parts: list[Trace] = []
+    for step in range(steps):
+        origin = max(transport.gather(time.perf_counter()))
+        ran = sleeper.run(_messages(plan))
+        events = _events(ran, device=transport.rank, origin=origin)
+        mine = Trace(devices=plan.devices, steps=(TraceStep(step=step, events=events),))
+        parts.append(Trace.joined([Trace.from_json(part) for part in transport.gather(mine.to_json())]))
+    return Trace(devices=plan.devices, steps=tuple(step for part in parts for step in part.steps))
+
+
+def _messages(plan: Plan) -> StepState:
+    """Messages of the real size; a number each where the plan has no model."""
+    o = plan.options
+    shape = (1,) if plan.model is None else (o.micro_batch_size, o.sequence_length, read_shape(plan.model).hidden)
+    return StepState(tokens=[], micro_batches=[], boundary=[shape] * plan.micro_batches, dtype=DTYPES[o.dtype])
+
+
+def _events(ran: Sequence[Ran], *, device: int, origin: float) -> tuple[TraceEvent, ...]:
+    return tuple(
+        TraceEvent(r.instruction.op.name, device, r.instruction.lane, r.start.time - origin, r.end.time - origin)
+        for r in ran
+    )
+
+
+class _Sleeper(Interpreter):
+    """The runtime's interpreter with messages alone: everything else sleeps."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._complete = {}  # there are no gradients
+
+    def _act(self, instruction: Instruction, state: StepState) -> None:
+        op = instruction.op
+        match op.kind:
+            case Kind.SEND_F | Kind.SEND_B | Kind.RECV_F | Kind.RECV_B:
+                super()._act(instruction, state)
+            case Kind.O if self._guests.host is not None:
+                self._guests.send(op, self._guests.buffer(_moved(self.program, op)))
+            case Kind.L if self._guests.host is not None:
+                self._guests.fetch(op)
+            case _:
+                time.sleep(float(instruction.duration))
+                self._pass_on(op, state)
+
+    def _pass_on(self, op: Op, state: StepState) -> None:
+        """What a forward or backward takes and gives."""
+        schedule, stage, j = self.program.schedule, op.stage, op.micro_batch
+        message = torch.empty(state.boundary[j], dtype=state.dtype)
+        if op.kind is Kind.F:
+            if stage:
+                self._take(op, state)
+            if stage + 1 < schedule.stages:
+                self._hand_on(Op(Kind.F, stage + 1, j), Op(Kind.SEND_F, stage, j), message, state)
+        elif op.kind in (Kind.B, Kind.I):
+            if stage + 1 < schedule.stages:
+                self._take(op, state)
+            if stage:
+                self._hand_on(schedule.backward_of(stage - 1, j), Op(Kind.SEND_B, stage, j), message, state)
+
+
+def _moved(program: Program, op: Op) -> int:
+    """Bytes that an offload moves."""
+    schedule: Schedule = program.schedule
+    return round(schedule.moved(program.costs, op.stage, op.micro_batch) * program.costs.scale_of(op.micro_batch))
+
+
+def main(argument: str) -> None:
+    """Rehearse as one rank, on Gloo; rank 0 prints the comparison."""
+    from debubble.runtime.launcher import unpacked
+    from debubble.training.report import compared, print_comparison
+
+    options = unpacked(argument, RehearsalOptions)
+    plan = scaled(Plan.load(options.plan), options.scale)
+    dist.init_process_group("gloo")
+    trace = rehearse(plan, steps=options.steps, transport=Distributed())
+    if dist.get_rank() == 0:
+        if options.trace is not None:
+            trace.save(options.trace)
+        print_comparison(compared(plan, trace, cores=None, html=options.html), json=options.json)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    from debubble.runtime.launcher import as_rank
+
+    as_rank(main)
