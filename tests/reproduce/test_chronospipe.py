@@ -1,0 +1,101 @@
+"""ChronosPipe's figures come out as the oracles say; what is fitted predicts what is not."""
+
+import pytest
+
+from debubble.reproduce import chronospipe as figures
+from debubble.reproduce import chronospipe_schedules as schedules
+from debubble.reproduce.chronospipe_model import ALL, CHRONOS, HALF, INTERLEAVED, PLAIN, RECOMP
+
+
+def column(table, name):
+    return [row[table.columns.index(name)] for row in table.rows]
+
+
+def ours(table):
+    """The first column called `ours`."""
+    return column(table, "ours")
+
+
+@pytest.mark.parametrize(("method", "layers"), [(PLAIN, 40), (HALF, 64), (CHRONOS, 48), (RECOMP, 80), (ALL, 96)])
+def test_largest_models_at_32_gb_are_the_papers(method, layers):
+    assert figures.largest_model(method) == layers
+
+
+def test_methods_hold_their_shares_of_the_activations():
+    assert [m.activations(8) for m in (PLAIN, HALF, CHRONOS, RECOMP)] == [1, 1 / 2, 13 / 16, 5 / 16]
+    assert INTERLEAVED.activations(8) == 1 + 7 / 16
+    assert (ALL.states, RECOMP.states) == (pytest.approx(2 / 3), 1)
+
+
+def test_figure_9a_predicts_the_papers_other_sizes():
+    sizes = dict(zip(column(figures.figure_9a(), "method"), ours(figures.figure_9a()), strict=True))
+    assert sizes[CHRONOS.name] == 17.23
+    assert sizes[RECOMP.name] == 6.63
+    assert sizes[HALF.name] == 10.6
+    ratios = dict(
+        zip(column(figures.figure_9a(), "method"), [row[-1] for row in figures.figure_9a().rows], strict=True)
+    )
+    assert ratios[ALL.name] == pytest.approx(0.646, abs=0.002)
+
+
+def test_figure_1_states_are_the_papers_and_activations_4_percent_below():
+    table = figures.figure_1()
+    for row in table.rows:
+        _, activations, our_activations, states, our_states, _, _ = row
+        assert our_states == pytest.approx(states, abs=0.01)
+        assert our_activations == pytest.approx(activations, rel=0.04)
+
+
+def test_figure_10_savings_follow_from_the_fitted_layer():
+    savings = dict(zip(column(figures.figure_10(), "method"), ours(figures.figure_10()), strict=True))
+    assert savings["Megatron-Kwai"] == pytest.approx(1.27, abs=0.01)
+    assert savings[RECOMP.name] == pytest.approx(1.72, abs=0.01)
+    assert savings[ALL.name] == pytest.approx(2.22, abs=0.01)
+
+
+def test_figure_11_savings_at_pp4():
+    assert ours(figures.figure_11()) == ["12.5%", "25%", "5.709%"]
+
+
+def test_figure_12_is_near_the_papers_range_without_fitting():
+    table = figures.figure_12()
+    for recomp, everything in zip(column(table, "Recomp"), column(table, "ALL"), strict=True):
+        assert 1.19 <= recomp <= 1.26
+        assert 1.53 <= everything <= 1.58
+
+
+def test_figure_13_blocking_messages_match_the_formula():
+    (plain, chronos, _, _) = schedules.figure_13().rows
+    assert plain[1:3] == (0.8959, 0.8959)
+    assert chronos[1:3] == (0.8431, 0.8431)
+
+
+def test_figure_14_overlap_doubles_with_the_pipeline():
+    assert ours(schedules.figure_14()) == ["45.45%", "90.9%", "90.9%", "100%"]
+
+
+def test_figure_15_with_four_chunks_and_25_percent_keeps_43_75():
+    kept = {row[:2]: row[2] for row in schedules.figure_15().rows}
+    assert kept[4, "25%"] == "43.75%"
+    assert kept[2, "50%"] == "25%"
+    assert kept[3, "33.33%"] == "41.67%"
+
+
+def test_figure_16_idle_backwards():
+    assert column(schedules.figure_16(), "ours: backwards") == [2, 3, 6]
+
+
+def test_appendix_a_differs_from_its_text_where_equation_8_does():
+    differing = [row[0] for row in schedules.delays().rows if row[1] != row[2]]
+    assert differing == [10, 12, 16, 27, 32, 36]
+
+
+@pytest.mark.slow
+def test_pictures_are_drawn(tmp_path):
+    report = figures.chronospipe(tmp_path)
+    assert sorted(path.name for path in report.pictures) == [
+        "chronos-offload.png",
+        "chronos-pipe.png",
+        "chronos-recomp.png",
+    ]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in report.pictures)
