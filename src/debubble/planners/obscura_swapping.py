@@ -122,7 +122,7 @@ def fits(stages: Stages, configuration: Configuration) -> Iterator[Candidate]:
     ]
     for choices in (own, alike) if alike != own else (own,):
         if None not in choices:
-            yield _candidate(stages, configuration, [choice for choice in choices if choice is not None])
+            yield candidate(stages, configuration, [choice for choice in choices if choice is not None])
 
 
 def _cheapest(stages: Stages, configuration: Configuration, stage: int, *, at_least: float = 0.0) -> Choice | None:
@@ -136,7 +136,8 @@ def _cheapest(stages: Stages, configuration: Configuration, stage: int, *, at_le
     )
 
 
-def _candidate(stages: Stages, configuration: Configuration, choices: Sequence[Choice]) -> Candidate:
+def candidate(stages: Stages, configuration: Configuration, choices: Sequence[Choice]) -> Candidate:
+    """A configuration with given recomputation, and what it takes by the model of a step."""
     costs, p, m = stages.costs, stages.problem.devices, stages.problem.micro_batches
     mu, away = configuration.warm_ups(p, m), configuration.away(p, m)
     swapping = [

@@ -26,7 +26,7 @@ LAYER_PARAMETERS, TABLE_PARAMETERS = 0.3172, 0.3277
 """Billions: of one Llama-2 layer (h = 5120, ffn = 13824), of embedding and head together."""
 ACTIVATION, STATIC = 9.636, 57.82
 """a and W of one stage at 28B."""
-BANDWIDTH = 25 * 9 * 2.943 / (0.6 * 312)
+BANDWIDTH = 25 * 2.943 / (0.6 * 312)
 """GB per unit of time, a layer's forward being 2.943 TFLOP."""
 
 
