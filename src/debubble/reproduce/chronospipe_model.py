@@ -107,7 +107,7 @@ class Method:
 
 @cache
 def _activations(method: Method, p: int) -> float:
-    return float(method.run(p, 2 * p + 2).peak_memory[0])
+    return float(method.run(p, 3 * p).peak_memory[0])
 
 
 PLAIN = Method("1F1B", "1f1b", 1)

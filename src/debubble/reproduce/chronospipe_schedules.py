@@ -69,8 +69,8 @@ def figure_13() -> Table:
         rows=tuple(rows),
         basis="exact",
         note="Blocking: adjacent messages take both ends' compute lanes, those between chunks do not. The paper"
-        " measures a drop of 6 points from 1F1B to Chronos-Pipe and derives 5, and at most 3 with recomputation: there its"
-        " messages overlap compute, which strictly blocking ones never do and asynchronous ones always can.",
+        " measures a drop of 6 points from 1F1B to Chronos-Pipe and derives 5, and at most 3 with recomputation: there"
+        " its messages overlap compute, which strictly blocking ones never do and asynchronous ones always can.",
     )
 
 
