@@ -45,7 +45,12 @@ def priced(
     `strategies`: those that units may use beside `none` (None: all).
     """
     assert problem.units is not None
-    partition = cheapest_strategies(repricer, problem.units, counts, strategies)
+    return scored(problem, repricer, cheapest_strategies(repricer, problem.units, counts, strategies))
+
+
+def scored(problem: Problem, repricer: Repricer, partition: Partition) -> Candidate:
+    """A partition of the problem's units on the schedule, with its simulated time; the limit is not checked."""
+    assert problem.units is not None
     costs = problem.units.stage_costs(partition, repricer.schedule.placement)
     fused = recomputing(partition)
     price = repricer.price(costs, fused_recompute=fused)

@@ -6,11 +6,9 @@ stage recompute fully, N the least that fits all devices, as `--recompute-num-la
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from debubble.costs.units import Partition, recomputing
 from debubble.ir import InfeasibleError
-from debubble.planners.local_search import Candidate, repriced
+from debubble.planners.local_search import Candidate, repriced, scored
 from debubble.planners.partition import even_counts
 from debubble.planners.problem import Problem, Solution, cut
 from debubble.planners.registry import planner
@@ -43,8 +41,7 @@ def uniformly_recomputed(problem: Problem, repricer: Repricer, counts: list[int]
         fused = recomputing(partition)
         peaks = repricer.peak_memory(costs, fused_recompute=fused)
         if all(peak <= limit for peak, limit in zip(peaks, limits, strict=True)):
-            price = repricer.price(costs, fused_recompute=fused)
-            return Candidate(price.makespan, replace(repricer.schedule, fused_recompute=fused), costs, partition)
+            return scored(problem, repricer, partition)
     short = max(range(problem.devices), key=lambda d: peaks[d] - limits[d])
     raise InfeasibleError(f"Device {short} does not fit even if every layer recomputes; the split is not by memory.")
 

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
-from debubble.costs.units import recomputing
+from debubble.costs.units import Partition
 from debubble.ir import DebubbleError, InfeasibleError, Schedule
-from debubble.planners.local_search import Candidate, improve, priced, repriced
-from debubble.planners.partition import counts_of
+from debubble.planners.local_search import Candidate, improve, priced, repriced, scored
+from debubble.planners.partition import balanced_counts, counts_of, even_counts
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planner, planners
 from debubble.planners.scope_ilp import solve
@@ -28,6 +27,9 @@ from debubble.simulator import Repricer
 
 DUAL = ("full",)
 TRI = ("selective", "full")
+
+FINALISTS = 3
+"""Answers from which the local search goes on."""
 
 
 @planner("scope", paper="SCOPE, DPEXA 2025")
@@ -55,7 +57,8 @@ def plan(problem: Problem, *, strategies: Sequence[str] | None = None, polish: b
     found.sort(key=lambda c: c.makespan)
     best = found[0]
     if polish:
-        for left, candidate in zip(range(len(found), 0, -1), found, strict=True):
+        finalists = found[:FINALISTS]
+        for left, candidate in zip(range(len(finalists), 0, -1), finalists, strict=True):
             until = time.perf_counter() + (deadline - time.perf_counter()) / left
             again = improve(problem, candidate, until=until, strategies=strategies)
             best = min(best, again, key=lambda c: c.makespan)
@@ -88,18 +91,36 @@ def megatron_schedule(problem: Problem, chunks: int) -> Schedule:
 def _programmed(
     problem: Problem, chunks: int, strategies: Sequence[str] | None, *, seconds: float, polish: bool
 ) -> list[Candidate]:
-    """The integer programme's answer, simulated; with `polish` also the least recomputation on its partition."""
+    """The integer programme's answers, simulated; with `polish` also the least recomputation on good partitions."""
     repricer = Repricer(megatron_schedule(problem, chunks))
     if problem.units is None:
         return [repriced(repricer, problem)]
     found = runs(problem.units, strategies)
     if sum(run.count for run in found) < repricer.schedule.stages:
         raise InfeasibleError(f"The model has too few layers for {repricer.schedule.stages} stages; use fewer chunks.")
-    static = float(problem.units.static)
-    answer = solve(found, repricer.schedule, limits=problem.limits, static=static, seconds=seconds, seed=problem.seed)
-    partition = assigned(found, answer.layers)
-    costs = problem.units.stage_costs(partition, repricer.schedule.placement)
-    fused = recomputing(partition)
-    price = repricer.price(costs, fused_recompute=fused)
-    first = Candidate(price.makespan, replace(repricer.schedule, fused_recompute=fused), costs, partition)
-    return [first, priced(problem, repricer, counts_of(partition), strategies)] if polish else [first]
+    partitions: list[Partition] = []
+    for per_chunk in (False, True)[: 1 if chunks == 1 else 2]:
+        answer = solve(
+            found, repricer.schedule, limits=problem.limits, static=float(problem.units.static),
+            seconds=seconds / (1 if chunks == 1 else 2), seed=problem.seed, per_chunk=per_chunk,
+        )  # fmt: skip
+        partitions.append(assigned(found, answer.layers))
+    candidates = [scored(problem, repricer, partition) for partition in partitions]
+    if polish:
+        starts = [counts_of(partition) for partition in partitions]
+        stages = repricer.schedule.stages
+        starts += [even_counts(problem.units, stages), balanced_counts(problem.units, stages)]
+        candidates += _with_least_recomputation(problem, repricer, starts, strategies)
+    return candidates
+
+
+def _with_least_recomputation(
+    problem: Problem, repricer: Repricer, starts: Sequence[Sequence[int]], strategies: Sequence[str] | None
+) -> list[Candidate]:
+    candidates = []
+    for counts in starts:
+        try:
+            candidates.append(priced(problem, repricer, counts, strategies))
+        except InfeasibleError:
+            continue
+    return candidates

@@ -7,7 +7,9 @@ The poster leaves F, G, C_1..C_3 and the meaning of b open; this is our reading,
     T_x             time of device x per micro-batch: sum over its chunks of forward, backward and recomputation
     B_P = (sum_x T_x - max_x T_x) / C,   B_I = m (max T - mean T),   B_R = m mean(recompute)
 
-so that B_G = B_R + B_I + B_P differs from the step time (m - 1/C) max T + sum T / C by a constant only.
+so that B_G = B_R + B_I + B_P differs from the step time (m - 1/C) max T + sum T / C by a constant only.  With several
+chunks max T is `pooled`, max_x sum_c T_{c,x}, as if chunks could make up for each other, or `per chunk`,
+sum_c max_x T_{c,x}, as if they could not; the truth lies between, and simulation chooses.
 
     C_1   every layer is placed once
     C_2   on every device: M_S + what is alive <= D_M.  What is alive is not one count per chunk, as in SAPP, whose
@@ -64,12 +66,24 @@ def alive(schedule: Schedule) -> list[list[tuple[int, ...]]]:
 
 
 def solve(
-    found: Sequence[Run], schedule: Schedule, *, limits: Sequence[float], static: float, seconds: float, seed: int
+    found: Sequence[Run],
+    schedule: Schedule,
+    *,
+    limits: Sequence[float],
+    static: float,
+    seconds: float,
+    seed: int,
+    per_chunk: bool = False,
 ) -> Answer:
-    """The best assignment within `seconds`.  Raises InfeasibleError if there is none, or none was found in time."""
+    """The best assignment within `seconds`, for the pooled or the per-chunk reading of max T.
+
+    Raises InfeasibleError if there is none, or none was found in time.
+    """
     from ortools.sat.python import cp_model
 
-    programme = _Programme(cp_model.CpModel(), found, schedule, limits, static)
+    programme = _Programme(cp_model.CpModel(), found, schedule)
+    programme.fit_memory(limits, static)
+    programme.minimise(per_chunk=per_chunk)
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = seconds
     solver.parameters.random_seed = seed
@@ -92,9 +106,7 @@ RESOLUTION = 2**20
 class _Programme:
     """The model, one method per family of constraints."""
 
-    def __init__(
-        self, model: Any, found: Sequence[Run], schedule: Schedule, limits: Sequence[float], static: float
-    ) -> None:
+    def __init__(self, model: Any, found: Sequence[Run], schedule: Schedule) -> None:
         self.model, self.found, self.schedule = model, found, schedule
         self.stages, self.chunks = schedule.stages, schedule.placement.chunks
         self.time_unit = _unit(max(option.time for run in found for option in run.options))
@@ -104,8 +116,6 @@ class _Programme:
         self._place_every_layer()
         self._keep_the_order()
         self._fill_every_stage()
-        self._fit_memory(limits, static)
-        self._minimise()
 
     def _stage(self, run: int, stage: int) -> Any:
         return sum(option[stage] for option in self.layers[run])
@@ -135,7 +145,7 @@ class _Programme:
         for s in range(self.stages):
             self.model.add(sum(self._stage(r, s) for r in range(len(self.found))) >= 1)
 
-    def _fit_memory(self, limits: Sequence[float], static: float) -> None:
+    def fit_memory(self, limits: Sequence[float], static: float) -> None:
         """C_2, with one restored unit on devices that recompute."""
         everywhere = max((run.workspace for run in self.found if run.count > 1), default=0.0)
         for x, (stages, counts) in enumerate(zip(self.schedule.placement.stages_of, alive(self.schedule), strict=True)):
@@ -173,22 +183,30 @@ class _Programme:
                 self.model.add(largest >= _up(option.restored / unit) * some)
         return largest
 
-    def _minimise(self) -> None:
+    def minimise(self, *, per_chunk: bool) -> None:
         """The step time (m - 1/C) max T + sum T / C, which is B_G and a constant; here times C."""
         times = [
             sum(
                 round(option.time / self.time_unit) * self.layers[r][o][s]
-                for s in stages
                 for r, run in enumerate(self.found)
                 for o, option in enumerate(run.options)
             )
-            for stages in self.schedule.placement.stages_of
+            for s in range(self.stages)
         ]
+        held = self.schedule.placement.stages_of
+        pooled = [sum(times[s] for s in stages) for stages in held]
+        if per_chunk:
+            slowest = sum(self._largest([times[stages[c]] for stages in held]) for c in range(self.chunks))
+        else:
+            slowest = self._largest(pooled)
+        self.model.minimize((self.schedule.micro_batches * self.chunks - 1) * slowest + sum(pooled))
+
+    def _largest(self, times: Sequence[Any]) -> Any:
         most = sum(run.count * max(option.time for option in run.options) for run in self.found)
-        slowest = self.model.new_int_var(0, _up(most / self.time_unit), "")
+        largest = self.model.new_int_var(0, _up(most / self.time_unit), "")
         for time in times:
-            self.model.add(slowest >= time)
-        self.model.minimize((self.schedule.micro_batches * self.chunks - 1) * slowest + sum(times))
+            self.model.add(largest >= time)
+        return largest
 
 
 def _unit(largest: float) -> float:
