@@ -80,7 +80,8 @@ class Cluster:
     def from_dict(entries: Any) -> Cluster:
         """Build a cluster from a cluster file's content."""
         try:
-            file = msgspec.convert(entries, ClusterFile)
+            # Not strict: YAML reads 5e9 as a text.
+            file = msgspec.convert(entries, ClusterFile, strict=False)
         except msgspec.ValidationError as error:
             raise InputError(f"The cluster file is wrong: {error}.") from error
         types = tuple(_changed(t, file) for t in _types(file.devices))

@@ -1,0 +1,106 @@
+"""Clusters: the short form, the file, and what a plan may use of the memory."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from debubble.costs import Cluster, hardware, parse_size
+from debubble.ir import InputError
+
+GIB = 2**30
+
+
+def test_every_device_states_its_source_and_positive_rates() -> None:
+    for device in hardware.values():
+        assert device.source
+        assert min(device.flops, device.memory_bandwidth, device.link_bandwidth, device.network_bandwidth) > 0
+
+
+def test_the_short_form_leaves_a_tenth_of_the_memory() -> None:
+    cluster = Cluster.parse("8xA100-80GB")
+
+    assert cluster.count == 8
+    assert cluster.slowest.name == "A100-80GB"
+    assert cluster.memory_limits == (72 * GIB,) * 8
+
+
+def test_a_mixture_has_the_memory_of_each_and_the_pace_of_the_slowest() -> None:
+    cluster = Cluster.parse("2xH100-80GB+1xA100-40GB")
+
+    assert cluster.memory_limits == (72 * GIB, 72 * GIB, 36 * GIB)
+    assert cluster.slowest.name == "A100-40GB"
+
+
+def test_a_file_overrides_links_and_efficiencies(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(
+        "devices: 4xL40S-48GB\nnetwork_bandwidth: 5e9\nsafety_margin: 0.2\nhost_link: half-duplex\n"
+        "efficiency:\n  memory: 0.5\n  matmul: [[128, 0.1], [4096, 0.5]]\n"
+    )
+    device = Cluster.parse(file).slowest
+
+    assert device.network_bandwidth == 5e9
+    assert device.host_link == "half-duplex"
+    assert device.efficiency.memory == 0.5
+    assert device.efficiency.matmul == ((128, 0.1), (4096, 0.5))
+    assert device.efficiency.link == hardware["L40S-48GB"].efficiency.link
+    assert Cluster.parse(file).memory_limits == (36 * GIB,) * 4
+
+
+def test_memory_limits_are_given_for_all_or_for_each() -> None:
+    assert Cluster.from_dict({"devices": "2xCPU", "memory_limit": "1.5GiB"}).memory_limits == (3 * GIB // 2,) * 2
+    assert Cluster.from_dict({"devices": "2xCPU", "memory_limit": [100, "2KB"]}).memory_limits == (100, 2000)
+    assert Cluster.parse("2xCPU").with_limit("1GiB").memory_limits == (GIB, GIB)
+
+
+def test_a_cluster_comes_back_from_its_dictionary() -> None:
+    cluster = Cluster.from_dict({"devices": "4xA100-40GB", "memory_limit": [1, 2, 3, 4], "link_latency": 1e-6})
+
+    assert Cluster.from_dict(cluster.to_dict()) == cluster
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("72GiB", 72 * GIB), ("80GB", 80 * 10**9), ("512", 512), (7.5, 7), ("1.5 MiB", 3 * 2**19)]
+)
+def test_sizes_are_read_with_their_units(text: float | str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    ("entries", "sentence"),
+    [
+        ({"devices": "A100-80GB"}, "'A100-80GB' is no cluster; write NxNAME"),
+        ({"devices": "0xCPU"}, "at least one device"),
+        ({"devices": "8xA100-80"}, "There is no hardware 'A100-80'; did you mean 'A100-80GB'?"),
+        ({"devices": "2xCPU", "gpus": 2}, "unknown field `gpus`"),
+        ({"devices": "2xCPU", "safety_margin": 1}, "safety_margin must be at least 0 and below 1"),
+        ({"devices": "2xCPU", "memory_limit": [1]}, "memory_limit lists 1 sizes for 2 devices"),
+        ({"devices": "2xCPU", "memory_limit": "lots"}, "'lots' is no size"),
+        ({"devices": "2xCPU", "memory_limit": 0}, "must be positive"),
+        ({"devices": "2xCPU", "link_bandwidth": 0}, "link_bandwidth must be positive"),
+        ({"devices": "2xCPU", "devices_per_node": 0}, "devices_per_node must be positive"),
+        ({"devices": "2xCPU", "host_link": "simplex"}, "must be full-duplex or half-duplex"),
+        ({"devices": "2xCPU", "efficiency": {"mamory": 1}}, "unknown field `mamory`"),
+        ({"devices": "2xCPU", "efficiency": {"matmul": []}}, "matmul"),
+        ([], "cluster file is wrong"),
+    ],
+)
+def test_a_wrong_cluster_is_refused_with_a_sentence(entries: Any, sentence: str) -> None:
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        Cluster.from_dict(entries)
+
+
+def test_a_missing_file_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read: No such file"):
+        Cluster.parse(tmp_path / "none.yaml")
+
+
+def test_a_file_that_is_not_yaml_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("devices: [")
+
+    with pytest.raises(InputError, match="is not YAML"):
+        Cluster.parse(tmp_path / "c.yaml")

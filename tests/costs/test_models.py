@@ -1,0 +1,131 @@
+"""Model shapes: parameter counts are Hugging Face's own, and a wrong config is answered in one sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from debubble.costs import Model, models, named_model
+from debubble.ir import InputError
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 300,
+}
+GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128, "vocab_size": 300}
+MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("llama2-7b", 6_738_415_616),
+        ("llama2-13b", 13_015_864_320),
+        ("llama2-70b", 68_976_648_192),
+        ("llama3-8b", 8_030_261_248),
+        ("llama3-70b", 70_553_706_496),
+        ("qwen2.5-32b", 32_763_876_352),
+        ("mixtral-8x7b", 46_702_792_704),
+    ],
+)
+def test_known_models_have_the_published_number_of_parameters(name: str, parameters: int) -> None:
+    assert models[name].parameters == parameters
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LLAMA,
+        {**LLAMA, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "head_dim": 24},
+        {**LLAMA, "model_type": "mistral"},
+        {**LLAMA, "model_type": "qwen2"},
+        {**LLAMA, "model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True},
+        {**LLAMA, "model_type": "gemma", "head_dim": 32},
+        {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+        {**LLAMA, "model_type": "qwen3_moe", "head_dim": 16, **MOE},
+        {**LLAMA, "model_type": "qwen3_moe", "head_dim": 16, **MOE, "mlp_only_layers": [0]},
+        {**LLAMA, "model_type": "qwen3_moe", "head_dim": 16, **MOE, "decoder_sparse_step": 2},
+        GPT2,
+        {**GPT2, "tie_word_embeddings": False, "n_inner": 100},
+        {**models["gpt3-13b"].config, "n_layer": 2},
+        {**models["llama-tiny"].config},
+        {**models["gpt2-tiny"].config},
+    ],
+    ids=lambda config: config["model_type"],
+)
+def test_parameters_are_those_of_the_model_that_transformers_builds(config: dict[str, Any]) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    with torch.device("meta"):
+        built = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model(**config), attn_implementation="eager"
+        )
+
+    assert Model.from_hf(config).parameters == sum(p.numel() for p in built.parameters())
+
+
+def test_parameters_of_the_units_sum_to_the_models() -> None:
+    m = models["mixtral-8x7b"]
+    layers = sum(m.attention_parameters + m.mlp_parameters(layer) for layer in range(m.layers))
+
+    assert m.embedding_parameters + layers + m.head_parameters == m.parameters
+
+
+def test_depth_scaled_models_have_obscuras_layers() -> None:
+    layers = {name: models[f"llama2-{name}"].layers for name in ("13b", "18b", "23b", "28b")}
+
+    assert layers == {"13b": 40, "18b": 56, "23b": 72, "28b": 88}
+
+
+def test_a_config_is_read_from_a_file_and_from_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+
+    assert Model.from_hf(tmp_path) == Model.from_hf(str(tmp_path / "config.json")) == Model.from_hf(LLAMA)
+    assert named_model(str(tmp_path)).config == LLAMA
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"num_hidden_layers": None}, "has no `num_hidden_layers`, which a llama model needs."),
+        ({"num_hidden_layers": 0}, "`num_hidden_layers` must be a positive whole number"),
+        ({"hidden_size": "64"}, "`hidden_size` must be a positive whole number"),
+        ({"tie_word_embeddings": 1}, "`tie_word_embeddings` must be true or false"),
+        ({"num_key_value_heads": 3}, "8 attention heads cannot share 3 key-value heads"),
+        ({"num_attention_heads": 7, "num_key_value_heads": 7}, "has 7 heads for a hidden size of 64"),
+        ({"model_type": "mamba"}, "has the model_type 'mamba', but debubble knows llama,"),
+        ({"model_type": None}, "has no `model_type`"),
+    ],
+)
+def test_a_wrong_config_is_refused_with_a_sentence(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        Model.from_hf({**LLAMA, **changes})
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [(None, "cannot be read"), ("{", "is not a JSON file"), ("[]", "it holds no JSON object")],
+)
+def test_a_file_that_is_no_config_is_refused_with_a_sentence(
+    tmp_path: Path, content: str | None, sentence: str
+) -> None:
+    file = tmp_path / "config.json"
+    if content is not None:
+        file.write_text(content)
+
+    with pytest.raises(InputError, match=sentence):
+        Model.from_hf(file)
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(InputError, match="neither a file nor a known model; there are: llama2-7b"):
+        named_model("llama9")
