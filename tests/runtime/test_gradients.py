@@ -22,8 +22,9 @@ STRATEGIES = ["none", "norm+activation+multiply", "core", "mlp", "full"]
 
 def schedule_of(name, *, devices, micro_batches=4):
     entry = db.schedules[name]
-    chunks = {"chunks": entry.default_chunks} if "chunks" in entry.options else {}
-    return entry(devices=devices, micro_batches=micro_batches, **chunks)
+    chunks = {"chunks": max(entry.default_chunks, 2)} if "chunks" in entry.options else {}
+    costs = db.StageCosts.of(stages=devices * chunks.get("chunks", entry.default_chunks), offload=1)
+    return entry(devices=devices, micro_batches=micro_batches, costs=costs, **chunks)
 
 
 def fused(schedule):
@@ -61,3 +62,25 @@ def test_uneven_partitions_over_four_ranks():
         schedule = schedule_of("1f1b", devices=4)
         plan = plan_of(schedule, config, counts=[2, 1, 4, 3])
         assert_same_gradients(plan, config, tokens_of(config, rows=4))
+
+
+@pytest.mark.parametrize("name", db.schedules)
+def test_every_schedule_of_the_library_equals_one_process(name):
+    schedule = schedule_of(name, devices=4, micro_batches=8)
+    plan = plan_of(schedule, LLAMA_TIED, strategy="full")
+    assert_same_gradients(plan, LLAMA_TIED, tokens_of(LLAMA_TIED, rows=8, length=6))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [lambda schedule: schedule, fused, explicit], ids=["kept", "fused", "explicit"])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("name", db.schedules)
+def test_every_schedule_with_every_recomputation_equals_one_process(name, devices, family, form):
+    config = FAMILIES[family]
+    schedule = schedule_of(name, devices=devices, micro_batches=2 * devices)
+    if not (schedule.explicit_recompute or schedule.fused_recompute):
+        schedule = form(schedule)
+    for strategy in STRATEGIES[1:]:
+        plan = plan_of(schedule, config, strategy=strategy)
+        assert_same_gradients(plan, config, tokens_of(config, rows=schedule.micro_batches, length=6))

@@ -1,0 +1,50 @@
+"""What a spawned Gloo rank does; `spawn` starts ranks that find each other through a file."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from debubble.ir import Plan
+from debubble.runtime import Pipeline
+
+
+def spawn(ranks, work, *arguments):
+    """`work(rank, folder, *arguments)` on every rank, in a process group; the folder is returned for their answers."""
+    folder = Path(tempfile.mkdtemp())
+    mp.spawn(_one, args=(ranks, work, folder, arguments), nprocs=ranks)
+    return folder
+
+
+def _one(rank, ranks, work, folder, arguments):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
+    work(rank, folder, *arguments)
+    dist.destroy_process_group()
+
+
+def gradients(rank, folder, plans, batches):
+    """Every plan's gradients and loss, saved by rank."""
+    answers = []
+    for path, tokens in zip(plans, batches, strict=True):
+        pipeline = Pipeline(None, Plan.load(path))
+        loss = pipeline.step(tokens)
+        trace = pipeline.gather_trace()
+        answers.append((loss, {n: p.grad for n, p in pipeline.named_parameters()}, len(trace.steps[0].events)))
+    torch.save(answers, folder / f"rank{rank}.pt")
+
+
+def die_in_the_second_step(rank, folder, plan, tokens):
+    """Rank 1 dies without a word; rank 0 writes what it was told."""
+    pipeline = Pipeline(None, Plan.load(plan))
+    pipeline.step(tokens)
+    if rank == 1:
+        os._exit(0)
+    try:
+        pipeline.step(tokens)
+    except RuntimeError as error:
+        (folder / "told").write_text(str(error))
+    os._exit(0)

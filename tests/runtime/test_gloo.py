@@ -1,0 +1,101 @@
+"""The same over real processes and Gloo."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.runtime import gloo_ranks
+from tests.runtime.runtime_cases import GPT2, LLAMA_TIED, plan_of, reference_gradients, tokens_of
+from tests.runtime.test_gradients import explicit, fused
+
+import debubble as db
+from debubble.ir import Kind, Op, Placement, Schedule
+
+
+def check(plans, folder):
+    """Spawn the plans' ranks and compare with one process."""
+    ranks = plans[0].devices
+    paths = []
+    for index, plan in enumerate(plans):
+        paths.append(folder / f"plan{index}.json")
+        plan.save(paths[-1])
+    batches = [tokens_of(plan.model, rows=plan.micro_batches, length=6) for plan in plans]
+    answers = gloo_ranks.spawn(ranks, gloo_ranks.gradients, paths, batches)
+    parts = [torch.load(answers / f"rank{rank}.pt") for rank in range(ranks)]
+    for index, (plan, tokens) in enumerate(zip(plans, batches, strict=True)):
+        expected_loss, expected = reference_gradients(plan.model, tokens, micro_batches=plan.micro_batches)
+        for loss, gradients, events in (part[index] for part in parts):
+            torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
+            assert events == len(db.lower(plan.schedule, plan.costs).instructions)
+            for name, gradient in gradients.items():
+                assert (gradient - expected[name]).abs().max() <= 1e-12 * expected[name].abs().max(), name
+
+
+def offloading(schedule):
+    """Every micro-batch leaves after its forward and comes back before its backward."""
+    orders = []
+    for order in schedule.orders:
+        woven = []
+        for op in order:
+            if op.kind in (Kind.B, Kind.I):
+                woven.append(Op(Kind.L, op.stage, op.micro_batch))
+            woven.append(op)
+            if op.kind is Kind.F:
+                woven.append(Op(Kind.O, op.stage, op.micro_batch))
+        orders.append(tuple(woven))
+    return replace(schedule, orders=tuple(orders))
+
+
+def test_two_gloo_ranks_equal_one_process(tmp_path):
+    def made(name):
+        return db.schedules[name](devices=2, micro_batches=4)
+
+    schedules = [made(name) for name in ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v")]
+    plans = [plan_of(schedule, LLAMA_TIED) for schedule in schedules]
+    plans += [plan_of(explicit(offloading(made("1f1b"))), GPT2, strategy="full", counts=[3, 7])]
+    plans += [plan_of(replace(offloading(made("gpipe")), peers={0: 1}), LLAMA_TIED)]
+    check(plans, tmp_path)
+
+
+def test_four_gloo_ranks_equal_one_process(tmp_path):
+    schedules = [db.schedules[name](devices=4, micro_batches=6) for name in ("1f1b", "zb-h2", "v-half")]
+    plans = [plan_of(schedule, GPT2) for schedule in schedules]
+    plans += [plan_of(fused(schedules[0]), LLAMA_TIED, strategy="mlp", counts=[1, 4, 3, 2])]
+    check(plans, tmp_path)
+
+
+def random_schedule(seed, *, devices, micro_batches):
+    """A random linear extension of the dependencies, with split and whole backwards, on a random placement."""
+    draw = random.Random(seed)
+    stages = draw.randint(devices, 2 * devices)
+    placement = Placement.of(draw.sample([*range(devices), *draw.choices(range(devices), k=stages - devices)], stages))
+    chains = []
+    for j in range(micro_batches):
+        chain = [(Op(Kind.F, s, j),) for s in range(stages)]
+        for s in reversed(range(stages)):
+            split = draw.random() < 0.5
+            chain.append((Op(Kind.I, s, j), Op(Kind.W, s, j)) if split else (Op(Kind.B, s, j),))
+        chains.append([op for group in chain for op in group])
+    orders = [[] for _ in range(devices)]
+    while any(chains):
+        op = draw.choice([chain for chain in chains if chain]).pop(0)
+        orders[placement.device_of[op.stage]].append(op)
+    return Schedule.of("random", placement, micro_batches, orders)
+
+
+@pytest.mark.slow
+def test_two_hundred_random_programs_over_gloo_equal_one_process(tmp_path):
+    for devices, count in ((2, 100), (3, 100)):
+        check(
+            [plan_of(random_schedule(s, devices=devices, micro_batches=3), LLAMA_TIED) for s in range(count)], tmp_path
+        )
+
+
+def test_the_death_of_a_peer_is_told_at_once(tmp_path):
+    plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), LLAMA_TIED)
+    plan.save(tmp_path / "plan.json")
+    answers = gloo_ranks.spawn(
+        2, gloo_ranks.die_in_the_second_step, tmp_path / "plan.json", tokens_of(LLAMA_TIED, rows=4)
+    )
+    assert "onnection closed" in (answers / "told").read_text()

@@ -1,0 +1,156 @@
+"""Saved activations are counted byte by byte, and recomputation and offload free what they should."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.runtime.runtime_cases import LLAMA, plan_of, run_threads, tokens_of
+
+import debubble as db
+from debubble.ir import Placement, PlannedUnit, Schedule, StageCosts
+from debubble.runtime.memory import Ledger
+from debubble.runtime.models import build_stage, model_units
+from debubble.runtime.stage import Stage
+from debubble.runtime.units import MicroBatch
+
+HIDDEN, FFN, ROWS, LENGTH = LLAMA["hidden_size"], LLAMA["intermediate_size"], 2, 16
+TOKENS = ROWS * LENGTH
+X = 8 * TOKENS * HIDDEN  # bytes of a boundary tensor in fp64
+SCALE = 8 * TOKENS  # what a norm keeps beside its input
+
+
+def stage_of(*units, ledger):
+    built = build_stage(LLAMA, units, dtype=torch.float64)
+    ledger.exclude(p for unit in built for p in unit.parameters())
+    return Stage(built, units, ledger)
+
+
+def kept_by(unit):
+    ledger = Ledger()
+    stage = stage_of(unit, ledger=ledger)
+    stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch(), recomputing=1)
+    return ledger.bytes
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        ("none", 2 * X + SCALE + 4 * 8 * TOKENS * FFN),  # x, norm, gate, activated gate, up, product
+        ("norm", X + 4 * 8 * TOKENS * FFN),
+        ("activation", 2 * X + SCALE + 3 * 8 * TOKENS * FFN),
+        ("multiply", 2 * X + SCALE + 3 * 8 * TOKENS * FFN),
+        ("activation+multiply", 2 * X + SCALE + 2 * 8 * TOKENS * FFN),
+        ("mlp", 2 * X + SCALE),
+        ("full", X),
+    ],
+)
+def test_an_mlp_keeps_what_its_strategy_says(strategy, expected):
+    assert kept_by(PlannedUnit("mlp", 0, strategy)) == expected
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        ("none", 2 * X + SCALE + X + 2 * X // 2 + X + 8 * TOKENS * 4),  # x, norm, q, k and v of half the heads, core
+        ("core", 2 * X + SCALE + X + 2 * X // 2),
+        ("full", X),
+    ],
+)
+def test_attention_keeps_what_its_strategy_says(strategy, expected):
+    assert kept_by(PlannedUnit("attention", 0, strategy)) == expected
+
+
+def test_recomputation_brings_back_exactly_what_was_dropped():
+    ledger = Ledger()
+    stage = stage_of(*(replace(u, strategy="full") for u in model_units(LLAMA)[1:-1]), ledger=ledger)
+    stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch(), recomputing=99)
+    stage.recompute(0)
+    restored = ledger.bytes
+    stage.forward(1, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch(), recomputing=0)
+    assert ledger.bytes == 2 * restored
+
+
+def test_a_fused_recomputation_holds_one_unit_at_a_time():
+    ledger = Ledger()
+    units = [replace(u, strategy="full") for u in model_units(LLAMA)[1:-1]]
+    stage = stage_of(*units, ledger=ledger)
+    y = stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch(), recomputing=99)
+    assert ledger.bytes == len(units) * X
+    ledger.start_step()
+    stage.backward(0, y, split=False)
+    assert ledger.peak == (len(units) - 1) * X + max(kept_by(PlannedUnit(u.type, 0)) for u in units)
+    assert ledger.bytes == 0
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.3])
+def test_offload_frees_its_share_to_the_byte(share):
+    ledger = Ledger()
+    stage = stage_of(*model_units(LLAMA)[1:-1], ledger=ledger)
+    stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch())
+    kept = ledger.bytes
+    buffer = stage.offload(0, share, lambda size: torch.empty(size, dtype=torch.uint8))
+    assert ledger.elsewhere == len(buffer) == round(share * kept)
+    assert ledger.bytes == kept - len(buffer)
+    stage.reload(0, buffer)
+    assert (ledger.bytes, ledger.elsewhere) == (kept, 0)
+
+
+def test_an_offloaded_micro_batch_has_the_same_gradients():
+    plain, moved = (stage_of(*model_units(LLAMA)[1:-1], ledger=Ledger()) for _ in range(2))
+    x = torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64)
+    y = plain.forward(0, x, MicroBatch())
+    moved.forward(0, x, MicroBatch())
+    buffer = moved.offload(0, 0.7, lambda size: torch.empty(size, dtype=torch.uint8))
+    moved.reload(0, buffer)
+    assert torch.equal(plain.backward(0, y, split=False), moved.backward(0, y, split=False))
+    for one, other in zip(plain.units, moved.units, strict=True):
+        for p, q in zip(one.parameters(), other.parameters(), strict=True):
+            assert torch.equal(p.grad, q.grad)
+
+
+def activation_of(units):
+    """Bytes that a stage of these units keeps, and that remain between I and W."""
+    ledger = Ledger()
+    stage = stage_of(*units, ledger=ledger)
+    tokens = tokens_of(LLAMA, rows=ROWS, length=LENGTH)
+    first = units[0].type == "embedding"
+    x = tokens[:, :-1].contiguous() if first else torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64)
+    y = stage.forward(0, x, MicroBatch(targets=tokens[:, 1:].contiguous()))
+    kept = ledger.bytes
+    stage.backward(0, torch.ones_like(y), split=True)
+    return kept, ledger.bytes
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "zb-h2", "interleaved", "zb-v"])
+def test_measured_peaks_are_the_simulated_ones(name):
+    chunks = db.schedules[name].default_chunks
+    schedule = db.schedules[name](devices=2, micro_batches=6)
+    plan = plan_of(schedule, LLAMA)
+    profiled = [activation_of(units) for units in plan.partition]
+    kept, left = zip(*profiled, strict=True)
+    costs = StageCosts.of(stages=2 * chunks, activation=kept, activation_after_input=left)
+
+    def peak(pipeline):
+        pipeline.step(tokens_of(LLAMA, rows=6 * ROWS, length=LENGTH))
+        return pipeline.peak_activation
+
+    simulated = db.simulate(schedule, costs).peak_memory
+    assert run_threads(plan, peak) == pytest.approx(simulated, rel=0.02)
+
+
+def test_offload_lowers_the_peak_to_the_simulated_one():
+    order = "0F0 0O0 0F1 0O1 0F2 0L1 0B2 0L0 0B1 0B0"
+    schedule = Schedule.of("offload", Placement.linear(1), 3, [order.split()])
+    plan = plan_of(schedule, LLAMA)
+    kept, _ = activation_of(plan.partition[0])
+    # The limit makes lowering wait for the offloads where memory needs it.
+    costs = StageCosts.of(stages=1, activation=kept, offload=1, memory_limit=2 * kept)
+    assert db.simulate(schedule, costs).peak_memory == (2 * kept,)
+
+    def peak(pipeline):
+        pipeline.step(tokens_of(LLAMA, rows=3 * ROWS, length=LENGTH))
+        return pipeline.peak_activation, pipeline.peak_offloaded
+
+    [(device, elsewhere)] = run_threads(replace(plan, costs=costs), peak)
+    assert 1.9 * kept < device <= 2 * kept
+    assert elsewhere == 2 * kept

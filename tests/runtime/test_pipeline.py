@@ -1,0 +1,354 @@
+"""Training with a Pipeline: optimizer, clipping, precision, dropout, data parallelism, and what it refuses."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from tests.runtime.runtime_cases import (
+    GPT2,
+    LLAMA,
+    LLAMA_TIED,
+    gradients_of,
+    plan_of,
+    reference_gradients,
+    run_threads,
+    tokens_of,
+)
+from tests.runtime.test_gradients import fused
+
+import debubble as db
+from debubble.ir import InputError, Kind, Op, Placement, Schedule
+from debubble.runtime import Pipeline
+from debubble.runtime.batch import read_batch
+from debubble.runtime.models import Model
+from debubble.runtime.transport import Threads
+
+ADAMW = partial(torch.optim.AdamW, lr=3e-3, weight_decay=0.1)
+
+
+def schedule_1f1b(devices=2, micro_batches=4):
+    return db.schedules["1f1b"](devices=devices, micro_batches=micro_batches)
+
+
+def losses_of(plan, *, steps, max_norm=None, **arguments):
+    """Rank 0's losses of some steps on ever new tokens."""
+
+    def train(pipeline):
+        losses = []
+        for step in range(steps):
+            losses.append(float(pipeline.step(tokens_of(plan.model, rows=plan.micro_batches, seed=step))))
+            pipeline.update(max_norm)
+        return losses
+
+    return run_threads(plan, train, optimizer=ADAMW, **arguments)[0]
+
+
+def reference_losses(config, *, micro_batches, steps, max_norm=None):
+    model = Model(config)
+    optimizer = ADAMW(model.parameters())
+    losses = []
+    for step in range(steps):
+        rows = read_batch(tokens_of(config, rows=micro_batches, seed=step), micro_batches=1, device=torch.device("cpu"))
+        [x], [micro_batch] = rows.split(1, scale=1 / rows.counted, seed=0)
+        loss = model(x, micro_batch)
+        loss.backward()
+        if max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+@pytest.mark.parametrize("config", [LLAMA, LLAMA_TIED, GPT2], ids=["llama", "llama-tied", "gpt2-tied"])
+@pytest.mark.parametrize(("name", "devices"), [("1f1b", 2), ("zb-h1", 4), ("interleaved", 2), ("zb-v", 2)])
+def test_twenty_adamw_steps_lose_like_one_process(name, devices, config):
+    plan = plan_of(db.schedules[name](devices=devices, micro_batches=4), config, dtype="fp32")
+    expected = reference_losses(config, micro_batches=4, steps=20, max_norm=1.0)
+    assert losses_of(plan, steps=20, max_norm=1.0) == pytest.approx(expected, rel=1e-5)
+
+
+def test_clipping_uses_the_norm_of_all_ranks_and_counts_a_tied_table_once():
+    plan = plan_of(schedule_1f1b(), LLAMA_TIED)
+    tokens = tokens_of(LLAMA_TIED, rows=4)
+    _, expected = reference_gradients(LLAMA_TIED, tokens, micro_batches=4)
+    del expected["lm_head.weight"]
+    norm = torch.stack([g.square().sum() for g in expected.values()]).sum().sqrt()
+
+    def clip(pipeline):
+        pipeline.step(tokens)
+        before = pipeline.clip_grad_norm(0.5)
+        return before, {name: p.grad for name, p in pipeline.named_parameters()}
+
+    answers = run_threads(plan, clip)
+    for before, gradients in answers:
+        torch.testing.assert_close(before, norm, rtol=1e-12, atol=0)
+        for name, gradient in gradients.items():
+            expected_gradient = expected["model.embed_tokens.weight" if name == "lm_head.weight" else name]
+            torch.testing.assert_close(gradient, expected_gradient * 0.5 / (norm + 1e-6), rtol=1e-9, atol=1e-14)
+
+
+def test_bf16_trains_fp32_masters():
+    plan = plan_of(schedule_1f1b(), LLAMA, dtype="bf16")
+
+    def train(pipeline):
+        assert {p.dtype for p in pipeline.parameters()} == {torch.float32}
+        assert {p.dtype for s in pipeline._part.stages.values() for u in s.units for p in u.parameters()} == {
+            torch.bfloat16
+        }
+        loss = pipeline.step(tokens_of(LLAMA, rows=4))
+        return loss, {name: p.grad for name, p in pipeline.named_parameters()}
+
+    answers = run_threads(plan, train)
+    loss, expected = reference_gradients(LLAMA, tokens_of(LLAMA, rows=4), micro_batches=4)
+    torch.testing.assert_close(answers[0][0].double(), loss, rtol=2e-2, atol=0)
+    for _, gradients in answers:
+        for name, gradient in gradients.items():
+            assert gradient.dtype is torch.float32
+            difference = (gradient - expected[name]).norm() / expected[name].norm()
+            assert difference < 0.15, name
+
+
+def test_dropout_does_not_depend_on_the_schedule_or_on_recomputation():
+    config = {**GPT2, "resid_pdrop": 0.2, "embd_pdrop": 0.1, "attn_pdrop": 0.3}
+    tokens = tokens_of(config, rows=4)
+    loss, gradients = gradients_of(plan_of(schedule_1f1b(devices=1), config), tokens)
+    for other in (
+        plan_of(schedule_1f1b(devices=4), config),
+        plan_of(fused(db.schedules["zb-h1"](devices=2, micro_batches=4)), config, strategy="full"),
+        plan_of(fused(schedule_1f1b()), config, strategy="core"),
+    ):
+        other_loss, other_gradients = gradients_of(other, tokens)
+        torch.testing.assert_close(other_loss, loss, rtol=1e-12, atol=0)
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(other_gradients[name], gradient, rtol=1e-11, atol=1e-13)
+    undropped, _ = gradients_of(plan_of(schedule_1f1b(devices=1), GPT2), tokens)
+    assert abs(undropped - loss) > 1e-3
+
+
+def test_dropout_differs_from_step_to_step():
+    config = {**GPT2, "resid_pdrop": 0.5}
+    tokens = tokens_of(config, rows=4)
+    plan = plan_of(schedule_1f1b(devices=1), config)
+    [losses] = run_threads(plan, lambda pipeline: [float(pipeline.step(tokens)) for _ in range(2)])
+    assert losses[0] != losses[1]
+
+
+def test_gradients_add_up_over_steps_until_they_are_cleared():
+    plan = plan_of(schedule_1f1b(), LLAMA_TIED)
+    _, once = gradients_of(plan, tokens_of(LLAMA_TIED, rows=4))
+
+    def twice(pipeline):
+        for _ in range(2):
+            pipeline.step(tokens_of(LLAMA_TIED, rows=4))
+        return {name: p.grad for name, p in pipeline.named_parameters()}
+
+    for gradients in run_threads(plan, twice):
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(gradient, 2 * once[name], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "chronos-zero2"])
+def test_data_parallel_replicas_share_the_gradient_of_all_tokens(schedule):
+    made = db.schedules[schedule](devices=2, micro_batches=4)
+    plan = plan_of(made, LLAMA_TIED, data=2)
+    tokens = tokens_of(LLAMA_TIED, rows=8)
+    tokens[5, 3:] = -100  # replicas may have different numbers of targets
+    batches = [{"input_ids": t[:, :-1].clamp(min=0), "labels": t[:, 1:]} for t in tokens.chunk(2)]
+    whole = {name: torch.cat([b[name] for b in batches]) for name in batches[0]}
+
+    def one(transport):
+        pipeline = Pipeline(None, plan, transport=transport)
+        loss = pipeline.step(batches[transport.rank // 2])
+        return loss, {name: p.grad for name, p in pipeline.named_parameters()}
+
+    expected_loss, expected = reference_gradients(LLAMA_TIED, whole, micro_batches=8)
+    for loss, gradients in Threads.run(4, one):
+        torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
+        for name, gradient in gradients.items():
+            assert (gradient - expected[name]).abs().max() <= 1e-12 * expected[name].abs().max(), name
+
+
+def host_stepped(schedule):
+    """Every stage is stepped on the host: P before its first forward, D and S after its last backward."""
+    orders = []
+    for stage, order in enumerate(schedule.orders):
+        last = schedule.micro_batches - 1
+        orders.append((Op(Kind.P, stage, 0), *order, Op(Kind.D, stage, last), Op(Kind.S, stage, last)))
+    return replace(schedule, orders=tuple(orders))
+
+
+def device_stepped(schedule):
+    last = schedule.micro_batches - 1
+    return replace(schedule, orders=tuple((*o, Op(Kind.S, s, last)) for s, o in enumerate(schedule.orders)))
+
+
+@pytest.mark.parametrize("stepped", [host_stepped, device_stepped])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_steps_inside_the_program_equal_steps_after_it(dtype, stepped):
+    after = plan_of(schedule_1f1b(), LLAMA, dtype=dtype)
+    inside = plan_of(stepped(schedule_1f1b()), LLAMA, dtype=dtype)
+    assert losses_of(inside, steps=5) == losses_of(after, steps=5)
+
+
+def test_a_plan_that_steps_inside_needs_an_optimizer():
+    with pytest.raises(InputError, match="give Pipeline an `optimizer`"):
+        run_threads(plan_of(device_stepped(schedule_1f1b()), LLAMA), lambda _: None)
+
+
+def test_a_hugging_face_model_trains_in_place():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**LLAMA))
+    tokens = tokens_of(LLAMA, rows=4)
+    expected = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).logits.flatten(0, 1), tokens[:, 1:].flatten())
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def train(pipeline):
+        loss = pipeline.step(tokens)
+        pipeline.update()
+        return loss
+
+    loss = run_threads(plan_of(schedule_1f1b(), LLAMA, dtype="fp32"), train, model=model, optimizer=ADAMW)[0]
+    torch.testing.assert_close(loss, expected.detach(), rtol=1e-5, atol=0)
+    assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
+def test_frozen_parameters_get_no_gradient_and_the_others_the_same(name):
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**LLAMA)).double()
+    plan = plan_of(db.schedules[name](devices=2, micro_batches=4), LLAMA)
+
+    def gradients():
+        def one(pipeline):
+            pipeline.step(tokens_of(LLAMA, rows=4))
+            return {n: p.grad for n, p in pipeline.named_parameters() if p.grad is not None}
+
+        model.zero_grad()
+        return {n: g for part in run_threads(plan, one, model=model) for n, g in part.items()}
+
+    expected = gradients()
+    trained = {"model.layers.2.self_attn.v_proj.weight", "model.layers.3.input_layernorm.weight"}
+    for parameter_name, parameter in model.named_parameters():
+        parameter.requires_grad_(parameter_name in trained)
+    found = gradients()
+    assert found.keys() == trained
+    assert all(torch.equal(found[n], expected[n]) for n in trained)
+
+
+def test_the_trace_has_every_instruction_of_the_program():
+    plan = plan_of(schedule_1f1b(), LLAMA)
+
+    def one(pipeline):
+        pipeline.step(tokens_of(LLAMA, rows=4))
+        return pipeline.gather_trace()
+
+    trace = run_threads(plan, one)[1]
+    program = db.lower(plan.schedule, plan.costs)
+    [step] = trace.steps
+    assert sorted(e.name for e in step.events) == sorted(i.op.name for i in program.instructions)
+    at = {e.name: e for e in step.events}
+    for instruction in program.instructions:
+        for wait in instruction.waits:
+            awaited = program.instructions[wait.instruction]
+            if awaited.device == instruction.device:
+                assert at[awaited.op.name].end <= at[instruction.op.name].start
+    assert {sample.device for sample in step.memory} == {0, 1}
+
+
+def test_an_error_in_one_rank_ends_all():
+    plan = plan_of(schedule_1f1b(), LLAMA)
+
+    def one(pipeline):
+        if pipeline.device == 1:
+            pipeline._part.stages[1].units[0] = torch.nn.Module()
+        pipeline.step(tokens_of(LLAMA, rows=4))
+
+    with pytest.raises(NotImplementedError):  # a Module without a forward
+        run_threads(plan, one)
+
+
+def test_batches_that_do_not_fit_are_refused():
+    plan = plan_of(schedule_1f1b(devices=1), LLAMA)
+    for batch, message in [
+        (torch.zeros(3, 5, dtype=torch.long), "3 rows cannot be cut into 4 equal micro-batches"),
+        (torch.zeros(4, dtype=torch.long), r"shape \[rows, length \+ 1\], not \[4\]"),
+        ({"input_ids": torch.zeros(4, 5)}, "no entry 'labels'"),
+        ({"input_ids": torch.zeros(4, 5), "labels": torch.zeros(4, 6)}, r"not \[4, 5\] and \[4, 6\]"),
+        ({"input_ids": torch.zeros(4, 5), "labels": torch.full((4, 5), -100)}, "no target to learn from"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            run_threads(plan, lambda pipeline, batch=batch: pipeline.step(batch))
+
+
+def test_ranks_with_different_batches_are_told_which():
+    plan = plan_of(schedule_1f1b(), LLAMA)
+    with pytest.raises(InputError, match=r"Rank 1 has a batch of shape \[4, 13\].* but rank 0 one of \[4, 12\]"):
+        run_threads(plan, lambda pipeline: pipeline.step(tokens_of(LLAMA, rows=4, length=12 + pipeline.device)))
+
+
+def test_ranks_with_different_plans_are_told_which():
+    def one(transport):
+        Pipeline(None, plan_of(schedule_1f1b(micro_batches=4 + transport.rank), LLAMA), transport=transport)
+
+    with pytest.raises(InputError, match="Rank 1 has another plan, seed or model than rank 0"):
+        Threads.run(2, one)
+
+
+def test_plans_that_cannot_run_are_refused():
+    plan = plan_of(schedule_1f1b(), LLAMA)
+    with pytest.raises(InputError, match=r"needs 2 ranks .* but 3 were started"):
+        run_threads(plan, lambda _: None, ranks=3)
+    with pytest.raises(InputError, match="only plans made for a model can run"):
+        run_threads(replace(plan, model=None), lambda _: None)
+    with pytest.raises(InputError, match="computes in fp32, bf16, fp64, not in 'fp8'"):
+        run_threads(plan_of(schedule_1f1b(), LLAMA, dtype="fp8"), lambda _: None)
+    with pytest.raises(InputError, match="with tensor and context 1"):
+        run_threads(plan_of(schedule_1f1b(), LLAMA, tensor=2), lambda _: None)
+    with pytest.raises(InputError, match="does not list the units of its model in order"):
+        run_threads(replace(plan, partition=plan.partition[::-1]), lambda _: None)
+    with pytest.raises(InputError, match="one of them is empty"):
+        run_threads(plan_of(schedule_1f1b(), LLAMA, counts=[0, 10]), lambda _: None)
+    with pytest.raises(InputError, match="does not know the recomputation strategy 'nrom'"):
+        run_threads(plan_of(schedule_1f1b(), LLAMA, strategy="nrom"), lambda _: None)
+
+
+def test_one_device_needs_no_process_group():
+    schedule = Schedule.of("one", Placement.linear(1), 1, [["0F0", "0B0"]])
+    pipeline = Pipeline(None, plan_of(schedule, LLAMA))
+    expected, _ = reference_gradients(LLAMA, tokens_of(LLAMA, rows=1), micro_batches=1)
+    torch.testing.assert_close(pipeline.step(tokens_of(LLAMA, rows=1)), expected, rtol=1e-12, atol=0)
+
+
+def test_parameters_can_be_given_to_an_optimizer_of_ones_own():
+    plan = plan_of(schedule_1f1b(), LLAMA, dtype="fp32")
+
+    def train(pipeline):
+        optimizer = ADAMW(pipeline.parameters())
+        losses = []
+        for step in range(3):
+            losses.append(float(pipeline.step(tokens_of(LLAMA, rows=4, seed=step))))
+            optimizer.step()
+            optimizer.zero_grad()
+        return losses
+
+    assert run_threads(plan, train)[0] == losses_of(plan, steps=3)
+
+
+def test_a_state_goes_from_one_partition_to_another():
+    def state(plan):
+        return {n: t for part in run_threads(plan, lambda p: p.state_dict()) for n, t in part.items()}
+
+    two = plan_of(schedule_1f1b(), LLAMA)
+    four = plan_of(schedule_1f1b(devices=4), LLAMA, counts=[1, 4, 2, 3])
+    other = {n: t + 1 for n, t in state(two).items()}
+
+    def load(pipeline):
+        pipeline.load_state_dict(other)
+        return pipeline.state_dict()
+
+    loaded = {n: t for part in run_threads(four, load) for n, t in part.items()}
+    assert loaded.keys() == other.keys()
+    assert all(torch.equal(loaded[n], other[n]) for n in other)
