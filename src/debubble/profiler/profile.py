@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from debubble.costs.files import units_to_dict
-from debubble.costs.states import state_bytes
+from debubble.costs.states import parameter_bytes
 from debubble.costs.units import Unit, Units
 from debubble.ir import RunOptions
 from debubble.ir.files import write_whole
@@ -49,7 +49,7 @@ def profile(options: ProfileOptions) -> None:
     parts: list[Measured] = [{} for _ in range(dist.get_world_size())]
     dist.barrier()
     dist.all_gather_object(parts, part.measure(repetitions=options.repetitions))
-    per_parameter = state_bytes(options.run, shards=1, gradient_bytes=4)
+    per_parameter = parameter_bytes(options.run, shards=1, gradient_bytes=4).total
     static = [per_parameter * sum(p.numel() for p in unit.parameters()) for unit in part.units]
     kinds = costs_of(part.planned, merged(parts), static=static)
     boundary = part.boundary

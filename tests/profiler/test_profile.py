@@ -1,0 +1,121 @@
+"""Bytes are exact and asserted; times are real, so only their sense is."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from debubble.costs import load_profile
+from debubble.ir import InputError, PlannedUnit, RunOptions
+from debubble.profiler.profile import ProfileOptions, profile
+from debubble.profiler.request import measure
+from debubble.profiler.units import STRATEGIES, Slice
+from debubble.runtime.memory import Ledger
+from debubble.runtime.models import build_stage, model_units
+from debubble.runtime.stage import Stage
+from debubble.runtime.units import MicroBatch
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 256,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+RUN = RunOptions(micro_batch_size=2, sequence_length=16, dtype="fp32")
+TOKENS = 2 * 16
+
+
+@pytest.fixture(scope="module")
+def units(tmp_path_factory):
+    output = tmp_path_factory.mktemp("profile") / "costs.json"
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    profile(ProfileOptions(config=CONFIG, run=RUN, output=output, repetitions=2))
+    dist.destroy_process_group()
+    return load_profile(output).units
+
+
+def test_the_units_are_those_of_the_model_in_order(units):
+    assert [u.type for u in units] == ["embedding", *["attention", "mlp"] * 3, "head"]
+    assert [u.layer for u in units] == [None, 0, 0, 1, 1, 2, 2, None]
+
+
+def test_static_bytes_are_sixteen_per_parameter_in_fp32(units):
+    attention = 32 * (32 + 16 + 16) + 32 * 32 + 32
+    mlp = 3 * 32 * 48 + 32
+    assert [u.static for u in units[:3]] == [16 * 256 * 32, 16 * attention, 16 * mlp]
+
+
+def test_an_mlp_keeps_its_input_the_norms_result_and_four_inner_tensors(units):
+    # x, the norm's result and its scales; gate, up, the activation's result and the product.
+    assert units[2].strategies["none"].activation == 4 * TOKENS * (2 * 32 + 1 + 4 * 48)
+
+
+def test_full_recomputation_keeps_the_units_input_alone(units):
+    for unit in units[1:-1]:
+        assert unit.strategies["full"].activation == 4 * TOKENS * 32
+
+
+@pytest.mark.parametrize(
+    ("strategy", "dropped"),
+    [("norm", 32), ("activation+multiply", 2 * 48), ("norm+activation+multiply", 32 + 2 * 48)],
+)
+def test_recomputing_operators_drops_their_results(units, strategy, dropped):
+    kept = units[2].strategies
+    saved = kept["none"].activation - kept[strategy].activation
+    scales = 4 * TOKENS * ("norm" in strategy)
+    assert saved in (4 * TOKENS * dropped, 4 * TOKENS * dropped + scales)
+
+
+def test_every_measured_time_is_positive_where_there_is_work(units):
+    for unit in units:
+        assert unit.forward > 0
+        assert unit.backward_input + unit.backward_weight > 0
+    for unit in units[1:-1]:
+        assert unit.backward_weight > 0
+        assert unit.strategies["full"].recompute > 0
+
+
+def test_names_that_planners_use_say_which_operators_they_mean(units):
+    named = {u.type: (u.strategies["cmb"].operators, u.strategies["selective"].operators) for u in units[1:3]}
+    assert named == {"attention": ("norm", "norm+core"), "mlp": ("norm+activation+multiply",) * 2}
+
+
+@pytest.mark.parametrize("strategy", ["none", "full", "norm"])
+def test_the_units_bytes_add_up_to_what_a_whole_stage_keeps(units, strategy):
+    planned = [
+        PlannedUnit(u.type, u.layer, strategy if strategy in STRATEGIES[u.type] else "none")
+        for u in model_units(CONFIG)
+    ]
+    ledger = Ledger(torch.device("cpu"))
+    built = build_stage(CONFIG, planned)
+    ledger.exclude(p for unit in built for p in unit.parameters())
+    tokens = torch.zeros(2, 16, dtype=torch.int64)
+    stage = Stage(built, planned, ledger)
+    stage.forward(0, tokens, MicroBatch(tokens.clone(), 1.0, 0), recomputing=len(built))
+    assert ledger.bytes == sum(u.strategies[p.strategy].activation for u, p in zip(units, planned, strict=True))
+
+
+def test_samples_of_a_slice_are_as_many_as_asked_for():
+    measured = Slice(CONFIG, RUN, torch.device("cpu")).measure(repetitions=1)
+    mlp = measured[2, "full"]
+    assert {what: len(times) for what, times in mlp.times.items()} == {"forward": 2, "recompute": 2, "backward": 2}
+
+
+@pytest.mark.parametrize(
+    ("entries", "processes", "message"),
+    [
+        ({"device": "tpu"}, 1, "--device must be cpu or cuda"),
+        ({"repetitions": 0}, 1, "--repetitions must be at least 1"),
+        ({}, 0, "--processes must be at least 1"),
+        ({"run": RunOptions(dtype="int8")}, 1, "--dtype must be one of"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_sentence(tmp_path, entries, processes, message):
+    options = {"config": CONFIG, "run": RUN, "output": tmp_path / "costs.json", **entries}
+    with pytest.raises(InputError, match=message):
+        measure(ProfileOptions(**options), processes=processes)
