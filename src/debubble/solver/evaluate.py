@@ -35,14 +35,15 @@ def reset(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints) -> None:
     n[a.newest : a.newest + a.devices] = 0
     for d in range(a.devices):
         for index in range(lengths[d]):
-            if orders[d, index] // size == R:
-                n[a.recomputed + orders[d, index] % size] = 1
+            op = orders[d, index]
+            if R * size <= op < O * size:
+                n[a.recomputed + op - R * size] = 1
     for d in range(a.devices):
         work = 0.0
         for index in range(lengths[d]):
             op = orders[d, index]
             if op < O * size:
-                work += x[a.time + n[a.recomputed + op % size] * 7 * size + op]
+                work += x[a.time + n[a.recomputed + n[a.pair + op]] * 7 * size + op]
         x[a.rest + d] = work
 
 
@@ -52,7 +53,7 @@ def admit_compute(a: Layout, x: Floats, n: Ints, d: int, allocated: float) -> in
     size, waited = a.stages * a.micro_batches, -1
     while x[a.reserved + d] + allocated > x[a.limit + d] and n[a.oldest + d] < n[a.newest + d]:
         waited = n[a.queue + d * a.room + n[a.oldest + d]]
-        x[a.reserved + d] -= x[a.freed + n[a.recomputed + waited % size] * 7 * size + waited]
+        x[a.reserved + d] -= x[a.freed + n[a.recomputed + n[a.pair + waited]] * 7 * size + waited]
         n[a.oldest + d] += 1
     return -2 if x[a.reserved + d] + allocated > x[a.limit + d] else waited
 
@@ -65,12 +66,12 @@ def admit_reload(a: Layout, x: Floats, n: Ints, d: int, allocated: float) -> tup
     accounted = 0.0
     for index in range(n[a.oldest + d], n[a.known + d]):
         op = n[begin + index]
-        accounted += x[a.freed + n[a.recomputed + op % size] * 7 * size + op]
+        accounted += x[a.freed + n[a.recomputed + n[a.pair + op]] * 7 * size + op]
     needed = x[a.reserved + d] + x[a.last_freed + d] - accounted + allocated - x[a.limit + d]
     waited, last = -1, False
     while needed > 0 and n[a.known + d] < n[a.newest + d]:
         waited = n[begin + n[a.known + d]]
-        needed -= x[a.freed + n[a.recomputed + waited % size] * 7 * size + waited]
+        needed -= x[a.freed + n[a.recomputed + n[a.pair + waited]] * 7 * size + waited]
         n[a.known + d] += 1
     if needed > 0 and x[a.last_freed + d] > 0:
         needed -= x[a.last_freed + d]
@@ -83,16 +84,17 @@ def admit_reload(a: Layout, x: Floats, n: Ints, d: int, allocated: float) -> tup
 def walk_transfer(a: Layout, x: Floats, n: Ints, d: int, op: int) -> bool:
     """Time an O or L: its lane, its own F or O, and for L the compute operation before it and the memory."""
     size = a.stages * a.micro_batches
-    kind, pair = op // size, op % size
+    pair = n[a.pair + op]
+    offload = op < L * size
     variant = n[a.recomputed + pair] * 7 * size
-    lane = a.transfer + n[a.lane + d] + (0 if kind == O or a.half_duplex else a.devices)
+    lane = a.transfer + n[a.lane + d] + (0 if offload or a.half_duplex else a.devices)
     begin, why = 0.0, n[lane]
     if why >= 0:
         begin = x[a.end + why]
-    source = pair if kind == O else O * size + pair
+    source = pair if offload else O * size + pair
     if x[a.end + source] > begin:
         begin, why = x[a.end + source], source
-    if kind == O:
+    if offload:
         n[a.queue + d * a.room + n[a.newest + d]] = op
         n[a.newest + d] += 1
     else:
@@ -120,20 +122,21 @@ def walk_transfer(a: Layout, x: Floats, n: Ints, d: int, op: int) -> bool:
 def source_of(a: Layout, x: Floats, op: int) -> int:
     """The operation of another stage whose output an F, I or B needs; -1 if there is none."""
     size = a.stages * a.micro_batches
-    kind, pair = op // size, op % size
-    if kind == F:
-        return op - a.micro_batches if pair >= a.micro_batches else -1
-    if (kind != I and kind != B) or pair + a.micro_batches >= size:
+    if op < size:
+        return op - a.micro_batches if op >= a.micro_batches else -1
+    if op >= R * size or W * size <= op < B * size:
         return -1
-    above = I * size + pair + a.micro_batches
-    return above if x[a.end + above] >= 0 else B * size + pair + a.micro_batches
+    pair = op - (I if op < W * size else B) * size + a.micro_batches
+    if pair >= size:
+        return -1
+    return I * size + pair if x[a.end + I * size + pair] >= 0 else B * size + pair
 
 
 @jit
 def walk_compute(a: Layout, x: Floats, n: Ints, d: int, op: int, source: int) -> bool:
     """Time an F, I, B, W or R: its lane, its data, its reload, and its memory."""
     size = a.stages * a.micro_batches
-    kind, pair = op // size, op % size
+    pair = n[a.pair + op]
     variant = n[a.recomputed + pair] * 7 * size
     begin, why = 0.0, n[a.compute + d]
     is_first = why < 0
@@ -142,7 +145,7 @@ def walk_compute(a: Layout, x: Floats, n: Ints, d: int, op: int, source: int) ->
     if source >= 0 and x[a.arrival + source] > begin:
         begin, why = x[a.arrival + source], source
     reload = L * size + pair
-    if kind != F and kind != W and x[a.end + reload] > begin:
+    if (I * size <= op < W * size or op >= B * size) and x[a.end + reload] > begin:
         begin, why = x[a.end + reload], reload
     allocated = x[a.allocated + variant + op]
     if allocated > 0 and x[a.limit + d] < INFINITY:
@@ -173,7 +176,7 @@ def send(a: Layout, x: Floats, n: Ints, d: int, op: int) -> None:
     size = a.stages * a.micro_batches
     begin = x[a.end + op]
     if a.exclusive:
-        stage = op % size // a.micro_batches
+        stage = n[a.pair + op] // a.micro_batches
         peer = n[a.device_of + (stage + 1 if op < size else stage - 1)]
         link = a.link + d * a.devices + peer
         begin = max(begin, x[link])

@@ -10,7 +10,7 @@ C = TypeVar("C", bound=Callable[..., object])
 try:
     from numba import njit as _njit
 except ImportError:
-    _njit = None
+    _njit = None  # type: ignore[assignment]
 
 
 def jit(function: C) -> C:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from debubble.ir import DebubbleError, InfeasibleError, Kind, Number, Op, Schedule
 from debubble.solver.bounds import lower_bound
 from debubble.solver.problem import Incumbent, OrderProblem
-from debubble.solver.starts import starts
+from debubble.solver.starts import constructed
 
 BURST = 2000
 """Moves between two looks at the clock."""
@@ -22,7 +22,7 @@ FIRST_CYCLE = 8 * BURST
 def search(
     problem: OrderProblem,
     *,
-    start: Schedule | None = None,
+    starts: Iterable[Schedule] = (),
     deadline: float | None = None,
     steps: int | None = None,
     seed: int = 0,
@@ -30,14 +30,14 @@ def search(
 ) -> Iterator[Incumbent]:
     """Better and better schedules of a problem, each with its exact objective and a lower bound.
 
-    `start`: a schedule to improve, tried beside the constructed ones.  `deadline`: seconds from now.  `steps`: number
+    `starts`: schedules to improve, tried beside the constructed ones.  `deadline`: seconds from now.  `steps`: number
     of moves; with it and without a deadline the result depends on the seed alone.  `bound`: one that is already known.
     Stops when the bound is met.  Raises InfeasibleError if no start fits the memory limit.
     """
-    clock = _Clock.starting(deadline)
+    clock = Clock.starting(deadline)
     bound = max(bound, lower_bound(problem))
     best: Incumbent | None = None
-    for candidate in _distinct(problem, start):
+    for candidate in _candidates(problem, starts):
         try:
             value = problem.value(candidate)
         except DebubbleError:
@@ -55,14 +55,16 @@ def search(
 
 
 @dataclass(frozen=True)
-class _Clock:
+class Clock:
+    """When a search began and when it must end."""
+
     begin: float
     end: float
 
     @staticmethod
-    def starting(deadline: float | None) -> _Clock:
+    def starting(deadline: float | None) -> Clock:
         now = time.monotonic()
-        return _Clock(now, float("inf") if deadline is None else now + deadline)
+        return Clock(now, float("inf") if deadline is None else now + deadline)
 
     @property
     def passed(self) -> float:
@@ -74,7 +76,7 @@ class _Clock:
 
 
 def improve(
-    problem: OrderProblem, best: Incumbent, *, clock: _Clock, steps: int | None, seed: int
+    problem: OrderProblem, best: Incumbent, *, clock: Clock, steps: int | None, seed: int
 ) -> Iterator[Incumbent]:
     """Local search from an incumbent: cooling cycles, each restarted from the best."""
     # The kernel's import and compilation cost more than a search that ends at its start.
@@ -120,13 +122,13 @@ def verified(problem: OrderProblem, schedule: Schedule, best: Incumbent) -> Incu
     return replace(best, schedule=schedule, value=value) if value < best.value else None
 
 
-def _distinct(problem: OrderProblem, start: Schedule | None) -> Iterator[Schedule]:
-    """The given start, with its backward split where that is allowed, and the constructed ones."""
-    if start is not None:
-        if problem.split:
+def _candidates(problem: OrderProblem, given: Iterable[Schedule]) -> Iterator[Schedule]:
+    """The given schedules, with their backwards split where that is allowed, and the constructed ones."""
+    for start in given:
+        if problem.split and len(start.split_backward) < problem.stages * problem.micro_batches:
             yield split_backwards(start)
         yield start
-    yield from starts(problem)
+    yield from constructed(problem)
 
 
 def split_backwards(schedule: Schedule) -> Schedule:

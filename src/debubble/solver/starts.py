@@ -10,7 +10,7 @@ from debubble.solver.list_scheduling import list_schedule
 from debubble.solver.problem import OrderProblem
 
 
-def starts(problem: OrderProblem) -> Iterator[Schedule]:
+def constructed(problem: OrderProblem) -> Iterator[Schedule]:
     """List schedules of a problem, the least memory first; some may not fit the limit."""
     for room in _rooms(problem):
         orders = list_schedule(problem, room=room)

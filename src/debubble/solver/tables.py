@@ -73,6 +73,8 @@ class Layout(NamedTuple):
     # In the block of whole numbers.
     device_of: int
     """[stage]"""
+    pair: int
+    """[op]: its stage and micro-batch, as stage * micro_batches + micro_batch; dividing would take longer."""
     lane: int
     """[d]: the host link's lane, which a link group shares."""
     cause: int
@@ -137,6 +139,7 @@ def tables(problem: OrderProblem) -> Tables:
     }
     ints: dict[str, Ints] = {
         "device_of": np.array(problem.placement.device_of),
+        "pair": np.arange(count) % (count // len(KINDS)),
         "lane": _lanes(problem),
         "cause": np.zeros(count, dtype=np.int64),
         "recomputed": np.zeros(count // len(KINDS), dtype=np.int64),

@@ -1,0 +1,133 @@
+"""Solving the exact model: an anytime stream with a rising bound, neighbourhoods around an incumbent, and bounds from
+one device at a time."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from debubble.ir import DebubbleError, Kind, Number, Op, Schedule
+from debubble.simulator import simulate
+from debubble.solver.cp_model import Model, build, schedule_of
+from debubble.solver.problem import Incumbent, OrderProblem
+
+COMPUTE = (Kind.F, Kind.I, Kind.B, Kind.W, Kind.R)
+
+
+def solve(
+    problem: OrderProblem,
+    best: Incumbent,
+    *,
+    seconds: float,
+    seed: int = 0,
+    workers: int = 1,
+    free: frozenset[Op] | None = None,
+) -> Iterator[Incumbent]:
+    """Improve an incumbent, or prove it optimal: yields it anew whenever schedule or bound got better.
+
+    `free`: only these operations may change their place in their lists; the result then says nothing of the bound.
+    """
+    model = build(problem, horizon=best.value)
+    hint(model, best.schedule)
+    if free is not None:
+        fix_order(model, best.schedule, free)
+    model.cp.add(model.objective >= math.floor(best.bound / model.unit))
+    solver = _solver(seconds, seed, workers)
+    begin = time.monotonic()
+    for schedule, bound in _stream(solver, model):
+        known = best.bound if free is not None else min(max(best.bound, bound * model.unit), best.value)
+        candidate = replace(best, bound=known)
+        if schedule is not None:
+            try:
+                value = problem.value(schedule)
+            except DebubbleError:
+                value = best.value
+            if value < best.value:
+                candidate = replace(candidate, schedule=schedule, value=value, source="cp-sat")
+        if candidate != best:
+            best = replace(candidate, seconds=best.seconds + time.monotonic() - begin)
+            begin = time.monotonic()
+            yield best
+
+
+def device_bound(problem: OrderProblem, device: int, *, horizon: Number, seconds: float, workers: int = 1) -> Number:
+    """A lower bound: this device's lanes and memory exact, the other devices as delays."""
+    model = build(problem, horizon=horizon, exact=(device,))
+    solver = _solver(seconds, 0, workers)
+    status = solver.solve(model.cp)
+    if solver.status_name(status) == "INFEASIBLE":
+        return horizon
+    bound: Number = math.ceil(solver.best_objective_bound - 1e-6) * model.unit
+    return min(bound, horizon)
+
+
+def hint(model: Model, schedule: Schedule) -> None:
+    """Start from a schedule's own times."""
+    timeline = simulate(schedule, model.problem.costs)
+    for operation in timeline.operations:
+        if operation.op in model.starts:
+            model.cp.add_hint(model.starts[operation.op], round(operation.start / model.unit))
+    there = schedule.operations
+    for op, literal in model.present.items():
+        if op.kind is not Kind.L:
+            model.cp.add_hint(literal, op in there)
+
+
+def fix_order(model: Model, schedule: Schedule, free: frozenset[Op]) -> None:
+    """Keep the order of all compute operations that are not free, and whether they offload or recompute."""
+    for order in schedule.orders:
+        fixed = [op for op in order if op.kind in COMPUTE and op not in free]
+        for before, after in itertools.pairwise(fixed):
+            model.cp.add(model.starts[after] >= model.ends[before])
+    there = schedule.operations
+    for op, literal in model.present.items():
+        if Op(Kind.F, op.stage, op.micro_batch) not in free:
+            model.cp.add(literal == (op in there))
+
+
+def _solver(seconds: float, seed: int, workers: int) -> Any:
+    from ortools.sat.python import cp_model
+
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = max(seconds, 0.01)
+    solver.parameters.random_seed = seed
+    solver.parameters.num_workers = workers
+    return solver
+
+
+def _stream(solver: Any, model: Model) -> Iterator[tuple[Schedule | None, int]]:
+    """(schedule or None, bound) of every solution found, and at the end of the bound proven."""
+    from ortools.sat.python import cp_model
+
+    found: queue.Queue[tuple[Schedule, float] | None] = queue.Queue()
+
+    class Collect(cp_model.CpSolverSolutionCallback):
+        def on_solution_callback(self) -> None:
+            found.put((schedule_of(model, self.value), self.best_objective_bound))
+
+    status: list[str] = []
+
+    def work() -> None:
+        try:
+            status.append(solver.status_name(solver.solve(model.cp, Collect())))
+        finally:
+            found.put(None)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        while (item := found.get()) is not None:
+            yield item[0], math.ceil(item[1] - 1e-6)
+    finally:
+        solver.stop_search()
+        thread.join()
+    if status == ["INFEASIBLE"]:
+        yield None, math.ceil(2**62)
+    elif status:
+        yield None, math.ceil(solver.best_objective_bound - 1e-6)
