@@ -71,17 +71,23 @@ def change(schedule: Schedule, costs: StageCosts, op: Op) -> tuple[Number, Numbe
             return schedule.moved(costs, stage, j) * scale, 0
         case Kind.B:
             restored = _restored(schedule, costs, stage, j) * scale
-            kept = activation if not restored else schedule.kept(costs, stage, j) * scale
-            return restored, kept + restored
+            return restored, _held(schedule, costs, stage, j) * scale + restored
         case Kind.I:
             restored = _restored(schedule, costs, stage, j) * scale
-            held = activation if not restored else schedule.kept(costs, stage, j) * scale + restored
+            held = _held(schedule, costs, stage, j) * scale + restored
             remaining = costs.activation_after_input[stage] * scale
             return restored + max(remaining - held, 0), max(held - remaining, 0)
         case Kind.W:
             return 0, costs.activation_after_input[stage] * scale
         case _:
             return 0, 0
+
+
+def _held(schedule: Schedule, costs: StageCosts, stage: int, j: int) -> Number:
+    """Bytes that are there when the backward starts: all after an R, else what F kept."""
+    if (stage, j) in schedule.explicit_recompute:
+        return costs.activation[stage]
+    return schedule.kept(costs, stage, j)
 
 
 def _restored(schedule: Schedule, costs: StageCosts, stage: int, j: int) -> Number:
