@@ -38,3 +38,9 @@ def test_two_scenes_are_drawn_under_each_other_on_one_scale() -> None:
 
     assert len(axes) == 4
     assert {a.get_xlim() for a in axes} == {(0, 38)}
+
+
+def test_a_plan_without_a_limit_or_memory_is_drawn_too() -> None:
+    scene = Scene.predicted(small_plan(memory_limit=None, activation=0, static=0))
+
+    assert views["png"]([scene]).startswith(b"\x89PNG")

@@ -7,7 +7,7 @@ import debubble as db
 from debubble.ir import CandidateSummary, Kind, PlannedUnit
 from debubble.views import Scene
 from debubble.views.plan_table import render as render_plan
-from debubble.views.summary import as_dict, device_summaries, kind_summaries, why_not_faster
+from debubble.views.summary import as_dict, device_summaries, kind_summaries, stage_summaries, why_not_faster
 from debubble.views.terminal import render
 from debubble.views.words import size_words, time_words
 
@@ -42,6 +42,28 @@ def test_recomputation_has_a_column_of_its_own() -> None:
 
     assert " recompute " in printed(render(timeline))
     assert [d.recompute for d in device_summaries(Scene.of(timeline, title=""))] == [4, 0]
+
+
+def test_stages_are_summed_over_their_micro_batches() -> None:
+    schedule = db.schedules["1f1b"](devices=2, micro_batches=4, recomputed_stages=1)
+    costs = db.StageCosts.of(stages=2, recompute=3, communication=5)
+
+    stages = stage_summaries(Scene.of(db.simulate(schedule, costs), title=""))
+
+    assert [(s.stage, s.device, s.compute, s.recompute, s.sending) for s in stages] == [
+        (0, 0, 12, 12, 20),
+        (1, 1, 12, 0, 20),
+    ]
+
+
+def test_a_fused_backward_begins_with_its_recomputation() -> None:
+    schedule = db.schedules["1f1b"](devices=2, micro_batches=4, recomputed_stages=1)
+    scene = Scene.of(db.simulate(schedule, db.StageCosts.of(stages=2, recompute=2)), title="")
+    operations = scene.timeline.by_name
+
+    assert scene.recompute_share(operations["0B0"]) == 0.5
+    assert scene.recompute_share(operations["1B0"]) == 0
+    assert scene.recompute_share(operations["0F0"]) == 0
 
 
 def test_kinds_are_summed() -> None:

@@ -17,7 +17,14 @@ from debubble.simulator import Cause
 from debubble.views.palette import CAUSE_COLORS, KIND_COLORS, KIND_WORDS, shade
 from debubble.views.registry import view
 from debubble.views.scene import Curve, Scene
-from debubble.views.summary import device_summaries, occurring, present_causes, present_kinds, why_not_faster
+from debubble.views.summary import (
+    device_summaries,
+    occurring,
+    present_causes,
+    present_kinds,
+    stage_summaries,
+    why_not_faster,
+)
 from debubble.views.terminal import headline
 from debubble.views.words import percent, size_words
 
@@ -47,11 +54,19 @@ def _embedded(data: dict[str, Any]) -> Markup:
 
 
 def _section(scene: Scene) -> dict[str, Any]:
-    """What stands above a scene's canvas: headline and the table per device."""
+    """What stands around a scene's canvas: headline and tables."""
+    return {
+        "title": scene.title,
+        "headline": headline(scene),
+        "why": why_not_faster(scene),
+        "tables": [_device_table(scene), _stage_table(scene)],
+    }
+
+
+def _device_table(scene: Scene) -> dict[str, Any]:
     devices = device_summaries(scene)
     makespan = scene.timeline.makespan
     causes = occurring(devices, makespan)
-    columns = ["device", "busy", "recompute", *(c.value for c in causes), "peak memory", "limit"]
     rows = [
         [
             str(d.device),
@@ -63,13 +78,23 @@ def _section(scene: Scene) -> dict[str, Any]:
         ]
         for d in devices
     ]
-    return {
-        "title": scene.title,
-        "headline": headline(scene),
-        "why": why_not_faster(scene),
-        "columns": columns,
-        "rows": rows,
-    }
+    columns = ["device", "busy", "recompute", *(c.value for c in causes), "peak memory", "limit"]
+    return {"title": "Share of the step, per device", "columns": columns, "rows": rows}
+
+
+def _stage_table(scene: Scene) -> dict[str, Any]:
+    makespan = scene.timeline.makespan
+    rows = [
+        [
+            str(s.stage),
+            str(s.device),
+            str(s.chunk),
+            *(percent(t, makespan) for t in (s.compute, s.recompute, s.sending)),
+        ]
+        for s in stage_summaries(scene)
+    ]
+    columns = ["stage", "device", "chunk", "compute", "recompute", "sending"]
+    return {"title": "Share of the step, per stage", "columns": columns, "rows": rows}
 
 
 def _data(scenes: Sequence[Scene]) -> dict[str, Any]:
@@ -89,13 +114,15 @@ def _data(scenes: Sequence[Scene]) -> dict[str, Any]:
 
 
 def _scene(scene: Scene) -> dict[str, Any]:
-    operations: list[dict[Lane, list[list[Any]]]] = [{} for _ in range(scene.devices)]
+    operations: list[dict[Lane, list[list[float]]]] = [{} for _ in range(scene.devices)]
     critical = {operation.op for operation in scene.critical_path}
     for o in sorted(scene.timeline.operations, key=lambda o: (o.start, o.end)):
         if o.end > o.start:
             kind, stage, j = o.op
-            bar = [_short(o.start), _short(o.end), _KINDS.index(kind), stage, j, scene.chunk_of(stage)]
-            operations[o.device].setdefault(o.lane, []).append([*bar, int(o.op in critical)])
+            bar: list[float] = [_short(o.start), _short(o.end), _KINDS.index(kind), stage, j, scene.chunk_of(stage)]
+            operations[o.device].setdefault(o.lane, []).append(
+                [*bar, int(o.op in critical), _short(scene.recompute_share(o))]
+            )
     return {
         "seconds": scene.seconds,
         "makespan": _short(scene.timeline.makespan),

@@ -6,7 +6,7 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from debubble.ir import Lane
+from debubble.ir import Kind, Lane
 from debubble.simulator import Cause
 from debubble.views.palette import CAUSE_COLORS, KIND_COLORS, KIND_WORDS, shade
 from debubble.views.registry import view
@@ -78,20 +78,26 @@ def _draw_device(axes: Axes, scene: Scene, device: int, inches_per_time: float) 
         axes.broken_barh(idle, (device - 0.4, 0.66), color=CAUSE_COLORS[cause], linewidth=0)
     chunks = scene.timeline.program.schedule.placement.chunks
     bars: dict[tuple[str, bool], list[tuple[float, float]]] = {}
+    recompute: dict[str, list[tuple[float, float]]] = {}
     for o in scene.timeline.operations:
         if o.device == device and o.end > o.start:
-            computes = o.lane is Lane.COMPUTE
             chunk = scene.chunk_of(o.op.stage)
+            start, duration, computes = float(o.start), float(o.duration), o.lane is Lane.COMPUTE
             color = shade(KIND_COLORS[o.op.kind], chunk, chunks=chunks)
-            bars.setdefault((color, computes), []).append((float(o.start), float(o.duration)))
-            if computes and float(o.duration) * inches_per_time > 0.04 + 0.075 * len(str(o.op.micro_batch)):
-                middle = float(o.start + o.end) / 2
+            bars.setdefault((color, computes), []).append((start, duration))
+            if share := scene.recompute_share(o):
+                part = (start, share * duration)
+                recompute.setdefault(shade(KIND_COLORS[Kind.R], chunk, chunks=chunks), []).append(part)
+            label = str(o.op.micro_batch)
+            if computes and duration * inches_per_time > 0.04 + 0.075 * len(label):
                 ink = "#1f2733" if chunk > (chunks - 1) / 2 else "white"
-                label = str(o.op.micro_batch)
-                axes.text(middle, device - 0.06, label, ha="center", va="center", fontsize=7.5, color=ink, clip_on=True)
+                where = (start + duration / 2, device - 0.06)
+                axes.text(*where, label, ha="center", va="center", fontsize=7.5, color=ink, clip_on=True)
     for (color, computes), spans in bars.items():
-        where = (device - 0.4, 0.66) if computes else (device + 0.3, 0.13)
-        axes.broken_barh(spans, where, facecolor=color, edgecolor="white", linewidth=0.4 if computes else 0)
+        height = (device - 0.4, 0.66) if computes else (device + 0.3, 0.13)
+        axes.broken_barh(spans, height, facecolor=color, edgecolor="white", linewidth=0.4 if computes else 0)
+    for color, spans in recompute.items():
+        axes.broken_barh(spans, (device - 0.4, 0.66), facecolor=color, linewidth=0)
 
 
 def _draw_memory(axes: Axes, scene: Scene) -> None:
@@ -105,8 +111,8 @@ def _draw_memory(axes: Axes, scene: Scene) -> None:
         axes.step(list(points), list(points.values()), where="post", color=color, linewidth=1)
     for limit in sorted({float(limit) for limit in scene.limits if limit is not None}):
         axes.axhline(limit / scale, color="#d22f27", linewidth=1, linestyle=(0, (5, 4)))
-    axes.set_ylim(bottom=0)
-    axes.margins(y=0.12)
+    highest = max([most, *(float(limit) for limit in scene.limits if limit is not None)]) / scale
+    axes.set_ylim(0, 1.12 * highest or 1)
     axes.set_ylabel(f"memory{f' ({unit})' if unit else ''}", fontsize=9)
     axes.tick_params(labelbottom=True, labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from debubble.ir import Number, Plan, Trace
+from debubble.ir import Kind, Number, Plan, Trace
+from debubble.ir.ops import BACKWARDS
 from debubble.simulator import Bubble, TimedOperation, Timeline, bubbles, critical_path
 from debubble.views.measured import measured_memory, measured_timeline
 
@@ -76,3 +77,19 @@ class Scene:
         """Which of its device's stages this is, counted from 0."""
         placement = self.timeline.program.schedule.placement
         return placement.stages_of[placement.device_of[stage]].index(stage)
+
+    def recomputes(self, operation: TimedOperation) -> bool:
+        """Whether it is a recomputation, or a backward that begins with one."""
+        kind, stage, j = operation.op
+        schedule = self.timeline.program.schedule
+        fused = stage in schedule.fused_recompute and (stage, j) not in schedule.explicit_recompute
+        return kind is Kind.R or (kind in BACKWARDS and fused)
+
+    def recompute_share(self, operation: TimedOperation) -> float:
+        """The share of a backward, its first, in which a fused recomputation runs."""
+        if operation.op.kind is Kind.R or not self.recomputes(operation):
+            return 0.0
+        program = self.timeline.program
+        _, stage, j = operation.op
+        time = program.schedule.recompute_time(program.costs, stage) * program.costs.scale_of(j)
+        return float(time / program.instructions[program.index[operation.op]].duration) if time else 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from debubble.ir import Kind, Lane, Number
@@ -39,6 +39,18 @@ class KindSummary:
         return float(self.total) / self.count
 
 
+@dataclass(frozen=True, kw_only=True)
+class StageSummary:
+    """Times of one stage: recompute-free work, recomputation, and the messages that it sends."""
+
+    stage: int
+    device: int
+    chunk: int
+    compute: Number
+    recompute: Number
+    sending: Number
+
+
 def device_summaries(scene: Scene) -> list[DeviceSummary]:
     """One entry per device."""
     return [
@@ -65,14 +77,43 @@ def kind_summaries(scene: Scene) -> list[KindSummary]:
     return [KindSummary(kind=k, count=counts[k], total=totals[k]) for k in Kind if totals.get(k)]
 
 
+def stage_summaries(scene: Scene) -> list[StageSummary]:
+    """One entry per stage."""
+    schedule, costs = scene.timeline.program.schedule, scene.timeline.program.costs
+    work: list[Number] = [0] * schedule.stages
+    recompute: list[Number] = [0] * schedule.stages
+    sending: list[Number] = [0] * schedule.stages
+    for o in scene.timeline.operations:
+        kind, stage, j = o.op
+        if kind in (Kind.SEND_F, Kind.SEND_B):
+            sending[stage] += o.duration
+        elif o.lane is Lane.COMPUTE and kind in WORK:
+            again = schedule.recompute_time(costs, stage) * costs.scale_of(j) if scene.recomputes(o) else 0
+            recompute[stage] += again
+            work[stage] += o.duration - again
+    return [
+        StageSummary(
+            stage=stage,
+            device=schedule.placement.device_of[stage],
+            chunk=scene.chunk_of(stage),
+            compute=work[stage],
+            recompute=recompute[stage],
+            sending=sending[stage],
+        )
+        for stage in range(schedule.stages)
+    ]
+
+
 def occurring(devices: list[DeviceSummary], makespan: Number) -> list[Cause]:
     """The causes that take some device more than half a thousandth of the step."""
     return [cause for cause in Cause if any(device.idle[cause] > makespan / 2000 for device in devices)]
 
 
 def present_kinds(scenes: Sequence[Scene]) -> list[Kind]:
-    """The kinds that take time in some scene."""
+    """The kinds that take time in some scene; recomputation also within backwards."""
     present = {o.op.kind for scene in scenes for o in scene.timeline.operations if o.duration}
+    if any(any(scene.timeline.recompute) for scene in scenes):
+        present.add(Kind.R)
     return [kind for kind in Kind if kind in present]
 
 
@@ -121,6 +162,10 @@ def as_dict(scene: Scene) -> dict[str, Any]:
                 "memory_limit": None if d.memory_limit is None else float(d.memory_limit),
             }
             for d in device_summaries(scene)
+        ],
+        "per_stage": [
+            {**asdict(s), "compute": float(s.compute), "recompute": float(s.recompute), "sending": float(s.sending)}
+            for s in stage_summaries(scene)
         ],
         "per_kind": {
             k.kind.value: {"count": k.count, "mean": k.mean, "total": float(k.total)} for k in kind_summaries(scene)

@@ -49,8 +49,9 @@ def device_table(scene: Scene) -> Table:
     limits = {size_words(d.memory_limit) for d in devices if d.memory_limit is not None}
     title = "Share of the step, per device" + (f"; memory limit {limits.pop()}" if len(limits) == 1 else "")
     table = titled_table(title)
-    for column in ("device", "busy", *(["recompute"] if recomputing else []), *(c.value for c in causes), "peak"):
-        table.add_column(column, justify="right", no_wrap=True)
+    columns = ["device", "busy", *(["recompute"] if recomputing else []), *(c.value for c in causes), "peak"]
+    for column in columns:
+        table.add_column(_TWO_LINES.get(column, column) if len(columns) > 7 else column, justify="right", no_wrap=True)
     for d in devices:
         table.add_row(
             str(d.device),
@@ -60,6 +61,13 @@ def device_table(scene: Scene) -> Table:
             _peak(d),
         )
     return table
+
+
+_TWO_LINES = {
+    "recompute": "re-\ncompute", "warm-up": "warm-\nup", "cool-down": "cool-\ndown", "dependency": "depend-\nency",
+    "imbalance": "imbal-\nance", "transfer": "trans-\nfer", "overhead": "over-\nhead",
+}  # fmt: skip
+"""Headers for tables of many columns, so that they fit into 80 characters."""
 
 
 def kind_table(scene: Scene) -> Table:

@@ -5,6 +5,7 @@
   const tip = document.getElementById("tip");
   const line = document.getElementById("line");
   const critical = document.getElementById("critical");
+  data.recompute = data.kinds.find(kind => kind.letter === "R");
 
   // Layout in pixels.
   const LEFT = 74, RIGHT = 12, AXIS = 24, COMPUTE = 24, TRANSFER = 8, MEMORY = 30, GAP = 12;
@@ -101,12 +102,16 @@
   function drawRow(g, row, x) {
     const tall = row.height === COMPUTE;
     g.textAlign = "center";
-    for (const [start, end, kind, , microBatch, chunk, onPath] of row.bars) {
+    for (const [start, end, kind, , microBatch, chunk, onPath, recompute] of row.bars) {
       if (end < from || start > to) continue;
       const left = x(start), width = x(end) - left;
       g.globalAlpha = tall ? 1 : 0.8;
       g.fillStyle = data.kinds[kind].colors[chunk];
       g.fillRect(left, row.y, Math.max(width > 4 ? width - 1 : width, 0.6), row.height);
+      if (recompute && width > 2) {
+        g.fillStyle = data.recompute.colors[chunk];
+        g.fillRect(left, row.y, Math.max(width - 1, 1) * recompute, row.height);
+      }
       if (critical.checked && onPath) {
         g.fillStyle = "#d22f27";
         g.fillRect(left, row.y + row.height - 3, Math.max(width, 1), 3);
@@ -167,7 +172,7 @@
     const short = number => String(Number(number.toPrecision(5)));
     if (!scene.seconds) return short(time);
     if (time === 0) return "0";
-    if (whole >= 10) return short(time) + " s";
+    if (whole >= 2) return short(time) + " s";
     return Math.abs(time) >= 1e-3 || whole > 0.1 ? short(time * 1e3) + " ms" : short(time * 1e6) + " µs";
   }
 
@@ -193,10 +198,11 @@
     return ["memory of device " + number, `${sizeWords(held)} at ${timeWords(time, scene)}${limit}`];
   }
 
-  function operationWords(scene, number, lane, [start, end, kind, stage, microBatch, chunk]) {
+  function operationWords(scene, number, lane, [start, end, kind, stage, microBatch, chunk, , recompute]) {
     const { letter, words } = data.kinds[kind];
+    const first = recompute ? ` (recomputing for ${timeWords(recompute * (end - start), scene)})` : "";
     return [`${stage}${letter}${microBatch}`,
-      `${words}\nstage ${stage} (chunk ${chunk}), micro-batch ${microBatch}\ndevice ${number}, ${lane} lane\n` +
+      `${words}${first}\nstage ${stage} (chunk ${chunk}), micro-batch ${microBatch}\ndevice ${number}, ${lane} lane\n` +
       span(scene, start, end)];
   }
 
