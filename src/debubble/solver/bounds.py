@@ -139,6 +139,10 @@ def _most_before_backward(problem: OrderProblem, device: int, window: Number) ->
         if begin >= window:
             break
         done += min(forward, window - begin)
+    if problem.recompute and forward:
+        # What is dropped lets further forwards in, and costs its recomputation later.
+        again = costs.recompute[stage] * problem.recompute_fraction.get(stage, 1)
+        done += (min(window, forward * m) - done) * max(forward - again, 0) / forward
     return done
 
 
@@ -201,9 +205,9 @@ def _room(problem: OrderProblem, device: int) -> Number | None:
 
 
 def _kept(problem: OrderProblem, stage: int) -> Number:
-    """Least bytes that F leaves."""
+    """Bytes that F leaves when nothing is recomputed explicitly."""
     costs = problem.costs
-    if problem.recompute or stage in problem.fused_recompute:
+    if stage in problem.fused_recompute:
         return costs.activation[stage] - costs.dropped(stage) * problem.recompute_fraction.get(stage, 1)
     return costs.activation[stage]
 
