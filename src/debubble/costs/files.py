@@ -6,13 +6,14 @@ A profile is a units file whose entries were measured; `apply_profile` puts them
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from debubble.costs.units import Strategy, Unit, Units
+from debubble.costs.units import HostStates, Strategy, Unit, Units
 from debubble.ir import InputError, StageCosts
 from debubble.ir.costs import CommunicationModel, HostLink
 
@@ -25,6 +26,16 @@ class StrategyFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
     activation: int | float
     recompute: int | float = 0
     operators: str | None = None
+    after_full: int | float | None = None
+
+
+class HostFile(msgspec.Struct, forbid_unknown_fields=True):
+    """A unit whose optimizer states are the host's."""
+
+    static: int | float
+    gradients: int | float
+    parameters: int | float
+    step: int | float
 
 
 class UnitFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -39,6 +50,7 @@ class UnitFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     static: int | float = 0
     activation_after_input: int | float | None = None
     workspace: int | float = 0
+    on_host: HostFile | None = None
 
 
 class UnitsFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -94,7 +106,11 @@ def units_from_dict(entries: Any) -> Units:
     if not file.units:
         raise InputError("A units file needs at least one unit.")
     _check_numbers("", msgspec.to_builtins(file))
+    if file.offload_bandwidth == 0:
+        raise InputError("'offload_bandwidth' must be positive; leave it out if there is no offload.")
     limit = file.memory_limit
+    if limit == []:
+        raise InputError("'memory_limit' must be a number or a list of numbers, not an empty list.")
     return Units(
         units=tuple(_expand(file.units)),
         communication=file.communication,
@@ -119,12 +135,10 @@ def units_to_dict(units: Units) -> dict[str, Any]:
             backward_input=_plain(unit.backward_input),
             backward_weight=_plain(unit.backward_weight),
             static=_plain(unit.static),
-            strategies={
-                name: StrategyFile(_plain(s.activation), _plain(s.recompute), s.operators)
-                for name, s in unit.strategies.items()
-            },
-            activation_after_input=None if unit.activation_after_input is None else _plain(unit.activation_after_input),
+            strategies={name: StrategyFile(**_entries(strategy)) for name, strategy in unit.strategies.items()},
+            activation_after_input=_plain(unit.activation_after_input),
             workspace=_plain(unit.workspace),
+            on_host=None if unit.on_host is None else HostFile(**_entries(unit.on_host)),
         )
         if entries and msgspec.structs.replace(entries[-1], count=1) == entry:
             entries[-1].count += 1
@@ -134,7 +148,7 @@ def units_to_dict(units: Units) -> dict[str, Any]:
         units=entries,
         communication=_plain(units.communication),
         communication_model=units.communication_model,
-        offload_bandwidth=None if units.offload_bandwidth is None else _plain(units.offload_bandwidth),
+        offload_bandwidth=_plain(units.offload_bandwidth),
         host_link=units.host_link,
         link_groups=[list(group) for group in units.link_groups],
         memory_limit=None if units.memory_limit is None else [_plain(limit) for limit in units.memory_limit],
@@ -169,7 +183,8 @@ def apply_profile(units: Units, profile: Units) -> Units:
 def _measured(unit: Unit, found: Mapping[int | None, Unit] | None) -> Unit:
     if found is None:
         return unit
-    return replace(found.get(unit.layer, list(found.values())[-1]), layer=unit.layer)
+    measured = found.get(unit.layer, list(found.values())[-1])
+    return replace(measured, layer=unit.layer, on_host=measured.on_host or unit.on_host)
 
 
 def _expand(entries: list[UnitFile]) -> list[Unit]:
@@ -180,7 +195,8 @@ def _expand(entries: list[UnitFile]) -> list[Unit]:
             raise InputError(f"The count of '{entry.type}' must be at least 1, not {entry.count}.")
         if "none" not in entry.strategies:
             raise InputError(f"The unit '{entry.type}' needs a strategy 'none', which keeps everything.")
-        strategies = {name: Strategy(s.activation, s.recompute, s.operators) for name, s in entry.strategies.items()}
+        strategies = {name: Strategy(**msgspec.structs.asdict(s)) for name, s in entry.strategies.items()}
+        on_host = None if entry.on_host is None else HostStates(**msgspec.structs.asdict(entry.on_host))
         for _ in range(entry.count):
             index = seen.get(entry.type, 0)
             seen[entry.type] = index + 1
@@ -195,6 +211,7 @@ def _expand(entries: list[UnitFile]) -> list[Unit]:
                     strategies=strategies,
                     activation_after_input=entry.activation_after_input,
                     workspace=entry.workspace,
+                    on_host=on_host,
                 )
             )
     return units
@@ -221,8 +238,14 @@ def _json(path: Path, what: str) -> Any:
 
 
 def _sentence(error: msgspec.ValidationError) -> str:
-    return str(error).replace(" - at `$", " (at `").replace("`$", "`") + (")" if " - at `$" in str(error) else "")
+    what, at, where = str(error).partition(" - at `$")
+    return f"{what} (at `{where.lstrip('.')})" if at else what
 
 
-def _plain(number: Any) -> int | float:
-    return number if isinstance(number, int) else float(number)
+def _entries(value: Strategy | HostStates) -> dict[str, Any]:
+    return {name: _plain(entry) for name, entry in asdict(value).items()}
+
+
+def _plain(value: Any) -> Any:
+    """A number as JSON has it; everything else unchanged."""
+    return float(value) if isinstance(value, Fraction) else value

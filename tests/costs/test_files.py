@@ -1,0 +1,158 @@
+"""Costs files, units files and profiles: what is read comes back, and what is wrong is said in one sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from debubble.costs import Cluster, apply_profile, load_costs, load_profile, load_units, model_units, models
+from debubble.costs.files import units_from_dict, units_to_dict
+from debubble.ir import InputError, Placement, RunOptions
+
+DENSE = {
+    "type": "dense",
+    "count": 3,
+    "forward": 1.5,
+    "backward_input": 2,
+    "backward_weight": 1,
+    "static": 10,
+    "strategies": {"none": {"activation": 8}, "full": {"activation": 2, "recompute": 1.5}},
+}
+HEAD = {
+    "type": "head",
+    "forward": 3,
+    "backward_input": 3,
+    "backward_weight": 3,
+    "strategies": {"none": {"activation": 1}},
+}
+
+
+def written(folder: Path, content: Any) -> Path:
+    file = folder / "file.json"
+    file.write_text(content if isinstance(content, str) else json.dumps(content))
+    return file
+
+
+def test_counts_expand_and_layers_count_per_type(tmp_path: Path) -> None:
+    units = load_units(written(tmp_path, {"units": [DENSE, HEAD, DENSE], "memory_limit": 50, "communication": 0.5}))
+
+    assert [(u.type, u.layer) for u in units.units] == [
+        ("dense", 0), ("dense", 1), ("dense", 2), ("head", None), ("dense", 3), ("dense", 4), ("dense", 5)
+    ]  # fmt: skip
+    assert (units.memory_limit, units.communication) == ((50,), 0.5)
+    assert units.work == 6 * 4.5 + 9
+
+
+def test_stage_costs_follow_the_strategies(tmp_path: Path) -> None:
+    units = load_units(written(tmp_path, {"units": [DENSE], "offload_bandwidth": 4}))
+    costs = units.stage_costs([[(0, "none"), (1, "full")], [(2, "none")]], Placement.linear(2))
+
+    assert costs.activation == (16, 8)
+    assert costs.activation_recomputed == (10, 8)
+    assert costs.recompute == (1.5, 0)
+    assert costs.offload == (4, 2)
+
+
+def test_a_given_limit_replaces_the_files(tmp_path: Path) -> None:
+    file = written(tmp_path, {"units": [DENSE], "memory_limit": [1, 2]})
+
+    assert load_units(file).memory_limit == (1, 2)
+    assert load_units(file, memory_limit=7).memory_limit == (7,)
+
+
+def test_a_units_file_comes_back_from_its_units() -> None:
+    content = {"units": [DENSE, HEAD], "memory_limit": [9, 8], "link_groups": [[0, 1]], "optimizer_step": 2}
+    units = units_from_dict(content)
+
+    assert units_from_dict(units_to_dict(units)) == units
+    assert units_to_dict(units)["units"][0]["count"] == 3
+
+
+def test_a_models_units_come_back_with_the_same_stage_costs() -> None:
+    units = model_units(models["llama-tiny"], Cluster.parse("2xCPU"), RunOptions(sequence_length=128))
+    again = units_from_dict(json.loads(json.dumps(units_to_dict(units))))
+    partition = [[(i, "none") for i in range(9)], [(i, "full" if i < 17 else "none") for i in range(9, 18)]]
+
+    assert again == units
+    assert again.stage_costs(partition, Placement.linear(2)) == units.stage_costs(partition, Placement.linear(2))
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("{", "is not JSON"),
+        ([], "Expected `object`"),
+        ({}, "missing required field `units`"),
+        ({"units": []}, "at least one unit"),
+        ({"units": [{**DENSE, "count": 0}]}, "The count of 'dense' must be at least 1"),
+        ({"units": [{**DENSE, "strategies": {}}]}, "needs a strategy 'none'"),
+        ({"units": [{**DENSE, "forward": -1}]}, "'forward' must not be negative"),
+        ({"units": [{**DENSE, "forward": "1"}]}, "got `str` (at `units[0].forward`)"),
+        ({"units": [{**DENSE, "speed": 1}]}, "unknown field `speed`"),
+        ({"units": [DENSE], "host_link": "simplex"}, "Invalid enum value 'simplex'"),
+        ({"units": [DENSE], "memory_limit": []}, "memory_limit"),
+        ({"units": [DENSE], "offload_bandwidth": 0}, "'offload_bandwidth' must be positive"),
+    ],
+)
+def test_a_wrong_units_file_is_refused_with_a_sentence(tmp_path: Path, content: Any, sentence: str) -> None:
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        load_units(written(tmp_path, content))
+
+
+def test_a_costs_file_is_read(tmp_path: Path) -> None:
+    costs = load_costs(written(tmp_path, {"stages": 4, "forward": [1, 2, 3, 4], "activation": 6, "offload": 2}))
+
+    assert costs.forward == (1, 2, 3, 4)
+    assert costs.activation_after_input == (3,) * 4
+    assert costs.reload == (2,) * 4
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("[1", "is not JSON"),
+        ([], "A costs file is a JSON object"),
+        ({"stages": 3}, "The costs are for 3 stages, but 4 are asked for"),
+        ({"forward": [1, 2]}, "'forward' has 2 numbers for 4 stages"),
+        ({"forwards": 1}, "A costs file has no entry 'forwards'"),
+        ({"activation": -1}, "'activation' must not be negative"),
+    ],
+)
+def test_a_wrong_costs_file_is_refused_with_a_sentence(tmp_path: Path, content: Any, sentence: str) -> None:
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        load_costs(written(tmp_path, content), stages=4)
+
+
+def test_a_missing_file_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read: No such file"):
+        load_units(tmp_path / "none.json")
+
+
+def test_a_profile_replaces_what_it_measured(tmp_path: Path) -> None:
+    units = model_units(models["llama-tiny"], Cluster.parse("2xCPU"), RunOptions(sequence_length=128))
+    profile = load_profile(
+        written(
+            tmp_path,
+            {"units": [{**DENSE, "type": "attention", "count": 1}, {**DENSE, "type": "mlp", "count": 8}],
+             "communication": 0.25},
+        )
+    )  # fmt: skip
+    merged = apply_profile(units, profile)
+
+    assert [u.type for u in merged.units] == [u.type for u in units.units]
+    assert {u.forward for u in merged.units[1:-1]} == {1.5}
+    assert [u.layer for u in merged.units] == [u.layer for u in units.units]
+    assert (merged.units[0], merged.units[-1]) == (units.units[0], units.units[-1])
+    assert merged.communication == 0.25
+    assert merged.memory_limit == units.memory_limit
+
+
+def test_a_profile_of_another_model_is_refused() -> None:
+    units = model_units(models["llama-tiny"], Cluster.parse("2xCPU"), RunOptions(sequence_length=128))
+
+    with pytest.raises(InputError, match="The profile measures dense, none of which the model has"):
+        apply_profile(units, units_from_dict({"units": [DENSE]}))

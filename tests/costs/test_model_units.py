@@ -1,0 +1,268 @@
+"""Costs of a model's units: bytes by the published formulas, times that divide and add up as they must."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from debubble.costs import EAGER, MEGATRON, Cluster, Model, Unit, Units, model_units, models
+from debubble.ir import InputError, Placement, RunOptions
+
+A100S = Cluster.parse("64xA100-80GB")
+LLAMA = models["llama3-8b"]
+GPT3 = models["gpt3-175b"]
+S = 2048
+SCORES = replace(MEGATRON, flash=False)
+
+
+def layer(units: Units) -> tuple[Unit, Unit]:
+    return units.units[1], units.units[2]
+
+
+def kept(units: Units, strategy: str = "none") -> float:
+    """Bytes that one layer keeps."""
+    both = (u.strategies.get(strategy, u.strategies["none"]).activation for u in layer(units))
+    return float(sum(both))
+
+
+def test_units_are_embedding_half_layers_and_head() -> None:
+    units = model_units(LLAMA, A100S).units
+
+    assert [u.type for u in units[:4]] == ["embedding", "attention", "mlp", "attention"]
+    assert [u.layer for u in units[:4]] == [None, 0, 0, 1]
+    assert (units[-1].type, len(units)) == ("head", 2 * LLAMA.layers + 2)
+
+
+@pytest.mark.parametrize(("tensor", "context"), [(1, 1), (4, 1), (2, 2)])
+def test_a_gated_layer_keeps_12h_4kv_6ffn_bytes_per_token(tensor: int, context: int) -> None:
+    m = LLAMA
+    units = model_units(m, A100S, RunOptions(sequence_length=S, tensor=tensor, context=context))
+    log_sum_exp = 4 * m.heads
+    per_token = 12 * m.hidden + 4 * m.kv_width + 6 * m.ffn + log_sum_exp
+
+    assert kept(units) == S * per_token / (tensor * context)
+
+
+def test_an_unfused_activation_function_keeps_two_more_tensors() -> None:
+    options = RunOptions(sequence_length=S)
+    fused, unfused = (model_units(LLAMA, A100S, options, framework=f) for f in (MEGATRON, EAGER))
+
+    assert kept(unfused) - kept(fused) == S * 2 * LLAMA.ffn
+
+
+@pytest.mark.parametrize("tensor", [1, 8])
+def test_gpt_keeps_34h_5as_bytes_per_token_and_selective_drops_5as(tensor: int) -> None:
+    h, a = GPT3.hidden, GPT3.heads
+    units = model_units(GPT3, A100S, RunOptions(sequence_length=S, tensor=tensor), framework=SCORES)
+
+    assert kept(units) == S * (34 * h + 5 * a * S) / tensor
+    assert kept(units, "selective") == kept(units, "core") == S * 34 * h / tensor
+
+
+def test_without_sequence_parallelism_ten_tensors_are_not_divided() -> None:
+    h, a, t = GPT3.hidden, GPT3.heads, 8
+    framework = replace(SCORES, sequence_parallel=False)
+    units = model_units(GPT3, A100S, RunOptions(sequence_length=S, tensor=t), framework=framework)
+
+    assert kept(units) == S * (10 * h + 24 * h / t + 5 * a * S / t)
+
+
+def test_cmb_keeps_8h_4kv_4ffn() -> None:
+    m = LLAMA
+    units = model_units(m, A100S, RunOptions(sequence_length=S))
+
+    assert kept(units, "cmb") == S * (8 * m.hidden + 4 * m.kv_width + 4 * m.ffn + 4 * m.heads)
+
+
+def test_cmb_drops_about_40_percent_and_the_whole_mlp_63_percent_on_obscuras_model() -> None:
+    """Obscura: "OHP-CMB reduces activation size by 40%"; its Table 1 fits a share of 0.367 kept with MLP."""
+    units = model_units(models["llama2-28b"], A100S, RunOptions(sequence_length=4096), framework=EAGER)
+    attention, mlp = layer(units)
+
+    assert 1 - kept(units, "cmb") / kept(units) == pytest.approx(0.40, abs=0.01)
+    whole_mlp = attention.activation + mlp.strategies["full"].activation
+    assert whole_mlp / kept(units) == pytest.approx(0.37, abs=0.01)
+
+
+def test_full_recomputation_repeats_the_forward_and_keeps_the_input() -> None:
+    units = model_units(LLAMA, A100S, RunOptions(sequence_length=S))
+    for unit in layer(units):
+        assert unit.strategies["full"].activation == S * 2 * LLAMA.hidden
+        assert unit.strategies["full"].recompute == unit.forward
+
+
+@pytest.mark.parametrize(("framework", "inputs"), [(MEGATRON, 1), (EAGER, 2)])
+def test_a_layer_that_recomputes_in_full_keeps_one_input_where_the_framework_shares_it(
+    framework: Any, inputs: int
+) -> None:
+    units = model_units(LLAMA, A100S, RunOptions(sequence_length=S), framework=framework)
+    costs = units.stage_costs([[(0, "none"), (1, "full"), (2, "full"), (3, "none")]], Placement.linear(1))
+    one_input = S * 2 * LLAMA.hidden
+    plain = units.units[3].activation
+
+    assert costs.activation_recomputed[0] - plain == inputs * one_input
+    assert costs.recompute_workspace is not None
+    largest = max(u.activation - one_input for u in layer(units))
+    assert costs.recompute_workspace[0] == (kept(units) - one_input if inputs == 1 else largest)
+
+
+def test_an_mlp_that_recomputes_alone_keeps_its_own_input() -> None:
+    units = model_units(LLAMA, A100S, RunOptions(sequence_length=S))
+    costs = units.stage_costs([[(1, "none"), (2, "full")]], Placement.linear(1))
+
+    assert costs.activation_recomputed[0] == units.units[1].activation + S * 2 * LLAMA.hidden
+
+
+def test_strategies_of_subsets_add_up() -> None:
+    units = model_units(LLAMA, A100S, RunOptions(sequence_length=S), framework=EAGER)
+    s = layer(units)[1].strategies
+    dropped = {name: s["none"].activation - s[name].activation for name in s}
+
+    assert dropped["norm+activation+multiply"] == dropped["norm"] + dropped["activation"] + dropped["multiply"]
+    assert s["norm+activation"].recompute == s["norm"].recompute + s["activation"].recompute
+    assert dropped["mlp"] == S * 8 * LLAMA.ffn
+
+
+def test_a_plan_lists_operators_not_aliases() -> None:
+    units = model_units(LLAMA, A100S, RunOptions(sequence_length=S))
+    ((attention, mlp),) = units.planned([[(1, "cmb"), (2, "selective")]])
+
+    assert (attention.strategy, mlp.strategy) == ("norm", "norm+multiply")
+
+
+@pytest.mark.parametrize(
+    ("options", "per_parameter"),
+    [
+        (RunOptions(), 18),
+        (RunOptions(data=8, zero=1), 6 + 12 / 8),
+        (RunOptions(data=4, context=2, zero=1), 6 + 12 / 8),
+        (RunOptions(data=8, zero=2), 2 + 16 / 8),
+        (RunOptions(data=8, zero=3), 18 / 8),
+        (RunOptions(dtype="fp32"), 16),
+        (RunOptions(dtype="fp32", data=8, zero=3), 16 / 8),
+        (RunOptions(optimizer="sgd"), 10),
+    ],
+)
+def test_states_follow_optimizer_dtype_and_zero(options: RunOptions, per_parameter: float) -> None:
+    unit = layer(model_units(LLAMA, A100S, options))[0]
+
+    assert unit.static == pytest.approx(LLAMA.attention_parameters * per_parameter, rel=1e-12)
+
+
+def test_states_on_the_host_leave_weights_and_gradients() -> None:
+    unit = layer(model_units(LLAMA, A100S, RunOptions()))[0]
+
+    assert unit.on_host is not None
+    assert unit.on_host.static == LLAMA.attention_parameters * 6
+    assert (unit.on_host.gradients, unit.on_host.parameters) == (
+        LLAMA.attention_parameters * 4,
+        LLAMA.attention_parameters * 2,
+    )
+
+
+def test_experts_are_divided_over_expert_parallel_ranks() -> None:
+    m = models["mixtral-8x7b"]
+    experts = m.expert_parameters(0)
+    unit = layer(model_units(m, A100S, RunOptions(data=8, expert=4, zero=1)))[1]
+    dense = m.mlp_parameters(0) - experts
+
+    assert unit.static == pytest.approx(dense * (6 + 12 / 8) + experts / 4 * (6 + 12 / 2), rel=1e-12)
+
+
+def test_the_head_keeps_fp32_logits_until_its_backward() -> None:
+    head = model_units(LLAMA, A100S, RunOptions(sequence_length=S, tensor=2)).units[-1]
+
+    assert head.activation == S * (4 * LLAMA.hidden + 4 * LLAMA.vocab) / 2
+
+
+@given(
+    tensor=st.sampled_from([1, 2, 4, 8]),
+    size=st.integers(1, 4),
+    sequence=st.sampled_from([512, 2048, 8192]),
+    flash=st.booleans(),
+)
+def test_every_strategy_keeps_less_for_more_time(tensor: int, size: int, sequence: int, flash: bool) -> None:
+    options = RunOptions(micro_batch_size=size, sequence_length=sequence, tensor=tensor)
+    units = model_units(LLAMA, A100S, options, framework=replace(MEGATRON, flash=flash))
+    for unit in (*layer(units), units.units[-1]):
+        for strategy in unit.strategies.values():
+            assert unit.strategies["full"].activation <= strategy.activation <= unit.activation
+            assert 0 <= strategy.recompute <= unit.strategies["full"].recompute
+        assert unit.backward_input + unit.backward_weight > unit.forward
+
+
+@given(sequence=st.sampled_from([1024, 2048, 4096]), size=st.integers(1, 3))
+def test_more_tokens_take_more_time_and_memory(sequence: int, size: int) -> None:
+    one, two = (
+        layer(model_units(LLAMA, A100S, RunOptions(micro_batch_size=size * k, sequence_length=sequence)))[1]
+        for k in (1, 2)
+    )
+
+    assert two.activation == 2 * one.activation
+    assert one.forward < two.forward <= 2 * one.forward
+
+
+def test_efficiencies_of_the_cluster_file_set_the_times() -> None:
+    slow = Cluster.from_dict({"devices": "8xA100-80GB", "efficiency": {"matmul": [[1, 0.1]], "launch": 1e-9}})
+    m = Model.from_hf({**models["llama2-7b"].config, "num_hidden_layers": 1})
+    unit = model_units(m, slow, RunOptions(sequence_length=S)).units[2]
+    products = 3 * 2 * S * m.hidden * m.ffn / (312e12 * 0.1)
+
+    assert unit.backward_weight == pytest.approx(products, rel=1e-6)
+
+
+def test_pipeline_devices_take_the_smallest_limit_of_their_ranks() -> None:
+    cluster = Cluster.from_dict({"devices": "4xA100-80GB", "memory_limit": [40, 30, 20, 10]})
+
+    assert model_units(LLAMA, cluster, RunOptions(tensor=2)).memory_limit == (30, 10)
+    assert model_units(LLAMA, cluster).memory_limit == (40, 30, 20, 10)
+
+
+def test_devices_behind_a_switch_share_its_link_or_halve_their_bandwidth() -> None:
+    alone = model_units(LLAMA, Cluster.parse("4xA100-80GB"))
+    together = model_units(LLAMA, Cluster.parse("4xA100-80GB"), RunOptions(tensor=2))
+    hopper = model_units(LLAMA, Cluster.parse("4xH100-80GB"))
+
+    assert alone.link_groups == ((0, 1), (2, 3))
+    assert together.link_groups == hopper.link_groups == ()
+    assert alone.offload_bandwidth == 2 * together.offload_bandwidth  # type: ignore[operator]
+
+
+def test_messages_leave_the_node_when_the_run_does() -> None:
+    inside = model_units(LLAMA, A100S, RunOptions(), pipeline=8).communication
+    outside = model_units(LLAMA, A100S, RunOptions(), pipeline=16).communication
+
+    assert outside > 5 * inside
+
+
+@pytest.mark.parametrize(
+    ("options", "pipeline", "sentence"),
+    [
+        ({"tensor": 3}, None, "64 devices cannot be divided into groups of 3"),
+        ({"tensor": 0}, None, "tensor-parallel degree must be at least 1"),
+        ({"tensor": 64}, None, "32 attention heads cannot be divided over 64"),
+        ({}, 65, "65 pipeline devices of 1 ranks each need 65 devices, but the cluster has 64"),
+        ({"context": 2, "sequence_length": 5}, None, "A sequence of 5 cannot be divided over 2"),
+        ({"micro_batch_size": 0}, None, "at least one sequence of at least one token"),
+        ({"optimizer": "adagrad"}, None, "There is no optimizer 'adagrad'"),
+        ({"dtype": "fp8"}, None, "There is no dtype 'fp8'"),
+        ({"zero": 4}, None, "ZeRO has the levels 0, 1, 2 and 3, not 4"),
+        ({"data": 2, "expert": 2}, None, "0 experts cannot be divided over 2"),
+        ({"expert": 2}, None, "2 expert-parallel ranks do not divide the 1 x 1"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_with_a_sentence(
+    options: dict[str, Any], pipeline: int | None, sentence: str
+) -> None:
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        model_units(LLAMA, A100S, RunOptions(**options), pipeline=pipeline)
+
+
+def test_learned_positions_bound_the_sequence() -> None:
+    with pytest.raises(InputError, match="learned positions for 2048 tokens; a sequence of 4096 is too long"):
+        model_units(GPT3, A100S, RunOptions(sequence_length=4096))
