@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import zlib
 from collections.abc import Callable, Iterator
-from time import perf_counter
 
-import msgspec
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from debubble.ir import InputError, Kind, Plan, lower
-from debubble.ir.plan_file import encode
 from debubble.ir.trace import MemorySample, Trace, TraceEvent, TraceStep
-from debubble.runtime.assembly import DTYPES, build_part, check_runnable, tied_devices
-from debubble.runtime.batch import Batch, Rows, read_batch
-from debubble.runtime.guests import channels
+from debubble.runtime.assembly import DTYPES, HEAD_TABLE, build_part, check_runnable
+from debubble.runtime.batch import Batch, read_batch
 from debubble.runtime.interpreter import Interpreter, Ran, StepState
 from debubble.runtime.lanes import lanes_of
 from debubble.runtime.memory import Ledger
 from debubble.runtime.models import TABLE
 from debubble.runtime.operators import add_gradient
+from debubble.runtime.ranks import Ranks, default_device, default_transport
 from debubble.runtime.shape import read_shape
-from debubble.runtime.transport import Alone, Distributed, Transport
+from debubble.runtime.transport import Transport
 
 
 class Pipeline:
@@ -50,33 +45,32 @@ class Pipeline:
         transport: Transport | None = None,
         device: torch.device | None = None,
     ) -> None:
-        self._transport = transport or _transport()
-        check_runnable(plan, self._transport.size)
-        assert plan.model is not None
+        transport = transport or default_transport()
+        check_runnable(plan, transport.size)
         self.plan, self.seed = plan, seed
+        self._ranks = Ranks(plan, transport)
+        self._shape = read_shape(plan.model or {})
         self.steps = 0
         """Steps taken.  Set it when resuming: dropout masks follow from it."""
-        self.device = self._transport.rank % plan.devices
+        self.device = self._ranks.device
         """The pipeline device that this rank is."""
-        self._lanes = lanes_of(device or _device())
+        self._lanes = lanes_of(device or default_device())
         self._saved, self._mail = Ledger(self._lanes.device), Ledger(self._lanes.device)
-        self._part = build_part(
-            plan, self.device, model=model, seed=seed, on=self._lanes.device, ledger=self._saved
-        )  # fmt: skip
-        self._program = lower(plan.schedule, plan.costs)
-        self._open(model)
+        self._part = build_part(plan, self.device, model=model, seed=seed, on=self._lanes.device, ledger=self._saved)
+        program = lower(plan.schedule, plan.costs)
+        self._ranks.open(program, seed=seed, own_model=model is None)
         self._build_optimizers(optimizer)
         self._interpreter = Interpreter(
-            program=self._program,
+            program=program,
             device=self.device,
             stages=self._part.stages,
-            transport=self._transport,
-            rank_of={d: self._rank_of(d) for d in range(plan.devices)},
+            transport=transport,
+            rank_of=self._ranks.rank_of,
             lanes=self._lanes,
             mail=self._mail,
             weights=self._part.weights,
             optimizers=self._inside,
-            all_reduce=self._sum_over_replicas,
+            all_reduce=self._ranks.sum_over_replicas,
         )
         self._ran: list[Ran] = []
         self._origin = 0.0
@@ -88,18 +82,16 @@ class Pipeline:
         Returns the mean loss over all tokens, on every rank.  Raises InputError if the batch does not fit the plan or
         the other ranks'.
         """
-        plan, on = self.plan, self._lanes.device
-        rows = read_batch(batch, micro_batches=plan.micro_batches, device=on)
-        counted = self._agree(rows)
+        rows = read_batch(batch, micro_batches=self.plan.micro_batches, device=self._lanes.device)
+        counted, self._origin = self._ranks.agree(rows)
         before = self._set_aside_gradients()
-        seed = zlib.crc32(f"{self.seed} {self.steps} {self._replica}".encode())
-        tokens, micro_batches = rows.split(plan.micro_batches, scale=1 / counted, seed=seed)
-        assert plan.model is not None
+        seed = zlib.crc32(f"{self.seed} {self.steps} {self._ranks.replica}".encode())
+        tokens, micro_batches = rows.split(self.plan.micro_batches, scale=1 / counted, seed=seed)
         state = StepState(
             tokens=tokens,
             micro_batches=micro_batches,
-            boundary=[(*t.shape, read_shape(plan.model).hidden) for t in tokens],
-            dtype=DTYPES[plan.options.dtype],
+            boundary=[(*t.shape, self._shape.hidden) for t in tokens],
+            dtype=DTYPES[self.plan.options.dtype],
         )
         self._saved.start_step()
         self._mail.start_step()
@@ -141,7 +133,7 @@ class Pipeline:
         for name, parameter in self.named_parameters():
             if parameter.grad is not None and not self._is_second_copy(name):
                 total += parameter.grad.double().square().sum().to(total.device)
-        self._transport.all_reduce(total, self._pipeline_ranks)
+        self._ranks.sum_over_pipeline(total)
         norm = total.sqrt()
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for parameter in self.parameters():
@@ -205,47 +197,8 @@ class Pipeline:
 
     def gather_trace(self) -> Trace:
         """The whole trace of the last step, on every rank (of replica 0's ranks).  All ranks call it."""
-        parts = self._transport.gather(self.trace().to_json())
+        parts = self._ranks.transport.gather(self.trace().to_json())
         return Trace.joined([Trace.from_json(part) for part in parts[: self.plan.devices]])
-
-    def _rank_of(self, device: int) -> int:
-        return self._replica * self.plan.devices + device
-
-    @property
-    def _replica(self) -> int:
-        return self._transport.rank // self.plan.devices
-
-    @property
-    def _pipeline_ranks(self) -> tuple[int, ...]:
-        return tuple(self._rank_of(d) for d in range(self.plan.devices))
-
-    @property
-    def _tied_ranks(self) -> tuple[int, ...]:
-        return tuple(sorted(self._rank_of(d) for d in tied_devices(self.plan)))
-
-    def _sum_over_replicas(self, tensor: Tensor) -> None:
-        devices = self.plan.devices
-        ranks = tuple(replica * devices + self.device for replica in range(self.plan.options.data))
-        self._transport.all_reduce(tensor, ranks)
-
-    def _open(self, model: nn.Module | None) -> None:
-        """Agree with the other ranks on what runs, and open the channels and groups of all."""
-        content = msgspec.json.encode([encode(self.plan), self.seed, model is None])
-        told = self._transport.gather((zlib.crc32(content), socket.gethostname()))
-        for rank, (fingerprint, _) in enumerate(told):
-            if fingerprint != told[0][0]:
-                raise InputError(f"Rank {rank} has another plan, seed or model than rank 0.")
-        self._one_clock = len({host for _, host in told}) == 1
-        devices, replicas = self.plan.devices, range(self.plan.options.data)
-        offsets = [replica * devices for replica in replicas]
-        self._transport.open(
-            [(a + o, b + o, what) for o in offsets for a, b, what in channels(self._program)],
-            [
-                *(tuple(range(o, o + devices)) for o in offsets),
-                *(tuple(o + d for o in offsets) for d in range(devices)),
-                *(tuple(sorted(o + d for d in tied_devices(self.plan))) for o in offsets),
-            ],
-        )
 
     def _build_optimizers(self, make: Callable[[list[nn.Parameter]], Optimizer] | None) -> None:
         inside = sorted({op.stage for op in self.plan.schedule.operations if op.kind is Kind.S})
@@ -265,25 +218,6 @@ class Pipeline:
         if rest:
             self._outside.append(make(rest))
 
-    def _agree(self, rows: Rows) -> int:
-        """Tokens in the loss over all replicas; every rank of a replica must have the same rows."""
-        mine = (tuple(rows.tokens.shape), rows.counted, perf_counter())
-        told = self._transport.gather(mine)
-        devices = self.plan.devices
-        for rank, (shape, counted, _) in enumerate(told):
-            first = rank // devices * devices
-            if shape != told[0][0] or counted != told[first][1]:
-                raise InputError(
-                    f"Rank {rank} has a batch of shape {list(shape)} with {counted} targets, but rank {first} one of"
-                    f" {list(told[first][0])} with {told[first][1]}."
-                )
-        # Hosts have clocks of their own: there, all start when the last was ready.
-        self._origin = max(at for _, _, at in told) if self._one_clock else perf_counter()
-        total: int = sum(counted for rank, (_, counted, _) in enumerate(told) if rank % devices == 0)
-        if not total:
-            raise InputError("The batch has no target to learn from.")
-        return total
-
     def _set_aside_gradients(self) -> dict[nn.Parameter, Tensor]:
         """Gradients of earlier steps: they are reduced already.  The working copies get their masters' values."""
         before = {p: p.grad for p in self.parameters() if p.grad is not None}
@@ -297,37 +231,21 @@ class Pipeline:
         """Give every parameter its whole gradient: over replicas, and over both copies of a tied table."""
         for stage, weights in self._part.weights.items():
             if stage not in self._inside:
-                weights.finish(self._sum_over_replicas)
-        if self._transport.rank in self._tied_ranks:
-            name = TABLE[read_shape(self.plan.model or {}).is_gpt2]
-            table = self._part.masters[name if name in self._part.masters else "lm_head.weight"]
+                weights.finish(self._ranks.sum_over_replicas)
+        if self._ranks.shares_table:
+            name = TABLE[self._shape.is_gpt2]
+            table = self._part.masters[name if name in self._part.masters else HEAD_TABLE]
             if table.grad is None:
                 table.grad = torch.zeros_like(table)
-            self._transport.all_reduce(table.grad, self._tied_ranks)
+            self._ranks.sum_over_tied(table.grad)
 
     def _mean_loss(self, state: StepState) -> Tensor:
         total = torch.zeros((), dtype=torch.float64, device=self._lanes.device)
         for loss in state.losses.values():
             total += loss.double()
-        self._sum_over_replicas(total)
-        self._transport.all_reduce(total, self._pipeline_ranks)
+        self._ranks.sum_over_replicas(total)
+        self._ranks.sum_over_pipeline(total)
         return total.float() if self.plan.options.dtype != "fp64" else total
 
     def _is_second_copy(self, name: str) -> bool:
-        return name == "lm_head.weight" and self._transport.rank in self._tied_ranks
-
-
-def _transport() -> Transport:
-    import torch.distributed as dist
-
-    if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    return Distributed() if dist.is_initialized() else Alone()
-
-
-def _device() -> torch.device:
-    import torch.distributed as dist
-
-    if dist.is_initialized() and dist.get_backend() == "nccl":
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", torch.cuda.current_device())))
-    return torch.device("cpu")
+        return name == HEAD_TABLE and self._ranks.shares_table
