@@ -46,10 +46,10 @@ def portfolio(problem: Problem) -> Solution:
 
 
 def _choices(problem: Problem) -> Iterator[tuple[str, int]]:
-    """Schedules and chunks that go together; a schedule with a fixed number of chunks says so by refusing others."""
+    """Schedules and chunks that go together; a schedule without the option has a fixed number."""
     for name, entry in schedules.items():
         for chunks in problem.chunk_choices:
-            if chunks == 1 or "chunks" in entry.options or entry.default_chunks == chunks:
+            if "chunks" in entry.options or entry.default_chunks == chunks:
                 yield name, chunks
 
 
