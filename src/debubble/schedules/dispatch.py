@@ -156,8 +156,6 @@ class Greedy:
     """The wanted kind may be awaited while the other would delay it by more than this share of itself."""
     overlap: float = 0
     """Share of a W by which it may delay what is known to arrive."""
-    in_flight: int | None = None
-    """Most micro-batches between a stage's F and its backward."""
 
     def __call__(self, run: Run, device: int, now: Number) -> Op | None:
         backward, backward_at = self._backward(run, device, now)
@@ -208,7 +206,7 @@ class Greedy:
             j = run.forwards[s]
             if j == run.micro_batches or run.forward_at[s][j] == inf:
                 continue
-            if not run.fits(device, s, j) or (self.in_flight is not None and j - run.backwards[s] >= self.in_flight):
+            if not run.fits(device, s, j):
                 blocked = blocked or run.forward_at[s][j] <= now
                 continue
             at = min(at, run.forward_at[s][j])

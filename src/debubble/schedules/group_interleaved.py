@@ -9,6 +9,7 @@ each W by d backwards, as ZB-H1 does.  A group smaller than p holds less, and wa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 
 from debubble.ir import InputError, Kind, Op, Placement, Schedule, StageCosts
@@ -30,22 +31,29 @@ def group_interleaved(
     """Interleaved with groups of `group` micro-batches (default p) and W apart: (p + (v - 1) g) / v activations."""
     if group is not None and group < 1:
         raise InputError(f"A group needs at least one micro-batch, not {group}.")
-    sizes = group_sizes(micro_batches, group or devices)
+    return with_delays("group-interleaved", devices, micro_batches, chunks, group or devices, delays=range(devices))
+
+
+def with_delays(
+    name: str, devices: int, micro_batches: int, chunks: int, group: int, *, delays: Sequence[int]
+) -> Schedule:
+    """The schedule with W on device d delayed by `delays[d]` backwards: less memory and more bubble than with d."""
+    sizes = group_sizes(micro_batches, group)
     forwards = turns(sizes, range(chunks))
     backwards = turns(sizes, range(chunks)[::-1])
     orders = []
-    for d in range(devices):
+    for d, delay in enumerate(delays):
         ahead = devices - d + (chunks - 1) * max(sizes)
         order = [Op(Kind.F, c * devices + d, j) for c, j in forwards[:ahead]]
         for k, (c, j) in enumerate(backwards):
             order.append(Op(Kind.I, c * devices + d, j))
-            if k >= d:
-                order.append(_weight(backwards[k - d], d, devices))
+            if k >= delay:
+                order.append(_weight(backwards[k - delay], d, devices))
             order += [Op(Kind.F, c * devices + d, j) for c, j in forwards[ahead + k : ahead + k + 1]]
-        order += [_weight(turn, d, devices) for turn in backwards[max(len(backwards) - d, 0) :]]
+        order += [_weight(turn, d, devices) for turn in backwards[max(len(backwards) - delay, 0) :]]
         orders.append(tuple(order))
     return Schedule(
-        name="group-interleaved",
+        name=name,
         placement=Placement.looped(devices, chunks),
         micro_batches=micro_batches,
         orders=tuple(orders),

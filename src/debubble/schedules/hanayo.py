@@ -1,0 +1,35 @@
+"""Hanayo: micro-batches run through the devices in waves, down and up again, several times.
+
+Source: Liu et al., Hanayo, SC 2023 (arXiv:2308.15762).  A wave is two chunks, so W waves are v = 2 W chunks in a zigzag.
+
+The order is found as the paper finds it, by running the step event by event: of what has arrived a device takes the
+oldest micro-batch, backwards first or in turn with forwards, as long as memory for p micro-batches lasts.
+"""
+
+from __future__ import annotations
+
+from debubble.ir import Placement, Schedule, StageCosts
+from debubble.schedules.dispatch import Greedy, Run
+from debubble.schedules.registry import schedule
+from debubble.schedules.shaping import room_within
+
+
+@schedule(
+    "hanayo",
+    paper="Hanayo, SC 2023",
+    bubble="about 4 (p - 1) f / v, for m = p and b = 2 f",
+    memory="min(m, p)",
+    default_chunks=2,
+    peak=lambda p, m, v: min(m, p),
+)
+def hanayo(*, devices: int, micro_batches: int, chunks: int = 2, costs: StageCosts | None = None) -> Schedule:
+    """Waves on a zigzag of v chunks (v = 2 per wave): less bubble with every wave, in 1F1B's memory."""
+    placement = Placement.v_shape(devices, chunks)
+    costs = costs or StageCosts.of(stages=placement.stages)
+    room = room_within(placement, costs, devices)
+    outcomes = [Run(placement, micro_batches, costs, room, split=False)(rule) for rule in _RULES]
+    best = min((o for o in outcomes if o is not None), key=lambda o: o.makespan)
+    return Schedule(name="hanayo", placement=placement, micro_batches=micro_batches, orders=best.orders)
+
+
+_RULES = (Greedy(in_turn=False), Greedy(in_turn=True), Greedy(in_turn=True, patience=0.5))

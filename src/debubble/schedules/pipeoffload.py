@@ -1,0 +1,143 @@
+"""PipeOffload: activations go to the host between forward and backward, as many as the link can carry unseen.
+
+Source: Wan et al., PipeOffload, ICML 2025.  Its B is our I; the order of computation is its GIS (`group_interleaved`).
+
+What lives long costs most memory, so the longest-lived chunks of a device go first: half of them (`offload="half"`), all
+(`"full"`), or, under a memory limit, the fewest that make it fit.  What lives for less than the way there and back stays.
+The original offloads whole chunks on a fixed grid of copies, and refuses what misses it.  Here O follows its F, L is
+placed to end when its I starts, and lowering makes each wait for the link and for memory explicit: what the bandwidth
+cannot carry in time shows in the timeline as a wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+from debubble.ir import InputError, Kind, Lane, Number, Op, OutOfMemoryError, Schedule, StageCosts
+from debubble.ir.admission import Admission
+from debubble.schedules.group_interleaved import with_delays
+from debubble.schedules.registry import schedule
+from debubble.simulator import Timeline, simulate
+
+STEPS = 4
+"""Under a limit a stage's micro-batches are offloaded in shares of one over this."""
+
+
+@schedule(
+    "pipeoffload",
+    paper="PipeOffload, ICML 2025",
+    bubble="(p - 1)(f + i - w) / v where the link keeps up",
+    memory="about p / 2 for half, less for full, or memory_limit",
+    default_chunks=2,
+)
+def pipeoffload(
+    *,
+    devices: int,
+    micro_batches: int,
+    chunks: int = 2,
+    costs: StageCosts | None = None,
+    offload: Literal["half", "full"] | None = None,
+    memory_limit: Number | Sequence[Number] | None = None,
+    group: int | None = None,
+) -> Schedule:
+    """Group-interleaved with the longest-lived activations on the host.
+
+    `offload`: `half` or `full`; by default what the memory limit (bytes per device, as in StageCosts) asks for, and half
+    without one.  `group`: as in `group-interleaved`.  Raises OutOfMemoryError if even offloading all does not fit.
+    """
+    if offload not in (None, "half", "full"):
+        raise InputError(f"'offload' is {offload!r}; it must be 'half' or 'full'.")
+    base = with_delays("pipeoffload", devices, micro_batches, chunks, group or devices, delays=[0] * devices)
+    costs = costs or StageCosts.of(stages=base.stages)
+    if costs.offload is None:
+        costs = costs.replace(offload=[f / 2 for f in costs.forward], reload=None)
+    if memory_limit is not None:
+        costs = costs.with_limit(memory_limit)
+    timeline = simulate(base, costs.with_limit(None))
+    orders = tuple(_Device(base, costs, timeline, d).order(offload) for d in range(devices))
+    return replace(base, orders=orders)
+
+
+class _Device:
+    """One device's list, and the times that its operations had without transfers."""
+
+    def __init__(self, base: Schedule, costs: StageCosts, timeline: Timeline, device: int) -> None:
+        self.base, self.costs, self.device = base, costs, device
+        self.compute = base.orders[device]
+        times = {o.op: o for o in timeline.compute[device]}
+        self.start = {op: times[op].start for op in self.compute}
+        self.end = {op: times[op].end for op in self.compute}
+        self.position = {op: at for at, op in enumerate(self.compute)}
+        held = base.placement.stages_of[device]
+        self.longest_lived = sorted(held, key=lambda s: (-self._life(s, base.micro_batches // 2), s))
+
+    def order(self, offload: str | None) -> tuple[Op, ...]:
+        """The list with transfers: of half or all stages, or of the fewest that make it fit."""
+        stages = len(self.longest_lived)
+        if offload is not None:
+            return self._with_transfers(stages * STEPS if offload == "full" else (stages + 1) // 2 * STEPS)
+        limit = self.costs.limit_of(self.device)
+        if limit is None:
+            return self._with_transfers((stages + 1) // 2 * STEPS)
+        for level in range(stages * STEPS + 1):
+            order = self._with_transfers(level)
+            try:
+                self._admit(order, limit)
+            except OutOfMemoryError:
+                if level == stages * STEPS:
+                    raise
+            else:
+                return order
+        raise AssertionError("the last level returns or raises")
+
+    def _admit(self, order: tuple[Op, ...], limit: Number) -> None:
+        orders = self.base.orders
+        schedule = replace(self.base, orders=(*orders[: self.device], order, *orders[self.device + 1 :]))
+        admission = Admission(schedule, self.costs, self.device, self.costs.static_of(self.device), limit)
+        for op in order:
+            admission.admit(op)
+
+    def _with_transfers(self, level: int) -> tuple[Op, ...]:
+        """The list with O and L of the first `level` shares: of the longest-lived stages, every micro-batch and a part
+        of the next stage's."""
+        moved = [
+            (s, j)
+            for rank, s in enumerate(self.longest_lived)
+            for j in range(self.base.micro_batches)
+            if rank * STEPS + j % STEPS < level and self._life(s, j) >= self._there(s, j) + self._back(s, j)
+        ]
+        loads = self._load_positions(moved)
+        order: list[Op] = []
+        chosen = set(moved)
+        for position, op in enumerate(self.compute):
+            order += [op, *loads.get(position, [])]
+            if op.kind is Kind.F and (op.stage, op.micro_batch) in chosen:
+                order.append(Op(Kind.O, op.stage, op.micro_batch))
+        return tuple(order)
+
+    def _load_positions(self, moved: list[tuple[int, int]]) -> dict[int, list[Op]]:
+        """Position -> the reloads that may start with that operation: the last at which each is still in time."""
+        wanted = sorted((self.start[Op(Kind.I, s, j)], s, j) for s, j in moved)
+        loads: dict[int, list[Op]] = {}
+        position = len(self.compute) - 1
+        latest = self.end[self.compute[-1]]
+        for needed, s, j in reversed(wanted):
+            latest = min(latest, needed) - self._back(s, j)
+            while position and self.start[self.compute[position]] > latest:
+                position -= 1
+            loads.setdefault(max(position, self.position[Op(Kind.F, s, j)] + 1), []).insert(0, Op(Kind.L, s, j))
+        return loads
+
+    def _life(self, stage: int, j: int) -> Number:
+        """From the end of the forward to the start of the backward."""
+        return self.start[Op(Kind.I, stage, j)] - self.end[Op(Kind.F, stage, j)]
+
+    def _there(self, stage: int, j: int) -> Number:
+        assert self.costs.offload is not None
+        return self.costs.offload[stage] * self.costs.scale_of(j)
+
+    def _back(self, stage: int, j: int) -> Number:
+        assert self.costs.reload is not None
+        return self.costs.reload[stage] * self.costs.scale_of(j)
