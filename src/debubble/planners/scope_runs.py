@@ -22,6 +22,8 @@ class Option:
     """One recomputation strategy r of a layer type: GetCompCost(t, r) and GetMemCost(t, r)."""
 
     strategy: str
+    each: tuple[str, ...]
+    """The strategy of each of the layer's units: `none` for those that lack this one."""
     time: float
     """Forward and backward with recomputation, per micro-batch."""
     recompute: float
@@ -104,6 +106,7 @@ def _option(layer: Sequence[Unit], strategy: str) -> Option:
     recompute = float(sum(s.recompute for s in chosen))
     return Option(
         strategy=strategy,
+        each=tuple(strategy if strategy in u.strategies else "none" for u in layer),
         time=float(sum(u.work for u in layer)) + recompute,
         recompute=recompute,
         activation=float(sum(s.activation for s in chosen)),
@@ -122,7 +125,7 @@ def assigned(found: Sequence[Run], layers: Sequence[Sequence[Sequence[int]]]) ->
             here = [option for o, option in enumerate(run.options) for _ in range(layers[r][o][stage])]
             for option in here:
                 begin = run.first + used[r] * run.size
-                units += [(i, option.strategy) for i in range(begin, begin + run.size)]
+                units += list(enumerate(option.each, start=begin))
                 used[r] += 1
         partition.append(units)
     return partition
