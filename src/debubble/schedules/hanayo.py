@@ -1,6 +1,6 @@
 """Hanayo: micro-batches run through the devices in waves, down and up again, several times.
 
-Source: Liu et al., Hanayo, SC 2023 (arXiv:2308.15762).  A wave is two chunks, so W waves are v = 2 W chunks in a zigzag.
+Source: Liu et al., Hanayo, SC 2023 (arXiv:2308.15762).  A wave is two chunks: W waves are v = 2 W chunks in a zigzag.
 
 The order is found as the paper finds it, by running the step event by event: of what has arrived a device takes the
 oldest micro-batch, backwards first or in turn with forwards, as long as memory for p micro-batches lasts.

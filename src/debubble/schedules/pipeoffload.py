@@ -2,8 +2,11 @@
 
 Source: Wan et al., PipeOffload, ICML 2025.  Its B is our I; the order of computation is its GIS (`group_interleaved`).
 
-What lives long costs most memory, so the longest-lived chunks of a device go first: half of them (`offload="half"`), all
-(`"full"`), or, under a memory limit, the fewest that make it fit.  What lives for less than the way there and back stays.
+What lives long costs most memory, so the longest-lived chunks of a device go first: half of them (`offload="half"`),
+all (`"full"`), or, under a memory limit, the fewest that make it fit.  What lives for less than the way there and back
+stays.  I and W stand together, which needs least memory; under a limit that leaves room, W is delayed as in
+`group_interleaved`.
+
 The original offloads whole chunks on a fixed grid of copies, and refuses what misses it.  Here O follows its F, L is
 placed to end when its I starts, and lowering makes each wait for the link and for memory explicit: what the bandwidth
 cannot carry in time shows in the timeline as a wait.
@@ -13,9 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
-from debubble.ir import InputError, Kind, Lane, Number, Op, OutOfMemoryError, Schedule, StageCosts
+from debubble.ir import InputError, Kind, Number, Op, OutOfMemoryError, Schedule, StageCosts
 from debubble.ir.admission import Admission
 from debubble.schedules.group_interleaved import with_delays
 from debubble.schedules.registry import schedule
@@ -44,19 +48,31 @@ def pipeoffload(
 ) -> Schedule:
     """Group-interleaved with the longest-lived activations on the host.
 
-    `offload`: `half` or `full`; by default what the memory limit (bytes per device, as in StageCosts) asks for, and half
-    without one.  `group`: as in `group-interleaved`.  Raises OutOfMemoryError if even offloading all does not fit.
+    `offload`: `half` or `full`; by default what the memory limit (bytes per device, as in StageCosts) asks for, and
+    half without one.  `group`: as in `group-interleaved`.  Raises OutOfMemoryError if even offloading all does not fit.
     """
     if offload not in (None, "half", "full"):
         raise InputError(f"'offload' is {offload!r}; it must be 'half' or 'full'.")
-    base = with_delays("pipeoffload", devices, micro_batches, chunks, group or devices, delays=[0] * devices)
-    costs = costs or StageCosts.of(stages=base.stages)
+    costs = costs or StageCosts.of(stages=devices * chunks)
     if costs.offload is None:
         costs = costs.replace(offload=[f / 2 for f in costs.forward], reload=None)
     if memory_limit is not None:
         costs = costs.with_limit(memory_limit)
+    build = partial(with_delays, "pipeoffload", devices, micro_batches, chunks, group or devices)
+    together = partial(_with_transfers, build(delays=[0] * devices), costs, offload)
+    if offload is not None or costs.memory_limit is None:
+        return together()
+    # W may only wait where memory is left for it.
+    try:
+        delayed = _with_transfers(build(delays=range(devices)), costs, None)
+    except OutOfMemoryError:
+        return together()
+    return min(together(), delayed, key=lambda s: simulate(s, costs).makespan)
+
+
+def _with_transfers(base: Schedule, costs: StageCosts, offload: str | None) -> Schedule:
     timeline = simulate(base, costs.with_limit(None))
-    orders = tuple(_Device(base, costs, timeline, d).order(offload) for d in range(devices))
+    orders = tuple(_Device(base, costs, timeline, d).order(offload) for d in range(base.devices))
     return replace(base, orders=orders)
 
 
