@@ -16,10 +16,15 @@ class Speed:
     element: int
     """Bytes of a number."""
 
+    @property
+    def peak(self) -> float:
+        """Operations per second at most: tensor cores take fp32 (as TF32) at half the pace of bf16."""
+        return self.hardware.flops * 2 / max(self.element, 2)
+
     def matmul(self, m: float, k: float, n: float) -> float:
         """An (m, k) matrix times a (k, n) one."""
         hw = self.hardware
-        compute = 2 * m * k * n / (hw.flops * share(hw.efficiency.matmul, min(m, k, n)))
+        compute = 2 * m * k * n / (self.peak * share(hw.efficiency.matmul, min(m, k, n)))
         return max(compute + hw.efficiency.launch, self.stream(self.element * (m * k + k * n + m * n)))
 
     def stream(self, size: float) -> float:
@@ -33,7 +38,7 @@ class Speed:
     def attention(self, flops: float, *, rows: float, backward: bool = False) -> float:
         """A fused attention core of so many operations, over so many query rows."""
         e = self.hardware.efficiency
-        return e.launch + flops / (self.hardware.flops * share(e.attention_backward if backward else e.attention, rows))
+        return e.launch + flops / (self.peak * share(e.attention_backward if backward else e.attention, rows))
 
     def gather(self, size: float, ranks: int, *, beside: int) -> float:
         """All-gather or reduce-scatter of `size` bytes in total over a ring with `beside` neighbours in each node.
