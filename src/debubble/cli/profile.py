@@ -58,7 +58,7 @@ def profile(
 
 def _table(units: Units) -> Table:
     """One row per type of unit and strategy."""
-    table = Table(box=None)
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
     for name in ("unit", "strategy", "forward", "backward", "weights", "recompute", "keeps"):
         table.add_column(name, no_wrap=True, justify="left" if name in ("unit", "strategy") else "right")
     for unit in {unit.type: unit for unit in units.units}.values():
@@ -71,12 +71,12 @@ def _table(units: Units) -> Table:
                     name,
                     *(_milliseconds(time) if first else "" for time in times),
                     "" if first else _milliseconds(strategy.recompute),
-                    f"{float(strategy.activation) / 2**20:.2f} MiB",
+                    f"{float(strategy.activation) / 2**20:.2f}",
                 )
-    link = "not measured" if not units.communication else _milliseconds(units.communication)
-    table.caption = f"message between stages {link}, host link {float(units.offload_bandwidth or 0) / 1e9:.1f} GB/s"
+    link = f"message {_milliseconds(units.communication)} ms, " if units.communication else ""
+    table.caption = f"ms and MiB; {link}host link {float(units.offload_bandwidth or 0) / 1e9:.1f} GB/s"
     return table
 
 
 def _milliseconds(seconds: Number) -> str:
-    return f"{float(seconds) * 1e3:.2f} ms"
+    return f"{float(seconds) * 1e3:.2f}"

@@ -20,7 +20,7 @@ from debubble.training.report import available_cores
 
 MODEL = ["llama-tiny"]
 SHAPE = ["--sequence-length", "256", "--dtype", "fp32"]
-CLUSTER = ["--cluster", "4xCPU", "--micro-batches", "8", "--memory-limit", "66MiB"]
+CLUSTER = ["--cluster", "4xCPU", "--micro-batches", "8", "--memory-limit", "48MiB"]
 
 
 def demo(
