@@ -25,6 +25,11 @@ def compute_only(plan: Plan, *, target: str) -> Reduction:
     Raises ExportError if it then no longer fits in memory.
     """
     s = plan.schedule
+    if any(op.kind is Kind.D for op in s.operations):
+        raise ExportError(
+            f"{target} keeps all optimizer states on the devices, and this plan keeps some on the host to fit; plan"
+            " again with a planner that does not, such as scope."
+        )
     reduced = replace(
         s,
         orders=tuple(tuple(op for op in order if op.kind in _COMPUTE) for order in s.orders),
@@ -38,7 +43,7 @@ def compute_only(plan: Plan, *, target: str) -> Reduction:
     if s.explicit_recompute:
         losses.append("Recomputation that the plan places in bubbles happens right before the backward.")
     if any(op.kind not in (*_COMPUTE, Kind.O, Kind.L, Kind.R) for op in s.operations):
-        losses.append("Optimizer steps and gradient transfers between the micro-batches move to the end of the step.")
+        losses.append("Optimizer steps and gradient reductions among the micro-batches move to the end of the step.")
     if not losses:
         return Reduction(reduced, ())
     predicted = plan.simulate().makespan

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from debubble.exports.whole_layers import to_whole_layers
 from debubble.ir import Plan
 from debubble.registry import Registry
 
@@ -30,9 +31,15 @@ exports: Registry[Exporter] = Registry("debubble.exports", what="export target")
 
 
 def exporter(name: str) -> Callable[[Exporter], Exporter]:
-    """Register an exporter under its target's name."""
+    """Register an exporter under its target's name; it is given plans of whole layers, if possible."""
 
     def register(export: Exporter) -> Exporter:
-        return exports.add(name, export)
+        def with_whole_layers(plan: Plan, /) -> Export:
+            whole, losses = to_whole_layers(plan)
+            made = export(whole)
+            return replace(made, losses=(*losses, *made.losses))
+
+        exports.add(name, with_whole_layers)
+        return export
 
     return register

@@ -95,7 +95,9 @@ def _draw_device(axes: Axes, scene: Scene, device: int, inches_per_time: float) 
                 axes.text(*where, label, ha="center", va="center", fontsize=7.5, color=ink, clip_on=True)
     for (color, computes), spans in bars.items():
         height = (device - 0.4, 0.66) if computes else (device + 0.3, 0.13)
-        axes.broken_barh(spans, height, facecolor=color, edgecolor="white", linewidth=0.4 if computes else 0)
+        # Bars that are hardly wider than their edges would drown in white.
+        wide = computes and min(duration for _, duration in spans) * inches_per_time > 0.05
+        axes.broken_barh(spans, height, facecolor=color, edgecolor="white", linewidth=0.4 if wide else 0)
     for color, spans in recompute.items():
         axes.broken_barh(spans, (device - 0.4, 0.66), facecolor=color, linewidth=0)
 

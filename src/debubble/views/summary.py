@@ -136,7 +136,7 @@ def why_not_faster(scene: Scene) -> str:
     parts = {f"computing on device {first}": compute.pop(first), "computing on other devices": sum(compute.values())}
     makespan = scene.timeline.makespan
     parts |= {what: other[what] for what in sorted(other, key=lambda what: -other[what])}
-    parts["waiting for nothing in particular"] = makespan - sum(parts.values())
+    parts["between operations"] = makespan - sum(parts.values())
     words = [f"{percent(time, makespan)} {what}" for what, time in parts.items() if time > makespan / 2000]
     return f"The critical path spends {', '.join(words)}."
 

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import debubble as db
+from debubble.costs import Cluster, Model, model_units
+from debubble.exports import exports
+from debubble.exports.whole_layers import to_whole_layers
+from debubble.ir import ExportError, Plan, RunOptions
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "vocab_size": 16384,
+}
+CLUSTER = "2xA100-80GB"
+
+
+def plan(first_stage: int, *, memory_limit: float | None = None) -> Plan:
+    """Two devices under 1F1B; the first holds that many of the ten units (embedding, eight half-layers, head)."""
+    cluster = Cluster.parse(CLUSTER)
+    units = model_units(Model.from_hf(CONFIG), cluster, RunOptions(), pipeline=2)
+    schedule = db.schedules["1f1b"](devices=2, micro_batches=4)
+    partition = [[(i, "none") for i in range(first_stage)], [(i, "none") for i in range(first_stage, 10)]]
+    return Plan(
+        planner="hand",
+        schedule=schedule,
+        costs=units.stage_costs(partition, schedule.placement).with_limit(memory_limit),
+        lower_bound=0,
+        partition=units.planned(partition),
+        model=CONFIG,
+        cluster=cluster.to_dict(),
+    )
+
+
+def test_a_layer_that_two_stages_share_moves_to_one_of_them() -> None:
+    """The first stage holds two and a half layers; the head makes the second the slower one."""
+    made = exports["megatron"](plan(6))
+
+    assert '--pipeline-model-parallel-layout "Et*3|tL"' in made.files["megatron-arguments.txt"]
+    assert made.losses[0].startswith("One stage ends within a layer; with whole layers the step is predicted to take ")
+
+
+def test_it_moves_to_the_side_that_is_faster() -> None:
+    shared = plan(6)
+    whole, _ = to_whole_layers(shared)
+
+    assert whole.simulate().makespan == min(plan(n).simulate().makespan for n in (5, 7))
+    assert len(whole.partition[0]) in (5, 7)
+
+
+def test_it_never_moves_to_where_memory_does_not_suffice() -> None:
+    """Device 0, with two micro-batches in flight, has room for two and a half layers but not for three."""
+    limit = float(max(plan(6).simulate().peak_memory))
+    assert max(plan(5).simulate().peak_memory) <= limit < max(plan(7).simulate().peak_memory)
+
+    whole, _ = to_whole_layers(plan(6, memory_limit=limit))
+
+    assert len(to_whole_layers(plan(6))[0].partition[0]) == 7
+    assert len(whole.partition[0]) == 5
+
+
+def test_whole_layers_stay_where_they_are() -> None:
+    whole = plan(5)
+
+    assert to_whole_layers(whole) == (whole, ())
+
+
+def test_a_plan_whose_costs_were_measured_is_not_repartitioned_by_computed_ones() -> None:
+    shared = plan(6)
+    measured = replace(shared, costs=shared.costs.replace(forward=[1.0, 2.0]))
+
+    with pytest.raises(ExportError, match="Stage 0 holds only the attention half of layer 2"):
+        exports["megatron"](measured)
