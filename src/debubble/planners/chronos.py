@@ -2,45 +2,49 @@
 
 Source: Lin et al., ChronosPipe; the paper combines the parts by hand and names no planner, so the search is ours.
 
-It chooses the number of chunks, what recomputes (whole shallow chunks, part of the next, cheap operators in the rest),
-whose optimizer states live on the host, whose activations go there, and how many micro-batches reduce their gradients
-together.  For each combination, the least recomputation that fits is found by bisection on a short run, which has the
-same steady phase; those that promise to be fastest are then simulated whole.
+It chooses the number of chunks, what recomputes, whose optimizer states live on the host, whose activations go there,
+and how many micro-batches reduce their gradients together.  What recomputes follows the paper's principle in general
+form: first what takes the least time per byte and time that the byte would live, so shallow chunks before deep ones,
+and cheap operators before whole layers.  For each combination, how much of that order is needed is found by bisection
+on a short run, which has the same steady phase; those that promise to be fastest are then simulated whole.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from debubble.ir import DebubbleError, InfeasibleError, Number
-from debubble.planners.chronos_settings import STEPS_PER_CHUNK, Setting, build, settings
+from debubble.planners.chronos_settings import Increment, Setting, build, increments, settings
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planner
 from debubble.simulator import simulate
 
 FINALISTS = 6
+SEARCH = 0.7
+"""Share of the effort after which no further combination is tried."""
 
 
 @dataclass(frozen=True)
 class _Fit:
-    """A setting with the recomputation that it needs, in quarters of chunks, and what a whole run may take."""
+    """A setting with the recomputation that it needs, and what a whole run may take."""
 
     setting: Setting
-    steps: int
+    taken: Sequence[Increment]
     expected: Number
 
 
-@planner("chronos", paper="ChronosPipe")
+@planner("chronos", paper="ChronosPipe", searches=True)
 def chronos(problem: Problem) -> Solution:
     """The fastest ChronosPipe that fits: chunks, recomputation, offloaded states and activations, and groups."""
-    deadline = time.perf_counter() + problem.effort
+    start = time.perf_counter()
     fits: list[_Fit] = []
     reason: DebubbleError | None = None
     for setting in settings(problem):
-        if fits and time.perf_counter() > deadline:
+        if fits and time.perf_counter() > start + SEARCH * problem.effort:
             break
-        if any(fit.steps == 0 and fit.setting.saves_no_more_than(setting) for fit in fits):
+        if any(not fit.taken and fit.setting.saves_no_more_than(setting) for fit in fits):
             continue
         try:
             fits.append(_least_recomputation(problem, setting))
@@ -49,9 +53,9 @@ def chronos(problem: Problem) -> Solution:
     fits.sort(key=lambda fit: fit.expected)
     best: tuple[Number, Solution] | None = None
     for rank, fit in enumerate(fits):
-        if best is not None and rank >= FINALISTS:
+        if best is not None and (rank >= FINALISTS or time.perf_counter() > start + problem.effort):
             break
-        solution = build(problem, fit.setting, steps=fit.steps, micro_batches=problem.micro_batches)
+        solution = build(problem, fit.setting, fit.taken, micro_batches=problem.micro_batches)
         try:
             makespan = simulate(solution.schedule, solution.costs).makespan
         except InfeasibleError as error:
@@ -68,20 +72,21 @@ def _least_recomputation(problem: Problem, setting: Setting) -> _Fit:
     """Raises InfeasibleError if not even full recomputation fits."""
     short = min(problem.micro_batches, (2 * problem.devices + 4) * setting.group)
 
-    def expected(steps: int) -> Number:
-        solution = build(problem, setting, steps=steps, micro_batches=short)
+    def expected(taken: Sequence[Increment]) -> Number:
+        solution = build(problem, setting, taken, micro_batches=short)
         timeline = simulate(solution.schedule, solution.costs)
         return timeline.makespan + (problem.micro_batches - short) * max(timeline.busy) / short
 
-    low, high = 0, STEPS_PER_CHUNK * setting.chunks
     try:
-        return _Fit(setting, 0, expected(0))
+        return _Fit(setting, (), expected(()))
     except InfeasibleError:
-        least = expected(high)
+        order = increments(problem, setting)
+        best = _Fit(setting, order, expected(order))
+    low, high = 0, len(order)
     while low + 1 < high:
         middle = (low + high) // 2
         try:
-            least, high = expected(middle), middle
+            best, high = _Fit(setting, order[:middle], expected(order[:middle])), middle
         except InfeasibleError:
             low = middle
-    return _Fit(setting, high, least)
+    return best

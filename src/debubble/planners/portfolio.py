@@ -22,7 +22,7 @@ FINALISTS = 3
 """Schedules whose partition is searched."""
 
 
-@planner("portfolio", paper="debubble's own")
+@planner("portfolio", paper="debubble's own", searches=True)
 def portfolio(problem: Problem) -> Solution:
     """Try every schedule with every number of chunks, partition and recompute to fit."""
     deadline = time.perf_counter() + problem.effort

@@ -59,6 +59,8 @@ class PlannerEntry:
     name: str
     find: Callable[[Problem], Solution]
     paper: str
+    searches: bool
+    """Whether it uses the problem's effort, rather than answering at once."""
 
     @property
     def summary(self) -> str:
@@ -68,24 +70,30 @@ class PlannerEntry:
         """Plan, and verify the answer by simulating it.  Raises InfeasibleError if nothing fits."""
         start = time.perf_counter()
         solution = self.find(problem)
-        timeline = simulate(solution.schedule, solution.costs)
-        return Result(
-            planner=self.name,
-            solution=solution,
-            timeline=timeline,
-            lower_bound=max(solution.lower_bound, lower_bound(problem)),
-            solve_seconds=time.perf_counter() - start,
-        )
+        return verified(self.name, problem, solution, time.perf_counter() - start)
+
+
+def verified(name: str, problem: Problem, solution: Solution, solve_seconds: float) -> Result:
+    """A planner's answer, lowered under the limit and simulated; raises what lowering and simulation raise."""
+    return Result(
+        planner=name,
+        solution=solution,
+        timeline=simulate(solution.schedule, solution.costs),
+        lower_bound=max(solution.lower_bound, lower_bound(problem)),
+        solve_seconds=solve_seconds,
+    )
 
 
 planners: Registry[PlannerEntry] = Registry("debubble.planners", what="planner")
 
 
-def planner(name: str, *, paper: str) -> Callable[[Callable[[Problem], Solution]], Callable[[Problem], Solution]]:
+def planner(
+    name: str, *, paper: str, searches: bool = False
+) -> Callable[[Callable[[Problem], Solution]], Callable[[Problem], Solution]]:
     """Register a planner under its name, with its source."""
 
     def register(find: Callable[[Problem], Solution]) -> Callable[[Problem], Solution]:
-        planners.add(name, PlannerEntry(name, find, paper))
+        planners.add(name, PlannerEntry(name, find, paper, searches))
         return find
 
     return register

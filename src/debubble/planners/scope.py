@@ -32,7 +32,7 @@ FINALISTS = 3
 """Answers from which the local search goes on."""
 
 
-@planner("scope", paper="SCOPE, DPEXA 2025")
+@planner("scope", paper="SCOPE, DPEXA 2025", searches=True)
 def scope(problem: Problem) -> Solution:
     """Assign layers with their strategies to stages and chunks by an integer programme, re-scored by simulation."""
     return plan(problem)
