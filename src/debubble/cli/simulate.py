@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +11,8 @@ import typer
 from debubble.cli import options as o
 from debubble.cli.app import app
 from debubble.cli.output import Json, console, print_json
-from debubble.ir import InputError, Plan, Schedule, StageCosts
+from debubble.ir import InputError, Plan, RunOptions, Schedule, StageCosts
+from debubble.simulator import Timeline
 
 
 @app.command()
@@ -44,6 +46,7 @@ def simulate(
     """Simulate a plan, or a schedule by name with costs, with a model, or with unit costs."""
     from debubble import simulate as run
 
+    tail = 0.0
     if schedule is None and csv is None:
         if source is None:
             raise InputError("Give a plan file, or a schedule with --schedule NAME (see `debubble schedules`).")
@@ -52,34 +55,43 @@ def simulate(
         if memory_limit is not None:
             stage_costs = stage_costs.with_limit(o.abstract_limit(memory_limit))
     elif source is not None and schedule is not None:
-        from debubble.costs import named_model
+        from debubble.costs import named_model, step_tail
         from debubble.planners.fixed import fixed_configuration
 
         if costs is not None:
             raise InputError("Give either MODEL or --costs, not both.")
-        chosen, stage_costs = fixed_configuration(
-            named_model(source), o.cluster_of(cluster), schedule=schedule, micro_batches=micro_batches,
-            pipeline=pipeline, chunks=chunks, recompute=recompute, memory_limit=memory_limit,
-            schedule_options=_given(option), tensor=tensor, data=data, context=context,
-            micro_batch_size=micro_batch_size, sequence_length=sequence_length, optimizer=optimizer, zero=zero,
-            dtype=dtype,
+        model, where = named_model(source), o.cluster_of(cluster)
+        options = RunOptions(
+            tensor=tensor, data=data, context=context, micro_batch_size=micro_batch_size,
+            sequence_length=sequence_length, optimizer=optimizer, zero=zero, dtype=dtype,
         )  # fmt: skip
+        chosen, stage_costs = fixed_configuration(
+            model, where, schedule=schedule, micro_batches=micro_batches, pipeline=pipeline, chunks=chunks,
+            recompute=recompute, memory_limit=memory_limit, schedule_options=_given(option), **asdict(options),
+        )  # fmt: skip
+        tail = step_tail(model, where, options, pipeline=pipeline)
     else:
         limit = o.abstract_limit(memory_limit)
         chosen, stage_costs = _abstract(schedule, csv, costs, devices, micro_batches, chunks, limit, _given(option))
-    timeline = run(chosen, stage_costs)
+    _show(run(chosen, stage_costs), tail=tail, json=json)
+
+
+def _show(timeline: Timeline, *, tail: float, json: bool) -> None:
+    """`tail`: seconds that a model's step takes after its pipeline."""
+    schedule = timeline.program.schedule
     if json:
         print_json(
             {
-                "schedule": chosen.name,
+                "schedule": schedule.name,
                 "makespan": timeline.makespan,
                 "span": timeline.span,
+                "step_time": timeline.makespan + tail,
                 "ideal_fraction": timeline.ideal_fraction,
                 "bubble_fraction": timeline.bubble_fraction,
                 "peak_memory": list(timeline.peak_memory),
-                "devices": chosen.devices,
-                "stages": chosen.stages,
-                "micro_batches": chosen.micro_batches,
+                "devices": schedule.devices,
+                "stages": schedule.stages,
+                "micro_batches": schedule.micro_batches,
                 "operations": len(timeline.operations),
             }
         )
@@ -87,6 +99,9 @@ def simulate(
     from debubble.views.terminal import render
 
     console().print(render(timeline))
+    if tail:
+        step = float(timeline.makespan) + tail
+        console().print(f"The step takes {step:.3f} s: reducing gradients and the optimizer add {tail:.3f} s.")
 
 
 def _given(options: list[str] | None) -> dict[str, Any]:
