@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from debubble.ir import Number, Op, Schedule
@@ -29,7 +29,7 @@ LARGE = 128
 def optimize(
     problem: OrderProblem,
     *,
-    start: Schedule | None = None,
+    starts: Iterable[Schedule] = (),
     deadline: float = 10.0,
     seed: int = 0,
     workers: int = 1,
@@ -37,12 +37,12 @@ def optimize(
 ) -> Iterator[Incumbent]:
     """Better and better schedules with rising bounds until the optimum is proven or `deadline` seconds are over.
 
-    `start`: a schedule to improve.  The cache gives another one if it holds a similar problem's, and keeps the result.
+    `starts`: schedules to improve.  The cache gives another one if it holds a similar problem's, and keeps the result.
     Raises InfeasibleError if nothing fits.
     """
     begin = time.monotonic()
     best: Incumbent | None = None
-    for best in _methods(problem, start=start, deadline=deadline, seed=seed, workers=workers, use_cache=use_cache):
+    for best in _methods(problem, starts=starts, deadline=deadline, seed=seed, workers=workers, use_cache=use_cache):
         yield replace(best, seconds=time.monotonic() - begin)
         if best.optimal:
             break
@@ -51,14 +51,16 @@ def optimize(
 
 
 def _methods(
-    problem: OrderProblem, *, start: Schedule | None, deadline: float, seed: int, workers: int, use_cache: bool
+    problem: OrderProblem, *, starts: Iterable[Schedule], deadline: float, seed: int, workers: int, use_cache: bool
 ) -> Iterator[Incumbent]:
     begin = time.monotonic()
 
     def left() -> float:
         return deadline - (time.monotonic() - begin)
 
-    candidates = [s for s in (start, cache.nearest(problem) if use_cache else None) if s is not None]
+    candidates = list(starts)
+    cached = cache.nearest(problem) if use_cache else None
+    candidates.extend(() if cached is None else (cached,))
     pairs = problem.stages * problem.micro_batches
     if pairs >= LARGE:
         pattern = periodic(problem, seconds=left() / 4, seed=seed)

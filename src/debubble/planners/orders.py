@@ -1,0 +1,79 @@
+"""What the planners of offload share: the partitions that they order, and the best of several answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from debubble.costs.units import Partition
+from debubble.ir import DebubbleError, InfeasibleError, Number, Placement, Schedule, StageCosts
+from debubble.planners.partition import balanced_counts, even_counts
+from debubble.planners.problem import Problem, Solution, cut
+from debubble.simulator import simulate
+from debubble.solver.problem import OrderProblem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Stages with their costs, ready to be ordered."""
+
+    costs: StageCosts
+    partition: Partition | None
+    placement: Placement
+
+    def order_problem(self, micro_batches: int) -> OrderProblem:
+        """With every freedom that the costs give."""
+        return OrderProblem(
+            placement=self.placement,
+            micro_batches=micro_batches,
+            costs=self.costs,
+            offload=self.costs.offload is not None,
+            recompute=self.costs.memory_limit is not None and any(map(self.costs.dropped, range(self.costs.stages))),
+        )
+
+    def solution(self, schedule: Schedule, *, lower_bound: Number = 0) -> Solution:
+        """A schedule as the planner's answer."""
+        return Solution(schedule=schedule, costs=self.costs, partition=self.partition, lower_bound=lower_bound)
+
+
+def settings(problem: Problem) -> Iterator[Setting]:
+    """The fixed stages; or the even and the balanced partition of the units, nothing recomputed.
+
+    `chunks` stages per device in looped placement, one by default.
+    """
+    placement = Placement.looped(problem.devices, problem.chunks or 1)
+    if problem.costs is not None:
+        yield Setting(costs=problem.costs, partition=None, placement=placement)
+        return
+    assert problem.units is not None
+    even, balanced = (split(problem.units, placement.stages) for split in (even_counts, balanced_counts))
+    for counts in (even, balanced) if balanced != even else (even,):
+        partition = cut(problem.units, counts)
+        costs = problem.units.stage_costs(partition, placement)
+        yield Setting(costs=costs, partition=partition, placement=placement)
+
+
+def best_of(problem: Problem, answers: Callable[[Setting], Iterator[Schedule]]) -> Solution:
+    """The fastest schedule that any setting's answers give within memory.
+
+    Raises InfeasibleError with the last reason if none fits.
+    """
+    found: list[tuple[Number, Solution]] = []
+    reason: DebubbleError | None = None
+    for setting in settings(problem):
+        try:
+            for schedule in answers(setting):
+                solution = setting.solution(schedule)
+                found.append((simulate(schedule, setting.costs).makespan, solution))
+        except DebubbleError as error:
+            reason = error
+    if not found:
+        raise InfeasibleError(str(reason))
+    return min(found, key=lambda entry: entry[0])[1]
+
+
+def with_offload(setting: Setting) -> StageCosts:
+    """The setting's costs.  Raises InfeasibleError if they have no link to the host."""
+    if setting.costs.offload is None:
+        raise InfeasibleError("There is no link to offload over: give 'offload' times, or a bandwidth for units.")
+    return setting.costs
