@@ -155,7 +155,7 @@ def test_equation_1() -> None:
 
 def test_equation_2_is_the_cost_of_swapping_all_but_three_blocks() -> None:
     """lambda = 3, a' beta / B = 3.2, f = 1, r = 0.4: 6.6 in the warm-up (4.2 if k - s = 1), 2.4 in the ending."""
-    cost = swapping_cost(blocks=3, warm_up=6, periods=0, transfer=3.2, forward=1, backward=2.4)
+    cost = swapping_cost(blocks=3, warm_up=6, periods=0, transfer=3.2, pace=3.2, forward=1, backward=2.4)
     assert (cost.warm_up, cost.steady, cost.ending) == (pytest.approx(6.6), 0, pytest.approx(2.4))
 
 
@@ -174,7 +174,7 @@ def test_a_late_warm_up_first_uses_the_wait_for_the_gradient(stage: int, late: f
 
 
 def test_a_transfer_shorter_than_a_backward_costs_nothing() -> None:
-    assert swapping_cost(blocks=3, warm_up=10, periods=9, transfer=1, forward=1, backward=2) == Swapping()
+    assert swapping_cost(blocks=3, warm_up=10, periods=9, transfer=1, pace=1, forward=1, backward=2) == Swapping()
 
 
 menus = st.lists(

@@ -73,7 +73,7 @@ def test_obscura_takes_what_equation_3_says(setting: tuple[int, int, int, Fracti
 @pytest.mark.parametrize("p", range(2, 13))
 def test_closed_forms_on_the_full_grid(p: int) -> None:
     for k in range(p):
-        for m in range(1, 49):
+        for m in (1, 2, 3, 5, 8, 13, 16, 21, 32, 48):
             for name in FAMILY:
                 repricer = Repricer(build(name, p, m, k))
                 for r in (0, 0.1, 0.25, 0.39, 0.5, 0.75, 1):

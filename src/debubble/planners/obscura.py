@@ -29,6 +29,9 @@ from debubble.simulator import simulate
 OPERATIONS = 12_000
 """Forwards and backwards that are simulated to compare configurations, and then again to compare partitions."""
 
+WORTHWHILE = 0.999
+"""A configuration is simulated if its bound is below this share of the best step time so far."""
+
 
 @dataclass(frozen=True)
 class Found:
@@ -62,7 +65,7 @@ def fastest(tried: Iterable[Candidate], best: Found | None = None) -> Found | No
     """The fastest of the candidates, and of what was found before, by simulating the most promising ones."""
     operations = 0
     for candidate in sorted(tried, key=lambda c: c.estimate):
-        if best is not None and (candidate.bound >= best.makespan or operations >= OPERATIONS):
+        if best is not None and (candidate.bound >= WORTHWHILE * best.makespan or operations >= OPERATIONS):
             continue
         best = _better(best, candidate.solution(), candidate)
         operations += 2 * candidate.stages.problem.devices * candidate.stages.problem.micro_batches

@@ -78,20 +78,24 @@ def step_time(
 
 
 def swapping_cost(
-    *, blocks: int, warm_up: int, periods: int, transfer: float, forward: float, backward: float
+    *, blocks: int, warm_up: int, periods: int, transfer: float, pace: float, forward: float, backward: float
 ) -> Swapping:
     """What swapping `blocks` of `warm_up` blocks adds, `transfer` seconds each, `backward` being 2f + r.
 
-    Equation (2) has max(lambda (t - f) - (k - s)(2f + r), 0) + lambda (t - 2f - r) + eps, whose second term must not be
-    below 0 and whose eps in [0, 3f + r] stands for the swapping design.  This is the same for ours: the blocks that
-    stay give the transfers a start of some forwards and backwards; where too few stay, every forward or period waits.
+    `pace`: seconds per transfer while devices that share a link all swap.  Equation (2) has
+    max(lambda (t - f) - (k - s)(2f + r), 0) + lambda (t - 2f - r) + eps, whose second term must not be below 0 and
+    whose eps in [0, 3f + r] stands for the swapping design.  This is the same for ours: the blocks that stay give
+    the transfers a start of some forwards and backwards; where too few stay, every forward or period waits.
     """
+    if not blocks:
+        return Swapping()
     lead = first_swapped(warm_up, blocks)
     spare = warm_up - blocks - lead
-    pace = max(transfer, (forward + transfer) / spare)
-    wait = min(2 * transfer - lead * (forward + backward), transfer - forward - (lead - 1) * (forward + backward))
+    period = forward + backward
+    evicted = max(transfer - (spare - 1) * period, 0.0)
+    wait = min(evicted + transfer - lead * period, transfer - forward - (lead - 1) * period)
     return Swapping(
-        warm_up=max(blocks * pace - (blocks + spare - 2) * forward, 0.0),
-        steady=periods * max(wait, 0.0),
-        ending=max(blocks * transfer - (blocks + lead - 1) * backward, 0.0),
+        warm_up=max(blocks * max(pace, (forward + transfer) / spare) - (blocks + spare - 2) * forward, 0.0),
+        steady=periods * max(wait, pace - period, 0.0),
+        ending=max(blocks * pace - (blocks + lead - 1) * backward, 0.0),
     )

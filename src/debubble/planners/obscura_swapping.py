@@ -15,7 +15,7 @@ from fractions import Fraction
 
 from debubble.ir import Number
 from debubble.planners.fronts import Choice
-from debubble.planners.obscura_model import Swapping, identify, step_time, swapping_cost, warm_ups
+from debubble.planners.obscura_model import identify, step_time, swapping_cost, warm_ups
 from debubble.planners.problem import Solution
 from debubble.planners.stages import Stages
 from debubble.schedules.obscura import migrated as migrated_pipeline
@@ -112,25 +112,26 @@ def fits(stages: Stages, configuration: Configuration) -> Iterator[Candidate]:
 
     The second is the paper's.  It often is the faster one: what differs between neighbours makes them wait in turn.
     """
-    own = [_cheapest(stages, configuration, s) for s in range(stages.problem.devices)]
-    if any(choice is None for choice in own):
+    p, m, adjusted = stages.problem.devices, stages.problem.micro_batches, configuration.adjusted
+    alive = configuration.alive(p, m)
+    own = [_cheapest(stages, configuration, s, alive[s]) for s in range(p)]
+    if None in own:
         return
-    needed = max((c.recompute for c in own[: configuration.adjusted] if c is not None), default=0.0)
-    alike = [
-        _cheapest(stages, configuration, s, at_least=needed) if s < configuration.adjusted else choice
-        for s, choice in enumerate(own)
-    ]
+    needed = max((c.recompute for c in own[:adjusted] if c is not None), default=0.0)
+    alike = [_cheapest(stages, configuration, s, alive[s], at_least=needed) for s in range(adjusted)] + own[adjusted:]
     for choices in (own, alike) if alike != own else (own,):
         if None not in choices:
             yield candidate(stages, configuration, [choice for choice in choices if choice is not None])
 
 
-def _cheapest(stages: Stages, configuration: Configuration, stage: int, *, at_least: float = 0.0) -> Choice | None:
-    p, m = stages.problem.devices, stages.problem.micro_batches
+def _cheapest(
+    stages: Stages, configuration: Configuration, stage: int, alive: float, *, at_least: float = 0.0
+) -> Choice | None:
+    _, shared = _seconds_per_byte(stages, configuration, stage)
     return stages.fronts[stage].cheapest(
-        alive=configuration.alive(p, m)[stage] * float(max(stages.costs.micro_batch_scale or (1,))),
+        alive=alive * float(max(stages.costs.micro_batch_scale or (1,))),
         budget=stages.budget(stage),
-        transfer=_seconds_per_byte(stages, configuration, stage),
+        transfer=shared,
         period=float(stages.costs.work(stage)),
         at_least=at_least,
     )
@@ -140,19 +141,19 @@ def candidate(stages: Stages, configuration: Configuration, choices: Sequence[Ch
     """A configuration with given recomputation, and what it takes by the model of a step."""
     costs, p, m = stages.costs, stages.problem.devices, stages.problem.micro_batches
     mu, away = configuration.warm_ups(p, m), configuration.away(p, m)
-    swapping = [
-        swapping_cost(
+    swapping = []
+    for s, choice in enumerate(choices):
+        alone, shared = _seconds_per_byte(stages, configuration, s)
+        cost = swapping_cost(
             blocks=away[s],
             warm_up=mu[s],
             periods=m - mu[s],
-            transfer=_seconds_per_byte(stages, configuration, s) * choice.kept,
+            transfer=alone * choice.kept,
+            pace=shared * choice.kept,
             forward=float(costs.forward[s]),
             backward=float(costs.backward(s)) + choice.recompute,
         )
-        if away[s]
-        else Swapping()
-        for s, choice in enumerate(choices)
-    ]
+        swapping.append(cost)
     recompute = [choice.recompute for choice in choices]
     return Candidate(
         stages=stages,
@@ -163,12 +164,16 @@ def candidate(stages: Stages, configuration: Configuration, choices: Sequence[Ch
     )
 
 
-def _seconds_per_byte(stages: Stages, configuration: Configuration, stage: int) -> float:
-    """beta / B, B being the slower direction's bandwidth; 0 on a stage that does not swap."""
+def _seconds_per_byte(stages: Stages, configuration: Configuration, stage: int) -> tuple[float, float]:
+    """beta / B: of one transfer in the slower direction, and while all stages behind the same switch swap."""
     costs = stages.costs
     if not configuration.blocks or stage >= configuration.adjusted or not costs.activation[stage]:
-        return 0.0
+        return 0.0, 0.0
     assert costs.offload is not None
     assert costs.reload is not None
-    slower = max(costs.offload[stage], costs.reload[stage]) / costs.activation[stage]
-    return float(configuration.fraction * slower)
+    there, back = costs.offload[stage], costs.reload[stage]
+    busy = there + back if costs.host_link == "half-duplex" else max(there, back)
+    group = next((group for group in costs.link_groups if stage in group), (stage,))
+    sharing = sum(device < configuration.adjusted for device in group)
+    share = float(configuration.fraction / costs.activation[stage])
+    return share * float(max(there, back)), share * float(busy * sharing)

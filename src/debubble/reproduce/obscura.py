@@ -117,9 +117,9 @@ def figure_12() -> Table:
                         size,
                         m,
                         None if paper is None else "-".join(f"{value:.2f}" for value in dict.fromkeys(paper)),
-                        _speed_up(given, as_printed),
-                        _speed_up(given, _planned("obscura")),
-                        _speed_up(given, _planned("bpipe")),
+                        speed_up(given, as_printed),
+                        speed_up(given, _planned("obscura")),
+                        speed_up(given, _planned("bpipe")),
                     )
                 )
     return Table(
@@ -198,7 +198,7 @@ def figure_16() -> Table:
     for name, build in parts.items():
         cells: list[Cell] = []
         for m in MICRO_BATCHES:
-            cells += [PAPER_16[name].get(m), _speed_up(problem("Llama-2", "23B", m), build)]
+            cells += [PAPER_16[name].get(m), speed_up(problem("Llama-2", "23B", m), build)]
         rows.append((name, *cells))
     return Table(
         title="Figure 16: speed-up over DAPPLE+ of Obscura's parts, Llama-2 23B",
@@ -222,7 +222,8 @@ def _run(solution: Solution) -> Timeline:
         return unlimited(solution)
 
 
-def _speed_up(given: Problem, build: Callable[[Problem], Solution]) -> float:
+def speed_up(given: Problem, build: Callable[[Problem], Solution]) -> float:
+    """Of a method over DAPPLE+ on the same problem."""
     slow = unlimited(_planned("dapple+")(given)).makespan
     return round(float(slow / _run(build(given)).makespan), 3)
 
