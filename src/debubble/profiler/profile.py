@@ -55,13 +55,18 @@ def profile(options: ProfileOptions) -> None:
     boundary = part.boundary
     paired = dist.get_world_size() % 2 == 0
     units = Units(
-        units=tuple(_unit(kinds[u.type], u.layer) for u in model_units(options.config)),
+        units=layered(kinds, options.config),
         communication=message_time(boundary, repetitions=5 * options.repetitions) if paired else 0.0,
         offload_bandwidth=host_bandwidth(device, repetitions=options.repetitions),
     )
     if dist.get_rank() == 0:
         content = msgspec.json.format(msgspec.json.encode(units_to_dict(units)), indent=1)
         write_whole(options.output, content + b"\n")
+
+
+def layered(kinds: Mapping[str, Unit], config: Mapping[str, Any]) -> tuple[Unit, ...]:
+    """All units of the model, each with the costs of its type."""
+    return tuple(_unit(kinds[u.type], u.layer) for u in model_units(config))
 
 
 def _unit(measured: Unit, layer: int | None) -> Unit:

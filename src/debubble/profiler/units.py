@@ -80,11 +80,11 @@ class Slice:
         x: Tensor = self.units[0](self.tokens, MicroBatch(), directly)
         return x.detach()
 
-    def measure(self, *, repetitions: int) -> Measured:
-        """Round after round through all strategies, after a warm-up."""
+    def measure(self, *, repetitions: int, warm_up: int = WARM_UP) -> Measured:
+        """Round after round through all strategies, after `warm_up` rounds that do not count."""
         measured: Measured = {}
-        for repetition in range(WARM_UP + repetitions):
-            if repetition == WARM_UP:
+        for repetition in range(warm_up + repetitions):
+            if repetition == warm_up:
                 measured = {}
             for way in range(max(map(len, STRATEGIES.values()))):
                 strategies = [STRATEGIES[u.type][way % len(STRATEGIES[u.type])] for u in self.planned]

@@ -1,0 +1,140 @@
+"""How well a plan predicts its run: two ranks of this machine, one thread each.
+
+    python benchmarks/plan_vs_measured.py [--rounds 40] [--output benchmarks/results/plan_vs_measured.json]
+
+For every schedule, the same two processes measure the units' costs and run steps in turn, so that whatever else the
+machine does meets both alike.  The costs are medians over the rounds; so is the step.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import debubble as db
+from debubble.costs import named_model
+from debubble.costs.states import parameter_bytes
+from debubble.costs.units import Units, recomputing
+from debubble.ir import PlannedUnit, RunOptions
+from debubble.profiler.links import message_time
+from debubble.profiler.profile import layered
+from debubble.profiler.units import Measured, Slice, costs_of, merged
+from debubble.runtime.launcher import as_rank, launch
+from debubble.runtime.models import model_units
+from debubble.runtime.pipeline import Pipeline
+from debubble.training.state import adamw
+from debubble.views.comparison import compare
+
+RANKS, MICRO_BATCHES = 2, 8
+RUN = RunOptions(sequence_length=256, dtype="fp32")
+CASES = (
+    ("gpipe", 1, "none"), ("1f1b", 1, "none"), ("1f1b", 1, "full"), ("1f1b", 1, "norm+activation+multiply"),
+    ("interleaved", 2, "none"), ("zb-h1", 1, "none"),
+)  # fmt: skip
+"""(schedule, chunks, recomputation)."""
+
+
+def main(argument: str) -> None:
+    rounds, output = json.loads(argument)
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    config = named_model("llama-tiny").config
+    rank_slice = Slice(config, RUN, torch.device("cpu"))
+    pipelines = [_pipeline(config, *case) for case in CASES]
+    tokens = torch.randint(256, (MICRO_BATCHES, RUN.sequence_length + 1), generator=torch.Generator().manual_seed(0))
+    measured: list[Measured] = []
+    messages: list[float] = []
+    traces = [[] for _ in CASES]
+    for round_ in range(rounds + 1):
+        dist.barrier()
+        part = rank_slice.measure(repetitions=1, warm_up=0 if round_ else 3)
+        messages.append(message_time(rank_slice.boundary, repetitions=5))
+        for pipeline, trace in zip(pipelines, traces, strict=True):
+            pipeline.step(tokens)
+            if round_:
+                trace.append(pipeline.gather_trace())
+            pipeline.update(1.0)
+        if round_:
+            measured.append(part)
+    units = _units(config, rank_slice, measured, statistics.median(messages))
+    if dist.get_rank() == 0:
+        results = [_result(case, p, units, t) for case, p, t in zip(CASES, pipelines, traces, strict=True)]
+        Path(output).write_text(json.dumps({"rounds": rounds, "cases": results}, indent=1) + "\n")
+    dist.destroy_process_group()
+
+
+def _units(config, rank_slice: Slice, measured: list[Measured], message: float) -> Units:
+    parts: list = [None] * RANKS
+    dist.all_gather_object(parts, merged(measured))
+    per_parameter = parameter_bytes(RUN, shards=1, gradient_bytes=4).total
+    static = [per_parameter * sum(p.numel() for p in unit.parameters()) for unit in rank_slice.units]
+    kinds = costs_of(rank_slice.planned, merged(parts), static=static)
+    return Units(units=layered(kinds, config), communication=message)
+
+
+def _pipeline(config, schedule: str, chunks: int, strategy: str) -> Pipeline:
+    """An even split of the units; the plan's costs do not matter to what runs."""
+    stages = RANKS * chunks
+    units = [replace(u, strategy=_strategy(u, strategy)) for u in model_units(config)]
+    at = [round(len(units) * s / stages) for s in range(stages + 1)]
+    partition = tuple(tuple(units[a:b]) for a, b in itertools.pairwise(at))
+    options = {"chunks": chunks} if chunks > 1 else {}
+    built = db.schedules[schedule](devices=RANKS, micro_batches=MICRO_BATCHES, **options)
+    recomputed = frozenset(s for s, held in enumerate(partition) if any(u.strategy != "none" for u in held))
+    plan = db.Plan(
+        planner="benchmark", schedule=replace(built, fused_recompute=recomputed), costs=db.StageCosts.of(stages=stages),
+        lower_bound=0, partition=partition, model=config, options=RUN,
+    )  # fmt: skip
+    return Pipeline(None, plan, optimizer=adamw(weight_decay=0.0))
+
+
+def _strategy(unit: PlannedUnit, strategy: str) -> str:
+    if unit.layer is None:
+        return "none"
+    return "norm" if "+" in strategy and unit.type == "attention" else strategy
+
+
+def _result(case, pipeline: Pipeline, units: Units, traces: list) -> dict:
+    schedule, chunks, strategy = case
+    plan = pipeline.plan
+    index = {(u.type, u.layer): i for i, u in enumerate(units.units)}
+    partition = [[(index[u.type, u.layer], u.strategy) for u in held] for held in plan.partition]
+    assert recomputing(partition) == plan.schedule.fused_recompute
+    costs = units.stage_costs(partition, plan.schedule.placement)
+    trace = db.Trace(devices=RANKS, steps=tuple(replace(t.steps[0], step=i) for i, t in enumerate(traces)))
+    comparison = compare(replace(plan, costs=costs), trace)
+    step, static = comparison.makespan, costs.static
+    activations = [
+        {"predicted": pair.predicted - static[d], "measured": pair.measured - static[d]}
+        for d, pair in enumerate(comparison.peak_memory)
+    ]
+    ratios = ", ".join(f"{pair['measured'] / pair['predicted']:.4f}" for pair in activations)
+    print(
+        f"{schedule:12} chunks {chunks} recompute {strategy:25} step {1e3 * step.measured:7.1f} ms, predicted"
+        f" {1e3 * step.predicted:7.1f} ms, ratio {step.ratio:.3f}; activations, ratio {ratios}",
+        flush=True,
+    )
+    return {
+        "schedule": schedule, "chunks": chunks, "recompute": strategy,
+        "step_seconds": vars(step) | {"ratio": step.ratio},
+        "bubble_fraction": vars(comparison.bubble_fraction), "peak_activation_bytes": activations,
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    import os
+
+    if "RANK" in os.environ:
+        as_rank(main)
+    else:
+        parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("--rounds", type=int, default=40)
+        parser.add_argument("--output", default="benchmarks/results/plan_vs_measured.json")
+        given = parser.parse_args()
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        launch("plan_vs_measured", json.dumps([given.rounds, given.output]), ranks=RANKS)
