@@ -124,6 +124,7 @@ def _scene(scene: Scene) -> dict[str, Any]:
                 [*bar, int(o.op in critical), _short(scene.recompute_share(o))]
             )
     return {
+        "title": scene.title.partition(":")[0].lower(),
         "seconds": scene.seconds,
         "makespan": _short(scene.timeline.makespan),
         "devices": [

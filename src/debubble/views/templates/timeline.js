@@ -201,9 +201,19 @@
   function operationWords(scene, number, lane, [start, end, kind, stage, microBatch, chunk, , recompute]) {
     const { letter, words } = data.kinds[kind];
     const first = recompute ? ` (recomputing for ${timeWords(recompute * (end - start), scene)})` : "";
-    return [`${stage}${letter}${microBatch}`,
+    const name = `${stage}${letter}${microBatch}`;
+    return [name,
       `${words}${first}\nstage ${stage} (chunk ${chunk}), micro-batch ${microBatch}\ndevice ${number}, ${lane} lane\n` +
-      span(scene, start, end)];
+      span(scene, start, end) + elsewhere(scene, kind, stage, microBatch)];
+  }
+
+  // The same operation in the other scenes: what was predicted beside what was measured.
+  function elsewhere(scene, kind, stage, microBatch) {
+    return data.scenes.filter(other => other !== scene).map(other => {
+      const bars = other.devices.flatMap(device => device.lanes.flatMap(([, bars]) => bars));
+      const bar = bars.find(bar => bar[2] === kind && bar[3] === stage && bar[4] === microBatch);
+      return bar ? `\n${other.title}: ${timeWords(bar[1] - bar[0], other)}` : "";
+    }).join("");
   }
 
   function bubbleWords(scene, number, [start, end, cause, awaited]) {
