@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,7 +12,9 @@ from debubble.cli import options as o
 from debubble.cli.app import app
 from debubble.cli.output import Json, console, print_json
 from debubble.ir import InputError, Plan, RunOptions, Schedule, StageCosts
-from debubble.simulator import Timeline
+
+if TYPE_CHECKING:
+    from debubble.simulator import Timeline
 
 
 @app.command()
