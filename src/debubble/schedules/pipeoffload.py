@@ -59,18 +59,19 @@ def pipeoffload(
     if memory_limit is not None:
         costs = costs.with_limit(memory_limit)
     build = partial(with_delays, "pipeoffload", devices, micro_batches, chunks, group or devices)
-    together = partial(_with_transfers, build(delays=[0] * devices), costs, offload)
+    together = partial(with_transfers, build(delays=[0] * devices), costs, offload)
     if offload is not None or costs.memory_limit is None:
         return together()
     # W may only wait where memory is left for it.
     try:
-        delayed = _with_transfers(build(delays=range(devices)), costs, None)
+        delayed = with_transfers(build(delays=range(devices)), costs, None)
     except OutOfMemoryError:
         return together()
     return min(together(), delayed, key=lambda s: simulate(s, costs).makespan)
 
 
-def _with_transfers(base: Schedule, costs: StageCosts, offload: str | None) -> Schedule:
+def with_transfers(base: Schedule, costs: StageCosts, offload: str | None) -> Schedule:
+    """A schedule of split backwards with O and L: of `half` or all stages, or of the fewest that make it fit."""
     timeline = simulate(base, costs.with_limit(None))
     orders = tuple(_Device(base, costs, timeline, d).order(offload) for d in range(base.devices))
     return replace(base, orders=orders)
@@ -90,7 +91,6 @@ class _Device:
         self.longest_lived = sorted(held, key=lambda s: (-self._life(s, base.micro_batches // 2), s))
 
     def order(self, offload: str | None) -> tuple[Op, ...]:
-        """The list with transfers: of half or all stages, or of the fewest that make it fit."""
         stages = len(self.longest_lived)
         if offload is not None:
             return self._with_transfers(stages * STEPS if offload == "full" else (stages + 1) // 2 * STEPS)
@@ -102,11 +102,11 @@ class _Device:
             try:
                 self._admit(order, limit)
             except OutOfMemoryError:
-                if level == stages * STEPS:
-                    raise
-            else:
-                return order
-        raise AssertionError("the last level returns or raises")
+                continue
+            return order
+        order = self._with_transfers(stages * STEPS, at_any_price=True)
+        self._admit(order, limit)
+        return order
 
     def _admit(self, order: tuple[Op, ...], limit: Number) -> None:
         orders = self.base.orders
@@ -115,16 +115,16 @@ class _Device:
         for op in order:
             admission.admit(op)
 
-    def _with_transfers(self, level: int) -> tuple[Op, ...]:
+    def _with_transfers(self, level: int, *, at_any_price: bool = False) -> tuple[Op, ...]:
         """The list with O and L of the first `level` shares: of the longest-lived stages, every micro-batch and a part
-        of the next stage's."""
+        of the next stage's.  `at_any_price`: what would live shortly too, and reloads as late as can be."""
         moved = [
             (s, j)
             for rank, s in enumerate(self.longest_lived)
             for j in range(self.base.micro_batches)
-            if rank * STEPS + j % STEPS < level and self._life(s, j) >= self._there(s, j) + self._back(s, j)
+            if rank * STEPS + j % STEPS < level and self._may_leave(s, j, at_any_price=at_any_price)
         ]
-        loads = self._load_positions(moved)
+        loads = self._load_positions(moved, late=at_any_price)
         order: list[Op] = []
         chosen = set(moved)
         for position, op in enumerate(self.compute):
@@ -133,8 +133,9 @@ class _Device:
                 order.append(Op(Kind.O, op.stage, op.micro_batch))
         return tuple(order)
 
-    def _load_positions(self, moved: list[tuple[int, int]]) -> dict[int, list[Op]]:
-        """Position -> the reloads that may start with that operation: the last at which each is still in time."""
+    def _load_positions(self, moved: list[tuple[int, int]], *, late: bool) -> dict[int, list[Op]]:
+        """Position -> the reloads that may start with that operation: the last at which each is still in time, or,
+        `late`, the one before its backward."""
         wanted = sorted((self.start[Op(Kind.I, s, j)], s, j) for s, j in moved)
         loads: dict[int, list[Op]] = {}
         position = len(self.compute) - 1
@@ -143,8 +144,16 @@ class _Device:
             latest = min(latest, needed) - self._back(s, j)
             while position and self.start[self.compute[position]] > latest:
                 position -= 1
+            if late:
+                position = self.position[Op(Kind.I, s, j)] - 1
             loads.setdefault(max(position, self.position[Op(Kind.F, s, j)] + 1), []).insert(0, Op(Kind.L, s, j))
         return loads
+
+    def _may_leave(self, stage: int, j: int, *, at_any_price: bool) -> bool:
+        """Whether something lies between F and I, or, unless `at_any_price`, time for the way there and back."""
+        if at_any_price:
+            return self.position[Op(Kind.I, stage, j)] > self.position[Op(Kind.F, stage, j)] + 1
+        return self._life(stage, j) >= self._there(stage, j) + self._back(stage, j)
 
     def _life(self, stage: int, j: int) -> Number:
         """From the end of the forward to the start of the backward."""

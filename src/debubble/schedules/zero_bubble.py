@@ -37,11 +37,11 @@ def zb_h2(*, devices: int, micro_batches: int, costs: StageCosts | None = None) 
 
 
 def _split_1f1b(name: str, micro_batches: int, ahead: list[int]) -> Schedule:
-    orders = tuple(tuple(_order(s, micro_batches, n, delay=ahead[0] - n)) for s, n in enumerate(ahead))
+    orders = tuple(tuple(split_order(s, micro_batches, n, delay=ahead[0] - n)) for s, n in enumerate(ahead))
     return Schedule(name=name, placement=Placement.linear(len(ahead)), micro_batches=micro_batches, orders=orders)
 
 
-def _order(stage: int, micro_batches: int, ahead: int, *, delay: int) -> list[Op]:
+def split_order(stage: int, micro_batches: int, ahead: int, *, delay: int) -> list[Op]:
     """`ahead` forwards, then I, W (of the micro-batch `delay` before) and F in turn, then what is left of W."""
     ahead, delay = min(ahead, micro_batches), min(delay, micro_batches)
     order = [Op(Kind.F, stage, j) for j in range(ahead)]
