@@ -202,7 +202,7 @@ class TestOffload:
 
         assert made.files["schedule.csv"] == "0F0,0F1,0B1,0B0\n"
         assert made.losses[:2] == (
-            "Offload: 1 activations stay on their devices.",
+            "Offload: all activations stay on their devices, also the 1 to be moved.",
             "With that the step is predicted to take 1.000 times as long as planned.",
         )
 

@@ -39,7 +39,7 @@ def compute_only(plan: Plan, *, target: str) -> Reduction:
     )
     losses: list[str] = []
     if s.offloaded:
-        losses.append(f"Offload: {len(s.offloaded)} activations stay on their devices.")
+        losses.append(f"Offload: all activations stay on their devices, also the {len(s.offloaded)} to be moved.")
     if s.explicit_recompute:
         losses.append("Recomputation that the plan places in bubbles happens right before the backward.")
     if any(op.kind not in (*_COMPUTE, Kind.O, Kind.L, Kind.R) for op in s.operations):

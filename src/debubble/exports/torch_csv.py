@@ -34,8 +34,8 @@ def torch(plan: Plan) -> Export:
     try:
         names = hf_names(plan.model or {}, stage_layers(plan, target="a list of modules"))
         files["modules.json"] = json.dumps(names, indent=1) + "\n"
-    except ExportError as error:
-        losses.append(f"There is no modules.json: {error}")
+    except ExportError:
+        losses.append("The plan names no whole layers of a model, so there is no list of each stage's modules.")
     return Export(files=files, losses=tuple(losses))
 
 
