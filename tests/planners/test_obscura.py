@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from debubble.costs.units import Strategy, Unit, Units
-from debubble.ir import DebubbleError, InfeasibleError, StageCosts
+from debubble.ir import DeadlockError, DebubbleError, InfeasibleError, StageCosts
 from debubble.planners import Problem, planners
 from debubble.planners.bpipe import bpipe_variants
 from debubble.planners.fronts import front
@@ -47,7 +47,11 @@ def fixed_problems(draw: st.DrawFn) -> Problem:
             activation_recomputed=1,
             recompute_workspace=1,
             communication=draw(st.integers(0, 1)),
+            communication_model=draw(st.sampled_from(["latency", "exclusive", "blocking"])),
             offload=draw(st.one_of(st.none(), st.integers(1, 16))),
+            host_link=draw(st.sampled_from(["full-duplex", "half-duplex"])),
+            link_groups=draw(st.sampled_from([(), ((0, 1),)])),
+            micro_batch_scale=draw(st.one_of(st.none(), st.lists(st.integers(1, 2), min_size=m, max_size=m))),
             memory_limit=draw(st.integers(min(8, most), most)),
         ),
     )
@@ -87,7 +91,7 @@ def makespan(solution: Solution) -> float:
     """Infinite if it does not fit."""
     try:
         return float(simulate(solution.schedule, solution.costs).makespan)
-    except InfeasibleError:
+    except (InfeasibleError, DeadlockError):
         return float("inf")
 
 

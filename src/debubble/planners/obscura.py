@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from debubble.ir import InfeasibleError, Number, Schedule
+from debubble.ir import DeadlockError, InfeasibleError, Number, Schedule
 from debubble.planners.fronts import Choice
 from debubble.planners.obscura_model import identify, step_time, warm_ups
 from debubble.planners.obscura_partition import Counts, adjustments
@@ -46,9 +46,9 @@ class Found:
 def obscura(problem: Problem) -> Solution:
     """Hide recomputation and swapping in the bubbles of the stages that lack memory."""
     stages = Stages.even(problem)
-    untouched = stages.named("none")
-    if identify(stages, untouched) == 0:
-        return stages.solution(_plain(problem), untouched)
+    untouched = _better(None, stages.solution(_plain(problem), stages.named("none")))
+    if untouched is not None:
+        return untouched.solution
     best = fastest(candidates(stages))
     for bound, build in alternatives(stages):
         if best is None or bound < best.makespan:
@@ -119,10 +119,10 @@ def adjusted_partitions(start: Candidate) -> Iterator[Candidate]:
 
 
 def _better(best: Found | None, solution: Solution, candidate: Candidate | None = None) -> Found | None:
-    """The faster of what was found and a solution, which may turn out not to fit."""
+    """The faster of what was found and a solution, which may turn out not to fit, or to block itself."""
     try:
         makespan = simulate(solution.schedule, solution.costs).makespan
-    except InfeasibleError:
+    except (InfeasibleError, DeadlockError):
         return best
     return Found(makespan, solution, candidate) if best is None or makespan < best.makespan else best
 

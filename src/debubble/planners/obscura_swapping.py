@@ -129,7 +129,7 @@ def _cheapest(
 ) -> Choice | None:
     _, shared = _seconds_per_byte(stages, configuration, stage)
     return stages.fronts[stage].cheapest(
-        alive=alive * float(max(stages.costs.micro_batch_scale or (1,))),
+        alive=alive,
         budget=stages.budget(stage),
         transfer=shared,
         period=float(stages.costs.work(stage)),

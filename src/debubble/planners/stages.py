@@ -78,9 +78,10 @@ class Stages:
         )
 
     def budget(self, stage: int) -> float:
-        """Bytes that activations may take on a stage's device."""
+        """Bytes that activations may take on a stage's device, if all micro-batches are as long as the longest."""
         limit = self.costs.limit_of(stage)
-        return float("inf") if limit is None else float(limit - self.costs.static_of(stage))
+        longest = max(self.costs.micro_batch_scale or (1,))
+        return float("inf") if limit is None else float((limit - self.costs.static_of(stage)) / longest)
 
     def solution(self, schedule: Schedule, choices: Sequence[Choice]) -> Solution:
         """The schedule on these stages, each recomputing as chosen."""
