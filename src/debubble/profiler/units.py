@@ -31,7 +31,7 @@ from debubble.runtime.units import MicroBatch
 STRATEGIES: Mapping[str, Sequence[str]] = {
     "embedding": ("none",),
     "attention": ("none", "full", "norm", "core", "norm+core"),
-    "mlp": ("none", "full", "norm", "activation+multiply", "norm+activation+multiply"),
+    "mlp": ("none", "full", "norm", "activation+multiply", "norm+activation+multiply", "mlp"),
     "head": ("none",),
 }
 """Per type of unit, the ways to recompute that are measured."""

@@ -26,7 +26,9 @@ def scenes(plan: Plan, trace: Trace, *, cores: int | None) -> tuple[Scene, Scene
     if cores is None or cores >= plan.devices:
         return predicted, measured
     shared = run_shared(lower(plan.schedule, plan.costs), cores=cores)
-    return Scene.of(shared, title=f"{predicted.title}, {plan.devices} devices on {cores} cores", seconds=True), measured
+    return Scene.of(
+        shared, title=f"{predicted.title}, {plan.devices} devices on {cores} core{'s' * (cores > 1)}", seconds=True
+    ), measured
 
 
 def available_cores() -> int:

@@ -1,0 +1,70 @@
+import pytest
+
+import debubble as db
+from debubble.ir import Lane, PlannedUnit, Trace
+from debubble.runtime.transport import Threads
+from debubble.training.rehearsal import rehearse, scaled
+from debubble.training.report import compared
+
+
+def abstract_plan(name: str, *, devices: int, chunks: int = 1, **costs) -> db.Plan:
+    """Times of a few milliseconds."""
+    stages = devices * chunks
+    stage_costs = db.StageCosts.of(stages=stages, forward=0.001, backward_input=0.001, backward_weight=0.001, **costs)
+    options = {"chunks": chunks} if chunks > 1 else {}
+    return db.Plan(
+        planner="test",
+        schedule=db.schedules[name](devices=devices, micro_batches=4, costs=stage_costs, **options),
+        costs=stage_costs,
+        lower_bound=0,
+        partition=tuple((PlannedUnit("stage", s),) for s in range(stages)),
+    )
+
+
+def rehearsed(plan: db.Plan, steps: int = 1) -> Trace:
+    return Threads.run(plan.devices, lambda transport: rehearse(plan, steps=steps, transport=transport))[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "entries"),
+    [
+        ("1f1b", {}),
+        ("zb-h1", {}),
+        ("interleaved", {"chunks": 2}),
+        ("1f1b", {"communication": 0.001, "communication_model": "blocking"}),
+        ("bpipe", {"offload": 0.001}),
+    ],
+)
+def test_every_operation_of_the_program_happens_and_compute_takes_its_time(name, entries):
+    plan = abstract_plan(name, devices=2, **entries)
+    program = plan.simulate().program
+    events = {event.name: event for event in rehearsed(plan).typical.events}
+    assert events.keys() == {instruction.op.name for instruction in program.instructions}
+    for instruction in program.instructions:
+        if instruction.lane is Lane.COMPUTE and instruction.peer is None:
+            event = events[instruction.op.name]
+            assert event.end - event.start >= instruction.duration
+
+
+def test_a_devices_compute_lane_keeps_the_plans_order():
+    plan = abstract_plan("interleaved", devices=2, chunks=2)
+    for device, order in enumerate(plan.schedule.orders):
+        events = [e for e in rehearsed(plan).typical.events if e.device == device and e.lane is Lane.COMPUTE]
+        assert [e.name for e in sorted(events, key=lambda e: e.start)] == [op.name for op in order]
+
+
+def test_every_step_is_in_the_trace_and_can_be_compared():
+    plan = abstract_plan("gpipe", devices=2)
+    trace = rehearsed(plan, steps=3)
+    assert [step.step for step in trace.steps] == [0, 1, 2]
+    comparison = compared(plan, trace, cores=None, html=None)
+    assert comparison.makespan.predicted == pytest.approx(0.015)
+    assert comparison.makespan.ratio >= 1
+
+
+def test_scaling_a_plan_scales_every_time_and_no_size():
+    plan = abstract_plan("1f1b", devices=2, activation=7, offload=0.5)
+    costs = scaled(plan, 10).costs
+    assert costs.forward == (0.01, 0.01)
+    assert costs.offload == costs.reload == (5, 5)
+    assert costs.activation == (7, 7)
