@@ -78,10 +78,11 @@ def build_part(
     if shape.tied and {TABLE[shape.is_gpt2], HEAD_TABLE} <= named.keys():
         share(built.values(), named[HEAD_TABLE], named[TABLE[shape.is_gpt2]])
     stepped_on_host = {op.stage for op in plan.schedule.operations if op.kind is Kind.D}
+    splitting = {stage for stage, _ in plan.schedule.split_backward}
     part, working = DevicePart(), Working(dtype, on)
     for stage, units in built.items():
         part.weights[stage] = StageWeights(units, working, on_host=stage in stepped_on_host)
-        part.stages[stage] = Stage(units, plan.partition[stage], ledger)
+        part.stages[stage] = Stage(units, plan.partition[stage], ledger, splits=stage in splitting)
         ledger.exclude(t for unit in units for t in (*unit.parameters(), *unit.buffers()))
     return part
 

@@ -39,39 +39,45 @@ class Ledger:
 
     def exclude(self, tensors: Iterable[Tensor]) -> None:
         """Never count, drop or move these: parameters and buffers."""
-        self._excluded.update(t.untyped_storage().data_ptr() for t in tensors)
+        self._excluded.update(map(address, tensors))
+
+    def excludes(self, at: int) -> bool:
+        """Whether the storage at this address is no activation (or none at all: an empty tensor has no address)."""
+        return not at or at in self._excluded
 
     def save(self, tensor: Tensor) -> Handle:
         """A handle that keeps the tensor's storage, and counts it, as long as it lives."""
-        pointer = tensor.untyped_storage().data_ptr()
-        if pointer in self._excluded or not tensor.numel():
-            return Handle(None, tensor)
-        saved = self._known.get(pointer)
+        storage = tensor.untyped_storage()
+        at = storage.data_ptr()
+        saved = self._known.get(at)
         if saved is None:
+            if not at or at in self._excluded:
+                return Handle(None, tensor)
             saved = Saved(self)
-            saved.hold(tensor.untyped_storage())
+            saved.hold(storage, at)
+            # Keeping the tensor instead of a detached one would make a cycle with the graph that keeps the handle.
+            saved.first = tensor.detach()
+            return Handle(saved, tensor, first=True)
         return Handle(saved, tensor)
 
-    def expect(self, tensor: Tensor) -> Saved:
-        """What stands for the tensor's storage without holding it: recomputation will."""
+    def expect(self, at: int) -> Saved:
+        """What stands for the storage at this address without holding it: recomputation will."""
         saved = Saved(self)
-        self.know(tensor.untyped_storage(), saved)
+        self._known[at] = saved
         return saved
 
-    def find(self, tensor: Tensor) -> Saved | None:
-        return self._known.get(tensor.untyped_storage().data_ptr())
+    def find(self, at: int) -> Saved | None:
+        """What stands for the storage at this address."""
+        return self._known.get(at)
 
-    def know(self, storage: torch.UntypedStorage, saved: Saved) -> None:
-        """From now on, `saved` stands for this storage."""
-        self._known[storage.data_ptr()] = saved
+    def know(self, at: int, saved: Saved) -> None:
+        """From now on, `saved` stands for the storage at this address."""
+        self._known[at] = saved
 
-    def forget(self, storage: torch.UntypedStorage, saved: Saved) -> None:
-        """From now on, `saved` does not stand for this storage."""
-        if self._known.get(storage.data_ptr()) is saved:
-            del self._known[storage.data_ptr()]
-
-    def excludes(self, tensor: Tensor) -> bool:
-        return tensor.untyped_storage().data_ptr() in self._excluded
+    def forget(self, at: int, saved: Saved) -> None:
+        """From now on, `saved` does not stand for the storage at this address."""
+        if self._known.get(at) is saved:
+            del self._known[at]
 
     def count(self, change: int) -> None:
         """Add to the bytes on the device."""
@@ -90,13 +96,18 @@ class Ledger:
 class Saved:
     """One storage that the backward needs: on the device, or for now not."""
 
-    __slots__ = ("__weakref__", "_ledger", "_moved", "_rest", "_storage", "roams")
+    __slots__ = ("__weakref__", "_at", "_ledger", "_moved", "_rest", "_storage", "first", "nbytes", "roams")
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._storage: torch.UntypedStorage | None = None
+        self._at = 0
         self._moved = 0, 0
         self._rest: Tensor | None = None
+        self.nbytes = 0
+        """Bytes on the device."""
+        self.first: Tensor | None = None
+        """The tensor that was saved first, while its storage is the original one."""
         self.roams = False
         """Whether another stream than the one that uses it has made its storage."""
 
@@ -106,27 +117,22 @@ class Saved:
         return self._storage is not None
 
     @property
-    def nbytes(self) -> int:
-        return 0 if self._storage is None else self._storage.nbytes()
-
-    @property
     def storage(self) -> torch.UntypedStorage:
         assert self._storage is not None, "a saved activation is used while it is not on the device"
         return self._storage
 
-    def hold(self, storage: torch.UntypedStorage) -> None:
+    def hold(self, storage: torch.UntypedStorage, at: int) -> None:
         """Keep this storage, and count it."""
-        self._storage = storage
-        self._ledger.know(storage, self)
-        self._ledger.count(storage.nbytes())
+        self._storage, self._at, self.nbytes = storage, at, storage.nbytes()
+        self._ledger.know(at, self)
+        self._ledger.count(self.nbytes)
 
     def drop(self) -> None:
         """Let the storage go."""
         if self._storage is not None:
-            size = self._storage.nbytes()
-            self._ledger.forget(self._storage, self)
-            self._storage = None
-            self._ledger.count(-size)
+            self._ledger.forget(self._at, self)
+            self._ledger.count(-self.nbytes)
+            self._storage, self.first, self.nbytes = None, None, 0
 
     def offload(self, elsewhere: Tensor) -> None:
         """Copy the first bytes to `elsewhere` (as many as it has), keep the rest, and let the storage go."""
@@ -136,8 +142,9 @@ class Saved:
         rest = content[len(elsewhere) :].clone() if len(elsewhere) < len(content) else None
         self._moved = len(elsewhere), len(content)
         self.drop()
-        self._rest = rest
-        self._ledger.count(0 if rest is None else rest.nbytes)
+        if rest is not None:
+            self._rest = rest
+            self._ledger.count(rest.nbytes)
         self._ledger.count_elsewhere(len(elsewhere))
 
     def reload(self, elsewhere: Tensor) -> int:
@@ -150,18 +157,26 @@ class Saved:
             content[moved:].copy_(self._rest)
         self._leave()
         self.roams = content.is_cuda
-        self.hold(content.untyped_storage())
+        self.hold(content.untyped_storage(), address(content))
         return moved
 
     def _leave(self) -> None:
         """Nothing of it is elsewhere any more."""
         self._ledger.count_elsewhere(-self._moved[0])
-        self._ledger.count(0 if self._rest is None else -self._rest.nbytes)
+        if self._rest is not None:
+            self._ledger.count(-self._rest.nbytes)
         self._moved, self._rest = (0, 0), None
 
     def __del__(self) -> None:
         self.drop()
-        self._leave()
+        if self._moved[1]:
+            self._leave()
+
+
+def address(tensor: Tensor) -> int:
+    """Where the tensor's storage is; 0 if it is empty."""
+    at: int = tensor.untyped_storage().data_ptr()
+    return at
 
 
 def as_bytes(storage: torch.UntypedStorage) -> Tensor:
@@ -172,21 +187,24 @@ def as_bytes(storage: torch.UntypedStorage) -> Tensor:
 class Handle:
     """One saved tensor: a view into a Saved, or a parameter or buffer itself."""
 
-    __slots__ = ("_dtype", "_itself", "_offset", "_size", "_stride", "saved")
+    __slots__ = ("_dtype", "_first", "_itself", "_offset", "_size", "_stride", "saved")
 
-    def __init__(self, saved: Saved | None, tensor: Tensor) -> None:
+    def __init__(self, saved: Saved | None, tensor: Tensor, *, first: bool = False) -> None:
         self.saved = saved
-        # Keeping the tensor instead of a detached one would make a cycle with the graph that keeps this handle.
-        self._itself = tensor.detach() if saved is None else None
-        self._dtype, self._offset = tensor.dtype, tensor.storage_offset()
-        self._size, self._stride = tensor.size(), tensor.stride()
+        self._first = first
+        if saved is None:
+            self._itself = tensor.detach()
+        else:
+            self._dtype, self._offset = tensor.dtype, tensor.storage_offset()
+            self._size, self._stride = tensor.size(), tensor.stride()
 
     @property
     def tensor(self) -> Tensor:
         """The tensor, detached."""
         if self.saved is None:
-            assert self._itself is not None
             return self._itself
+        if self._first and self.saved.first is not None:
+            return self.saved.first
         storage = self.saved.storage
         tensor = torch.empty(0, dtype=self._dtype, device=storage.device)
         tensor.set_(storage, self._offset, self._size, self._stride)

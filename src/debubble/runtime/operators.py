@@ -38,7 +38,9 @@ class Deferred:
 class WeightGradients:
     """Where linear operators of one device leave their weight gradients; while closed, they compute them at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, wanted: bool = True) -> None:
+        self.wanted = wanted
+        """Whether any will ever be deferred; else torch's own linear operator does."""
         self._ledger: Ledger | None = None
         self._queue: list[Deferred] | None = None
 
@@ -126,6 +128,8 @@ class Linear(torch.nn.Module):
         self.later = WeightGradients()
 
     def forward(self, x: Tensor) -> Tensor:
+        if not self.later.wanted:
+            return functional.linear(x, self.weight.t() if self.transposed else self.weight, self.bias)
         return call(_Linear, x, self.weight, self.bias, self.transposed, self.later)
 
 

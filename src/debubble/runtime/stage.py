@@ -48,13 +48,15 @@ def recomputed_operators(strategy: str) -> Callable[[str], bool]:
 
 
 class Stage:
-    """The units of one stage, and what is alive of their micro-batches."""
+    """The units of one stage, and what is alive of their micro-batches.  `splits`: whether any backward is split."""
 
-    def __init__(self, units: Sequence[Unit], planned: Sequence[PlannedUnit], ledger: Ledger) -> None:
+    def __init__(
+        self, units: Sequence[Unit], planned: Sequence[PlannedUnit], ledger: Ledger, *, splits: bool = True
+    ) -> None:
         self.units = list(units)
         self._recomputed = [recomputed_operators(unit.strategy) for unit in planned]
         self._ledger = ledger
-        self._later = WeightGradients()
+        self._later = WeightGradients(wanted=splits)
         self._passages: dict[int, _Passage] = {}
         for unit in units:
             for module in unit.modules():

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from debubble.runtime.memory import Handle, Ledger, Saved
+from debubble.runtime.memory import Handle, Ledger, Saved, address
 
 Function = Callable[..., Any]
 
@@ -40,7 +40,7 @@ class Tape:
         self._recomputed = recomputed
         self._records: list[_Record] = []
         self._recording: _Record | None = None
-        self._saved: weakref.WeakSet[Saved] = weakref.WeakSet()
+        self._saved: list[weakref.ref[Saved]] = []
         # Addresses stand for storages only while these tensors live.
         self._expected: list[tuple[Tensor, Saved]] = []
 
@@ -64,7 +64,7 @@ class Tape:
         """The forward is over: forget what no backward will ask for."""
         while self._expected:
             result, saved = self._expected.pop()
-            self._ledger.forget(result.untyped_storage(), saved)
+            self._ledger.forget(address(result), saved)
             del saved
         for index in reversed(range(len(self._records))):
             if not self._records[index].needed:
@@ -79,12 +79,13 @@ class Tape:
     @property
     def saved(self) -> list[Saved]:
         """What the backward still needs, each storage once."""
-        return list(self._saved)
+        found = {id(saved): saved for ref in self._saved if (saved := ref()) is not None}
+        return list(found.values())
 
     def _keep(self, tensor: Tensor) -> Handle:
         handle = self._ledger.save(tensor)
         if handle.saved is not None:
-            self._saved.add(handle.saved)
+            self._saved.append(weakref.ref(handle.saved))
         return handle
 
     def _pack(self, tensor: Tensor) -> Handle:
@@ -93,7 +94,7 @@ class Tape:
             return self._keep(tensor)
         handle = record.pack(self._ledger, tensor)
         if handle.saved is not None:
-            self._saved.add(handle.saved)
+            self._saved.append(weakref.ref(handle.saved))
         return handle
 
 
@@ -115,36 +116,38 @@ class _Record:
 
     def pack(self, ledger: Ledger, tensor: Tensor) -> Handle:
         """Autograd saves this while the operator runs: its input, or a result or internal, which is dropped."""
-        known = ledger.find(tensor)
+        at = address(tensor)
+        known = ledger.find(at)
         mine = known is not None and any(ref is not None and ref() is known for ref in self._packs)
-        if ledger.excludes(tensor) or (known is not None and not mine) or not tensor.numel():
+        if ledger.excludes(at) or (known is not None and not mine):
             self._packs.append(None)
             return ledger.save(tensor)
         if known is None:
-            known = ledger.expect(tensor)
+            known = ledger.expect(at)
             self._internals.append(tensor.detach())
         self._packs.append(weakref.ref(known))
         return Handle(known, tensor)
 
     def expect_results(self, ledger: Ledger, results: list[Tensor]) -> list[tuple[Tensor, Saved]]:
         """The operator has run: note its results, and forget the addresses of its internals."""
-        expected: list[tuple[Tensor, Saved]] = []
+        expected: dict[int, tuple[Tensor, Saved]] = {}
         for result in results:
-            known = ledger.find(result)
-            if known is None and not ledger.excludes(result):
-                known = ledger.expect(result)
+            at = address(result)
+            known = ledger.find(at)
+            if known is None and not ledger.excludes(at):
+                known = ledger.expect(at)
             if known is None or known.held:
                 self._results.append(None)
             else:
                 self._results.append(weakref.ref(known))
-                expected.append((result.detach(), known))
-        kept = {t.untyped_storage().data_ptr() for t, _ in expected}
+                expected[at] = result.detach(), known
         for internal in self._internals:
-            saved = ledger.find(internal)
-            if saved is not None and internal.untyped_storage().data_ptr() not in kept:
-                ledger.forget(internal.untyped_storage(), saved)
+            at = address(internal)
+            saved = ledger.find(at)
+            if saved is not None and at not in expected:
+                ledger.forget(at, saved)
         self._internals.clear()
-        return expected
+        return list(expected.values())
 
     def replay(self) -> None:
         """Run again, and hold what is missing."""
@@ -155,7 +158,7 @@ class _Record:
         def fill(tensor: Tensor) -> None:
             _fill(next(packs), tensor)
 
-        inputs = [h.tensor.requires_grad_(r) for h, r in zip(self._inputs, self._requires_grad, strict=True)]
+        inputs = [h.tensor.detach().requires_grad_(r) for h, r in zip(self._inputs, self._requires_grad, strict=True)]
         with torch.enable_grad(), saved_tensors_hooks(fill, _never):
             results = _tensors(self._function(*inputs))
         for ref, result in zip(self._results, results, strict=True):
@@ -165,7 +168,7 @@ class _Record:
 def _fill(ref: weakref.ref[Saved] | None, tensor: Tensor) -> None:
     saved = None if ref is None else ref()
     if saved is not None and not saved.held:
-        saved.hold(tensor.untyped_storage())
+        saved.hold(tensor.untyped_storage(), address(tensor))
 
 
 def _unpack(handle: Handle) -> Tensor:
