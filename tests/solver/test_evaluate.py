@@ -32,7 +32,7 @@ def simulated(schedule: Schedule, costs: StageCosts, objective: Objective) -> Nu
 
 
 @given(data=st.data(), objective=st.sampled_from(["makespan", "span"]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_evaluator_equals_simulation_on_any_schedule(data: st.DataObject, objective: Objective) -> None:
     schedule = data.draw(random_schedules())
     costs = data.draw(stage_costs(stages=schedule.stages, offload=True))
@@ -46,7 +46,7 @@ def test_evaluator_equals_simulation_on_any_schedule(data: st.DataObject, object
 
 
 @given(data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_evaluator_keeps_what_meets_the_threshold_and_refuses_what_does_not(data: st.DataObject) -> None:
     schedule = data.draw(random_schedules())
     costs = data.draw(stage_costs(stages=schedule.stages, offload=True))
@@ -57,6 +57,7 @@ def test_evaluator_keeps_what_meets_the_threshold_and_refuses_what_does_not(data
 
 
 @given(schedule=random_schedules())
+@settings(max_examples=30, deadline=None)
 def test_encoding_and_decoding_return_the_schedule(schedule: Schedule) -> None:
     problem = OrderProblem.of(schedule, StageCosts.of(stages=schedule.stages, offload=1))
     assert decode(problem, *encode(problem, schedule), name=schedule.name).orders == schedule.orders

@@ -1,7 +1,7 @@
 """OptPipe's mixed-integer programme, as it must read to be right, solved by an open MILP solver (SCIP or HiGHS).
 
-Source: OptPipe, section 3 and appendix C.  i is our stage (one per device), j our micro-batch, c in F, B, W our F, I, W;
-E end times, O and R starts of offload and reload, W_j here `away`; P, K (offload order), L (reload order), H, M, N as
+Source: OptPipe, section 3 and appendix C.  i is our stage (one per device), j our micro-batch; c = F, B, W are our F,
+I, W; E end times, O and R starts of offload and reload, W_j here `away`; P, K (offload order), L (reload order), H, M, N as
 there.  Corrected are:
 
 * equations 7 and 10-16 exempt "j' != j, c' != c"; every pair of different operations counts;

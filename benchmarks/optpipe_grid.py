@@ -1,0 +1,125 @@
+"""OptPipe's grid: what each method reaches, how far from the bound, and how long it took.
+
+    python benchmarks/optpipe_grid.py [--quick] [--milp SECONDS] [--only P,M] [--json FILE]
+
+F = I = W = 10, C = 1, an activation of 2 of which W keeps 1, full duplex; offload and reload take To; the limit is in
+activations.  `cpu` is the processor time that this process used until the last improvement and until it stopped: on a
+shared machine the clock on the wall says more about the neighbours.  Every value is an exact simulation under the limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from debubble.ir import DebubbleError, Placement, StageCosts
+from debubble.schedules import schedules
+from debubble.simulator import simulate
+from debubble.solver.adaoffload import ada_offload, pipe_offload
+from debubble.solver.milp import solve_milp
+from debubble.solver.optimize import optimize
+from debubble.solver.problem import OrderProblem
+
+COLUMNS = (
+    "p", "m", "To", "limit", "bound", "optpipe", "gap", "steps", "cpu best", "cpu end", "adaoffload", "pipeoffload",
+    "zb", "milp",
+)  # fmt: skip
+
+
+def problem_of(p: int, m: int, to: int, limit: int) -> OrderProblem:
+    costs = StageCosts.of(
+        stages=p, forward=10, backward_input=10, backward_weight=10, activation=2, activation_after_input=1,
+        communication=1, offload=to, memory_limit=2 * limit,
+    )  # fmt: skip
+    return OrderProblem(placement=Placement.linear(p), micro_batches=m, costs=costs, offload=True)
+
+
+def cells(*, quick: bool) -> Iterator[tuple[int, int, int, int, float]]:
+    """(p, m, To, limit, seconds)."""
+    sizes = [(4, 8), (4, 16), (4, 32), (8, 16), (8, 32)]
+    for p, m in sizes[:1] if quick else sizes:
+        for to in (5, 10):
+            for limit in sorted({3, p // 2, p} - {2}):
+                yield p, m, to, limit, 10.0
+    if quick:
+        return
+    for to in (5, 10):
+        for limit in (3, 8, 16):
+            yield 16, 32, to, limit, 60.0
+    yield from ((4, 8, 20, 3, 60.0), (8, 32, 20, 4, 60.0), (8, 32, 20, 8, 60.0), (8, 32, 40, 4, 60.0))
+    for m in (64, 256):
+        yield from ((8, m, 10, 4, 60.0), (8, m, 20, 8, 60.0))
+
+
+def row(p: int, m: int, to: int, limit: int, seconds: float, milp_seconds: float) -> dict[str, Any]:
+    problem = problem_of(p, m, to, limit)
+    begin = time.process_time()
+    best_at, end = 0.0, 0.0
+    value = bound = float("inf")
+    steps = 0
+    # The wall gets more than the processor may have: a neighbour may be using it.
+    for found in optimize(problem, deadline=4 * seconds, use_cache=False):
+        end = time.process_time() - begin
+        if end > seconds and value < float("inf"):
+            break
+        if float(found.value) < value:
+            best_at = end
+        value, bound, steps = float(found.value), float(found.bound), found.steps
+    result: dict[str, Any] = {
+        "p": p, "m": m, "To": to, "limit": limit, "bound": bound, "optpipe": value,
+        "gap": round((value - bound) / value, 5), "steps": steps, "cpu best": round(best_at, 2),
+        "cpu end": round(end, 2),
+    }  # fmt: skip
+    costs = problem.costs
+    for name, rule in (("adaoffload", ada_offload), ("pipeoffload", pipe_offload)):
+        result[name] = _value(lambda rule=rule: rule(costs, m), problem)
+    result["zb"] = _value(
+        lambda: schedules["zb"](devices=p, micro_batches=m, costs=costs, memory_limit=2 * limit), problem
+    )
+    result["milp"] = None
+    if milp_seconds and p * m <= 32:
+        answer = solve_milp(problem, seconds=milp_seconds)
+        result["milp"] = None if answer.incumbent is None else float(answer.incumbent.value)
+        result["milp bound"] = answer.bound
+    return result
+
+
+def _value(build: Any, problem: OrderProblem) -> float | None:
+    try:
+        return float(simulate(build(), problem.costs).makespan)
+    except DebubbleError:
+        return None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--milp", type=float, default=0.0)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--json", default="")
+    arguments = parser.parse_args()
+    # The kernel's compilation is kept on disk; it is no part of a search.
+    list(optimize(problem_of(2, 3, 20, 2), deadline=2.0, use_cache=False))
+    rows = []
+    for cell in cells(quick=arguments.quick):
+        if arguments.only and arguments.only != f"{cell[0]},{cell[1]}":
+            continue
+        rows.append(row(*cell, arguments.milp))
+        print(rows[-1], flush=True)
+        if arguments.json:
+            with open(arguments.json, "w") as file:
+                json.dump(rows, file, indent=1)
+    table = Table(*COLUMNS)
+    for each in rows:
+        table.add_row(*(str(each.get(name)) for name in COLUMNS))
+    Console(width=140).print(table)
+
+
+if __name__ == "__main__":
+    main()
