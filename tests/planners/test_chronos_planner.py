@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from debubble.costs.units import HostStates, Strategy, Unit, Units
 from debubble.ir import InfeasibleError, Kind, StageCosts
 from debubble.planners import Problem, planners
+from debubble.planners.chronos_settings import increments
+from debubble.planners.chronos_settings import settings as chronos_settings
 
 
 def layers(count, *, limit=None, host_step=0, bandwidth=None, cheap=False, reduce=0):
@@ -116,3 +118,20 @@ def test_every_plan_is_within_the_limit_and_not_below_its_bound(devices, count, 
     assert max(result.timeline.peak_memory) <= limit
     assert sum(len(stage) for stage in result.solution.partition) == count
     assert result.makespan >= micro_batches * units.work / devices
+
+
+def test_what_lives_long_recomputes_first_and_cheap_operators_before_layers():
+    problem = Problem(devices=4, micro_batches=12, units=layers(16, limit=100, cheap=True), chunks=2)
+    order = increments(problem, chronos_settings(problem)[0])
+    # Alive on device 0: 5 micro-batches of chunk 0, 2 of chunk 1. cmb: 1/20 for 2 bytes; full after it: 19/20 for 5.
+    assert [(i.chunk, i.strategy) for i in order[::4]] == [(0, "cmb"), (1, "cmb"), (0, "full"), (1, "full")]
+    assert [i.price for i in order[::4]] == pytest.approx([1 / 200, 1 / 80, 19 / 500, 19 / 200])
+
+
+@pytest.mark.parametrize("room", [30, 40, 50, 60, 76, 100])
+def test_cheap_operators_never_harm(room):
+    with_cheap = plan(layers(16, limit=72 + room, cheap=True), chunks=2)
+    without = plan(layers(16, limit=72 + room), chunks=2)
+    assert with_cheap.makespan <= without.makespan
+    if room in (40, 50, 76, 100):
+        assert with_cheap.makespan < without.makespan

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from debubble.ir import DebubbleError, InfeasibleError, Number
+from debubble.ir.admission import Admission
 from debubble.planners.chronos_settings import Increment, Setting, build, increments, settings
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planner
@@ -55,7 +56,8 @@ def chronos(problem: Problem) -> Solution:
     for rank, fit in enumerate(fits):
         if best is not None and (rank >= FINALISTS or time.perf_counter() > start + problem.effort):
             break
-        solution = build(problem, fit.setting, fit.taken, micro_batches=problem.micro_batches)
+        taken = _needed(problem, fit)
+        solution = build(problem, fit.setting, taken, micro_batches=problem.micro_batches)
         try:
             makespan = simulate(solution.schedule, solution.costs).makespan
         except InfeasibleError as error:
@@ -70,23 +72,51 @@ def chronos(problem: Problem) -> Solution:
 
 def _least_recomputation(problem: Problem, setting: Setting) -> _Fit:
     """Raises InfeasibleError if not even full recomputation fits."""
-    short = min(problem.micro_batches, (2 * problem.devices + 4) * setting.group)
-
-    def expected(taken: Sequence[Increment]) -> Number:
-        solution = build(problem, setting, taken, micro_batches=short)
-        timeline = simulate(solution.schedule, solution.costs)
-        return timeline.makespan + (problem.micro_batches - short) * max(timeline.busy) / short
-
+    taken: Sequence[Increment] = ()
     try:
-        return _Fit(setting, (), expected(()))
+        solution = _checked(problem, setting, taken)
     except InfeasibleError:
         order = increments(problem, setting)
-        best = _Fit(setting, order, expected(order))
-    low, high = 0, len(order)
-    while low + 1 < high:
-        middle = (low + high) // 2
-        try:
-            best, high = _Fit(setting, order[:middle], expected(order[:middle])), middle
-        except InfeasibleError:
-            low = middle
-    return best
+        taken, solution = order, _checked(problem, setting, order)
+        low, high = 0, len(order)
+        while low + 1 < high:
+            middle = (low + high) // 2
+            try:
+                taken, solution, high = order[:middle], _checked(problem, setting, order[:middle]), middle
+            except InfeasibleError:
+                low = middle
+    timeline = simulate(solution.schedule, solution.costs)
+    short = solution.schedule.micro_batches
+    return _Fit(setting, taken, timeline.makespan + (problem.micro_batches - short) * max(timeline.busy) / short)
+
+
+def _needed(problem: Problem, fit: _Fit) -> Sequence[Increment]:
+    """What was taken without what the dearer increments after it have made superfluous."""
+    taken = list(fit.taken)
+    for increment in sorted(set(taken), key=lambda i: -i.price):
+        while increment in taken:
+            fewer = taken.copy()
+            fewer.remove(increment)
+            try:
+                _checked(problem, fit.setting, fewer)
+            except InfeasibleError:
+                break
+            taken = fewer
+    return taken
+
+
+def _checked(problem: Problem, setting: Setting, taken: Sequence[Increment]) -> Solution:
+    """A run just long enough for the steady phase.  Raises InfeasibleError if it does not fit."""
+    short = min(problem.micro_batches, (2 * problem.devices + 4) * setting.group)
+    solution = build(problem, setting, taken, micro_batches=short)
+    _check_memory(solution)
+    return solution
+
+
+def _check_memory(solution: Solution) -> None:
+    """Raises OutOfMemoryError as lowering would, without its cost."""
+    schedule, costs = solution.schedule, solution.costs
+    for device, order in enumerate(schedule.orders):
+        admission = Admission(schedule, costs, device, costs.static_of(device), costs.limit_of(device))
+        for op in order:
+            admission.admit(op)

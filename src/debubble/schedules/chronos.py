@@ -194,24 +194,25 @@ def delay_rounds(devices: int) -> int:
 def _least_memory(rhythm: Rhythm, micro_batches: int, costs: StageCosts, shares: Mapping[int, Number]) -> Timetable:
     """The timetable with the least peak on device 0, where it is largest; among those the shortest way through."""
     p = rhythm.devices
-    whole = [_mean(costs.activation[c * p : (c + 1) * p]) for c in range(rhythm.chunks)]
-    recomputed = [_mean(costs.activation_recomputed[c * p : (c + 1) * p]) for c in range(rhythm.chunks)]
-    kept = [a - (a - r) * Fraction(shares.get(c, 0)) for c, (a, r) in enumerate(zip(whole, recomputed, strict=True))]
+    whole = [float(_mean(costs.activation[c * p : (c + 1) * p])) for c in range(rhythm.chunks)]
+    recomputed = [float(_mean(costs.activation_recomputed[c * p : (c + 1) * p])) for c in range(rhythm.chunks)]
+    kept = [a - (a - r) * float(shares.get(c, 0)) for c, (a, r) in enumerate(zip(whole, recomputed, strict=True))]
+    total = sum(whole) or 1.0
 
-    def held(timetable: Timetable) -> tuple[Fraction, int]:
+    def held(timetable: Timetable) -> tuple[float, int]:
         way = timetable.backward_start(0, 0, 0) - timetable.forward_start(0, 0, 0)
         enough = min(micro_batches, rhythm.group * (way // timetable.period + 3))
-        now = peak = Fraction(0)
+        now = peak = 0.0
         for _, kind, chunk, _ in timetable.operations(0, enough):
-            match kind:
-                case Kind.F:
-                    now += kept[chunk]
-                case Kind.R:
-                    now += whole[chunk] - kept[chunk]
+            if kind is Kind.F:
+                now += kept[chunk]
+            elif kind is Kind.R:
+                now += whole[chunk] - kept[chunk]
             peak = max(peak, now)
             if kind is Kind.B:
                 now -= whole[chunk]
-        return peak, way
+        # Rounded, so that equal peaks count as equal.
+        return round(peak / total, 6), way
 
     return min(timetables(rhythm), key=held)
 
