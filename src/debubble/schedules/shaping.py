@@ -13,7 +13,7 @@ from functools import partial
 from itertools import product
 from typing import Literal
 
-from debubble.ir import InfeasibleError, Number, Placement, Schedule, StageCosts
+from debubble.ir import InfeasibleError, Number, Op, Placement, Schedule, StageCosts
 from debubble.ir.errors import readable
 from debubble.schedules.blocks import Shape, order_of
 from debubble.schedules.dispatch import STRICT, Follow, Greedy, Outcome, Run
@@ -23,12 +23,15 @@ Value = tuple[Number, Number]
 Attempt = Callable[[int], Outcome | None]
 """An outcome for that many micro-batches, by one rule or block."""
 
+Known = Callable[[int], list[list[Op]]]
+
 WORK = 150_000
 """Operations that may be dispatched while trying candidates, unless a number of `tries` is asked for."""
 
 SLACKS = (0.2, 0.4, 0.1, 0.3, 0.0, 0.01, 0.02, 0.05, 0.15, 0.25, 0.6, 0.8)
 TURNS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0)
 HOPS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
+OVERLAPS = (0, 0.25, 0.5, 0.75, 1)
 RULES = tuple(
     Greedy(in_turn=in_turn, patience=patience, overlap=overlap)
     for overlap, patience, in_turn in product((0, 0.5, 1), (STRICT, 0, 0.5, 1), (True, False))
@@ -44,13 +47,20 @@ def best_order(
     *,
     objective: Objective = "makespan",
     tries: int | None = None,
+    known: Known | None = None,
 ) -> Schedule | None:
-    """The shortest order found whose activations stay within `room` (bytes per device); None if none fits."""
+    """The shortest order found whose activations stay within `room` (bytes per device); None if none fits.
+
+    `known`: a rule that gives forwards and backwards for a number of micro-batches, to be tried too.
+    """
     sample = min(micro_batches, 2 * placement.devices)
     if tries is None:
         tries = min(max(8, WORK // (3 * placement.stages * sample)), 200)
     shaper = _Shaper(placement, costs, room, objective)
     ranked = shaper.ranked(sample, tries)
+    if known is not None:
+        ranked += shaper.rank([partial(shaper.known, known, overlap) for overlap in OVERLAPS], sample)
+        ranked.sort(key=_by_value)
     if sample < micro_batches:
         ranked = shaper.rank([attempt for _, attempt in ranked], micro_batches)
     if not ranked:
@@ -77,7 +87,7 @@ class _Shaper:
     def climb(self, micro_batches: int, tries: int) -> list[tuple[Value, Attempt]]:
         """Blocks of random shapes, then of shapes near the best, best first."""
         legs = 2 * self.placement.chunks
-        choices: list[tuple[float, ...]] = [SLACKS, *[TURNS] * legs, *[HOPS] * legs, (0, 1), (0, 0.5)]
+        choices: list[tuple[float, ...]] = [SLACKS, *[TURNS] * legs, *[HOPS] * legs, (0, 1), (0, 0.5), (0, 1)]
         dice = random.Random(0)
         best: list[tuple[Value, Attempt]] = []
         genes: list[float] = []
@@ -109,11 +119,16 @@ class _Shaper:
     def greedy(self, rule: Greedy, micro_batches: int) -> Outcome | None:
         return Run(self.placement, micro_batches, self.costs, self.room)(rule)
 
+    def known(self, rule: Known, overlap: float, micro_batches: int) -> Outcome | None:
+        return Run(self.placement, micro_batches, self.costs, self.room)(Follow(rule(micro_batches), overlap=overlap))
+
     def block(self, genes: tuple[float, ...], micro_batches: int) -> Outcome | None:
-        slack, *stretch, weight_first, overlap = genes
+        slack, *stretch, weight_first, overlap, even = genes
         legs = len(stretch) // 2
         shape = Shape(slack, tuple(stretch[:legs]), tuple(stretch[legs:]), weight_first == 1)
-        orders = order_of(self.placement, micro_batches, self.costs, shape)
+        # The paper's blocks are for even costs; their order may be the best for others too.
+        costs = StageCosts.of(stages=self.placement.stages) if even else self.costs
+        orders = order_of(self.placement, micro_batches, costs, shape)
         if orders is None:
             return None
         return Run(self.placement, micro_batches, self.costs, self.room)(Follow(orders, overlap=overlap))
@@ -134,6 +149,7 @@ def shaped(
     objective: Objective = "makespan",
     tries: int | None = None,
     steps: int = 0,
+    known: Known | None = None,
 ) -> Schedule:
     """The best order found that holds `activations` micro-batches per device, or less under a memory limit.
 
@@ -144,7 +160,7 @@ def shaped(
     if memory_limit is not None:
         costs = costs.with_limit(memory_limit)
     room = room_within(placement, costs, activations)
-    found = best_order(name, placement, micro_batches, costs, room, objective=objective, tries=tries)
+    found = best_order(name, placement, micro_batches, costs, room, objective=objective, tries=tries, known=known)
     if found is None:
         raise InfeasibleError(
             f"The schedule '{name}' finds no order within {', '.join(readable(float(r)) for r in room)} of activations"

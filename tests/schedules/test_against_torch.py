@@ -1,0 +1,65 @@
+"""torch's own schedules, read from its CSV and simulated, beside ours."""
+
+import pytest
+
+import debubble as db
+from debubble.exports.torch_csv import read
+
+torch = pytest.importorskip("torch")
+
+COSTS = {
+    1: db.StageCosts.of(stages=4, activation_after_input=1),
+    2: db.StageCosts.of(stages=8, activation_after_input=1),
+}
+
+
+@pytest.fixture
+def torchs(tmp_path):
+    """Reads the order of one of torch's schedules for 4 devices, whose other ranks are not there."""
+    import torch.distributed as dist
+    from torch.distributed.pipelining import PipelineStage, schedules
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    def make(name, chunks, micro_batches):
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+        stages = [PipelineStage(torch.nn.Linear(1, 1), s, 4 * len(chunks), torch.device("cpu")) for s in chunks]
+        made = getattr(schedules, name)(stages, micro_batches, loss_fn=torch.nn.MSELoss())
+        path = tmp_path / f"{name}.csv"
+        made._dump_csv(str(path), format="compute_only")
+        return read(path)
+
+    yield make
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("m", [4, 8, 12])
+def test_interleaved_is_torchs_order(torchs, m):
+    theirs = torchs("ScheduleInterleaved1F1B", [0, 4], m)
+    assert theirs.orders == db.schedules["interleaved"](devices=4, micro_batches=m, chunks=2).orders
+
+
+@pytest.mark.parametrize("m", [4, 8, 12])
+def test_breadth_first_is_torchs_order_of_forwards_and_takes_its_time(torchs, m):
+    theirs = torchs("ScheduleLoopedBFS", [0, 4], m)
+    ours = db.schedules["breadth-first"](devices=4, micro_batches=m, chunks=2)
+    assert db.simulate(ours, COSTS[2]).makespan <= db.simulate(theirs, COSTS[2]).makespan
+
+
+@pytest.mark.parametrize("m", [8, 9, 16])
+def test_dualpipe_v_is_torchs_order(torchs, m):
+    theirs = torchs("ScheduleDualPipeV", [0, 7], m)
+    assert theirs.orders == db.schedules["dualpipe-v"](devices=4, micro_batches=m).orders
+
+
+@pytest.mark.parametrize("m", [8, 16])
+def test_zb_v_takes_no_longer_than_torchs_in_no_more_memory(torchs, m):
+    theirs = db.simulate(torchs("ScheduleZBVZeroBubble", [0, 7], m), COSTS[2])
+    ours = db.simulate(db.schedules["zb-v"](devices=4, micro_batches=m, costs=COSTS[2], objective="span"), COSTS[2])
+    assert ours.span <= theirs.span
+    assert max(ours.peak_memory) <= max(theirs.peak_memory)
+
+
+@pytest.mark.parametrize("m", [8, 16])
+def test_group_interleaved_is_torchs_interleaved_zero_bubble(torchs, m):
+    theirs = torchs("ScheduleInterleavedZeroBubble", [0, 4], m)
+    assert theirs.orders == db.schedules["group-interleaved"](devices=4, micro_batches=m, chunks=2).orders
