@@ -59,7 +59,7 @@ def _compared(lines: tuple[Line, ...], *, devices: int, micro_batches: int, reco
 def _swapping() -> list[Scene]:
     """Stage 0 of three without swapping, and with three of its seven blocks away."""
     scenes = []
-    for blocks, limit in ((0, 40), (3, 28)):
+    for blocks, limit in ((0, (28, 20, 10)), (3, (16, 20, 10))):
         costs = _costs(3, Fraction(1, 2)).replace(offload=Fraction(5, 2), memory_limit=limit)
         schedule = obscura(devices=3, micro_batches=13, adjusted_stages=1, swapped_blocks=blocks)
         scenes.append(Scene.of(simulate(schedule, costs), title=f"Obscura, {blocks or 'no'} blocks swapped"))
