@@ -110,31 +110,37 @@ class Units:
         `recompute`, `activation_recomputed` and the workspace follow each unit's strategy; a stage where some unit's
         is not `none` belongs in the schedule's `fused_recompute` (or gets R operations).
         """
-        stages = [[(self.units[index], strategy) for index, strategy in stage] for stage in partition]
+        stages = [self._sums(tuple(stage)) for stage in partition]
         bandwidth = self.offload_bandwidth
-        activation = [sum(u.activation for u, _ in stage) for stage in stages]
-        transfer = None if bandwidth is None else [a / bandwidth for a in activation]
-        recomputed = [_recomputed_runs(stage) for stage in stages]
-        return StageCosts.of(
-            stages=len(stages),
-            forward=[sum(u.forward for u, _ in stage) for stage in stages],
-            backward_input=[sum(u.backward_input for u, _ in stage) for stage in stages],
-            backward_weight=[sum(u.backward_weight for u, _ in stage) for stage in stages],
-            recompute=[sum(u.strategies[s].recompute for u, s in stage) for stage in stages],
-            activation=activation,
-            activation_after_input=[sum(_after_input(u) for u, _ in stage) for stage in stages],
-            activation_recomputed=[sum(run.kept for run in runs) for runs in recomputed],
-            recompute_workspace=[max((run.restored for run in runs), default=0) for runs in recomputed],
-            communication=self.communication,
+        transfer = None if bandwidth is None else tuple(stage.activation / bandwidth for stage in stages)
+        nothing = (0,) * len(stages)
+        # Built directly: `StageCosts.of` would check again, for every point of a search, what `Units` has checked.
+        costs = StageCosts(
+            forward=tuple(stage.forward for stage in stages),
+            backward_input=tuple(stage.backward_input for stage in stages),
+            backward_weight=tuple(stage.backward_weight for stage in stages),
+            recompute=tuple(stage.recompute for stage in stages),
+            activation=tuple(stage.activation for stage in stages),
+            activation_after_input=tuple(stage.after_input for stage in stages),
+            activation_recomputed=tuple(stage.kept for stage in stages),
+            recompute_workspace=tuple(stage.restored for stage in stages),
+            communication=(self.communication,) * len(stages),
             communication_model=self.communication_model,
             offload=transfer,
+            reload=transfer,
             host_link=self.host_link,
             link_groups=self.link_groups,
-            static=[self._static(held, stages, on_host) for held in placement.stages_of],
+            static=tuple(self._static([stages[s] for s in held], held, on_host) for held in placement.stages_of),
             memory_limit=self.memory_limit,
             micro_batch_scale=self.micro_batch_scale,
-            **{**self.stage_entries, **(self._host_entries(stages, on_host) if on_host else {})},
+            optimizer_step=nothing,
+            host_step=nothing,
+            gradient_offload=nothing,
+            parameter_load=nothing,
+            gradient_reduce=nothing,
         )
+        entries = {**self.stage_entries, **(self._host_entries(partition, on_host) if on_host else {})}
+        return costs.replace(**entries) if entries else costs
 
     def planned(self, partition: Partition) -> tuple[tuple[PlannedUnit, ...], ...]:
         """The partition as a plan lists it."""
@@ -143,24 +149,65 @@ class Units:
             for stage in ([(self.units[index], strategy) for index, strategy in stage] for stage in partition)
         )
 
-    def _host_entries(
-        self, stages: Sequence[Sequence[tuple[Unit, str]]], on_host: Collection[int]
-    ) -> Mapping[str, list[Number]]:
+    @cached_property
+    def _summed(self) -> dict[tuple[tuple[int, str], ...], _Sums]:
+        """What `_sums` has computed: planners ask for the same stages thousands of times."""
+        return {}
+
+    def _sums(self, stage: tuple[tuple[int, str], ...]) -> _Sums:
+        if stage not in self._summed:
+            self._summed[stage] = _sums([(self.units[index], strategy) for index, strategy in stage])
+        return self._summed[stage]
+
+    def _host_entries(self, partition: Partition, on_host: Collection[int]) -> Mapping[str, list[Number]]:
         """What the optimizer step of the stages on the host takes."""
         assert self.offload_bandwidth is not None
-        hosted = [[u.on_host for u, _ in stage if u.on_host and s in on_host] for s, stage in enumerate(stages)]
+        hosted = [
+            [h for index, _ in stage if s in on_host and (h := self.units[index].on_host)]
+            for s, stage in enumerate(partition)
+        ]
         return {
             "gradient_offload": [sum(h.gradients for h in stage) / self.offload_bandwidth for stage in hosted],
             "host_step": [sum(h.step for h in stage) for stage in hosted],
             "parameter_load": [sum(h.parameters for h in stage) / self.offload_bandwidth for stage in hosted],
         }
 
-    def _static(
-        self, held: Sequence[int], stages: Sequence[Sequence[tuple[Unit, str]]], on_host: Collection[int]
-    ) -> Number:
-        units = [(unit, stage in on_host) for stage in held for unit, _ in stages[stage]]
-        states = sum(unit.on_host.static if away and unit.on_host else unit.static for unit, away in units)
-        return self.static + states + max((unit.workspace for unit, _ in units), default=0)
+    def _static(self, sums: Sequence[_Sums], held: Sequence[int], on_host: Collection[int]) -> Number:
+        states = sum(s.static_on_host if stage in on_host else s.static for stage, s in zip(held, sums, strict=True))
+        return self.static + states + max((s.workspace for s in sums), default=0)
+
+
+class _Sums(NamedTuple):
+    """What a stage's units come to."""
+
+    forward: Number
+    backward_input: Number
+    backward_weight: Number
+    recompute: Number
+    activation: Number
+    after_input: Number
+    kept: Number
+    restored: Number
+    static: Number
+    static_on_host: Number
+    workspace: Number
+
+
+def _sums(stage: Sequence[tuple[Unit, str]]) -> _Sums:
+    runs = _recomputed_runs(stage)
+    return _Sums(
+        forward=sum(u.forward for u, _ in stage),
+        backward_input=sum(u.backward_input for u, _ in stage),
+        backward_weight=sum(u.backward_weight for u, _ in stage),
+        recompute=sum(u.strategies[s].recompute for u, s in stage),
+        activation=sum(u.activation for u, _ in stage),
+        after_input=sum(_after_input(u) for u, _ in stage),
+        kept=sum(run.kept for run in runs),
+        restored=max((run.restored for run in runs), default=0),
+        static=sum(u.static for u, _ in stage),
+        static_on_host=sum(u.on_host.static if u.on_host else u.static for u, _ in stage),
+        workspace=max((u.workspace for u, _ in stage), default=0),
+    )
 
 
 def recomputing(partition: Partition) -> frozenset[int]:

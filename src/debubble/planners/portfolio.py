@@ -8,7 +8,7 @@ between neighbouring stages for the best few, re-choosing the recomputation afte
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from debubble.ir import DebubbleError, InfeasibleError, Placement, Schedule, StageCosts
 from debubble.planners.local_search import Candidate, improve, priced, repriced
@@ -21,70 +21,80 @@ from debubble.simulator import Repricer
 FINALISTS = 3
 """Schedules whose partition is searched."""
 
+RANKING = 0.5
+"""Share of the effort after which no further schedule is tried, once one fits."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One configuration to rank: a schedule by name, and how it is fitted to the problem."""
+
+    schedule: str
+    chunks: int
+    split: str
+    """`even` or `balanced`; fixed stages have no other."""
+    to_limit: bool
+    """Whether a schedule that can takes the memory limit into its order; if not, recomputation makes it fit."""
+
 
 @planner("portfolio", paper="debubble's own", searches=True)
 def portfolio(problem: Problem) -> Solution:
     """Try every schedule with every number of chunks, partition and recompute to fit."""
-    deadline = time.perf_counter() + problem.effort
+    start = time.perf_counter()
+    deadline = start + problem.effort
     candidates: list[Candidate] = []
     reasons: list[str] = []
-    for name, chunks in _choices(problem):
+    for choice in _choices(problem):
+        if candidates and time.perf_counter() > start + RANKING * problem.effort:
+            break
         try:
-            candidates.append(_first(problem, name, chunks))
+            candidates.append(_fitted(problem, choice))
         except DebubbleError as error:
-            reasons.append(f"{name}: {error}")
+            reasons.append(f"{choice.schedule}: {error}")
     if not candidates:
         raise InfeasibleError(f"No schedule fits. {reasons[0] if reasons else ''}".strip())
     candidates.sort(key=lambda c: c.makespan)
     best = candidates[0]
-    if problem.units is not None:
-        for rank, candidate in enumerate(candidates[:FINALISTS]):
-            share = (deadline - time.perf_counter()) / (min(FINALISTS, len(candidates)) - rank)
-            found = improve(problem, candidate, until=time.perf_counter() + share)
-            best = min(best, found, key=lambda c: c.makespan)
+    for rank, candidate in enumerate(candidates[:FINALISTS]):
+        share = (deadline - time.perf_counter()) / (min(FINALISTS, len(candidates)) - rank)
+        found = improve(problem, candidate, until=time.perf_counter() + share)
+        best = min(best, found, key=lambda c: c.makespan)
     return Solution(schedule=best.schedule, costs=best.costs, partition=best.partition)
 
 
-def _choices(problem: Problem) -> Iterator[tuple[str, int]]:
-    """Schedules and chunks that go together; a schedule without the option has a fixed number."""
-    for name, entry in schedules.items():
-        for chunks in problem.chunk_choices:
-            if "chunks" in entry.options or entry.default_chunks == chunks:
-                yield name, chunks
+def _choices(problem: Problem) -> list[Choice]:
+    """What goes together, in the order in which it is tried: few chunks, balanced splits and plain orders first."""
+    return sorted(
+        (
+            Choice(name, chunks, split, to_limit)
+            for name, entry in schedules.items()
+            for chunks in problem.chunk_choices
+            if "chunks" in entry.options or entry.default_chunks == chunks
+            for split in (("balanced", "even") if problem.units is not None else ("even",))
+            for to_limit in ((False, True) if "memory_limit" in entry.options else (False,))
+        ),
+        key=lambda c: (c.split == "even", c.to_limit, c.chunks != schedules[c.schedule].default_chunks, c.chunks),
+    )
 
 
-def _first(problem: Problem, name: str, chunks: int) -> Candidate:
-    """The schedule on fixed costs, or on the better of the even and the balanced partition."""
+def _fitted(problem: Problem, choice: Choice) -> Candidate:
+    """The choice with the least recomputation that fits; raises DebubbleError if it does not."""
     if problem.costs is not None:
-        return repriced(Repricer(_build(problem, name, chunks, problem.costs)), problem)
+        costs = problem.costs if choice.to_limit else problem.costs.with_limit(None)
+        return repriced(Repricer(_build(problem, choice, costs)), problem)
     assert problem.units is not None
-    stages = problem.devices * chunks
-    starts = [even_counts(problem.units, stages), balanced_counts(problem.units, stages)]
-    found: list[Candidate] = []
-    reason: DebubbleError | None = None
-    for counts in starts:
-        try:
-            found.append(_on_counts(problem, counts, name=name, chunks=chunks))
-        except DebubbleError as error:
-            reason = error
-    if not found:
-        assert reason is not None
-        raise reason
-    return min(found, key=lambda c: c.makespan)
-
-
-def _build(problem: Problem, name: str, chunks: int, costs: StageCosts) -> Schedule:
-    entry = schedules[name]
-    options = {"chunks": chunks} if "chunks" in entry.options else {}
-    schedule = entry(devices=problem.devices, micro_batches=problem.micro_batches, costs=costs, **options)
-    if schedule.stages != problem.devices * chunks:
-        raise InfeasibleError(f"It does not have {chunks} chunks per device.")
-    return schedule
-
-
-def _on_counts(problem: Problem, counts: Sequence[int], *, name: str, chunks: int) -> Candidate:
-    """Cost-aware schedules are built for the partition without recomputation, in looped placement, unlimited."""
-    assert problem.units is not None
-    rough = problem.units.stage_costs(cut(problem.units, counts), Placement.looped(problem.devices, chunks))
-    schedule = _build(problem, name, chunks, rough.with_limit(None))
+    stages = problem.devices * choice.chunks
+    counts = (even_counts if choice.split == "even" else balanced_counts)(problem.units, stages)
+    # Cost-aware schedules are built for the partition without recomputation, in looped placement.
+    rough = problem.units.stage_costs(cut(problem.units, counts), Placement.looped(problem.devices, choice.chunks))
+    schedule = _build(problem, choice, rough if choice.to_limit else rough.with_limit(None))
     return priced(problem, Repricer(schedule), counts)
+
+
+def _build(problem: Problem, choice: Choice, costs: StageCosts) -> Schedule:
+    entry = schedules[choice.schedule]
+    options = {"chunks": choice.chunks} if "chunks" in entry.options else {}
+    schedule = entry(devices=problem.devices, micro_batches=problem.micro_batches, costs=costs, **options)
+    if schedule.stages != problem.devices * choice.chunks:
+        raise InfeasibleError(f"It does not have {choice.chunks} chunks per device.")
+    return schedule

@@ -159,21 +159,26 @@ def _times(schedule: Schedule, costs: StageCosts) -> Floats:
 def _sizes(schedule: Schedule, costs: StageCosts) -> tuple[Floats, Floats]:
     """Bytes allocated at the start and freed at the end, by [kind, mode of recomputation, stage]."""
     allocated, freed = np.zeros((2, len(_CODES), 3, schedule.stages))
-    for s in range(schedule.stages):
-        activation, after = float(costs.activation[s]), float(costs.activation_after_input[s])
-        dropped = float(costs.dropped(s) * schedule.recompute_fraction.get(s, 1))
-        workspace = dropped if costs.recompute_workspace is None else min(float(costs.recompute_workspace[s]), dropped)
-        kept = activation - dropped
-        for mode in range(3):
-            restored = workspace if mode == 1 else 0.0
-            held = kept + restored if mode == 1 else activation
-            allocated[_CODES[Kind.F], mode, s] = kept if mode else activation
-            allocated[_CODES[Kind.R], mode, s] = dropped
-            allocated[_CODES[Kind.B], mode, s] = restored
-            freed[_CODES[Kind.B], mode, s] = held
-            allocated[_CODES[Kind.I], mode, s] = restored + max(after - held, 0.0)
-            freed[_CODES[Kind.I], mode, s] = max(held - after, 0.0)
-            freed[_CODES[Kind.W], mode, s] = after
+    activation, after, recomputed = (
+        np.array(values, dtype=np.float64)
+        for values in (costs.activation, costs.activation_after_input, costs.activation_recomputed)
+    )
+    share = np.array([float(schedule.recompute_fraction.get(s, 1)) for s in range(schedule.stages)])
+    dropped = (activation - recomputed) * share
+    workspace = dropped
+    if costs.recompute_workspace is not None:
+        workspace = np.minimum(np.array(costs.recompute_workspace, dtype=np.float64), dropped)
+    kept = activation - dropped
+    for mode, (left, restored, held) in enumerate(
+        ((activation, 0.0, activation), (kept, workspace, kept + workspace), (kept, 0.0, activation))
+    ):
+        allocated[_CODES[Kind.F], mode] = left
+        allocated[_CODES[Kind.R], mode] = dropped
+        allocated[_CODES[Kind.B], mode] = restored
+        freed[_CODES[Kind.B], mode] = held
+        allocated[_CODES[Kind.I], mode] = restored + np.maximum(after - held, 0.0)
+        freed[_CODES[Kind.I], mode] = np.maximum(held - after, 0.0)
+        freed[_CODES[Kind.W], mode] = after
     return allocated, freed
 
 
