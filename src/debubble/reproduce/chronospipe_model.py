@@ -69,7 +69,7 @@ class Method:
     schedule: str
     chunks: int
     recomputed: Fraction = Fraction(0)
-    """Share of the layers that recompute in full: the shallow chunks, or a part of every stage of 1F1B."""
+    """Share of the layers that recompute in full: of every stage alike, or the shallow chunks of Chronos-Recomp."""
     on_host: Fraction = Fraction(0)
     """Share of the model whose optimizer states the host holds."""
 
@@ -88,15 +88,14 @@ class Method:
             backward_input=each,
             backward_weight=each,
             activation=block,
-            # The paper counts 1F1B's recomputation without the layer that is being recomputed.
+            # The paper counts 1F1B with recomputation without the layer that is being recomputed.
             recompute_workspace=0,
             communication=message,
             communication_model=model,
         )
         made = schedules[self.schedule](devices=p, micro_batches=m, chunks=v, costs=costs)
         if self.recomputed and not made.explicit_recompute:
-            shares = {s: min(self.recomputed * v - s // p, Fraction(1)) for s in range(p * v)}
-            shares = {s: share for s, share in shares.items() if share > 0}
+            shares = dict.fromkeys(range(p * v), self.recomputed)
             made = replace(made, fused_recompute=frozenset(shares), recompute_fraction=shares)
         return simulate(made, costs)
 
@@ -114,7 +113,8 @@ PLAIN = Method("1F1B", "1f1b", 1)
 HALF = Method("1F1B + R = 50%", "1f1b", 1, Fraction(1, 2))
 FULL = Method("1F1B + R = 100%", "1f1b", 1, Fraction(1))
 INTERLEAVED = Method("interleaved 1F1B", "interleaved", 2)
-INTERLEAVED_RECOMPUTED = Method("interleaved 1F1B + R = 66.7%", "interleaved", 3, Fraction(2, 3))
+INTERLEAVED_HALF = Method("interleaved 1F1B + R = 50%", "interleaved", 2, Fraction(1, 2))
+INTERLEAVED_RECOMPUTED = Method("interleaved 1F1B + R = 66.7%", "interleaved", 2, Fraction(2, 3))
 CHRONOS = Method("Chronos-Pipe", "chronos", 2)
 RECOMP = Method("Chronos-Pipe + Chronos-Recomp", "chronos-recomp", 2, Fraction(1, 2))
 ALL = Method("ChronosPipe ALL", "chronos-recomp", 2, Fraction(1, 2), on_host=Fraction(1, 2))

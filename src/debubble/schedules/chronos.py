@@ -16,7 +16,8 @@ a chunk's gradients once per group.  Figure 7 is not in the text: this reading h
 Its bubble is the registered formula, except that p = 7, g = 4 and a few settings with g = 3, 5, 6 take up to 2 b more.
 
 The timetable (`chronos_lanes`) is made for the mean times of all stages; only the order is used, so that each
-operation starts as soon as it can with the stages' own times.
+operation starts as soon as it can with the stages' own times.  Of the timetables that hold equally little, none was
+found to be faster for uneven stages (30% spread, p = 4 and 8, v = 2 to 4).
 """
 
 from __future__ import annotations
