@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.ir import Kind, PlannedUnit
-from debubble.schedules.chronos import delay_rounds, periodic, rhythm_of
+from debubble.schedules.chronos import delay_rounds, periodic, reduce_gradients, rhythm_of
 from debubble.schedules.chronos_lanes import timetables
 from debubble.schedules.chronos_offload import (
     available_offload,
@@ -475,10 +475,18 @@ def test_every_combination_of_offloads_is_a_correct_schedule(p, v, m, time, reco
     made = periodic(
         "all", devices=p, micro_batches=m, chunks=v, costs=costs, recompute=dict.fromkeys(range(recomputed), 1)
     )
-    made = offload_activations(made, chunks=data.draw(some), costs=costs)
+    made = reduce_gradients(offload_activations(made, chunks=data.draw(some), costs=costs), group=2)
     run = db.simulate(offload_states(made, chunks=data.draw(some)), costs)
     assert run.makespan >= m * 3 * v
     assert all(memory[-1][1] == 0 for memory in run.memory)
+
+
+def test_gradients_go_to_the_host_only_after_their_last_reduction():
+    costs = unit_costs(4, gradient_reduce=3, gradient_offload=1, host_step=1)
+    made = db.schedules["chronos-zero2"](devices=4, micro_batches=8, costs=costs)
+    run = db.simulate(offload_states(made, chunks=[1]), costs)
+    assert run.by_name["4D7"].start == run.by_name["4G7"].end
+    assert run.by_name["4S7"].start == run.by_name["4D7"].end
 
 
 def test_offloading_a_chunk_that_does_not_exist_is_refused():
