@@ -1,8 +1,7 @@
 """Which bytes of saved activations are on the device, counted exactly.
 
-Autograd hands every tensor that it saves to `Ledger.save`, which answers with a Handle.  All handles of one storage
-share one Saved: it is counted once, and is what recomputation drops and offload moves.  When the last handle dies,
-so does the Saved, and its bytes are free.
+Autograd hands every tensor that it saves to `Ledger.save`.  Every storage has one Saved: it is counted once, and is
+what recomputation drops and offload moves.  When nothing that autograd keeps refers to it any more, it is free.
 """
 
 from __future__ import annotations
@@ -45,20 +44,21 @@ class Ledger:
         """Whether the storage at this address is no activation (or none at all: an empty tensor has no address)."""
         return not at or at in self._excluded
 
-    def save(self, tensor: Tensor) -> Handle:
-        """A handle that keeps the tensor's storage, and counts it, as long as it lives."""
+    def save(self, tensor: Tensor) -> Kept:
+        """What keeps the tensor's storage, and counts it, as long as it lives; `value` gives the tensor back."""
         storage = tensor.untyped_storage()
         at = storage.data_ptr()
         saved = self._known.get(at)
-        if saved is None:
-            if not at or at in self._excluded:
-                return Handle(None, tensor)
-            saved = Saved(self)
-            saved.hold(storage, at)
-            # Keeping the tensor instead of a detached one would make a cycle with the graph that keeps the handle.
-            saved.first = tensor.detach()
-            return Handle(saved, tensor, first=True)
-        return Handle(saved, tensor)
+        if saved is not None:
+            return View(saved, tensor)
+        # Keeping the tensor instead of a detached one would make a cycle with the graph that keeps the answer.
+        detached = tensor.detach()
+        if not at or at in self._excluded:
+            return detached
+        saved = Saved(self)
+        saved.hold(storage, at)
+        saved.original = detached
+        return saved
 
     def expect(self, at: int) -> Saved:
         """What stands for the storage at this address without holding it: recomputation will."""
@@ -96,7 +96,18 @@ class Ledger:
 class Saved:
     """One storage that the backward needs: on the device, or for now not."""
 
-    __slots__ = ("__weakref__", "_at", "_ledger", "_moved", "_rest", "_storage", "first", "nbytes", "roams")
+    __slots__ = (
+        "__weakref__",
+        "_at",
+        "_geometry",
+        "_ledger",
+        "_moved",
+        "_rest",
+        "_storage",
+        "nbytes",
+        "original",
+        "roams",
+    )
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -106,8 +117,9 @@ class Saved:
         self._rest: Tensor | None = None
         self.nbytes = 0
         """Bytes on the device."""
-        self.first: Tensor | None = None
+        self.original: Tensor | None = None
         """The tensor that was saved first, while its storage is the original one."""
+        self._geometry: Geometry | None = None
         self.roams = False
         """Whether another stream than the one that uses it has made its storage."""
 
@@ -132,7 +144,26 @@ class Saved:
         if self._storage is not None:
             self._ledger.forget(self._at, self)
             self._ledger.count(-self.nbytes)
-            self._storage, self.first, self.nbytes = None, None, 0
+            if self.original is not None:
+                self._geometry = geometry(self.original)
+            self._storage, self.original, self.nbytes = None, None, 0
+
+    @property
+    def tensor(self) -> Tensor:
+        """The tensor that was saved first."""
+        if self.original is not None:
+            return self.original
+        assert self._geometry is not None
+        return self.view(*self._geometry)
+
+    def view(self, dtype: torch.dtype, offset: int, size: torch.Size, stride: tuple[int, ...]) -> Tensor:
+        """A tensor on the storage."""
+        storage = self.storage
+        tensor = torch.empty(0, dtype=dtype, device=storage.device)
+        tensor.set_(storage, offset, size, stride)
+        if self.roams:
+            _used_here(tensor)
+        return tensor
 
     def offload(self, elsewhere: Tensor) -> None:
         """Copy the first bytes to `elsewhere` (as many as it has), keep the rest, and let the storage go."""
@@ -184,33 +215,37 @@ def as_bytes(storage: torch.UntypedStorage) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
-class Handle:
-    """One saved tensor: a view into a Saved, or a parameter or buffer itself."""
+class View:
+    """A further tensor on the storage of a Saved."""
 
-    __slots__ = ("_dtype", "_first", "_itself", "_offset", "_size", "_stride", "saved")
+    __slots__ = ("_geometry", "saved")
 
-    def __init__(self, saved: Saved | None, tensor: Tensor, *, first: bool = False) -> None:
+    def __init__(self, saved: Saved, tensor: Tensor) -> None:
         self.saved = saved
-        self._first = first
-        if saved is None:
-            self._itself = tensor.detach()
-        else:
-            self._dtype, self._offset = tensor.dtype, tensor.storage_offset()
-            self._size, self._stride = tensor.size(), tensor.stride()
+        self._geometry = geometry(tensor)
 
     @property
     def tensor(self) -> Tensor:
         """The tensor, detached."""
-        if self.saved is None:
-            return self._itself
-        if self._first and self.saved.first is not None:
-            return self.saved.first
-        storage = self.saved.storage
-        tensor = torch.empty(0, dtype=self._dtype, device=storage.device)
-        tensor.set_(storage, self._offset, self._size, self._stride)
-        if self.saved.roams:
-            _used_here(tensor)
-        return tensor
+        return self.saved.view(*self._geometry)
+
+
+Geometry = tuple[torch.dtype, int, torch.Size, tuple[int, ...]]
+"""How a tensor lies on its storage: dtype, offset, size, stride."""
+
+
+def geometry(tensor: Tensor) -> Geometry:
+    """How the tensor lies on its storage."""
+    return tensor.dtype, int(tensor.storage_offset()), tensor.size(), tensor.stride()
+
+
+Kept = Saved | View | Tensor
+"""A saved tensor: a storage's first, another one on it, or a parameter or buffer itself."""
+
+
+def value(kept: Kept) -> Tensor:
+    """The saved tensor, detached."""
+    return kept if isinstance(kept, Tensor) else kept.tensor
 
 
 def _used_here(tensor: Tensor) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from debubble.ir import InputError
-from debubble.runtime.memory import Handle, Ledger
+from debubble.runtime.memory import Kept, Ledger, value
 from debubble.runtime.shape import Rope
 
 
@@ -27,12 +27,12 @@ class Deferred:
     """One weight gradient that is still to be computed."""
 
     accumulate: Callable[[Tensor, Tensor], None]
-    x: Handle
-    gradient: Handle
+    x: Kept
+    gradient: Kept
 
     def run(self) -> None:
         """Compute it and add it to the parameter's gradient."""
-        self.accumulate(self.x.tensor, self.gradient.tensor)
+        self.accumulate(value(self.x), value(self.gradient))
 
 
 class WeightGradients:

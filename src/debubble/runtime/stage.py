@@ -1,12 +1,12 @@
 """A stage with tensors: forward, backward (whole or split), recomputation, offload and reload of its micro-batches.
 
-Each unit is a segment with an autograd graph of its own: the backward walks the units from last to first, hands the
-gradient from one to the next, and each unit's saved activations are free as soon as it is through.
+Each unit that recomputes, and each run of units that do not, is a segment with an autograd graph of its own: the
+backward walks the segments from last to first and hands the gradient from one to the next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +54,7 @@ class Stage:
         self, units: Sequence[Unit], planned: Sequence[PlannedUnit], ledger: Ledger, *, splits: bool = True
     ) -> None:
         self.units = list(units)
+        self._planned = planned
         self._recomputed = [recomputed_operators(unit.strategy) for unit in planned]
         self._ledger = ledger
         self._later = WeightGradients(wanted=splits)
@@ -66,15 +67,30 @@ class Stage:
     def forward(self, j: int, x: Tensor, micro_batch: MicroBatch, *, recomputing: int = 0) -> Tensor:
         """F: the stage's output, detached.  The first `recomputing` units keep what their strategy says, others all."""
         passage = self._passages[j] = _Passage()
-        for index, unit in enumerate(self.units):
-            recomputed = self._recomputed[index] if index < recomputing else _nothing
+        for units, recomputed in self._segments(recomputing):
             tape, inlet = Tape(self._ledger, recomputed), _Inlet()
             with tape.watch():
-                y = unit(inlet.connect(x), micro_batch, tape)
+                y = inlet.connect(x)
+                for unit in units:
+                    y = unit(y, micro_batch, tape)
             tape.finish()
             passage.segments.append(_Segment(tape, inlet, get_gradient_edge(y) if y.requires_grad else None))
             x = y.detach()
         return x
+
+    def _segments(self, recomputing: int) -> Iterator[tuple[Sequence[Unit], Callable[[str], bool]]]:
+        """Every unit that recomputes by itself, and the runs of units between them, which keep everything."""
+        run: list[Unit] = []
+        for index, (unit, planned) in enumerate(zip(self.units, self._planned, strict=True)):
+            if index >= recomputing or planned.strategy == "none":
+                run.append(unit)
+                continue
+            if run:
+                yield run, _nothing
+                run = []
+            yield [unit], self._recomputed[index]
+        if run:
+            yield run, _nothing
 
     def recompute(self, j: int) -> None:
         """R: bring back all that the forward dropped."""
@@ -141,7 +157,7 @@ class _Passage:
 
 @dataclass
 class _Segment:
-    """One unit's part: its tape, where its input's gradient will be, and where its backward starts."""
+    """One segment's part: its tape, where its input's gradient will be, and where its backward starts."""
 
     tape: Tape
     inlet: _Inlet
@@ -149,7 +165,7 @@ class _Segment:
 
 
 class _Inlet:
-    """Where a unit's input enters its graph.  A leaf would pin the input's storage; this catches its gradient alone."""
+    """Where a segment's input enters its graph.  A leaf would pin its storage; this only catches its gradient."""
 
     def __init__(self) -> None:
         self.gradient: Tensor | None = None

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from debubble.runtime.memory import Handle, Ledger, Saved, address
+from debubble.runtime.memory import Kept, Ledger, Saved, View, address, value
 
 Function = Callable[..., Any]
 
@@ -58,7 +58,7 @@ class Tape:
 
     def watch(self) -> saved_tensors_hooks:
         """Context in which the unit's forward runs."""
-        return saved_tensors_hooks(self._pack, _unpack)
+        return saved_tensors_hooks(self._pack, value)
 
     def finish(self) -> None:
         """The forward is over: forget what no backward will ask for."""
@@ -82,26 +82,22 @@ class Tape:
         found = {id(saved): saved for ref in self._saved if (saved := ref()) is not None}
         return list(found.values())
 
-    def _keep(self, tensor: Tensor) -> Handle:
-        handle = self._ledger.save(tensor)
-        if handle.saved is not None:
-            self._saved.append(weakref.ref(handle.saved))
-        return handle
+    def _keep(self, tensor: Tensor) -> Kept:
+        kept = self._ledger.save(tensor)
+        if isinstance(kept, Saved):
+            self._saved.append(weakref.ref(kept))
+        return kept
 
-    def _pack(self, tensor: Tensor) -> Handle:
-        record = self._recording
-        if record is None:
-            return self._keep(tensor)
-        handle = record.pack(self._ledger, tensor)
-        if handle.saved is not None:
-            self._saved.append(weakref.ref(handle.saved))
-        return handle
+    def _pack(self, tensor: Tensor) -> Kept:
+        if self._recording is not None and self._recording.makes(self._ledger, tensor):
+            return self._recording.pack(self._ledger, tensor)
+        return self._keep(tensor)
 
 
 class _Record:
     """One operator that runs again: its inputs, and what it makes that the backward asks for."""
 
-    def __init__(self, function: Function, inputs: list[Handle], requires_grad: list[bool]) -> None:
+    def __init__(self, function: Function, inputs: list[Kept], requires_grad: list[bool]) -> None:
         self._function = function
         self._inputs = inputs
         self._requires_grad = requires_grad
@@ -114,19 +110,25 @@ class _Record:
         """Whether something that it makes is still asked for."""
         return any(ref is not None and ref() is not None for ref in (*self._packs, *self._results))
 
-    def pack(self, ledger: Ledger, tensor: Tensor) -> Handle:
-        """Autograd saves this while the operator runs: its input, or a result or internal, which is dropped."""
+    def makes(self, ledger: Ledger, tensor: Tensor) -> bool:
+        """Whether what autograd saves while the operator runs is a result or internal of it, not an input."""
         at = address(tensor)
         known = ledger.find(at)
-        mine = known is not None and any(ref is not None and ref() is known for ref in self._packs)
-        if ledger.excludes(at) or (known is not None and not mine):
+        mine = known is None or any(ref is not None and ref() is known for ref in self._packs)
+        if ledger.excludes(at) or not mine:
             self._packs.append(None)
-            return ledger.save(tensor)
+            return False
+        return True
+
+    def pack(self, ledger: Ledger, tensor: Tensor) -> View:
+        """Stand for such a tensor without holding it."""
+        at = address(tensor)
+        known = ledger.find(at)
         if known is None:
             known = ledger.expect(at)
             self._internals.append(tensor.detach())
         self._packs.append(weakref.ref(known))
-        return Handle(known, tensor)
+        return View(known, tensor)
 
     def expect_results(self, ledger: Ledger, results: list[Tensor]) -> list[tuple[Tensor, Saved]]:
         """The operator has run: note its results, and forget the addresses of its internals."""
@@ -158,7 +160,7 @@ class _Record:
         def fill(tensor: Tensor) -> None:
             _fill(next(packs), tensor)
 
-        inputs = [h.tensor.detach().requires_grad_(r) for h, r in zip(self._inputs, self._requires_grad, strict=True)]
+        inputs = [value(k).detach().requires_grad_(r) for k, r in zip(self._inputs, self._requires_grad, strict=True)]
         with torch.enable_grad(), saved_tensors_hooks(fill, _never):
             results = _tensors(self._function(*inputs))
         for ref, result in zip(self._results, results, strict=True):
@@ -169,10 +171,6 @@ def _fill(ref: weakref.ref[Saved] | None, tensor: Tensor) -> None:
     saved = None if ref is None else ref()
     if saved is not None and not saved.held:
         saved.hold(tensor.untyped_storage(), address(tensor))
-
-
-def _unpack(handle: Handle) -> Tensor:
-    return handle.tensor
 
 
 def _never(_: object) -> Tensor:
