@@ -157,9 +157,9 @@ def test_equation_1() -> None:
     assert configuration.alive(6, 32)[0] * 2 == 28
 
 
-def test_equation_2_is_the_cost_of_swapping_all_but_three_blocks() -> None:
+def test_equation_2_is_the_cost_of_swapping_all_but_four_blocks() -> None:
     """lambda = 3, a' beta / B = 3.2, f = 1, r = 0.4: 6.6 in the warm-up (4.2 if k - s = 1), 2.4 in the ending."""
-    cost = swapping_cost(blocks=3, warm_up=6, periods=0, transfer=3.2, pace=3.2, forward=1, backward=2.4)
+    cost = swapping_cost(blocks=3, warm_up=7, periods=0, transfer=3.2, pace=3.2, forward=1, backward=2.4)
     assert (cost.warm_up, cost.steady, cost.ending) == (pytest.approx(6.6), 0, pytest.approx(2.4))
 
 

@@ -94,8 +94,9 @@ def swapping_cost(
     period = forward + backward
     evicted = max(transfer - (spare - 1) * period, 0.0)
     wait = min(evicted + transfer - lead * period, transfer - forward - (lead - 1) * period)
+    eviction, loading = max(pace, (forward + transfer) / spare), max(pace, (backward + transfer) / lead)
     return Swapping(
-        warm_up=max(blocks * max(pace, (forward + transfer) / spare) - (blocks + spare - 2) * forward, 0.0),
+        warm_up=max(blocks * (eviction - forward) - max(spare - 2, 0) * forward, 0.0),
         steady=periods * max(wait, pace - period, 0.0),
-        ending=max(blocks * pace - (blocks + lead - 1) * backward, 0.0),
+        ending=max(blocks * (loading - backward) - max(lead - 2, 0) * backward, 0.0),
     )

@@ -49,4 +49,4 @@ def swap(order: Iterable[Op], *, warm_up: int, blocks: int) -> list[Op]:
 
 def first_swapped(warm_up: int, blocks: int) -> int:
     """The first micro-batch that leaves; each of the later ones returns that many backwards before its own."""
-    return max(1, (warm_up - blocks) // 2)
+    return (warm_up - blocks + 1) // 2
