@@ -260,3 +260,18 @@ def test_swapping_with_a_peer_moves_memory_to_the_paired_device() -> None:
 def test_a_stage_without_a_later_device_cannot_swap_with_a_peer() -> None:
     with pytest.raises(InputError, match="Only 2 of 4 stages"):
         build("obscura", 4, 12, 2, swapped_blocks=1, destination="peer")
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"migrated_forwards": -1},
+        {"swapped_blocks": -1},
+        {"swapped_fraction": 0},
+        {"swapped_fraction": 1.5},
+        {"destination": "disk"},
+    ],
+)
+def test_options_out_of_range_are_refused(option: dict[str, object]) -> None:
+    with pytest.raises(InputError, match=next(iter(option))):
+        build("obscura-minimal", 4, 8, 1, **{"migrated_forwards": 2, **option})

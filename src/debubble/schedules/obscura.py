@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, get_args
 
 from debubble.ir import InputError, Number, Schedule, StageCosts
 from debubble.schedules.one_f_one_b import alternate
@@ -115,10 +115,17 @@ def migrated(
 ) -> Schedule:
     """1F1B whose `adjusted` first stages recompute, with x = `migrated_forwards` and lambda_k = `swapped_blocks`.
 
-    Raises InputError if more is to be swapped than a warm-up holds, or a stage has no later device to swap with.
+    Raises InputError for numbers out of range, or if a stage has no later device to swap with.
     """
     if migrated_forwards < 0:
         raise InputError(f"migrated_forwards must be 0 or more; it is {migrated_forwards}.")
+    if swapped_blocks < 0 or not 0 < swapped_fraction <= 1:
+        raise InputError(
+            "swapped_blocks must be 0 or more and swapped_fraction above 0 and at most 1;"
+            f" they are {swapped_blocks} and {swapped_fraction}."
+        )
+    if destination not in get_args(Destination):
+        raise InputError(f"destination must be host or peer, not '{destination}'.")
     warm_up = [devices - s + (migrated_forwards if s < adjusted else 0) for s in range(devices)]
     orders = [alternate(s, micro_batches, warm_up=warm_up[s]) for s in range(devices)]
     if not swapped_blocks:
