@@ -30,7 +30,11 @@ class DeadlockError(DebubbleError):
 
 
 class InfeasibleError(DebubbleError):
-    """Nothing fits the memory limit."""
+    """Nothing fits the memory limit; `missing` is by how much, in bytes, where that is known."""
+
+    def __init__(self, sentence: str, *, missing: float | None = None) -> None:
+        self.missing = missing
+        super().__init__(sentence)
 
 
 class ExportError(DebubbleError):
@@ -46,11 +50,11 @@ class OutOfMemoryError(InfeasibleError):
     def __init__(self, *, device: int, operation: str, missing: float, limit: float, advice: str) -> None:
         self.device = device
         self.operation = operation
-        self.missing = missing
         self.limit = limit
         super().__init__(
             f"Device {device} runs out of memory at {operation}: it needs {readable(missing)} more than its limit"
-            f" of {readable(limit)}; {advice}."
+            f" of {readable(limit)}; {advice}.",
+            missing=missing,
         )
 
 

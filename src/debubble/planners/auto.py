@@ -7,13 +7,12 @@ side by side in processes of their own, while the others answer here.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
 
-from debubble.ir import CandidateSummary, DebubbleError, InfeasibleError
-from debubble.planners.problem import Problem, Solution
+from debubble.ir import CandidateSummary, DebubbleError
+from debubble.planners.problem import Problem, Solution, closest
 from debubble.planners.registry import Result, planner, planners, verified
 from debubble.planners.workers import Answer, searching
 
@@ -21,30 +20,34 @@ from debubble.planners.workers import Answer, searching
 @planner("auto", paper="debubble's own", searches=True)
 def auto(problem: Problem) -> Solution:
     """Ask every planner and keep the fastest plan that fits."""
-    answers = list(_ask_all(problem))
-    results = [answer for answer in answers if isinstance(answer, Result)]
-    candidates = [answer.summary if isinstance(answer, Result) else answer for answer in answers]
+    answers = dict(_ask_all(problem))
+    results = [answer for answer in answers.values() if isinstance(answer, Result)]
     if not results:
-        raise InfeasibleError(_why(candidates))
+        raise closest([answer for answer in answers.values() if isinstance(answer, DebubbleError)])
     best = min(results, key=lambda result: result.makespan)
     return Solution(
         schedule=best.solution.schedule,
         costs=best.solution.costs,
         partition=best.solution.partition,
         lower_bound=max(result.lower_bound for result in results),
-        candidates=tuple(sorted(candidates, key=lambda c: (c.makespan is None, c.makespan))),
+        candidates=tuple(
+            sorted(
+                (_summary(name, answer) for name, answer in answers.items()),
+                key=lambda c: (c.makespan is None, c.makespan),
+            )
+        ),
     )
 
 
-def _ask_all(problem: Problem) -> Iterator[Result | CandidateSummary]:
-    """Every planner's verified answer, or its rejection."""
+def _ask_all(problem: Problem) -> Iterator[tuple[str, Result | DebubbleError]]:
+    """Every planner's verified answer, or why it has none."""
     others = {name: entry for name, entry in planners.items() if name != "auto"}
     with searching([name for name, entry in others.items() if entry.searches], problem) as futures:
         for name, entry in others.items():
             if not entry.searches:
-                yield _answer(name, partial(entry, problem))
+                yield name, _answer(partial(entry, problem))
         for name, future in futures.items():
-            yield _answer(name, partial(_verified, name, problem, future))
+            yield name, _answer(partial(_verified, name, problem, future))
 
 
 def _verified(name: str, problem: Problem, future: Future[Answer]) -> Result:
@@ -52,15 +55,12 @@ def _verified(name: str, problem: Problem, future: Future[Answer]) -> Result:
     return verified(name, problem, solution, seconds)
 
 
-def _answer(name: str, ask: Callable[[], Result]) -> Result | CandidateSummary:
-    start = time.perf_counter()
+def _answer(ask: Callable[[], Result]) -> Result | DebubbleError:
     try:
         return ask()
     except DebubbleError as error:
-        return CandidateSummary(planner=name, solve_seconds=time.perf_counter() - start, rejected=str(error))
+        return error
 
 
-def _why(candidates: list[CandidateSummary]) -> str:
-    """One reason for all: the shortest sentence."""
-    reasons = [c.rejected for c in candidates if c.rejected]
-    return f"No plan fits. {min(reasons, key=len) if reasons else ''}".strip()
+def _summary(name: str, answer: Result | DebubbleError) -> CandidateSummary:
+    return answer.summary if isinstance(answer, Result) else CandidateSummary(planner=name, rejected=str(answer))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from debubble.ir import Number
+from debubble.ir import InfeasibleError, Number
+from debubble.ir.errors import readable
 from debubble.planners.problem import Problem
 
 
@@ -28,3 +29,21 @@ def lower_bound(problem: Problem) -> Number:
             bound = max(bound, arrival + m * costs.work(s))
             arrival += costs.forward[s] + costs.communication[s]
     return bound
+
+
+def check_states(problem: Problem) -> None:
+    """Refuse at once what no plan can fit: model states larger than all devices together.
+
+    States that can be the host's count with what stays on the device.
+    """
+    if problem.units is None:
+        return
+    units = problem.units.units
+    needed = sum(float(u.on_host.static if u.on_host and problem.units.hostable else u.static) for u in units)
+    room = sum(limit - float(problem.units.static) for limit in problem.limits)
+    if needed > room:
+        raise InfeasibleError(
+            f"The model's states alone need {readable(needed)}, but a plan may use {readable(room)} on all"
+            f" {problem.devices} devices together; use more devices, a larger --tensor degree, or --zero with --data.",
+            missing=needed - room,
+        )

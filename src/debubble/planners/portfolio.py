@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from debubble.ir import DebubbleError, InfeasibleError, Placement, Schedule, StageCosts
 from debubble.planners.local_search import Candidate, improve, priced, repriced
 from debubble.planners.partition import balanced_counts, even_counts
-from debubble.planners.problem import Problem, Solution, cut
+from debubble.planners.problem import Problem, Solution, closest, cut
 from debubble.planners.registry import planner
 from debubble.schedules import schedules
 from debubble.simulator import Repricer
@@ -22,7 +22,7 @@ FINALISTS = 3
 """Schedules whose partition is searched."""
 
 RANKING = 0.5
-"""Share of the effort after which no further schedule is tried, once one fits."""
+"""Share of the effort after which no further schedule is tried, once one fits; until then, all of it."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,17 @@ def portfolio(problem: Problem) -> Solution:
     start = time.perf_counter()
     deadline = start + problem.effort
     candidates: list[Candidate] = []
-    reasons: list[str] = []
+    reasons: list[DebubbleError] = []
     for choice in _choices(problem):
-        if candidates and time.perf_counter() > start + RANKING * problem.effort:
+        spent = time.perf_counter() - start
+        if spent > (RANKING if candidates else 1.0) * problem.effort and (candidates or reasons):
             break
         try:
             candidates.append(_fitted(problem, choice))
         except DebubbleError as error:
-            reasons.append(f"{choice.schedule}: {error}")
+            reasons.append(error)
     if not candidates:
-        raise InfeasibleError(f"No schedule fits. {reasons[0] if reasons else ''}".strip())
+        raise closest(reasons)
     candidates.sort(key=lambda c: c.makespan)
     best = candidates[0]
     for rank, candidate in enumerate(candidates[:FINALISTS]):

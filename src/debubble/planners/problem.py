@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from debubble.costs.units import Partition, Units
-from debubble.ir import CandidateSummary, InputError, Number, Schedule, StageCosts
+from debubble.ir import CandidateSummary, DebubbleError, InfeasibleError, InputError, Number, Schedule, StageCosts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,3 +82,9 @@ def cut(units: Units, counts: Sequence[int], *, strategy: str = "none") -> list[
         partition.append([(i, strategy if strategy in units.units[i].strategies else "none") for i in chosen])
         index += count
     return partition
+
+
+def closest(reasons: Sequence[DebubbleError]) -> DebubbleError:
+    """Of the reasons why nothing fits, the one that misses the limit by least; the first if none knows."""
+    known = [reason for reason in reasons if isinstance(reason, InfeasibleError) and reason.missing is not None]
+    return min(known, key=lambda reason: reason.missing or 0.0, default=reasons[0])

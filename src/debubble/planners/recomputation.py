@@ -154,7 +154,8 @@ def _fewest(
         if peak > limits[device]:
             raise InfeasibleError(
                 f"Device {device} needs {readable(peak)} even if everything recomputes;"
-                f" its limit is {readable(limits[device])}."
+                f" its limit is {readable(limits[device])}; raise it, or use more devices or a larger --tensor degree.",
+                missing=peak - limits[device],
             )
     while any(a < b for a, b in zip(low, high, strict=True)):
         middle = [(a + b) // 2 for a, b in zip(low, high, strict=True)]

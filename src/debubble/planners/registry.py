@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from debubble.ir import CandidateSummary, Number
-from debubble.planners.bounds import lower_bound
+from debubble.planners.bounds import check_states, lower_bound
 from debubble.planners.problem import Problem, Solution
 from debubble.registry import Registry
 from debubble.simulator import Timeline, simulate
@@ -68,6 +68,7 @@ class PlannerEntry:
 
     def __call__(self, problem: Problem) -> Result:
         """Plan, and verify the answer by simulating it.  Raises InfeasibleError if nothing fits."""
+        check_states(problem)
         start = time.perf_counter()
         solution = self.find(problem)
         return verified(self.name, problem, solution, time.perf_counter() - start)

@@ -1,7 +1,8 @@
 """Planners that search, side by side in processes of their own.
 
-Each worker is a fresh interpreter that reads a pickled (name, problem) and writes a pickled (Solution, seconds) or error.  Nothing
-of the caller's process is inherited, so it does not matter whether it has threads, torch or no main guard.
+Each worker is a fresh interpreter that reads a pickled (name, problem) and writes a pickled (Solution, seconds) or
+error.  Nothing of the caller's process is inherited, so it does not matter whether it has threads, torch or no main
+guard.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def _work() -> None:
         answer = planners[name].find(problem), time.perf_counter() - start
     except DebubbleError as error:
         # Errors with arguments of their own do not survive pickling; their sentence does.
-        answer = InfeasibleError(str(error))
+        answer = InfeasibleError(str(error), missing=getattr(error, "missing", None))
     sys.stdout.buffer.write(pickle.dumps(answer))
 
 
