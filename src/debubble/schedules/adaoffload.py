@@ -50,7 +50,8 @@ def adaoffload(
     sparse = [devices - s for s in range(devices)]
     found: list[tuple[Number, int, Schedule]] = []
     refusal: OutOfMemoryError | None = None
-    for ahead, together, offload in product((dense, sparse), (False, True), ("full", None)):
+    modes = ("full",) if costs.memory_limit is None else ("full", None)
+    for ahead, together, offload in product((dense, sparse), (False, True), modes):
         delays = [0 if together else ahead[0] - n for n in ahead]
         try:
             candidate = _offloading(costs, micro_batches, ahead, delays, offload)

@@ -128,9 +128,10 @@ class _Device:
         order: list[Op] = []
         chosen = set(moved)
         for position, op in enumerate(self.compute):
-            order += [op, *loads.get(position, [])]
-            if op.kind is Kind.F and (op.stage, op.micro_batch) in chosen:
+            order += [op, *(load for load in loads.get(position, []) if load[1:] != op[1:])]
+            if op.kind is Kind.F and op[1:] in chosen:
                 order.append(Op(Kind.O, op.stage, op.micro_batch))
+            order += [load for load in loads.get(position, []) if load[1:] == op[1:]]
         return tuple(order)
 
     def _load_positions(self, moved: list[tuple[int, int]], *, late: bool) -> dict[int, list[Op]]:
@@ -142,11 +143,11 @@ class _Device:
         latest = self.end[self.compute[-1]]
         for needed, s, j in reversed(wanted):
             latest = min(latest, needed) - self._back(s, j)
-            while position and self.start[self.compute[position]] > latest:
+            last = self.position[Op(Kind.I, s, j)] - 1
+            position = last if late else min(position, last)
+            while not late and position and self.start[self.compute[position]] > latest:
                 position -= 1
-            if late:
-                position = self.position[Op(Kind.I, s, j)] - 1
-            loads.setdefault(max(position, self.position[Op(Kind.F, s, j)] + 1), []).insert(0, Op(Kind.L, s, j))
+            loads.setdefault(max(position, self.position[Op(Kind.F, s, j)]), []).insert(0, Op(Kind.L, s, j))
         return loads
 
     def _may_leave(self, stage: int, j: int, *, at_any_price: bool) -> bool:
