@@ -24,6 +24,9 @@ from debubble.schedules.obscura import most_migrated
 FRACTIONS: tuple[Number, ...] = (1, *(Fraction(eighths, 8) for eighths in (7, 6, 5, 4, 3, 2)))
 """The beta that are tried."""
 
+VALUES = 16
+"""How many x, and how many lambda_k, are tried at most."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
@@ -61,7 +64,7 @@ class Candidate:
     bound: float
     """The step takes at least this long."""
     estimate: float
-    """The same with equation (2)'s cost of swapping."""
+    """The same with what swapping adds."""
 
     def solution(self) -> Solution:
         """Its schedule on its stages."""
@@ -90,13 +93,20 @@ def configurations(stages: Stages) -> Iterator[Configuration]:
     p, m = stages.problem.devices, stages.problem.micro_batches
     yield Configuration(adjusted=0, migrated=0)
     for adjusted in sorted({identify(stages, cheap) for cheap in cheap_choices(stages)} - {0}):
-        for migrated in range(1 if adjusted < p else 0, most_migrated(p, adjusted) + 1):
+        for migrated in _spread(range(1 if adjusted < p else 0, most_migrated(p, adjusted) + 1)):
             yield Configuration(adjusted=adjusted, migrated=migrated)
             if stages.costs.offload is None:
                 continue
-            for blocks in range(1, min(p - adjusted + 1 + migrated, m) - 1):
+            for blocks in _spread(range(1, min(p - adjusted + 1 + migrated, m) - 1)):
                 for fraction in FRACTIONS:
                     yield Configuration(adjusted=adjusted, migrated=migrated, blocks=blocks, fraction=fraction)
+
+
+def _spread(values: range) -> list[int]:
+    """All of them, or `VALUES` from the first to the last."""
+    if len(values) <= VALUES:
+        return list(values)
+    return [values[i * (len(values) - 1) // (VALUES - 1)] for i in range(VALUES)]
 
 
 def cheap_choices(stages: Stages) -> Iterator[Sequence[Choice]]:
