@@ -90,8 +90,8 @@ def measure(row: str, p: int, times: str, objective: str, original: float) -> di
         "devices": p,
         "times": times,
         "objective": objective,
-        "span_bubble": round(100 * (1 - work / float(timeline.span)), 2),
-        "makespan_bubble": round(100 * (1 - work / float(timeline.makespan)), 2),
+        "span_bubble": round(100 * (1 - work / float(timeline.span)), 4),
+        "makespan_bubble": round(100 * (1 - work / float(timeline.makespan)), 4),
         "peak": float(max(timeline.peak_memory)),
         "seconds": round(time.perf_counter() - begin, 2),
     }

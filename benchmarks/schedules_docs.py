@@ -1,0 +1,83 @@
+"""Writes docs/schedules.md: what there is, a picture of each, and our figures beside the originals'.
+
+Called by `python benchmarks/schedules.py docs`; the figures come from benchmarks/results/schedules.json.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import debubble as db
+from debubble.views.picture import png
+from debubble.views.scene import Scene
+
+ROOT = Path(__file__).parent.parent
+PICTURES = ROOT / "docs" / "pictures"
+PAGE = ROOT / "docs" / "schedules.md"
+INTRODUCTION = Path(__file__).parent / "schedules_introduction.md"
+RESULTS = Path(__file__).parent / "results" / "schedules.json"
+DEVICES, MICRO_BATCHES = 4, 8
+
+
+def write() -> None:
+    """The page and its pictures."""
+    parts = [INTRODUCTION.read_text(), comparison(), library()]
+    for name in db.schedules:
+        parts.append(section(name))
+    PAGE.write_text("\n".join(parts))
+
+
+def library() -> str:
+    """One row per schedule, from the registry."""
+    lines = ["## The library", "", "| name | what | source | bubble | memory |", "| --- | --- | --- | --- | --- |"]
+    for name, entry in db.schedules.items():
+        lines.append(f"| `{name}` | {entry.summary} | {entry.paper} | {entry.bubble} | {entry.memory} |")
+    return "\n".join([*lines, ""])
+
+
+def section(name: str) -> str:
+    """A schedule's picture at p = 4, m = 8, with all times 1."""
+    entry = db.schedules[name]
+    stages = DEVICES * entry.default_chunks
+    costs = db.StageCosts.of(stages=stages, offload=0.5, activation=1 / entry.default_chunks)
+    schedule = entry(devices=DEVICES, micro_batches=MICRO_BATCHES, costs=costs)
+    timeline = db.simulate(schedule, costs)
+    path = PICTURES / f"schedule-{name}.png"
+    path.write_bytes(png([Scene.of(timeline, title=name)]))
+    options = sorted(entry.options - {"devices", "micro_batches", "costs"})
+    lines = [f"### {name}", "", entry.build.__doc__ or "", ""]
+    if options:
+        lines += [f"Options: {', '.join(f'`{o}=`' for o in options)}.", ""]
+    return "\n".join([*lines, f"![{name}](pictures/{path.name})", ""])
+
+
+def comparison() -> str:
+    """Ours beside the original's, cell by cell."""
+    cells = json.loads(RESULTS.read_text())
+    found = {(c["row"], c["devices"], c["times"], c["objective"]): c for c in cells}
+    rows = list(dict.fromkeys(c["row"] for c in cells))
+    lines = [
+        "| schedule | p | peak | uniform | its makespan | a | b |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        for p in (4, 8, 16):
+            shown = [_cell(found.get((row, p, times, "span")), "span") for times in ("uniform", "a", "b")]
+            whole = _cell(found.get((row, p, "uniform", "makespan")), "makespan")
+            peaks = [c["peak"] for c in cells if c["row"] == row and c["devices"] == p]
+            if peaks:
+                lines.append(f"| {row} | {p} | {max(peaks):g} | {shown[0]} | {whole} | {shown[1]} | {shown[2]} |")
+    return "\n".join([*lines, ""])
+
+
+def _cell(cell: dict[str, float] | None, objective: str) -> str:
+    if cell is None:
+        return ""
+    ours = cell[f"{objective}_bubble"]
+    worse = round(ours, 1) > cell["original"]
+    return f"{ours:.1f} / {cell['original']:.1f}{' (worse)' if worse else ''}"
+
+
+if __name__ == "__main__":
+    write()
