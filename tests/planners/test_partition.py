@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
@@ -8,16 +9,17 @@ from hypothesis import strategies as st
 from tests.strategies import model_units
 
 import debubble as db
+from debubble.costs.units import Strategy, Unit, Units
 from debubble.planners.partition import balanced_counts, even_counts
 
 
 @given(units=model_units(), stages=st.integers(1, 4))
 @settings(max_examples=60, deadline=None)
-def test_the_balanced_split_is_optimal(units: object, stages: int) -> None:
-    work = [float(u.work) for u in units.units]  # type: ignore[attr-defined]
+def test_the_balanced_split_is_optimal(units: Units, stages: int) -> None:
+    work = [float(u.work) for u in units.units]
     if len(work) < stages:
         return
-    counts = balanced_counts(units, stages)  # type: ignore[arg-type]
+    counts = balanced_counts(units, stages)
     best = min(
         max(sum(work[a:b]) for a, b in zip((0, *cuts), (*cuts, len(work)), strict=True))
         for cuts in combinations(range(1, len(work)), stages - 1)
@@ -29,10 +31,15 @@ def test_the_balanced_split_is_optimal(units: object, stages: int) -> None:
 
 
 def test_the_even_split_gives_embedding_and_head_to_the_ends() -> None:
-    units = db.Problem(devices=1, micro_batches=1, units=plain_units(10)).units
-    assert units is not None
-    assert even_counts(units, 4) == [3, 2, 2, 3]
-    assert even_counts(units, 3) == [3, 3, 4]
+    units = plain_units(10)
+    ends = (replace(units.units[0], type="embedding"), *units.units[1:-1], replace(units.units[-1], type="head"))
+    assert even_counts(replace(units, units=ends), 4) == [3, 2, 2, 3]
+    assert even_counts(replace(units, units=ends), 3) == [3, 3, 4]
+
+
+def test_units_without_embedding_and_head_are_split_in_equal_runs() -> None:
+    assert even_counts(plain_units(8), 4) == [2, 2, 2, 2]
+    assert even_counts(plain_units(9), 4) == [2, 2, 2, 3]
 
 
 def test_more_stages_than_units_are_refused() -> None:
@@ -40,9 +47,7 @@ def test_more_stages_than_units_are_refused() -> None:
         even_counts(plain_units(3), 4)
 
 
-def plain_units(count: int):  # type: ignore[no-untyped-def]
-    from debubble.costs.units import Strategy, Unit, Units
-
+def plain_units(count: int) -> Units:
     unit = Unit(
         type="dense", layer=0, forward=1, backward_input=1, backward_weight=1, static=0,
         strategies={"none": Strategy(1)},

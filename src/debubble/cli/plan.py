@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from debubble.cli import options as o
 from debubble.cli.app import app
 from debubble.cli.output import Json, console, log, print_json
-from debubble.ir import InputError, Plan
+from debubble.ir import InputError, Kind, Plan
+
+if TYPE_CHECKING:
+    from debubble.planners import Problem
 
 
 @app.command()
@@ -45,53 +48,78 @@ def plan(
     json: Json = False,
 ) -> None:
     """Find the fastest plan that fits: schedule, partition, recomputation and offload together."""
-    from debubble.planners import Problem, planners
+    from debubble.planners import planners
     from debubble.planners.making import solve
 
     planners[planner]
     if sum(given is not None for given in (model, costs, units)) != 1:
         raise InputError("Give a MODEL with --cluster, or --costs FILE, or --units FILE with --devices P.")
+    tail = 0.0
     if model is not None:
-        from debubble.costs import named_model
+        from debubble.costs import named_model, step_tail
         from debubble.planners.making import plan as plan_model
 
+        shape, where = named_model(model), o.cluster_of(cluster)
         result = plan_model(
-            named_model(model), o.cluster_of(cluster), micro_batches=micro_batches, planner=planner, pipeline=pipeline,
+            shape, where, micro_batches=micro_batches, planner=planner, pipeline=pipeline,
             chunks=chunks, memory_limit=memory_limit, effort=effort, seed=seed, profile=profile, tensor=tensor,
             data=data, context=context, micro_batch_size=micro_batch_size, sequence_length=sequence_length,
             optimizer=optimizer, zero=zero, dtype=dtype,
         )  # fmt: skip
+        if not any(op.kind is Kind.S for op in result.schedule.operations):
+            tail = step_tail(shape, where, result.options, pipeline=pipeline)
     else:
-        from debubble.costs import load_costs, load_units
-
-        if devices is None:
-            raise InputError("Give the number of pipeline devices with --devices P.")
-        limit = o.abstract_limit(memory_limit)
-        if costs is not None:
-            stage_costs = load_costs(costs, stages=max(devices, 1) * (chunks or 1))
-            stage_costs = stage_costs if limit is None else stage_costs.with_limit(limit)
-            problem = Problem(
-                devices=devices, micro_batches=micro_batches, costs=stage_costs, chunks=chunks, effort=effort, seed=seed
-            )
-        else:
-            assert units is not None
-            problem = Problem(
-                devices=devices, micro_batches=micro_batches, units=load_units(units, memory_limit=limit),
-                chunks=chunks, effort=effort, seed=seed,
-            )  # fmt: skip
+        problem = _abstract(
+            costs, units, devices=devices, limit=o.abstract_limit(memory_limit), micro_batches=micro_batches,
+            chunks=chunks, effort=effort, seed=seed,
+        )  # fmt: skip
         result = solve(problem, planner=planner)
     if output is not None:
         result.save(output)
         log().print(f"The plan is in {output}.")
-    _print(result, json=json)
+    _print(result, tail=tail, json=json)
 
 
-def _print(plan: Plan, *, json: bool) -> None:
+def _abstract(
+    costs: Path | None,
+    units: Path | None,
+    *,
+    devices: int | None,
+    limit: float | None,
+    micro_batches: int,
+    chunks: int | None,
+    effort: float,
+    seed: int,
+) -> Problem:
+    """The problem of a costs file or a units file."""
+    from debubble.costs import load_costs, load_units
+    from debubble.planners import Problem
+
+    if devices is None:
+        raise InputError("Give the number of pipeline devices with --devices P.")
+    search: dict[str, Any] = {
+        "devices": devices,
+        "micro_batches": micro_batches,
+        "chunks": chunks,
+        "effort": effort,
+        "seed": seed,
+    }
+    if units is not None:
+        return Problem(units=load_units(units, memory_limit=limit), **search)
+    assert costs is not None
+    stage_costs = load_costs(costs, stages=max(devices, 1) * (chunks or 1))
+    return Problem(costs=stage_costs if limit is None else stage_costs.with_limit(limit), **search)
+
+
+def _print(plan: Plan, *, tail: float, json: bool) -> None:
+    """`tail`: seconds that a model's step takes after its pipeline, for gradients and optimizer."""
     timeline = plan.simulate()
     if not json:
         from debubble.views.plan_table import render
 
         console().print(render(plan, timeline))
+        if tail:
+            console().print(f"Gradients and optimizer take another {tail:.3g} s after the pipeline's step.")
         return
     gap = max(0.0, float((timeline.makespan - plan.lower_bound) / timeline.makespan))
     print_json(
@@ -103,6 +131,7 @@ def _print(plan: Plan, *, json: bool) -> None:
             "micro_batches": plan.micro_batches,
             "makespan": timeline.makespan,
             "span": timeline.span,
+            "step_time": timeline.makespan + tail,
             "lower_bound": plan.lower_bound,
             "gap": gap,
             "peak_memory": list(timeline.peak_memory),

@@ -15,15 +15,17 @@ def counts_of(partition: Partition) -> list[int]:
 
 
 def even_counts(units: Units, stages: int) -> list[int]:
-    """Megatron's even split: the units between the first and the last in equal runs, longer ones last.
+    """Megatron's even split: the units between embedding and head in equal runs, longer ones last.
 
     Raises InputError if there are fewer units than stages.
     """
     _check(units, stages)
-    inner = max(len(units.units) - 2, 0)
+    types = [unit.type for unit in units.units]
+    embedding, head = int(types[0] == "embedding"), int(types[-1] == "head")
+    inner = len(types) - embedding - head
     counts = [inner // stages + (s >= stages - inner % stages) for s in range(stages)]
-    counts[0] += 1
-    counts[-1] += len(units.units) - inner - 1
+    counts[0] += embedding
+    counts[-1] += head
     return counts if all(counts) else balanced_counts(units, stages)
 
 

@@ -29,7 +29,7 @@ def render(plan: Plan, timeline: Timeline) -> RenderableType:
         device_table(scene),
     ]
     if plan.candidates:
-        parts.append(_candidates(plan.candidates, seconds=seconds))
+        parts += [_candidates(plan.candidates, seconds=seconds), _rejected(plan.candidates)]
     return Group(*parts)
 
 
@@ -68,15 +68,20 @@ def _runs(units: Sequence[PlannedUnit]) -> Iterator[str]:
 
 def _candidates(candidates: Sequence[CandidateSummary], *, seconds: bool) -> Table:
     table = titled_table("Planners")
-    for column in ("planner", "schedule", "step", "gap", "peak memory", "remark"):
-        table.add_column(column, justify="right" if column in ("step", "gap", "peak memory") else "left")
-    for c in sorted(candidates, key=lambda c: (c.makespan is None, c.makespan or 0)):
+    for column in ("planner", "schedule", "step", "gap", "peak memory"):
+        table.add_column(column, justify="left" if column in ("planner", "schedule") else "right")
+    for c in sorted((c for c in candidates if c.makespan is not None), key=lambda c: c.makespan or 0):
         table.add_row(
             c.planner,
             c.schedule or "",
-            "" if c.makespan is None else time_words(c.makespan, seconds=seconds),
+            time_words(c.makespan or 0, seconds=seconds),
             "" if c.gap is None else f"{100 * c.gap:.1f}%",
             size_words(max(c.peak_memory)) if c.peak_memory else "",
-            c.rejected or "",
         )
     return table
+
+
+def _rejected(candidates: Sequence[CandidateSummary]) -> Text:
+    """A line for every planner that has no answer, with the reason."""
+    lines = [f"  {c.planner}: {c.rejected}" for c in candidates if c.rejected]
+    return Text("\n".join(["Rejected", *lines]) if lines else "")

@@ -1,0 +1,122 @@
+"""The commands as a user calls them: what they print, and how they end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from debubble.cli import main
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    """Call `debubble` with arguments; returns (exit code, standard output, standard error)."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["debubble", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+def test_simulate_prints_the_closed_form_of_1f1b(run) -> None:  # type: ignore[no-untyped-def]
+    code, out, _ = run("simulate", "--schedule", "1f1b", "--devices", "4", "--micro-batches", "8", "--json")
+    answer = json.loads(out)
+    assert code == 0
+    assert (answer["makespan"], answer["span"], answer["peak_memory"]) == (33, 33, [4, 3, 2, 1])
+    assert (answer["devices"], answer["operations"]) == (4, 2 * 4 * 8 + 2 * 2 * 3 * 8)
+
+
+def test_simulate_reads_a_costs_file(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    file = tmp_path / "costs.json"
+    file.write_text('{"stages": 2, "forward": [1, 2], "backward_input": 1, "backward_weight": 1, "memory_limit": 9}')
+    code, out, _ = run(
+        "simulate", "--schedule", "gpipe", "--costs", str(file), "--devices", "2", "--micro-batches", "3", "--json"
+    )
+    assert code == 0
+    assert json.loads(out)["makespan"] == 1 + 3 * 2 + 3 * 2 + 2
+
+
+def test_simulate_a_model_with_full_recomputation_needs_less_memory(run) -> None:  # type: ignore[no-untyped-def]
+    common = ("simulate", "--schedule", "1f1b", "llama-tiny", "--cluster", "4xA100-80GB", "--sequence-length", "128")
+    plain = json.loads(run(*common, "--json")[1])
+    full = json.loads(run(*common, "--recompute", "full", "--json")[1])
+    assert max(full["peak_memory"]) < max(plain["peak_memory"])
+    assert full["makespan"] > plain["makespan"]
+
+
+def test_plan_writes_a_file_that_simulate_reads(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    costs, file = tmp_path / "costs.json", tmp_path / "plan.json"
+    costs.write_text('{"stages": 4, "memory_limit": 3}')
+    code, out, _ = run(
+        "plan", "--costs", str(costs), "--devices", "4", "--micro-batches", "8", "--planner", "merak", "-o", str(file),
+        "--json",
+    )  # fmt: skip
+    planned = json.loads(out)
+    simulated = json.loads(run("simulate", str(file), "--json")[1])
+    assert code == 0
+    assert planned["makespan"] == simulated["makespan"]
+    assert max(planned["peak_memory"]) <= 3
+    assert planned["recompute"] == ["full", "none", "none", "none"]
+    assert planned["partition"][0] == [{"type": "stage", "layer": 0, "strategy": "full"}]
+    assert planned["lower_bound"] <= planned["makespan"]
+
+
+def test_plan_partitions_a_units_file(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    file = tmp_path / "units.json"
+    unit = {
+        "type": "dense", "count": 8, "forward": 1, "backward_input": 1, "backward_weight": 1, "static": 2,
+        "strategies": {"none": {"activation": 4}, "full": {"activation": 1, "recompute": 1}},
+    }  # fmt: skip
+    file.write_text(json.dumps({"units": [unit], "memory_limit": 30}))
+    arguments = ("plan", "--units", str(file), "--devices", "4", "--micro-batches", "8", "--planner", "merak", "--json")
+    code, out, _ = run(*arguments)
+    answer = json.loads(out)
+    assert code == 0
+    assert [len(stage) for stage in answer["partition"]] == [2, 2, 2, 2]
+    assert max(answer["peak_memory"]) <= 30
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("plan", "llama2-12b", "--cluster", "8xA100-80GB"), "is neither a file nor a known model"),
+        (("plan", "llama2-13b"), "Give the devices with --cluster"),
+        (("plan", "llama2-13b", "--cluster", "8xA100-81GB"), "did you mean 'A100-80GB'?"),
+        (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--micro-batches", "0"), "at least one micro-batch"),
+        (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--planner", "scop"), "did you mean 'scope'?"),
+        (("plan",), "Give a MODEL with --cluster"),
+        (("plan", "--costs", "missing.json", "--devices", "4"), "missing.json cannot be read"),
+        (("simulate",), "Give a plan file, or a schedule"),
+        (("simulate", "missing.json"), "cannot be read"),
+        (("simulate", "--schedule", "1f1c", "--devices", "4"), "did you mean '1f1b'?"),
+        (("simulate", "--schedule", "1f1b"), "--devices P"),
+        (("simulate", "--schedule", "1f1b", "--devices", "2", "--option", "magic=1"), "has no option 'magic'"),
+        (("simulate", "--schedule", "1f1b", "--devices", "2", "--chunks", "3"), "has no option 'chunks'"),
+    ],
+)
+def test_wrong_calls_end_with_one_sentence_and_exit_2(  # type: ignore[no-untyped-def]
+    run, arguments: tuple[str, ...], message: str
+) -> None:
+    code, out, err = run(*arguments)
+    assert code == 2
+    assert out == ""
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_a_limit_that_nothing_meets_ends_with_exit_1_and_says_what_would_help(run) -> None:  # type: ignore[no-untyped-def]
+    code, _, err = run("simulate", "--schedule", "1f1b", "--devices", "4", "--memory-limit", "2")
+    assert code == 1
+    assert "raise the limit to 4" in err
+
+
+def test_errors_are_json_too_where_json_was_asked_for(run) -> None:  # type: ignore[no-untyped-def]
+    code, out, _ = run("simulate", "--schedule", "1f1b", "--devices", "4", "--memory-limit", "2", "--json")
+    assert code == 1
+    assert json.loads(out)["kind"] == "OutOfMemoryError"
