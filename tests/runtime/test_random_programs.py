@@ -59,6 +59,7 @@ def test_random_programs_equal_the_reference(plan):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(7200)
 @settings(max_examples=10_000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(plans())
 def test_ten_thousand_random_programs_equal_the_reference(plan):

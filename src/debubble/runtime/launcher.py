@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import importlib
 import json
-import logging
 import os
 import signal
 import sys
@@ -54,12 +53,12 @@ def launch(module: str, argument: str, *, ranks: int, threads: int = 1) -> None:
 
     The port is chosen by the system.  Raises RankFailedError if one fails, KeyboardInterrupt on Ctrl-C.
     """
+    os.environ.setdefault("LOGLEVEL", "CRITICAL")  # of the elastic agent: the reason is raised instead
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the reason is raised instead
     with tempfile.TemporaryDirectory(prefix="debubble-") as scratch:
         config = LaunchConfig(
             min_nodes=1,

@@ -1,0 +1,148 @@
+"""A step of the runtime against torch.distributed.pipelining: same model, schedule, micro-batches, ranks.
+
+Two ranks of one thread each, Gloo.  Every round runs both in shuffled order (the same on all ranks); the figure is the
+median over rounds of their step-time ratio.  Writes `benchmarks/results/against_torch.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import get_schedule_class
+
+import debubble as db
+from debubble.ir import Plan, StageCosts
+from debubble.runtime.models import build_stage, model_units
+from debubble.runtime.tape import directly
+from debubble.runtime.units import MicroBatch, Unit
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 8,
+    "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 1024, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble"}
+RANKS, MICRO_BATCHES, LENGTH, ROUNDS = 2, 8, 256, int(os.environ.get("ROUNDS", "15"))
+
+Step = Callable[[Tensor], Any]
+
+
+class Chunk(nn.Module):
+    """Some units as the plain module that torch's stages take; linear layers are torch's."""
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        super().__init__()
+        self.units = nn.ModuleList(units)
+        for module in self.modules():
+            if type(module).__name__ == "Linear":
+                module.forward = lambda x, m=module: nn.functional.linear(x, m.weight, m.bias)  # type: ignore[method-assign]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for unit in self.units:
+            x = unit(x, MicroBatch(), directly)
+        return x
+
+
+def plan_of(name: str) -> Plan:
+    schedule = db.schedules[name](devices=RANKS, micro_batches=MICRO_BATCHES)
+    units = model_units(CONFIG)
+    bounds = [round(i * len(units) / schedule.stages) for i in range(schedule.stages + 1)]
+    partition = tuple(units[a:b] for a, b in zip(bounds, bounds[1:], strict=False))
+    costs = StageCosts.of(stages=schedule.stages)
+    return Plan(
+        planner="benchmark", schedule=schedule, costs=costs, lower_bound=0, partition=partition, model=CONFIG,
+        options=db.ir.RunOptions(dtype="fp32", sequence_length=LENGTH),
+    )  # fmt: skip
+
+
+def ours(name: str) -> tuple[Step, Callable[[], None]]:
+    pipeline = db.Pipeline(None, plan_of(name))
+
+    def clear() -> None:
+        for parameter in pipeline.parameters():
+            parameter.grad = None
+
+    return pipeline.step, clear
+
+
+def torchs(name: str, rank: int) -> tuple[Step, Callable[[], None]]:
+    plan = plan_of(name)
+    placement = plan.schedule.placement
+    assert plan.partition is not None
+    modules = {s: Chunk(build_stage(CONFIG, plan.partition[s])) for s in placement.stages_of[rank]}
+    stages = [PipelineStage(m, s, placement.stages, torch.device("cpu")) for s, m in modules.items()]
+
+    def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / targets.numel()
+
+    kind = get_schedule_class(SCHEDULES[name])
+    single = len(stages) == 1
+    schedule = kind(stages[0] if single else stages, MICRO_BATCHES, loss_fn=loss_of)
+    first, last = rank == 0, placement.device_of[-1] == rank
+
+    def step(tokens: Tensor) -> None:
+        arguments = (tokens[:, :-1].contiguous(),) if first else ()
+        if last:
+            losses: list[Tensor] = []
+            schedule.step(*arguments, target=tokens[:, 1:].contiguous(), losses=losses)
+        else:
+            schedule.step(*arguments)
+
+    def clear() -> None:
+        for module in modules.values():
+            module.zero_grad()
+
+    return step, clear
+
+
+def one(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank % os.cpu_count()]})
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
+    order = random.Random(0)
+    tokens = torch.randint(0, 1024, (MICRO_BATCHES, LENGTH + 1), generator=torch.Generator().manual_seed(0))
+    figures = {}
+    for name in SCHEDULES:
+        runs = {"debubble": ours(name), "torch": torchs(name, rank)}
+        seconds: dict[str, list[float]] = {who: [] for who in runs}
+        work: dict[str, list[float]] = {who: [] for who in runs}
+        for number in range(ROUNDS + 2):
+            for who in order.sample(list(runs), 2):
+                step, clear = runs[who]
+                clear()
+                dist.barrier()
+                start, cpu = time.perf_counter(), time.process_time()
+                step(tokens)
+                dist.barrier()
+                if number >= 2:
+                    seconds[who].append(time.perf_counter() - start)
+                    work[who].append(time.process_time() - cpu)
+        ratios = [a / b for a, b in zip(seconds["debubble"], seconds["torch"], strict=True)]
+        figures[name] = {
+            "ratio": statistics.median(ratios),
+            "cpu_ratio": statistics.median(work["debubble"]) / statistics.median(work["torch"]),
+            **{f"{who}_ms": 1e3 * statistics.median(s) for who, s in seconds.items()},
+            **{f"{who}_best_ms": 1e3 * min(s) for who, s in seconds.items()},
+        }
+        if rank == 0:
+            print(name, {k: round(v, 3) for k, v in figures[name].items()}, file=sys.stderr)
+    if rank == 0:
+        Path(__file__).parent.joinpath("results", "against_torch.json").write_text(json.dumps(figures, indent=1) + "\n")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    mp.spawn(one, args=(tempfile.mkdtemp(),), nprocs=RANKS)
