@@ -113,12 +113,16 @@ class _Device:
         """Bring back what is due within the time that its reload takes."""
         assert self.problem.costs.reload is not None
         passed: Number = 0
+        spare: Number = 0
         for then in range(at + 1, len(self.order)):
             pair = self.order[then][1:]
             if self.order[then].kind in BACKWARDS and pair in self.away:
-                self._reload(pair, at + 1, offloaded, must=False)
+                # The forwards in between need their place before this one is used.
+                if self.room is None or self.used + self.away[pair] + spare <= self.room:
+                    self._reload(pair, at + 1, offloaded, must=False)
                 return
             passed += self.time[then]
+            spare = max(spare, change(self.base, self.problem.costs, self.order[then])[0])
             if passed >= self.problem.costs.reload[pair[0]]:
                 return
 

@@ -1,8 +1,8 @@
 """OptPipe's mixed-integer programme, as it must read to be right, solved by an open MILP solver (SCIP or HiGHS).
 
 Source: OptPipe, section 3 and appendix C.  i is our stage (one per device), j our micro-batch; c = F, B, W are our F,
-I, W; E end times, O and R starts of offload and reload, W_j here `away`; P, K (offload order), L (reload order), H, M, N as
-there.  Corrected are:
+I, W; E are end times, O and R starts of offload and reload, W_j is `away` here; P, K (order of offloads), L (order of
+reloads), H, M, N as there.  Corrected are:
 
 * equations 7 and 10-16 exempt "j' != j, c' != c"; every pair of different operations counts;
 * equation 14 has T_comm where the operation's own time is meant;

@@ -22,7 +22,7 @@ from debubble.solver.search import Clock, improve, search
 
 PROVABLE = 72
 """Stages x micro-batches up to which CP-SAT usually closes the gap."""
-LARGE = 128
+LARGE = 400
 """Stages x micro-batches from which a periodic pattern is a start worth its time."""
 
 
@@ -63,7 +63,7 @@ def _methods(
     candidates.extend(() if cached is None else (cached,))
     pairs = problem.stages * problem.micro_batches
     if pairs >= LARGE:
-        pattern = periodic(problem, seconds=left() / 4, seed=seed)
+        pattern = periodic(problem, seconds=min(left() / 4, 10.0), seed=seed)
         candidates.extend(() if pattern is None else (pattern,))
     first = max(0.5, left() * (0.1 if pairs <= PROVABLE else 0.6))
     best: Incumbent | None = None

@@ -15,6 +15,10 @@ from debubble.solver.starts import constructed
 
 BURST = 2000
 """Moves between two looks at the clock."""
+HOT, COLD = 0.05, 0.005
+"""Temperatures of a cooling, in mean operation times."""
+SLOPE = 0.05
+"""Weight of the mean end of the devices' last backwards, beside the objective."""
 FIRST_CYCLE = 8 * BURST
 """Moves of the first cooling; each later one, restarted from the best, takes half as long again."""
 
@@ -95,10 +99,10 @@ def improve(
         orders[:], lengths[:] = best_orders, best_lengths
         bursts = max(1, cycle // BURST)
         for burst in range(bursts):
-            hot, cold = (0.05 * 0.1 ** (k / bursts) * unit for k in (burst, burst + 1))
+            hot, cold = (HOT * (COLD / HOT) ** (k / bursts) * unit for k in (burst, burst + 1))
             count = BURST if steps is None else min(BURST, steps - done)
             found, taken = anneal(
-                layout, floats, ints, orders, lengths, best_orders, best_lengths, value, count, hot, cold, 0.05, target,
+                layout, floats, ints, orders, lengths, best_orders, best_lengths, value, count, hot, cold, SLOPE, target,
                 problem.offload, problem.recompute, random,
             )  # fmt: skip
             done += taken
