@@ -16,13 +16,14 @@ from typing import Any
 
 import msgspec
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 
 from debubble.ir import DebubbleError, InputError
 
-State = Mapping[str, Any]
-"""Nested dictionaries of tensors, keyed by the parameters' names."""
+State = Mapping[str, Mapping[str, Tensor]]
+"""Parts (`model`, `optimizer`) of tensors, by the parameters' names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,11 @@ def save(folder: Path, state: State, progress: Progress, *, keep: int) -> Path:
     try:
         state_dict_saver.save(dict(state), checkpoint_id=unfinished)
     except (OSError, CheckpointException) as error:
-        raise CheckpointError(f"The checkpoint {final} could not be written ({_cause(error)}).") from error
+        cause = "the disk is full" if _full(folder, state) else _cause(error)
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise CheckpointError(
+            f"The checkpoint {final} could not be written: {cause}; those before it are whole."
+        ) from error
     if leader:
         (unfinished / "progress.json").write_bytes(msgspec.json.encode(progress))
         shutil.rmtree(final, ignore_errors=True)
@@ -91,6 +96,12 @@ def load(checkpoint: Path, state: State) -> None:
         state_dict_loader.load(dict(state), checkpoint_id=checkpoint)
     except (OSError, RuntimeError, CheckpointException) as error:
         raise InputError(f"The checkpoint {checkpoint} does not belong to this model: {_cause(error)}.") from error
+
+
+def _full(folder: Path, state: State) -> bool:
+    """Whether the disk has less room than this rank's tensors take."""
+    needed = sum(tensor.nbytes for part in state.values() for tensor in part.values())
+    return folder.exists() and shutil.disk_usage(folder).free < needed
 
 
 def _cause(error: BaseException) -> str:
