@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -53,12 +54,14 @@ def launch(module: str, argument: str, *, ranks: int, threads: int = 1) -> None:
 
     The port is chosen by the system.  Raises RankFailedError if one fails, KeyboardInterrupt on Ctrl-C.
     """
-    os.environ.setdefault("LOGLEVEL", "CRITICAL")  # of the elastic agent: the reason is raised instead
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     os.environ["OMP_NUM_THREADS"] = str(threads)
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # what it has to say is raised instead
     with tempfile.TemporaryDirectory(prefix="debubble-") as scratch:
         config = LaunchConfig(
             min_nodes=1,
