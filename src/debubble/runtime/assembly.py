@@ -45,6 +45,8 @@ def check_runnable(plan: Plan, ranks: int) -> None:
     options = plan.options
     if options.tensor > 1 or options.context > 1:
         raise InputError("The runtime runs pipeline and data parallelism; make the plan with tensor and context 1.")
+    if options.zero and options.data > 1:
+        raise InputError("The runtime keeps whole optimizer states on every replica; make the plan with zero 0.")
     if ranks != plan.devices * options.data:
         raise InputError(
             f"The plan needs {plan.devices * options.data} ranks ({plan.devices} pipeline devices x {options.data} data"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from debubble.ir import InputError, Kind, Plan, lower
 from debubble.ir.trace import MemorySample, Trace, TraceEvent, TraceStep
 from debubble.runtime.assembly import DTYPES, HEAD_TABLE, build_part, check_runnable
 from debubble.runtime.batch import Batch, read_batch
+from debubble.runtime.hf_files import load_pretrained, save_pretrained
 from debubble.runtime.interpreter import Interpreter, Ran, StepState
 from debubble.runtime.lanes import lanes_of
 from debubble.runtime.memory import Ledger
@@ -48,29 +50,30 @@ class Pipeline:
         transport = transport or default_transport()
         check_runnable(plan, transport.size)
         self.plan, self.seed = plan, seed
-        self._ranks = Ranks(plan, transport)
+        self.ranks = Ranks(plan, transport)
+        """Who the other ranks are."""
         self._shape = read_shape(plan.model or {})
         self.steps = 0
         """Steps taken.  Set it when resuming: dropout masks follow from it."""
-        self.device = self._ranks.device
+        self.device = self.ranks.device
         """The pipeline device that this rank is."""
         self._lanes = lanes_of(device or default_device())
         self._saved, self._mail = Ledger(self._lanes.device), Ledger(self._lanes.device)
         self._part = build_part(plan, self.device, model=model, seed=seed, on=self._lanes.device, ledger=self._saved)
         program = lower(plan.schedule, plan.costs)
-        self._ranks.open(program, seed=seed, own_model=model is None)
+        self.ranks.open(program, seed=seed, own_model=model is None)
         self._build_optimizers(optimizer)
         self._interpreter = Interpreter(
             program=program,
             device=self.device,
             stages=self._part.stages,
             transport=transport,
-            rank_of=self._ranks.rank_of,
+            rank_of=self.ranks.rank_of,
             lanes=self._lanes,
             mail=self._mail,
             weights=self._part.weights,
             optimizers=self._inside,
-            all_reduce=self._ranks.sum_over_replicas,
+            all_reduce=self.ranks.sum_over_replicas,
         )
         self._ran: list[Ran] = []
         self._origin = 0.0
@@ -83,9 +86,9 @@ class Pipeline:
         the other ranks'.
         """
         rows = read_batch(batch, micro_batches=self.plan.micro_batches, device=self._lanes.device)
-        counted, self._origin = self._ranks.agree(rows)
+        counted, self._origin = self.ranks.agree(rows)
         before = self._set_aside_gradients()
-        seed = zlib.crc32(f"{self.seed} {self.steps} {self._ranks.replica}".encode())
+        seed = zlib.crc32(f"{self.seed} {self.steps} {self.ranks.replica}".encode())
         tokens, micro_batches = rows.split(self.plan.micro_batches, scale=1 / counted, seed=seed)
         state = StepState(
             tokens=tokens,
@@ -127,13 +130,21 @@ class Pipeline:
                     raise InputError(f"The state has no parameter '{name}'.")
                 parameter.copy_(state[name])
 
+    def load_pretrained(self, folder: str | Path) -> None:
+        """Take this rank's parameters from a Hugging Face checkpoint (safetensors), reading these alone."""
+        load_pretrained(self, folder)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write a checkpoint that Hugging Face's `from_pretrained` opens.  All ranks call it."""
+        save_pretrained(self, folder)
+
     def clip_grad_norm(self, max_norm: float) -> Tensor:
         """Scale all gradients so that their norm over all ranks is at most `max_norm`; returns the norm before."""
         total = torch.zeros((), dtype=torch.float64, device=self._lanes.device)
         for name, parameter in self.named_parameters():
             if parameter.grad is not None and not self._is_second_copy(name):
                 total += parameter.grad.double().square().sum().to(total.device)
-        self._ranks.sum_over_pipeline(total)
+        self.ranks.sum_over_pipeline(total)
         norm = total.sqrt()
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for parameter in self.parameters():
@@ -197,7 +208,7 @@ class Pipeline:
 
     def gather_trace(self) -> Trace:
         """The whole trace of the last step, on every rank (of replica 0's ranks).  All ranks call it."""
-        parts = self._ranks.transport.gather(self.trace().to_json())
+        parts = self.ranks.transport.gather(self.trace().to_json())
         return Trace.joined([Trace.from_json(part) for part in parts[: self.plan.devices]])
 
     def _build_optimizers(self, make: Callable[[list[nn.Parameter]], Optimizer] | None) -> None:
@@ -231,21 +242,21 @@ class Pipeline:
         """Give every parameter its whole gradient: over replicas, and over both copies of a tied table."""
         for stage, weights in self._part.weights.items():
             if stage not in self._inside:
-                weights.finish(self._ranks.sum_over_replicas)
-        if self._ranks.shares_table:
+                weights.finish(self.ranks.sum_over_replicas)
+        if self.ranks.shares_table:
             name = TABLE[self._shape.is_gpt2]
             table = self._part.masters[name if name in self._part.masters else HEAD_TABLE]
             if table.grad is None:
                 table.grad = torch.zeros_like(table)
-            self._ranks.sum_over_tied(table.grad)
+            self.ranks.sum_over_tied(table.grad)
 
     def _mean_loss(self, state: StepState) -> Tensor:
         total = torch.zeros((), dtype=torch.float64, device=self._lanes.device)
         for loss in state.losses.values():
             total += loss.double()
-        self._ranks.sum_over_replicas(total)
-        self._ranks.sum_over_pipeline(total)
+        self.ranks.sum_over_replicas(total)
+        self.ranks.sum_over_pipeline(total)
         return total.float() if self.plan.options.dtype != "fp64" else total
 
     def _is_second_copy(self, name: str) -> bool:
-        return name == HEAD_TABLE and self._ranks.shares_table
+        return name == HEAD_TABLE and self.ranks.shares_table
