@@ -3,10 +3,10 @@
 Source: Huang et al., Obscura, USENIX ATC 2025.
 
 1F1B is left alone where it fits.  Otherwise the stages to adjust are identified, the joint problem (equation (4)) is
-enumerated, and the most promising configurations are lowered and simulated, best estimate first; one whose lower
-bound is no better than what has been found is skipped.  From the best, Algorithm 1 moves units off the adjusted
-stages.  The paper's alternatives (strawman, recomputation on demand, OHP-CMB, DAPPLE+) are candidates too, so that
-none of them is ever faster.
+enumerated on the even partition and on the balanced one, and the most promising configurations are lowered and
+simulated, best estimate first; one whose lower bound is no better than what has been found is skipped.  From the best,
+Algorithm 1 moves units off the adjusted stages.  The paper's alternatives (strawman, recomputation on demand, OHP-CMB,
+DAPPLE+) are candidates too, so that none of them is ever faster.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from debubble.planners.fronts import Choice
 from debubble.planners.obscura_model import identify, step_time, warm_ups
 from debubble.planners.obscura_partition import Counts, adjustments
 from debubble.planners.obscura_swapping import Candidate, candidates, fits
+from debubble.planners.partition import balanced_counts
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planner
 from debubble.planners.stages import Stages
@@ -49,7 +50,7 @@ def obscura(problem: Problem) -> Solution:
     untouched = _better(None, stages.solution(_plain(problem), stages.named("none")))
     if untouched is not None:
         return untouched.solution
-    best = fastest(candidates(stages))
+    best = fastest(candidate for start in _starts(stages) for candidate in candidates(start))
     for bound, build in alternatives(stages):
         if best is None or bound < best.makespan:
             best = _better(best, build())
@@ -116,6 +117,15 @@ def adjusted_partitions(start: Candidate) -> Iterator[Candidate]:
         stages.counts, adjusted=start.configuration.adjusted, micro_batches=problem.micro_batches, times=times
     ):
         yield from fitted[counts]
+
+
+def _starts(even: Stages) -> Iterator[Stages]:
+    """The paper's even partition, and the one with the least work in its largest stage: heads can be long."""
+    yield even
+    if even.problem.units is not None:
+        balanced = tuple(balanced_counts(even.problem.units, even.problem.devices))
+        if balanced != even.counts:
+            yield Stages(even.problem, balanced)
 
 
 def _better(best: Found | None, solution: Solution, candidate: Candidate | None = None) -> Found | None:

@@ -124,14 +124,15 @@ def fits(stages: Stages, configuration: Configuration) -> Iterator[Candidate]:
     """
     p, m, adjusted = stages.problem.devices, stages.problem.micro_batches, configuration.adjusted
     alive = configuration.alive(p, m)
-    own = [_cheapest(stages, configuration, s, alive[s]) for s in range(p)]
-    if None in own:
+    others = stages.on_demand[adjusted:]
+    own = tuple(_cheapest(stages, configuration, s, alive[s]) for s in range(adjusted))
+    if None in own or None in others:
         return
-    needed = max((c.recompute for c in own[:adjusted] if c is not None), default=0.0)
-    alike = [_cheapest(stages, configuration, s, alive[s], at_least=needed) for s in range(adjusted)] + own[adjusted:]
-    for choices in (own, alike) if alike != own else (own,):
-        if None not in choices:
-            yield candidate(stages, configuration, [choice for choice in choices if choice is not None])
+    needed = max((c.recompute for c in own if c is not None), default=0.0)
+    alike = tuple(_cheapest(stages, configuration, s, alive[s], at_least=needed) for s in range(adjusted))
+    for chosen in (own, alike) if alike != own else (own,):
+        if None not in chosen:
+            yield candidate(stages, configuration, [choice for choice in (*chosen, *others) if choice is not None])
 
 
 def _cheapest(

@@ -51,6 +51,12 @@ class Stages:
             return tuple(_fixed_front(self.costs, s) for s in range(self.costs.stages))
         return tuple(front([units.units[i] for i in self._range(s)]) for s in range(self.costs.stages))
 
+    @cached_property
+    def on_demand(self) -> tuple[Choice | None, ...]:
+        """Per stage, the least recomputation with which 1F1B fits; None where nothing does."""
+        p, m = self.problem.devices, self.problem.micro_batches
+        return tuple(front.cheapest(alive=min(p - s, m), budget=self.budget(s)) for s, front in enumerate(self.fronts))
+
     def named(self, strategy: str) -> tuple[Choice, ...]:
         """Every unit with this strategy, or `none` where it lacks it.
 
