@@ -128,7 +128,8 @@ def fitted_samples(rows: list[tuple[Setting, Mapping[str, float | None]]]) -> fl
     def matches(room: float) -> int:
         return sum((need <= room) == (printed is not None) for need, printed in needed)
 
-    return max(rooms, key=lambda room: (matches(room), room))
+    best: float = max(rooms, key=lambda room: (matches(room), room))
+    return best
 
 
 def step(setting: Setting, method: str, samples: float) -> float | None:

@@ -10,15 +10,17 @@ shipped with the program.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import os
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from debubble.ir import Op, Schedule, ScheduleError, check
+from debubble.ir import Op, Schedule, check
 from debubble.ir.errors import DebubbleError
 from debubble.solver.problem import Incumbent, OrderProblem
 
@@ -49,11 +51,9 @@ def nearest(problem: OrderProblem) -> Schedule | None:
 
 def keep(problem: OrderProblem, best: Incumbent) -> None:
     """Write an entry, unless there is one for the same coarse costs that is as good."""
-    costs = discretized(problem)
-    gap = best.gap
-    place = folder() / _shape(problem) / f"{_digest(costs)}.json"
+    place = folder() / name_of(problem)
     kept = _read(place)
-    if kept is not None and kept["gap"] <= gap:
+    if kept is not None and kept["gap"] <= best.gap:
         return
     try:
         write(place, problem, best)
@@ -62,7 +62,12 @@ def keep(problem: OrderProblem, best: Incumbent) -> None:
         return
 
 
-def write(place: Path, problem: OrderProblem, best: Incumbent) -> None:
+def name_of(problem: OrderProblem) -> Path:
+    """Where a problem's entry lies in a cache folder."""
+    return Path(_shape(problem)) / f"{_digest(discretized(problem))}.json"
+
+
+def write(place: Path, problem: OrderProblem, best: Incumbent) -> Path:
     """Write an entry, whole or not at all."""
     entry = {
         "version": VERSION,
@@ -75,7 +80,9 @@ def write(place: Path, problem: OrderProblem, best: Incumbent) -> None:
     handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=".entry")
     with os.fdopen(handle, "w") as file:
         json.dump(entry, file)
+    os.chmod(temporary, 0o644)
     os.replace(temporary, place)
+    return place
 
 
 def discretized(problem: OrderProblem) -> list[int]:
@@ -88,7 +95,7 @@ def discretized(problem: OrderProblem) -> list[int]:
     rooms = [float(limit - costs.static_of(d)) for d, limit in enumerate(limits) if limit is not None]
     times = (
         costs.forward, costs.backward_input, costs.backward_weight, costs.communication,
-        *((costs.offload, costs.reload) if problem.offload else ()), *((costs.recompute,) if problem.recompute else ()),
+        *((costs.offload, costs.reload) if problem.offload else ()),
     )  # fmt: skip
     scaled = [float(t) / time for group in times for t in group or ()]
     sizes = [float(s) / size for group in (costs.activation, costs.activation_after_input, rooms) for s in group]
@@ -108,10 +115,13 @@ def _shape(problem: OrderProblem) -> str:
 
 
 def _entries(problem: OrderProblem) -> Iterator[dict[str, Any]]:
-    for base in (folder(), SHIPPED):
-        for place in sorted((base / _shape(problem)).glob("*.json")):
+    """Those of the same shape; where recomputation is a choice, also those made without it."""
+    length = len(discretized(problem))
+    shapes = dict.fromkeys((_shape(problem), _shape(replace(problem, recompute=False))))
+    for base, shape in itertools.product((folder(), SHIPPED), shapes):
+        for place in sorted((base / shape).glob("*.json")):
             entry = _read(place)
-            if entry is not None and len(entry["costs"]) == len(discretized(problem)):
+            if entry is not None and len(entry["costs"]) == length:
                 yield entry
 
 
@@ -130,7 +140,7 @@ def _schedule(problem: OrderProblem, entry: dict[str, Any]) -> Schedule | None:
         orders = tuple(tuple(Op.parse(name) for name in order.split()) for order in entry["orders"])
         schedule = problem.schedule("searched", orders)
         check(schedule)
-    except (DebubbleError, ScheduleError):
+    except DebubbleError:
         return None
     return schedule
 

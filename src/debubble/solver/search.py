@@ -102,8 +102,8 @@ def improve(
             hot, cold = (HOT * (COLD / HOT) ** (k / bursts) * unit for k in (burst, burst + 1))
             count = BURST if steps is None else min(BURST, steps - done)
             found, taken = anneal(
-                layout, floats, ints, orders, lengths, best_orders, best_lengths, value, count, hot, cold, SLOPE, target,
-                problem.offload, problem.recompute, random,
+                layout, floats, ints, orders, lengths, best_orders, best_lengths, value, count, hot, cold, SLOPE,
+                target, problem.offload, problem.recompute, random,
             )  # fmt: skip
             done += taken
             if found < value:
