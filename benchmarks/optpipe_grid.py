@@ -1,10 +1,10 @@
 """OptPipe's grid: what each method reaches, how far from the bound, and how long it took.
 
-    python benchmarks/optpipe_grid.py [--quick] [--milp SECONDS] [--only P,M] [--json FILE]
+    python benchmarks/optpipe_grid.py [--quick] [--milp SECONDS] [--only 'P,M;P,M,TO,LIMIT'] [--json FILE]
 
 F = I = W = 10, C = 1, an activation of 2 of which W keeps 1, full duplex; offload and reload take To; the limit is in
 activations.  `cpu` is the processor time that this process used until the last improvement and until it stopped: on a
-shared machine the clock on the wall says more about the neighbours.  Every value is an exact simulation under the limit.
+shared machine the clock on the wall says more about the neighbours.  Every value is simulated under the limit.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ def cells(*, quick: bool) -> Iterator[tuple[int, int, int, int, float]]:
         yield from ((8, m, 10, 4, 60.0), (8, m, 20, 8, 60.0))
 
 
-def row(p: int, m: int, to: int, limit: int, seconds: float, milp_seconds: float) -> dict[str, Any]:
+def row(p: int, m: int, to: int, limit: int, seconds: float, milp_seconds: float, wall: float) -> dict[str, Any]:
     problem = problem_of(p, m, to, limit)
     begin = time.process_time()
     best_at, end = 0.0, 0.0
     value = bound = float("inf")
     steps = 0
     # The wall gets more than the processor may have: a neighbour may be using it.
-    for found in optimize(problem, deadline=4 * seconds, use_cache=False):
+    for found in optimize(problem, deadline=wall * seconds, use_cache=False):
         end = time.process_time() - begin
         if end > seconds and value < float("inf"):
             break
@@ -101,16 +101,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--milp", type=float, default=0.0)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="cells whose P,M,TO,LIMIT begins so, separated by ;")
+    parser.add_argument("--wall", type=float, default=4.0, help="seconds on the wall per second of processor")
     parser.add_argument("--json", default="")
     arguments = parser.parse_args()
     # The kernel's compilation is kept on disk; it is no part of a search.
     list(optimize(problem_of(2, 3, 20, 2), deadline=2.0, use_cache=False))
     rows = []
     for cell in cells(quick=arguments.quick):
-        if arguments.only and arguments.only != f"{cell[0]},{cell[1]}":
+        name = ",".join(map(str, cell[:4]))
+        if not any(name.startswith(only) for only in arguments.only.split(";")):
             continue
-        rows.append(row(*cell, arguments.milp))
+        rows.append(row(*cell, arguments.milp, arguments.wall))
         print(rows[-1], flush=True)
         if arguments.json:
             with open(arguments.json, "w") as file:
