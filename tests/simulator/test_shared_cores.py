@@ -42,6 +42,14 @@ def test_two_busy_devices_on_one_core_run_at_half_speed():
     assert (at["1F1"].start, at["1F1"].end) == (3, 4)
 
 
+def test_what_is_offloaded_is_copied_by_a_core():
+    costs = db.StageCosts.of(stages=1, forward=2, backward_input=2, backward_weight=0, offload=2)
+    schedule = db.Schedule.of("offload", db.Placement.looped(1), 2, [["0F0", "0O0", "0F1", "0B1", "0L0", "0B0"]])
+    at = run_shared(db.lower(schedule, costs), cores=1).by_name
+    # The offload and the second forward both need 2 and share the core.
+    assert (at["0O0"].start, at["0O0"].end) == (at["0F1"].start, at["0F1"].end) == (2, 6)
+
+
 def test_a_deadlock_is_named_by_its_cycle():
     schedule = db.Schedule.of("stuck", db.Placement.looped(1, 2), 1, [["1F0", "0F0", "1B0", "0B0"]])
     costs = db.StageCosts.of(stages=2)

@@ -57,11 +57,18 @@ def profile(options: ProfileOptions) -> None:
     units = Units(
         units=layered(kinds, options.config),
         communication=message_time(boundary, repetitions=5 * options.repetitions) if paired else 0.0,
-        offload_bandwidth=host_bandwidth(device, repetitions=options.repetitions),
+        offload_bandwidth=_offload_bandwidth(part, options.repetitions),
     )
     if dist.get_rank() == 0:
         content = msgspec.json.format(msgspec.json.encode(units_to_dict(units)), indent=1)
         write_whole(options.output, content + b"\n")
+
+
+def _offload_bandwidth(part: Slice, repetitions: int) -> float:
+    """Of the link that a GPU copies with while it computes, or of a CPU's thread."""
+    if part.device.type == "cuda":
+        return host_bandwidth(part.device, repetitions=repetitions)
+    return part.offload_bandwidth(repetitions=repetitions)
 
 
 def layered(kinds: Mapping[str, Unit], config: Mapping[str, Any]) -> tuple[Unit, ...]:

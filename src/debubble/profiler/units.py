@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from threading import Thread
 from time import perf_counter
 from typing import Any
 
@@ -92,6 +93,31 @@ class Slice:
             split = [measured.setdefault((index, "split"), Samples()) for index in range(len(self.planned))]
             self._run(["none"] * len(split), split, split=True)
         return measured
+
+    def offload_bandwidth(self, *, repetitions: int) -> float:
+        """Bytes per second that a thread moves out and back beside the thread that computes: a CPU's offload."""
+        stage = Stage(self.units, [replace(u, strategy="none") for u in self.planned], self.ledger)
+        gradient = torch.ones((), device=self.device)
+        times: list[float] = []
+
+        def forward(j: int) -> None:
+            stage.forward(j, self.tokens.clone(), MicroBatch(targets=self.targets.clone(), scale=1.0, seed=j))
+
+        def move() -> None:
+            start = perf_counter()
+            stage.reload(0, stage.offload(0, 1.0, lambda size: torch.empty(size, dtype=torch.uint8)))
+            times.append((perf_counter() - start) / 2)
+
+        for _ in range(WARM_UP + repetitions):
+            forward(0)
+            size = self.ledger.bytes
+            mover = Thread(target=move)
+            mover.start()
+            forward(1)
+            stage.backward(1, gradient, split=False)
+            mover.join()
+            stage.backward(0, gradient, split=False)
+        return size / statistics.median(times[WARM_UP:])
 
     def _run(self, strategies: Sequence[str], samples: Sequence[Samples], *, split: bool = False) -> None:
         """Once forward and backward with every unit's strategy, adding to the units' samples."""

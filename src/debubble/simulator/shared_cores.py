@@ -1,7 +1,7 @@
-"""Simulation of a Program whose devices are processes on fewer cores than there are of them.
+"""Simulation of a Program whose devices are processes that share a machine's cores.
 
-Every busy compute lane gets an equal share of the cores and never more than one: with k lanes busy on c cores each
-runs at speed min(1, c / k).  Transfers and messages take the time they always take.
+Every busy lane gets an equal share of the cores and never more than one: with k lanes busy on c cores each runs at
+speed min(1, c / k).  A process copies what it offloads with a core, too; messages alone take the time they always take.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from debubble.ir import Lane, Moment, Number, Program
 from debubble.ir.graph import deadlock, predecessors, successors
 from debubble.simulator.timeline import Timeline
 
+MESSAGES = (Lane.SEND, Lane.RECV)
+
 
 def run_shared(program: Program, *, cores: Number) -> Timeline:
-    """The timeline on `cores` cores; with as many as devices it is that of `run`.
+    """The timeline on `cores` cores; with as many as lanes it is that of `run`.
 
     Raises DeadlockError with the cycle if operations wait for each other.
     """
@@ -66,7 +68,7 @@ class _Machine:
         for index in ready:
             instruction = self.program.instructions[index]
             self.starts[index] = self.now
-            if instruction.lane is Lane.COMPUTE:
+            if instruction.lane not in MESSAGES:
                 heapq.heappush(self.busy, (self.work + instruction.duration, index))
             else:
                 heapq.heappush(self.others, (self.now + instruction.duration, index))

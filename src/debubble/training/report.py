@@ -21,9 +21,9 @@ from debubble.views.comparison import Comparison, as_dict, compare_scenes, rende
 
 
 def scenes(plan: Plan, trace: Trace, *, cores: int | None) -> tuple[Scene, Scene]:
-    """What was predicted and what was measured; `cores` if the devices are processes that share that many."""
+    """What was predicted and what was measured; `cores` if the devices are processes on that many cores."""
     predicted, measured = Scene.beside(plan, trace)
-    if cores is None or cores >= plan.devices:
+    if cores is None:
         return predicted, measured
     shared = run_shared(lower(plan.schedule, plan.costs), cores=cores)
     return Scene.of(
