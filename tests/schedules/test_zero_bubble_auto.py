@@ -56,3 +56,35 @@ def test_a_heavier_last_stage_changes_the_order():
     heavy = db.StageCosts.of(stages=4, forward=[1, 1, 1, 3], backward_input=[1, 1, 1, 3])
     build = db.schedules["zb"]
     assert build(devices=4, micro_batches=8, costs=even) != build(devices=4, micro_batches=8, costs=heavy)
+
+
+@pytest.mark.parametrize(
+    ("name", "times", "original"),
+    [("v-min", (10, 11, 9), 19.6), ("v-min", (10, 10, 10), 12.4), ("v-half", (1, 1, 1), 8.2)],
+)
+def test_v_shapes_reshape_for_the_given_costs(name, times, original):
+    forward, backward_input, backward_weight = times
+    costs = db.StageCosts.of(
+        stages=16,
+        forward=forward / 2,
+        backward_input=backward_input / 2,
+        backward_weight=backward_weight / 2,
+        activation=0.5,
+        activation_after_input=0.5,
+    )
+    timeline = db.simulate(db.schedules[name](devices=8, micro_batches=32, costs=costs), costs)
+    assert 100 * (1 - 32 * sum(times) / timeline.makespan) < original
+    assert max(timeline.peak_memory) <= db.schedules[name].peak(8, 32, 2)
+
+
+@pytest.mark.parametrize(("name", "holds"), [("v-min", {4: 2, 8: 4, 16: 6}), ("v-half", {4: 3, 8: 5, 16: 9})])
+def test_v_shapes_declare_the_originals_memory(name, holds):
+    assert {p: db.schedules[name].peak(p, 4 * p, 2) for p in holds} == holds
+
+
+def test_a_slower_device_and_communication_are_honoured():
+    forward = [2, 1, 1, 1, 1, 1, 1, 2]
+    costs = db.StageCosts.of(stages=8, forward=forward, communication=1, activation=1, activation_after_input=1)
+    build = db.schedules["v-half"]
+    for_them, for_even = (build(devices=4, micro_batches=16, costs=c) for c in (costs, db.StageCosts.of(stages=8)))
+    assert db.simulate(for_them, costs).makespan < db.simulate(for_even, costs).makespan
