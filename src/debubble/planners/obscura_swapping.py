@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
 from debubble.ir import Number
 from debubble.planners.fronts import Choice
@@ -61,10 +62,19 @@ class Candidate:
     stages: Stages
     configuration: Configuration
     choices: tuple[Choice, ...]
-    bound: float
-    """The step takes at least this long."""
     estimate: float
-    """The same with what swapping adds."""
+    """Time of the step by the model."""
+
+    @cached_property
+    def bound(self) -> float:
+        """The step takes at least this long, however little swapping adds."""
+        problem = self.stages.problem
+        return step_time(
+            self.stages.costs,
+            [choice.recompute for choice in self.choices],
+            micro_batches=problem.micro_batches,
+            warm_ups=self.configuration.warm_ups(problem.devices, problem.micro_batches),
+        )
 
     def solution(self) -> Solution:
         """Its schedule on its stages."""
@@ -170,7 +180,6 @@ def candidate(stages: Stages, configuration: Configuration, choices: Sequence[Ch
         stages=stages,
         configuration=configuration,
         choices=tuple(choices),
-        bound=step_time(costs, recompute, micro_batches=m, warm_ups=mu),
         estimate=step_time(costs, recompute, micro_batches=m, warm_ups=mu, swapping=swapping),
     )
 
