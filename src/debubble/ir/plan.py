@@ -15,7 +15,7 @@ from debubble.ir.costs import Number, StageCosts
 from debubble.ir.schedule import Schedule
 
 if TYPE_CHECKING:
-    from debubble.simulator import Timeline
+    from debubble import Timeline
 
 
 @dataclass(frozen=True)
