@@ -297,6 +297,14 @@ def test_ranks_with_different_plans_are_told_which():
         Threads.run(2, one)
 
 
+def test_ranks_may_have_planned_by_themselves():
+    def one(transport):
+        plan = replace(plan_of(schedule_1f1b(), LLAMA), solve_seconds=float(transport.rank))
+        return Pipeline(None, plan, transport=transport).device
+
+    assert Threads.run(2, one) == [0, 1]
+
+
 def test_plans_that_cannot_run_are_refused():
     plan = plan_of(schedule_1f1b(), LLAMA)
     with pytest.raises(InputError, match=r"needs 2 ranks .* but 3 were started"):

@@ -68,7 +68,11 @@ class Ranks:
 
     def open(self, program: Program, *, seed: int, own_model: bool) -> None:
         """Open everybody's channels and groups.  Raises InputError if the ranks are not to run the same."""
-        content = msgspec.json.encode([encode(self._plan), seed, own_model])
+        # How a plan was found is no part of what runs: ranks may have planned by themselves.
+        runs = msgspec.structs.replace(
+            encode(self._plan), planner="", lower_bound=0.0, solve_seconds=0.0, candidates=[]
+        )
+        content = msgspec.json.encode([runs, seed, own_model])
         told = self.transport.gather((zlib.crc32(content), socket.gethostname()))
         for rank, (fingerprint, _) in enumerate(told):
             if fingerprint != told[0][0]:
