@@ -9,6 +9,7 @@ machine does meets both alike.  The costs are medians over the rounds; so is the
 import argparse
 import itertools
 import json
+import os
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from debubble.profiler.units import Measured, Slice, costs_of, merged
 from debubble.runtime.launcher import as_rank, launch
 from debubble.runtime.models import model_units
 from debubble.runtime.pipeline import Pipeline
+from debubble.training.report import available_cores
 from debubble.training.state import adamw
 from debubble.views.comparison import compare
 
@@ -64,7 +66,8 @@ def main(argument: str) -> None:
     units = _units(config, rank_slice, measured, statistics.median(messages))
     if dist.get_rank() == 0:
         results = [_result(case, p, units, t) for case, p, t in zip(CASES, pipelines, traces, strict=True)]
-        Path(output).write_text(json.dumps({"rounds": rounds, "cases": results}, indent=1) + "\n")
+        machine = {"cores": available_cores(), "load_average": os.getloadavg()[0], "torch": torch.__version__}
+        Path(output).write_text(json.dumps({"machine": machine, "rounds": rounds, "cases": results}, indent=1) + "\n")
     dist.destroy_process_group()
 
 
@@ -127,8 +130,6 @@ def _result(case, pipeline: Pipeline, units: Units, traces: list) -> dict:
 
 
 if __name__ == "__main__":
-    import os
-
     if "RANK" in os.environ:
         as_rank(main)
     else:
