@@ -81,6 +81,7 @@ class Setting:
         placement = placement or Placement.looped(self.devices, chunks)
         return units.stage_costs(cut(units, balanced_counts(units, placement.stages)), placement).with_limit(None)
 
+    @cache  # noqa: B019 - a few dozen settings, each asked for several times
     def schedule(self, method: str) -> tuple[Schedule, StageCosts]:
         """A baseline's schedule and costs, without regard to memory."""
         name = BASELINES[method]
@@ -110,6 +111,7 @@ def _units(devices: int, name: str, size: int) -> Units:
     return model_units(model, Cluster.parse(f"{devices}xH100-80GB"), options, pipeline=devices)
 
 
+@cache
 def samples_needed(setting: Setting, method: str) -> float:
     """Peak of a method's activations over the devices, in samples of one device's layers."""
     schedule, costs = setting.schedule(method)

@@ -25,7 +25,7 @@ from debubble.ir.errors import DebubbleError
 from debubble.solver.problem import Incumbent, OrderProblem
 
 VERSION = 1
-SHIPPED = Path(__file__).parent / "patterns"
+SHIPPED = Path(__file__).parent / "shipped"
 STEPS = 20
 """Steps that a forward's time, or an activation's size, is divided into."""
 NEAR = 0.35

@@ -41,10 +41,12 @@ def search(
     clock = Clock.starting(deadline)
     bound = max(bound, lower_bound(problem))
     best: Incumbent | None = None
+    reason: DebubbleError | None = None
     for candidate in _candidates(problem, starts):
         try:
             value = problem.value(candidate)
-        except DebubbleError:
+        except DebubbleError as error:
+            reason = error
             continue
         if best is None or value < best.value:
             best = Incumbent(schedule=candidate, value=value, bound=bound, source="start", seconds=clock.passed)
@@ -52,7 +54,8 @@ def search(
             if best.optimal:
                 return
     if best is None:
-        raise InfeasibleError("No schedule of this problem was found that fits the memory limit; raise the limit.")
+        # The last candidate needs the least memory.
+        raise InfeasibleError(f"No order of operations was found that fits. {reason}")
     yield from improve(
         problem, best, clock=clock, steps=steps if deadline is not None else steps or 50 * BURST, seed=seed
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from debubble.ir import Number, Schedule
+from debubble.ir import Kind, Number, Op, Schedule
 from debubble.solver.eviction import offload_to_fit, recompute_to_fit
 from debubble.solver.list_scheduling import list_schedule
 from debubble.solver.problem import OrderProblem
@@ -26,6 +26,26 @@ def constructed(problem: OrderProblem) -> Iterator[Schedule]:
             dropped = recompute_to_fit(problem, orders)
             if dropped is not None:
                 yield dropped
+    yield one_at_a_time(problem)
+
+
+def one_at_a_time(problem: OrderProblem) -> Schedule:
+    """Every micro-batch forwards and backwards before the next: the least memory without offload or recomputation."""
+    backward = (Kind.I, Kind.W) if problem.split else (Kind.B,)
+    return problem.schedule(
+        "searched",
+        tuple(
+            tuple(
+                op
+                for j in range(problem.micro_batches)
+                for op in (
+                    *(Op(Kind.F, s, j) for s in held),
+                    *(Op(kind, s, j) for s in reversed(held) for kind in backward),
+                )
+            )
+            for held in problem.placement.stages_of
+        ),
+    )
 
 
 def _rooms(problem: OrderProblem) -> Iterator[list[Number | None]]:
