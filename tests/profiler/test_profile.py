@@ -119,3 +119,11 @@ def test_what_cannot_be_measured_is_one_sentence(tmp_path, entries, processes, m
     options = {"config": CONFIG, "run": RUN, "output": tmp_path / "costs.json", **entries}
     with pytest.raises(InputError, match=message):
         measure(ProfileOptions(**options), processes=processes)
+
+
+def test_two_processes_measure_together_and_time_the_message_between_them(tmp_path):
+    options = ProfileOptions(config=CONFIG, run=RUN, output=tmp_path / "costs.json", repetitions=1)
+    units = measure(options, processes=2)
+    assert units == load_profile(tmp_path / "costs.json")
+    assert units.communication > 0
+    assert units.offload_bandwidth > 0
