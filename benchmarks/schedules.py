@@ -65,7 +65,7 @@ def _plain(x: Fraction) -> Fraction | int | float:
     return x.numerator if x.denominator == 1 else float(x)
 
 
-def measure(row: str, p: int, times: str, objective: str, original: float) -> dict[str, object]:
+def measure(row: str, p: int, times: str, objective: str, original: float, effort: int) -> dict[str, object]:
     """Bubble in percent and peak of one cell."""
     name, v, peaks, setting = ROWS[row]
     m = 4 * p
@@ -80,8 +80,8 @@ def measure(row: str, p: int, times: str, objective: str, original: float) -> di
         efforts.append({**options, "tries": 400, "steps": 150_000_000 // operations})
     work = m * sum(TIMES[times][:3])
     begin = time.perf_counter()
-    for effort in efforts:
-        schedule = db.schedules[name](devices=p, micro_batches=m, chunks=v, costs=costs, **effort)
+    for tried in efforts[:effort]:
+        schedule = db.schedules[name](devices=p, micro_batches=m, chunks=v, costs=costs, **tried)
         timeline = db.simulate(schedule, costs)
         if round(100 * (1 - work / float(getattr(timeline, objective))), 1) <= original:
             break
@@ -97,7 +97,7 @@ def measure(row: str, p: int, times: str, objective: str, original: float) -> di
     }
 
 
-def table(devices: list[int]) -> None:
+def table(devices: list[int], effort: int) -> None:
     """Measure every cell that is not yet in the results, and keep each as soon as it is there."""
     RESULTS.parent.mkdir(exist_ok=True)
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
@@ -113,7 +113,7 @@ def table(devices: list[int]) -> None:
                     if (row, p, times, objective) in done:
                         continue
                     original = originals[DEVICES.index(p)]
-                    cell = measure(row, p, times, objective, original) | {"original": original}
+                    cell = measure(row, p, times, objective, original, effort) | {"original": original}
                     print(cell, flush=True)
                     kept.append(cell)
                     RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
@@ -137,9 +137,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["table", "speed", "docs"])
     parser.add_argument("--devices", type=int, nargs="*", default=list(DEVICES))
+    parser.add_argument(
+        "--effort", type=int, default=3, help="1: the defaults; 2: more candidates; 3: and local search"
+    )
     chosen = parser.parse_args()
     if chosen.what == "table":
-        table(chosen.devices)
+        table(chosen.devices, chosen.effort)
     elif chosen.what == "speed":
         speed()
     else:

@@ -55,14 +55,15 @@ def best_order(
     """
     sample = min(micro_batches, 2 * placement.devices)
     if tries is None:
-        tries = min(max(8, WORK // (3 * placement.stages * sample)), 200)
+        tries = min(max(5, WORK // (3 * placement.stages * sample)), 200)
     shaper = _Shaper(placement, costs, room, objective)
     ranked = shaper.ranked(sample, tries)
     if known is not None:
         ranked += shaper.rank([partial(shaper.known, known, overlap) for overlap in OVERLAPS], sample)
         ranked.sort(key=_by_value)
     if sample < micro_batches:
-        ranked = shaper.rank([attempt for _, attempt in ranked], micro_batches)
+        finals = 2 if 3 * placement.stages * micro_batches > WORK else len(ranked)
+        ranked = shaper.rank([attempt for _, attempt in ranked[:finals]], micro_batches)
     if not ranked:
         return None
     outcome = ranked[0][1](micro_batches)
