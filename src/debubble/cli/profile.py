@@ -58,7 +58,7 @@ def profile(
 
 def _table(units: Units) -> Table:
     """One row per type of unit and strategy."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("unit", "strategy", "forward", "backward", "weights", "recompute", "keeps"):
         table.add_column(name, no_wrap=True, justify="left" if name in ("unit", "strategy") else "right")
     for unit in {unit.type: unit for unit in units.units}.values():
