@@ -88,3 +88,10 @@ def test_a_slower_device_and_communication_are_honoured():
     build = db.schedules["v-half"]
     for_them, for_even = (build(devices=4, micro_batches=16, costs=c) for c in (costs, db.StageCosts.of(stages=8)))
     assert db.simulate(for_them, costs).makespan < db.simulate(for_even, costs).makespan
+
+
+def test_a_large_second_chunk_that_i_frees_in_part_keeps_its_room():
+    activation = [2] * 27 + [5]
+    costs = db.StageCosts.of(stages=28, forward=14, activation=activation, activation_after_input=2)
+    schedule = db.schedules["v-half"](devices=14, micro_batches=38, costs=costs, tries=4)
+    assert db.simulate(schedule, costs).peak_memory[0] <= 8 * (2 + 5)

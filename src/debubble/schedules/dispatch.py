@@ -101,8 +101,10 @@ class Run:
             return True
         needed = self.held[device] + self.size[stage] * self.scale[j]
         for later in self.stages_of[device]:
-            if later > stage and self.forwards[later] == self.released[later]:
+            if later > stage and self.forwards[later] == self.backwards[later]:
                 needed += self.size[later] * self.scale[self.forwards[later]]
+                if self.released[later] < self.backwards[later]:
+                    needed -= self.after[later] * self.scale[self.released[later]]
         return needed <= room
 
     def time(self, op: Op) -> Number:

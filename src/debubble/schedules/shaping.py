@@ -63,7 +63,11 @@ def best_order(
         ranked.sort(key=_by_value)
     if sample < micro_batches:
         finals = 2 if 3 * placement.stages * micro_batches > WORK else len(ranked)
-        ranked = shaper.rank([attempt for _, attempt in ranked[:finals]], micro_batches)
+        best = [attempt for _, attempt in ranked[:finals]]
+        # A block that fits the sample may get stuck later; the greedy rules never do.
+        ranked = shaper.rank(best, micro_batches) or shaper.rank(
+            [partial(shaper.greedy, rule) for rule in RULES[:2]], micro_batches
+        )
     if not ranked:
         return None
     outcome = ranked[0][1](micro_batches)
