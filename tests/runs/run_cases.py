@@ -1,0 +1,164 @@
+"""A tiny Llama whose bytes are counted and whose times are given, planned by a paper's planner, and run by its plan."""
+
+from dataclasses import replace
+
+import torch
+from tests.runtime import gloo_ranks
+from tests.runtime.runtime_cases import gradients_of, reference_gradients, run_threads, tokens_of
+
+import debubble as db
+from debubble.costs.units import HostStates, Strategy, Unit, Units
+from debubble.ir import Lane, RunOptions
+from debubble.planners import Problem
+from debubble.planners.making import solve
+from debubble.runtime.memory import Ledger
+from debubble.runtime.models import build_stage, model_units
+from debubble.runtime.stage import Stage
+from debubble.runtime.units import MicroBatch
+
+LENGTH = 32
+LLAMA8 = {
+    "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 8,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 61, "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 64, "tie_word_embeddings": False, "hidden_act": "silu", "initializer_range": 0.3,
+}  # fmt: skip
+
+TIMES = {"embedding": 0.1, "attention": 1.0, "mlp": 1.5, "head": 2.5}
+"""Of a forward, in milliseconds; the backward takes twice as long."""
+
+STRATEGIES = {
+    "embedding": {},
+    "attention": {"cmb": ("norm", 0.1), "core": ("core", 0.3), "norm+core": ("norm+core", 0.4), "full": ("full", 1.0)},
+    "mlp": {
+        "cmb": ("norm+activation+multiply", 0.2), "activation+multiply": ("activation+multiply", 0.1),
+        "mlp": ("mlp", 0.8), "full": ("full", 1.0),
+    },
+    "head": {},
+}  # fmt: skip
+"""What a unit may recompute: as a plan names it, and its share of the forward's time."""
+
+TRANSFERS = 4e8
+"""Bytes per second to the host: an MLP's activation takes about a third of its forward."""
+
+
+def counted(config, unit, *, dtype):
+    """Bytes that a unit keeps after F, of them after I, and more than either during I, as the runtime counts them."""
+    ledger = Ledger()
+    built = build_stage(config, [unit], dtype=dtype)
+    ledger.exclude(p for u in built for p in u.parameters())
+    stage = Stage(built, [unit], ledger)
+    tokens = tokens_of(config, rows=1, length=LENGTH)
+    first = unit.type == "embedding"
+    x = tokens[:, :-1].contiguous() if first else torch.randn(1, LENGTH, config["hidden_size"], dtype=dtype)
+    y = stage.forward(0, x, MicroBatch(targets=tokens[:, 1:].contiguous()), recomputing=1)
+    kept = ledger.bytes
+    stage.recompute(0)
+    ledger.start_step()
+    whole = ledger.bytes
+    stage.backward(0, torch.ones_like(y), split=True)
+    return kept, ledger.bytes, ledger.peak - max(whole, ledger.bytes)
+
+
+def parameters_of(config, unit):
+    return sum(p.numel() for u in build_stage(config, [unit]) for p in u.parameters())
+
+
+def units_of(config, *, dtype=torch.float64, states=0, hosted=None):
+    """The model's units.  Bytes per parameter on a device: `states`, or `hosted` if the host steps it."""
+    made = []
+    for planned in model_units(config):
+        time = TIMES[planned.type] * 1e-3
+        kept, left, more = counted(config, planned, dtype=dtype)
+        ways = {"none": Strategy(kept)}
+        for name, (operators, share) in STRATEGIES[planned.type].items():
+            recomputed = counted(config, replace(planned, strategy=operators), dtype=dtype)[0]
+            ways[name] = Strategy(recomputed, share * time, operators)
+        size = parameters_of(config, planned)
+        made.append(
+            Unit(
+                type=planned.type,
+                layer=planned.layer,
+                forward=time,
+                backward_input=time,
+                backward_weight=time,
+                static=states * size,
+                strategies=ways,
+                activation_after_input=left,
+                workspace=more,
+                on_host=None if hosted is None else HostStates(
+                    static=hosted * size, gradients=4 * size, parameters=4 * size, step=1e-9 * size
+                ),
+            )
+        )  # fmt: skip
+    return Units(units=tuple(made), offload_bandwidth=TRANSFERS, communication=1e-5)
+
+
+def plan_for(planner, config, *, units, limit=None, devices=4, micro_batches=8, chunks=None, effort=2.0, **options):
+    """The planner's plan of the model under a limit in bytes; the same for every device."""
+    limited = units if limit is None else replace(units, memory_limit=(limit,))
+    problem = Problem(devices=devices, micro_batches=micro_batches, units=limited, chunks=chunks, effort=effort)
+    made = RunOptions(**{"sequence_length": LENGTH, "dtype": "fp64", **options})
+    return solve(problem, planner=planner, model=config, options=made)
+
+
+def peak_of(plan):
+    return max(plan.simulate().peak_memory)
+
+
+def batch_for(plan, *, seed=0):
+    return tokens_of(plan.model, rows=plan.micro_batches, length=LENGTH, seed=seed)
+
+
+def assert_reference_equal(plan):
+    """Loss and gradients of a step are plain autograd's, to a relative 1e-12."""
+    tokens = batch_for(plan)
+    loss, gradients = gradients_of(plan, tokens)
+    expected_loss, expected = reference_gradients(plan.model, tokens, micro_batches=plan.micro_batches)
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
+    assert gradients.keys() == expected.keys()
+    for name, gradient in gradients.items():
+        assert (gradient - expected[name]).abs().max() <= 1e-12 * expected[name].abs().max(), name
+
+
+def run(plan, *, steps=2):
+    """Per rank: the counted peak, bytes offloaded at most, and the trace of the last of some steps."""
+
+    def one(pipeline):
+        for _ in range(steps):
+            pipeline.step(batch_for(plan))
+        return pipeline.peak_activation, pipeline.peak_offloaded, pipeline.gather_trace()
+
+    return run_threads(plan, one)
+
+
+def overlapping(trace, lanes=(Lane.D2H, Lane.H2D)):
+    """Names of the operations on these lanes during which their device computed, in the last step."""
+    events = trace.steps[-1].events
+    computing = [e for e in events if e.lane is Lane.COMPUTE]
+    return {
+        e.name
+        for e in events
+        if e.lane in lanes and any(c.device == e.device and c.start < e.end and e.start < c.end for c in computing)
+    }
+
+
+def kinds_of(plan):
+    return {op.kind for op in plan.schedule.operations}
+
+
+def assert_runs_over_gloo(plan, folder):
+    """Four processes give the reference's loss and gradients."""
+    path = folder / "plan.json"
+    plan.save(path)
+    tokens = batch_for(plan)
+    answers = gloo_ranks.spawn(plan.devices, gloo_ranks.gradients, [path], [tokens])
+    expected_loss, expected = reference_gradients(plan.model, tokens, micro_batches=plan.micro_batches)
+    seen = set()
+    for rank in range(plan.devices):
+        [(loss, gradients, events)] = torch.load(answers / f"rank{rank}.pt")
+        torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
+        assert events == len(db.lower(plan.schedule, plan.costs).instructions)
+        for name, gradient in gradients.items():
+            seen.add(name)
+            assert (gradient - expected[name]).abs().max() <= 1e-12 * expected[name].abs().max(), name
+    assert seen == expected.keys()

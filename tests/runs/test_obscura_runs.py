@@ -1,0 +1,74 @@
+"""Obscura's plans run: recomputation, swapping and an uneven half-layer partition, under a limit that 1F1B breaks."""
+
+import pytest
+from tests.runs.run_cases import (
+    LLAMA8,
+    assert_reference_equal,
+    assert_runs_over_gloo,
+    kinds_of,
+    overlapping,
+    peak_of,
+    plan_for,
+    run,
+    units_of,
+)
+
+import debubble as db
+from debubble.ir import Kind
+from debubble.views.comparison import as_dict, compare
+
+
+@pytest.fixture(scope="module")
+def units():
+    return units_of(LLAMA8)
+
+
+@pytest.fixture(scope="module")
+def limit(units):
+    return peak_of(plan_for("dapple", LLAMA8, units=units)) // 2
+
+
+@pytest.fixture(scope="module")
+def plan(units, limit):
+    return plan_for("obscura", LLAMA8, units=units, limit=limit)
+
+
+def test_1f1b_breaks_the_limit(units, limit):
+    with pytest.raises(db.InfeasibleError):
+        plan_for("dapple", LLAMA8, units=units, limit=limit)
+    ran = run(plan_for("dapple", LLAMA8, units=units), steps=1)
+    assert max(peak for peak, _, _ in ran) > 1.9 * limit
+
+
+def test_the_plan_recomputes_swaps_and_divides_layers(plan):
+    counts = [len(stage) for stage in plan.partition]
+    assert {Kind.O, Kind.L} <= kinds_of(plan)
+    assert plan.schedule.fused_recompute
+    assert max(counts) - min(counts) > 1
+    assert any(stage[-1].type == "attention" for stage in plan.partition)  # its layer's MLP is the next stage's
+
+
+def test_its_gradients_are_the_references(plan):
+    assert_reference_equal(plan)
+
+
+def test_its_counted_peaks_are_the_simulated_ones_and_within_the_limit(plan, limit):
+    ran = run(plan)
+    predicted = plan.simulate().peak_memory
+    for (peak, elsewhere, _), expected, stage in zip(ran, predicted, range(4), strict=True):
+        assert 0.8 * expected < peak <= min(expected, limit)
+        assert (elsewhere > 0) == any(s == stage for s, _ in plan.schedule.offloaded)
+
+
+def test_swaps_are_beside_compute_and_compare_reads_the_trace(plan):
+    _, _, trace = run(plan)[0]
+    assert overlapping(trace)
+    compared = as_dict(compare(plan, trace))
+    assert compared["makespan"]["predicted"] == plan.simulate().makespan
+    assert compared["makespan"]["measured"] > 0
+    assert {"F", "B", "O", "L"} <= compared["kinds"].keys()
+
+
+@pytest.mark.slow
+def test_it_runs_over_gloo(plan, tmp_path):
+    assert_runs_over_gloo(plan, tmp_path)

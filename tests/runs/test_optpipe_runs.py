@@ -1,0 +1,55 @@
+"""OptPipe's and AdaOffload's plans run: activations really leave the device while it computes."""
+
+import pytest
+from tests.runs.run_cases import (
+    LLAMA8,
+    assert_reference_equal,
+    assert_runs_over_gloo,
+    kinds_of,
+    overlapping,
+    peak_of,
+    plan_for,
+    run,
+    units_of,
+)
+
+from debubble.ir import Kind
+
+
+@pytest.fixture(scope="module")
+def units():
+    return units_of(LLAMA8)
+
+
+@pytest.fixture(scope="module")
+def limit(units):
+    return peak_of(plan_for("dapple", LLAMA8, units=units)) * 3 // 4  # three micro-batches on the first device
+
+
+@pytest.fixture(scope="module", params=["optpipe", "adaoffload"])
+def plan(request, units, limit):
+    return plan_for(request.param, LLAMA8, units=units, limit=limit)
+
+
+def test_its_gradients_are_the_references(plan):
+    assert {Kind.O, Kind.L, Kind.I, Kind.W} <= kinds_of(plan)
+    assert_reference_equal(plan)
+
+
+def test_its_counted_peaks_are_within_the_limit(plan, limit):
+    ran = run(plan, steps=1)
+    predicted = plan.simulate().peak_memory
+    for (peak, elsewhere, _), expected, stage in zip(ran, predicted, range(4), strict=True):
+        assert 0.8 * expected < peak <= min(expected, limit)
+        assert (elsewhere > 0) == any(s == stage for s, _ in plan.schedule.offloaded)
+
+
+def test_what_is_moved_is_moved_while_the_device_computes(plan):
+    moved = overlapping(run(plan)[0][2])
+    assert any("O" in name for name in moved)
+    assert any("L" in name for name in moved)
+
+
+@pytest.mark.slow
+def test_it_runs_over_gloo(plan, tmp_path):
+    assert_runs_over_gloo(plan, tmp_path)
