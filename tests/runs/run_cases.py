@@ -37,6 +37,9 @@ STRATEGIES = {
 }  # fmt: skip
 """What a unit may recompute: as a plan names it, and its share of the forward's time."""
 
+STEP_COUNT = 4
+"""Bytes that torch's AdamW keeps for every tensor beside its moments."""
+
 TRANSFERS = 4e8
 """Bytes per second to the host: an MLP's activation takes about a third of its forward."""
 
@@ -60,7 +63,9 @@ def counted(config, unit, *, dtype):
 
 
 def parameters_of(config, unit):
-    return sum(p.numel() for u in build_stage(config, [unit]) for p in u.parameters())
+    """How many numbers, in how many tensors."""
+    sizes = [p.numel() for u in build_stage(config, [unit]) for p in u.parameters()]
+    return sum(sizes), len(sizes)
 
 
 def units_of(config, *, dtype=torch.float64, states=0, hosted=None):
@@ -73,7 +78,7 @@ def units_of(config, *, dtype=torch.float64, states=0, hosted=None):
         for name, (operators, share) in STRATEGIES[planned.type].items():
             recomputed = counted(config, replace(planned, strategy=operators), dtype=dtype)[0]
             ways[name] = Strategy(recomputed, share * time, operators)
-        size = parameters_of(config, planned)
+        size, tensors = parameters_of(config, planned)
         made.append(
             Unit(
                 type=planned.type,
@@ -81,7 +86,7 @@ def units_of(config, *, dtype=torch.float64, states=0, hosted=None):
                 forward=time,
                 backward_input=time,
                 backward_weight=time,
-                static=states * size,
+                static=states * size + (STEP_COUNT * tensors if states else 0),
                 strategies=ways,
                 activation_after_input=left,
                 workspace=more,

@@ -52,12 +52,11 @@ def test_its_gradients_are_the_references(plan):
     assert_reference_equal(plan)
 
 
-def test_its_counted_peaks_are_the_simulated_ones_and_within_the_limit(plan, limit):
-    ran = run(plan)
-    predicted = plan.simulate().peak_memory
-    for (peak, elsewhere, _), expected, stage in zip(ran, predicted, range(4), strict=True):
-        assert 0.8 * expected < peak <= min(expected, limit)
-        assert (elsewhere > 0) == any(s == stage for s, _ in plan.schedule.offloaded)
+def test_its_counted_peaks_are_within_the_limit(plan, limit):
+    swapping = {stage for stage, _ in plan.schedule.offloaded}
+    for stage, (peak, elsewhere, _) in enumerate(run(plan)):
+        assert 0.9 * plan.costs.activation_recomputed[stage] < peak <= limit
+        assert (elsewhere > 0) == (stage in swapping)
 
 
 def test_swaps_are_beside_compute_and_compare_reads_the_trace(plan):

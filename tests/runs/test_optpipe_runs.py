@@ -37,11 +37,10 @@ def test_its_gradients_are_the_references(plan):
 
 
 def test_its_counted_peaks_are_within_the_limit(plan, limit):
-    ran = run(plan, steps=1)
-    predicted = plan.simulate().peak_memory
-    for (peak, elsewhere, _), expected, stage in zip(ran, predicted, range(4), strict=True):
-        assert 0.8 * expected < peak <= min(expected, limit)
-        assert (elsewhere > 0) == any(s == stage for s, _ in plan.schedule.offloaded)
+    offloading = {stage for stage, _ in plan.schedule.offloaded}
+    for stage, (peak, elsewhere, _) in enumerate(run(plan, steps=1)):
+        assert 0.9 * plan.costs.activation[stage] < peak <= limit
+        assert (elsewhere > 0) == (stage in offloading)
 
 
 def test_what_is_moved_is_moved_while_the_device_computes(plan):

@@ -182,14 +182,16 @@ class Pipeline:
 
     @property
     def static_bytes(self) -> int:
-        """Bytes of parameters, working copies, gradients and the states of `optimizers` on the device."""
+        """Bytes of parameters, working copies, gradients and the states of `optimizers` on the device.
+
+        What the plan leaves to the host is the host's, also where both are the CPU.
+        """
         working = [p for stage in self._part.stages.values() for unit in stage.units for p in unit.parameters()]
-        states = [s for o in self.optimizers for state in o.state.values() for s in state.values()]
-        tensors = [*self.parameters(), *working, *(t for t in states if isinstance(t, Tensor))]
-        gradients = [p.grad for p in self.parameters() if p.grad is not None]
-        held = {
-            t.untyped_storage().data_ptr(): t.nbytes for t in (*tensors, *gradients) if t.device == self._lanes.device
-        }
+        states = {p: state.values() for o in self.optimizers for p, state in o.state.items()}
+        hosted = {p for weights in self._part.weights.values() if weights.on_host for p in weights.masters.values()}
+        stepped = [p for p in self.parameters() if p not in hosted]
+        tensors = [*stepped, *working, *(t for p in stepped for t in (p.grad, *states.get(p, ())))]
+        held = {t.untyped_storage().data_ptr(): t.nbytes for t in tensors if isinstance(t, Tensor)}
         return sum(held.values())
 
     def trace(self) -> Trace:

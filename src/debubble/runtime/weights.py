@@ -47,14 +47,14 @@ class StageWeights:
                 setattr(module, name, working.of(master, on_host=on_host))
         masters = dict.fromkeys(p for p in self.masters.values() if p.requires_grad)
         self._pairs = [(working.of(p, on_host=on_host), p) for p in masters]
-        self._on_host = on_host
+        self.on_host = on_host
         self._sums: Sums = [None] * len(self._pairs)
         self._aside: dict[Op, Sums] = {}
         self._reduced: Sums = [None] * len(self._pairs)
 
     def refresh(self) -> None:
         """Give the working parameters the masters' values; a host's wait for P."""
-        if not self._on_host:
+        if not self.on_host:
             self.load()
 
     def load(self) -> None:
