@@ -176,6 +176,14 @@ def test_a_host_step_follows_the_gradients_down_and_the_load_precedes_the_forwar
     assert timeline.by_name["0S0"].lane is Lane.HOST
 
 
+def test_a_reload_after_a_host_step_still_waits_for_the_backward_that_frees_its_memory() -> None:
+    costs = StageCosts.of(stages=2, offload=1, memory_limit=1, communication=0)
+    orders = "0F0 0O0 1F0 1B0 1D0 1S0 0L0 0B0"
+    timeline = timeline_of(orders, costs=costs, micro_batches=1, placement=Placement.of([0, 0]))
+    assert timeline.by_name["0L0"].start == timeline.by_name["1B0"].end
+    assert timeline.peak_memory == (1,)
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Schedule, StageCosts]:
     schedule = draw(random_schedules())

@@ -123,7 +123,8 @@ class Units:
             activation=tuple(stage.activation for stage in stages),
             activation_after_input=tuple(stage.after_input for stage in stages),
             activation_recomputed=tuple(stage.kept for stage in stages),
-            recompute_workspace=tuple(stage.restored for stage in stages),
+            recompute_workspace=tuple(stage.workspace_before_b for stage in stages),
+            recompute_workspace_input=tuple(stage.workspace_before_i for stage in stages),
             communication=(self.communication,) * len(stages),
             communication_model=self.communication_model,
             offload=transfer,
@@ -187,7 +188,8 @@ class _Sums(NamedTuple):
     activation: Number
     after_input: Number
     kept: Number
-    restored: Number
+    workspace_before_b: Number
+    workspace_before_i: Number
     static: Number
     static_on_host: Number
     workspace: Number
@@ -203,7 +205,8 @@ def _sums(stage: Sequence[tuple[Unit, str]]) -> _Sums:
         activation=sum(u.activation for u, _ in stage),
         after_input=sum(_after_input(u) for u, _ in stage),
         kept=sum(run.kept for run in runs),
-        restored=max((run.restored for run in runs), default=0),
+        workspace_before_b=_workspace(runs, left=[0] * len(runs)),
+        workspace_before_i=_workspace(runs, left=[run.after_input for run in runs]),
         static=sum(u.static for u, _ in stage),
         static_on_host=sum(u.on_host.static if u.on_host else u.static for u, _ in stage),
         workspace=max((u.workspace for u, _ in stage), default=0),
@@ -220,6 +223,20 @@ class _Run(NamedTuple):
 
     kept: Number
     restored: Number
+    after_input: Number
+
+
+def _workspace(runs: Sequence[_Run], *, left: Sequence[Number]) -> Number:
+    """The most bytes that walking back through the runs needs beyond what the forward kept.
+
+    A run's are restored when those behind it have freed what they kept but for what they have `left`.
+    """
+    most: Number = 0
+    behind: Number = 0
+    for run, stays in zip(reversed(runs), reversed(left), strict=True):
+        most = max(most, behind + run.restored)
+        behind += stays - run.kept
+    return most
 
 
 def _recomputed_runs(stage: Sequence[tuple[Unit, str]]) -> list[_Run]:
@@ -229,10 +246,12 @@ def _recomputed_runs(stage: Sequence[tuple[Unit, str]]) -> list[_Run]:
     for unit, name in stage:
         strategy = unit.strategies[name]
         if strategy.after_full is not None and previous == (unit.layer, "full"):
-            kept, restored = runs.pop()
-            runs.append(_Run(kept + strategy.after_full, restored + unit.activation - strategy.after_full))
+            kept, restored, after = runs.pop()
+            kept, restored = kept + strategy.after_full, restored + unit.activation - strategy.after_full
+            runs.append(_Run(kept, restored, after + _after_input(unit)))
         else:
-            runs.append(_Run(strategy.activation, unit.activation - strategy.activation))
+            restored = unit.activation - strategy.activation
+            runs.append(_Run(strategy.activation, restored, _after_input(unit)))
         previous = unit.layer, name
     return runs
 

@@ -46,6 +46,8 @@ class Admission:
         elif op.kind is Kind.O:
             self._offloads.append(_Offload(op, freed))
             return []
+        elif not self.schedule.computes(op):
+            return []
         else:
             waits = self._admit_compute(op, allocated)
             self._last, self._last_freed = op, freed

@@ -43,11 +43,7 @@ def blocking_positions(schedule: Schedule, costs: StageCosts, messages: Messages
 class _Rendezvous:
     def __init__(self, schedule: Schedule, costs: StageCosts, messages: Messages) -> None:
         self.schedule, self.costs, self.messages = schedule, costs, messages
-        on_host = {op.stage for op in schedule.operations if op.kind is Kind.D}
-        self.pending = [
-            [op for op in reversed(order) if _computes(op) and not (op.kind is Kind.S and op.stage in on_host)]
-            for order in schedule.orders
-        ]
+        self.pending = [[op for op in reversed(order) if schedule.computes(op)] for order in schedule.orders]
         self.free: list[Number] = [0] * schedule.devices
         self.outbox: list[Op | None] = [None] * schedule.devices
         """What has produced a message that is not delivered yet."""
@@ -110,10 +106,6 @@ class _Rendezvous:
             self.outbox[device] = op
         else:
             self.arrived[op] += duration(self.schedule, self.costs, send, Lane.SEND)
-
-
-def _computes(op: Op) -> bool:
-    return op.kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.S)
 
 
 def share_links(program: Program) -> Program:

@@ -39,8 +39,10 @@ class StageCosts:
     activation_recomputed: PerStage
     """Bytes that F leaves when the stage recomputes."""
     recompute_workspace: PerStage | None = None
-    """Bytes that a fused recomputation brings back at a time; None: all that was dropped.  Stages of several units
-    recompute unit by unit, and need only the largest."""
+    """Bytes that a fused recomputation brings back at a time before B; None: all that was dropped.  Stages of several
+    units recompute unit by unit, and what lies behind a unit is already free."""
+    recompute_workspace_input: PerStage | None = None
+    """The same before I, which leaves what W needs of the units behind; None: as before B."""
     communication: PerStage
     communication_model: CommunicationModel = "latency"
     offload: PerStage | None = None
@@ -79,6 +81,7 @@ class StageCosts:
         activation_after_input: Number | Sequence[Number] | None = None,
         activation_recomputed: Number | Sequence[Number] = 0,
         recompute_workspace: Number | Sequence[Number] | None = None,
+        recompute_workspace_input: Number | Sequence[Number] | None = None,
         communication: Number | Sequence[Number] = 0,
         communication_model: CommunicationModel = "latency",
         offload: Number | Sequence[Number] | None = None,
@@ -184,7 +187,8 @@ class StageCosts:
 
 _PER_STAGE = (
     "forward", "backward_input", "backward_weight", "recompute", "activation", "activation_after_input",
-    "activation_recomputed", "recompute_workspace", "communication", "offload", "reload", "optimizer_step", "host_step",
+    "activation_recomputed", "recompute_workspace", "recompute_workspace_input", "communication",
+    "offload", "reload", "optimizer_step", "host_step",
     "gradient_offload", "parameter_load", "gradient_reduce",
 )  # fmt: skip
 

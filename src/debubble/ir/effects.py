@@ -70,10 +70,10 @@ def change(schedule: Schedule, costs: StageCosts, op: Op) -> tuple[Number, Numbe
         case Kind.L:
             return schedule.moved(costs, stage, j) * scale, 0
         case Kind.B:
-            restored = _restored(schedule, costs, stage, j) * scale
+            restored = _restored(schedule, costs, op) * scale
             return restored, _held(schedule, costs, stage, j) * scale + restored
         case Kind.I:
-            restored = _restored(schedule, costs, stage, j) * scale
+            restored = _restored(schedule, costs, op) * scale
             held = _held(schedule, costs, stage, j) * scale + restored
             remaining = costs.activation_after_input[stage] * scale
             return restored + max(remaining - held, 0), max(held - remaining, 0)
@@ -90,12 +90,16 @@ def _held(schedule: Schedule, costs: StageCosts, stage: int, j: int) -> Number:
     return schedule.kept(costs, stage, j)
 
 
-def _restored(schedule: Schedule, costs: StageCosts, stage: int, j: int) -> Number:
+def _restored(schedule: Schedule, costs: StageCosts, op: Op) -> Number:
     """Bytes that a fused recomputation brings back at a time, before `micro_batch_scale`."""
+    kind, stage, j = op
     if stage not in schedule.fused_recompute or (stage, j) in schedule.explicit_recompute:
         return 0
     dropped = costs.activation[stage] - schedule.kept(costs, stage, j)
-    return dropped if costs.recompute_workspace is None else min(costs.recompute_workspace[stage], dropped)
+    workspace = costs.recompute_workspace
+    if kind is Kind.I and costs.recompute_workspace_input is not None:
+        workspace = costs.recompute_workspace_input
+    return dropped if workspace is None else min(workspace[stage], dropped)
 
 
 def effects(schedule: Schedule, costs: StageCosts, op: Op) -> Iterator[tuple[int, Moment, Number]]:

@@ -49,7 +49,6 @@ class _Lowering:
     queues: dict[tuple[int, Lane, int | None], list[int]] = field(default_factory=dict)
 
     def run(self) -> Program:
-        self.on_host = {op.stage for op in self.schedule.operations if op.kind is Kind.D}
         for device, order in enumerate(self.schedule.orders):
             for op in order:
                 self._add(op, device)
@@ -65,7 +64,7 @@ class _Lowering:
         return program
 
     def _add(self, op: Op, device: int, peer: int | None = None) -> None:
-        lane = Lane.HOST if op.kind is Kind.S and op.stage in self.on_host else _LANES[op.kind]
+        lane = Lane.HOST if op.kind is Kind.S and op.stage in self.schedule.host_steps else _LANES[op.kind]
         if op.kind in (Kind.O, Kind.L):
             peer = self.schedule.peers.get(device)
         changes = () if op.kind in _MESSAGES else tuple(Effect(*e) for e in effects(self.schedule, self.costs, op))
@@ -137,7 +136,7 @@ class _Lowering:
                 self._wait(op, compute, Moment.START)
             if kind is Kind.P:
                 self._parameters_for(op)
-            if _LANES[kind] is Lane.COMPUTE and not (kind is Kind.S and stage in self.on_host):
+            if self.schedule.computes(op):
                 compute = op
 
     def _parameters_for(self, load: Op) -> None:

@@ -71,6 +71,9 @@ class Kind(Enum):
 BACKWARDS = (Kind.B, Kind.I)
 """What consumes the gradient that arrives from the next stage."""
 
+COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
+"""What always runs on the compute lane; S does unless it is the host's."""
+
 SCHEDULED = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.O, Kind.L, Kind.G, Kind.D, Kind.S, Kind.P)
 """What a Schedule may contain; lowering adds the messages."""
 

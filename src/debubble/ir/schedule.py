@@ -17,7 +17,7 @@ from functools import cached_property
 
 from debubble.ir.costs import Number, StageCosts
 from debubble.ir.errors import ScheduleError
-from debubble.ir.ops import BACKWARDS, SCHEDULED, Kind, Op
+from debubble.ir.ops import BACKWARDS, COMPUTE, SCHEDULED, Kind, Op
 from debubble.ir.placement import Placement
 
 
@@ -64,6 +64,15 @@ class Schedule:
     @cached_property
     def offloaded(self) -> frozenset[tuple[int, int]]:
         return frozenset((op.stage, op.micro_batch) for op in self.operations if op.kind is Kind.O)
+
+    @cached_property
+    def host_steps(self) -> frozenset[int]:
+        """The stages whose optimizer step is the host's: those whose gradients go there."""
+        return frozenset(op.stage for op in self.operations if op.kind is Kind.D)
+
+    def computes(self, op: Op) -> bool:
+        """Whether an operation runs on the compute lane."""
+        return op.kind in COMPUTE or (op.kind is Kind.S and op.stage not in self.host_steps)
 
     def recomputes(self, stage: int, micro_batch: int) -> bool:
         return stage in self.fused_recompute or (stage, micro_batch) in self.explicit_recompute

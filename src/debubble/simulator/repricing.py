@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.ir import Kind, Lane, Moment, Schedule, StageCosts, lower
+from debubble.ir import Kind, Lane, Moment, Number, Schedule, StageCosts, lower
 from debubble.ir.graph import deadlock, predecessors, topological_order
 from debubble.simulator.engine import simulate
 
@@ -165,21 +165,28 @@ def _sizes(schedule: Schedule, costs: StageCosts) -> tuple[Floats, Floats]:
     )
     share = np.array([float(schedule.recompute_fraction.get(s, 1)) for s in range(schedule.stages)])
     dropped = (activation - recomputed) * share
-    workspace = dropped
-    if costs.recompute_workspace is not None:
-        workspace = np.minimum(np.array(costs.recompute_workspace, dtype=np.float64), dropped)
-    kept = activation - dropped
-    for mode, (left, restored, held) in enumerate(
-        ((activation, 0.0, activation), (kept, workspace, kept + workspace), (kept, 0.0, activation))
+    before_b = _at_most(costs.recompute_workspace, dropped)
+    before_i = (
+        before_b if costs.recompute_workspace_input is None else _at_most(costs.recompute_workspace_input, dropped)
+    )
+    kept, nothing = activation - dropped, np.zeros_like(activation)
+    for mode, (left, restored_b, restored_i) in enumerate(
+        ((activation, nothing, nothing), (kept, before_b, before_i), (kept, nothing, nothing))
     ):
+        there = kept if mode == 1 else activation
+        held = there + restored_i
         allocated[_CODES[Kind.F], mode] = left
         allocated[_CODES[Kind.R], mode] = dropped
-        allocated[_CODES[Kind.B], mode] = restored
-        freed[_CODES[Kind.B], mode] = held
-        allocated[_CODES[Kind.I], mode] = restored + np.maximum(after - held, 0.0)
+        allocated[_CODES[Kind.B], mode] = restored_b
+        freed[_CODES[Kind.B], mode] = there + restored_b
+        allocated[_CODES[Kind.I], mode] = restored_i + np.maximum(after - held, 0.0)
         freed[_CODES[Kind.I], mode] = np.maximum(held - after, 0.0)
         freed[_CODES[Kind.W], mode] = after
     return allocated, freed
+
+
+def _at_most(workspace: tuple[Number, ...] | None, dropped: Floats) -> Floats:
+    return dropped if workspace is None else np.minimum(np.array(workspace, dtype=np.float64), dropped)
 
 
 def longest_path(
