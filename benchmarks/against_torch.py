@@ -6,6 +6,7 @@ median over rounds of their step-time ratio.  Writes `benchmarks/results/against
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -60,7 +61,7 @@ def plan_of(name: str) -> Plan:
     schedule = db.schedules[name](devices=RANKS, micro_batches=MICRO_BATCHES)
     units = model_units(CONFIG)
     bounds = [round(i * len(units) / schedule.stages) for i in range(schedule.stages + 1)]
-    partition = tuple(units[a:b] for a, b in zip(bounds, bounds[1:], strict=False))
+    partition = tuple(units[a:b] for a, b in itertools.pairwise(bounds))
     costs = StageCosts.of(stages=schedule.stages)
     return Plan(
         planner="benchmark", schedule=schedule, costs=costs, lower_bound=0, partition=partition, model=CONFIG,

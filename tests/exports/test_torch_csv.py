@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
-from tests.strategies import random_schedules
 
 import debubble as db
 from debubble.exports.torch_csv import read, to_csv
 from debubble.ir import InputError, Schedule, ScheduleError, StageCosts
+from tests.strategies import random_schedules
 
 
 def compute(schedule: Schedule) -> Schedule:

@@ -6,11 +6,11 @@ from itertools import combinations, pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.strategies import model_units
 
 import debubble as db
 from debubble.costs.units import Strategy, Unit, Units
 from debubble.planners.partition import balanced_counts, even_counts
+from tests.strategies import model_units
 
 
 @given(units=model_units(), stages=st.integers(1, 4))

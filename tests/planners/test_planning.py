@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.strategies import model_units
 
 import debubble as db
 from debubble.costs.units import Partition, Units, recomputing
@@ -15,6 +14,7 @@ from debubble.planners import Problem
 from debubble.planners.bounds import lower_bound
 from debubble.planners.recomputation import cheapest_stages, cheapest_strategies
 from debubble.simulator import Repricer
+from tests.strategies import model_units
 
 QUICK = ("megatron-even", "pipedream", "merak")
 

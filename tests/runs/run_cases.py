@@ -3,8 +3,6 @@
 from dataclasses import replace
 
 import torch
-from tests.runtime import gloo_ranks
-from tests.runtime.runtime_cases import gradients_of, reference_gradients, run_threads, tokens_of
 
 import debubble as db
 from debubble.costs.units import HostStates, Strategy, Unit, Units
@@ -15,6 +13,8 @@ from debubble.runtime.memory import Ledger
 from debubble.runtime.models import build_stage, model_units
 from debubble.runtime.stage import Stage
 from debubble.runtime.units import MicroBatch
+from tests.runtime import gloo_ranks
+from tests.runtime.runtime_cases import gradients_of, reference_gradients, run_threads, tokens_of
 
 LENGTH = 32
 LLAMA8 = {

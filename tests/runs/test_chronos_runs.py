@@ -5,6 +5,12 @@ from functools import partial
 
 import pytest
 import torch
+
+import debubble as db
+from debubble.ir import Kind, Lane, Placement
+from debubble.planners.problem import cut
+from debubble.runtime.batch import read_batch
+from debubble.runtime.models import Model
 from tests.runs.run_cases import (
     LLAMA8,
     batch_for,
@@ -16,12 +22,6 @@ from tests.runs.run_cases import (
 )
 from tests.runtime.runtime_cases import run_threads
 from tests.runtime.test_pipeline import ADAMW
-
-import debubble as db
-from debubble.ir import Kind, Lane, Placement
-from debubble.planners.problem import cut
-from debubble.runtime.batch import read_batch
-from debubble.runtime.models import Model
 
 STATES, ON_DEVICE = 16, 8
 """Bytes per fp32 parameter: parameter, gradient and two moments; the first two."""

@@ -1,6 +1,10 @@
 """Obscura's plans run: recomputation, swapping and an uneven half-layer partition, under a limit that 1F1B breaks."""
 
 import pytest
+
+import debubble as db
+from debubble.ir import Kind
+from debubble.views.comparison import as_dict, compare
 from tests.runs.run_cases import (
     LLAMA8,
     assert_reference_equal,
@@ -12,10 +16,6 @@ from tests.runs.run_cases import (
     run,
     units_of,
 )
-
-import debubble as db
-from debubble.ir import Kind
-from debubble.views.comparison import as_dict, compare
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,8 @@
 """OptPipe's and AdaOffload's plans run: activations really leave the device while it computes."""
 
 import pytest
+
+from debubble.ir import Kind
 from tests.runs.run_cases import (
     LLAMA8,
     assert_reference_equal,
@@ -12,8 +14,6 @@ from tests.runs.run_cases import (
     run,
     units_of,
 )
-
-from debubble.ir import Kind
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """SCOPE's plans run: uneven heterogeneous partitions with mixed recomputation."""
 
 import pytest
+
 from tests.runs.run_cases import (
     LLAMA8,
     assert_reference_equal,

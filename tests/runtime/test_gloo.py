@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.runtime import gloo_ranks
-from tests.runtime.runtime_cases import GPT2, LLAMA_TIED, plan_of, reference_gradients, tokens_of
-from tests.runtime.test_gradients import explicit, fused
 
 import debubble as db
 from debubble.ir import Kind, Op, Placement, Schedule
+from tests.runtime import gloo_ranks
+from tests.runtime.runtime_cases import GPT2, LLAMA_TIED, plan_of, reference_gradients, tokens_of
+from tests.runtime.test_gradients import explicit, fused
 
 
 def check(plans, folder):

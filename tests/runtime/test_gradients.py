@@ -3,6 +3,9 @@
 from dataclasses import replace
 
 import pytest
+
+import debubble as db
+from debubble.ir import Kind, Op
 from tests.runtime.runtime_cases import (
     GPT2,
     GPT2_UNTIED,
@@ -12,9 +15,6 @@ from tests.runtime.runtime_cases import (
     plan_of,
     tokens_of,
 )
-
-import debubble as db
-from debubble.ir import Kind, Op
 
 FAMILIES = {"llama": LLAMA, "llama-tied": LLAMA_TIED, "gpt2": GPT2_UNTIED, "gpt2-tied": GPT2}
 STRATEGIES = ["none", "norm+activation+multiply", "core", "mlp", "full"]

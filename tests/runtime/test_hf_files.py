@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from tests.runtime.runtime_cases import GPT2, LLAMA, LLAMA_TIED, plan_of, run_threads, tokens_of
 
 import debubble as db
 from debubble.ir import InputError
+from tests.runtime.runtime_cases import GPT2, LLAMA, LLAMA_TIED, plan_of, run_threads, tokens_of
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("safetensors")

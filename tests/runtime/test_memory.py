@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.runtime.runtime_cases import LLAMA, plan_of, run_threads, tokens_of
 
 import debubble as db
 from debubble.ir import Placement, PlannedUnit, Schedule, StageCosts
@@ -12,6 +11,7 @@ from debubble.runtime.memory import Ledger
 from debubble.runtime.models import build_stage, model_units
 from debubble.runtime.stage import Stage
 from debubble.runtime.units import MicroBatch
+from tests.runtime.runtime_cases import LLAMA, plan_of, run_threads, tokens_of
 
 HIDDEN, FFN, ROWS, LENGTH = LLAMA["hidden_size"], LLAMA["intermediate_size"], 2, 16
 TOKENS = ROWS * LENGTH

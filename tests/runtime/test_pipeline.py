@@ -5,6 +5,13 @@ from functools import partial
 
 import pytest
 import torch
+
+import debubble as db
+from debubble.ir import InputError, Kind, Op, Placement, Schedule
+from debubble.runtime import Pipeline
+from debubble.runtime.batch import read_batch
+from debubble.runtime.models import Model
+from debubble.runtime.transport import Threads
 from tests.runtime.runtime_cases import (
     GPT2,
     LLAMA,
@@ -16,13 +23,6 @@ from tests.runtime.runtime_cases import (
     tokens_of,
 )
 from tests.runtime.test_gradients import fused
-
-import debubble as db
-from debubble.ir import InputError, Kind, Op, Placement, Schedule
-from debubble.runtime import Pipeline
-from debubble.runtime.batch import read_batch
-from debubble.runtime.models import Model
-from debubble.runtime.transport import Threads
 
 ADAMW = partial(torch.optim.AdamW, lr=3e-3, weight_decay=0.1)
 

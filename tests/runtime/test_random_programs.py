@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from tests.runtime.runtime_cases import LLAMA_TIED, plan_of, reference_gradients, run_threads, tokens_of
 from tests.strategies import random_schedules, stage_costs
 

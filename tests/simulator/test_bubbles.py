@@ -5,12 +5,12 @@ from fractions import Fraction
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.strategies import random_schedules, stage_costs
 
 import debubble as db
 from debubble.ir import Lane, Moment, Number, Schedule, StageCosts
 from debubble.ir.graph import predecessors, topological_order
 from debubble.simulator import Cause, Timeline, bubbles, by_cause, critical_path
+from tests.strategies import random_schedules, stage_costs
 
 
 @st.composite

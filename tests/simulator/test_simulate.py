@@ -6,11 +6,11 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.strategies import random_schedules, stage_costs
 
 import debubble as db
 from debubble.ir import Kind, Lane, Moment, Number, Op, Placement, Program, Schedule, StageCosts
 from debubble.simulator import Timeline
+from tests.strategies import random_schedules, stage_costs
 
 
 def timeline_of(*orders: str, costs: StageCosts, micro_batches: int, placement: Placement | None = None) -> Timeline:

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.strategies import random_schedules, stage_costs
 
 from debubble.ir import DebubbleError, Number, Schedule, StageCosts
 from debubble.simulator import simulate
 from debubble.solver.evaluate import evaluate
 from debubble.solver.problem import Objective, OrderProblem
 from debubble.solver.tables import decode, encode, tables
+from tests.strategies import random_schedules, stage_costs
 
 
 def evaluated(problem: OrderProblem, schedule: Schedule, *, threshold: float = np.inf) -> float:

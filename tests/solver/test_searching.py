@@ -7,7 +7,6 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.strategies import random_schedules, stage_costs
 
 from debubble.ir import DebubbleError, InfeasibleError, Kind, Lane, Placement, Schedule, StageCosts
 from debubble.simulator import Timeline, simulate
@@ -16,6 +15,7 @@ from debubble.solver.optimize import optimize
 from debubble.solver.patterns import periodic
 from debubble.solver.problem import Incumbent, OrderProblem
 from debubble.solver.search import search
+from tests.strategies import random_schedules, stage_costs
 
 
 def problem_of(p: int, m: int, to: int | None, limit: int, **changes: object) -> OrderProblem:

@@ -3,10 +3,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.views.scenes import small_plan, trace_of
 
 from debubble.ir import Kind, Trace
 from debubble.views.comparison import Pair, as_dict, compare
+from tests.views.scenes import small_plan, trace_of
 
 
 def test_a_run_as_planned_has_ratio_one_everywhere() -> None:

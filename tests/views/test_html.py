@@ -4,9 +4,8 @@ import json
 import re
 from dataclasses import replace
 
-from tests.views.scenes import small_plan, trace_of
-
 from debubble.views import Scene, views
+from tests.views.scenes import small_plan, trace_of
 
 
 def page(*scenes: Scene) -> str:

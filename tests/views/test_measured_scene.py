@@ -3,11 +3,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.views.scenes import small_plan, trace_of
 
 from debubble.ir import InputError, Kind, Lane, Op, Trace, TraceEvent, TraceStep
 from debubble.simulator import Cause, by_cause
 from debubble.views import Scene
+from tests.views.scenes import small_plan, trace_of
 
 
 def without(trace: Trace, *kinds: Kind) -> Trace:

@@ -7,12 +7,12 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.strategies import random_schedules, stage_costs
-from tests.views.scenes import small_plan, trace_of
 
 import debubble as db
 from debubble.ir import Plan
 from debubble.views import Scene, views
+from tests.strategies import random_schedules, stage_costs
+from tests.views.scenes import small_plan, trace_of
 
 
 def events(*scenes: Scene) -> dict[str, list[dict[str, Any]]]:

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 
-from tests.views.scenes import small_plan, trace_of
-
 from debubble.views import Scene, views
+from tests.views.scenes import small_plan, trace_of
 
 
 def test_the_png_is_a_png_of_the_promised_width() -> None:

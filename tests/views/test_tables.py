@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from rich.console import Console, RenderableType
-from tests.views.scenes import small_plan
 
 import debubble as db
 from debubble.ir import CandidateSummary, Kind, PlannedUnit
@@ -10,6 +9,7 @@ from debubble.views.plan_table import render as render_plan
 from debubble.views.summary import as_dict, device_summaries, kind_summaries, stage_summaries, why_not_faster
 from debubble.views.terminal import render
 from debubble.views.words import size_words, time_words
+from tests.views.scenes import small_plan
 
 
 def printed(what: RenderableType) -> str:
@@ -121,3 +121,12 @@ def test_times_and_sizes_are_readable() -> None:
     assert time_words(17, seconds=False) == "17"
     assert size_words(3 * 2**30) == "3.00 GiB"
     assert size_words(None) == "-"
+
+
+def test_the_stages_of_a_device_make_up_the_step() -> None:
+    costs = db.StageCosts.of(stages=8, forward=[1, 2, 3, 4, 4, 3, 2, 1], communication=1)
+    timeline = db.simulate(db.schedules["interleaved"](devices=4, micro_batches=8, chunks=2), costs)
+    stages = stage_summaries(Scene.of(timeline, title=""))
+    for device in range(4):
+        held = [s for s in stages if s.device == device]
+        assert sum(s.compute + s.recompute + sum(s.idle.values()) for s in held) == timeline.makespan

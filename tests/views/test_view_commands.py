@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.views.scenes import small_plan, trace_of
 from typer.testing import CliRunner, Result
 
 import debubble.cli.compare
@@ -14,6 +13,7 @@ import debubble.cli.schedules
 import debubble.cli.show  # noqa: F401 - each adds its command
 from debubble.cli.app import app
 from debubble.ir import DebubbleError, InputError
+from tests.views.scenes import small_plan, trace_of
 
 
 def run(*arguments: object) -> Result:

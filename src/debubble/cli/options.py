@@ -19,6 +19,7 @@ Pipeline = Annotated[int | None, typer.Option(help="Pipeline devices (default: a
 Tensor = Annotated[int, typer.Option(help="Tensor-parallel degree.")]
 Data = Annotated[int, typer.Option(help="Data-parallel degree.")]
 Context = Annotated[int, typer.Option(help="Context-parallel degree.")]
+Expert = Annotated[int, typer.Option(help="Expert-parallel degree, within the data-parallel ranks.")]
 MicroBatchSize = Annotated[int, typer.Option(help="Sequences per micro-batch.")]
 MicroBatches = Annotated[int, typer.Option(help="Micro-batches per step.")]
 SequenceLength = Annotated[int, typer.Option(help="Tokens per sequence.")]

@@ -38,6 +38,7 @@ def plan(
     tensor: o.Tensor = 1,
     data: o.Data = 1,
     context: o.Context = 1,
+    expert: o.Expert = 1,
     micro_batch_size: o.MicroBatchSize = 1,
     sequence_length: o.SequenceLength = 4096,
     optimizer: o.Optimizer = "adamw",
@@ -63,7 +64,8 @@ def plan(
         result = plan_model(
             shape, where, micro_batches=micro_batches, planner=planner, pipeline=pipeline,
             chunks=chunks, memory_limit=memory_limit, effort=effort, seed=seed, profile=profile, tensor=tensor,
-            data=data, context=context, micro_batch_size=micro_batch_size, sequence_length=sequence_length,
+            data=data, context=context, expert=expert, micro_batch_size=micro_batch_size,
+            sequence_length=sequence_length,
             optimizer=optimizer, zero=zero, dtype=dtype,
         )  # fmt: skip
         if not any(op.kind is Kind.S for op in result.schedule.operations):

@@ -38,6 +38,7 @@ def simulate(
     tensor: o.Tensor = 1,
     data: o.Data = 1,
     context: o.Context = 1,
+    expert: o.Expert = 1,
     micro_batch_size: o.MicroBatchSize = 1,
     sequence_length: o.SequenceLength = 4096,
     optimizer: o.Optimizer = "adamw",
@@ -64,7 +65,7 @@ def simulate(
             raise InputError("Give either MODEL or --costs, not both.")
         model, where = named_model(source), o.cluster_of(cluster)
         options = RunOptions(
-            tensor=tensor, data=data, context=context, micro_batch_size=micro_batch_size,
+            tensor=tensor, data=data, context=context, expert=expert, micro_batch_size=micro_batch_size,
             sequence_length=sequence_length, optimizer=optimizer, zero=zero, dtype=dtype,
         )  # fmt: skip
         chosen, stage_costs = fixed_configuration(

@@ -158,7 +158,8 @@ def _end_to_end() -> Table:
         rows=tuple(rows),
         basis="measured",
         note="The poster's figures are measured on Ascend 910 and its configuration is not given; ours are simulated"
-        " under one cost model.  What can be confirmed is that no baseline, restricted to its axis, is faster than SCOPE.",
+        " under one cost model.  What can be confirmed is that no baseline, restricted to its axis, is faster than"
+        " SCOPE.",
     )
 
 

@@ -84,16 +84,18 @@ def _device_table(scene: Scene) -> dict[str, Any]:
 
 def _stage_table(scene: Scene) -> dict[str, Any]:
     makespan = scene.timeline.makespan
+    stages = stage_summaries(scene)
+    causes = occurring(stages, makespan)
     rows = [
         [
             str(s.stage),
             str(s.device),
             str(s.chunk),
-            *(percent(t, makespan) for t in (s.compute, s.recompute, s.sending)),
+            *(percent(t, makespan) for t in (s.compute, s.recompute, *(s.idle[c] for c in causes), s.sending)),
         ]
-        for s in stage_summaries(scene)
+        for s in stages
     ]
-    columns = ["stage", "device", "chunk", "compute", "recompute", "sending"]
+    columns = ["stage", "device", "chunk", "compute", "recompute", *(c.value for c in causes), "sending"]
     return {"title": "Share of the step, per stage", "columns": columns, "rows": rows}
 
 

@@ -12,7 +12,7 @@ from debubble.ir import CandidateSummary, Plan, PlannedUnit
 from debubble.simulator import Timeline
 from debubble.views.scene import Scene
 from debubble.views.summary import why_not_faster
-from debubble.views.terminal import device_table, headline, titled_table
+from debubble.views.terminal import device_table, headline, stage_table, titled_table
 from debubble.views.words import size_words, time_words
 
 
@@ -27,6 +27,7 @@ def render(plan: Plan, timeline: Timeline) -> RenderableType:
         Text(f"{headline(scene)}\n{bound}\n{why_not_faster(scene)}\n"),
         _partition(plan),
         device_table(scene),
+        *([stage_table(scene)] if plan.schedule.placement.chunks > 1 else []),
     ]
     if plan.candidates:
         parts += [_candidates(plan.candidates, seconds=seconds), _rejected(plan.candidates)]

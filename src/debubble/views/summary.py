@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from debubble.ir import Kind, Lane, Number
@@ -41,7 +41,11 @@ class KindSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class StageSummary:
-    """Times of one stage: recompute-free work, recomputation, and the messages that it sends."""
+    """How one chunk's share of its device's step is spent.
+
+    Idle time counts for the stage whose operation ends it, the rest of the step for the stage that ran last, so that
+    the stages of a device make up the makespan.
+    """
 
     stage: int
     device: int
@@ -49,6 +53,8 @@ class StageSummary:
     compute: Number
     recompute: Number
     sending: Number
+    """Time of the messages that it sends, which may overlap with all else."""
+    idle: dict[Cause, Number]
 
 
 def device_summaries(scene: Scene) -> list[DeviceSummary]:
@@ -91,6 +97,7 @@ def stage_summaries(scene: Scene) -> list[StageSummary]:
             again = schedule.recompute_time(costs, stage) * costs.scale_of(j) if scene.recomputes(o) else 0
             recompute[stage] += again
             work[stage] += o.duration - again
+    idle = _idle_by_stage(scene)
     return [
         StageSummary(
             stage=stage,
@@ -99,14 +106,27 @@ def stage_summaries(scene: Scene) -> list[StageSummary]:
             compute=work[stage],
             recompute=recompute[stage],
             sending=sending[stage],
+            idle=idle[stage],
         )
         for stage in range(schedule.stages)
     ]
 
 
-def occurring(devices: list[DeviceSummary], makespan: Number) -> list[Cause]:
-    """The causes that take some device more than half a thousandth of the step."""
-    return [cause for cause in Cause if any(device.idle[cause] > makespan / 2000 for device in devices)]
+def _idle_by_stage(scene: Scene) -> list[dict[Cause, Number]]:
+    idle: list[dict[Cause, Number]] = [dict.fromkeys(Cause, 0) for _ in range(scene.timeline.program.schedule.stages)]
+    for device, found in enumerate(scene.bubbles):
+        work = [o for o in scene.timeline.compute[device] if o.op.kind in WORK]
+        at = 0
+        for bubble in found:
+            while at < len(work) - 1 and work[at].start < bubble.end:
+                at += 1
+            idle[work[at].op.stage][bubble.cause] += bubble.duration
+    return idle
+
+
+def occurring(parts: Sequence[DeviceSummary | StageSummary], makespan: Number) -> list[Cause]:
+    """The causes that take some device or stage more than half a thousandth of the step."""
+    return [cause for cause in Cause if any(part.idle[cause] > makespan / 2000 for part in parts)]
 
 
 def present_kinds(scenes: Sequence[Scene]) -> list[Kind]:
@@ -164,7 +184,15 @@ def as_dict(scene: Scene) -> dict[str, Any]:
             for d in device_summaries(scene)
         ],
         "per_stage": [
-            {**asdict(s), "compute": float(s.compute), "recompute": float(s.recompute), "sending": float(s.sending)}
+            {
+                "stage": s.stage,
+                "device": s.device,
+                "chunk": s.chunk,
+                "compute": float(s.compute),
+                "recompute": float(s.recompute),
+                "sending": float(s.sending),
+                "bubbles": {cause.value: float(time) for cause, time in s.idle.items()},
+            }
             for s in stage_summaries(scene)
         ],
         "per_kind": {

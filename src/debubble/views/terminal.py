@@ -10,7 +10,14 @@ from rich.text import Text
 from debubble.simulator import Timeline
 from debubble.views.palette import KIND_COLORS, KIND_WORDS
 from debubble.views.scene import Scene
-from debubble.views.summary import DeviceSummary, device_summaries, kind_summaries, occurring, why_not_faster
+from debubble.views.summary import (
+    DeviceSummary,
+    device_summaries,
+    kind_summaries,
+    occurring,
+    stage_summaries,
+    why_not_faster,
+)
 from debubble.views.words import percent, size_words, time_words
 
 
@@ -60,6 +67,20 @@ def device_table(scene: Scene) -> Table:
             *(percent(d.idle[cause], makespan) if d.idle[cause] else "" for cause in causes),
             _peak(d),
         )
+    return table
+
+
+def stage_table(scene: Scene) -> Table:
+    """How each chunk's share of its device's step is spent; the stages of a device make up the step."""
+    stages = stage_summaries(scene)
+    makespan = scene.timeline.makespan
+    causes = occurring(stages, makespan)
+    table = titled_table("Share of the step, per stage")
+    for column in ("stage", "device", "compute", "recompute", *(c.value for c in causes)):
+        table.add_column(_TWO_LINES.get(column, column), justify="right", no_wrap=True)
+    for s in stages:
+        times = (s.compute, s.recompute, *(s.idle[c] for c in causes))
+        table.add_row(str(s.stage), str(s.device), *(percent(t, makespan) if t else "" for t in times))
     return table
 
 
