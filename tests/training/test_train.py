@@ -80,6 +80,13 @@ def test_a_plan_of_abstract_costs_is_refused(options, tmp_path):
         check(changed(options, plan=tmp_path / "abstract.json"))
 
 
+def test_checkpoints_of_divided_states_are_refused(options, tmp_path):
+    plan = Plan.load(options.plan)
+    replace(plan, options=replace(plan.options, data=2, zero=2)).save(tmp_path / "divided.json")
+    with pytest.raises(InputError, match="no divided optimizer states"):
+        check(changed(options, plan=tmp_path / "divided.json", checkpoint=tmp_path / "c"))
+
+
 @pytest.mark.usefixtures("process_group")
 def test_a_folder_with_another_runs_checkpoints_is_refused(options, tmp_path):
     with_checkpoint = changed(options, checkpoint=tmp_path / "c")

@@ -12,6 +12,7 @@ from torch import nn
 from debubble.ir import InputError, Kind, Plan
 from debubble.runtime.memory import Ledger
 from debubble.runtime.models import TABLE, build_stage, model_units
+from debubble.runtime.replicas import Replicas
 from debubble.runtime.shape import read_shape
 from debubble.runtime.stage import Stage
 from debubble.runtime.units import Unit
@@ -45,8 +46,8 @@ def check_runnable(plan: Plan, ranks: int) -> None:
     options = plan.options
     if options.tensor > 1 or options.context > 1:
         raise InputError("The runtime runs pipeline and data parallelism; make the plan with tensor and context 1.")
-    if options.zero and options.data > 1:
-        raise InputError("The runtime keeps whole optimizer states on every replica; make the plan with zero 0.")
+    if options.zero > 2:
+        raise InputError("The runtime keeps whole parameters on every replica; make the plan with zero 2 or less.")
     if ranks != plan.devices * options.data:
         raise InputError(
             f"The plan needs {plan.devices * options.data} ranks ({plan.devices} pipeline devices x {options.data} data"
@@ -65,7 +66,14 @@ def check_runnable(plan: Plan, ranks: int) -> None:
 
 
 def build_part(
-    plan: Plan, device: int, *, model: nn.Module | None, seed: int, on: torch.device, ledger: Ledger
+    plan: Plan,
+    device: int,
+    *,
+    model: nn.Module | None,
+    seed: int,
+    on: torch.device,
+    ledger: Ledger,
+    replicas: Replicas,
 ) -> DevicePart:
     """The stages of one device, on the torch device `on`."""
     assert plan.model is not None
@@ -81,7 +89,7 @@ def build_part(
         share(built.values(), named[HEAD_TABLE], named[TABLE[shape.is_gpt2]])
     stepped_on_host = {op.stage for op in plan.schedule.operations if op.kind is Kind.D}
     splitting = {stage for stage, _ in plan.schedule.split_backward}
-    part, working = DevicePart(), Working(dtype, on)
+    part, working = DevicePart(), Working(dtype, on, replicas)
     for stage, units in built.items():
         part.weights[stage] = StageWeights(units, working, on_host=stage in stepped_on_host)
         part.stages[stage] = Stage(units, plan.partition[stage], ledger, splits=stage in splitting)

@@ -41,12 +41,12 @@ def load_pretrained(pipeline: Pipeline, folder: str | Path) -> None:
                 raise InputError(f"The checkpoint in {folder} has no parameter '{name}'.")
             with safe_open(str(folder / files[source]), framework="pt") as file:
                 tensor = file.get_tensor(source)
-            if tensor.shape != parameter.shape:
+            if tensor.shape != pipeline.shape_of(name):
                 raise InputError(
-                    f"'{name}' has shape {list(tensor.shape)} in the checkpoint, {list(parameter.shape)} in the plan's"
-                    " model."
+                    f"'{name}' has shape {list(tensor.shape)} in the checkpoint, {list(pipeline.shape_of(name))} in the"
+                    " plan's model."
                 )
-            parameter.copy_(tensor)
+            parameter.copy_(pipeline.ranks.over_replicas.own(tensor))
 
 
 def save_pretrained(pipeline: Pipeline, folder: str | Path) -> None:
@@ -59,7 +59,8 @@ def save_pretrained(pipeline: Pipeline, folder: str | Path) -> None:
     folder = Path(folder)
     ranks, plan = pipeline.ranks, pipeline.plan
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: p.detach().contiguous().cpu() for name, p in pipeline.named_parameters()}
+    state = pipeline.state_dict()
+    tensors = {name: state[name].contiguous().cpu() for name, _ in pipeline.named_parameters()}
     if ranks.shares_table:
         tensors.pop(HEAD_TABLE, None)
     shard = f"model-{pipeline.device + 1:05}-of-{plan.devices:05}.safetensors"

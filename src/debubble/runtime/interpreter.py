@@ -67,8 +67,6 @@ class Interpreter:
     weights: Mapping[int, StageWeights]
     optimizers: Mapping[int, Optimizer]
     """Of the stages that step inside the program."""
-    all_reduce: Callable[[Tensor], None]
-    """Sums over the data-parallel ranks."""
 
     def __post_init__(self) -> None:
         self._queues = self.program.queues_of[self.device]
@@ -131,9 +129,9 @@ class Interpreter:
             case Kind.L:
                 self._reload(op, state)
             case Kind.G:
-                self.weights[stage].reduce(op, self.all_reduce)
+                self.weights[stage].reduce(op)
             case Kind.D:
-                self.weights[stage].bring_down(op, self.all_reduce)
+                self.weights[stage].bring_down(op)
             case Kind.S:
                 self._step(stage)
             case Kind.P:
@@ -205,7 +203,7 @@ class Interpreter:
         self.stages[op.stage].reload(op.micro_batch, buffer)
 
     def _step(self, stage: int) -> None:
-        self.weights[stage].finish(self.all_reduce)
+        self.weights[stage].finish()
         self.optimizers[stage].step()
         self.optimizers[stage].zero_grad()
 

@@ -59,7 +59,10 @@ class Pipeline:
         """The pipeline device that this rank is."""
         self._lanes = lanes_of(device or default_device())
         self._saved, self._mail = Ledger(self._lanes.device), Ledger(self._lanes.device)
-        self._part = build_part(plan, self.device, model=model, seed=seed, on=self._lanes.device, ledger=self._saved)
+        self._part = build_part(
+            plan, self.device, model=model, seed=seed, on=self._lanes.device, ledger=self._saved,
+            replicas=self.ranks.over_replicas,
+        )  # fmt: skip
         program = lower(plan.schedule, plan.costs)
         self.ranks.open(program, seed=seed, own_model=model is None)
         self._build_optimizers(optimizer)
@@ -73,7 +76,6 @@ class Pipeline:
             mail=self._mail,
             weights=self._part.weights,
             optimizers=self._inside,
-            all_reduce=self.ranks.sum_over_replicas,
         )
         self._ran: list[Ran] = []
         self._origin = 0.0
@@ -107,7 +109,10 @@ class Pipeline:
         return self._mean_loss(state)
 
     def parameters(self) -> list[nn.Parameter]:
-        """What an optimizer steps on this rank, each once: fp32 (or fp64) masters, whatever the run's dtype."""
+        """What an optimizer steps on this rank, each once: fp32 (or fp64) masters, whatever the run's dtype.
+
+        With ZeRO they are this replica's rows.
+        """
         return list(dict.fromkeys(p for p in self._part.masters.values() if p.requires_grad))
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -119,8 +124,12 @@ class Pipeline:
                 yield name, parameter
 
     def state_dict(self) -> dict[str, Tensor]:
-        """This rank's parameters by Hugging Face name."""
-        return {name: p.detach() for name, p in self._part.masters.items()}
+        """This device's parameters by Hugging Face name, whole.  With ZeRO all replicas call it."""
+        return {name: held.whole(name) for held in self._part.weights.values() for name in held.masters}
+
+    def shape_of(self, name: str) -> torch.Size:
+        """Of a whole parameter."""
+        return next(held.shapes[name] for held in self._part.weights.values() if name in held.shapes)
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take this rank's parameters from a state by Hugging Face name, which may hold more."""
@@ -128,7 +137,7 @@ class Pipeline:
             for name, parameter in self._part.masters.items():
                 if name not in state:
                     raise InputError(f"The state has no parameter '{name}'.")
-                parameter.copy_(state[name])
+                parameter.copy_(self.ranks.over_replicas.own(state[name]))
 
     def load_pretrained(self, folder: str | Path) -> None:
         """Take this rank's parameters from a Hugging Face checkpoint (safetensors), reading these alone."""
@@ -144,6 +153,8 @@ class Pipeline:
         for name, parameter in self.named_parameters():
             if parameter.grad is not None and not self._is_second_copy(name):
                 total += parameter.grad.double().square().sum().to(total.device)
+        if self.ranks.over_replicas.divided:
+            self.ranks.sum_over_replicas(total)
         self.ranks.sum_over_pipeline(total)
         norm = total.sqrt()
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
@@ -244,7 +255,7 @@ class Pipeline:
         """Give every parameter its whole gradient: over replicas, and over both copies of a tied table."""
         for stage, weights in self._part.weights.items():
             if stage not in self._inside:
-                weights.finish(self.ranks.sum_over_replicas)
+                weights.finish()
         if self.ranks.shares_table:
             name = TABLE[self._shape.is_gpt2]
             table = self._part.masters[name if name in self._part.masters else HEAD_TABLE]

@@ -18,6 +18,7 @@ from debubble.ir.plan_file import encode
 from debubble.runtime.assembly import tied_devices
 from debubble.runtime.batch import Rows
 from debubble.runtime.guests import channels
+from debubble.runtime.replicas import Replicas
 from debubble.runtime.transport import Alone, Distributed, Transport
 
 
@@ -43,6 +44,11 @@ class Ranks:
     def replicas(self) -> tuple[int, ...]:
         """The ranks that are this device in every replica."""
         return tuple(replica * self._plan.devices + self.device for replica in range(self._plan.options.data))
+
+    @cached_property
+    def over_replicas(self) -> Replicas:
+        """What these do together."""
+        return Replicas(self.transport, self.replicas, self._plan.options.zero > 0 and len(self.replicas) > 1)
 
     @cached_property
     def tied(self) -> tuple[int, ...]:

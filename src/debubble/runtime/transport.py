@@ -43,6 +43,12 @@ class Transport(Protocol):
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
         """Sum over these ranks, in place.  They all call it, in the same order."""
 
+    def reduce(self, tensor: Tensor, ranks: tuple[int, ...], *, to: int) -> None:
+        """The same for one of them alone; what the others' tensors then hold is of no use."""
+
+    def broadcast(self, tensor: Tensor, ranks: tuple[int, ...], *, source: int) -> None:
+        """Fill the tensor, in place, with that of one of these ranks."""
+
     def gather(self, value: Any) -> list[Any]:
         """Every rank's (small) value, on every rank."""
 
@@ -85,6 +91,12 @@ class Distributed:
         if len(ranks) > 1:
             self._dist.all_reduce(tensor, group=self._groups[ranks])
 
+    def reduce(self, tensor: Tensor, ranks: tuple[int, ...], *, to: int) -> None:
+        self._dist.reduce(tensor, to, group=self._groups[ranks])
+
+    def broadcast(self, tensor: Tensor, ranks: tuple[int, ...], *, source: int) -> None:
+        self._dist.broadcast(tensor, source, group=self._groups[ranks])
+
     def gather(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * self.size
         if self.size == 1:
@@ -107,6 +119,10 @@ class Alone:
         raise AssertionError("a single rank receives nothing")
 
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None: ...
+
+    def reduce(self, tensor: Tensor, ranks: tuple[int, ...], *, to: int) -> None: ...
+
+    def broadcast(self, tensor: Tensor, ranks: tuple[int, ...], *, source: int) -> None: ...
 
     def gather(self, value: Any) -> list[Any]:
         return [value]
@@ -137,6 +153,15 @@ class Threads:
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
         values = self._hub.exchange(ranks, self.rank, tensor.clone())
         tensor.copy_(torch.stack(values).sum(0))
+
+    def reduce(self, tensor: Tensor, ranks: tuple[int, ...], *, to: int) -> None:
+        values = self._hub.exchange(ranks, self.rank, tensor.clone())
+        if self.rank == to:
+            tensor.copy_(torch.stack(values).sum(0))
+
+    def broadcast(self, tensor: Tensor, ranks: tuple[int, ...], *, source: int) -> None:
+        values = self._hub.exchange(ranks, self.rank, tensor.clone())
+        tensor.copy_(values[ranks.index(source)])
 
     def gather(self, value: Any) -> list[Any]:
         return self._hub.exchange(tuple(range(self.size)), self.rank, value)

@@ -3,50 +3,71 @@
 A stage computes with *working* parameters in the run's dtype.  The optimizer sees *masters*: the same tensors in fp32
 or fp64; for bf16, fp32 copies.  Gradients of bf16 parameters are taken after every backward and summed in fp32.
 A stage whose step is the host's has its masters there: D brings the gradients down, P the parameters up.
+Where replicas divide the optimizer states (ZeRO), a master is this replica's rows of the parameter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from debubble.ir import Op
 from debubble.runtime.operators import add_gradient
+from debubble.runtime.replicas import Replicas
 from debubble.runtime.units import Unit
 
 Sums = list[Tensor | None]
 """Gradients in the order of a stage's parameters; None where there is none yet."""
 
 
+class Pair(NamedTuple):
+    """A parameter that computes, and the one that the optimizer steps for it."""
+
+    working: nn.Parameter
+    master: nn.Parameter
+
+
 class Working:
-    """Makes the working parameter of each master; a table that two units share stays one."""
+    """Makes the working and the master parameter of each parameter; a table that two units share stays one."""
 
-    def __init__(self, dtype: torch.dtype, on: torch.device) -> None:
-        self._dtype, self._on = dtype, on
-        self._made: dict[nn.Parameter, nn.Parameter] = {}
+    def __init__(self, dtype: torch.dtype, on: torch.device, replicas: Replicas) -> None:
+        self._dtype, self._on, self.replicas = dtype, on, replicas
+        self._made: dict[nn.Parameter, Pair] = {}
 
-    def of(self, master: nn.Parameter, *, on_host: bool) -> nn.Parameter:
-        if master not in self._made:
-            if not on_host:
-                master.data = master.data.to(self._on)
-            same = master.dtype == self._dtype and not on_host
-            copy = master.detach().to(self._on, self._dtype, copy=True)
-            self._made[master] = master if same else nn.Parameter(copy, requires_grad=master.requires_grad)
-        return self._made[master]
+    def of(self, parameter: nn.Parameter, *, on_host: bool) -> Pair:
+        if parameter not in self._made:
+            self._made[parameter] = self._make(parameter, on_host=on_host)
+        return self._made[parameter]
+
+    def _make(self, parameter: nn.Parameter, *, on_host: bool) -> Pair:
+        if not on_host:
+            parameter.data = parameter.data.to(self._on)
+        same = parameter.dtype == self._dtype and not on_host
+        copy = parameter.detach().to(self._on, self._dtype, copy=not same)
+        working = parameter if same else nn.Parameter(copy, requires_grad=parameter.requires_grad)
+        if not self.replicas.divided:
+            return Pair(working, parameter)
+        rows = self.replicas.own(parameter.detach())
+        # Rows of a parameter that computes itself are a view of it; of another, the rest is not needed any more.
+        return Pair(working, nn.Parameter(rows if same else rows.clone(), requires_grad=parameter.requires_grad))
 
 
 class StageWeights:
     """The master parameters of one stage by their Hugging Face names, and what stands for them in its units."""
 
     def __init__(self, units: Sequence[Unit], working: Working, *, on_host: bool) -> None:
-        self.masters: Mapping[str, nn.Parameter] = {n: p for unit in units for n, p in unit.hf_parameters().items()}
+        named = {n: working.of(p, on_host=on_host) for unit in units for n, p in unit.hf_parameters().items()}
         for module in (module for unit in units for module in unit.modules()):
-            for name, master in module.named_parameters(recurse=False):
-                setattr(module, name, working.of(master, on_host=on_host))
-        masters = dict.fromkeys(p for p in self.masters.values() if p.requires_grad)
-        self._pairs = [(working.of(p, on_host=on_host), p) for p in masters]
+            for name, parameter in module.named_parameters(recurse=False):
+                setattr(module, name, working.of(parameter, on_host=on_host).working)
+        self.masters: Mapping[str, nn.Parameter] = {name: pair.master for name, pair in named.items()}
+        self.shapes: Mapping[str, torch.Size] = {name: pair.working.shape for name, pair in named.items()}
+        """Of the whole parameters."""
+        self._pairs = [pair for pair in dict.fromkeys(named.values()) if pair.master.requires_grad]
+        self._replicas = working.replicas
         self.on_host = on_host
         self._sums: Sums = [None] * len(self._pairs)
         self._aside: dict[Op, Sums] = {}
@@ -58,11 +79,22 @@ class StageWeights:
             self.load()
 
     def load(self) -> None:
-        """P, or the refresh of copies on the device."""
+        """P, or the refresh of copies on the device; rows that other replicas step come from them."""
         with torch.no_grad():
             for working, master in self._pairs:
                 if working is not master:
-                    working.copy_(master, non_blocking=True)
+                    self._replicas.own(working).copy_(master, non_blocking=True)
+                    self._replicas.gather(working)
+
+    def whole(self, name: str) -> Tensor:
+        """The master of a parameter with all replicas' rows; they all call it.  The live one, unless divided."""
+        master = self.masters[name].detach()
+        if not self._replicas.divided:
+            return master
+        tensor = master.new_empty(self.shapes[name])
+        self._replicas.own(tensor).copy_(master)
+        self._replicas.gather(tensor)
+        return tensor
 
     def collect(self) -> None:
         """After a backward: sum what it gave to working copies in the masters' dtype."""
@@ -75,19 +107,19 @@ class StageWeights:
         """Before G or D: the gradients up to here are its own; later backwards start from nothing."""
         self._aside[op] = self._take()
 
-    def reduce(self, op: Op, all_reduce: Callable[[Tensor], None]) -> None:
+    def reduce(self, op: Op) -> None:
         """G: sum what was set aside over the data-parallel ranks."""
-        self._reduce(self._aside.pop(op), all_reduce)
+        self._reduce(self._aside.pop(op))
 
-    def bring_down(self, op: Op, all_reduce: Callable[[Tensor], None]) -> None:
+    def bring_down(self, op: Op) -> None:
         """D: the gradients, reduced, to the host's masters."""
         if op in self._aside:
-            self.reduce(op, all_reduce)
+            self.reduce(op)
         self._give()
 
-    def finish(self, all_reduce: Callable[[Tensor], None]) -> None:
+    def finish(self) -> None:
         """The step is over: the masters have the whole gradient, reduced."""
-        self._reduce(self._take(), all_reduce)
+        self._reduce(self._take())
         self._give()
 
     def _take(self) -> Sums:
@@ -101,11 +133,11 @@ class StageWeights:
                 self._sums[index] = None
         return taken
 
-    def _reduce(self, gradients: Sums, all_reduce: Callable[[Tensor], None]) -> None:
+    def _reduce(self, gradients: Sums) -> None:
         for index, gradient in enumerate(gradients):
             if gradient is not None:
-                all_reduce(gradient)
-                self._reduced[index] = _plus(self._reduced[index], gradient)
+                gradients[index] = None
+                self._reduced[index] = _plus(self._reduced[index], self._replicas.reduce(gradient))
 
     def _give(self) -> None:
         for index, (_, master) in enumerate(self._pairs):

@@ -72,6 +72,10 @@ def _check_checkpoints(options: TrainOptions, folder: Path, plan: Plan) -> None:
     """Refuse to resume without a checkpoint of the plan's model and steps to go, or to mix two runs in a folder."""
     from debubble.training.checkpoint import checkpoints, latest, progress_of
 
+    if plan.options.zero and plan.options.data > 1:
+        raise InputError(
+            "Checkpoints hold no divided optimizer states: train without --checkpoint, or plan with zero 0."
+        )
     if not options.resume:
         if checkpoints(folder):
             raise InputError(f"{folder} holds checkpoints already: add --resume, or give another folder.")

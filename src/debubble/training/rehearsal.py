@@ -66,7 +66,6 @@ def rehearse(plan: Plan, *, steps: int, transport: Transport) -> Trace:
         mail=Ledger(torch.device("cpu")),
         weights={},
         optimizers={},
-        all_reduce=lambda _: None,
     )
     parts: list[Trace] = []
     for step in range(steps):

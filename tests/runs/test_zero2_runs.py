@@ -1,0 +1,126 @@
+"""DP 2 x PP 2 with ChronosPipe's ZeRO-2 variant: one process's losses, half the gradients and optimizer states."""
+
+import pytest
+import torch
+
+import debubble as db
+from debubble.ir import Kind, Plan
+from debubble.runtime import Pipeline
+from debubble.runtime.transport import Threads
+from tests.runs.run_cases import LLAMA8, kinds_of, plan_for, units_of
+from tests.runtime import gloo_ranks
+from tests.runtime.runtime_cases import LLAMA_TIED, plan_of, tokens_of
+from tests.runtime.test_pipeline import ADAMW, host_stepped, reference_losses, schedule_1f1b
+
+EVEN = {**LLAMA8, "vocab_size": 62}
+"""Two replicas halve the rows of all its parameters."""
+
+STEPS = 6
+
+
+def plan_with(config, *, zero, dtype="fp32", group=2):
+    schedule = db.schedules["chronos-zero2"](devices=2, micro_batches=4, group=group)
+    return plan_of(schedule, config, data=2, zero=zero, dtype=dtype)
+
+
+def train(plan, *, transport, steps=STEPS, max_norm=None):
+    """Losses; bytes of gradients and of optimizer states in the last step; the parameters in the end."""
+    pipeline = Pipeline(None, plan, transport=transport, optimizer=ADAMW)
+    losses = []
+    for step in range(steps):
+        tokens = tokens_of(plan.model, rows=2 * plan.micro_batches, seed=step)
+        losses.append(float(pipeline.step(tokens.chunk(2)[pipeline.ranks.replica])))
+        gradients = sum(p.grad.nbytes for p in pipeline.parameters() if p.grad is not None)
+        pipeline.update(max_norm)
+    states = [s for o in pipeline.optimizers for state in o.state.values() for s in state.values()]
+    return losses, gradients, sum(s.nbytes for s in states if s.dim()), pipeline.state_dict()
+
+
+def on_threads(plan, **arguments):
+    return Threads.run(4, lambda transport: train(plan, transport=transport, **arguments))
+
+
+@pytest.fixture(scope="module")
+def divided():
+    return on_threads(plan_with(EVEN, zero=2))
+
+
+def test_the_planner_reduces_gradients_inside_the_step():
+    units = units_of(LLAMA8, dtype=torch.float32)
+    reducing = type(units)(**{**vars(units), "stage_entries": {"gradient_reduce": 1e-3}})
+    plan = plan_for(
+        "chronos", LLAMA8, units=reducing, devices=2, micro_batches=4, chunks=2, data=2, zero=2, dtype="fp32"
+    )
+    assert Kind.G in kinds_of(plan)
+    expected = reference_losses(LLAMA8, micro_batches=8, steps=STEPS)
+    for losses, *_ in on_threads(plan):
+        assert losses == pytest.approx(expected, rel=1e-5)
+
+
+def test_its_losses_are_those_of_one_process(divided):
+    expected = reference_losses(EVEN, micro_batches=8, steps=STEPS)
+    for losses, *_ in divided:
+        assert losses == pytest.approx(expected, rel=1e-5)
+
+
+def test_gradients_and_optimizer_states_are_halved(divided):
+    whole = on_threads(plan_with(EVEN, zero=0))
+    for (_, gradients, states, _), (_, all_gradients, all_states, _) in zip(divided, whole, strict=True):
+        assert gradients * 2 == all_gradients > 0
+        assert states * 2 == all_states > 0
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_dividing_changes_no_bit(dtype):
+    """The table of 61 rows is not halved evenly, and tied over two devices."""
+    whole = on_threads(plan_with(LLAMA_TIED, zero=0, dtype=dtype))
+    for (losses, _, _, state), (expected, _, _, parameters) in zip(
+        on_threads(plan_with(LLAMA_TIED, zero=2, dtype=dtype)), whole, strict=True
+    ):
+        assert losses == expected
+        assert state.keys() == parameters.keys()
+        assert all(torch.equal(state[name], parameters[name]) for name in state)
+
+
+def test_clipping_uses_the_norm_of_all_replicas_rows():
+    expected = reference_losses(LLAMA_TIED, micro_batches=8, steps=STEPS, max_norm=0.5)
+    for losses, *_ in on_threads(plan_with(LLAMA_TIED, zero=2), max_norm=0.5):
+        assert losses == pytest.approx(expected, rel=1e-5)
+
+
+def test_divided_states_may_be_the_hosts():
+    plans = [plan_of(host_stepped(schedule_1f1b()), EVEN, data=2, zero=zero, dtype="fp32") for zero in (0, 2)]
+    (whole, *_), (divided, *_) = (on_threads(plan) for plan in plans)
+    assert divided[0] == whole[0]
+    assert divided[2] * 2 == whole[2]
+
+
+def test_a_checkpoint_of_divided_states_has_whole_parameters(tmp_path):
+    def save(transport):
+        pipeline = Pipeline(None, plan_with(EVEN, zero=2), transport=transport, optimizer=ADAMW)
+        pipeline.step(tokens_of(EVEN, rows=4))
+        pipeline.update()
+        pipeline.save_pretrained(tmp_path)
+        return pipeline.state_dict()
+
+    def load(transport):
+        pipeline = Pipeline(None, plan_with(EVEN, zero=2), transport=transport, seed=1)
+        pipeline.load_pretrained(tmp_path)
+        return pipeline.state_dict()
+
+    for saved, loaded in zip(Threads.run(4, save), Threads.run(4, load), strict=True):
+        assert all(torch.equal(saved[name], loaded[name]) for name in saved)
+
+
+def over_gloo(rank, folder, path):
+    torch.save(train(Plan.load(path), transport=None)[:3], folder / f"rank{rank}.pt")
+
+
+@pytest.mark.slow
+def test_it_runs_over_gloo(tmp_path, divided):
+    plan_with(EVEN, zero=2).save(tmp_path / "plan.json")
+    answers = gloo_ranks.spawn(4, over_gloo, tmp_path / "plan.json")
+    for rank, (losses, gradients, states, _) in enumerate(divided):
+        found = torch.load(answers / f"rank{rank}.pt")
+        assert found[0] == pytest.approx(losses, rel=1e-6)
+        assert found[1:] == (gradients, states)
