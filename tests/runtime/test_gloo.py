@@ -1,6 +1,7 @@
 """The same over real processes and Gloo."""
 
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -98,4 +99,5 @@ def test_the_death_of_a_peer_is_told_at_once(tmp_path):
     answers = gloo_ranks.spawn(
         2, gloo_ranks.die_in_the_second_step, tmp_path / "plan.json", tokens_of(LLAMA_TIED, rows=4)
     )
-    assert "onnection closed" in (answers / "told").read_text()
+    # Closed or reset: that is up to how fast the peer died.
+    assert re.search("onnection (closed|reset)", (answers / "told").read_text())
