@@ -1,14 +1,14 @@
 """ChronosPipe ALL runs: two chunks, recomputation, activations and optimizer states on the host, under a limit."""
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
 
 import debubble as db
-from debubble.ir import Kind, Lane, Placement
+from debubble.ir import Kind, Lane, Placement, Plan
 from debubble.planners.problem import cut
+from debubble.runtime import Pipeline
 from debubble.runtime.batch import read_batch
 from debubble.runtime.models import Model
 from tests.runs.run_cases import (
@@ -20,6 +20,7 @@ from tests.runs.run_cases import (
     plan_for,
     units_of,
 )
+from tests.runtime import gloo_ranks
 from tests.runtime.runtime_cases import run_threads
 from tests.runtime.test_pipeline import ADAMW
 
@@ -45,18 +46,18 @@ def plan(units, limit):
 
 
 def train(plan):
-    """Per rank: losses, counted peak of the last step, parameters, and the trace of the last step."""
+    """Per rank, what `one` gives."""
+    return run_threads(plan, one, optimizer=ADAMW)
 
-    def one(pipeline):
-        losses = []
-        for step in range(STEPS):
-            losses.append(float(pipeline.step(batch_for(plan, seed=step))))
-            if step == STEPS - 1:
-                peak = pipeline.static_bytes + gradients_of_hosted(pipeline) + pipeline.peak_activation
-            pipeline.update()
-        return losses, peak, pipeline.state_dict(), pipeline.gather_trace()
 
-    return run_threads(plan, one, optimizer=partial(ADAMW))
+def one(pipeline):
+    """Losses, counted peak of the last step, parameters, and the trace of the last step."""
+    losses = []
+    for step in range(STEPS):
+        losses.append(float(pipeline.step(batch_for(pipeline.plan, seed=step))))
+        peak = pipeline.static_bytes + gradients_of_hosted(pipeline) + pipeline.peak_activation
+        pipeline.update()
+    return losses, peak, pipeline.state_dict(), pipeline.gather_trace()
 
 
 def gradients_of_hosted(pipeline):
@@ -124,3 +125,18 @@ def test_the_host_steps_bit_for_bit_as_the_device_does(plan, trained):
     for (losses, _, parameters, _), (expected, _, on_host, _) in zip(train(on_device), trained, strict=True):
         assert losses == expected
         assert all(torch.equal(parameters[name], on_host[name]) for name in parameters)
+
+
+def over_gloo(rank, folder, path):
+    torch.save(one(Pipeline(None, Plan.load(path), optimizer=ADAMW))[:3], folder / f"rank{rank}.pt")
+
+
+@pytest.mark.slow
+def test_it_runs_over_gloo(plan, trained, limit, tmp_path):
+    plan.save(tmp_path / "plan.json")
+    answers = gloo_ranks.spawn(4, over_gloo, tmp_path / "plan.json")
+    for rank, (expected, _, on_threads, _) in enumerate(trained):
+        losses, peak, parameters = torch.load(answers / f"rank{rank}.pt")
+        assert losses == expected
+        assert peak <= limit
+        assert all(torch.equal(parameters[name], on_threads[name]) for name in parameters)
