@@ -50,8 +50,8 @@ def plan(problem: Problem, *, strategies: Sequence[str] | None = None, polish: b
             found += _programmed(problem, chunks, strategies, seconds=seconds, polish=polish)
         except InfeasibleError as error:
             reasons.append(str(error))
-    if polish and strategies is None:
-        found += _baselines(problem)
+    if polish:
+        found += _baselines(problem, strategies)
     if not found:
         raise InfeasibleError(reasons[0])
     found.sort(key=lambda c: c.makespan)
@@ -69,9 +69,10 @@ BASELINES = ("megatron-even", "pipedream", "merak", "adapipe")
 """Planners restricted to one axis each; SCOPE starts from their answers too, so that it is never worse."""
 
 
-def _baselines(problem: Problem) -> list[Candidate]:
+def _baselines(problem: Problem, strategies: Sequence[str] | None) -> list[Candidate]:
+    """The baselines' answers; AdaPipe's only if every strategy is allowed, as the others use none but `full`."""
     found = []
-    for name in BASELINES:
+    for name in BASELINES if strategies is None else BASELINES[:-1]:
         try:
             result = planners[name](problem)
         except DebubbleError:
