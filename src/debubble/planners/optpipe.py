@@ -23,7 +23,7 @@ from debubble.solver.adaoffload import ada_offload, pipe_offload
 from debubble.solver.problem import Incumbent
 
 
-@planner("optpipe", paper="OptPipe")
+@planner("optpipe", paper="OptPipe", searches=True)
 def optpipe(problem: Problem) -> Solution:
     """Search the order of all operations, what to offload and what to recompute, until it is proven or time is up."""
     deadline = time.monotonic() + problem.effort
