@@ -71,5 +71,5 @@ def require_order(reduced: Schedule, *, target: str, names: tuple[str, ...]) -> 
             return name
     raise ExportError(
         f"{target} runs its own {' or '.join(names)} order, and this plan's '{reduced.name}' is another; export it to"
-        " torch, torchtitan or automodel, or plan again with a planner that keeps that order, such as scope."
+        " torch, torchtitan or automodel, or plan again with `--planner adapipe`, which keeps to 1f1b."
     )
