@@ -49,12 +49,12 @@ def simulate(
     """Simulate a plan, or a schedule by name with costs, with a model, or with unit costs."""
     from debubble import simulate as run
 
-    tail = 0.0
+    tail, seconds = 0.0, False
     if schedule is None and csv is None:
         if source is None:
             raise InputError("Give a plan file, or a schedule with --schedule NAME (see `debubble schedules`).")
         plan = Plan.load(source)
-        chosen, stage_costs = plan.schedule, plan.costs
+        chosen, stage_costs, seconds = plan.schedule, plan.costs, plan.model is not None
         if memory_limit is not None:
             stage_costs = stage_costs.with_limit(o.abstract_limit(memory_limit))
     elif source is not None and schedule is not None:
@@ -72,15 +72,15 @@ def simulate(
             model, where, schedule=schedule, micro_batches=micro_batches, pipeline=pipeline, chunks=chunks,
             recompute=recompute, memory_limit=memory_limit, schedule_options=_given(option), **asdict(options),
         )  # fmt: skip
-        tail = step_tail(model, where, options, pipeline=pipeline)
+        tail, seconds = step_tail(model, where, options, pipeline=pipeline), True
     else:
         limit = o.abstract_limit(memory_limit)
         chosen, stage_costs = _abstract(schedule, csv, costs, devices, micro_batches, chunks, limit, _given(option))
-    _show(run(chosen, stage_costs), tail=tail, json=json)
+    _show(run(chosen, stage_costs), tail=tail, seconds=seconds, json=json)
 
 
-def _show(timeline: Timeline, *, tail: float, json: bool) -> None:
-    """`tail`: seconds that a model's step takes after its pipeline."""
+def _show(timeline: Timeline, *, tail: float, seconds: bool, json: bool) -> None:
+    """`tail`: seconds that a model's step takes after its pipeline; `seconds`: whether times are seconds."""
     schedule = timeline.program.schedule
     if json:
         print_json(
@@ -101,7 +101,7 @@ def _show(timeline: Timeline, *, tail: float, json: bool) -> None:
         return
     from debubble.views.terminal import render
 
-    console().print(render(timeline))
+    console().print(render(timeline, seconds=seconds))
     if tail:
         step = float(timeline.makespan) + tail
         console().print(f"The step takes {step:.3f} s: reducing gradients and the optimizer add {tail:.3f} s.")
