@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from debubble.costs import load_profile
 from debubble.costs.units import Units
 from debubble.ir import InputError
@@ -31,6 +33,11 @@ def measure(options: ProfileOptions, *, processes: int) -> Units:
     if shape.positions and run.sequence_length > shape.positions:
         raise InputError(
             f"The model has positions for {shape.positions} tokens, fewer than --sequence-length {run.sequence_length}."
+        )
+    if options.device == "cuda" and torch.cuda.device_count() < processes:
+        raise InputError(
+            f"--device cuda needs a GPU for each of the {processes} processes, but torch sees"
+            f" {torch.cuda.device_count()}: give fewer --processes, or --device cpu."
         )
     launch("debubble.profiler.rank", packed(options), ranks=processes)
     return load_profile(options.output)
