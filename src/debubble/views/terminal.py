@@ -65,7 +65,7 @@ def device_table(scene: Scene) -> Table:
             percent(d.busy, makespan),
             *([percent(d.recompute, makespan)] if recomputing else []),
             *(percent(d.idle[cause], makespan) if d.idle[cause] else "" for cause in causes),
-            _peak(d),
+            _peak(d, share=len(columns) <= 8),
         )
     return table
 
@@ -108,11 +108,12 @@ def titled_table(title: str) -> Table:
     return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, collapse_padding=True)
 
 
-def _peak(device: DeviceSummary) -> Text:
+def _peak(device: DeviceSummary, *, share: bool) -> Text:
+    """The peak in the colour of its share of the limit, and the share itself where there is room for it."""
     limit = device.memory_limit
     words = size_words(device.peak_memory)
     if not limit:
         return Text(words)
-    share = float(device.peak_memory / limit)
-    style = "red" if share > 1 else "yellow" if share > 0.95 else "green"
-    return Text(f"{words} ({100 * share:.0f}%)", style=style)
+    used = float(device.peak_memory / limit)
+    style = "red" if used > 1 else "yellow" if used > 0.95 else "green"
+    return Text(f"{words} ({100 * used:.0f}%)" if share else words, style=style)
