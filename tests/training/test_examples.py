@@ -1,0 +1,35 @@
+"""What the documentation shows runs as it stands there."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_example_of_a_loop_of_ones_own_learns_under_torchrun(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    ended = subprocess.run(
+        [*launcher, str(ROOT / "examples/own_loop.py")], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    losses = [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", ended.stdout)]
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert len(losses) == 10
+    assert losses[-1] < losses[0]
+
+
+def test_the_readmes_first_snippet_runs_and_prints_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a built-in model in place of the reader's config, and a planner that does not search."""
+    snippet = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[0]
+    snippet = snippet.replace('db.Model.from_hf("config.json")', 'db.models["llama2-13b"]')
+    snippet = snippet.replace("sequence_length=4096)", 'sequence_length=4096, planner="merak")')
+    monkeypatch.chdir(tmp_path)
+    exec(compile(snippet, "README.md", "exec"), {})
+    assert capsys.readouterr().out.splitlines()[-1] == "117"
+    assert (tmp_path / "plan.json").exists()
