@@ -68,6 +68,8 @@ def _read(path: Path) -> _Config:
         raise InputError(f"{file} is not a JSON file: {error}.") from error
     if not isinstance(entries, dict):
         raise InputError(f"{file} is not a model config: it holds no JSON object.")
+    if "debubble_plan" in entries:
+        raise InputError(f"{file} is a plan, not a model config; a plan already has its schedule and devices.")
     return _Config(entries, f"The config {file}")
 
 
