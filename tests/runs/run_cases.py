@@ -136,15 +136,23 @@ def run(plan, *, steps=2):
     return run_threads(plan, one)
 
 
-def overlapping(trace, lanes=(Lane.D2H, Lane.H2D)):
-    """Names of the operations on these lanes during which their device computed, in the last step."""
-    events = trace.steps[-1].events
-    computing = [e for e in events if e.lane is Lane.COMPUTE]
+def overlapping(plan, lanes=(Lane.D2H, Lane.H2D)):
+    """Names of the operations on these lanes during which their device computes, as the plan foresees it.
+
+    A measured overlap depends on how threads are woken; `compare` reports it, no test asserts it.
+    """
+    operations = plan.simulate().operations
+    computing = [o for o in operations if o.lane is Lane.COMPUTE]
     return {
-        e.name
-        for e in events
-        if e.lane in lanes and any(c.device == e.device and c.start < e.end and e.start < c.end for c in computing)
+        o.name
+        for o in operations
+        if o.lane in lanes and any(c.device == o.device and c.start < o.end and o.start < c.end for c in computing)
     }
+
+
+def on_lanes(trace, lanes=(Lane.D2H, Lane.H2D)):
+    """Names of the operations that ran on these lanes in the last step."""
+    return {e.name for e in trace.steps[-1].events if e.lane in lanes}
 
 
 def kinds_of(plan):

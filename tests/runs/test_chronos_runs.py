@@ -15,6 +15,7 @@ from tests.runs.run_cases import (
     LLAMA8,
     batch_for,
     kinds_of,
+    on_lanes,
     overlapping,
     peak_of,
     plan_for,
@@ -111,10 +112,8 @@ def test_its_counted_peaks_are_within_the_limit(plan, trained, limit):
 
 
 def test_the_host_steps_deep_chunks_beside_compute(plan, trained):
-    trace = trained[0][3]
-    on_host = {e.name for e in trace.steps[-1].events if e.lane is Lane.HOST}
-    assert on_host == {f"{stage}S7" for stage in range(4, 8)}
-    assert overlapping(trace, lanes=(Lane.HOST,))
+    assert on_lanes(trained[0][3], (Lane.HOST,)) == {f"{stage}S7" for stage in range(4, 8)}
+    assert overlapping(plan, lanes=(Lane.HOST,))
 
 
 def test_the_host_steps_bit_for_bit_as_the_device_does(plan, trained):

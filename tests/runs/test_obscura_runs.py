@@ -10,6 +10,7 @@ from tests.runs.run_cases import (
     assert_reference_equal,
     assert_runs_over_gloo,
     kinds_of,
+    on_lanes,
     overlapping,
     peak_of,
     plan_for,
@@ -61,7 +62,8 @@ def test_its_counted_peaks_are_within_the_limit(plan, limit):
 
 def test_swaps_are_beside_compute_and_compare_reads_the_trace(plan):
     _, _, trace = run(plan)[0]
-    assert overlapping(trace)
+    assert overlapping(plan)
+    assert overlapping(plan) <= on_lanes(trace)
     compared = as_dict(compare(plan, trace))
     assert compared["makespan"]["predicted"] == plan.simulate().makespan
     assert compared["makespan"]["measured"] > 0

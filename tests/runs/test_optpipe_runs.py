@@ -8,6 +8,7 @@ from tests.runs.run_cases import (
     assert_reference_equal,
     assert_runs_over_gloo,
     kinds_of,
+    on_lanes,
     overlapping,
     peak_of,
     plan_for,
@@ -44,9 +45,11 @@ def test_its_counted_peaks_are_within_the_limit(plan, limit):
 
 
 def test_what_is_moved_is_moved_while_the_device_computes(plan):
-    moved = overlapping(run(plan)[0][2])
+    moved = overlapping(plan)
     assert any("O" in name for name in moved)
     assert any("L" in name for name in moved)
+    transfers = {op.name for op in plan.schedule.operations if op.kind in (Kind.O, Kind.L)}
+    assert on_lanes(run(plan)[0][2]) == transfers
 
 
 @pytest.mark.slow
