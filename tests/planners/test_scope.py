@@ -25,7 +25,7 @@ def layer(kind: str, time: int, *, activation: int = 4, static: int = 1) -> Unit
     )  # fmt: skip
 
 
-def asked(units: Units, *, devices: int, micro_batches: int, chunks: int = 1, effort: float = 0.6) -> Problem:
+def asked(units: Units, *, devices: int, micro_batches: int, chunks: int = 1, effort: float = 3.0) -> Problem:
     return Problem(devices=devices, micro_batches=micro_batches, units=units, chunks=chunks, effort=effort)
 
 
