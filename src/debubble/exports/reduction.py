@@ -25,7 +25,7 @@ def compute_only(plan: Plan, *, target: str) -> Reduction:
     Raises ExportError if it then no longer fits in memory.
     """
     s = plan.schedule
-    if any(op.kind is Kind.D for op in s.operations):
+    if s.host_steps:
         raise ExportError(
             f"{target} keeps all optimizer states on the devices, and this plan keeps some on the host to fit; plan"
             " again with a planner that does not, such as scope."

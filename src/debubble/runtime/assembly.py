@@ -41,7 +41,7 @@ class DevicePart:
 
 def check_runnable(plan: Plan, ranks: int) -> None:
     """Refuse a plan that these ranks cannot run, with one sentence."""
-    if plan.model is None or plan.partition is None:
+    if plan.model is None:
         raise InputError("The plan has no model: only plans made for a model can run.")
     options = plan.options
     if options.tensor > 1 or options.context > 1:
@@ -77,7 +77,6 @@ def build_part(
 ) -> DevicePart:
     """The stages of one device, on the torch device `on`."""
     assert plan.model is not None
-    assert plan.partition is not None
     shape, dtype = read_shape(plan.model), DTYPES[plan.options.dtype]
     wide = torch.float64 if dtype is torch.float64 else torch.float32
     held = plan.schedule.placement.stages_of[device]
@@ -87,11 +86,10 @@ def build_part(
     named = {name: p for units in built.values() for unit in units for name, p in unit.hf_parameters().items()}
     if shape.tied and {TABLE[shape.is_gpt2], HEAD_TABLE} <= named.keys():
         share(built.values(), named[HEAD_TABLE], named[TABLE[shape.is_gpt2]])
-    stepped_on_host = {op.stage for op in plan.schedule.operations if op.kind is Kind.D}
     splitting = {stage for stage, _ in plan.schedule.split_backward}
     part, working = DevicePart(), Working(dtype, on, replicas)
     for stage, units in built.items():
-        part.weights[stage] = StageWeights(units, working, on_host=stage in stepped_on_host)
+        part.weights[stage] = StageWeights(units, working, on_host=stage in plan.schedule.host_steps)
         part.stages[stage] = Stage(units, plan.partition[stage], ledger, splits=stage in splitting)
         ledger.exclude(t for unit in units for t in (*unit.parameters(), *unit.buffers()))
     return part
