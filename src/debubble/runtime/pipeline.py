@@ -14,6 +14,7 @@ from debubble.ir import InputError, Kind, Plan, lower
 from debubble.ir.trace import MemorySample, Trace, TraceEvent, TraceStep
 from debubble.runtime.assembly import DTYPES, HEAD_TABLE, build_part, check_runnable
 from debubble.runtime.batch import Batch, read_batch
+from debubble.runtime.families import read_shape
 from debubble.runtime.hf_files import load_pretrained, save_pretrained
 from debubble.runtime.interpreter import Interpreter, Ran, StepState
 from debubble.runtime.lanes import lanes_of
@@ -21,8 +22,8 @@ from debubble.runtime.memory import Ledger
 from debubble.runtime.models import TABLE
 from debubble.runtime.operators import add_gradient
 from debubble.runtime.ranks import Ranks, default_device, default_transport
-from debubble.runtime.shape import read_shape
 from debubble.runtime.transport import Transport
+from debubble.runtime.weights import Piece
 
 
 class Pipeline:
@@ -130,6 +131,14 @@ class Pipeline:
     def shape_of(self, name: str) -> torch.Size:
         """Of a whole parameter."""
         return next(held.shapes[name] for held in self._part.weights.values() if name in held.shapes)
+
+    def pieces(self) -> dict[str, Piece]:
+        """What this rank has of each parameter, by Hugging Face name: what checkpoints are made of.
+
+        Both copies of a tied table go by the embedding's name.
+        """
+        own = {HEAD_TABLE: TABLE[self._shape.is_gpt2]} if self._shape.tied else {}
+        return {own.get(name, name): held.piece(name) for held in self._part.weights.values() for name in held.masters}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take this rank's parameters from a state by Hugging Face name, which may hold more."""

@@ -36,6 +36,10 @@ class Replicas:
         """This replica's rows of a tensor, as a view; all of them if not divided."""
         return tensor[self._rows(tensor, self.transport.rank)] if self.divided else tensor
 
+    def first_row(self, rows: int) -> int:
+        """Where this replica's rows begin in a tensor of so many; 0 if not divided."""
+        return rows * self.ranks.index(self.transport.rank) // len(self.ranks) if self.divided else 0
+
     def gather(self, tensor: Tensor) -> None:
         """Fill a tensor, in which every replica has its own rows, with all."""
         if self.divided:

@@ -30,6 +30,17 @@ class Pair(NamedTuple):
     master: nn.Parameter
 
 
+class Piece(NamedTuple):
+    """What this rank has of a tensor that several may hold parts of."""
+
+    tensor: Tensor
+    """The live one, detached."""
+    shape: torch.Size
+    """Of the whole."""
+    offsets: tuple[int, ...]
+    """Where it begins in the whole, per dimension."""
+
+
 class Working:
     """Makes the working and the master parameter of each parameter; a table that two units share stays one."""
 
@@ -95,6 +106,12 @@ class StageWeights:
         self._replicas.own(tensor).copy_(master)
         self._replicas.gather(tensor)
         return tensor
+
+    def piece(self, name: str) -> Piece:
+        """The master of a parameter, and where it lies in the whole."""
+        shape = self.shapes[name]
+        first = self._replicas.first_row(shape[0])
+        return Piece(self.masters[name].detach(), shape, (first, *(0 for _ in shape[1:])))
 
     def collect(self) -> None:
         """After a backward: sum what it gave to working copies in the masters' dtype."""
