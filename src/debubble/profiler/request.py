@@ -9,8 +9,8 @@ from debubble.costs.units import Units
 from debubble.ir import InputError
 from debubble.profiler.profile import ProfileOptions
 from debubble.profiler.units import DTYPES
+from debubble.runtime.families import read_shape
 from debubble.runtime.launcher import launch, packed
-from debubble.runtime.shape import read_shape
 
 
 def measure(options: ProfileOptions, *, processes: int) -> Units:

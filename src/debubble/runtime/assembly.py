@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from debubble.ir import InputError, Kind, Plan
+from debubble.runtime.families import read_shape
 from debubble.runtime.memory import Ledger
 from debubble.runtime.models import TABLE, build_stage, model_units
 from debubble.runtime.replicas import Replicas
-from debubble.runtime.shape import read_shape
 from debubble.runtime.stage import Stage
 from debubble.runtime.units import Unit
 from debubble.runtime.weights import StageWeights, Working

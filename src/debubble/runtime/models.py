@@ -15,19 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from debubble.ir import InputError, PlannedUnit
-from debubble.runtime.shape import Shape, read_shape
+from debubble.runtime.experts import MoeMlp
+from debubble.runtime.families import read_shape
+from debubble.runtime.gpt2 import Gpt2Attention, Gpt2Embedding, Gpt2Mlp
+from debubble.runtime.llama import GemmaMlp, LlamaAttention, LlamaEmbedding, LlamaMlp
+from debubble.runtime.shape import Shape
 from debubble.runtime.tape import Operators, directly
-from debubble.runtime.units import (
-    Gpt2Attention,
-    Gpt2Embedding,
-    Gpt2Mlp,
-    Head,
-    LlamaAttention,
-    LlamaEmbedding,
-    LlamaMlp,
-    MicroBatch,
-    Unit,
-)
+from debubble.runtime.units import Head, MicroBatch, Unit
 
 
 def model_units(config: Mapping[str, Any]) -> tuple[PlannedUnit, ...]:
@@ -67,7 +61,7 @@ def _empty_unit(shape: Shape, unit: PlannedUnit) -> Unit:
         case "attention", int():
             return Gpt2Attention(shape, layer) if shape.is_gpt2 else LlamaAttention(shape, layer)
         case "mlp", int():
-            return Gpt2Mlp(shape, layer) if shape.is_gpt2 else LlamaMlp(shape, layer)
+            return _mlp(shape, layer)
         case "head", _:
             return Head(shape)
         case _:
@@ -77,17 +71,28 @@ def _empty_unit(shape: Shape, unit: PlannedUnit) -> Unit:
             )
 
 
+def _mlp(shape: Shape, layer: int) -> Unit:
+    if shape.is_gpt2:
+        return Gpt2Mlp(shape, layer)
+    if shape.per_layer[layer].experts is not None:
+        return MoeMlp(shape, layer)
+    return GemmaMlp(shape, layer) if shape.norms_results else LlamaMlp(shape, layer)
+
+
 TABLE = {True: "transformer.wte.weight", False: "model.embed_tokens.weight"}
 """Name of the embedding's table, by whether the model is GPT-2."""
 
 
 def _initialise(parameter: Tensor, name: str, shape: Shape, seed: int) -> None:
-    """As Hugging Face does: normal matrices, zero biases, norms of one; GPT-2 scales its residual projections."""
+    """As Hugging Face does: normal matrices, zero biases, norms of one; GPT-2 scales its residual projections.
+
+    What norms add to their weights counts towards that one.
+    """
     with torch.no_grad():
         if name.endswith("bias"):
             parameter.zero_()
         elif parameter.dim() == 1:
-            parameter.fill_(1)
+            parameter.fill_(1 - shape.norm_offset)
         else:
             source = TABLE[shape.is_gpt2] if shape.tied and name == "lm_head.weight" else name
             generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {source}".encode()))

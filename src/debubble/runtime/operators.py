@@ -7,7 +7,6 @@ compute their small weight gradients with the input gradients.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,6 @@ from torch.autograd import Function
 
 from debubble.ir import InputError
 from debubble.runtime.memory import Kept, Ledger, value
-from debubble.runtime.shape import Rope
 
 
 @dataclass
@@ -116,7 +114,15 @@ def _bias_gradient(gy: Tensor) -> Tensor:
     return gy.flatten(0, -2).sum(0)
 
 
-class Linear(torch.nn.Module):
+class Deferring(torch.nn.Module):
+    """A module with linear operators whose weight gradients can be deferred."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.later = WeightGradients()
+
+
+class Linear(Deferring):
     """A linear layer whose weight gradient can be deferred; parameters named and laid out as Hugging Face's."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool, transposed: bool = False) -> None:
@@ -125,7 +131,6 @@ class Linear(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.empty(size))
         self.bias = torch.nn.Parameter(torch.empty(outputs)) if bias else None
         self.transposed = transposed
-        self.later = WeightGradients()
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.later.wanted:
@@ -134,110 +139,44 @@ class Linear(torch.nn.Module):
 
 
 class _RMSNorm(Function):
-    """y = w x / rms(x), the normalisation in fp32 at least; saves x and one number per row."""
+    """y = (w + offset) x / rms(x), the normalisation in fp32 at least; saves x and one number per row."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        wide = _widen(x)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+        wide = widen(x)
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         ctx.save_for_backward(x, scale)
-        ctx.weight = weight
+        ctx.weight, ctx.offset = weight, offset
+        if offset:
+            # Families with an offset round once, after the weight; the others before it too.
+            return ((offset + widen(weight)) * (wide * scale)).to(x.dtype)
         return weight * (wide * scale).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gy,), (x, scale) = gradients, ctx.saved_tensors
-        normal = _widen(x) * scale
+        normal = widen(x) * scale
         gw = (gy * normal.to(gy.dtype)).flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None
-        g = _widen(gy * ctx.weight)
+        g = widen(gy * (ctx.weight + ctx.offset if ctx.offset else ctx.weight))
         gx = scale * (g - normal * (g * normal).mean(-1, keepdim=True))
-        return gx.to(gy.dtype), gw, None
+        return gx.to(gy.dtype), gw, None, None
 
 
-def _widen(x: Tensor) -> Tensor:
+def widen(x: Tensor) -> Tensor:
+    """In fp32 at least."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 class RMSNorm(torch.nn.Module):
-    """Root-mean-square norm with a weight per feature."""
+    """Root-mean-square norm with a weight per feature, to which `offset` is added."""
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, size: int, eps: float, *, offset: float = 0.0) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.empty(size))
-        self.eps = eps
+        self.eps, self.offset = eps, offset
 
     def forward(self, x: Tensor) -> Tensor:
-        return call(_RMSNorm, x, self.weight, self.eps)
-
-
-class _Rotate(Function):
-    """Turns pairs of features by their position's angle: the same table turns the gradient back."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        ctx.table = cosine, sine
-        return _turn(x, cosine, sine)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        cosine, sine = ctx.table
-        return _turn(gradients[0], cosine, -sine), None, None
-
-
-def _turn(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    low, high = x.chunk(2, dim=-1)
-    return x * cosine + torch.cat((-high, low), dim=-1) * sine
-
-
-def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Apply rotary positions to [batch, heads, length, head_dim], Hugging Face's (half-split) layout."""
-    return call(_Rotate, x, cosine, sine)
-
-
-def rotary_table(rope: Rope, head_dim: int, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine, [length, head_dim] each, with `like`'s dtype and device; angles are computed in fp32."""
-    exponent = torch.arange(0, head_dim, 2, dtype=torch.float32, device=like.device) / head_dim
-    frequency = 1.0 / (rope.theta**exponent)
-    if rope.kind == "linear":
-        frequency = frequency / rope.factor
-    elif rope.kind == "llama3":
-        frequency = _llama3(rope, frequency)
-    angle = torch.arange(length, dtype=torch.float32, device=like.device)[:, None] * frequency
-    angle = torch.cat((angle, angle), dim=-1)
-    return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
-
-
-def _llama3(rope: Rope, frequency: Tensor) -> Tensor:
-    """Llama 3's context extension: long wavelengths are stretched, short ones kept, those between interpolated."""
-    turns = rope.original_length * frequency / (2 * math.pi)
-    smooth = ((turns - rope.low) / (rope.high - rope.low)).clamp(0, 1)
-    return (1 - smooth) * frequency / rope.factor + smooth * frequency
-
-
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, window: int | None = None, dropout: float = 0.0, seed: int = 0
-) -> Tensor:
-    """Causal attention over [batch, heads, length, head_dim]; k and v may have fewer heads.
-
-    `dropout` on the attention weights takes its mask from `seed`, which no fused kernel can: it is written out.
-    """
-    length = q.shape[-2]
-    mask = None
-    if window is not None and window < length:
-        position = torch.arange(length, device=q.device)
-        distance = position[:, None] - position
-        mask = (distance >= 0) & (distance < window)
-    if not dropout:
-        grouped = k.shape[1] != q.shape[1]
-        return functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
-        )
-    groups = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    if mask is None:
-        mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
-    scores = (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).masked_fill(~mask, float("-inf"))
-    return drop(scores.softmax(-1), dropout, seed) @ v
+        return call(_RMSNorm, x, self.weight, self.eps, self.offset)
 
 
 def drop(x: Tensor, p: float, seed: int) -> Tensor:
@@ -266,7 +205,12 @@ def _gelu_tanh(x: Tensor) -> Tensor:
     return functional.gelu(x, approximate="tanh")
 
 
+def capped(x: Tensor, cap: float) -> Tensor:
+    """cap tanh(x / cap): near x while small, never beyond the cap."""
+    return torch.tanh(x / cap) * cap
+
+
 def token_loss(logits: Tensor, targets: Tensor, scale: float) -> Tensor:
     """Cross entropy summed over the micro-batch's tokens (target -100: ignored), times `scale`."""
     flat = logits.flatten(0, -2)
-    return functional.cross_entropy(_widen(flat), targets.flatten(), reduction="sum") * scale
+    return functional.cross_entropy(widen(flat), targets.flatten(), reduction="sum") * scale

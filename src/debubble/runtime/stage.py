@@ -17,7 +17,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from debubble.ir import InputError, PlannedUnit
 from debubble.runtime.memory import Ledger, Saved
-from debubble.runtime.operators import Deferred, Linear, WeightGradients, call
+from debubble.runtime.operators import Deferred, Deferring, WeightGradients, call
 from debubble.runtime.tape import Tape
 from debubble.runtime.units import MicroBatch, Unit
 
@@ -61,7 +61,7 @@ class Stage:
         self._passages: dict[int, _Passage] = {}
         for unit in units:
             for module in unit.modules():
-                if isinstance(module, Linear):
+                if isinstance(module, Deferring):
                     module.later = self._later
 
     def forward(self, j: int, x: Tensor, micro_batch: MicroBatch, *, recomputing: int = 0) -> Tensor:

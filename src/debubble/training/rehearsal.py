@@ -18,11 +18,11 @@ from debubble.ir import Instruction, Kind, Op, Plan, Program, StageCosts, Trace,
 from debubble.ir.schedule import Schedule
 from debubble.ir.trace import TraceEvent, TraceStep
 from debubble.runtime.assembly import DTYPES
+from debubble.runtime.families import read_shape
 from debubble.runtime.guests import channels
 from debubble.runtime.interpreter import Interpreter, Ran, StepState
 from debubble.runtime.lanes import CpuLanes
 from debubble.runtime.memory import Ledger
-from debubble.runtime.shape import read_shape
 from debubble.runtime.transport import Distributed, Transport
 
 _TIMES = (

@@ -1,0 +1,96 @@
+"""Rotary positions and the attention core."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+from torch.autograd import Function
+
+from debubble.runtime.operators import call, capped, drop, widen
+from debubble.runtime.shape import Rope
+
+
+class _Rotate(Function):
+    """Turns pairs of features by their position's angle: the same table turns the gradient back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        ctx.table = cosine, sine
+        return _turn(x, cosine, sine)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        cosine, sine = ctx.table
+        return _turn(gradients[0], cosine, -sine), None, None
+
+
+def _turn(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    low, high = x.chunk(2, dim=-1)
+    return x * cosine + torch.cat((-high, low), dim=-1) * sine
+
+
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Apply rotary positions to [batch, heads, length, head_dim], Hugging Face's (half-split) layout."""
+    return call(_Rotate, x, cosine, sine)
+
+
+def rotary_table(rope: Rope, head_dim: int, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine and sine, [length, head_dim] each, with `like`'s dtype and device; angles are computed in fp32."""
+    exponent = torch.arange(0, head_dim, 2, dtype=torch.float32, device=like.device) / head_dim
+    frequency = 1.0 / (rope.theta**exponent)
+    if rope.kind == "linear":
+        frequency = frequency / rope.factor
+    elif rope.kind == "llama3":
+        frequency = _llama3(rope, frequency)
+    angle = torch.arange(length, dtype=torch.float32, device=like.device)[:, None] * frequency
+    angle = torch.cat((angle, angle), dim=-1)
+    return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
+
+
+def _llama3(rope: Rope, frequency: Tensor) -> Tensor:
+    """Llama 3's context extension: long wavelengths are stretched, short ones kept, those between interpolated."""
+    turns = rope.original_length * frequency / (2 * math.pi)
+    smooth = ((turns - rope.low) / (rope.high - rope.low)).clamp(0, 1)
+    return (1 - smooth) * frequency / rope.factor + smooth * frequency
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    cap: float | None = None,
+    dropout: float = 0.0,
+    seed: int = 0,
+) -> Tensor:
+    """Causal attention over [batch, heads, length, head_dim]; k and v may have fewer heads.
+
+    A fused kernel can neither cap the scores nor take the mask of the `dropout` on the attention weights from `seed`:
+    there it is written out.
+    """
+    length = q.shape[-2]
+    mask = None
+    if window is not None and window < length:
+        position = torch.arange(length, device=q.device)
+        distance = position[:, None] - position
+        mask = (distance >= 0) & (distance < window)
+    if not dropout and cap is None:
+        grouped = k.shape[1] != q.shape[1]
+        return functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
+        )
+    groups = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    if mask is None:
+        mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+    scores = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if cap is not None:
+        scores = capped(scores, cap)
+    weights = widen(scores.masked_fill(~mask, float("-inf"))).softmax(-1).to(q.dtype)
+    return (drop(weights, dropout, seed) if dropout else weights) @ v

@@ -1,0 +1,128 @@
+"""The mixture of experts that Mixtral and Qwen3-MoE have instead of an MLP: every token passes through a few of many.
+
+A token's row is copied once per expert that it goes to; rows are sorted by expert, so that each expert's are a slice.
+Permutations and sums over a token's experts have a fixed order: the same run gives the same bits.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from debubble.runtime.operators import Deferring, Linear, WeightGradients, activation, add_gradient, call, widen
+from debubble.runtime.shape import Experts, Shape
+from debubble.runtime.tape import Operators
+from debubble.runtime.units import MicroBatch, Unit, norm
+
+
+class _Grouped(Function):
+    """Every expert's rows [rows, in] times its own W^T, for W of [experts, out, in]; `sizes`: rows per expert."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, sizes: list[int], later: WeightGradients) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.sizes, ctx.later = weight, sizes, later
+        return _each(x, weight.transpose(1, 2), sizes)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gy,), (x,) = gradients, ctx.saved_tensors
+        weight, sizes = ctx.weight, ctx.sizes
+        gx = _each(gy, weight, sizes) if ctx.needs_input_grad[0] else None
+        if not ctx.needs_input_grad[1]:
+            return gx, None, None, None
+        if ctx.later.deferring:
+
+            def accumulate(x: Tensor, gy: Tensor) -> None:
+                add_gradient(weight, _weight_gradients(x, gy, sizes))
+
+            ctx.later.leave(accumulate, x, gy)
+            return gx, None, None, None
+        return gx, _weight_gradients(x, gy, sizes), None, None
+
+
+def _each(x: Tensor, weight: Tensor, sizes: list[int]) -> Tensor:
+    """Rows of [rows, in] times their expert's matrix of [experts, in, out]."""
+    y = x.new_empty(len(x), weight.shape[2])
+    for rows, matrix, result in zip(torch.split(x, sizes), weight, torch.split(y, sizes), strict=True):
+        torch.mm(rows, matrix, out=result)
+    return y
+
+
+def _weight_gradients(x: Tensor, gy: Tensor, sizes: list[int]) -> Tensor:
+    gradient = x.new_empty(len(sizes), gy.shape[1], x.shape[1])
+    for rows, gradients, result in zip(torch.split(x, sizes), torch.split(gy, sizes), gradient, strict=True):
+        torch.mm(gradients.t(), rows, out=result)
+    return gradient
+
+
+class _Experts(Deferring):
+    """All experts of a layer: gate and up projections as one parameter, down projections as another."""
+
+    def __init__(self, shape: Shape, experts: Experts) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.empty(experts.count, 2 * experts.ffn, shape.hidden))
+        self.down_proj = nn.Parameter(torch.empty(experts.count, shape.hidden, experts.ffn))
+
+    def gate_and_up(self, x: Tensor, *, sizes: list[int]) -> Tensor:
+        return call(_Grouped, x, self.gate_up_proj, sizes, self.later)
+
+    def down(self, x: Tensor, *, sizes: list[int]) -> Tensor:
+        return call(_Grouped, x, self.down_proj, sizes, self.later)
+
+
+class _Mixture(nn.Module):
+    def __init__(self, shape: Shape, experts: Experts) -> None:
+        super().__init__()
+        self.gate = Linear(shape.hidden, experts.count, bias=False)
+        self.experts = _Experts(shape, experts)
+
+
+class MoeMlp(Unit):
+    """x + sum over a token's experts e of weight_e down_e(activation(gate_e(n)) up_e(n)) with n = norm(x)."""
+
+    def __init__(self, shape: Shape, layer: int) -> None:
+        super().__init__()
+        experts = shape.per_layer[layer].experts
+        assert experts is not None
+        self.prefix = f"model.layers.{layer}."
+        self.salt = 2 * layer + 2
+        self.experts = experts
+        self.post_attention_layernorm = norm(shape)
+        self.mlp = _Mixture(shape, experts)
+        self.activation = activation(shape.activation)
+
+    def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
+        h = op("norm", self.post_attention_layernorm, x).flatten(0, -2)
+        weights, chosen = op("router", self._route, h)
+        with torch.no_grad():
+            order = chosen.flatten().argsort(stable=True)
+            sizes = chosen.flatten().bincount(minlength=self.experts.count).tolist()
+        rows = op("dispatch", self._dispatch, h, order)
+        experts = self.mlp.experts
+        gate, up = op("projections", partial(experts.gate_and_up, sizes=sizes), rows).chunk(2, dim=-1)
+        product = op("multiply", torch.mul, op("activation", self.activation, gate), up)
+        rows = op("output", partial(experts.down, sizes=sizes), product)
+        y: Tensor = op("combine", self._combine, rows, weights, order)
+        return y.view_as(x) + x
+
+    def _route(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """Of every token [tokens, per_token]: the weights of its experts, and which they are."""
+        weights, chosen = widen(self.mlp.gate(h)).softmax(-1).topk(self.experts.per_token)
+        if self.experts.renormalised:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return weights.to(h.dtype), chosen
+
+    def _dispatch(self, h: Tensor, order: Tensor) -> Tensor:
+        """A row for every token and expert, sorted by expert."""
+        return h.repeat_interleave(self.experts.per_token, 0).index_select(0, order)
+
+    def _combine(self, rows: Tensor, weights: Tensor, order: Tensor) -> Tensor:
+        """The weighted sum of every token's rows."""
+        back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+        results = rows.index_select(0, back).view(*weights.shape, -1)
+        return torch.bmm(weights.unsqueeze(1), results).squeeze(1)

@@ -1,0 +1,90 @@
+"""The units of GPT-2."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor, nn
+
+from debubble.runtime.attention import attention
+from debubble.runtime.operators import Linear, activation
+from debubble.runtime.shape import Shape
+from debubble.runtime.tape import Operators
+from debubble.runtime.units import MicroBatch, Unit, norm
+
+
+class Gpt2Embedding(Unit):
+    """The table's rows of the tokens, plus those of their positions."""
+
+    prefix = "transformer."
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(shape.vocab, shape.hidden)
+        self.wpe = nn.Embedding(shape.positions, shape.hidden)
+        self.p = shape.embedding_dropout
+
+    def forward(self, tokens: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
+        y: Tensor = op("embedding", self._embed, tokens)
+        return self.drop(y, self.p, micro_batch, op, 0)
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        y: Tensor = self.wte(tokens) + self.wpe.weight[: tokens.shape[-1]]
+        return y
+
+
+class _Gpt2Attention(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.c_attn = Linear(shape.hidden, 3 * shape.hidden, bias=True, transposed=True)
+        self.c_proj = Linear(shape.hidden, shape.hidden, bias=True, transposed=True)
+
+
+class Gpt2Attention(Unit):
+    """x + dropout(c_proj(core(c_attn(norm(x)))))."""
+
+    def __init__(self, shape: Shape, layer: int) -> None:
+        super().__init__()
+        self.prefix = f"transformer.h.{layer}."
+        self.salt = 2 * layer + 1
+        self.shape = shape
+        self.ln_1 = norm(shape)
+        self.attn = _Gpt2Attention(shape)
+
+    def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
+        h = op("norm", self.ln_1, x)
+        q, k, v = op("projections", self._project, h)
+        p = self.shape.attention_dropout if self.training else 0.0
+        a = op("core", partial(attention, dropout=p, seed=self.seed(micro_batch, 0)), q, k, v)
+        y = op("output", self.attn.c_proj, a.transpose(1, 2).flatten(2))
+        return self.drop(y, self.shape.residual_dropout, micro_batch, op, 1) + x
+
+    def _project(self, h: Tensor) -> tuple[Tensor, ...]:
+        qkv = self.attn.c_attn(h).unflatten(-1, (3, self.shape.heads, self.shape.head_dim))
+        return tuple(t.transpose(1, 2) for t in qkv.unbind(2))
+
+
+class _Gpt2Mlp(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.c_fc = Linear(shape.hidden, shape.ffn, bias=True, transposed=True)
+        self.c_proj = Linear(shape.ffn, shape.hidden, bias=True, transposed=True)
+
+
+class Gpt2Mlp(Unit):
+    """x + dropout(c_proj(activation(c_fc(norm(x)))))."""
+
+    def __init__(self, shape: Shape, layer: int) -> None:
+        super().__init__()
+        self.prefix = f"transformer.h.{layer}."
+        self.salt = 2 * layer + 2
+        self.ln_2 = norm(shape)
+        self.mlp = _Gpt2Mlp(shape)
+        self.activation = activation(shape.activation)
+        self.p = shape.residual_dropout
+
+    def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
+        h = op("norm", self.ln_2, x)
+        a = op("activation", self.activation, op("projections", self.mlp.c_fc, h))
+        y = op("output", self.mlp.c_proj, a)
+        return self.drop(y, self.p, micro_batch, op, 0) + x

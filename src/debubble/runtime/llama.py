@@ -1,0 +1,139 @@
+"""The units of Llama and the families that differ from it in a few things: Mistral, Qwen, Gemma."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from debubble.runtime.attention import attention, rotary_table, rotate
+from debubble.runtime.operators import Linear, RMSNorm, activation
+from debubble.runtime.shape import Shape
+from debubble.runtime.tape import Operators
+from debubble.runtime.units import MicroBatch, Unit, norm
+
+
+class LlamaEmbedding(Unit):
+    """The table's rows of the tokens, scaled in some families."""
+
+    prefix = "model."
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(shape.vocab, shape.hidden, shape.padding)
+        self.scale = shape.embedding_scale
+
+    def forward(self, tokens: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
+        y: Tensor = op("embedding", self._embed, tokens)
+        return y
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        y: Tensor = self.embed_tokens(tokens)
+        # The models were trained with the scale in the run's dtype.
+        return y if self.scale == 1 else y * float(torch.tensor(self.scale, dtype=torch.float32).to(y.dtype))
+
+
+class _Projections(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        self.q_proj = Linear(shape.hidden, width, bias=shape.qkv_bias)
+        self.k_proj = Linear(shape.hidden, kv_width, bias=shape.qkv_bias)
+        self.v_proj = Linear(shape.hidden, kv_width, bias=shape.qkv_bias)
+        self.o_proj = Linear(width, shape.hidden, bias=shape.output_bias)
+        if shape.qk_norm:
+            self.q_norm = RMSNorm(shape.head_dim, shape.norm_eps, offset=shape.norm_offset)
+            self.k_norm = RMSNorm(shape.head_dim, shape.norm_eps, offset=shape.norm_offset)
+
+
+class LlamaAttention(Unit):
+    """x + o(core(rotate(q(n)), rotate(k(n)), v(n))) with n = norm(x); Gemma 2 and 3 norm the summand too."""
+
+    def __init__(self, shape: Shape, layer: int) -> None:
+        super().__init__()
+        self.prefix = f"model.layers.{layer}."
+        self.salt = 2 * layer + 1
+        self.shape, self.layer = shape, shape.per_layer[layer]
+        self.input_layernorm = norm(shape)
+        self.self_attn = _Projections(shape)
+        self.post_attention_layernorm = norm(shape) if shape.norms_results else None
+        self._table: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
+        h = op("norm", self.input_layernorm, x)
+        q, k, v = op("projections", self._project, h)
+        shape = self.shape
+        core = partial(
+            attention, scale=shape.attention_scale, window=self.layer.window, cap=shape.attention_cap,
+            dropout=shape.attention_dropout if self.training else 0.0, seed=self.seed(micro_batch, 0),
+        )  # fmt: skip
+        a = op("core", core, q, k, v).transpose(1, 2).flatten(2)
+        y = op("output", self.self_attn.o_proj, a)
+        if self.post_attention_layernorm is not None:
+            y = op("norm", self.post_attention_layernorm, y)
+        total: Tensor = y + x
+        return total
+
+    def _project(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        attn, size = self.self_attn, self.shape.head_dim
+        q, k, v = (p(h).unflatten(-1, (-1, size)) for p in (attn.q_proj, attn.k_proj, attn.v_proj))
+        if self.shape.qk_norm:
+            q, k = attn.q_norm(q), attn.k_norm(k)
+        table = self._rotary(h)
+        return rotate(q.transpose(1, 2), *table), rotate(k.transpose(1, 2), *table), v.transpose(1, 2)
+
+    def _rotary(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        table = self._table
+        if table is None or len(table[0]) != h.shape[1] or table[0].dtype != h.dtype or table[0].device != h.device:
+            assert self.layer.rope is not None
+            with torch.no_grad():
+                self._table = table = rotary_table(self.layer.rope, self.shape.head_dim, h.shape[1], h)
+        return table
+
+
+class _Gated(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.gate_proj = Linear(shape.hidden, shape.ffn, bias=shape.mlp_bias)
+        self.up_proj = Linear(shape.hidden, shape.ffn, bias=shape.mlp_bias)
+        self.down_proj = Linear(shape.ffn, shape.hidden, bias=shape.mlp_bias)
+
+
+class LlamaMlp(Unit):
+    """x + down(activation(gate(n)) up(n)) with n = norm(x)."""
+
+    def __init__(self, shape: Shape, layer: int) -> None:
+        super().__init__()
+        self.prefix = f"model.layers.{layer}."
+        self.salt = 2 * layer + 2
+        self.post_attention_layernorm = norm(shape)
+        self.mlp = _Gated(shape)
+        self.activation = activation(shape.activation)
+
+    def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
+        h = op("norm", self.post_attention_layernorm, x)
+        return self.body(h, op) + x
+
+    def body(self, h: Tensor, op: Operators) -> Tensor:
+        """The gated MLP alone, without norm and residual addition."""
+        gate = op("projections", self.mlp.gate_proj, h)
+        up = op("projections", self.mlp.up_proj, h)
+        product = op("multiply", torch.mul, op("activation", self.activation, gate), up)
+        y: Tensor = op("output", self.mlp.down_proj, product)
+        return y
+
+
+class GemmaMlp(LlamaMlp):
+    """The same between two norms (Gemma 2 and 3), which have names of their own."""
+
+    def __init__(self, shape: Shape, layer: int) -> None:
+        super().__init__(shape, layer)
+        del self.post_attention_layernorm
+        self.pre_feedforward_layernorm = norm(shape)
+        self.post_feedforward_layernorm = norm(shape)
+
+    def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
+        h = op("norm", self.pre_feedforward_layernorm, x)
+        y: Tensor = op("norm", self.post_feedforward_layernorm, self.body(h, op))
+        return y + x

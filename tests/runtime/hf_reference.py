@@ -1,0 +1,54 @@
+"""Hugging Face's own model in one process, in fp64 throughout: what every pipeline must equal."""
+
+from contextlib import contextmanager
+
+import torch
+import transformers
+from torch.overrides import TorchFunctionMode
+
+
+class _Wide(TorchFunctionMode):
+    """transformers computes norms and softmaxes in fp32 whatever the dtype: here, what is fp64 stays so."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        wide = bool(args) and isinstance(args[0], torch.Tensor) and args[0].dtype is torch.float64
+        if wide and (function is torch.Tensor.float or (function is torch.Tensor.to and args[1:] == (torch.float32,))):
+            return args[0]
+        if wide and kwargs.get("dtype") is torch.float32 and function is torch.nn.functional.softmax:
+            kwargs["dtype"] = torch.float64
+        return function(*args, **kwargs)
+
+
+def hf_model(config, *, seed=1):
+    """A model with random weights: biases and norms too, so that each is seen."""
+    torch.manual_seed(seed)
+    hf_config = transformers.AutoConfig.for_model(**config)
+    model = transformers.AutoModelForCausalLM.from_config(
+        hf_config, attn_implementation="eager", experts_implementation="eager"
+    ).double()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, 0.5 if parameter.dim() == 1 else 0.0, 0.2)
+    return model
+
+
+@contextmanager
+def exactly():
+    """Where Hugging Face's model runs in fp64."""
+    with _Wide():
+        yield
+
+
+def loss_of(model, tokens, *, micro_batches):
+    """Mean loss over all tokens, its gradients left on the model's parameters, micro-batch by micro-batch."""
+    total = torch.zeros((), dtype=torch.float64)
+    with exactly():
+        for part in tokens.chunk(micro_batches):
+            logits = model(part[:, :-1]).logits
+            loss = (
+                torch.nn.functional.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten(), reduction="sum")
+                / tokens[:, 1:].numel()
+            )
+            loss.backward()
+            total += loss.detach()
+    return total

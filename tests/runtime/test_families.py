@@ -1,0 +1,61 @@
+"""Every family of models: a pipeline's loss and gradients are those of transformers' own model in one process."""
+
+import copy
+
+import pytest
+import torch
+
+import debubble as db
+from debubble.ir import InputError
+from debubble.runtime import Pipeline
+from debubble.runtime.families import read_shape
+from debubble.runtime.transport import Threads
+from tests.runtime.runtime_cases import FAMILIES, LLAMA, MIXTRAL, plan_of, tokens_of
+
+pytest.importorskip("transformers")
+
+from tests.runtime.hf_reference import hf_model, loss_of
+
+
+def check(config, schedule, *, strategy="none"):
+    """Loss and gradients of the pipeline on the model's own parameters, against the model alone."""
+    model = hf_model(config)
+    tokens = tokens_of(config, rows=schedule.micro_batches)
+    expected_loss = loss_of(model, tokens, micro_batches=schedule.micro_batches)
+    expected = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+
+    plan = plan_of(schedule, model.config.to_dict(), strategy=strategy)
+
+    def one(transport):
+        pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport)
+        loss = pipeline.step(tokens)
+        return loss, {name: p.grad for name, p in pipeline.named_parameters()}
+
+    answers = Threads.run(plan.devices, one)
+    torch.testing.assert_close(answers[0][0], expected_loss, rtol=1e-12, atol=0)
+    found = {name: gradient for _, part in answers for name, gradient in part.items()}
+    assert expected.keys() <= found.keys()
+    for name, gradient in expected.items():
+        assert (found[name] - gradient).abs().max() <= 1e-12 * gradient.abs().max(), name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_split_backwards_give_transformers_gradients(family):
+    check(FAMILIES[family], db.schedules["zb-h1"](devices=3, micro_batches=4))
+
+
+@pytest.mark.parametrize("strategy", ["full", "norm+activation+multiply", "mlp", "core"])
+@pytest.mark.parametrize("family", ["gemma2", "mixtral", "qwen3-moe"])
+def test_recomputation_gives_transformers_gradients(family, strategy):
+    check(FAMILIES[family], db.schedules["1f1b"](devices=2, micro_batches=2), strategy=strategy)
+
+
+def test_the_auxiliary_loss_of_routers_is_refused():
+    with pytest.raises(InputError, match="no auxiliary loss for routers"):
+        read_shape({**MIXTRAL, "output_router_logits": True})
+
+
+def test_attention_that_is_not_causal_is_refused():
+    with pytest.raises(InputError, match="causal attention alone"):
+        read_shape({**LLAMA, "model_type": "gemma", "use_bidirectional_attention": True})
