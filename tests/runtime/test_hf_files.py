@@ -5,7 +5,7 @@ import torch
 
 import debubble as db
 from debubble.ir import InputError
-from tests.runtime.runtime_cases import GPT2, LLAMA, LLAMA_TIED, plan_of, run_threads, tokens_of
+from tests.runtime.runtime_cases import FAMILIES, LLAMA, plan_of, run_threads, tokens_of
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
@@ -15,9 +15,11 @@ def plan(config):
     return plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), config, dtype="fp32")
 
 
-@pytest.mark.parametrize("config", [LLAMA, LLAMA_TIED, GPT2], ids=["llama", "llama-tied", "gpt2-tied"])
-@pytest.mark.parametrize("shard_size", ["1GB", "20KB"], ids=["whole", "sharded"])
-def test_a_checkpoint_goes_in_and_out_unchanged(config, shard_size, tmp_path):
+@pytest.mark.parametrize(
+    ("family", "shard_size"), [*((family, "1GB") for family in FAMILIES), ("llama", "20KB"), ("mixtral", "20KB")]
+)
+def test_a_checkpoint_goes_in_and_out_unchanged(family, shard_size, tmp_path):
+    config = FAMILIES[family]
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
     model.save_pretrained(tmp_path / "in", max_shard_size=shard_size)
@@ -27,7 +29,7 @@ def test_a_checkpoint_goes_in_and_out_unchanged(config, shard_size, tmp_path):
         pipeline.save_pretrained(tmp_path / "out")
         return pipeline.step(tokens_of(config, rows=2))
 
-    losses = run_threads(plan(config), through)
+    losses = run_threads(plan(model.config.to_dict()), through)
     tokens = tokens_of(config, rows=2)
     logits = model(tokens[:, :-1]).logits
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())

@@ -11,6 +11,7 @@ from torch import nn
 
 from debubble.ir import InputError, Kind, Plan
 from debubble.runtime.families import read_shape
+from debubble.runtime.hf_names import HEAD_TABLE
 from debubble.runtime.memory import Ledger
 from debubble.runtime.models import TABLE, build_stage, model_units
 from debubble.runtime.replicas import Replicas
@@ -18,7 +19,6 @@ from debubble.runtime.stage import Stage
 from debubble.runtime.units import Unit
 from debubble.runtime.weights import StageWeights, Working
 
-HEAD_TABLE = "lm_head.weight"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 
 

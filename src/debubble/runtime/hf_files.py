@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from debubble.ir import InputError
 from debubble.ir.files import write_whole
-from debubble.runtime.assembly import HEAD_TABLE
+from debubble.runtime.families import read_shape
+from debubble.runtime.hf_names import HEAD_TABLE, joined, sources, stored
 from debubble.runtime.models import TABLE
 
 if TYPE_CHECKING:
@@ -28,19 +31,16 @@ def load_pretrained(pipeline: Pipeline, folder: str | Path) -> None:
 
     Raises InputError if the folder has no safetensors checkpoint, or it lacks a parameter or has it in another shape.
     """
-    from safetensors import safe_open
-
     folder = Path(folder)
     files = _files(folder)
-    # Checkpoints of tied models may leave out the head's table.
-    instead = {HEAD_TABLE: next((name for name in TABLE.values() if name in files), HEAD_TABLE)}
+    shape = read_shape(pipeline.plan.model or {})
     with torch.no_grad():
         for name, parameter in pipeline.named_parameters():
-            source = name if name in files else instead.get(name, name)
-            if source not in files:
-                raise InputError(f"The checkpoint in {folder} has no parameter '{name}'.")
-            with safe_open(str(folder / files[source]), framework="pt") as file:
-                tensor = file.get_tensor(source)
+            names = sources(name, pipeline.shape_of(name), shape.family, files, table=TABLE[shape.is_gpt2])
+            for source in names:
+                if source not in files:
+                    raise InputError(f"The checkpoint in {folder} has no parameter '{source}'.")
+            tensor = joined(name, [partial(_read, folder / files[source], source) for source in names])
             if tensor.shape != pipeline.shape_of(name):
                 raise InputError(
                     f"'{name}' has shape {list(tensor.shape)} in the checkpoint, {list(pipeline.shape_of(name))} in the"
@@ -60,12 +60,16 @@ def save_pretrained(pipeline: Pipeline, folder: str | Path) -> None:
     ranks, plan = pipeline.ranks, pipeline.plan
     folder.mkdir(parents=True, exist_ok=True)
     state = pipeline.state_dict()
-    tensors = {name: state[name].contiguous().cpu() for name, _ in pipeline.named_parameters()}
+    own = {name: state[name].cpu() for name, _ in pipeline.named_parameters()}
     if ranks.shares_table:
-        tensors.pop(HEAD_TABLE, None)
+        own.pop(HEAD_TABLE, None)
+    family = read_shape(plan.model or {}).family
+    tensors = {n: t.contiguous() for name, whole in own.items() for n, t in stored(name, whole, family).items()}
     shard = f"model-{pipeline.device + 1:05}-of-{plan.devices:05}.safetensors"
     if ranks.replica == 0:
-        save_file(tensors, str(folder / shard), metadata={"format": "pt"})
+        unfinished = folder / f".{shard}"
+        save_file(tensors, str(unfinished), metadata={"format": "pt"})
+        unfinished.replace(folder / shard)
     # Whoever knows of all shards knows that they are written.
     told = ranks.transport.gather((shard, [(name, t.nbytes) for name, t in tensors.items()]))[: plan.devices]
     if ranks.transport.rank == 0:
@@ -76,6 +80,14 @@ def save_pretrained(pipeline: Pipeline, folder: str | Path) -> None:
         write_whole(folder / "config.json", json.dumps(dict(plan.model or {}), indent=2).encode())
         write_whole(folder / INDEX, json.dumps(index, indent=2).encode())
     ranks.transport.gather(None)
+
+
+def _read(file: Path, name: str) -> Tensor:
+    from safetensors import safe_open
+
+    with safe_open(str(file), framework="pt") as tensors:
+        tensor: Tensor = tensors.get_tensor(name)
+    return tensor
 
 
 def _files(folder: Path) -> Mapping[str, str]:

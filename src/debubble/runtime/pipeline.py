@@ -12,10 +12,11 @@ from torch.optim import Optimizer
 
 from debubble.ir import InputError, Kind, Plan, lower
 from debubble.ir.trace import MemorySample, Trace, TraceEvent, TraceStep
-from debubble.runtime.assembly import DTYPES, HEAD_TABLE, build_part, check_runnable
+from debubble.runtime.assembly import DTYPES, build_part, check_runnable
 from debubble.runtime.batch import Batch, read_batch
 from debubble.runtime.families import read_shape
 from debubble.runtime.hf_files import load_pretrained, save_pretrained
+from debubble.runtime.hf_names import HEAD_TABLE
 from debubble.runtime.interpreter import Interpreter, Ran, StepState
 from debubble.runtime.lanes import lanes_of
 from debubble.runtime.memory import Ledger
