@@ -1,0 +1,48 @@
+"""Which layers of a model are of another kind than the rest, read from its Hugging Face config.
+
+Costs and runtime both need it, for the `model` of a plan.  What a config leaves out has the default of transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Config = Mapping[str, Any]
+
+_FULL_EVERY = {"gemma2": 2, "gemma3_text": 6}
+"""In these families every so many layers one has full attention, unless the config says otherwise."""
+
+
+def sliding_layers(config: Config) -> tuple[bool, ...]:
+    """Per layer, whether its attention reaches back only as far as a window."""
+    family, layers = config.get("model_type"), range(config["num_hidden_layers"])
+    if family in ("mistral", "mixtral"):
+        return (True,) * len(layers)
+    if family == "qwen3_moe":
+        return (bool(config.get("use_sliding_window")),) * len(layers)
+    if family in ("qwen2", "qwen3") and not config.get("use_sliding_window"):
+        return (False,) * len(layers)
+    if config.get("layer_types"):
+        return tuple(kind == "sliding_attention" for kind in config["layer_types"])
+    if family in ("qwen2", "qwen3"):
+        return tuple(i >= config.get("max_window_layers", 28) for i in layers)
+    if family in _FULL_EVERY:
+        every = config.get("sliding_window_pattern", _FULL_EVERY[family])
+        return tuple((i + 1) % every != 0 for i in layers)
+    return (False,) * len(layers)
+
+
+def windows(config: Config) -> tuple[int | None, ...]:
+    """Per layer, how many tokens back its attention reaches, itself included; None: all."""
+    window = config.get("sliding_window", None if config.get("model_type") == "mixtral" else 4096)
+    return tuple(window if sliding else None for sliding in sliding_layers(config))
+
+
+def expert_layers(config: Config) -> tuple[bool, ...]:
+    """Per layer, whether it has a mixture of experts instead of an MLP."""
+    family, layers = config.get("model_type"), range(config["num_hidden_layers"])
+    if family == "qwen3_moe":
+        step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+        return tuple(i not in dense and (i + 1) % step == 0 for i in layers)
+    return (family == "mixtral",) * len(layers)
