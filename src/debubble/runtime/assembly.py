@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from debubble.ir import InputError, Kind, Plan
+from debubble.ir import InputError, Kind, Plan, Schedule
 from debubble.runtime.families import read_shape
 from debubble.runtime.hf_names import HEAD_TABLE
 from debubble.runtime.memory import Ledger
@@ -33,6 +33,12 @@ class DevicePart:
     def masters(self) -> Mapping[str, nn.Parameter]:
         """The parameters that an optimizer steps, by Hugging Face name; a table that is tied here appears twice."""
         return {name: p for weights in self.weights.values() for name, p in weights.masters.items()}
+
+    def prepare(self, schedule: Schedule) -> None:
+        """Let the stages split their backwards where the schedule does."""
+        splitting = {stage for stage, _ in schedule.split_backward}
+        for number, stage in self.stages.items():
+            stage.splits(number in splitting)
 
     def parameters_of(self, stage: int) -> list[nn.Parameter]:
         """What the optimizer of one stage steps."""
@@ -65,6 +71,18 @@ def check_runnable(plan: Plan, ranks: int) -> None:
         raise InputError("The plan steps a stage with a tied table inside the step; untie it or step it afterwards.")
 
 
+def check_follows(before: Plan, after: Plan) -> None:
+    """Refuse to go on with a plan that differs from the one before in more than the order of operations."""
+
+    def fixed(plan: Plan) -> tuple[object, ...]:
+        s = plan.schedule
+        beside = {op for op in s.operations if op.kind in (Kind.G, Kind.D, Kind.S, Kind.P)}
+        return plan.model, plan.options, plan.partition, s.placement, s.micro_batches, s.peers, beside
+
+    if fixed(before) != fixed(after):
+        raise InputError("The plan is not another order of the stages that run: only such a one can be gone on with.")
+
+
 def build_part(
     plan: Plan,
     device: int,
@@ -86,12 +104,12 @@ def build_part(
     named = {name: p for units in built.values() for unit in units for name, p in unit.hf_parameters().items()}
     if shape.tied and {TABLE[shape.is_gpt2], HEAD_TABLE} <= named.keys():
         share(built.values(), named[HEAD_TABLE], named[TABLE[shape.is_gpt2]])
-    splitting = {stage for stage, _ in plan.schedule.split_backward}
     part, working = DevicePart(), Working(dtype, on, replicas)
     for stage, units in built.items():
         part.weights[stage] = StageWeights(units, working, on_host=stage in plan.schedule.host_steps)
-        part.stages[stage] = Stage(units, plan.partition[stage], ledger, splits=stage in splitting)
+        part.stages[stage] = Stage(units, plan.partition[stage], ledger)
         ledger.exclude(t for unit in units for t in (*unit.parameters(), *unit.buffers()))
+    part.prepare(plan.schedule)
     return part
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from debubble.ir import InputError, Kind, Plan, lower
+from debubble.ir import InputError, Plan, lower
 from debubble.ir.trace import MemorySample, Trace, TraceEvent, TraceStep
-from debubble.runtime.assembly import DTYPES, build_part, check_runnable
-from debubble.runtime.batch import Batch, read_batch
+from debubble.runtime.assembly import DTYPES, build_part, check_follows, check_runnable
+from debubble.runtime.batch import Batch, Rows, read_batch
 from debubble.runtime.families import read_shape
 from debubble.runtime.hf_files import load_pretrained, save_pretrained
 from debubble.runtime.hf_names import HEAD_TABLE
@@ -22,8 +25,11 @@ from debubble.runtime.lanes import lanes_of
 from debubble.runtime.memory import Ledger
 from debubble.runtime.models import TABLE
 from debubble.runtime.operators import add_gradient
+from debubble.runtime.post_validation import PostValidation, Settled
 from debubble.runtime.ranks import Ranks, default_device, default_transport
+from debubble.runtime.tally import Tally
 from debubble.runtime.transport import Transport
+from debubble.runtime.updates import MakeOptimizer, Updates, scale_gradients
 from debubble.runtime.weights import Piece
 
 
@@ -45,7 +51,7 @@ class Pipeline:
         plan: Plan,
         *,
         seed: int = 0,
-        optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None,
+        optimizer: MakeOptimizer | None = None,
         transport: Transport | None = None,
         device: torch.device | None = None,
     ) -> None:
@@ -67,7 +73,10 @@ class Pipeline:
         )  # fmt: skip
         program = lower(plan.schedule, plan.costs)
         self.ranks.open(program, seed=seed, own_model=model is None)
-        self._build_optimizers(optimizer)
+        self._updates = Updates(plan, self._part, optimizer, shares_table=self.ranks.shares_table)
+        self._validation: PostValidation | None = None
+        self._agreed = torch.Size()
+        """Shape of the batches, while the ranks do not ask each other."""
         self._interpreter = Interpreter(
             program=program,
             device=self.device,
@@ -77,7 +86,6 @@ class Pipeline:
             lanes=self._lanes,
             mail=self._mail,
             weights=self._part.weights,
-            optimizers=self._inside,
         )
         self._ran: list[Ran] = []
         self._origin = 0.0
@@ -89,26 +97,63 @@ class Pipeline:
         Returns the mean loss over all tokens, on every rank.  Raises InputError if the batch does not fit the plan or
         the other ranks'.
         """
+        self.settle()
         rows = read_batch(batch, micro_batches=self.plan.micro_batches, device=self._lanes.device)
         counted, self._origin = self.ranks.agree(rows)
         before = self._set_aside_gradients()
-        seed = zlib.crc32(f"{self.seed} {self.steps} {self.ranks.replica}".encode())
-        tokens, micro_batches = rows.split(self.plan.micro_batches, scale=1 / counted, seed=seed)
-        state = StepState(
-            tokens=tokens,
-            micro_batches=micro_batches,
-            boundary=[(*t.shape, self._shape.hidden) for t in tokens],
-            dtype=DTYPES[self.plan.options.dtype],
-        )
-        self._saved.start_step()
-        self._mail.start_step()
-        self._lanes.start_step()
+        state = self._begin(rows, counted, self._updates.step)
         self._ran = self._interpreter.run(state)
         self._finish()
         for parameter, gradient in before.items():
             add_gradient(parameter, gradient)
         self.steps += 1
         return self._mean_loss(state)
+
+    def advance(self, batch: Batch, *, max_norm: float = math.inf) -> Settled | None:
+        """A step and its update, clipped to `max_norm` and skipped on inf or NaN, without waiting for other devices.
+
+        The parameters are right, to the bit as after `step` and `update`, once the update is settled: by the next
+        `advance`, or by `settle`.  Returns what the update before came to; None at first.  Until it is settled, all
+        batches have the shape of the first.  Raises what `step` does.
+        """
+        rows = read_batch(batch, micro_batches=self.plan.micro_batches, device=self._lanes.device)
+        validation = self._validation = self._validation or PostValidation(self.ranks.open_relay())
+        counted = self._count(rows, overlapping=validation.pending)
+        attempt = self._updates.attempt(max_norm)
+        state = self._begin(rows, counted, attempt.step)
+        ran = self._interpreter.run_ahead(state, stands=validation.stands)
+        before = validation.settle()
+        if ran is None:
+            state = self._begin(rows, counted, attempt.step)
+            ran = self._interpreter.run(state)
+        self._ran = ran
+        self._finish()
+        here = self._lanes.device
+        own = self.ranks.tally(self._updates.squares(), float(state.loss(on=here)), on=here)
+        validation.begin(self.steps, attempt, own)
+        self.steps += 1
+        return before
+
+    def settle(self) -> Settled | None:
+        """Wait until it is known whether the last `advance` stands, and make its update right; what it came to.
+
+        All ranks call it, before anything reads parameters or optimizer states.  None if there is nothing to settle.
+        """
+        return None if self._validation is None else self._validation.settle()
+
+    def follow(self, plan: Plan) -> None:
+        """Go on with this plan: another order of the same stages.  All ranks call it between two steps.
+
+        Parameters, optimizers and the count of steps stay.  Raises InputError if more than the order differs or the
+        ranks have different plans, and what lowering raises.
+        """
+        self.settle()
+        check_follows(self.plan, plan)
+        program = lower(plan.schedule, plan.costs)
+        self.ranks.check_same(plan)
+        self._part.prepare(plan.schedule)
+        self._interpreter = replace(self._interpreter, program=program)
+        self.plan = plan
 
     def parameters(self) -> list[nn.Parameter]:
         """What an optimizer steps on this rank, each once: fp32 (or fp64) masters, whatever the run's dtype.
@@ -127,6 +172,7 @@ class Pipeline:
 
     def state_dict(self) -> dict[str, Tensor]:
         """This device's parameters by Hugging Face name, whole.  With ZeRO all replicas call it."""
+        self.settle()
         return {name: held.whole(name) for held in self._part.weights.values() for name in held.masters}
 
     def shape_of(self, name: str) -> torch.Size:
@@ -138,11 +184,13 @@ class Pipeline:
 
         Both copies of a tied table go by the embedding's name.
         """
+        self.settle()
         own = {HEAD_TABLE: TABLE[self._shape.is_gpt2]} if self._shape.tied else {}
         return {own.get(name, name): held.piece(name) for held in self._part.weights.values() for name in held.masters}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take this rank's parameters from a state by Hugging Face name, which may hold more."""
+        self.settle()
         with torch.no_grad():
             for name, parameter in self._part.masters.items():
                 if name not in state:
@@ -158,33 +206,36 @@ class Pipeline:
         save_pretrained(self, folder)
 
     def clip_grad_norm(self, max_norm: float) -> Tensor:
-        """Scale all gradients so that their norm over all ranks is at most `max_norm`; returns the norm before."""
-        total = torch.zeros((), dtype=torch.float64, device=self._lanes.device)
-        for name, parameter in self.named_parameters():
-            if parameter.grad is not None and not self._is_second_copy(name):
-                total += parameter.grad.double().square().sum().to(total.device)
-        if self.ranks.over_replicas.divided:
-            self.ranks.sum_over_replicas(total)
-        self.ranks.sum_over_pipeline(total)
-        norm = total.sqrt()
-        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        for parameter in self.parameters():
-            if parameter.grad is not None:
-                parameter.grad.mul_(scale.to(parameter.grad.device, parameter.grad.dtype))
-        return norm
+        """Scale all gradients so that their norm over all ranks is at most `max_norm`; returns the norm before.
+
+        They stay as they are if one is inf or NaN: the norm says so.
+        """
+        total = self._total()
+        scale_gradients(self.parameters(), total.scale(max_norm))
+        return torch.tensor(total.norm, dtype=torch.float64)
 
     def update(self, max_norm: float | None = None) -> Tensor | None:
-        """Clip, step the optimizers that the plan has not stepped, and clear the gradients; returns the norm."""
-        norm = None if max_norm is None else self.clip_grad_norm(max_norm)
-        for optimizer in self._outside:
-            optimizer.step()
-            optimizer.zero_grad()
-        return norm
+        """Clip, step the optimizers that the plan has not stepped, and clear the gradients; returns the norm.
+
+        If it is inf or NaN, no parameter changes.  Without `max_norm` there is no norm.  Raises InputError if the plan
+        has stepped stages that were to be clipped: `advance` can.
+        """
+        if max_norm is None:
+            self._updates.step_all(self._updates.outside, Tally(), math.inf)
+            return None
+        if self._updates.steps_inside:
+            raise InputError(
+                "The plan steps stages before the norm of all gradients is known: clip them with `advance`"
+                " (post-validation), or train without clipping."
+            )
+        total = self._total()
+        self._updates.step_all(self._updates.outside, total, max_norm)
+        return torch.tensor(total.norm, dtype=torch.float64)
 
     @property
     def optimizers(self) -> list[Optimizer]:
         """Those made by `optimizer`, for learning-rate schedules and checkpoints."""
-        return [*self._outside, *self._inside.values()]
+        return self._updates.optimizers
 
     @property
     def peak_activation(self) -> int:
@@ -213,7 +264,7 @@ class Pipeline:
         stepped = [p for p in self.parameters() if p not in hosted]
         tensors = [*stepped, *working, *(t for p in stepped for t in (p.grad, *states.get(p, ())))]
         held = {t.untyped_storage().data_ptr(): t.nbytes for t in tensors if isinstance(t, Tensor)}
-        return sum(held.values())
+        return sum(held.values()) + self._updates.undo_bytes
 
     def trace(self) -> Trace:
         """What this rank measured in the last step; `Trace.joined` of all ranks' is the whole."""
@@ -234,37 +285,50 @@ class Pipeline:
         parts = self.ranks.transport.gather(self.trace().to_json())
         return Trace.joined([Trace.from_json(part) for part in parts[: self.plan.devices]])
 
-    def _build_optimizers(self, make: Callable[[list[nn.Parameter]], Optimizer] | None) -> None:
-        inside = sorted({op.stage for op in self.plan.schedule.operations if op.kind is Kind.S})
-        if inside and make is None:
-            raise InputError("The plan steps stages inside the step: give Pipeline an `optimizer`.")
-        self._inside: dict[int, Optimizer] = {}
-        self._outside: list[Optimizer] = []
-        if make is None:
-            return
-        stepped: set[nn.Parameter] = set()
-        for stage in inside:
-            if stage in self._part.stages:
-                parameters = self._part.parameters_of(stage)
-                stepped.update(parameters)
-                self._inside[stage] = make(parameters)
-        rest = [p for p in self.parameters() if p not in stepped]
-        if rest:
-            self._outside.append(make(rest))
+    def _count(self, rows: Rows, *, overlapping: bool) -> int:
+        """Targets over all replicas; while other devices may be in the step before, none is asked."""
+        if not overlapping:
+            counted, self._origin = self.ranks.agree(rows)
+            self._agreed = rows.tokens.shape
+            for parameter in self.parameters():
+                parameter.grad = None
+            return counted
+        if rows.tokens.shape != self._agreed:
+            raise InputError(
+                f"A batch of shape {list(rows.tokens.shape)} follows one of {list(self._agreed)}: call `settle` between"
+                " batches of different shapes."
+            )
+        self._origin = perf_counter()
+        return self.ranks.count(rows)
+
+    def _begin(self, rows: Rows, counted: int, update: Callable[[int], None]) -> StepState:
+        """The state of a step that starts now, with the working copies of the masters as they are."""
+        for weights in self._part.weights.values():
+            weights.refresh()
+        seed = zlib.crc32(f"{self.seed} {self.steps} {self.ranks.replica}".encode())
+        tokens, micro_batches = rows.split(self.plan.micro_batches, scale=1 / counted, seed=seed)
+        self._saved.start_step()
+        self._mail.start_step()
+        self._lanes.start_step()
+        return StepState(
+            tokens=tokens,
+            micro_batches=micro_batches,
+            boundary=[(*t.shape, self._shape.hidden) for t in tokens],
+            dtype=DTYPES[self.plan.options.dtype],
+            update=update,
+        )
 
     def _set_aside_gradients(self) -> dict[nn.Parameter, Tensor]:
-        """Gradients of earlier steps: they are reduced already.  The working copies get their masters' values."""
+        """Gradients of earlier steps: they are reduced already."""
         before = {p: p.grad for p in self.parameters() if p.grad is not None}
         for parameter in before:
             parameter.grad = None
-        for weights in self._part.weights.values():
-            weights.refresh()
         return before
 
     def _finish(self) -> None:
         """Give every parameter its whole gradient: over replicas, and over both copies of a tied table."""
         for stage, weights in self._part.weights.items():
-            if stage not in self._inside:
+            if stage not in self._updates.inside:
                 weights.finish()
         if self.ranks.shares_table:
             name = TABLE[self._shape.is_gpt2]
@@ -274,12 +338,12 @@ class Pipeline:
             self.ranks.sum_over_tied(table.grad)
 
     def _mean_loss(self, state: StepState) -> Tensor:
-        total = torch.zeros((), dtype=torch.float64, device=self._lanes.device)
-        for loss in state.losses.values():
-            total += loss.double()
+        total = state.loss(on=self._lanes.device)
         self.ranks.sum_over_replicas(total)
         self.ranks.sum_over_pipeline(total)
         return total.float() if self.plan.options.dtype != "fp64" else total
 
-    def _is_second_copy(self, name: str) -> bool:
-        return name == HEAD_TABLE and self.ranks.shares_table
+    def _total(self) -> Tally:
+        """Of the gradients of all ranks."""
+        on = self._lanes.device
+        return self.ranks.whole(self.ranks.tally(self._updates.squares(), 0.0, on=on), on=on)

@@ -18,7 +18,10 @@ from debubble.ir.plan_file import encode
 from debubble.runtime.assembly import tied_devices
 from debubble.runtime.batch import Rows
 from debubble.runtime.guests import channels
+from debubble.runtime.relay import Relay, turns
+from debubble.runtime.relay import channels as relay_channels
 from debubble.runtime.replicas import Replicas
+from debubble.runtime.tally import Tally
 from debubble.runtime.transport import Alone, Distributed, Transport
 
 
@@ -29,6 +32,7 @@ class Ranks:
         self._plan, self.transport = plan, transport
         self.replica, self.device = divmod(transport.rank, plan.devices)
         self._one_clock = True
+        self._turns: tuple[int, ...] = ()
 
     @cached_property
     def rank_of(self) -> Mapping[int, int]:
@@ -72,24 +76,58 @@ class Ranks:
         """In place."""
         self.transport.all_reduce(tensor, self.tied)
 
+    def tally(self, squares: float, loss: float, *, on: torch.device) -> Tally:
+        """This device's, over all replicas: whole gradients are the same on all of them and count once."""
+        counts = self.over_replicas.divided or self.replica == 0
+        numbers = torch.tensor([squares if counts else 0.0, loss], dtype=torch.float64, device=on)
+        self.sum_over_replicas(numbers)
+        return Tally(*numbers.tolist())
+
+    def whole(self, own: Tally, *, on: torch.device) -> Tally:
+        """That of the whole pipeline, added in the order of the relay's turns; all its ranks wait for it."""
+        slots = torch.zeros(self._plan.devices, 2, dtype=torch.float64, device=on)
+        slots[self.device] = torch.tensor([own.squares, own.loss], dtype=torch.float64)
+        self.sum_over_pipeline(slots)
+        told = [Tally(*numbers) for numbers in slots.tolist()]
+        return Tally.of(told[device] for device in self._turns)
+
+    def open_relay(self) -> Relay:
+        """What hands tallies along this pipeline.  All ranks call it."""
+        devices = self._plan.devices
+        firsts = [replica * devices for replica in range(self._plan.options.data)]
+        self.transport.open(
+            [channel for first in firsts for channel in relay_channels([first + d for d in self._turns])], []
+        )
+        return Relay(self.transport, [self.rank_of[d] for d in self._turns])
+
     def open(self, program: Program, *, seed: int, own_model: bool) -> None:
         """Open everybody's channels and groups.  Raises InputError if the ranks are not to run the same."""
-        # How a plan was found is no part of what runs: ranks may have planned by themselves.
-        runs = msgspec.structs.replace(
-            encode(self._plan), planner="", lower_bound=0.0, solve_seconds=0.0, candidates=[]
-        )
-        content = msgspec.json.encode([runs, seed, own_model])
-        told = self.transport.gather((zlib.crc32(content), socket.gethostname()))
-        for rank, (fingerprint, _) in enumerate(told):
-            if fingerprint != told[0][0]:
-                raise InputError(f"Rank {rank} has another plan, seed or model than rank 0.")
-        self._one_clock = len({host for _, host in told}) == 1
+        self.check_same(self._plan, seed, own_model)
+        self._one_clock = len(set(self.transport.gather(socket.gethostname()))) == 1
+        self._turns = turns(program)
         devices = self._plan.devices
         firsts = [replica * devices for replica in range(self._plan.options.data)]
         groups = [tuple(range(first, first + devices)) for first in firsts]
         groups += [tuple(first + d for first in firsts) for d in range(devices)]
         groups += [tuple(sorted(first + d for d in tied_devices(self._plan))) for first in firsts]
         self.transport.open([(a + f, b + f, what) for f in firsts for a, b, what in channels(program)], groups)
+
+    def check_same(self, plan: Plan, *more: object) -> None:
+        """Raise InputError if the ranks are not to run the same."""
+        # How a plan was found is no part of what runs: ranks may have planned by themselves.
+        runs = msgspec.structs.replace(encode(plan), planner="", lower_bound=0.0, solve_seconds=0.0, candidates=[])
+        told = self.transport.gather(zlib.crc32(msgspec.json.encode([runs, *more])))
+        for rank, fingerprint in enumerate(told):
+            if fingerprint != told[0]:
+                raise InputError(f"Rank {rank} has another plan, seed or model than rank 0.")
+
+    def count(self, rows: Rows) -> int:
+        """Targets over all replicas, told by this device's alone: no rank of the pipeline waits for another."""
+        total = torch.tensor(rows.counted, device=rows.tokens.device)
+        self.sum_over_replicas(total)
+        if not total:
+            raise InputError("The batch has no target to learn from.")
+        return int(total)
 
     def agree(self, rows: Rows) -> tuple[int, float]:
         """Targets over all replicas, and the moment at which all ranks were ready, on this rank's clock.

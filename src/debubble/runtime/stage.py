@@ -48,21 +48,23 @@ def recomputed_operators(strategy: str) -> Callable[[str], bool]:
 
 
 class Stage:
-    """The units of one stage, and what is alive of their micro-batches.  `splits`: whether any backward is split."""
+    """The units of one stage, and what is alive of their micro-batches."""
 
-    def __init__(
-        self, units: Sequence[Unit], planned: Sequence[PlannedUnit], ledger: Ledger, *, splits: bool = True
-    ) -> None:
+    def __init__(self, units: Sequence[Unit], planned: Sequence[PlannedUnit], ledger: Ledger) -> None:
         self.units = list(units)
         self._planned = planned
         self._recomputed = [recomputed_operators(unit.strategy) for unit in planned]
         self._ledger = ledger
-        self._later = WeightGradients(wanted=splits)
+        self._later = WeightGradients()
         self._passages: dict[int, _Passage] = {}
         for unit in units:
             for module in unit.modules():
                 if isinstance(module, Deferring):
                     module.later = self._later
+
+    def splits(self, wanted: bool) -> None:
+        """Whether any backward will be split from now on; if none, torch's own operators do."""
+        self._later.wanted = wanted
 
     def forward(self, j: int, x: Tensor, micro_batch: MicroBatch, *, recomputing: int = 0) -> Tensor:
         """F: the stage's output, detached.  The first `recomputing` units keep what their strategy says, others all."""
@@ -123,6 +125,10 @@ class Stage:
         for deferred in passage.deferred:
             deferred.run()
         passage.deferred.clear()
+
+    def forget(self) -> None:
+        """Let go of all that forwards have left: there will be no backward."""
+        self._passages.clear()
 
     def offload(self, j: int, share: float, allocate: Callable[[int], Tensor]) -> Tensor:
         """O: move that share of what is kept into one buffer of `allocate(bytes)`, and free it here."""

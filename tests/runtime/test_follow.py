@@ -1,0 +1,123 @@
+"""A pipeline goes on with another order of its stages: nothing but the order changes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.optim import AdamW
+
+import debubble as db
+from debubble.ir import InputError, Kind, Op, OutOfMemoryError, Schedule, StageCosts
+from debubble.solver.search import split_backwards
+from tests.runtime.runtime_cases import GPT2, LLAMA, LLAMA_TIED, plan_of, run_threads, tokens_of
+
+STEPS = 4
+
+
+def offloading(schedule: Schedule) -> Schedule:
+    """Every micro-batch of stage 0 goes to the host behind its forward and comes back before its backward."""
+
+    def around(op: Op) -> tuple[Op, ...]:
+        _, stage, j = op
+        if stage == 0 and op.kind is Kind.F:
+            return op, Op(Kind.O, stage, j)
+        if stage == 0 and op.kind in (Kind.B, Kind.I):
+            return Op(Kind.L, stage, j), op
+        return (op,)
+
+    return replace(schedule, orders=tuple(tuple(o for op in order for o in around(op)) for order in schedule.orders))
+
+
+def trained(plan, others=()):
+    """Losses, and parameters, of a run that goes on with each of the other plans after a step."""
+
+    def one(pipeline):
+        losses = []
+        for step, other in zip(range(STEPS), [None, *others, *[None] * STEPS], strict=False):
+            if other is not None:
+                pipeline.follow(other)
+            losses.append(pipeline.step(tokens_of(plan.model, rows=4, seed=step)).item())
+            pipeline.update(1.0)
+        return losses, {name: p.detach() for name, p in pipeline.named_parameters()}
+
+    answers = run_threads(plan, one, optimizer=lambda parameters: AdamW(parameters, lr=0.01))
+    return answers[0][0], {name: p for _, parameters in answers for name, p in parameters.items()}
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp64", "bf16"])
+@pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
+def test_orders_that_add_up_alike_change_no_bit(config, dtype):
+    start = db.schedules["gpipe"](devices=2, micro_batches=4)
+    plan = plan_of(start, config, dtype=dtype)
+    costs = plan.costs
+    orders = [
+        db.schedules["zb-h1"](devices=2, micro_batches=4, costs=costs),
+        offloading(split_backwards(start)),
+        db.schedules["1f1b"](devices=2, micro_batches=4),
+    ]
+    losses, parameters = trained(plan)
+    switched = trained(plan, [replace(plan, schedule=order) for order in orders])
+    assert switched[0] == losses
+    assert [name for name in parameters if not torch.equal(switched[1][name], parameters[name])] == []
+
+
+def test_another_order_of_sums_is_equal_up_to_rounding():
+    start = db.schedules["gpipe"](devices=2, micro_batches=4)
+    late = replace(start, orders=tuple((*order[:4], *reversed(order[4:])) for order in start.orders))
+    plan = plan_of(start, LLAMA, dtype="fp64")
+    losses, _ = trained(plan)
+    switched, _ = trained(plan, [replace(plan, schedule=late)])
+    assert switched == pytest.approx(losses, rel=1e-12)
+
+
+def test_memory_is_counted_against_the_new_order():
+    start = db.schedules["gpipe"](devices=2, micro_batches=4)
+    plan = plan_of(start, LLAMA)
+    steady = replace(plan, schedule=db.schedules["1f1b"](devices=2, micro_batches=4))
+
+    def one(pipeline):
+        pipeline.step(tokens_of(LLAMA, rows=4))
+        before = pipeline.peak_activation
+        pipeline.follow(steady)
+        pipeline.step(tokens_of(LLAMA, rows=4))
+        return before, pipeline.peak_activation
+
+    # GPipe holds all four micro-batches; 1F1B holds two on the first device and one on the last.
+    (first, then_first), (last, then_last) = run_threads(plan, one)
+    assert then_first == first // 2
+    assert then_last == last // 4
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda plan: replace(plan, schedule=db.schedules["gpipe"](devices=2, micro_batches=8)),
+        lambda plan: replace(plan, partition=(plan.partition[0][:-1], (plan.partition[0][-1], *plan.partition[1]))),
+        lambda plan: replace(plan, model=LLAMA_TIED),
+    ],
+    ids=["micro-batches", "partition", "model"],
+)
+def test_more_than_another_order_is_refused(changed):
+    plan = plan_of(db.schedules["gpipe"](devices=2, micro_batches=4), LLAMA)
+    with pytest.raises(InputError, match="not another order of the stages that run"):
+        run_threads(plan, lambda pipeline: pipeline.follow(changed(plan)))
+
+
+def test_an_order_that_does_not_fit_is_refused_and_the_old_one_runs_on():
+    costs = StageCosts.of(stages=2, activation=1, memory_limit=2)
+    plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), LLAMA, costs=costs)
+    greedy = replace(plan, schedule=db.schedules["gpipe"](devices=2, micro_batches=4))
+
+    def one(pipeline):
+        with pytest.raises(OutOfMemoryError):
+            pipeline.follow(greedy)
+        return pipeline.step(tokens_of(LLAMA, rows=4)), pipeline.plan
+
+    assert run_threads(plan, one)[0][1] is plan
+
+
+def test_ranks_that_would_go_on_with_different_orders_are_refused():
+    plan = plan_of(db.schedules["gpipe"](devices=2, micro_batches=4), LLAMA)
+    other = replace(plan, schedule=db.schedules["1f1b"](devices=2, micro_batches=4))
+    with pytest.raises(InputError, match="Rank 1 has another plan"):
+        run_threads(plan, lambda pipeline: pipeline.follow(other if pipeline.device else plan))
