@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from debubble.ir import InputError, Plan, Trace
-from debubble.training import checkpoint
-from debubble.training.options import TrainOptions, check
+from debubble.training import checkpoint_folder
+from debubble.training.options import TrainOptions, check, settle
 from debubble.training.run import train
 
 TEXT = "".join(f"{i} bottles of beer on the wall, {i} bottles of beer.\n" for i in range(200))
@@ -40,8 +41,8 @@ def test_the_loss_falls_and_the_outcome_has_it(options):
 def test_a_resumed_run_goes_on_bit_for_bit(options, tmp_path):
     whole = train(options)
     train(changed(options, checkpoint=tmp_path / "c", save_every=3, keep=9))
-    assert [p.name for p in checkpoint.checkpoints(tmp_path / "c")] == ["step-000003", "step-000006"]
-    checkpoint.latest(tmp_path / "c").rename(tmp_path / "later")
+    assert [p.name for p in checkpoint_folder.checkpoints(tmp_path / "c")] == ["step-000003", "step-000006"]
+    checkpoint_folder.latest(tmp_path / "c").rename(tmp_path / "later")
     resumed = train(changed(options, checkpoint=tmp_path / "c", resume=True))
     assert [r.loss for r in resumed.reports] == [r.loss for r in whole.reports][3:]
 
@@ -80,11 +81,20 @@ def test_a_plan_of_abstract_costs_is_refused(options, tmp_path):
         check(changed(options, plan=tmp_path / "abstract.json"))
 
 
-def test_checkpoints_of_divided_states_are_refused(options, tmp_path):
-    plan = Plan.load(options.plan)
-    replace(plan, options=replace(plan.options, data=2, zero=2)).save(tmp_path / "divided.json")
-    with pytest.raises(InputError, match="no divided optimizer states"):
-        check(changed(options, plan=tmp_path / "divided.json", checkpoint=tmp_path / "c"))
+@pytest.mark.usefixtures("process_group")
+def test_a_run_that_may_find_no_checkpoint_starts_anew_or_goes_on(options, tmp_path):
+    restartable = changed(options, checkpoint=tmp_path / "c", auto_resume=True, steps=2)
+    first = train(restartable)
+    assert [r.step for r in first.reports] == [1, 2]
+    assert [r.step for r in train(changed(restartable, steps=3)).reports] == [3]
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_resumed_run_keeps_the_settings_that_are_not_given_anew(options, tmp_path):
+    train(changed(options, checkpoint=tmp_path / "c", steps=1, clip=0.5))
+    again = TrainOptions(plan=options.plan, checkpoint=tmp_path / "c", resume=True)
+    settled = settle({"steps": 4, "learning_rate": None, "clip": None}, again)
+    assert (settled.steps, settled.learning_rate, settled.warmup, settled.clip) == (4, 0.01, 2, 0.5)
 
 
 @pytest.mark.usefixtures("process_group")
@@ -108,7 +118,7 @@ def command(options: TrainOptions, *more: str) -> list[str]:
 def test_two_ranks_resume_what_one_rank_began(options, tmp_path, plan_file):
     whole = train(options)
     train(changed(options, checkpoint=tmp_path / "c", save_every=3, keep=9))
-    checkpoint.latest(tmp_path / "c").rename(tmp_path / "later")
+    checkpoint_folder.latest(tmp_path / "c").rename(tmp_path / "later")
     two = changed(options, plan=plan_file(2))
     more = ["--steps", "6", "--checkpoint", str(tmp_path / "c"), "--resume", "--json"]
     finished = subprocess.run(command(two, *more), capture_output=True, text=True, check=True)
@@ -117,11 +127,36 @@ def test_two_ranks_resume_what_one_rank_began(options, tmp_path, plan_file):
     assert len(answer["peak_memory"]) == 2
 
 
+def ran(options: TrainOptions, *more: str) -> list[float]:
+    """The losses of `debubble train`."""
+    finished = subprocess.run(command(options, "--json", *more), capture_output=True, text=True, check=True)
+    losses: list[float] = json.loads(finished.stdout)["losses"]
+    return losses
+
+
+@pytest.mark.usefixtures("process_group")
+def test_divided_states_go_on_bit_for_bit_and_can_be_joined(options, tmp_path):
+    """Two replicas that each own half of every parameter's rows, then the same again, then one rank alone."""
+    plan, divided = Plan.load(options.plan), tmp_path / "divided.json"
+    replace(plan, options=replace(plan.options, data=2, zero=2)).save(divided)
+    folder, two = tmp_path / "c", changed(options, plan=divided)
+    saving = ["--checkpoint", str(folder), "--save-every", "2", "--keep", "9"]
+    whole = ran(two, "--steps", "4", *saving)
+    shutil.rmtree(folder / "step-000004")
+    assert ran(two, "--resume", *saving) == whole[2:]
+    shutil.rmtree(folder / "step-000004")
+    # One rank takes all 8 sequences of a step.
+    costs = replace(plan.options, micro_batch_size=2)
+    replace(plan, options=costs).save(tmp_path / "one.json")
+    joined = train(changed(options, plan=tmp_path / "one.json", checkpoint=folder, resume=True, steps=4))
+    assert [r.loss for r in joined.reports] == pytest.approx(whole[2:], rel=1e-5)
+
+
 def test_a_dead_rank_ends_the_run_with_its_reason_and_leaves_the_last_checkpoint(options, tmp_path, plan_file):
     two = changed(options, plan=plan_file(2))
     more = ["--steps", "1000000", "--checkpoint", str(tmp_path / "c"), "--save-every", "5"]
     with subprocess.Popen(command(two, *more), stderr=subprocess.PIPE, text=True) as run:
-        while not (tmp_path / "c").exists() or not checkpoint.checkpoints(tmp_path / "c"):
+        while not (tmp_path / "c").exists() or not checkpoint_folder.checkpoints(tmp_path / "c"):
             assert run.poll() is None
         ranks = children(run.pid)
         assert len(ranks) == 2
@@ -130,7 +165,7 @@ def test_a_dead_rank_ends_the_run_with_its_reason_and_leaves_the_last_checkpoint
         said = run.stderr.read().splitlines()
     assert said[-1] == "debubble: Rank 1 was killed by SIGKILL; the other ranks were ended."
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
-    assert checkpoint.progress_of(checkpoint.latest(tmp_path / "c")).step % 5 == 0
+    assert checkpoint_folder.progress_of(checkpoint_folder.latest(tmp_path / "c")).step % 5 == 0
 
 
 def children(pid: int) -> list[int]:

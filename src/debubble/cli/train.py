@@ -19,29 +19,43 @@ def train(
         Path | None,
         typer.Option(help="Text file or directory (default: the sources of Python's standard library)."),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Training steps, those before a resumed checkpoint included.")] = 100,
-    learning_rate: Annotated[float, typer.Option("--lr", help="Peak of the learning rate.")] = 3e-3,
-    warmup: Annotated[int, typer.Option(help="Steps until the peak; then a cosine to a tenth of it.")] = 10,
-    weight_decay: Annotated[float, typer.Option(help="AdamW's weight decay.")] = 0.01,
-    clip: Annotated[float, typer.Option(help="Largest global norm of the gradients.")] = 1.0,
+    steps: Annotated[
+        int | None, typer.Option(help="Training steps, those before a resumed checkpoint included (default: 100).")
+    ] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option("--lr", help="Peak of the learning rate (default: 3e-3).")
+    ] = None,
+    warmup: Annotated[
+        int | None, typer.Option(help="Steps until the peak; then a cosine to a tenth of it (default: 10).")
+    ] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="AdamW's weight decay (default: 0.01).")] = None,
+    clip: Annotated[float | None, typer.Option(help="Largest global norm of the gradients (default: 1).")] = None,
     seed: Annotated[int, typer.Option(help="Of the initial weights and the order of the data.")] = 0,
     checkpoint: Annotated[Path | None, typer.Option(help="Folder for checkpoints.")] = None,
     save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 100,
     keep: Annotated[int, typer.Option(help="Checkpoints to keep.")] = 2,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint, with its settings where none are given.")
+    ] = False,
+    auto_resume: Annotated[
+        bool, typer.Option("--auto-resume", help="The same, or start where there is none: for torchrun's restarts.")
+    ] = False,
     trace: Annotated[Path | None, typer.Option(help="Write the trace of the last steps here.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the predicted and measured timelines here.")] = None,
     json: Json = False,
 ) -> None:
     """Run a plan: start its ranks here, or join when started by torchrun."""
     require_torch()
-    from debubble.training.options import TrainOptions, check
+    from debubble.training.options import TrainOptions, check, settle
 
+    recipe = {
+        "steps": steps, "learning_rate": learning_rate, "warmup": warmup, "weight_decay": weight_decay, "clip": clip,
+    }  # fmt: skip
     options = TrainOptions(
-        plan=plan, data=data, steps=steps, learning_rate=learning_rate, warmup=warmup, weight_decay=weight_decay,
-        clip=clip, seed=seed, checkpoint=checkpoint, save_every=save_every, keep=keep, resume=resume, trace=trace,
-        html=html, json=json,
+        plan=plan, data=data, seed=seed, checkpoint=checkpoint, save_every=save_every, keep=keep, resume=resume,
+        auto_resume=auto_resume, trace=trace, html=html, json=json,
     )  # fmt: skip
+    options = settle(recipe, options)
     checked = check(options)
     from debubble.runtime.launcher import packed, start
 

@@ -179,14 +179,16 @@ class Pipeline:
         """Of a whole parameter."""
         return next(held.shapes[name] for held in self._part.weights.values() if name in held.shapes)
 
-    def pieces(self) -> dict[str, Piece]:
-        """What this rank has of each parameter, by Hugging Face name: what checkpoints are made of.
+    def pieces(self) -> Iterator[tuple[str, nn.Parameter, Piece]]:
+        """What this rank has of each parameter and where it lies in the whole one: what checkpoints are made of.
 
-        Both copies of a tied table go by the embedding's name.
+        By Hugging Face name; both copies of a tied table go by the embedding's.
         """
         self.settle()
         own = {HEAD_TABLE: TABLE[self._shape.is_gpt2]} if self._shape.tied else {}
-        return {own.get(name, name): held.piece(name) for held in self._part.weights.values() for name in held.masters}
+        for held in self._part.weights.values():
+            for name, parameter in held.masters.items():
+                yield own.get(name, name), parameter, held.piece(name)
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take this rank's parameters from a state by Hugging Face name, which may hold more."""

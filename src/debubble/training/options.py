@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from debubble.ir import InputError, Plan
+from debubble.training.checkpoint_folder import checkpoints, latest, progress_of
 from debubble.training.data import VOCABULARY, Corpus, Sequences
 
 
@@ -30,11 +33,35 @@ class TrainOptions:
     """Steps between checkpoints; the last step always has one."""
     keep: int = 2
     resume: bool = False
+    """Go on from the newest checkpoint."""
+    auto_resume: bool = False
+    """The same, but start anew where there is none yet: for runs that are started again after a failure."""
     trace: Path | None = None
     """Where the trace of the last steps goes."""
     html: Path | None = None
     """Where the predicted and measured timelines go."""
     json: bool = False
+
+
+RECIPE = ("steps", "learning_rate", "warmup", "weight_decay", "clip")
+"""Settings that a checkpoint remembers."""
+
+
+def settle(given: Mapping[str, float | None], options: TrainOptions) -> TrainOptions:
+    """The options with the settings that were given; for the others, those of the checkpoint to resume count."""
+    newest = start_of(options)
+    settings: dict[str, Any] = {} if newest is None else dict(progress_of(newest).recipe)
+    settings.update({name: value for name, value in given.items() if value is not None})
+    return replace(options, **settings)
+
+
+def start_of(options: TrainOptions) -> Path | None:
+    """The checkpoint that the run goes on from.  Raises InputError if there has to be one and is none."""
+    if options.checkpoint is None or not (options.resume or options.auto_resume):
+        return None
+    if options.auto_resume and not checkpoints(options.checkpoint):
+        return None
+    return latest(options.checkpoint)
 
 
 def check(options: TrainOptions) -> Plan:
@@ -44,7 +71,7 @@ def check(options: TrainOptions) -> Plan:
         if getattr(options, name) < 1:
             raise InputError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(options, name)}.")
     sequences_of(options, plan)
-    if options.resume and options.checkpoint is None:
+    if (options.resume or options.auto_resume) and options.checkpoint is None:
         raise InputError("--resume needs --checkpoint with the folder that holds the checkpoint.")
     if options.checkpoint is not None:
         _check_checkpoints(options, options.checkpoint, plan)
@@ -70,17 +97,11 @@ def sequences_of(options: TrainOptions, plan: Plan) -> Sequences:
 
 def _check_checkpoints(options: TrainOptions, folder: Path, plan: Plan) -> None:
     """Refuse to resume without a checkpoint of the plan's model and steps to go, or to mix two runs in a folder."""
-    from debubble.training.checkpoint import checkpoints, latest, progress_of
-
-    if plan.options.zero and plan.options.data > 1:
-        raise InputError(
-            "Checkpoints hold no divided optimizer states: train without --checkpoint, or plan with zero 0."
-        )
-    if not options.resume:
+    newest = start_of(options)
+    if newest is None:
         if checkpoints(folder):
             raise InputError(f"{folder} holds checkpoints already: add --resume, or give another folder.")
         return
-    newest = latest(folder)
     progress = progress_of(newest)
     if progress.model != plan.model:
         raise InputError(f"{newest} is a checkpoint of another model than the plan's.")

@@ -14,9 +14,10 @@ import torch.distributed as dist
 from debubble.ir import Trace
 from debubble.runtime.pipeline import Pipeline
 from debubble.training import checkpoint
-from debubble.training.checkpoint import Progress
+from debubble.training.checkpoint import Saver
+from debubble.training.checkpoint_folder import Progress, progress_of
 from debubble.training.learning_rate import learning_rate
-from debubble.training.options import TrainOptions, runnable, sequences_of
+from debubble.training.options import RECIPE, TrainOptions, runnable, sequences_of, start_of
 from debubble.training.progress import Display, StepReport
 from debubble.training.report import Outcome, available_cores, compared
 from debubble.training.state import adamw, set_learning_rate, state_of
@@ -27,7 +28,8 @@ TRACED = 10
 
 def train(options: TrainOptions) -> Outcome | None:
     """Train as this rank of the process group.  Rank 0 has the outcome."""
-    run = Run.resumed(options) if options.resume else Run(options)
+    newest = _agreed(start_of(options))
+    run = Run(options) if newest is None else Run.resumed(options, newest)
     leader = dist.get_rank() == 0
     display = Display(steps=options.steps, done=run.done) if leader else None
     reports: list[StepReport] = []
@@ -43,7 +45,7 @@ def train(options: TrainOptions) -> Outcome | None:
         trace.save(options.trace)
     cores = available_cores() if run.device.type == "cpu" else None
     comparison = compared(run.plan, trace, cores=cores, html=options.html)
-    return Outcome(reports=reports, comparison=comparison, checkpoint=run.saved)
+    return Outcome(reports=reports, comparison=comparison, checkpoint=run.saver.newest if run.saver else None)
 
 
 class Run:
@@ -62,8 +64,7 @@ class Run:
         """Steps."""
         self.samples = 0
         self.traces: list[Trace] = []
-        self.saved: Path | None = None
-        """The newest checkpoint."""
+        self.saver = None if options.checkpoint is None else Saver(options.checkpoint, keep=options.keep)
 
     @property
     def rows(self) -> int:
@@ -71,23 +72,25 @@ class Run:
         return self.plan.micro_batches * self.plan.options.micro_batch_size
 
     @staticmethod
-    def resumed(options: TrainOptions) -> Run:
-        """Go on where the newest checkpoint stands."""
-        assert options.checkpoint is not None
-        newest = checkpoint.latest(options.checkpoint)
-        progress = checkpoint.progress_of(newest)
+    def resumed(options: TrainOptions, newest: Path) -> Run:
+        """Go on where a checkpoint stands."""
+        progress = progress_of(newest)
         run = Run(replace(options, seed=progress.seed))
         checkpoint.load(newest, state_of(run.pipeline))
         run.done = run.pipeline.steps = progress.step
-        run.samples, run.saved = progress.samples, newest
+        run.samples = progress.samples
         return run
 
     def steps(self) -> Iterator[StepReport]:
         """Take the steps that remain, saving checkpoints between them."""
         while self.done < self.options.steps:
             yield self._step()
-            if self.options.checkpoint is not None and self._due():
-                self._save(self.options.checkpoint)
+            if self.saver is not None:
+                self.saver.check()
+                if self._due():
+                    self.saver.save(state_of(self.pipeline), self._progress())
+        if self.saver is not None:
+            self.saver.wait()
 
     def _step(self) -> StepReport:
         o, start = self.options, perf_counter()
@@ -117,10 +120,22 @@ class Run:
     def _due(self) -> bool:
         return self.done % self.options.save_every == 0 or self.done == self.options.steps
 
-    def _save(self, folder: Path) -> None:
+    def _progress(self) -> Progress:
         assert self.plan.model is not None
-        progress = Progress(step=self.done, samples=self.samples, seed=self.options.seed, model=self.plan.model)
-        self.saved = checkpoint.save(folder, state_of(self.pipeline), progress, keep=self.options.keep)
+        return Progress(
+            step=self.done,
+            samples=self.samples,
+            seed=self.options.seed,
+            model=self.plan.model,
+            recipe={name: getattr(self.options, name) for name in RECIPE},
+        )
+
+
+def _agreed(newest: Path | None) -> Path | None:
+    """What rank 0 has found: hosts may see a shared folder change at different times."""
+    told = [newest]
+    dist.broadcast_object_list(told)
+    return told[0]
 
 
 def _device() -> torch.device:

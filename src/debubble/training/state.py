@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from debubble.runtime.pipeline import Pipeline
-
-State = dict[str, dict[str, Tensor]]
+from debubble.runtime.weights import Piece
 
 
 def adamw(*, weight_decay: float) -> Callable[[list[nn.Parameter]], Optimizer]:
@@ -36,14 +35,20 @@ def set_learning_rate(pipeline: Pipeline, rate: float) -> None:
             group["lr"] = rate
 
 
-def state_of(pipeline: Pipeline) -> State:
-    """This rank's tensors, the live ones: what is loaded into them is what the pipeline trains on."""
-    moments: dict[str, Tensor] = {}
-    for name, parameter in pipeline.named_parameters():
-        for optimizer in pipeline.optimizers:
-            if any(parameter is p for group in optimizer.param_groups for p in group["params"]):
-                moments |= {f"{name}.{what}": tensor for what, tensor in _moments(optimizer, parameter).items()}
-    return {"model": pipeline.state_dict(), "optimizer": moments}
+def state_of(pipeline: Pipeline) -> dict[str, Piece]:
+    """What this rank has of the run's tensors, live: what is loaded into them is what the pipeline trains on."""
+    state: dict[str, Piece] = {}
+    optimizer_of = {p: o for o in pipeline.optimizers for group in o.param_groups for p in group["params"]}
+    for name, parameter, piece in pipeline.pieces():
+        state[f"model.{name}"] = piece
+        if parameter in optimizer_of:
+            for what, tensor in _moments(optimizer_of[parameter], parameter).items():
+                state[f"optimizer.{name}.{what}"] = piece._replace(tensor=tensor) if tensor.dim() else _whole(tensor)
+    return state
+
+
+def _whole(tensor: Tensor) -> Piece:
+    return Piece(tensor, tensor.size(), (0,) * tensor.dim())
 
 
 def _moments(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:

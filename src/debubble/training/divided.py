@@ -1,0 +1,88 @@
+"""How torch.distributed.checkpoint reads and writes tensors of which every rank has a part (ZeRO's rows).
+
+A file says of each part where in the whole it lies; a rank that reads asks for its own part, however the whole was
+divided when it was written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+from debubble.runtime.weights import Piece
+
+State = Mapping[str, Piece]
+"""What a rank has of each tensor, by name."""
+
+
+def tensors(state: State) -> dict[str, Tensor]:
+    """The parts alone, as a DCP state dict."""
+    return {name: piece.tensor for name, piece in state.items()}
+
+
+class SavePieces(DefaultSavePlanner):
+    """Plans to write each tensor of the state dict as the part of a whole that `state` says it is."""
+
+    def __init__(self, state: State) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._state = state
+
+    def create_local_plan(self) -> SavePlan:
+        held = {name: piece for name, piece in self._state.items() if piece.tensor.numel()}
+        self.plan = SavePlan([_write_item(name, piece) for name, piece in held.items()])
+        return self.plan
+
+    def lookup_object(self, index: MetadataIndex) -> Tensor:
+        # The copy that training does not change, not the live tensor of `state`.
+        tensor: Tensor = self.state_dict[index.fqn]
+        return tensor
+
+
+class LoadPieces(DefaultLoadPlanner):
+    """Plans to read each tensor's part, whatever parts were written."""
+
+    def __init__(self, state: State) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._state = state
+
+    def create_local_plan(self) -> LoadPlan:
+        assert self.metadata is not None
+        items: list[ReadItem] = []
+        for name, piece in self._state.items():
+            found = self.metadata.state_dict_metadata.get(name)
+            if not isinstance(found, TensorStorageMetadata):
+                raise ValueError(f"it has no '{name}'")
+            if found.size != piece.shape:
+                raise ValueError(f"'{name}' has shape {list(found.size)} there, {list(piece.shape)} here")
+            if piece.tensor.numel():
+                items += create_read_items_for_chunk_list(name, found, [_chunk(piece)])
+        return LoadPlan(items)
+
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        return self._state[index.fqn].tensor
+
+
+def _chunk(piece: Piece) -> ChunkStorageMetadata:
+    return ChunkStorageMetadata(offsets=torch.Size(piece.offsets), sizes=piece.tensor.size())
+
+
+def _write_item(name: str, piece: Piece) -> WriteItem:
+    chunk = _chunk(piece)
+    properties = dataclasses.replace(TensorProperties.create_from_tensor(piece.tensor), requires_grad=False)
+    return WriteItem(
+        index=MetadataIndex(name, chunk.offsets),
+        type=WriteItemType.SHARD,
+        tensor_data=TensorWriteData(chunk=chunk, properties=properties, size=piece.shape),
+    )

@@ -1,0 +1,29 @@
+import pytest
+
+import debubble as db
+from debubble.ir import Plan
+from debubble.runtime import Pipeline
+from debubble.runtime.transport import Threads
+from debubble.training.state import adamw, state_of
+
+
+def names(plan: db.Plan, *, tied: bool) -> list[set[str]]:
+    """What each rank has to save."""
+    plan = Plan(**{**vars(plan), "model": {**plan.model, "tie_word_embeddings": tied}})
+
+    def of(transport: Threads) -> set[str]:
+        return set(state_of(Pipeline(None, plan, transport=transport, optimizer=adamw(weight_decay=0.1))))
+
+    return Threads.run(plan.devices, of)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_two_devices_save_together_what_one_saves_whatever_is_tied(plan_file, tied):
+    (alone,) = names(Plan.load(plan_file(1)), tied=tied)
+    first, last = names(Plan.load(plan_file(2)), tied=tied)
+    assert first | last == alone
+    assert ("optimizer.lm_head.weight.exp_avg" in last) != tied
+    assert first & last == ({f"{part}model.embed_tokens.weight{end}" for part, end in TABLE} if tied else set())
+
+
+TABLE = [("model.", ""), *(("optimizer.", f".{what}") for what in ("step", "exp_avg", "exp_avg_sq"))]
