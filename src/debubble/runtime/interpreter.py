@@ -12,13 +12,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from debubble.ir import Instruction, Kind, Lane, Moment, Op, Program, Queue
+from debubble.runtime.ahead import ahead_of_gradients
 from debubble.runtime.guests import Guests
 from debubble.runtime.lanes import CpuLanes, CudaLanes, Mark
 from debubble.runtime.memory import Ledger
@@ -45,10 +46,19 @@ class StepState:
     boundary: list[tuple[int, ...]]
     """Shape of what stages hand on, per micro-batch."""
     dtype: torch.dtype
+    update: Callable[[int], None]
+    """S: what steps a stage."""
     losses: dict[int, Tensor] = field(default_factory=dict)
     tensors: dict[Op, Tensor] = field(default_factory=dict)
     """What is there for an operation to consume, by the consumer: an F, a backward, a send."""
     buffers: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+
+    def loss(self, *, on: torch.device) -> Tensor:
+        """Sum of the losses that this device has, in double precision."""
+        total = torch.zeros((), dtype=torch.float64, device=on)
+        for loss in self.losses.values():
+            total += loss.double()
+        return total
 
 
 @dataclass
@@ -65,13 +75,12 @@ class Interpreter:
     mail: Ledger
     """Counts what was received and not yet used, or computed and not yet sent."""
     weights: Mapping[int, StageWeights]
-    optimizers: Mapping[int, Optimizer]
-    """Of the stages that step inside the program."""
 
     def __post_init__(self) -> None:
         self._queues = self.program.queues_of[self.device]
         self._guests = Guests(self.program, self.device, self.transport, self.rank_of, self.lanes.device)
         self._complete = self._gradients_complete_after()
+        self._ahead = ahead_of_gradients(self.program)
         schedule = self.program.schedule
         self._recomputing = {
             s: round(len(stage.units) * float(schedule.recompute_fraction.get(s, 1)))
@@ -80,10 +89,21 @@ class Interpreter:
 
     def run(self, state: StepState) -> list[Ran]:
         """One step.  Returns what ran and when; raises the first error of any lane."""
-        step = _Step(self.program, self.device, self.lanes)
+        ran = self.run_ahead(state, stands=lambda: True)
+        assert ran is not None
+        return ran
+
+    def run_ahead(self, state: StepState, *, stands: Callable[[], bool]) -> list[Ran] | None:
+        """One step on parameters of which it is not known whether they stand.
+
+        Before the first operation that changes gradients, the compute lane asks; if they do not, the step ends there,
+        nothing is left of it, and the answer is None.  All ranks must find the same.
+        """
+        step = _Step(self.program, self.device, self.lanes, stands)
         helpers = [threading.Thread(target=self._help, args=(q, step, state), daemon=True) for q in self._queues
                    if q.lane is not Lane.COMPUTE]  # fmt: skip
-        helpers += [threading.Thread(target=step.guarded, args=(work,), daemon=True) for work in self._guests.works()]
+        helpers += [threading.Thread(target=step.guarded, args=(partial(self._serve, work, step),), daemon=True)
+                    for work in self._guests.works()]  # fmt: skip
         for helper in helpers:
             helper.start()
         for queue in self._queues:
@@ -92,13 +112,27 @@ class Interpreter:
         for helper in helpers:
             step.join(helper)
         step.check()
-        return step.events
+        if step.goes_on():
+            return step.events
+        for stage in self.stages.values():
+            stage.forget()
+        self.mail.count(-self.mail.bytes)
+        return None
+
+    def _serve(self, work: Callable[[], None], step: _Step) -> None:
+        if step.goes_on():
+            work()
 
     def _help(self, queue: Queue, step: _Step, state: StepState) -> None:
         def walk() -> None:
             with self.lanes.lane(queue.lane, queue.peer):
                 for index in queue.instructions:
                     instruction = self.program.instructions[index]
+                    if index not in self._ahead:
+                        if queue.lane is Lane.COMPUTE:
+                            step.ask()
+                        if not step.goes_on():
+                            return
                     step.wait(instruction)
                     start = step.begin(index)
                     self._act(instruction, state)
@@ -133,7 +167,7 @@ class Interpreter:
             case Kind.D:
                 self.weights[stage].bring_down(op)
             case Kind.S:
-                self._step(stage)
+                state.update(stage)
             case Kind.P:
                 self.weights[stage].load()
 
@@ -202,11 +236,6 @@ class Interpreter:
         buffer = state.buffers.pop((op.stage, op.micro_batch)) if here else self._guests.fetch(op)
         self.stages[op.stage].reload(op.micro_batch, buffer)
 
-    def _step(self, stage: int) -> None:
-        self.weights[stage].finish()
-        self.optimizers[stage].step()
-        self.optimizers[stage].zero_grad()
-
     def _gradients_complete_after(self) -> dict[int, list[Op]]:
         """Backwards (their instructions) after which the gradients of a G or D are complete."""
         found: dict[int, list[Op]] = {}
@@ -221,8 +250,9 @@ class Interpreter:
 class _Step:
     """Which moments of one step have come, and the first error."""
 
-    def __init__(self, program: Program, device: int, lanes: CpuLanes | CudaLanes) -> None:
+    def __init__(self, program: Program, device: int, lanes: CpuLanes | CudaLanes, stands: Callable[[], bool]) -> None:
         self._program, self._device, self._lanes = program, device, lanes
+        self._stands, self._asked, self._answer = stands, threading.Event(), False
         self._moments: dict[tuple[int, Moment], threading.Event] = {}
         self._marks: dict[tuple[int, Moment], Mark] = {}
         self._error: BaseException | None = None
@@ -243,6 +273,18 @@ class _Step:
                 awaited = self._program.instructions[wait.instruction].op.kind
                 self._lanes.wait(self._marks[key], for_memory=awaited is Kind.O)
 
+    def ask(self) -> None:
+        """On the compute lane: whether the step goes on; the other lanes wait for the answer."""
+        if not self._asked.is_set():
+            self._answer = self._stands()
+            self._asked.set()
+
+    def goes_on(self) -> bool:
+        """The answer, as soon as it is there."""
+        self._asked.wait()
+        self.check()
+        return self._answer
+
     def begin(self, index: int) -> Mark:
         mark = self._lanes.mark()
         self._reached(index, Moment.START, mark)
@@ -262,6 +304,7 @@ class _Step:
         except BaseException as error:
             if self._error is None:
                 self._error = error
+            self._asked.set()
             for moment in self._moments.values():
                 moment.set()
 

@@ -24,6 +24,8 @@ class Channel(Enum):
     MESSAGE = "message"
     OFFLOAD = "offload"
     RELOAD = "reload"
+    TALLY = "tally"
+    """A few numbers of the host's, never on the device."""
 
 
 class Transport(Protocol):
@@ -69,7 +71,8 @@ class Distributed:
     def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[tuple[int, ...]]) -> None:
         for channel in channels:
             # A group per channel: NCCL runs all messages of a group in one order.
-            self._channels[channel] = self._dist.new_group(sorted(channel[:2]))
+            backend = "gloo" if channel[2] is Channel.TALLY else None
+            self._channels[channel] = self._dist.new_group(sorted(channel[:2]), backend=backend)
         for ranks in groups:
             if len(ranks) > 1 and ranks not in self._groups:
                 self._groups[ranks] = self._dist.new_group(list(ranks))

@@ -65,7 +65,6 @@ def rehearse(plan: Plan, *, steps: int, transport: Transport) -> Trace:
         lanes=CpuLanes(),
         mail=Ledger(torch.device("cpu")),
         weights={},
-        optimizers={},
     )
     parts: list[Trace] = []
     for step in range(steps):
@@ -81,7 +80,13 @@ def _messages(plan: Plan) -> StepState:
     """Messages of the real size; a number each where the plan has no model."""
     o = plan.options
     shape = (1,) if plan.model is None else (o.micro_batch_size, o.sequence_length, read_shape(plan.model).hidden)
-    return StepState(tokens=[], micro_batches=[], boundary=[shape] * plan.micro_batches, dtype=DTYPES[o.dtype])
+    return StepState(
+        tokens=[],
+        micro_batches=[],
+        boundary=[shape] * plan.micro_batches,
+        dtype=DTYPES[o.dtype],
+        update=lambda stage: None,
+    )
 
 
 def _events(ran: Sequence[Ran], *, device: int, origin: float) -> tuple[TraceEvent, ...]:

@@ -1,0 +1,261 @@
+"""Steps taken before the norm is known are, to the bit, the synchronous optimizer's."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+
+import debubble as db
+from debubble.ir import InputError, Kind
+from debubble.runtime import Pipeline
+from debubble.runtime.ahead import ahead_of_gradients
+from debubble.runtime.relay import turns
+from debubble.runtime.transport import Threads
+from tests.runtime.runtime_cases import GPT2, LLAMA, LLAMA_TIED, plan_of, run_threads, tokens_of
+from tests.runtime.test_pipeline import ADAMW, device_stepped, host_stepped, schedule_1f1b
+
+STEPS = 8
+POISON = 60
+"""A token whose row of the embedding is NaN in these runs: batches that have it give NaN gradients."""
+
+
+def batch_of(pipeline, step, *, poisoned):
+    """Without the poisonous token, except in the poisoned steps."""
+    plan = pipeline.plan
+    rows = plan.micro_batches * plan.options.data
+    tokens = tokens_of(plan.model, rows=rows, seed=step) % POISON
+    if step in poisoned:
+        tokens[-1, 3] = POISON
+    return tokens.chunk(plan.options.data)[pipeline.ranks.replica]
+
+
+def poison(pipeline):
+    for name, parameter in pipeline.state_dict().items():
+        if "embed_tokens" in name or "wte" in name:
+            changed = parameter.clone()
+            changed[POISON] = math.nan
+            pipeline.load_state_dict({**pipeline.state_dict(), name: changed})
+
+
+def synchronous(pipeline, *, max_norm, poisoned=(), steps=STEPS):
+    """Losses and norms of some steps, and the parameters at their end."""
+    if poisoned:
+        poison(pipeline)
+    losses, norms = [], []
+    for step in range(steps):
+        losses.append(float(pipeline.step(batch_of(pipeline, step, poisoned=poisoned))))
+        norms.append(float(pipeline.update(max_norm)))
+    return losses, norms, pipeline.state_dict()
+
+
+def ahead(pipeline, *, max_norm, poisoned=(), steps=STEPS):
+    """The same with `advance`; and what every step came to."""
+    if poisoned:
+        poison(pipeline)
+    settled = [
+        pipeline.advance(batch_of(pipeline, step, poisoned=poisoned), max_norm=max_norm) for step in range(steps)
+    ]
+    assert settled.pop(0) is None
+    settled.append(pipeline.settle())
+    assert [s.step for s in settled] == list(range(steps))
+    return [s.loss for s in settled], [s.norm for s in settled], pipeline.state_dict(), settled
+
+
+def run(plan, work, **arguments):
+    return Threads.run(
+        plan.devices * plan.options.data,
+        lambda transport: partial(work, **arguments)(Pipeline(None, plan, transport=transport, optimizer=ADAMW)),
+    )
+
+
+def middle_norm(plan, **arguments):
+    """A limit that clips some steps of a run and not others."""
+    norms = sorted(n for n in run(plan, synchronous, max_norm=1e9, **arguments)[0][1] if math.isfinite(n))
+    return norms[len(norms) // 2] * 1.0001
+
+
+def assert_same(found, expected, *, rel=None):
+    for (losses, norms, state, _), (losses_then, norms_then, state_then) in zip(found, expected, strict=True):
+        assert losses == pytest.approx(losses_then, rel=1e-6, nan_ok=True)  # added up in another precision
+        assert norms == pytest.approx(norms_then, rel=0, abs=0, nan_ok=True)
+        assert state.keys() == state_then.keys()
+        for name, parameter in state.items():
+            torch.testing.assert_close(parameter, state_then[name], rtol=0, atol=0, equal_nan=True)
+
+
+def plans():
+    def chunks(devices):
+        return db.schedules["interleaved"](devices=devices, micro_batches=4)
+
+    yield "1f1b", plan_of(schedule_1f1b(), LLAMA, dtype="fp32")
+    yield "zb-h2 on 4", plan_of(db.schedules["zb-h2"](devices=4, micro_batches=8), LLAMA, dtype="fp32")
+    yield "interleaved, bf16", plan_of(chunks(2), LLAMA, dtype="bf16")
+    yield "tied over devices", plan_of(schedule_1f1b(), LLAMA_TIED, dtype="fp32")
+    yield "zb-v, tied on a device", plan_of(db.schedules["zb-v"](devices=2, micro_batches=4), GPT2, dtype="fp32")
+    yield "two replicas", plan_of(schedule_1f1b(), LLAMA, dtype="fp32", data=2)
+    yield "ZeRO-1", plan_of(schedule_1f1b(), LLAMA, dtype="bf16", data=2, zero=1)
+    yield "ZeRO-2 in groups", plan_of(db.schedules["chronos-zero2"](devices=2, micro_batches=4), LLAMA_TIED,
+                                      dtype="fp32", data=2, zero=2)  # fmt: skip
+    yield "one device", plan_of(schedule_1f1b(devices=1), LLAMA, dtype="fp32")
+
+
+@pytest.mark.parametrize("plan", [pytest.param(plan, id=name) for name, plan in plans()])
+def test_steps_ahead_end_where_synchronous_ones_do(plan):
+    max_norm = middle_norm(plan)
+    found, expected = (run(plan, work, max_norm=max_norm) for work in (ahead, synchronous))
+    norms = expected[0][1]
+    assert min(norms) < max_norm < max(norms)
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("options", [{}, {"data": 2, "zero": 2}], ids=["whole", "ZeRO-2"])
+@pytest.mark.parametrize("stepped", [host_stepped, device_stepped])
+def test_stages_stepped_inside_the_step_are_clipped_as_after_it(stepped, options, dtype):
+    inside, after = (plan_of(s, LLAMA, dtype=dtype, **options) for s in (stepped(schedule_1f1b()), schedule_1f1b()))
+    max_norm = middle_norm(after)
+    found = run(inside, ahead, max_norm=max_norm)
+    assert_same(found, run(after, synchronous, max_norm=max_norm))
+    assert any(s.rolled_back for s in found[0][3])
+
+
+@pytest.mark.parametrize("stepped", [host_stepped, device_stepped, lambda schedule: schedule])
+def test_a_step_with_a_nan_gradient_changes_nothing(stepped):
+    inside, after = (plan_of(s, LLAMA, dtype="fp32") for s in (stepped(schedule_1f1b()), schedule_1f1b()))
+    arguments = {"max_norm": 1e9, "poisoned": (2, 5)}
+    found = run(inside, ahead, **arguments)
+    assert_same(found, run(after, synchronous, **arguments))
+    for *_, settled in found:
+        assert [s.step for s in settled if s.skipped] == [2, 5]
+
+
+def test_devices_that_stepped_without_knowing_all_take_it_back():
+    """1F1B's last device finishes first: it steps, and hears from the first that the norm is too large."""
+    plan = plan_of(schedule_1f1b(), LLAMA, dtype="fp32")
+    alone, whole = norms_of_last_device_and_of_all(plan)
+    max_norm = math.sqrt(alone * whole)
+    [settled, _] = run(plan, lambda pipeline: ahead(pipeline, max_norm=max_norm, steps=1)[3])
+    assert [s.rolled_back for s in settled] == [1]
+    assert settled[0].norm == pytest.approx(whole, rel=1e-12)
+
+
+def norms_of_last_device_and_of_all(plan):
+    def norms(pipeline):
+        pipeline.step(batch_of(pipeline, 0, poisoned=()))
+        return math.sqrt(sum(float(p.grad.double().square().sum()) for p in pipeline.parameters()))
+
+    each = run_threads(plan, norms)
+    return each[-1], math.hypot(*each)
+
+
+def test_a_step_that_stands_is_not_taken_back():
+    plan = plan_of(schedule_1f1b(), LLAMA, dtype="fp32")
+    for *_, settled in run(plan, ahead, max_norm=1e9):
+        assert [s.rolled_back for s in settled] == [0] * STEPS
+
+
+def test_the_learning_rate_of_a_step_is_its_own_also_when_it_is_taken_again():
+    plan = plan_of(schedule_1f1b(), LLAMA, dtype="fp32")
+
+    def with_rates(step_of):
+        def work(pipeline):
+            for step in range(4):
+                for group in (g for o in pipeline.optimizers for g in o.param_groups):
+                    group["lr"] = 10.0 ** -(step + 2)
+                step_of(pipeline, batch_of(pipeline, step, poisoned=()))
+            return pipeline.state_dict()
+
+        return Threads.run(2, lambda t: work(Pipeline(None, plan, transport=t, optimizer=ADAMW)))
+
+    def both(pipeline, batch):
+        pipeline.step(batch)
+        pipeline.update(0.5)
+
+    expected = with_rates(both)
+    for state, parameters in zip(with_rates(lambda p, batch: p.advance(batch, max_norm=0.5)), expected, strict=True):
+        assert all(torch.equal(state[name], parameters[name]) for name in state)
+
+
+def test_copies_that_take_a_step_back_are_counted_where_they_are():
+    """AdamW's parameter and two moments, and its count of steps; the host's stages' copies are the host's."""
+    on_device, on_host = (
+        plan_of(stepped(schedule_1f1b()), LLAMA, dtype="fp32") for stepped in (device_stepped, host_stepped)
+    )
+
+    def more(pipeline):
+        pipeline.advance(batch_of(pipeline, 0, poisoned=()))
+        pipeline.settle()
+        before = pipeline.static_bytes
+        pipeline.advance(batch_of(pipeline, 1, poisoned=()))
+        pipeline.settle()
+        parameters = pipeline.parameters()
+        return pipeline.static_bytes - before, sum(2 * p.nbytes + 4 for p in parameters)
+
+    for found, states in run(on_device, more):
+        assert found == states  # the first step has had no states to copy
+    assert [found for found, _ in run(on_host, more)] == [0, 0]
+
+
+def test_what_runs_ahead_is_what_no_backward_precedes():
+    schedule = host_stepped(schedule_1f1b(devices=2, micro_batches=3))
+    program = db.lower(schedule, plan_of(schedule, LLAMA).costs)
+    names = {program.instructions[i].op.name for i in ahead_of_gradients(program)}
+    assert names == {"0P0", "1P0", "0F0", "0F1", "0SEND_F0", "0SEND_F1", "1RECV_F0", "1RECV_F1", "1F0"}
+
+
+@pytest.mark.parametrize(("name", "order"), [("1f1b", (3, 2, 1, 0)), ("zb-h2", (0, 1, 2, 3))])
+def test_the_norm_is_handed_on_in_the_order_in_which_devices_finish(name, order):
+    schedule = db.schedules[name](devices=4, micro_batches=8)
+    assert turns(db.lower(schedule, db.StageCosts.of(stages=4))) == order
+
+
+def test_offloads_to_a_peer_do_not_run_ahead():
+    schedule = db.schedules["bpipe"](devices=4, micro_batches=8)
+    program = db.lower(schedule, db.StageCosts.of(stages=4, offload=1, memory_limit=4))
+    assert schedule.peers
+    assert not {Kind.O, Kind.L} & {program.instructions[i].op.kind for i in ahead_of_gradients(program)}
+    plan = plan_of(schedule, LLAMA, dtype="fp32")
+    max_norm = middle_norm(plan)
+    assert_same(*(run(plan, work, max_norm=max_norm) for work in (ahead, synchronous)))
+
+
+def test_batches_of_another_shape_need_to_be_settled_first():
+    plan = plan_of(schedule_1f1b(), LLAMA)
+
+    def work(pipeline):
+        pipeline.advance(tokens_of(LLAMA, rows=4, length=12))
+        with pytest.raises(InputError, match="call `settle` between batches of different shapes"):
+            pipeline.advance(tokens_of(LLAMA, rows=4, length=8))
+        pipeline.settle()
+        pipeline.advance(tokens_of(LLAMA, rows=4, length=8))
+        return pipeline.settle().step
+
+    assert run(plan, work) == [1, 1]
+
+
+def test_clipping_after_stages_have_stepped_is_refused():
+    plan = plan_of(device_stepped(schedule_1f1b()), LLAMA)
+
+    def work(pipeline):
+        pipeline.step(tokens_of(LLAMA, rows=4))
+        pipeline.update(1.0)
+
+    with pytest.raises(InputError, match="clip them with `advance`"):
+        run(plan, work)
+
+
+def test_an_update_with_a_nan_gradient_is_skipped():
+    plan = plan_of(schedule_1f1b(), LLAMA, dtype="fp32")
+
+    def work(pipeline):
+        poison(pipeline)
+        before = {name: p.clone() for name, p in pipeline.state_dict().items()}
+        pipeline.step(batch_of(pipeline, 0, poisoned=(0,)))
+        norm = pipeline.update(1.0)
+        return norm, before, pipeline.state_dict()
+
+    for norm, before, after in run(plan, work):
+        assert norm.isnan()
+        for name, parameter in after.items():
+            torch.testing.assert_close(parameter, before[name], rtol=0, atol=0, equal_nan=True)
