@@ -48,6 +48,19 @@ def test_a_gated_layer_keeps_12h_4kv_6ffn_bytes_per_token(tensor: int, context: 
     assert kept(units) == S * per_token / (tensor * context)
 
 
+def test_windows_bound_what_attention_computes() -> None:
+    """A token attends to half of a full sequence on average, and at most to a window."""
+    config = {**LLAMA.config, "model_type": "gemma2", "num_hidden_layers": 2, "sliding_window": S // 4}
+    m = Model.from_hf(config)
+
+    assert m.attended(1, S) == S / 2
+    assert m.attended(0, S) == S / 4 * (1 - 1 / 8)
+    assert m.attended(0, S // 8) == S / 16
+    windowed, full = (model_units(m, A100S, RunOptions(sequence_length=S)).units[i] for i in (1, 3))
+    assert windowed.forward < full.forward
+    assert windowed.activation == full.activation
+
+
 def test_an_unfused_activation_function_keeps_two_more_tensors() -> None:
     options = RunOptions(sequence_length=S)
     fused, unfused = (model_units(LLAMA, A100S, options, framework=f) for f in (MEGATRON, EAGER))

@@ -50,6 +50,10 @@ def test_known_models_have_the_published_number_of_parameters(name: str, paramet
         {**LLAMA, "model_type": "qwen2"},
         {**LLAMA, "model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True},
         {**LLAMA, "model_type": "gemma", "head_dim": 32},
+        {**LLAMA, "model_type": "gemma"},
+        {**LLAMA, "model_type": "gemma2", "head_dim": 32, "sliding_window": 100},
+        {**LLAMA, "model_type": "gemma3_text", "head_dim": 32, "sliding_window_pattern": 2},
+        {**LLAMA, "model_type": "qwen3"},
         {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
         {**LLAMA, "model_type": "qwen3_moe", "head_dim": 16, **MOE},
         {**LLAMA, "model_type": "qwen3_moe", "head_dim": 16, **MOE, "mlp_only_layers": [0]},
@@ -71,6 +75,40 @@ def test_parameters_are_those_of_the_model_that_transformers_builds(config: dict
         )
 
     assert Model.from_hf(config).parameters == sum(p.numel() for p in built.parameters())
+
+
+def test_active_parameters_leave_out_the_experts_that_a_token_does_not_pass() -> None:
+    """Mixtral of Experts (Jiang et al. 2024): 47B parameters, of which a token uses 13B."""
+    mixtral, llama = models["mixtral-8x7b"], models["llama2-7b"]
+
+    assert mixtral.active_parameters == 12_879_925_248
+    assert llama.active_parameters == llama.parameters
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({}, ()),
+        ({"model_type": "mistral"}, (4096,) * 3),
+        ({"model_type": "mistral", "sliding_window": None}, ()),
+        ({"model_type": "mixtral"}, ()),
+        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 2}, (None, None, 4096)),
+        ({"model_type": "qwen3", "layer_types": ["sliding_attention"] * 3}, ()),
+        ({"model_type": "gemma2", "sliding_window": 128}, (128, None, 128)),
+        ({"model_type": "gemma3_text", "sliding_window_pattern": 2}, (4096, None, 4096)),
+        (
+            {"model_type": "gemma3_text", "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+            (None, 4096, None),
+        ),
+    ],
+)
+def test_windows_are_those_of_the_familys_layers(changes: dict[str, Any], windows: tuple[int | None, ...]) -> None:
+    assert Model.from_hf({**LLAMA, **changes}).windows == windows
+
+
+def test_the_number_of_layer_types_must_be_that_of_layers() -> None:
+    with pytest.raises(InputError, match="`layer_types` for 2 layers, but `num_hidden_layers` 3"):
+        Model.from_hf({**LLAMA, "model_type": "gemma2", "layer_types": ["full_attention"] * 2})
 
 
 def test_parameters_of_the_units_sum_to_the_models() -> None:

@@ -8,7 +8,7 @@ from debubble.costs import load_profile
 from debubble.ir import InputError, PlannedUnit, RunOptions
 from debubble.profiler.profile import ProfileOptions, profile
 from debubble.profiler.request import measure
-from debubble.profiler.units import STRATEGIES, Slice
+from debubble.profiler.units import STRATEGIES, Slice, measured_layers
 from debubble.runtime.memory import Ledger
 from debubble.runtime.models import build_stage, model_units
 from debubble.runtime.stage import Stage
@@ -98,6 +98,29 @@ def test_the_units_bytes_add_up_to_what_a_whole_stage_keeps(units, strategy):
     stage = Stage(built, planned, ledger)
     stage.forward(0, tokens, MicroBatch(tokens.clone(), 1.0, 0), recomputing=len(built))
     assert ledger.bytes == sum(u.strategies[p.strategy].activation for u, p in zip(units, planned, strict=True))
+
+
+MIXED = {**CONFIG, "model_type": "qwen3_moe", "num_hidden_layers": 5, "mlp_only_layers": [0, 2], "head_dim": 16,
+         "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}  # fmt: skip
+WINDOWED = {**CONFIG, "model_type": "gemma3_text", "num_hidden_layers": 8, "sliding_window": 4, "head_dim": 16}
+
+
+@pytest.mark.parametrize(
+    ("config", "layers"), [(CONFIG, [0, 1]), (MIXED, [0, 1, 2, 3]), (WINDOWED, [0, 1, 5])], ids=["one", "moe", "window"]
+)
+def test_two_layers_of_every_kind_are_measured(config, layers):
+    assert measured_layers(config) == layers
+
+
+def test_layers_with_experts_have_costs_of_their_own(tmp_path):
+    output = tmp_path / "costs.json"
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    profile(ProfileOptions(config=MIXED, run=RUN, output=output, repetitions=1))
+    dist.destroy_process_group()
+    dense, router, experts = 3 * 32 * 48 + 32, 4 * 32, 4 * 3 * 32 * 24
+    by_layer = [16 * dense, 16 * (32 + router + experts)]
+    mlps = [u.static for u in load_profile(output).units if u.type == "mlp"]
+    assert mlps == [by_layer[layer in (1, 3, 4)] for layer in range(5)]
 
 
 def test_samples_of_a_slice_are_as_many_as_asked_for():

@@ -21,6 +21,7 @@ def models(json: Json = False) -> None:
                         "name": name,
                         "family": m.family,
                         "parameters": m.parameters,
+                        "active_parameters": m.active_parameters,
                         "layers": m.layers,
                         "hidden": m.hidden,
                         "heads": m.heads,

@@ -13,6 +13,7 @@ from typing import Any
 
 from debubble.costs.model import Experts, Model
 from debubble.ir import InputError
+from debubble.ir.hf_config import expert_layers, windows
 
 
 def parse(source: str | Path | Mapping[str, Any]) -> Model:
@@ -77,13 +78,15 @@ def _llama_like(config: _Config, **changes: Any) -> Model:
     """Llama and what differs from it in a few entries; `changes` override."""
     hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
     bias = config.flag("attention_bias", False)
+    layers = config.number("num_hidden_layers")
     shape: dict[str, Any] = {
         "family": config.entries["model_type"],
         "hidden": hidden,
-        "layers": config.number("num_hidden_layers"),
+        "layers": layers,
+        "windows": _windows(config, layers),
         "heads": heads,
         "kv_heads": config.number("num_key_value_heads", heads),
-        "head_dim": config.head_dim(hidden, heads),
+        "head_dim": changes.get("head_dim") or config.head_dim(hidden, heads),
         "ffn": config.number("intermediate_size"),
         "vocab": config.number("vocab_size"),
         "tied": config.flag("tie_word_embeddings", False),
@@ -96,6 +99,14 @@ def _llama_like(config: _Config, **changes: Any) -> Model:
     return Model(**{**shape, **changes})
 
 
+def _windows(config: _Config, layers: int) -> tuple[int | None, ...]:
+    """Empty where no layer has any."""
+    found = windows(config.entries)
+    if len(found) != layers:
+        raise InputError(f"{config.name} has `layer_types` for {len(found)} layers, but `num_hidden_layers` {layers}.")
+    return found if any(window is not None for window in found) else ()
+
+
 def _mistral(config: _Config) -> Model:
     return _llama_like(config, qkv_bias=False, output_bias=False, mlp_bias=False)
 
@@ -105,13 +116,20 @@ def _qwen2(config: _Config) -> Model:
 
 
 def _qwen3(config: _Config) -> Model:
-    return _llama_like(config, qk_norm=True, mlp_bias=False)
+    return _llama_like(config, head_dim=config.number("head_dim", 128), qk_norm=True, mlp_bias=False)
 
 
-def _gemma(config: _Config) -> Model:
-    return _llama_like(
-        config, tied=config.flag("tie_word_embeddings", True), head_dim=config.number("head_dim", 256), mlp_bias=False
-    )
+def _gemma(config: _Config, **changes: Any) -> Model:
+    tied, head_dim = config.flag("tie_word_embeddings", True), config.number("head_dim", 256)
+    return _llama_like(config, tied=tied, head_dim=head_dim, mlp_bias=False, **changes)
+
+
+def _gemma2(config: _Config) -> Model:
+    return _gemma(config, norms_results=True)
+
+
+def _gemma3(config: _Config) -> Model:
+    return _gemma(config, norms_results=True, qk_norm=True)
 
 
 def _mixtral(config: _Config) -> Model:
@@ -124,13 +142,13 @@ def _mixtral(config: _Config) -> Model:
 
 
 def _qwen3_moe(config: _Config) -> Model:
-    layers, step = config.number("num_hidden_layers"), config.number("decoder_sparse_step", 1)
-    listed = config.entries.get("mlp_only_layers") or ()
+    config.number("num_hidden_layers")
+    config.number("decoder_sparse_step", 1)
     experts = Experts(
         count=config.number("num_experts", config.entries.get("num_local_experts")),
         per_token=config.number("num_experts_per_tok", 8),
         ffn=config.number("moe_intermediate_size"),
-        dense_layers=frozenset(layer for layer in range(layers) if layer in listed or (layer + 1) % step),
+        dense_layers=frozenset(layer for layer, moe in enumerate(expert_layers(config.entries)) if not moe),
     )
     return _llama_like(config, qk_norm=True, mlp_bias=False, experts=experts)
 
@@ -168,6 +186,8 @@ _FAMILIES: dict[str, Callable[[_Config], Model]] = {
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "gemma": _gemma,
+    "gemma2": _gemma2,
+    "gemma3_text": _gemma3,
     "gpt2": _gpt2,
     "mixtral": _mixtral,
     "qwen3_moe": _qwen3_moe,

@@ -51,6 +51,10 @@ class Model:
     """RMS norm of every query and key head."""
     positions: int = 0
     """Learned position embeddings (0: rotary)."""
+    windows: tuple[int | None, ...] = ()
+    """Per layer, how many tokens back attention reaches (None: all); empty: all, in every layer."""
+    norms_results: bool = False
+    """Whether the result of a half-layer passes a second norm (Gemma 2 and 3)."""
     dropout: bool = False
     experts: Experts | None = None
     config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -96,7 +100,19 @@ class Model:
 
     @property
     def norm_parameters(self) -> int:
+        """Of one norm."""
         return self.hidden * (2 if self.norm == "layernorm" else 1)
+
+    @property
+    def half_layer_norms(self) -> int:
+        """Norms of one half-layer."""
+        return 2 if self.norms_results else 1
+
+    def attended(self, layer: int, length: int) -> float:
+        """Tokens that a token of a sequence attends to, on average, itself counted half."""
+        window = self.windows[layer] if self.windows else None
+        reach = length if window is None else min(window, length)
+        return reach * (1 - reach / (2 * length))
 
     def is_moe(self, layer: int) -> bool:
         return self.experts is not None and layer not in self.experts.dense_layers
@@ -110,7 +126,8 @@ class Model:
         """Of one attention half-layer, its norm included."""
         h, q, kv = self.hidden, self.attention_width, self.kv_width
         bias = self.qkv_bias * (q + 2 * kv) + self.output_bias * h
-        return 2 * h * q + 2 * h * kv + bias + self.qk_norm * 2 * self.head_dim + self.norm_parameters
+        norms = self.half_layer_norms * self.norm_parameters
+        return 2 * h * q + 2 * h * kv + bias + self.qk_norm * 2 * self.head_dim + norms
 
     def mlp_parameters(self, layer: int) -> int:
         """Of one MLP half-layer, its norm, router and experts included."""
@@ -119,7 +136,7 @@ class Model:
             assert self.experts is not None
             return self.experts.count * (h + n * h * self.experts.ffn) + self.norm_parameters
         bias = self.mlp_bias * ((n - 1) * self.ffn + h)
-        return n * h * self.ffn + bias + self.norm_parameters
+        return n * h * self.ffn + bias + self.half_layer_norms * self.norm_parameters
 
     def expert_parameters(self, layer: int) -> int:
         """Of the experts of one MLP half-layer alone, which expert parallelism divides."""
@@ -139,3 +156,12 @@ class Model:
         layers = sum(self.attention_parameters + self.mlp_parameters(layer) for layer in range(self.layers))
         table = self.vocab * self.hidden if self.tied else 0
         return self.embedding_parameters + layers + self.head_parameters - table
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that one token passes through: of a mixture, only the experts that it is routed to."""
+        idle = 0
+        if self.experts is not None:
+            held = sum(self.expert_parameters(layer) for layer in range(self.layers))
+            idle = held // self.experts.count * (self.experts.count - self.experts.per_token)
+        return self.parameters - idle

@@ -103,7 +103,8 @@ class _Builder:
         )
 
     def attention(self, layer: int) -> Unit:
-        return self._half("attention", layer, attention, self.shapes.model.attention_parameters)
+        parameters = self.shapes.model.attention_parameters
+        return self._half("attention", layer, lambda shapes: attention(shapes, layer), parameters)
 
     def mlp(self, layer: int) -> Unit:
         model = self.shapes.model

@@ -124,7 +124,7 @@ def collectives(shapes: Shapes) -> Operator:
     return Operator(name="collectives", forward=2 * once, backward_input=(2 if shapes.division > 1 else 1) * once)
 
 
-def attention(shapes: Shapes) -> Iterator[Operator]:
+def attention(shapes: Shapes, layer: int) -> Iterator[Operator]:
     """The operators of an attention half-layer."""
     m, o, f, e = shapes.model, shapes.options, shapes.framework, shapes.element
     n = shapes.tokens
@@ -136,16 +136,23 @@ def attention(shapes: Shapes) -> Iterator[Operator]:
         yield elementwise(shapes, "norm", forward=2 * n * (q + kv), backward=3 * n * (q + kv), saved=e * n * (q + kv))
     if not m.positions:
         yield elementwise(shapes, "rotary", forward=2 * n * (q + kv), backward=2 * n * (q + kv))
-    yield from (fused_core(shapes) if f.flash else core(shapes))
+    yield from (fused_core(shapes, layer) if f.flash else core(shapes))
     yield matmul(shapes, "output", tokens=n, local=q, out=True)
+    yield from _end(shapes)
+
+
+def _end(shapes: Shapes) -> Iterator[Operator]:
+    """What follows a half-layer's products."""
+    if shapes.model.norms_results:
+        yield norm(shapes)
     yield dropout(shapes)
 
 
-def fused_core(shapes: Shapes) -> Iterator[Operator]:
-    """Flash attention: causal, so half of the scores; keeps its output and one fp32 number per token and head."""
+def fused_core(shapes: Shapes, layer: int) -> Iterator[Operator]:
+    """Flash attention: only the scores that count; keeps its output and one fp32 number per token and head."""
     m, o, e = shapes.model, shapes.options, shapes.element
     n, q = shapes.tokens, m.attention_width / o.tensor
-    flops = 2 * n * o.sequence_length * q
+    flops = 4 * n * m.attended(layer, o.sequence_length) * q
     rows = n * m.heads / o.tensor
     yield Operator(
         name="core",
@@ -189,7 +196,7 @@ def mlp(shapes: Shapes, layer: int) -> Iterator[Operator]:
         yield from _experts(shapes)
     else:
         yield from _body(shapes, tokens=shapes.tokens, ffn=m.ffn / o.tensor)
-    yield dropout(shapes)
+    yield from _end(shapes)
 
 
 def _experts(shapes: Shapes) -> Iterator[Operator]:

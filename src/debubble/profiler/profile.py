@@ -20,7 +20,7 @@ from debubble.costs.units import Unit, Units
 from debubble.ir import RunOptions
 from debubble.ir.files import write_whole
 from debubble.profiler.links import host_bandwidth, message_time
-from debubble.profiler.units import Measured, Slice, costs_of, merged
+from debubble.profiler.units import Kind, Measured, Slice, costs_of, kind_of, merged
 from debubble.runtime.models import model_units
 
 ALIASES: Mapping[str, Mapping[str, str]] = {
@@ -51,7 +51,7 @@ def profile(options: ProfileOptions) -> None:
     dist.all_gather_object(parts, part.measure(repetitions=options.repetitions))
     per_parameter = parameter_bytes(options.run, shards=1, gradient_bytes=4).total
     static = [per_parameter * sum(p.numel() for p in unit.parameters()) for unit in part.units]
-    kinds = costs_of(part.planned, merged(parts), static=static)
+    kinds = costs_of(part.planned, merged(parts), static=static, config=options.config)
     boundary = part.boundary
     paired = dist.get_world_size() % 2 == 0
     units = Units(
@@ -71,9 +71,9 @@ def _offload_bandwidth(part: Slice, repetitions: int) -> float:
     return part.offload_bandwidth(repetitions=repetitions)
 
 
-def layered(kinds: Mapping[str, Unit], config: Mapping[str, Any]) -> tuple[Unit, ...]:
-    """All units of the model, each with the costs of its type."""
-    return tuple(_unit(kinds[u.type], u.layer) for u in model_units(config))
+def layered(kinds: Mapping[Kind, Unit], config: Mapping[str, Any]) -> tuple[Unit, ...]:
+    """All units of the model, each with the costs of its kind."""
+    return tuple(_unit(kinds[kind_of(u, config)], u.layer) for u in model_units(config))
 
 
 def _unit(measured: Unit, layer: int | None) -> Unit:

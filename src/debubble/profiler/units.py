@@ -23,8 +23,10 @@ from torch import Tensor
 from debubble.costs.units import Strategy, Unit
 from debubble.ir import Number, PlannedUnit, RunOptions
 from debubble.profiler.clock import wait
+from debubble.runtime.families import read_shape
 from debubble.runtime.memory import Ledger
 from debubble.runtime.models import build_stage, model_units
+from debubble.runtime.shape import Layer
 from debubble.runtime.stage import Stage
 from debubble.runtime.tape import directly
 from debubble.runtime.units import MicroBatch
@@ -39,6 +41,7 @@ STRATEGIES: Mapping[str, Sequence[str]] = {
 
 IN_FLIGHT = 2
 LAYERS = 2
+"""Of every kind of layer: those with a mixture of experts or a window are measured apart."""
 WARM_UP = 3
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -58,6 +61,23 @@ class Samples:
         return statistics.median(self.times[what])
 
 
+Kind = tuple[str, Layer | None]
+"""Units of the same kind cost the same: the type, and what is particular to the layer."""
+
+
+def kind_of(unit: PlannedUnit, config: Mapping[str, Any]) -> Kind:
+    """The kind of one of the model's units."""
+    return unit.type, None if unit.layer is None else read_shape(config).per_layer[unit.layer]
+
+
+def measured_layers(config: Mapping[str, Any]) -> list[int]:
+    """The first layers of every kind."""
+    found: dict[Layer, list[int]] = defaultdict(list)
+    for index, layer in enumerate(read_shape(config).per_layer):
+        found[layer].append(index)
+    return sorted(index for layers in found.values() for index in layers[:LAYERS])
+
+
 Measured = dict[tuple[int, str], Samples]
 """By the unit's place in the slice and its strategy; `split` is no recomputation with a split backward."""
 
@@ -66,7 +86,8 @@ class Slice:
     """The part of the model that is measured, on one device."""
 
     def __init__(self, config: Mapping[str, Any], options: RunOptions, device: torch.device) -> None:
-        self.planned = [u for u in model_units(config) if u.layer is None or u.layer < LAYERS]
+        layers = measured_layers(config)
+        self.planned = [u for u in model_units(config) if u.layer is None or u.layer in layers]
         self.device, self.ledger = device, Ledger(device)
         self.units = [unit.to(device) for unit in build_stage(config, self.planned, dtype=DTYPES[options.dtype])]
         for unit in self.units:
@@ -170,19 +191,21 @@ def merged(parts: Sequence[Measured]) -> Measured:
     return whole
 
 
-def costs_of(planned: Sequence[PlannedUnit], measured: Measured, *, static: Sequence[float]) -> dict[str, Unit]:
-    """The unit of each type: the mean over the measured layers.
+def costs_of(
+    planned: Sequence[PlannedUnit], measured: Measured, *, static: Sequence[float], config: Mapping[str, Any]
+) -> dict[Kind, Unit]:
+    """The unit of each kind: the mean over the measured layers.
 
     The backward for inputs is what the whole backward takes beyond the weights' part, so that their sum is what most
     schedules run.
     """
-    found: dict[str, list[Unit]] = defaultdict(list)
+    found: dict[Kind, list[Unit]] = defaultdict(list)
     for index, unit in enumerate(planned):
         of = {strategy: samples for (place, strategy), samples in measured.items() if place == index}
         weight = of["split"].median("weight")
         strategies = {s: Strategy(of[s].kept, of[s].median("recompute")) for s in STRATEGIES[unit.type]}
         strategies["none"] = Strategy(of["none"].kept)
-        found[unit.type].append(
+        found[kind_of(unit, config)].append(
             Unit(
                 type=unit.type,
                 layer=unit.layer,

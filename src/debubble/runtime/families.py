@@ -6,10 +6,10 @@ Entries that a config leaves out have transformers' own defaults.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from debubble.ir import InputError
+from debubble.ir.hf_config import expert_layers, sliding_layers, windows
 from debubble.runtime.shape import Experts, Layer, Rope, Shape
 
 Config = Mapping[str, Any]
@@ -41,7 +41,7 @@ def _llama_like(config: Config, **changes: Any) -> Shape:
     bias = bool(config.get("attention_bias", False))
     shape: dict[str, Any] = {
         "family": config["model_type"],
-        "per_layer": (Layer(rope=_rope(config)),) * config["num_hidden_layers"],
+        "per_layer": _layers(config),
         "hidden": config["hidden_size"],
         "heads": heads,
         "kv_heads": config.get("num_key_value_heads") or heads,
@@ -62,31 +62,29 @@ def _llama_like(config: Config, **changes: Any) -> Shape:
 
 
 def _mistral(config: Config) -> Shape:
-    layers = _windowed(config, ["sliding_attention"] * config["num_hidden_layers"], default=4096)
-    return _llama_like(config, per_layer=layers, qkv_bias=False, output_bias=False, mlp_bias=False)
+    return _llama_like(config, qkv_bias=False, output_bias=False, mlp_bias=False)
 
 
 def _qwen2(config: Config) -> Shape:
-    return _llama_like(config, per_layer=_qwen_layers(config), qkv_bias=True, output_bias=False, mlp_bias=False)
+    return _llama_like(config, qkv_bias=True, output_bias=False, mlp_bias=False)
 
 
 def _qwen3(config: Config) -> Shape:
-    return _llama_like(config, per_layer=_qwen_layers(config), head_dim=config.get("head_dim") or 128, qk_norm=True)
+    return _llama_like(config, head_dim=config.get("head_dim") or 128, qk_norm=True)
 
 
 def _mixtral(config: Config) -> Shape:
+    if config.get("router_jitter_noise"):
+        raise InputError("The runtime has no noise in routers: set router_jitter_noise to 0.")
     experts = Experts(
         count=config.get("num_local_experts") or config.get("num_experts") or 8,
         per_token=config.get("num_experts_per_tok", 2),
         ffn=config["intermediate_size"],
         renormalised=True,
     )
-    if config.get("router_jitter_noise"):
-        raise InputError("The runtime has no noise in routers: set router_jitter_noise to 0.")
-    layers = _windowed(config, ["sliding_attention"] * config["num_hidden_layers"], theta=1e6)
     return _llama_like(
         config,
-        per_layer=tuple(replace(layer, experts=experts) for layer in layers),
+        per_layer=_layers(config, experts=experts, theta=1e6),
         norm_eps=config.get("rms_norm_eps", 1e-5),
         qkv_bias=False,
         output_bias=False,
@@ -100,17 +98,7 @@ def _qwen3_moe(config: Config) -> Shape:
         ffn=config["moe_intermediate_size"],
         renormalised=bool(config.get("norm_topk_prob", False)),
     )
-    step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
-    kind = "sliding_attention" if config.get("use_sliding_window") else "full_attention"
-    layers = _windowed(config, [kind] * config["num_hidden_layers"], default=4096)
-    sparse = [index not in dense and (index + 1) % step == 0 for index in range(len(layers))]
-    return _llama_like(
-        config,
-        per_layer=tuple(
-            replace(layer, experts=experts if moe else None) for layer, moe in zip(layers, sparse, strict=True)
-        ),
-        qk_norm=True,
-    )
+    return _llama_like(config, per_layer=_layers(config, experts=experts), qk_norm=True)
 
 
 def _gemma(config: Config, **changes: Any) -> Shape:
@@ -129,7 +117,6 @@ def _gemma(config: Config, **changes: Any) -> Shape:
 
 def _gemma2(config: Config, **changes: Any) -> Shape:
     common: dict[str, Any] = {
-        "per_layer": _windowed(config, _types(config, full_every=2), default=4096),
         "norms_results": True,
         "attention_scale": config.get("query_pre_attn_scalar", 256) ** -0.5,
         "attention_cap": config.get("attn_logit_softcapping", 50.0),
@@ -139,46 +126,25 @@ def _gemma2(config: Config, **changes: Any) -> Shape:
 
 
 def _gemma3(config: Config) -> Shape:
-    types = _types(config, full_every=config.get("sliding_window_pattern", 6))
     rotary = config.get("rope_parameters") or {}
     scaling = {**(config.get("rope_scaling") or {}), **rotary.get("full_attention", {})}
-    ropes = {
-        "full_attention": _rope_of({"rope_theta": config.get("rope_theta", 1e6), **scaling}),
-        "sliding_attention": _rope_of(
-            {"rope_theta": config.get("rope_local_base_freq", 1e4), **rotary.get("sliding_attention", {})}
-        ),
-    }
-    window = config.get("sliding_window", 4096)
+    full = _rope_of({"rope_theta": config.get("rope_theta", 1e6), **scaling})
+    local = _rope_of({"rope_theta": config.get("rope_local_base_freq", 1e4), **rotary.get("sliding_attention", {})})
+    kinds = zip(sliding_layers(config), windows(config), strict=True)
     return _gemma2(
         config,
-        per_layer=tuple(Layer(rope=ropes[t], window=window if t == "sliding_attention" else None) for t in types),
+        per_layer=tuple(Layer(rope=local if sliding else full, window=window) for sliding, window in kinds),
         qk_norm=True,
         attention_cap=config.get("attn_logit_softcapping"),
         logit_cap=config.get("final_logit_softcapping"),
     )
 
 
-def _types(config: Config, *, full_every: int) -> list[str]:
-    """Per layer, `sliding_attention` or `full_attention`."""
-    listed = config.get("layer_types")
-    layers = range(config["num_hidden_layers"])
-    return list(listed) if listed else ["full_attention" if not (i + 1) % full_every else "sliding_attention"
-                                        for i in layers]  # fmt: skip
-
-
-def _qwen_layers(config: Config) -> tuple[Layer, ...]:
-    first = config.get("max_window_layers", 28)
-    windowed = ["sliding_attention" if i >= first else "full_attention" for i in range(config["num_hidden_layers"])]
-    types = (config.get("layer_types") or windowed) if config.get("use_sliding_window") else ()
-    return _windowed(config, types or ["full_attention"] * config["num_hidden_layers"], default=4096)
-
-
-def _windowed(
-    config: Config, types: list[str], *, default: int | None = None, theta: float = 10000.0
-) -> tuple[Layer, ...]:
-    """A layer of each type; sliding ones with the config's window, where it has one."""
-    rope, window = _rope(config, theta=theta), config.get("sliding_window", default)
-    return tuple(Layer(rope=rope, window=window if kind == "sliding_attention" else None) for kind in types)
+def _layers(config: Config, *, experts: Experts | None = None, theta: float = 10000.0) -> tuple[Layer, ...]:
+    """The layers of a family with one kind of rotary positions, whose base is `theta` by default."""
+    rope = _rope(config, theta=theta)
+    kinds = zip(windows(config), expert_layers(config), strict=True)
+    return tuple(Layer(rope=rope, window=window, experts=experts if moe else None) for window, moe in kinds)
 
 
 def _rope(config: Config, *, theta: float = 10000.0) -> Rope:
