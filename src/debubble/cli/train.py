@@ -42,6 +42,9 @@ def train(
     ] = False,
     trace: Annotated[Path | None, typer.Option(help="Write the trace of the last steps here.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the predicted and measured timelines here.")] = None,
+    online: Annotated[
+        bool, typer.Option("--online", help="Search a better order beside the training, and go on with it.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Run a plan: start its ranks here, or join when started by torchrun."""
@@ -53,7 +56,7 @@ def train(
     }  # fmt: skip
     options = TrainOptions(
         plan=plan, data=data, seed=seed, checkpoint=checkpoint, save_every=save_every, keep=keep, resume=resume,
-        auto_resume=auto_resume, trace=trace, html=html, json=json,
+        auto_resume=auto_resume, trace=trace, html=html, online=online, json=json,
     )  # fmt: skip
     options = settle(recipe, options)
     checked = check(options)

@@ -10,6 +10,8 @@ from typing import Any
 from debubble.ir import InputError, Plan
 from debubble.training.checkpoint_folder import checkpoints, latest, progress_of
 from debubble.training.data import VOCABULARY, Corpus, Sequences
+from debubble.training.online.journal import Journal
+from debubble.training.online.searching import check_searchable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,8 @@ class TrainOptions:
     """Where the trace of the last steps goes."""
     html: Path | None = None
     """Where the predicted and measured timelines go."""
+    online: bool = False
+    """Search a better order beside the training, and go on with it."""
     json: bool = False
 
 
@@ -71,6 +75,8 @@ def check(options: TrainOptions) -> Plan:
         if getattr(options, name) < 1:
             raise InputError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(options, name)}.")
     sequences_of(options, plan)
+    if options.online:
+        check_searchable(plan)
     if (options.resume or options.auto_resume) and options.checkpoint is None:
         raise InputError("--resume needs --checkpoint with the folder that holds the checkpoint.")
     if options.checkpoint is not None:
@@ -84,6 +90,18 @@ def runnable(path: Path) -> Plan:
     if plan.model is None:
         raise InputError(f"{path} was made from abstract costs and has no model to run: plan a MODEL instead.")
     return plan
+
+
+def plan_of(options: TrainOptions, *, resuming: bool) -> Plan:
+    """The plan to run: an online run that is resumed goes on with the order that it had adopted."""
+    adopted = journal_of(options).plan
+    return runnable(adopted if options.online and resuming and adopted.exists() else options.plan)
+
+
+def journal_of(options: TrainOptions) -> Journal:
+    """The files of an online run: among its checkpoints, or else beside the plan."""
+    folder = options.checkpoint or options.plan.parent
+    return Journal(log=folder / f"{options.plan.stem}.online.jsonl", plan=folder / f"{options.plan.stem}.online.json")
 
 
 def sequences_of(options: TrainOptions, plan: Plan) -> Sequences:

@@ -24,6 +24,8 @@ class StepReport:
     tokens_per_second: float
     peak_memory: tuple[float, ...]
     """Per device, static memory and activations, in bytes."""
+    news: tuple[str, ...] = ()
+    """What happened to the schedule behind this step."""
 
     def __str__(self) -> str:
         memory = readable(max(self.peak_memory))
@@ -55,6 +57,8 @@ class Display(AbstractContextManager["Display"]):
         self._bar.update(self._task, completed=report.step, description=str(report))
         if not self._console.is_terminal and (report.step % self._every == 0 or report.step == self._steps):
             self._console.print(f"step {report.step}/{self._steps}   {report}")
+        for sentence in report.news:
+            self._console.print(sentence)
 
     def say(self, message: str) -> None:
         self._console.print(message)

@@ -15,6 +15,7 @@ from rich.text import Text
 from debubble.ir import Plan, Trace, lower
 from debubble.ir.files import write_whole
 from debubble.simulator.shared_cores import run_shared
+from debubble.training.online.journal import Entry
 from debubble.training.progress import StepReport
 from debubble.views import Scene, views
 from debubble.views.comparison import Comparison, as_dict, compare_scenes, render
@@ -43,6 +44,8 @@ class Outcome:
     reports: Sequence[StepReport]
     comparison: Comparison
     checkpoint: Path | None
+    switches: Sequence[Entry] = ()
+    """What became of the schedule in an online run."""
 
     def render(self) -> RenderableType:
         """For people."""
@@ -62,6 +65,7 @@ class Outcome:
             "tokens_per_second": self.tokens_per_second,
             "peak_memory": list(self.reports[-1].peak_memory),
             "checkpoint": None if self.checkpoint is None else str(self.checkpoint),
+            "switches": [entry.as_dict() for entry in self.switches],
             "comparison": as_dict(self.comparison),
         }
 

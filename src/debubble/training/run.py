@@ -7,20 +7,24 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
-from debubble.ir import Trace
+from debubble.ir import Plan, Trace
 from debubble.runtime.pipeline import Pipeline
 from debubble.training import checkpoint
 from debubble.training.checkpoint import Saver
 from debubble.training.checkpoint_folder import Progress, progress_of
 from debubble.training.learning_rate import learning_rate
-from debubble.training.options import RECIPE, TrainOptions, runnable, sequences_of, start_of
+from debubble.training.online.switching import Online
+from debubble.training.options import RECIPE, TrainOptions, journal_of, plan_of, sequences_of, start_of
 from debubble.training.progress import Display, StepReport
 from debubble.training.report import Outcome, available_cores, compared
 from debubble.training.state import adamw, set_learning_rate, state_of
+
+T = TypeVar("T")
 
 TRACED = 10
 """The last steps are traced; the plan is compared with the typical one of them."""
@@ -29,11 +33,12 @@ TRACED = 10
 def train(options: TrainOptions) -> Outcome | None:
     """Train as this rank of the process group.  Rank 0 has the outcome."""
     newest = _agreed(start_of(options))
-    run = Run(options) if newest is None else Run.resumed(options, newest)
+    plan = _agreed(plan_of(options, resuming=newest is not None))
+    run = Run(options, plan) if newest is None else Run.resumed(options, plan, newest)
     leader = dist.get_rank() == 0
     display = Display(steps=options.steps, done=run.done) if leader else None
     reports: list[StepReport] = []
-    with display or nullcontext():
+    with display or nullcontext(), run.online or nullcontext():
         for report in run.steps():
             reports.append(report)
             if display is not None:
@@ -45,21 +50,27 @@ def train(options: TrainOptions) -> Outcome | None:
         trace.save(options.trace)
     cores = available_cores() if run.device.type == "cpu" else None
     comparison = compared(run.plan, trace, cores=cores, html=options.html)
-    return Outcome(reports=reports, comparison=comparison, checkpoint=run.saver.newest if run.saver else None)
+    return Outcome(
+        reports=reports,
+        comparison=comparison,
+        checkpoint=run.saver.newest if run.saver else None,
+        switches=run.online.entries if run.online else (),
+    )
 
 
 class Run:
     """The state of a run on this rank."""
 
-    def __init__(self, options: TrainOptions) -> None:
-        self.options, self.plan = options, runnable(options.plan)
+    def __init__(self, options: TrainOptions, plan: Plan) -> None:
+        self.options, self.plan = options, plan
         self.device = _device()
         if self.device.type == "cpu":
             torch.set_num_threads(1)
         self.pipeline = Pipeline(
-            None, self.plan, seed=options.seed, optimizer=adamw(weight_decay=options.weight_decay), device=self.device
+            None, plan, seed=options.seed, optimizer=adamw(weight_decay=options.weight_decay), device=self.device
         )
-        self.sequences = sequences_of(options, self.plan)
+        self.online = Online.beside(self.pipeline, journal_of(options)) if options.online else None
+        self.sequences = sequences_of(options, plan)
         self.done = 0
         """Steps."""
         self.samples = 0
@@ -72,10 +83,10 @@ class Run:
         return self.plan.micro_batches * self.plan.options.micro_batch_size
 
     @staticmethod
-    def resumed(options: TrainOptions, newest: Path) -> Run:
+    def resumed(options: TrainOptions, plan: Plan, newest: Path) -> Run:
         """Go on where a checkpoint stands."""
         progress = progress_of(newest)
-        run = Run(replace(options, seed=progress.seed))
+        run = Run(replace(options, seed=progress.seed), plan)
         checkpoint.load(newest, state_of(run.pipeline))
         run.done = run.pipeline.steps = progress.step
         run.samples = progress.samples
@@ -100,14 +111,15 @@ class Run:
         tokens = self.sequences.batch(self.samples + replica * self.rows, count=self.rows)
         loss = float(self.pipeline.step(torch.from_numpy(tokens)))
         held = self.pipeline.static_bytes + self.pipeline.peak_activation
-        if self.done >= o.steps - TRACED:
-            self.traces.append(self.pipeline.gather_trace())
+        if self.online is not None or self.done >= o.steps - TRACED:
+            self.traces = [*self.traces[1 - TRACED :], self.pipeline.gather_trace()]
         self.pipeline.update(o.clip)
         self.done += 1
         self.samples += self.rows * self.plan.options.data
         peaks: list[float] = [0.0] * dist.get_world_size()
         dist.all_gather_object(peaks, held)
         seconds = perf_counter() - start
+        news = self._reschedule(self.online, seconds) if self.online is not None and self.done < o.steps else ()
         return StepReport(
             step=self.done,
             loss=loss,
@@ -115,7 +127,17 @@ class Run:
             seconds=seconds,
             tokens_per_second=self.rows * self.plan.options.data * self.plan.options.sequence_length / seconds,
             peak_memory=tuple(peaks[: self.plan.devices]),
+            news=news,
         )
+
+    def _reschedule(self, online: Online, seconds: float) -> tuple[str, ...]:
+        """Between two steps: go on with another order, if there is a better one.  Returns what happened."""
+        before = len(online.entries)
+        plan = online.after_step(self.done, seconds, self.traces[-1].steps[-1])
+        if plan is not None:
+            # The plan is compared with its own steps alone.
+            self.plan, self.traces = plan, []
+        return tuple(map(str, online.entries[before:]))
 
     def _due(self) -> bool:
         return self.done % self.options.save_every == 0 or self.done == self.options.steps
@@ -131,9 +153,9 @@ class Run:
         )
 
 
-def _agreed(newest: Path | None) -> Path | None:
+def _agreed(found: T) -> T:
     """What rank 0 has found: hosts may see a shared folder change at different times."""
-    told = [newest]
+    told = [found]
     dist.broadcast_object_list(told)
     return told[0]
 

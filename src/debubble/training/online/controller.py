@@ -1,0 +1,152 @@
+"""Decides which order of a plan's stages a run goes on with: from what was measured, and what a search has found.
+
+It works in windows of steps.  At the end of each, what was measured may show that the last switch made steps slower:
+then it is taken back.  Or that costs have drifted: then a new search begins.  Or the search may have found an order
+that is predicted to be faster: then it is adopted, on trial for a window.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from debubble.ir import Plan, StageCosts
+from debubble.ir.trace import TraceStep
+from debubble.training.online.costs import drift, measured_costs
+from debubble.training.online.effect import Effect, effect
+from debubble.training.online.journal import Entry, Journal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """When to measure, search and switch."""
+
+    settling: int = 2
+    """Steps after a switch, and at the start, that say nothing yet."""
+    window: int = 8
+    """Steps that are measured together."""
+    least_gain: float = 0.02
+    """Predicted share of a step for which a switch is worth its trouble."""
+    drift: float = 0.2
+    """Relative change of a stage's times after which a new search begins."""
+    seconds: float = 300.0
+    """Longest search; the paper's for up to 8 devices."""
+
+
+class Searching(Protocol):
+    """A search that goes on by itself (`search.Search`)."""
+
+    def newest(self) -> Plan | None: ...
+    def failure(self) -> str | None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A switch whose effect is being measured."""
+
+    before: Plan
+    predicted: Effect
+    seconds: list[float]
+    """Of the steps before it."""
+
+
+class Controller:
+    """Told of every step, it says when to go on with another plan.
+
+    `search` begins a search for better orders of a plan, with the measured costs in it.
+    """
+
+    def __init__(
+        self, plan: Plan, *, search: Callable[[Plan], Searching], journal: Journal, policy: Policy | None = None
+    ) -> None:
+        self.plan = plan
+        """What runs."""
+        self.journal = journal
+        self._begin, self._policy = search, policy or Policy()
+        self._settling = self._policy.settling
+        self._seconds: list[float] = []
+        self._traced: list[TraceStep] = []
+        self._costs: StageCosts | None = None
+        """What the search assumes; None before the first."""
+        self._search: Searching | None = None
+        self._found: Plan | None = None
+        """By the search, newest."""
+        self._predicted: float | None = None
+        """Seconds per step of what runs, as the search sees it; None while what runs is what it started from."""
+        self._to_beat = math.inf
+        """The same of the fastest plan that was taken back: only faster ones are tried."""
+        self._trial: Trial | None = None
+
+    def after_step(self, step: int, seconds: float, traced: TraceStep) -> Plan | None:
+        """The plan to go on with, if it is another one, now that `step` steps are done."""
+        if self._settling:
+            self._settling -= 1
+            return None
+        self._seconds.append(seconds)
+        self._traced.append(traced)
+        if len(self._seconds) < self._policy.window:
+            return None
+        chosen = self._decide(step)
+        self._seconds, self._traced = [], []
+        if chosen is not None:
+            self.plan, self._settling = chosen, self._policy.settling
+            self.journal.runs(chosen)
+        return chosen
+
+    def close(self) -> None:
+        """End the search."""
+        if self._search is not None:
+            self._search.close()
+            self._search = None
+
+    def _decide(self, step: int) -> Plan | None:
+        """At the end of a window."""
+        if self._trial is not None:
+            trial, self._trial = self._trial, None
+            measured = effect(trial.seconds, self._seconds)
+            if measured.worse:
+                self._to_beat, self._predicted = trial.predicted.after, trial.predicted.before
+                self._note(step, "taken back", trial.before, predicted=trial.predicted, measured=measured)
+                return trial.before
+            self._note(step, "kept", self.plan, predicted=trial.predicted, measured=measured)
+        self._search_if_drifted(step)
+        return self._adopt_if_better(step)
+
+    def _search_if_drifted(self, step: int) -> None:
+        assumed = self._costs or self.plan.costs
+        costs = measured_costs(self.plan.schedule, assumed, self._traced)
+        change = drift(assumed, costs)
+        if self._costs is not None and change <= self._policy.drift:
+            return
+        self.close()
+        self._search, self._costs = self._begin(replace(self.plan, costs=costs)), costs
+        self._found, self._predicted, self._to_beat = None, None, math.inf
+        self.journal.note(Entry(step=step, event="search", drift=change))
+
+    def _adopt_if_better(self, step: int) -> Plan | None:
+        if self._search is None:
+            return None
+        if reason := self._search.failure():
+            self.journal.note(Entry(step=step, event="search failed", reason=reason))
+            self.close()
+            return None
+        self._found = self._search.newest() or self._found
+        if self._found is None:
+            return None
+        after, start = (candidate.makespan for candidate in self._found.candidates)
+        assert after is not None
+        assert start is not None
+        predicted = Effect(before=self._predicted or start, after=after, noise=0.0)
+        if after > (1 - self._policy.least_gain) * min(predicted.before, self._to_beat):
+            return None
+        self._trial = Trial(self.plan, predicted, self._seconds)
+        self._predicted = after
+        self._note(step, "adopted", self._found, predicted=predicted)
+        return self._found
+
+    def _note(self, step: int, event: str, running: Plan, *, predicted: Effect, measured: Effect | None = None) -> None:
+        entry = Entry(step=step, event=event, schedule=running.schedule.name, predicted=predicted, measured=measured)
+        self.journal.note(entry)

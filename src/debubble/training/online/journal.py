@@ -1,0 +1,76 @@
+"""What an online run records of its switches: a line of JSON each, a sentence each, and the plan that runs now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from debubble.ir import Plan
+from debubble.training.online.effect import Effect
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One thing that happened."""
+
+    step: int
+    """Steps done."""
+    event: str
+    """`search` (one begins), `adopted`, `kept`, `taken back`, or `search failed`."""
+    drift: float | None = None
+    """How far measured costs were from those of the search before (at first, from the plan's)."""
+    schedule: str | None = None
+    """Name of the schedule that runs from now on."""
+    predicted: Effect | None = None
+    """Seconds per step before and after the switch, simulated with the measured costs."""
+    measured: Effect | None = None
+    """The same, measured."""
+    reason: str | None = None
+
+    def __str__(self) -> str:
+        match self.event:
+            case "search":
+                return f"step {self.step}: searching a better order; measured costs differ by {self.drift:.0%}"
+            case "search failed":
+                return f"step {self.step}: the search for a better order failed ({self.reason}); training goes on"
+        predicted = f"predicted {_words(self.predicted)}" if self.predicted else ""
+        measured = f", measured {_words(self.measured)}" if self.measured else ""
+        return f"step {self.step}: {self.event} another order: {predicted}{measured}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Without what does not apply."""
+        there = {name: value for name, value in vars(self).items() if value is not None}
+        effects = {name: _figures(value) for name, value in there.items() if isinstance(value, Effect)}
+        return {**there, **effects}
+
+
+@dataclass
+class Journal:
+    """Writes entries after each other into `log`, and the running plan into `plan`."""
+
+    log: Path
+    plan: Path
+    entries: list[Entry] = field(default_factory=list)
+
+    def note(self, entry: Entry) -> None:
+        """Keep it, and append it to the log."""
+        self.entries.append(entry)
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as file:
+            file.write(msgspec.json.encode(entry.as_dict()) + b"\n")
+
+    def runs(self, plan: Plan) -> None:
+        """From now on, this plan runs."""
+        plan.save(self.plan)
+
+
+def _figures(effect: Effect) -> dict[str, float]:
+    return {"before": effect.before, "after": effect.after, "gain": effect.gain}
+
+
+def _words(effect: Effect) -> str:
+    change = f"{abs(effect.gain):.1%} {'less' if effect.gain >= 0 else 'more'}"
+    return f"{change} time per step ({1000 * effect.before:.3g} to {1000 * effect.after:.3g} ms)"

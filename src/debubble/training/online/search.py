@@ -1,0 +1,62 @@
+"""A search in a process of its own, as the training sees it: never waited for, and gone when the training is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from debubble.ir import Plan
+from debubble.training.online.searching import FOUND, PLAN
+
+
+class Search:
+    """Looks for a better order of a plan's stages for at most `seconds`, on `core` alone if one is given."""
+
+    def __init__(self, plan: Plan, *, seconds: float, core: int | None) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="debubble-search-")
+        self._place = Path(self._folder.name)
+        self._seen = 0
+        plan.save(self._place / PLAN)
+        arguments = [self._folder.name, str(seconds), *([] if core is None else [str(core)])]
+        with (self._place / "errors").open("wb") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "debubble.training.online.searching", *arguments],
+                stdin=subprocess.PIPE,  # its end tells the process that its parent is gone
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"},
+                start_new_session=True,  # Ctrl-C is for the training, which then ends this
+            )
+
+    def newest(self) -> Plan | None:
+        """The best plan found, if it is newer than at the last call."""
+        try:
+            written = (self._place / FOUND).stat().st_mtime_ns
+        except FileNotFoundError:
+            return None
+        if written == self._seen:
+            return None
+        self._seen = written
+        return Plan.load(self._place / FOUND)
+
+    def failure(self) -> str | None:
+        """Why the process has ended before its time; None while it runs, and if it has done its work."""
+        if not self._process.poll():
+            return None
+        said = (self._place / "errors").read_text(errors="replace").strip().splitlines()
+        return said[-1] if said else f"exit code {self._process.returncode}"
+
+    def wait(self) -> None:
+        """Until the search is over: for those who have nothing else to do."""
+        self._process.wait()
+
+    def close(self) -> None:
+        """End the process, whatever it does."""
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._folder.cleanup()

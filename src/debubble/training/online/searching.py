@@ -1,0 +1,78 @@
+"""Searches beside a training run: `python -m debubble.training.online.searching FOLDER SECONDS [CORE]`.
+
+It reads `plan.json` in the folder, whose costs are the measured ones, and replaces `found.json` whenever it has found a
+faster order of the same stages.  It imports no torch, computes with one thread, and ends when its parent does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from debubble.ir import CandidateSummary, Plan
+from debubble.ir.errors import InputError
+from debubble.training.online.cores import step_back
+from debubble.training.online.sums import summation
+
+PLAN, FOUND = "plan.json", "found.json"
+
+
+def check_searchable(plan: Plan) -> None:
+    """Refuse a plan with more than the search can order.  Raises InputError with one sentence."""
+    beside = sorted({op.kind.value for op in plan.schedule.operations} & {"G", "D", "S", "P"})
+    if beside:
+        raise InputError(
+            f"--online orders F, B, I, W, R, O and L, but the plan also has {', '.join(beside)}: train it without."
+        )
+    if plan.schedule.peers:
+        raise InputError("--online orders offloads to the host, but the plan's go to peer devices: train it without.")
+
+
+def better_plans(plan: Plan, *, seconds: float, seed: int = 0) -> Iterator[Plan]:
+    """Plans that are faster and faster for the plan's costs: other orders of the same stages, with equal losses.
+
+    The candidates of each are itself and the plan that it started from.
+    """
+    from debubble.solver.optimize import optimize
+    from debubble.solver.problem import OrderProblem
+
+    problem = OrderProblem.of(plan.schedule, plan.costs)
+    start = best = problem.value(plan.schedule)
+    sums = summation(plan, plan.schedule)
+    for found in optimize(problem, starts=[plan.schedule], deadline=seconds, seed=seed):
+        schedule = replace(found.schedule, asynchronous=plan.schedule.asynchronous)
+        if found.value < best and summation(plan, schedule) == sums:
+            best = found.value
+            yield replace(
+                plan,
+                planner="optpipe",
+                schedule=schedule,
+                lower_bound=found.bound,
+                solve_seconds=found.seconds,
+                candidates=(
+                    CandidateSummary(planner="optpipe", makespan=float(best), schedule=schedule.name),
+                    CandidateSummary(planner=plan.planner, makespan=float(start), schedule=plan.schedule.name),
+                ),
+            )
+
+
+def main(folder: Path, seconds: float, core: int | None) -> None:
+    """Search until the optimum is proven or the seconds are over."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    step_back(core)
+    for better in better_plans(Plan.load(folder / PLAN), seconds=seconds):
+        better.save(folder / FOUND)
+
+
+def _end_with_parent() -> None:
+    """The parent never writes: when reading ends, it is gone."""
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None)
