@@ -40,6 +40,9 @@ def train(
     auto_resume: Annotated[
         bool, typer.Option("--auto-resume", help="The same, or start where there is none: for torchrun's restarts.")
     ] = False,
+    offload_to: Annotated[
+        Path | None, typer.Option(help="Folder on a fast disk for offloaded activations (default: host memory).")
+    ] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the trace of the last steps here.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the predicted and measured timelines here.")] = None,
     online: Annotated[
@@ -56,7 +59,7 @@ def train(
     }  # fmt: skip
     options = TrainOptions(
         plan=plan, data=data, seed=seed, checkpoint=checkpoint, save_every=save_every, keep=keep, resume=resume,
-        auto_resume=auto_resume, trace=trace, html=html, online=online, json=json,
+        auto_resume=auto_resume, offload_to=offload_to, trace=trace, html=html, online=online, json=json,
     )  # fmt: skip
     options = settle(recipe, options)
     checked = check(options)

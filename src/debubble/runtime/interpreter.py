@@ -224,7 +224,7 @@ class Interpreter:
     def _offload(self, op: Op, state: StepState) -> None:
         share = float(self.program.schedule.offload_fraction.get(op.stage, 1))
         host = self._guests.host
-        allocate = self.lanes.host_buffer if host is None else self._guests.buffer
+        allocate = self.lanes.host.take if host is None else self._guests.buffer
         buffer = self.stages[op.stage].offload(op.micro_batch, share, allocate)
         if host is None:
             state.buffers[op.stage, op.micro_batch] = buffer
@@ -235,6 +235,8 @@ class Interpreter:
         here = self._guests.host is None
         buffer = state.buffers.pop((op.stage, op.micro_batch)) if here else self._guests.fetch(op)
         self.stages[op.stage].reload(op.micro_batch, buffer)
+        if here:
+            self.lanes.host.give_back(buffer)
 
     def _gradients_complete_after(self) -> dict[int, list[Op]]:
         """Backwards (their instructions) after which the gradients of a G or D are complete."""

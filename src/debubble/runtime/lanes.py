@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from debubble.ir import Lane
+from debubble.runtime.host_memory import Files, HostMemory, Memory
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,10 @@ class CpuLanes:
     """Every lane is a thread; what it has done is done."""
 
     device = torch.device("cpu")
+
+    def __init__(self, host: HostMemory | None = None) -> None:
+        self.host = host or Memory(pinned=False)
+        """Where offload goes."""
 
     def start_step(self) -> None: ...
 
@@ -50,15 +56,12 @@ class CpuLanes:
         """The marks on the host's clock, once the device has reached them all."""
         return [mark.time for mark in marks]
 
-    def host_buffer(self, size: int) -> Tensor:
-        return torch.empty(size, dtype=torch.uint8)
-
 
 class CudaLanes:
     """Every lane is a stream; the compute lane is the caller's."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, host: HostMemory | None = None) -> None:
+        self.device, self.host = device, host or Memory(pinned=True)
         self._streams: dict[tuple[Lane, int | None], torch.cuda.Stream] = {}
         self._origin = Mark(0.0)
 
@@ -97,10 +100,8 @@ class CudaLanes:
         torch.cuda.synchronize(self.device)
         return [self._origin.time + self._origin.event.elapsed_time(mark.event) / 1e3 for mark in marks]
 
-    def host_buffer(self, size: int) -> Tensor:
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
-
-def lanes_of(device: torch.device) -> CpuLanes | CudaLanes:
-    """The lanes of a device, by its type."""
-    return CudaLanes(device) if device.type == "cuda" else CpuLanes()
+def lanes_of(device: torch.device, *, offload_to: Path | None = None) -> CpuLanes | CudaLanes:
+    """The lanes of a device, by its type; offload goes to files in a folder, or to the host's memory."""
+    host = None if offload_to is None else Files(offload_to)
+    return CudaLanes(device, host) if device.type == "cuda" else CpuLanes(host)

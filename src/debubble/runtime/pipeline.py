@@ -43,6 +43,8 @@ class Pipeline:
 
     `optimizer` makes the optimizer of a list of parameters, for `update`, and for the stages that the plan steps
     inside the step.  Without it, give `parameters()` to an optimizer of your own.
+
+    `offload_to`: a folder on a fast disk that takes offloaded activations, where the host's memory is short.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Pipeline:
         optimizer: MakeOptimizer | None = None,
         transport: Transport | None = None,
         device: torch.device | None = None,
+        offload_to: Path | None = None,
     ) -> None:
         transport = transport or default_transport()
         check_runnable(plan, transport.size)
@@ -65,7 +68,7 @@ class Pipeline:
         """Steps taken.  Set it when resuming: dropout masks follow from it."""
         self.device = self.ranks.device
         """The pipeline device that this rank is."""
-        self._lanes = lanes_of(device or default_device())
+        self._lanes = lanes_of(device or default_device(), offload_to=offload_to)
         self._saved, self._mail = Ledger(self._lanes.device), Ledger(self._lanes.device)
         self._part = build_part(
             plan, self.device, model=model, seed=seed, on=self._lanes.device, ledger=self._saved,

@@ -38,6 +38,8 @@ class TrainOptions:
     """Go on from the newest checkpoint."""
     auto_resume: bool = False
     """The same, but start anew where there is none yet: for runs that are started again after a failure."""
+    offload_to: Path | None = None
+    """Folder for offloaded activations; None: the host's memory."""
     trace: Path | None = None
     """Where the trace of the last steps goes."""
     html: Path | None = None
@@ -79,6 +81,8 @@ def check(options: TrainOptions) -> Plan:
         check_searchable(plan)
     if (options.resume or options.auto_resume) and options.checkpoint is None:
         raise InputError("--resume needs --checkpoint with the folder that holds the checkpoint.")
+    if options.offload_to is not None and not options.offload_to.is_dir():
+        raise InputError(f"--offload-to: there is no folder {options.offload_to}.")
     if options.checkpoint is not None:
         _check_checkpoints(options, options.checkpoint, plan)
     return plan

@@ -67,8 +67,9 @@ class Run:
         if self.device.type == "cpu":
             torch.set_num_threads(1)
         self.pipeline = Pipeline(
-            None, plan, seed=options.seed, optimizer=adamw(weight_decay=options.weight_decay), device=self.device
-        )
+            None, plan, seed=options.seed, optimizer=adamw(weight_decay=options.weight_decay), device=self.device,
+            offload_to=options.offload_to,
+        )  # fmt: skip
         self.online = Online.beside(self.pipeline, journal_of(options)) if options.online else None
         self.sequences = sequences_of(options, plan)
         self.done = 0

@@ -1,0 +1,82 @@
+"""Offload to files: the same gradients, the bytes that it should be, and nothing left behind."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from debubble.ir import Placement, Schedule, StageCosts
+from debubble.runtime.host_memory import Files, OffloadError
+from tests.runtime.runtime_cases import LLAMA, plan_of, run_threads, tokens_of
+
+SCHEDULE = Schedule.of(
+    "offload", Placement.linear(1), 3, [["0F0", "0O0", "0F1", "0O1", "0F2", "0B2", "0L1", "0B1", "0L0", "0B0"]]
+)
+PLAN = plan_of(SCHEDULE, LLAMA, costs=StageCosts.of(stages=1, offload=1))
+
+
+def two_steps(pipeline):
+    """Gradients of two steps, so that buffers are used again, and the bytes that the files and the ledger say."""
+    for _ in range(2):
+        pipeline.step(tokens_of(LLAMA, rows=3))
+    gradients = {name: p.grad for name, p in pipeline.named_parameters()}
+    return gradients, pipeline.peak_offloaded, pipeline.peak_activation
+
+
+def test_gradients_are_the_same_from_files_as_from_memory(tmp_path):
+    ((expected, *sizes),) = run_threads(PLAN, two_steps)
+    ((found, *filed),) = run_threads(PLAN, two_steps, offload_to=tmp_path)
+    assert filed == sizes
+    assert sizes[0] > 0
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_buffer_keeps_what_was_written_and_is_used_again_for_the_same_size(tmp_path):
+    files = Files(tmp_path)
+    first, second = files.take(10_000), files.take(10_000)
+    first.fill_(7)
+    second.fill_(9)
+    assert first.eq(7).all()
+    files.give_back(first)
+    assert files.take(10_000).data_ptr() == first.data_ptr()
+    assert files.take(20_000).numel() == 20_000
+    assert files.bytes == 40_000
+
+
+def test_the_files_have_no_names_but_are_on_the_folders_disk(tmp_path):
+    buffer = Files(tmp_path).take(5000)
+    assert list(tmp_path.iterdir()) == []
+    with open("/proc/self/maps") as maps:
+        mapped = next(line for line in maps if str(tmp_path) in line)
+    assert "(deleted)" in mapped
+    assert int(mapped.split("-")[0], 16) == buffer.data_ptr()
+
+
+def test_nothing_stays_of_a_process_that_is_killed(tmp_path):
+    program = (
+        "import os, signal; from pathlib import Path; from debubble.runtime.host_memory import Files\n"
+        f"Files(Path({str(tmp_path)!r})).take(1 << 20).fill_(1); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGKILL
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A real file system of one megabyte."""
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", tmp_path], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting a file system is not permitted here")
+    yield tmp_path
+    subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_a_full_disk_is_one_sentence_and_not_the_end_of_the_process(small_disk):
+    files = Files(small_disk)
+    held = files.take(700_000)
+    with pytest.raises(OffloadError, match="cannot hold another 500000 of activations beside 700000: No space left"):
+        files.take(500_000)
+    assert held.numel() == 700_000
