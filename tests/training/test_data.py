@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from debubble.ir import InputError
 from debubble.training.data import Corpus, Sequences
+from debubble.training.tokens import HfTokenizer
 
 
 def test_files_of_a_directory_follow_each_other_in_order_each_ended_by_a_zero(tmp_path):
@@ -58,3 +59,59 @@ def test_the_order_of_samples_does_not_depend_on_how_they_are_asked_for(counts, 
 def test_data_shorter_than_a_sequence_is_refused():
     with pytest.raises(InputError, match="too few for one sequence of 8"):
         sequences(8, 8)
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    """A word tokenizer as Hugging Face stores one."""
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[?]": 0, "</s>": 1, "a": 2, "b": 3, "c": 4}, "[?]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    (tmp_path / "tokenizer").mkdir()
+    made.save(str(tmp_path / "tokenizer" / "tokenizer.json"))
+    return tmp_path / "tokenizer"
+
+
+@pytest.fixture
+def texts(tmp_path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "1.txt").write_text("a b c")
+    (tmp_path / "texts" / "2.txt").write_text("c d")
+    (tmp_path / "texts" / "empty.txt").touch()
+    return tmp_path / "texts"
+
+
+def test_a_tokenizers_tokens_follow_each_other_each_text_ended_as_its_config_says(texts, tokenizer):
+    (tokenizer / "tokenizer_config.json").write_text('{"eos_token": {"content": "</s>"}}')
+    expected = [2, 3, 4, 1, 4, 0, 1]
+    assert Corpus.load(texts, HfTokenizer(tokenizer, end=99)).tokens.tolist() == expected
+    assert Corpus.load(texts, HfTokenizer(tokenizer / "tokenizer.json")).tokens.tolist() == expected
+
+
+def test_without_one_the_models_own_token_ends_a_text_or_none(texts, tokenizer):
+    assert Corpus.load(texts, HfTokenizer(tokenizer, end=1)).tokens.tolist() == [2, 3, 4, 1, 4, 0, 1]
+    assert Corpus.load(texts, HfTokenizer(tokenizer)).tokens.tolist() == [2, 3, 4, 4, 0]
+
+
+def test_tokens_are_made_once_and_again_when_a_file_has_changed(texts, tokenizer, own_cache_folder, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(texts.parent / "cache"))
+    kept = texts.parent / "cache" / "debubble" / "tokens"
+    Corpus.load(texts, HfTokenizer(tokenizer))
+    (first,) = kept.iterdir()
+    Corpus.load(texts, HfTokenizer(tokenizer))
+    assert list(kept.iterdir()) == [first]
+    assert first.suffix == ".uint16"
+    (texts / "2.txt").write_text("c d a")
+    assert Corpus.load(texts, HfTokenizer(tokenizer)).tokens.tolist() == [2, 3, 4, 4, 0, 2]
+    assert len(list(kept.iterdir())) == 2
+
+
+def test_a_long_text_is_tokenized_in_pieces_that_end_at_line_ends(texts, tokenizer, monkeypatch):
+    monkeypatch.setattr("debubble.training.tokens.PIECE", 7)
+    (texts / "2.txt").write_text("a b c\n" * 5 + "b")
+    assert Corpus.load(texts / "2.txt", HfTokenizer(tokenizer)).tokens.tolist() == [2, 3, 4] * 5 + [3]
+
+
+def test_what_is_no_tokenizer_is_one_sentence(texts):
+    with pytest.raises(InputError, match=r"1\.txt has no tokenizer that can be read"):
+        Corpus.load(texts, HfTokenizer(texts / "1.txt"))

@@ -19,6 +19,13 @@ def train(
         Path | None,
         typer.Option(help="Text file or directory (default: the sources of Python's standard library)."),
     ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Hugging Face tokenizer.json or its folder (default: tokens are bytes).")
+    ] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(help="module:function that takes the plan and returns a Dataset, instead of --data."),
+    ] = None,
     steps: Annotated[
         int | None, typer.Option(help="Training steps, those before a resumed checkpoint included (default: 100).")
     ] = None,
@@ -58,8 +65,9 @@ def train(
         "steps": steps, "learning_rate": learning_rate, "warmup": warmup, "weight_decay": weight_decay, "clip": clip,
     }  # fmt: skip
     options = TrainOptions(
-        plan=plan, data=data, seed=seed, checkpoint=checkpoint, save_every=save_every, keep=keep, resume=resume,
-        auto_resume=auto_resume, offload_to=offload_to, trace=trace, html=html, online=online, json=json,
+        plan=plan, data=data, tokenizer=tokenizer, dataset=dataset, seed=seed, checkpoint=checkpoint,
+        save_every=save_every, keep=keep, resume=resume, auto_resume=auto_resume, offload_to=offload_to, trace=trace,
+        html=html, online=online, json=json,
     )  # fmt: skip
     options = settle(recipe, options)
     checked = check(options)

@@ -1,4 +1,4 @@
-"""Writing a file whole or not at all."""
+"""Writing a file whole or not at all, and where the user's caches are."""
 
 from __future__ import annotations
 
@@ -30,3 +30,9 @@ def write_whole(path: Path, content: bytes) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def user_cache(name: str) -> Path:
+    """The user's cache folder of that name: $XDG_CACHE_HOME/debubble/NAME, by default under ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "debubble" / name

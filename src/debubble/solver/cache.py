@@ -22,6 +22,7 @@ from typing import Any
 
 from debubble.ir import Op, Schedule, check
 from debubble.ir.errors import DebubbleError
+from debubble.ir.files import user_cache
 from debubble.solver.problem import Incumbent, OrderProblem
 
 VERSION = 1
@@ -34,8 +35,7 @@ NEAR = 0.35
 
 def folder() -> Path:
     """Where entries are kept: $XDG_CACHE_HOME/debubble/schedules, by default under ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "debubble" / "schedules"
+    return user_cache("schedules")
 
 
 def nearest(problem: OrderProblem) -> Schedule | None:

@@ -1,4 +1,4 @@
-"""Text as packed sequences of byte tokens, in an order that depends on nothing but the seed.
+"""Text as packed sequences of tokens, in an order that depends on nothing but the seed.
 
 Sample i of a run is the same whatever the number of ranks, the partition, or the restarts before it: what a
 checkpoint must remember of the data is one number.
@@ -9,14 +9,16 @@ from __future__ import annotations
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from debubble.ir import InputError
+from debubble.training.tokens import HfTokenizer, is_text
 
 VOCABULARY = 256
-"""Tokens are bytes; 0, which no text contains, ends each file."""
+"""Of bytes as tokens; 0, which no text contains, ends each file."""
 
 Tokens = npt.NDArray[np.int64]
 
@@ -25,31 +27,35 @@ _SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idlelib", "__pyc
 
 @dataclass(frozen=True)
 class Corpus:
-    """All files after each other, each followed by a 0."""
+    """All files after each other, each followed by the token that ends a text."""
 
-    tokens: npt.NDArray[np.uint8]
+    tokens: npt.NDArray[Any]
 
     @staticmethod
-    def load(path: Path | None = None) -> Corpus:
+    def load(path: Path | None = None, tokenizer: HfTokenizer | None = None) -> Corpus:
         """Read a file, the text files of a directory, or (None) the sources of Python's standard library.
 
-        Raises InputError if there is nothing to read.
+        Tokens are the tokenizer's, or bytes.  Raises InputError if there is nothing to read.
         """
-        if path is None:
-            files = _library_sources()
-        elif path.is_dir():
-            files = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
-        elif path.exists():
-            files = [path]
-        else:
-            raise InputError(f"There is no data file or directory {path}.")
         try:
-            texts = [content for content in (file.read_bytes() for file in files) if b"\0" not in content]
+            files = [file for file in _files(path) if file.stat().st_size and is_text(file)]
+            if not files:
+                raise InputError(f"{path} holds no text: give a text file or a directory with some.")
+            if tokenizer is not None:
+                return Corpus(tokenizer.tokens(files))
+            return Corpus(np.frombuffer(b"\0".join([*(file.read_bytes() for file in files), b""]), dtype=np.uint8))
         except OSError as error:
             raise InputError(f"The data {error.filename} cannot be read: {error.strerror}.") from error
-        if not any(texts):
-            raise InputError(f"{path} holds no text: give a text file or a directory with some.")
-        return Corpus(np.frombuffer(b"\0".join([*texts, b""]), dtype=np.uint8))
+
+
+def _files(path: Path | None) -> list[Path]:
+    if path is None:
+        return _library_sources()
+    if path.is_dir():
+        return sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
+    if path.exists():
+        return [path]
+    raise InputError(f"There is no data file or directory {path}.")
 
 
 def _library_sources() -> list[Path]:
@@ -68,7 +74,7 @@ class Sequences:
     def __post_init__(self) -> None:
         if not self.per_epoch:
             raise InputError(
-                f"The data has {len(self.corpus.tokens)} bytes, too few for one sequence of {self.sequence_length}:"
+                f"The data has {len(self.corpus.tokens)} tokens, too few for one sequence of {self.sequence_length}:"
                 " give more text or a shorter sequence."
             )
 
@@ -78,10 +84,14 @@ class Sequences:
 
     def batch(self, first: int, *, count: int) -> Tokens:
         """Samples `first` to `first + count`, [count, length + 1]: each token is to predict the next."""
-        epochs, places = np.divmod(np.arange(first, first + count), self.per_epoch)
-        windows = np.concatenate([self._order(epoch)[places[epochs == epoch]] for epoch in np.unique(epochs)])
+        windows = shuffled(first, count=count, per_epoch=self.per_epoch, seed=self.seed)
         positions = windows[:, None] * self.sequence_length + np.arange(self.sequence_length + 1)
-        return self.corpus.tokens[positions].astype(np.int64)
+        tokens: Tokens = self.corpus.tokens[positions].astype(np.int64)
+        return tokens
 
-    def _order(self, epoch: int) -> npt.NDArray[np.int64]:
-        return np.random.default_rng([self.seed, int(epoch)]).permutation(self.per_epoch)
+
+def shuffled(first: int, *, count: int, per_epoch: int, seed: int) -> npt.NDArray[np.int64]:
+    """Which of `per_epoch` things the samples from `first` on are: all once per epoch, each epoch in a new order."""
+    epochs, places = np.divmod(np.arange(first, first + count), per_epoch)
+    orders = {epoch: np.random.default_rng([seed, int(epoch)]).permutation(per_epoch) for epoch in np.unique(epochs)}
+    return np.array([orders[epoch][place] for epoch, place in zip(epochs, places, strict=True)], dtype=np.int64)

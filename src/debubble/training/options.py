@@ -12,6 +12,7 @@ from debubble.training.checkpoint_folder import checkpoints, latest, progress_of
 from debubble.training.data import VOCABULARY, Corpus, Sequences
 from debubble.training.online.journal import Journal
 from debubble.training.online.searching import check_searchable
+from debubble.training.tokens import HfTokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,10 @@ class TrainOptions:
     plan: Path
     data: Path | None = None
     """Text file or directory; None: the Python standard library's sources."""
+    tokenizer: Path | None = None
+    """Hugging Face tokenizer: a `tokenizer.json` or its folder; None: tokens are bytes."""
+    dataset: str | None = None
+    """`module:function`, which takes the plan and returns a Dataset, instead of text."""
     steps: int = 100
     learning_rate: float = 3e-3
     warmup: int = 10
@@ -109,12 +114,35 @@ def journal_of(options: TrainOptions) -> Journal:
 
 
 def sequences_of(options: TrainOptions, plan: Plan) -> Sequences:
-    """The run's samples.  Raises InputError if the data or the model's vocabulary does not do."""
+    """The run's text as samples.  Raises InputError if the data or the model's vocabulary does not do."""
     assert plan.model is not None
     vocabulary = int(plan.model.get("vocab_size", VOCABULARY))
-    if vocabulary < VOCABULARY:
-        raise InputError(f"The model's vocabulary has {vocabulary} tokens, but text as bytes needs {VOCABULARY}.")
-    return Sequences(corpus=Corpus.load(options.data), sequence_length=plan.options.sequence_length, seed=options.seed)
+    if options.tokenizer is None:
+        tokenizer, needed, kind = None, VOCABULARY, "text as bytes"
+    else:
+        tokenizer = HfTokenizer(options.tokenizer, end=_end_of_text(plan.model))
+        needed, kind = tokenizer.vocabulary, f"the tokenizer {options.tokenizer}"
+    if vocabulary < needed:
+        raise InputError(f"The model's vocabulary has {vocabulary} tokens, but {kind} needs {needed}.")
+    corpus = Corpus.load(options.data, tokenizer)
+    return Sequences(corpus=corpus, sequence_length=plan.options.sequence_length, seed=options.seed)
+
+
+def _end_of_text(model: Mapping[str, Any]) -> int | None:
+    """The token that ends a text, by the model's config; of several the first."""
+    found = model.get("eos_token_id")
+    return found[0] if isinstance(found, list) else found
+
+
+def _check_data(options: TrainOptions, plan: Plan) -> None:
+    if options.dataset is None:
+        sequences_of(options, plan)
+        return
+    if options.data is not None or options.tokenizer is not None:
+        raise InputError("--dataset takes the place of --data and --tokenizer: give one or the other.")
+    from debubble.training.samples import named_dataset
+
+    named_dataset(options.dataset)
 
 
 def _check_checkpoints(options: TrainOptions, folder: Path, plan: Plan) -> None:

@@ -19,9 +19,10 @@ from debubble.training.checkpoint import Saver
 from debubble.training.checkpoint_folder import Progress, progress_of
 from debubble.training.learning_rate import learning_rate
 from debubble.training.online.switching import Online
-from debubble.training.options import RECIPE, TrainOptions, journal_of, plan_of, sequences_of, start_of
+from debubble.training.options import RECIPE, TrainOptions, journal_of, plan_of, start_of
 from debubble.training.progress import Display, StepReport
 from debubble.training.report import Outcome, available_cores, compared
+from debubble.training.samples import Dataset, Samples, samples_of
 from debubble.training.state import adamw, set_learning_rate, state_of
 
 T = TypeVar("T")
@@ -30,11 +31,15 @@ TRACED = 10
 """The last steps are traced; the plan is compared with the typical one of them."""
 
 
-def train(options: TrainOptions) -> Outcome | None:
-    """Train as this rank of the process group.  Rank 0 has the outcome."""
+def train(options: TrainOptions, *, dataset: Dataset | None = None) -> Outcome | None:
+    """Train as this rank of the process group, on `dataset` or the data of the options.  Rank 0 has the outcome."""
     newest = _agreed(start_of(options))
     plan = _agreed(plan_of(options, resuming=newest is not None))
-    run = Run(options, plan) if newest is None else Run.resumed(options, plan, newest)
+    progress = None if newest is None else progress_of(newest)
+    options = options if progress is None else replace(options, seed=progress.seed)
+    run = Run(options, plan, samples_of(options, plan, dataset))
+    if newest is not None and progress is not None:
+        run.go_on_from(newest, progress)
     leader = dist.get_rank() == 0
     display = Display(steps=options.steps, done=run.done) if leader else None
     reports: list[StepReport] = []
@@ -61,8 +66,8 @@ def train(options: TrainOptions) -> Outcome | None:
 class Run:
     """The state of a run on this rank."""
 
-    def __init__(self, options: TrainOptions, plan: Plan) -> None:
-        self.options, self.plan = options, plan
+    def __init__(self, options: TrainOptions, plan: Plan, samples: Samples) -> None:
+        self.options, self.plan, self.samples = options, plan, samples
         self.device = _device()
         if self.device.type == "cpu":
             torch.set_num_threads(1)
@@ -71,10 +76,10 @@ class Run:
             offload_to=options.offload_to,
         )  # fmt: skip
         self.online = Online.beside(self.pipeline, journal_of(options)) if options.online else None
-        self.sequences = sequences_of(options, plan)
         self.done = 0
         """Steps."""
-        self.samples = 0
+        self.seen = 0
+        """Samples."""
         self.traces: list[Trace] = []
         self.saver = None if options.checkpoint is None else Saver(options.checkpoint, keep=options.keep)
 
@@ -83,15 +88,11 @@ class Run:
         """Sequences per step and replica."""
         return self.plan.micro_batches * self.plan.options.micro_batch_size
 
-    @staticmethod
-    def resumed(options: TrainOptions, plan: Plan, newest: Path) -> Run:
-        """Go on where a checkpoint stands."""
-        progress = progress_of(newest)
-        run = Run(replace(options, seed=progress.seed), plan)
-        checkpoint.load(newest, state_of(run.pipeline))
-        run.done = run.pipeline.steps = progress.step
-        run.samples = progress.samples
-        return run
+    def go_on_from(self, newest: Path, progress: Progress) -> None:
+        """Take up a checkpoint's state."""
+        checkpoint.load(newest, state_of(self.pipeline))
+        self.done = self.pipeline.steps = progress.step
+        self.seen = progress.samples
 
     def steps(self) -> Iterator[StepReport]:
         """Take the steps that remain, saving checkpoints between them."""
@@ -109,14 +110,14 @@ class Run:
         rate = learning_rate(self.done, peak=o.learning_rate, warmup=o.warmup, steps=o.steps)
         set_learning_rate(self.pipeline, rate)
         replica = dist.get_rank() // self.plan.devices
-        tokens = self.sequences.batch(self.samples + replica * self.rows, count=self.rows)
-        loss = float(self.pipeline.step(torch.from_numpy(tokens)))
+        batch = self.samples.batch(self.seen + replica * self.rows, count=self.rows)
+        loss = float(self.pipeline.step(batch))
         held = self.pipeline.static_bytes + self.pipeline.peak_activation
         if self.online is not None or self.done >= o.steps - TRACED:
             self.traces = [*self.traces[1 - TRACED :], self.pipeline.gather_trace()]
         self.pipeline.update(o.clip)
         self.done += 1
-        self.samples += self.rows * self.plan.options.data
+        self.seen += self.rows * self.plan.options.data
         peaks: list[float] = [0.0] * dist.get_world_size()
         dist.all_gather_object(peaks, held)
         seconds = perf_counter() - start
@@ -147,7 +148,7 @@ class Run:
         assert self.plan.model is not None
         return Progress(
             step=self.done,
-            samples=self.samples,
+            samples=self.seen,
             seed=self.options.seed,
             model=self.plan.model,
             recipe={name: getattr(self.options, name) for name in RECIPE},

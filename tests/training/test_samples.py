@@ -1,0 +1,96 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from debubble.ir import InputError, Plan
+from debubble.training.options import TrainOptions, check
+from debubble.training.run import train
+from debubble.training.samples import Items, named_dataset
+
+
+class Counting:
+    """Item i is i, i + 1, ..., the last one a random number of every generator."""
+
+    def __init__(self, size: int, length: int) -> None:
+        self._size, self._length = size, length
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> list[int]:
+        noise = int(torch.randint(100, ())) + np.random.randint(100) + random.randrange(100)
+        return [*range(index, index + self._length), noise]
+
+
+def counting(plan: Plan) -> Counting:
+    return Counting(12, plan.options.sequence_length)
+
+
+def items(size: int = 5, length: int = 3) -> Items:
+    return Items(dataset=Counting(size, length), sequence_length=length, seed=4)
+
+
+def test_every_item_comes_once_per_epoch():
+    samples = items()
+    assert [sorted(samples.batch(5 * epoch, count=5)[:, 0].tolist()) for epoch in (0, 1)] == [[0, 1, 2, 3, 4]] * 2
+    assert samples.batch(0, count=5)[:, 0].tolist() != samples.batch(5, count=5)[:, 0].tolist()
+
+
+def test_a_sample_is_the_same_however_it_is_asked_for_random_numbers_included():
+    whole = items().batch(0, count=8)
+    torch.manual_seed(1)
+    parts = torch.cat([items().batch(0, count=3), items().batch(3, count=5)])
+    assert torch.equal(whole, parts)
+
+
+def test_making_samples_leaves_torchs_generator_alone():
+    torch.manual_seed(1)
+    expected = torch.rand(1)
+    torch.manual_seed(1)
+    items().batch(0, count=3)
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_items_may_have_labels_of_their_own():
+    pairs = [{"input_ids": [1, 2], "labels": [2, -100]}]
+    batch = Items(dataset=pairs, sequence_length=2).batch(0, count=2)
+    assert batch["input_ids"].tolist() == [[1, 2], [1, 2]]
+    assert batch["labels"].tolist() == [[2, -100], [2, -100]]
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ([1, 2, 3], r"Item 0 of the dataset has \{'tokens': \[3\]\}: it must be 3 tokens"),
+        ({"input_ids": [1, 2], "labels": [1]}, r"'labels': \[1\]"),
+        (None, "NoneType"),
+    ],
+)
+def test_an_item_of_another_form_is_named(item, message):
+    length = 3 if isinstance(item, list) else 2
+    with pytest.raises(InputError, match=message.replace("be 3", f"be {length + 1}")):
+        Items(dataset=[item], sequence_length=length).batch(0, count=1)
+
+
+def test_an_empty_dataset_is_refused():
+    with pytest.raises(InputError, match="no items"):
+        Items(dataset=[], sequence_length=2)
+
+
+@pytest.mark.parametrize("name", ["nowhere:function", "random:nothing", "random", "sys:path"])
+def test_a_dataset_that_is_not_there_is_one_sentence(name):
+    with pytest.raises(InputError, match=f"--dataset {name}"):
+        named_dataset(name)
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_dataset_is_trained_on_by_name_as_by_itself(plan_file, tmp_path, monkeypatch):
+    (tmp_path / "my_data.py").write_text("from tests.training.test_samples import counting")
+    monkeypatch.chdir(tmp_path)
+    options = TrainOptions(plan=plan_file(1), steps=2, warmup=1)
+    named = TrainOptions(plan=plan_file(1), steps=2, warmup=1, dataset="my_data:counting")
+    check(named)
+    given = train(options, dataset=counting(Plan.load(options.plan)))
+    assert [r.loss for r in train(named).reports] == [r.loss for r in given.reports]
