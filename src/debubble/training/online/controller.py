@@ -30,7 +30,7 @@ class Policy:
     least_gain: float = 0.02
     """Predicted share of a step for which a switch is worth its trouble."""
     drift: float = 0.2
-    """Relative change of a stage's times after which a new search begins."""
+    """Relative change of a stage's times after which a new search begins; two windows in a row must agree on it."""
     seconds: float = 300.0
     """Longest search; the paper's for up to 8 devices."""
 
@@ -71,6 +71,8 @@ class Controller:
         self._traced: list[TraceStep] = []
         self._costs: StageCosts | None = None
         """What the search assumes; None before the first."""
+        self._before: StageCosts | None = None
+        """What the window before this one measured."""
         self._search: Searching | None = None
         self._found: Plan | None = None
         """By the search, newest."""
@@ -118,8 +120,9 @@ class Controller:
     def _search_if_drifted(self, step: int) -> None:
         assumed = self._costs or self.plan.costs
         costs = measured_costs(self.plan.schedule, assumed, self._traced)
-        change = drift(assumed, costs)
-        if self._costs is not None and change <= self._policy.drift:
+        before, self._before = self._before, costs
+        change, limit = drift(assumed, costs), self._policy.drift
+        if self._costs is not None and (change <= limit or before is None or drift(before, costs) > limit):
             return
         self.close()
         self._search, self._costs = self._begin(replace(self.plan, costs=costs)), costs

@@ -20,11 +20,11 @@ def leave(core: int) -> None:
         os.sched_setaffinity(0, os.sched_getaffinity(0) - {core})
 
 
-def step_back(core: int | None) -> None:
-    """Let this process have only time that nobody else wants, on that core alone if there is one."""
+def step_back(process: int, core: int | None) -> None:
+    """Let a process that has just begun have only time that nobody else wants, on that core alone if there is one."""
     if sys.platform != "linux":
-        os.nice(19)
+        os.setpriority(os.PRIO_PROCESS, process, 19)
         return
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    os.sched_setscheduler(process, os.SCHED_IDLE, os.sched_param(0))
     if core is not None:
-        os.sched_setaffinity(0, {core})
+        os.sched_setaffinity(process, {core})

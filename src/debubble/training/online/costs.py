@@ -39,12 +39,18 @@ def measured_costs(schedule: Schedule, costs: StageCosts, steps: Sequence[TraceS
     )
 
 
-def drift(assumed: StageCosts, measured: StageCosts) -> float:
-    """Largest relative change of a stage: the sum of its times' differences over the sum of what was assumed."""
-    changes: list[float] = []
-    for before, after in zip(_times(assumed), _times(measured), strict=True):
-        difference = sum(abs(a - b) for a, b in zip(before, after, strict=True))
-        changes.append(difference / sum(before) if sum(before) else 0.0)
+def drift(before: StageCosts, after: StageCosts) -> float:
+    """Largest relative change of a stage's times: the sum of their differences over the sum of what they were.
+
+    Costs that all change alike make no other order better: their common factor does not count.
+    """
+    old, new = _times(before), _times(after)
+    factor = sum(map(sum, new)) / sum(map(sum, old))
+    changes = [
+        sum(abs(a * factor - b) for a, b in zip(*stage, strict=True)) / (factor * sum(stage[0]))
+        for stage in zip(old, new, strict=True)
+        if sum(stage[0])
+    ]
     return max(changes)
 
 

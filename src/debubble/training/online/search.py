@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from debubble.ir import Plan
+from debubble.training.online.cores import step_back
 from debubble.training.online.searching import FOUND, PLAN
 
 
@@ -17,36 +18,42 @@ class Search:
 
     def __init__(self, plan: Plan, *, seconds: float, core: int | None) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="debubble-search-")
-        self._place = Path(self._folder.name)
+        self.folder = Path(self._folder.name)
+        """Of the files between the two processes."""
         self._seen = 0
-        plan.save(self._place / PLAN)
-        arguments = [self._folder.name, str(seconds), *([] if core is None else [str(core)])]
-        with (self._place / "errors").open("wb") as errors:
+        plan.save(self.folder / PLAN)
+        with (self.folder / "errors").open("wb") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "debubble.training.online.searching", *arguments],
+                [sys.executable, "-m", "debubble.training.online.searching", self._folder.name, str(seconds)],
                 stdin=subprocess.PIPE,  # its end tells the process that its parent is gone
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"},
                 start_new_session=True,  # Ctrl-C is for the training, which then ends this
             )
+        step_back(self._process.pid, core)
+
+    @property
+    def pid(self) -> int:
+        """Of the process that searches."""
+        return self._process.pid
 
     def newest(self) -> Plan | None:
         """The best plan found, if it is newer than at the last call."""
         try:
-            written = (self._place / FOUND).stat().st_mtime_ns
+            written = (self.folder / FOUND).stat().st_mtime_ns
         except FileNotFoundError:
             return None
         if written == self._seen:
             return None
         self._seen = written
-        return Plan.load(self._place / FOUND)
+        return Plan.load(self.folder / FOUND)
 
     def failure(self) -> str | None:
         """Why the process has ended before its time; None while it runs, and if it has done its work."""
         if not self._process.poll():
             return None
-        said = (self._place / "errors").read_text(errors="replace").strip().splitlines()
+        said = (self.folder / "errors").read_text(errors="replace").strip().splitlines()
         return said[-1] if said else f"exit code {self._process.returncode}"
 
     def wait(self) -> None:

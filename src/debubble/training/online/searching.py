@@ -1,4 +1,4 @@
-"""Searches beside a training run: `python -m debubble.training.online.searching FOLDER SECONDS [CORE]`.
+"""Searches beside a training run: `python -m debubble.training.online.searching FOLDER SECONDS`.
 
 It reads `plan.json` in the folder, whose costs are the measured ones, and replaces `found.json` whenever it has found a
 faster order of the same stages.  It imports no torch, computes with one thread, and ends when its parent does.
@@ -7,6 +7,7 @@ faster order of the same stages.  It imports no torch, computes with one thread,
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,7 +16,6 @@ from pathlib import Path
 
 from debubble.ir import CandidateSummary, Plan
 from debubble.ir.errors import InputError
-from debubble.training.online.cores import step_back
 from debubble.training.online.sums import summation
 
 PLAN, FOUND = "plan.json", "found.json"
@@ -60,19 +60,19 @@ def better_plans(plan: Plan, *, seconds: float, seed: int = 0) -> Iterator[Plan]
             )
 
 
-def main(folder: Path, seconds: float, core: int | None) -> None:
+def main(folder: Path, seconds: float) -> None:
     """Search until the optimum is proven or the seconds are over."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    step_back(core)
+    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     for better in better_plans(Plan.load(folder / PLAN), seconds=seconds):
         better.save(folder / FOUND)
 
 
-def _end_with_parent() -> None:
-    """The parent never writes: when reading ends, it is gone."""
-    sys.stdin.buffer.read()
+def _end_with_parent(folder: Path) -> None:
+    """The parent never writes: when reading ends, it is gone, and nobody wants the files any more."""
+    os.read(sys.stdin.fileno(), 1)
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None)
+    main(Path(sys.argv[1]), float(sys.argv[2]))

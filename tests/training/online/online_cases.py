@@ -1,0 +1,84 @@
+"""Plans, searches and steps for the tests of online scheduling: the simulator stands for the machine."""
+
+from dataclasses import dataclass, field, replace
+
+import debubble as db
+from debubble.ir import Plan, StageCosts
+from debubble.ir.trace import TraceEvent, TraceStep
+from debubble.training.online.controller import Controller, Policy
+from debubble.training.online.journal import Journal
+from debubble.training.online.searching import better_plans
+from tests.runtime.runtime_cases import LLAMA, plan_of
+
+QUICK = Policy(settling=1, window=3)
+UNIT = StageCosts.of(stages=2, communication=0, activation=2, memory_limit=20)
+
+
+def gpipe_plan(costs=UNIT, *, micro_batches=4, config=LLAMA) -> Plan:
+    schedule = db.schedules["gpipe"](devices=costs.stages, micro_batches=micro_batches)
+    return plan_of(schedule, config, costs=costs, dtype="fp32")
+
+
+def ordered(plan: Plan, schedule: str, **options) -> Plan:
+    """The same stages by a published schedule."""
+    made = db.schedules[schedule](devices=plan.devices, micro_batches=plan.micro_batches, costs=plan.costs, **options)
+    return replace(plan, schedule=made)
+
+
+def traced(plan: Plan, costs: StageCosts) -> TraceStep:
+    """A step of the plan's order on a machine where operations take those times."""
+    operations = db.simulate(plan.schedule, costs).operations
+    return TraceStep(
+        step=0, events=tuple(TraceEvent(o.name, o.device, o.lane, float(o.start), float(o.end)) for o in operations)
+    )
+
+
+@dataclass
+class Finished:
+    """A search that ran to its end when it began."""
+
+    plan: Plan
+    found: list[Plan] = field(default_factory=list)
+    failed: str | None = None
+    closed: bool = False
+
+    def newest(self) -> Plan | None:
+        return self.found.pop() if self.found else None
+
+    def failure(self) -> str | None:
+        return self.failed
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def solved(plan: Plan) -> Finished:
+    """What the search finds for a plan."""
+    return Finished(plan, list(better_plans(plan, seconds=1.0)))
+
+
+@dataclass
+class Machine:
+    """Takes steps of whatever plan the controller chooses, in the time that it really takes."""
+
+    controller: Controller
+    costs: StageCosts
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Of a step, by the schedule's name; the others take what simulation says."""
+    step: int = 0
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step += 1
+            running = self.controller.plan
+            trace = traced(running, self.costs)
+            self.controller.after_step(self.step, self.seconds.get(running.schedule.name, trace.makespan), trace)
+
+
+def controlled(plan, folder, *, search=solved, policy=QUICK) -> Controller:
+    journal = Journal(log=folder / "plan.online.jsonl", plan=folder / "plan.online.json")
+    return Controller(plan, search=search, journal=journal, policy=policy)
+
+
+def events_of(controller):
+    return [(entry.step, entry.event) for entry in controller.journal.entries]

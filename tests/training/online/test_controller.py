@@ -1,0 +1,153 @@
+"""When an online run searches, switches, and takes a switch back."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from debubble.ir import Plan, StageCosts
+from tests.training.online.online_cases import (
+    UNIT,
+    Finished,
+    Machine,
+    controlled,
+    events_of,
+    gpipe_plan,
+    ordered,
+    solved,
+)
+
+SLOW_WEIGHTS = UNIT.replace(backward_weight=[1, 3])
+
+
+@pytest.fixture
+def plan():
+    return gpipe_plan()
+
+
+def test_a_bad_order_is_replaced_by_the_one_that_the_search_proves_best(plan, tmp_path):
+    controller = controlled(plan, tmp_path)
+    Machine(controller, UNIT).run(8)
+    # One step to settle and three to measure; then the same with the new order.
+    assert events_of(controller) == [(4, "search"), (4, "adopted"), (8, "kept")]
+    assert controller.plan.simulate().makespan == 13
+    kept = controller.journal.entries[-1]
+    assert (kept.predicted.before, kept.predicted.after) == (15, 13)
+    assert (kept.measured.before, kept.measured.after) == (15, 13)
+
+
+def test_a_switch_that_measures_worse_is_taken_back_and_not_tried_again(plan, tmp_path):
+    controller = controlled(plan, tmp_path)
+    Machine(controller, UNIT, seconds={"gpipe": 15.0, "searched": 16.0}).run(40)
+    assert events_of(controller) == [(4, "search"), (4, "adopted"), (8, "taken back")]
+    assert controller.plan is plan
+    assert Plan.load(controller.journal.plan).schedule == plan.schedule
+
+
+def test_after_a_switch_back_only_a_faster_order_is_tried(plan, tmp_path):
+    better, best = (ordered(plan, name) for name in ("1f1b", "zb-h1"))
+    times = {"gpipe": 15.0, "1f1b": 16.0, "zb-h1": 14.0}
+    candidates = solved(plan).found[-1].candidates
+
+    def as_found(other, makespan):
+        return replace(other, candidates=(replace(candidates[0], makespan=makespan), candidates[1]))
+
+    found = [as_found(best, 13.0), as_found(ordered(plan, "1f1b"), 14.0), as_found(better, 14.0)]
+    controller = controlled(plan, tmp_path, search=lambda p: Finished(p, found))
+    Machine(controller, UNIT, seconds=times).run(24)
+    assert [e.schedule for e in controller.journal.entries if e.event == "adopted"] == ["1f1b", "zb-h1"]
+    assert [e.event for e in controller.journal.entries] == ["search", "adopted", "taken back", "adopted", "kept"]
+    assert controller.plan.schedule.name == "zb-h1"
+
+
+def test_an_order_that_gains_too_little_is_not_adopted(plan, tmp_path):
+    controller = controlled(ordered(plan, "zb-h1"), tmp_path)
+    Machine(controller, UNIT).run(20)
+    assert events_of(controller) == [(4, "search")]
+
+
+def test_costs_that_drift_begin_a_new_search_with_the_measured_ones(plan, tmp_path):
+    asked = []
+
+    def search(p):
+        asked.append(p)
+        return solved(p)
+
+    controller = controlled(plan, tmp_path, search=search)
+    machine = Machine(controller, UNIT)
+    machine.run(8)
+    machine.costs = SLOW_WEIGHTS
+    machine.run(6)
+    # One window measured the change; the second agrees.
+    assert [p.costs.backward_weight for p in asked] == [(1, 1), (1, 3)]
+    assert asked[1].schedule.name == "searched"
+    assert [e.event for e in controller.journal.entries][:4] == ["search", "adopted", "kept", "search"]
+    assert controller.journal.entries[3].drift > 0.2
+
+
+def test_a_window_that_the_next_one_contradicts_begins_no_search(plan, tmp_path):
+    controller = controlled(ordered(plan, "zb-h1"), tmp_path)
+    machine = Machine(controller, UNIT)
+    machine.run(4)
+    for costs in (SLOW_WEIGHTS, UNIT, SLOW_WEIGHTS, UNIT):
+        machine.costs = costs
+        machine.run(3)
+    assert events_of(controller) == [(4, "search")]
+
+
+def test_the_search_before_is_closed_when_a_new_one_begins_and_at_the_end(plan, tmp_path):
+    searches = []
+
+    def search(p):
+        searches.append(Finished(p))
+        return searches[-1]
+
+    controller = controlled(plan, tmp_path, search=search)
+    machine = Machine(controller, UNIT)
+    machine.run(4)
+    machine.costs = SLOW_WEIGHTS
+    machine.run(6)
+    assert [s.closed for s in searches] == [True, False]
+    controller.close()
+    assert [s.closed for s in searches] == [True, True]
+
+
+def test_a_search_that_fails_is_told_once_and_the_run_goes_on(plan, tmp_path):
+    controller = controlled(plan, tmp_path, search=lambda p: Finished(p, failed="MemoryError"))
+    Machine(controller, UNIT).run(20)
+    assert events_of(controller) == [(4, "search"), (4, "search failed")]
+    assert "the search for a better order failed (MemoryError); training goes on" in str(controller.journal.entries[1])
+
+
+def test_a_search_that_finds_nothing_in_time_changes_nothing(plan, tmp_path):
+    controller = controlled(plan, tmp_path, search=Finished)
+    Machine(controller, UNIT).run(20)
+    assert controller.plan is plan
+    assert not controller.journal.plan.exists()
+
+
+def test_the_log_has_a_line_for_each_event_and_the_plan_that_runs_is_a_plan_file(plan, tmp_path):
+    controller = controlled(plan, tmp_path)
+    Machine(controller, UNIT).run(8)
+    lines = [json.loads(line) for line in (tmp_path / "plan.online.jsonl").read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["search", "adopted", "kept"]
+    assert lines[2]["predicted"] == {"before": 15.0, "after": 13.0, "gain": pytest.approx(2 / 15)}
+    assert lines[2]["measured"] == lines[2]["predicted"]
+    adopted = Plan.load(tmp_path / "plan.online.json")
+    assert adopted.schedule == controller.plan.schedule
+    assert adopted.simulate().makespan == 13
+
+
+def test_a_switch_is_said_in_a_sentence(tmp_path):
+    controller = controlled(gpipe_plan(milliseconds()), tmp_path)
+    Machine(controller, milliseconds()).run(8)
+    assert [str(entry) for entry in controller.journal.entries] == [
+        "step 4: searching a better order; measured costs differ by 0%",
+        "step 4: adopted another order: predicted 13.3% less time per step (15 to 13 ms)",
+        "step 8: kept another order: predicted 13.3% less time per step (15 to 13 ms), measured 13.3% less time per"
+        " step (15 to 13 ms)",
+    ]
+
+
+def milliseconds() -> StageCosts:
+    return UNIT.replace(forward=1e-3, backward_input=1e-3, backward_weight=1e-3)

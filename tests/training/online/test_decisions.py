@@ -1,0 +1,154 @@
+"""What the decisions of online scheduling rest on: measured costs, effects, sums."""
+
+from dataclasses import replace
+
+import pytest
+
+import debubble as db
+from debubble.ir import InputError, Kind, Op, Schedule, StageCosts
+from debubble.training.online.costs import drift, measured_costs
+from debubble.training.online.effect import effect
+from debubble.training.online.searching import better_plans, check_searchable
+from debubble.training.online.sums import summation
+from tests.runtime.runtime_cases import LLAMA, LLAMA_TIED, plan_of
+from tests.training.online.online_cases import UNIT, gpipe_plan, ordered, traced
+
+TRUE = StageCosts.of(
+    forward=[2, 3], backward_input=[4, 3], backward_weight=[1, 2], recompute=[2, 3], communication=[0.5, 0],
+    offload=[3, 4], reload=[2, 5], activation=2, memory_limit=20,
+)  # fmt: skip
+ASSUMED = UNIT.replace(offload=1, reload=1, recompute=1)
+
+
+def test_a_split_schedule_shows_what_everything_costs():
+    start = ordered(gpipe_plan(ASSUMED), "zb-h1").schedule
+    moved = (Op(Kind.O, 0, 1), Op(Kind.L, 0, 1)), (Op(Kind.O, 1, 1), Op(Kind.L, 1, 1))
+    orders = []
+    for order, (offload, reload) in zip(start.orders, moved, strict=True):
+        listed = list(order)
+        listed.insert(listed.index(Op(Kind.F, offload.stage, 1)) + 1, offload)
+        listed.insert(listed.index(Op(Kind.I, offload.stage, 1)), reload)
+        orders.append(tuple(listed))
+    plan = replace(gpipe_plan(ASSUMED), schedule=replace(start, orders=tuple(orders)))
+    found = measured_costs(plan.schedule, ASSUMED, [traced(plan, TRUE)])
+    for name in ("forward", "backward_input", "backward_weight", "recompute", "communication", "offload", "reload"):
+        assert getattr(found, name) == pytest.approx(getattr(TRUE, name)), name
+    assert found.activation == ASSUMED.activation
+
+
+def test_a_whole_backward_is_divided_as_it_was_assumed_to_be():
+    plan = gpipe_plan(ASSUMED.replace(backward_weight=3))
+    found = measured_costs(plan.schedule, plan.costs, [traced(plan, TRUE)])
+    assert found.backward_input == (5 / 4, 5 / 4)
+    assert found.backward_weight == (15 / 4, 15 / 4)
+
+
+def test_what_did_not_run_keeps_its_time():
+    plan = gpipe_plan(ASSUMED)
+    found = measured_costs(plan.schedule, ASSUMED, [traced(plan, TRUE)])
+    assert (found.offload, found.reload) == (ASSUMED.offload, ASSUMED.reload)
+
+
+def test_one_slow_step_changes_no_median():
+    plan = gpipe_plan()
+    steps = [traced(plan, UNIT), traced(plan, TRUE), traced(plan, UNIT)]
+    assert measured_costs(plan.schedule, UNIT, steps) == UNIT.replace(forward=(1.0, 1.0))
+
+
+def test_clocks_that_differ_change_no_message_time():
+    plan = ordered(gpipe_plan(UNIT.replace(communication=[0.5, 0])), "1f1b")
+    step = traced(plan, plan.costs)
+    skewed = replace(
+        step, events=tuple(e._replace(start=e.start + 9 * e.device, end=e.end + 9 * e.device) for e in step.events)
+    )
+    assert measured_costs(plan.schedule, UNIT, [skewed]).communication == (0.5, 0)
+
+
+def test_costs_that_all_change_alike_have_not_drifted():
+    slower = UNIT.replace(forward=3, backward_input=3, backward_weight=3)
+    assert drift(UNIT, slower) == pytest.approx(0)
+
+
+def test_drift_is_the_change_of_the_stage_that_changed_most():
+    # 3 + 3 becomes 3 + 6, by a factor of 1.5: the first stage 1 - 1 / 1.5 faster, the other 2 / 1.5 - 1 slower.
+    changed = UNIT.replace(forward=[1, 2], backward_input=[1, 2], backward_weight=[1, 2])
+    assert drift(UNIT, changed) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("after", "worse"),
+    [
+        ([1.0, 1.1, 0.9, 1.05, 0.95], False),
+        ([1.05, 1.15, 0.95, 1.1, 1.0], False),  # within what chance does
+        ([1.5, 1.6, 1.4, 1.55, 1.45], True),
+        ([1.0, 9.0, 0.9, 1.05, 0.95], False),  # one slow step
+        ([0.5, 0.6, 0.4, 0.55, 0.45], False),
+    ],
+)
+def test_a_switch_is_worse_if_steps_take_longer_by_more_than_chance(after, worse):
+    assert effect([1.0, 1.1, 0.9, 1.05, 0.95], after).worse is worse
+
+
+def test_a_hundredth_is_no_difference_even_where_nothing_varies():
+    assert not effect([100.0] * 5, [101.0] * 5).worse
+    assert effect([100.0] * 5, [102.0] * 5).worse
+
+
+def test_the_gain_is_of_medians():
+    assert effect([1.0, 2.0, 30.0], [0.5, 1.0, 9.0]).gain == 0.5
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zb-h2"])
+def test_published_orders_add_up_alike(name):
+    plan = gpipe_plan(micro_batches=8)
+    assert summation(plan, ordered(plan, name).schedule) == summation(plan, plan.schedule)
+
+
+def test_another_order_of_backwards_adds_up_differently():
+    plan = gpipe_plan()
+    late = replace(plan.schedule, orders=tuple((*o[:4], *reversed(o[4:])) for o in plan.schedule.orders))
+    assert summation(plan, late) != summation(plan, plan.schedule)
+
+
+def test_a_weight_gradient_behind_a_later_whole_backward_adds_up_differently():
+    def orders(first, last):
+        return Schedule.of("hand", db.Placement.linear(2), 2, [first.split(), last.split()])
+
+    plan = plan_of(orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"), LLAMA)
+    mixed = orders("0F0 0F1 0I0 0B1 0W0", "1F0 1B0 1F1 1B1")
+    assert summation(plan, mixed)["linear 0"] == [("gradient", 1), ("gradient", 0)]
+    assert summation(plan, mixed)["other 0"] == summation(plan, plan.schedule)["other 0"]
+
+
+def test_a_table_tied_on_one_device_adds_up_the_gradients_of_two_stages():
+    def plan(config, order):
+        return plan_of(Schedule.of("hand", db.Placement.of([0, 0]), 2, [order.split()]), config)
+
+    early, late = "0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1", "0F0 1F0 0F1 1F1 1B0 1B1 0B0 0B1"
+    for config, alike in ((LLAMA, True), (LLAMA_TIED, False)):
+        plans = [plan(config, order) for order in (early, late)]
+        sums = [summation(p, p.schedule) for p in plans]
+        assert (sums[0] == sums[1]) is alike
+
+
+def test_the_search_finds_faster_orders_with_the_same_sums_within_the_limit():
+    plan = gpipe_plan(UNIT.with_limit(4), micro_batches=8)
+    plan = ordered(plan, "1f1b")
+    found = list(better_plans(plan, seconds=5.0))
+    times = [float(p.simulate().makespan) for p in found]
+    assert times == sorted(set(times), reverse=True)
+    assert times[-1] == 25  # 3 m + p - 1: zero bubble but for the warm-up
+    for better in found:
+        assert summation(plan, better.schedule) == summation(plan, plan.schedule)
+        assert max(better.simulate().peak_memory) <= 4
+        assert [c.makespan for c in better.candidates] == [better.simulate().makespan, 27]
+
+
+def test_a_plan_with_optimizer_steps_or_peers_is_refused():
+    stepping = ordered(gpipe_plan(StageCosts.of(stages=4, activation=1)), "1f1b")
+    order = (*stepping.schedule.orders[0], Op(Kind.S, 0, 3))
+    inside = replace(stepping.schedule, orders=(order, *stepping.schedule.orders[1:]))
+    with pytest.raises(InputError, match="the plan also has S: train it without"):
+        check_searchable(replace(stepping, schedule=inside))
+    with pytest.raises(InputError, match="peer devices: train it without"):
+        check_searchable(replace(stepping, schedule=replace(stepping.schedule, peers={0: 3})))

@@ -1,0 +1,100 @@
+"""The process that searches beside a run: it answers, fails and ends without the run waiting for it."""
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from debubble.training.online import cores
+from debubble.training.online.search import Search
+from tests.training.online.online_cases import gpipe_plan
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@pytest.fixture
+def plan():
+    return gpipe_plan()
+
+
+def test_it_answers_with_its_newest_plan_once(plan):
+    search = Search(plan, seconds=5.0, core=None)
+    search.wait()
+    assert search.newest().simulate().makespan == 13
+    assert search.newest() is None
+    assert search.failure() is None
+    search.close()
+
+
+def test_it_is_never_waited_for(plan):
+    search = Search(plan, seconds=5.0, core=None)
+    os.kill(search.pid, signal.SIGSTOP)
+    assert search.newest() is None
+    assert search.failure() is None
+    search.close()
+
+
+def test_what_it_dies_of_is_told(plan):
+    too_large = Search(replace(plan, costs=plan.costs.with_limit(1)), seconds=5.0, core=None)
+    too_large.wait()
+    assert too_large.newest() is None
+    assert "OutOfMemoryError: Device 0 runs out of memory at 0F0" in too_large.failure()
+    too_large.close()
+    killed = Search(plan, seconds=5.0, core=None)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert killed.failure() == "exit code -9"
+    killed.close()
+
+
+@linux
+def test_closing_it_leaves_neither_process_nor_files(plan):
+    search = Search(plan, seconds=300.0, core=None)
+    pid, folder = search.pid, search.folder
+    search.close()
+    assert not Path(f"/proc/{pid}").exists()
+    assert not folder.exists()
+
+
+@linux
+def test_it_ends_and_cleans_up_when_its_parent_is_killed(plan, tmp_path):
+    plan.save(tmp_path / "plan.json")
+    program = (
+        "import signal, sys\nfrom debubble.ir import Plan\nfrom debubble.training.online.search import Search\n"
+        "search = Search(Plan.load(sys.argv[1]), seconds=300.0, core=None)\n"
+        "print(search.pid, search.folder, flush=True)\nsignal.pause()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "plan.json")], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        pid, folder = parent.stdout.readline().split()
+        parent.kill()
+    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+        os.sched_yield()
+    assert not Path(folder).exists()
+
+
+@linux
+def test_it_has_only_time_that_nobody_else_wants_on_its_core(plan):
+    core = max(os.sched_getaffinity(0))
+    search = Search(plan, seconds=300.0, core=core)
+    assert os.sched_getscheduler(search.pid) == os.SCHED_IDLE
+    assert os.sched_getaffinity(search.pid) == {core}
+    search.close()
+
+
+@linux
+def test_a_core_is_spare_where_there_are_more_than_processes(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2, 3, 7})
+    assert cores.spare_core(3) == 7
+    assert cores.spare_core(4) is None
+
+
+def test_it_imports_no_torch():
+    program = "import sys, debubble.training.online.searching; print('torch' in sys.modules)"
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "False"

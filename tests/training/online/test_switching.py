@@ -1,0 +1,88 @@
+"""Ranks that train by an online schedule: what they compute is what they would have computed without."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch.optim import AdamW
+
+import debubble as db
+from debubble.ir import StageCosts
+from debubble.training.online.switching import Online
+from tests.runtime.runtime_cases import GPT2, LLAMA, plan_of, run_threads, tokens_of
+from tests.training.online.online_cases import QUICK, Finished, controlled, events_of, traced
+
+RANKS = 4
+STEPS = 12
+COSTS = StageCosts.of(stages=RANKS, activation=2, memory_limit=20, offload=1)
+
+
+def bad_plan(config, dtype):
+    """GPipe, under a limit that more than 1F1B's memory fits."""
+    plan = plan_of(db.schedules["gpipe"](devices=RANKS, micro_batches=4), config, costs=COSTS, dtype=dtype)
+    assert plan.simulate().makespan == 21
+    return plan
+
+
+def losses_and_parameters(plan, *, controller=None, seconds=lambda plan: 1.0):
+    """Of a run of the plan by four ranks; online if there is a controller.  `seconds`: what a step of a plan takes."""
+
+    def one(pipeline):
+        online = Online(pipeline, controller if not pipeline.device else None) if controller else None
+        losses, orders = [], []
+        for step in range(STEPS):
+            losses.append(pipeline.step(tokens_of(plan.model, rows=4, seed=step)).item())
+            pipeline.update(1.0)
+            orders.append(pipeline.plan.schedule)
+            if online is not None:
+                online.after_step(step + 1, seconds(pipeline.plan), traced(pipeline.plan, COSTS))
+        return losses, orders, {name: p.detach() for name, p in pipeline.named_parameters()}
+
+    answers = run_threads(plan, one, optimizer=partial(AdamW, lr=0.01))
+    assert all(orders == answers[0][1] for _, orders, _ in answers)
+    return answers[0][0], answers[0][1], {n: p for *_, held in answers for n, p in held.items()}
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"), [(LLAMA, "fp32"), (LLAMA, "fp64"), (GPT2, "bf16")], ids=["fp32", "fp64", "bf16"]
+)
+def test_a_better_order_is_adopted_and_no_loss_or_weight_changes_by_a_bit(config, dtype, tmp_path):
+    plan = bad_plan(config, dtype)
+    controller = controlled(plan, tmp_path)
+    losses, orders, parameters = losses_and_parameters(plan, controller=controller)
+    assert events_of(controller) == [(4, "search"), (4, "adopted"), (8, "kept")]
+    assert [order.name for order in orders] == ["gpipe"] * 4 + ["searched"] * 8
+    assert controller.plan.simulate().makespan == 15
+    expected, _, weights = losses_and_parameters(plan)
+    assert losses == expected
+    assert [name for name in weights if not torch.equal(weights[name], parameters[name])] == []
+
+
+def test_an_order_that_measures_worse_is_taken_back_by_all_ranks(tmp_path):
+    plan = bad_plan(LLAMA, "fp32")
+    controller = controlled(plan, tmp_path)
+
+    def seconds(running):
+        return 1.0 if running.schedule == plan.schedule else 1.5
+
+    losses, orders, _ = losses_and_parameters(plan, controller=controller, seconds=seconds)
+    assert events_of(controller) == [(4, "search"), (4, "adopted"), (8, "taken back")]
+    assert [order.name for order in orders] == ["gpipe"] * 4 + ["searched"] * 4 + ["gpipe"] * 4
+    assert losses == losses_and_parameters(plan)[0]
+
+
+def test_a_run_measures_what_its_operations_cost(tmp_path):
+    """The pipeline's own traces do for the controller."""
+    plan = bad_plan(LLAMA, "fp32")
+    controller = controlled(plan, tmp_path, search=Finished)
+
+    def one(pipeline):
+        online = Online(pipeline, controller if not pipeline.device else None)
+        for step in range(QUICK.settling + QUICK.window):
+            pipeline.step(tokens_of(LLAMA, rows=4, seed=step))
+            online.after_step(step + 1, 1.0, pipeline.gather_trace().steps[-1])
+
+    run_threads(plan, one)
+    [searched, *_] = controller.journal.entries
+    assert searched.event == "search"
+    assert searched.drift > 0
