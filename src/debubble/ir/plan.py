@@ -45,6 +45,8 @@ class RunOptions:
     zero: int = 0
     optimizer: str = "adamw"
     dtype: str = "bf16"
+    lora: int = 0
+    """Rank of the low-rank adapters that are trained instead of the model's own parameters; 0: those are."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -12,8 +12,9 @@ from torch import nn
 from debubble.ir import InputError, Kind, Plan, Schedule
 from debubble.runtime.families import read_shape
 from debubble.runtime.hf_names import HEAD_TABLE
+from debubble.runtime.lora import Adapters, adapt, given_adapters, is_adapter, new_adapters, plain_name
 from debubble.runtime.memory import Ledger
-from debubble.runtime.models import TABLE, build_stage, model_units
+from debubble.runtime.models import TABLE, build_stage, initialise, model_units
 from debubble.runtime.replicas import Replicas
 from debubble.runtime.stage import Stage
 from debubble.runtime.units import Unit
@@ -28,6 +29,8 @@ class DevicePart:
 
     stages: dict[int, Stage] = field(default_factory=dict)
     weights: dict[int, StageWeights] = field(default_factory=dict)
+    adapters: Adapters | None = None
+    """Those of the stages, where they alone are trained (LoRA)."""
 
     @cached_property
     def masters(self) -> Mapping[str, nn.Parameter]:
@@ -99,12 +102,19 @@ def build_part(
     wide = torch.float64 if dtype is torch.float64 else torch.float32
     held = plan.schedule.placement.stages_of[device]
     built = {s: build_stage(plan.model, plan.partition[s], seed=seed, dtype=wide) for s in held}
+    everything = [unit for units in built.values() for unit in units]
+    adapters = _adapters(plan, everything, model)
+    if adapters is not None:
+        adapt(everything, adapters)
+        for name, p in ((n, p) for unit in everything for n, p in unit.hf_parameters().items() if is_adapter(n)):
+            p.data = p.data.to(wide)
+            initialise(p, name, shape, seed=seed)
     if model is not None:
-        take_over([unit for units in built.values() for unit in units], model)
-    named = {name: p for units in built.values() for unit in units for name, p in unit.hf_parameters().items()}
+        take_over(everything, model)
+    named = {name: p for unit in everything for name, p in unit.hf_parameters().items()}
     if shape.tied and {TABLE[shape.is_gpt2], HEAD_TABLE} <= named.keys():
         share(built.values(), named[HEAD_TABLE], named[TABLE[shape.is_gpt2]])
-    part, working = DevicePart(), Working(dtype, on, replicas)
+    part, working = DevicePart(adapters=adapters), Working(dtype, on, replicas)
     for stage, units in built.items():
         part.weights[stage] = StageWeights(units, working, on_host=stage in plan.schedule.host_steps)
         part.stages[stage] = Stage(units, plan.partition[stage], ledger)
@@ -113,9 +123,24 @@ def build_part(
     return part
 
 
+def _adapters(plan: Plan, units: Sequence[Unit], model: nn.Module | None) -> Adapters | None:
+    """What the units are to train instead of themselves.  Raises InputError if the model and the plan do not agree."""
+    rank = plan.options.lora
+    if model is None:
+        return new_adapters(units, read_shape(plan.model or {}).family, rank=rank) if rank else None
+    given = given_adapters(model)
+    of_model = 0 if given is None else max((adapter.rank for adapter in given.of.values()), default=0)
+    if rank != of_model:
+        raise InputError(
+            f"The plan is made for LoRA adapters of rank {rank} (0: none), but the model has rank {of_model}: make the"
+            f" plan with `--lora {of_model}`, or give the model other adapters."
+        )
+    return given
+
+
 def take_over(units: Iterable[Unit], model: nn.Module) -> None:
     """Let the units have a Hugging Face model's own parameters (or their values, if these have another dtype)."""
-    given = model.state_dict(keep_vars=True)
+    given = {plain_name(name): parameter for name, parameter in model.state_dict(keep_vars=True).items()}
     for unit in units:
         for name, parameter in unit.hf_parameters().items():
             if name not in given:

@@ -24,7 +24,7 @@ class _Grouped(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, sizes: list[int], later: WeightGradients) -> Tensor:
-        ctx.save_for_backward(x)
+        ctx.save_for_backward(x if weight.requires_grad else None)
         ctx.weight, ctx.sizes, ctx.later = weight, sizes, later
         return _each(x, weight.transpose(1, 2), sizes)
 

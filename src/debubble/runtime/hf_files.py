@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from debubble.ir import InputError
 from debubble.ir.files import write_whole
 from debubble.runtime.families import read_shape
 from debubble.runtime.hf_names import HEAD_TABLE, joined, sources, stored
+from debubble.runtime.lora import CONFIG, PREFIX, WEIGHTS, Adapters, is_adapter
 from debubble.runtime.models import TABLE
 
 if TYPE_CHECKING:
@@ -27,26 +27,30 @@ INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 
 
 def load_pretrained(pipeline: Pipeline, folder: str | Path) -> None:
-    """Give this rank's parameters the values of a Hugging Face checkpoint, reading these alone.
+    """Give this rank's parameters the values of a Hugging Face checkpoint, or its adapters those of peft's.
 
-    Raises InputError if the folder has no safetensors checkpoint, or it lacks a parameter or has it in another shape.
+    It reads these alone, one at a time.  Raises InputError if the folder has no safetensors checkpoint, or it lacks a
+    parameter or has it in another shape.
     """
     folder = Path(folder)
-    files = _files(folder)
+    files, adapters = _files(folder), (folder / CONFIG).is_file()
+    if adapters and pipeline.adapters is None:
+        raise InputError(f"{folder} has adapters, but the plan trains whole parameters: make the plan with `--lora`.")
     shape = read_shape(pipeline.plan.model or {})
-    with torch.no_grad():
-        for name, parameter in pipeline.named_parameters():
-            names = sources(name, pipeline.shape_of(name), shape.family, files, table=TABLE[shape.is_gpt2])
-            for source in names:
-                if source not in files:
-                    raise InputError(f"The checkpoint in {folder} has no parameter '{source}'.")
-            tensor = joined(name, [partial(_read, folder / files[source], source) for source in names])
-            if tensor.shape != pipeline.shape_of(name):
-                raise InputError(
-                    f"'{name}' has shape {list(tensor.shape)} in the checkpoint, {list(pipeline.shape_of(name))} in the"
-                    " plan's model."
-                )
-            parameter.copy_(pipeline.ranks.over_replicas.own(tensor))
+    for name in [name for name, _ in pipeline.named_parameters() if is_adapter(name) == adapters]:
+        names = [PREFIX + name] if adapters else sources(
+            name, pipeline.shape_of(name), shape.family, files, table=TABLE[shape.is_gpt2]
+        )  # fmt: skip
+        for source in names:
+            if source not in files:
+                raise InputError(f"The checkpoint in {folder} has no parameter '{source}'.")
+        tensor = joined(name, [partial(_read, folder / files[source], source) for source in names])
+        if tensor.shape != pipeline.shape_of(name):
+            raise InputError(
+                f"'{name}' has shape {list(tensor.shape)} in the checkpoint, {list(pipeline.shape_of(name))} in the"
+                " plan's model."
+            )
+        pipeline.take(name, tensor)
 
 
 def save_pretrained(pipeline: Pipeline, folder: str | Path) -> None:
@@ -54,9 +58,10 @@ def save_pretrained(pipeline: Pipeline, folder: str | Path) -> None:
 
     Parameters are written as the optimizer has them (fp32).
     """
-    from safetensors.torch import save_file
-
     folder = Path(folder)
+    if pipeline.adapters is not None:
+        _save_adapters(pipeline, pipeline.adapters, folder)
+        return
     ranks, plan = pipeline.ranks, pipeline.plan
     folder.mkdir(parents=True, exist_ok=True)
     state = pipeline.state_dict()
@@ -67,9 +72,7 @@ def save_pretrained(pipeline: Pipeline, folder: str | Path) -> None:
     tensors = {n: t.contiguous() for name, whole in own.items() for n, t in stored(name, whole, family).items()}
     shard = f"model-{pipeline.device + 1:05}-of-{plan.devices:05}.safetensors"
     if ranks.replica == 0:
-        unfinished = folder / f".{shard}"
-        save_file(tensors, str(unfinished), metadata={"format": "pt"})
-        unfinished.replace(folder / shard)
+        _write(tensors, folder / shard)
     # Whoever knows of all shards knows that they are written.
     told = ranks.transport.gather((shard, [(name, t.nbytes) for name, t in tensors.items()]))[: plan.devices]
     if ranks.transport.rank == 0:
@@ -80,6 +83,27 @@ def save_pretrained(pipeline: Pipeline, folder: str | Path) -> None:
         write_whole(folder / "config.json", json.dumps(dict(plan.model or {}), indent=2).encode())
         write_whole(folder / INDEX, json.dumps(index, indent=2).encode())
     ranks.transport.gather(None)
+
+
+def _save_adapters(pipeline: Pipeline, adapters: Adapters, folder: Path) -> None:
+    """What peft's `from_pretrained` opens: one file, which rank 0 writes, because adapters are small."""
+    ranks = pipeline.ranks
+    state = {PREFIX + name: t.cpu() for name, t in pipeline.state_dict().items() if is_adapter(name)}
+    parts = ranks.transport.gather(state)[: pipeline.plan.devices]
+    if ranks.transport.rank == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write({name: t.contiguous() for part in parts for name, t in part.items()}, folder / WEIGHTS)
+        write_whole(folder / CONFIG, json.dumps(dict(adapters.config), indent=2, sort_keys=True).encode())
+    ranks.transport.gather(None)
+
+
+def _write(tensors: dict[str, Tensor], file: Path) -> None:
+    """Whole or not at all."""
+    from safetensors.torch import save_file
+
+    unfinished = file.with_name(f".{file.name}")
+    save_file(tensors, str(unfinished), metadata={"format": "pt"})
+    unfinished.replace(file)
 
 
 def _read(file: Path, name: str) -> Tensor:
@@ -97,7 +121,8 @@ def _files(folder: Path) -> Mapping[str, str]:
     if (folder / INDEX).is_file():
         weight_map: Mapping[str, str] = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
         return weight_map
-    if not (folder / WHOLE).is_file():
-        raise InputError(f"{folder} has no checkpoint: neither {INDEX} nor {WHOLE}.")
-    with safe_open(str(folder / WHOLE), framework="pt") as file:
-        return dict.fromkeys(file.keys(), WHOLE)
+    whole = WEIGHTS if (folder / CONFIG).is_file() else WHOLE
+    if not (folder / whole).is_file():
+        raise InputError(f"{folder} has no checkpoint: neither {INDEX} nor {whole}.")
+    with safe_open(str(folder / whole), framework="pt") as file:
+        return dict.fromkeys(file.keys(), whole)

@@ -40,7 +40,7 @@ def build_unit(
     shape = read_shape(config)
     built = _empty_unit(shape, unit).to(dtype)
     for name, parameter in built.hf_parameters().items():
-        _initialise(parameter, name, shape, seed)
+        initialise(parameter, name, shape, seed=seed)
     return built
 
 
@@ -83,13 +83,14 @@ TABLE = {True: "transformer.wte.weight", False: "model.embed_tokens.weight"}
 """Name of the embedding's table, by whether the model is GPT-2."""
 
 
-def _initialise(parameter: Tensor, name: str, shape: Shape, seed: int) -> None:
+def initialise(parameter: Tensor, name: str, shape: Shape, *, seed: int) -> None:
     """As Hugging Face does: normal matrices, zero biases, norms of one; GPT-2 scales its residual projections.
 
-    What norms add to their weights counts towards that one.
+    What norms add to their weights counts towards that one.  Adapters start as peft's do: A as torch's linear layers,
+    B at zero.
     """
     with torch.no_grad():
-        if name.endswith("bias"):
+        if name.endswith("bias") or ".lora_B." in name:
             parameter.zero_()
         elif parameter.dim() == 1:
             parameter.fill_(1 - shape.norm_offset)
@@ -99,8 +100,14 @@ def _initialise(parameter: Tensor, name: str, shape: Shape, seed: int) -> None:
             deviation = shape.initializer_range
             if shape.is_gpt2 and name.endswith("c_proj.weight"):
                 deviation /= math.sqrt(2 * shape.layers)
+            drawn = torch.empty(parameter.shape)
+            if ".lora_A." in name:
+                bound = 1 / math.sqrt(parameter.shape[1])
+                drawn.uniform_(-bound, bound, generator=generator)
+            else:
+                drawn.normal_(0, deviation, generator=generator)
             # Drawn in fp32 whatever the dtype, so that runs in other precisions start alike.
-            parameter.copy_(torch.empty(parameter.shape).normal_(0, deviation, generator=generator))
+            parameter.copy_(drawn)
 
 
 class Model(nn.Module):

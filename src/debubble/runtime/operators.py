@@ -80,7 +80,8 @@ class _Linear(Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool, later: WeightGradients
     ) -> Tensor:
-        ctx.save_for_backward(x)
+        # Only the weight's gradient needs x: a frozen layer keeps nothing.
+        ctx.save_for_backward(x if weight.requires_grad else None)
         # A parameter is no activation, and the deferred gradient belongs to the parameter itself.
         ctx.weight, ctx.bias, ctx.transposed, ctx.later = weight, bias, transposed, later
         return functional.linear(x, weight.t() if transposed else weight, bias)
@@ -131,8 +132,24 @@ class Linear(Deferring):
         self.weight = torch.nn.Parameter(torch.empty(size))
         self.bias = torch.nn.Parameter(torch.empty(outputs)) if bias else None
         self.transposed = transposed
+        self.inputs, self.outputs = inputs, outputs
+        self.lora_A: Linear | None = None
+        self.lora_B: Linear | None = None
+        self.scaling = 0.0
+
+    def adapt(self, rank: int, scaling: float) -> None:
+        """From now on, add `scaling` B A x, for A of [rank, inputs] and B of [outputs, rank]."""
+        self.lora_A = Linear(self.inputs, rank, bias=False)
+        self.lora_B = Linear(rank, self.outputs, bias=False)
+        self.scaling = scaling
 
     def forward(self, x: Tensor) -> Tensor:
+        y = self._product(x)
+        if self.lora_A is None or self.lora_B is None:
+            return y
+        return torch.add(y, self.lora_B(self.lora_A(x)), alpha=self.scaling)
+
+    def _product(self, x: Tensor) -> Tensor:
         if not self.later.wanted:
             return functional.linear(x, self.weight.t() if self.transposed else self.weight, self.bias)
         return call(_Linear, x, self.weight, self.bias, self.transposed, self.later)

@@ -22,6 +22,7 @@ from debubble.runtime.hf_files import load_pretrained, save_pretrained
 from debubble.runtime.hf_names import HEAD_TABLE
 from debubble.runtime.interpreter import Interpreter, Ran, StepState
 from debubble.runtime.lanes import lanes_of
+from debubble.runtime.lora import Adapters
 from debubble.runtime.memory import Ledger
 from debubble.runtime.models import TABLE
 from debubble.runtime.operators import add_gradient
@@ -193,21 +194,32 @@ class Pipeline:
             for name, parameter in held.masters.items():
                 yield own.get(name, name), parameter, held.piece(name)
 
+    @property
+    def adapters(self) -> Adapters | None:
+        """What this rank trains instead of its model's own parameters, if it does (LoRA)."""
+        return self._part.adapters
+
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take this rank's parameters from a state by Hugging Face name, which may hold more."""
         self.settle()
-        with torch.no_grad():
-            for name, parameter in self._part.masters.items():
-                if name not in state:
-                    raise InputError(f"The state has no parameter '{name}'.")
-                parameter.copy_(self.ranks.over_replicas.own(state[name]))
+        for name in self._part.masters:
+            if name not in state:
+                raise InputError(f"The state has no parameter '{name}'.")
+            self.take(name, state[name])
+
+    def take(self, name: str, whole: Tensor) -> None:
+        """Give one of this rank's parameters, by its Hugging Face name, the values of a whole one."""
+        next(held for held in self._part.weights.values() if name in held.masters).take(name, whole)
 
     def load_pretrained(self, folder: str | Path) -> None:
-        """Take this rank's parameters from a Hugging Face checkpoint (safetensors), reading these alone."""
+        """Take this rank's parameters from a Hugging Face checkpoint (safetensors), reading these alone.
+
+        A folder that peft wrote has adapters alone: the others stay.
+        """
         load_pretrained(self, folder)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write a checkpoint that Hugging Face's `from_pretrained` opens.  All ranks call it."""
+        """Write a checkpoint that Hugging Face's `from_pretrained` opens; of adapters, peft's.  All ranks call it."""
         save_pretrained(self, folder)
 
     def clip_grad_norm(self, max_norm: float) -> Tensor:
@@ -338,9 +350,9 @@ class Pipeline:
         if self.ranks.shares_table:
             name = TABLE[self._shape.is_gpt2]
             table = self._part.masters[name if name in self._part.masters else HEAD_TABLE]
-            if table.grad is None:
-                table.grad = torch.zeros_like(table)
-            self.ranks.sum_over_tied(table.grad)
+            if table.requires_grad:
+                table.grad = torch.zeros_like(table) if table.grad is None else table.grad
+                self.ranks.sum_over_tied(table.grad)
 
     def _mean_loss(self, state: StepState) -> Tensor:
         total = state.loss(on=self._lanes.device)

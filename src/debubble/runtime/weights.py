@@ -54,6 +54,10 @@ class Working:
         return self._made[parameter]
 
     def _make(self, parameter: nn.Parameter, *, on_host: bool) -> Pair:
+        if not parameter.requires_grad:
+            # What nothing steps needs no master, and every replica has all of it.
+            frozen = nn.Parameter(parameter.detach().to(self._on, self._dtype), requires_grad=False)
+            return Pair(frozen, frozen)
         if not on_host:
             parameter.data = parameter.data.to(self._on)
         same = parameter.dtype == self._dtype and not on_host
@@ -99,9 +103,9 @@ class StageWeights:
 
     def whole(self, name: str) -> Tensor:
         """The master of a parameter with all replicas' rows; they all call it.  The live one, unless divided."""
-        master = self.masters[name].detach()
-        if not self._replicas.divided:
-            return master
+        master = self.masters[name]
+        if not self._divides(master):
+            return master.detach()
         tensor = master.new_empty(self.shapes[name])
         self._replicas.own(tensor).copy_(master)
         self._replicas.gather(tensor)
@@ -109,9 +113,19 @@ class StageWeights:
 
     def piece(self, name: str) -> Piece:
         """The master of a parameter, and where it lies in the whole."""
-        shape = self.shapes[name]
-        first = self._replicas.first_row(shape[0])
-        return Piece(self.masters[name].detach(), shape, (first, *(0 for _ in shape[1:])))
+        shape, master = self.shapes[name], self.masters[name]
+        first = self._replicas.first_row(shape[0]) if self._divides(master) else 0
+        return Piece(master.detach(), shape, (first, *(0 for _ in shape[1:])))
+
+    def take(self, name: str, whole: Tensor) -> None:
+        """Give the master of a parameter the values of a whole one."""
+        master = self.masters[name]
+        with torch.no_grad():
+            master.copy_(self._replicas.own(whole) if self._divides(master) else whole)
+
+    def _divides(self, master: nn.Parameter) -> bool:
+        """Whether it is this replica's rows alone."""
+        return self._replicas.divided and master.requires_grad
 
     def collect(self) -> None:
         """After a backward: sum what it gave to working copies in the masters' dtype."""

@@ -1,0 +1,106 @@
+"""Low-rank adapters beside frozen linear layers (LoRA, Hu et al., ICLR 2022), named and saved as peft does.
+
+A linear layer y = W x becomes W x + scaling B A x, of which only A and B are trained.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from debubble.ir import InputError
+from debubble.runtime.operators import Linear
+from debubble.runtime.units import Unit
+
+PREFIX = "base_model.model."
+"""What peft puts before a parameter's Hugging Face name."""
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Of one linear layer."""
+
+    rank: int
+    scaling: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapters:
+    """Which linear layers of a model have adapters, by their Hugging Face names, and peft's config of them."""
+
+    of: Mapping[str, Adapter]
+    config: Mapping[str, Any]
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter is part of an adapter."""
+    return ".lora_A." in name or ".lora_B." in name
+
+
+_ATTENTION = ("k_proj", "o_proj", "q_proj", "v_proj")
+_TARGETS = {"gpt2": ("c_attn", "c_fc", "c_proj"), "mixtral": _ATTENTION, "qwen3_moe": _ATTENTION}
+"""The linear layers of each family's half-layers; of mixtures of experts, attention's."""
+
+
+def new_adapters(units: Iterable[Unit], family: str, *, rank: int) -> Adapters:
+    """Adapters on every linear layer of the half-layers but routers, with alpha = 2 rank (they are scaled by 2)."""
+    targets = _TARGETS.get(family, (*_ATTENTION, "down_proj", "gate_proj", "up_proj"))
+    config = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 2 * rank, "lora_dropout": 0.0,
+        "bias": "none", "target_modules": list(targets), "fan_in_fan_out": family == "gpt2", "inference_mode": True,
+    }  # fmt: skip
+    found = [
+        unit.prefix + name
+        for unit in units
+        for name, module in unit.named_modules()
+        if isinstance(module, Linear) and name.rpartition(".")[2] in targets
+    ]
+    return Adapters(of=dict.fromkeys(found, Adapter(rank, 2.0)), config=config)
+
+
+def given_adapters(model: Any) -> Adapters | None:
+    """Those of a PeftModel; None for another model.  Raises InputError for what the runtime has no operators for."""
+    if not hasattr(model, "peft_config"):
+        return None
+    active: str = model.active_adapter
+    config = model.peft_config[active]
+    if config.peft_type != "LORA":
+        raise InputError(f"The runtime trains adapters of peft's type LORA, not {config.peft_type}.")
+    unknown = [name for name in ("use_dora", "modules_to_save", "target_parameters") if getattr(config, name, None)]
+    if unknown or config.bias != "none" or config.lora_dropout:
+        what = unknown[0] if unknown else "lora_dropout" if config.lora_dropout else "bias"
+        raise InputError(f"The runtime has plain LoRA alone: leave out '{what}' of the adapters' config.")
+    of = {
+        plain_name(name): Adapter(module.r[active], module.scaling[active])
+        for name, module in model.named_modules()
+        if any(active in getattr(module, kind, {}) for kind in ("lora_A", "lora_embedding_A"))
+    }
+    content = {key: sorted(value) if isinstance(value, set) else value for key, value in config.to_dict().items()}
+    return Adapters(of=of, config=json.loads(json.dumps({**content, "inference_mode": True}, default=str)))
+
+
+def plain_name(name: str) -> str:
+    """The Hugging Face name behind a PeftModel's; other names stay as they are."""
+    name = name.removeprefix(PREFIX).replace(".base_layer", "")
+    for part in (".lora_A.", ".lora_B."):
+        before, found, after = name.partition(part)
+        if found:
+            # In memory, an adapter's name stands before the parameter's.
+            return f"{before}{part}{after.rpartition('.')[2]}"
+    return name
+
+
+def adapt(units: Iterable[Unit], adapters: Adapters) -> None:
+    """Freeze the units, and give their linear layers the adapters that they are to have, not yet initialised."""
+    for unit in units:
+        for parameter in unit.parameters():
+            parameter.requires_grad_(False)
+        for name, module in list(unit.named_modules()):
+            adapter = adapters.of.get(unit.prefix + name)
+            if adapter is not None:
+                if not isinstance(module, Linear):
+                    raise InputError(f"'{unit.prefix + name}' is no linear layer, and only such can have an adapter.")
+                module.adapt(adapter.rank, adapter.scaling)

@@ -1,0 +1,203 @@
+"""Adapters: a pipeline's loss, gradients and training are peft's in one process, and its files are peft's."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+
+import debubble as db
+from debubble.ir import InputError
+from debubble.runtime import Pipeline
+from debubble.runtime.transport import Threads
+from tests.runtime.runtime_cases import FAMILIES, GPT2, LLAMA, LLAMA_TIED, MIXTRAL, plan_of, run_threads, tokens_of
+
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+import peft
+
+from tests.runtime.hf_reference import exactly, hf_model, loss_of
+
+# peft uses names that transformers is about to change, and says what it makes of a config.
+pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("FutureWarning", "UserWarning", "RuntimeWarning")]
+
+
+def peft_model(config, **entries):
+    """A peft model whose adapters do something."""
+    settings = {"r": 3, "lora_alpha": 5, "target_modules": "all-linear", **entries}
+    model = peft.get_peft_model(hf_model(config), peft.LoraConfig(task_type="CAUSAL_LM", **settings)).double()
+    torch.manual_seed(2)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, 0, 0.2)
+    return model
+
+
+def on_every_device(model, plan, work, **arguments):
+    """`work(pipeline)` with a copy of the model per rank."""
+    return Threads.run(
+        plan.devices, lambda transport: work(Pipeline(copy.deepcopy(model), plan, transport=transport, **arguments))
+    )
+
+
+def trained(pipeline):
+    return {name: p for name, p in pipeline.named_parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
+@pytest.mark.parametrize("family", ["llama", "llama-tied", "gemma2", "gpt2", "mixtral", "qwen3-moe"])
+def test_adapters_get_pefts_gradients_and_nothing_else_any(family, name):
+    config = FAMILIES[family]
+    # "all-linear" means the experts too, which are no linear layers.
+    entries = {"target_modules": ["q_proj", "o_proj"]} if family in ("mixtral", "qwen3-moe") else {}
+    model, tokens = peft_model(config, **entries), tokens_of(config, rows=4)
+    expected_loss = loss_of(model, tokens, micro_batches=4)
+    expected = {n: p.grad.clone() for n, p in model.named_parameters() if p.requires_grad}
+    model.zero_grad()
+    plan = plan_of(db.schedules[name](devices=3, micro_batches=4), model.config.to_dict(), lora=3)
+
+    def one(pipeline):
+        loss = pipeline.step(tokens)
+        return loss, {n: p.grad for n, p in pipeline.named_parameters() if p.grad is not None}
+
+    answers = on_every_device(model, plan, one)
+    torch.testing.assert_close(answers[0][0], expected_loss, rtol=1e-12, atol=0)
+    found = {f"base_model.model.{n}": g for _, part in answers for n, g in part.items()}
+    assert {n.replace(".default", "") for n in expected} == found.keys()
+    for n, gradient in expected.items():
+        assert (found[n.replace(".default", "")] - gradient).abs().max() <= 1e-12 * gradient.abs().max(), n
+
+
+@pytest.mark.parametrize("entries", [{"target_modules": ["q_proj", "v_proj"]}, {"rank_pattern": {"q_proj": 2}},
+                                     {"target_modules": ["o_proj"], "layers_to_transform": [1]}, {"use_rslora": True}])  # fmt: skip
+def test_adapters_are_where_pefts_config_says_and_scaled_as_it_says(entries):
+    model, tokens = peft_model(LLAMA, **entries), tokens_of(LLAMA, rows=2)
+    expected = loss_of(model, tokens, micro_batches=2)
+    plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), LLAMA, lora=3)
+    answers = on_every_device(model, plan, lambda p: (p.step(tokens), set(trained(p))))
+    torch.testing.assert_close(answers[0][0], expected, rtol=1e-12, atol=0)
+    adapters = {n.replace(".default", "") for n, p in model.named_parameters() if p.requires_grad}
+    assert {f"base_model.model.{n}" for _, names in answers for n in names} == adapters
+
+
+def test_twenty_steps_lose_like_pefts():
+    model = peft_model(LLAMA)
+    plan = plan_of(db.schedules["zb-h1"](devices=2, micro_batches=4), LLAMA, lora=3)
+    batches = [tokens_of(LLAMA, rows=4, seed=seed) for seed in range(20)]
+    make = partial(torch.optim.AdamW, lr=1e-2)
+
+    def train(pipeline):
+        losses = []
+        for tokens in batches:
+            losses.append(float(pipeline.step(tokens)))
+            pipeline.update()
+        return losses
+
+    found = on_every_device(model, plan, train, optimizer=make)[0]
+    optimizer = make([p for p in model.parameters() if p.requires_grad])
+    expected = []
+    for tokens in batches:
+        expected.append(float(loss_of(model, tokens, micro_batches=1)))
+        optimizer.step()
+        optimizer.zero_grad()
+    assert found == pytest.approx(expected, rel=1e-10)
+    assert expected[-1] < expected[0]
+
+
+@pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
+def test_adapters_that_the_pipeline_makes_open_in_peft_and_come_back(config, tmp_path):
+    plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), config, dtype="fp32", lora=4)
+    tokens = tokens_of(config, rows=2)
+
+    def train(pipeline):
+        first = pipeline.step(tokens)
+        pipeline.update()
+        pipeline.save_pretrained(tmp_path / "adapters")
+        return first, pipeline.step(tokens), {n: p.detach().clone() for n, p in pipeline.named_parameters()}
+
+    answers = run_threads(plan, train, optimizer=partial(torch.optim.SGD, lr=1.0))
+    assert answers[0][1] < answers[0][0]
+    whole = {name: tensor for *_, part in answers for name, tensor in part.items()}
+
+    base = hf_model(config).float()
+    base.load_state_dict({name: whole[name] for name in base.state_dict() if name in whole}, strict=False)
+    opened = peft.PeftModel.from_pretrained(base, tmp_path / "adapters")
+    with exactly():
+        logits = opened(tokens[:, :-1]).logits
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    torch.testing.assert_close(answers[0][1], expected.detach(), rtol=1e-5, atol=0)
+
+    def load(pipeline):
+        pipeline.load_pretrained(tmp_path / "adapters")
+        return pipeline.step(tokens)
+
+    assert run_threads(plan, load)[0] == answers[0][1]
+
+
+def test_new_adapters_change_nothing_before_they_are_trained():
+    tokens = tokens_of(LLAMA, rows=2)
+    schedule = db.schedules["1f1b"](devices=2, micro_batches=2)
+    losses = [run_threads(plan_of(schedule, LLAMA, lora=r), lambda p: p.step(tokens))[0] for r in (0, 8)]
+    assert losses[0] == losses[1]
+
+
+def test_experts_and_routers_get_no_adapters():
+    plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), MIXTRAL, lora=2)
+    names = {n for part in run_threads(plan, lambda p: set(trained(p))) for n in part}
+    assert {n.split(".")[4] for n in names} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+def test_frozen_layers_keep_what_adapters_need_and_have_no_states():
+    """The input of a frozen expert or router is not kept; nothing but adapters has an fp32 master."""
+    schedule = db.schedules["1f1b"](devices=1, micro_batches=1)
+
+    def one(pipeline):
+        pipeline.step(tokens_of(MIXTRAL, rows=1))
+        return pipeline.peak_activation, pipeline.static_bytes, [p.numel() for p in trained(pipeline).values()]
+
+    full, lora = (run_threads(plan_of(schedule, MIXTRAL, dtype="bf16", lora=r), one)[0] for r in (0, 2))
+    parameters = sum(full[2])
+    assert lora[0] < full[0]
+    assert full[1] == parameters * (2 + 4 + 4)
+    assert lora[1] == parameters * 2 + sum(lora[2]) * (2 + 4 + 4)
+
+
+def test_two_replicas_with_divided_states_train_adapters_alike():
+    schedule = db.schedules["1f1b"](devices=2, micro_batches=2)
+
+    def train(pipeline):
+        losses = []
+        for seed in range(4):
+            losses.append(float(pipeline.step(tokens_of(LLAMA_TIED, rows=2, seed=seed))))
+            pipeline.update(1.0)
+        return losses
+
+    make = partial(torch.optim.AdamW, lr=1e-2)
+    plans = [plan_of(schedule, LLAMA_TIED, lora=4, data=2, zero=zero) for zero in (0, 1)]
+    whole, divided = (run_threads(plan, train, optimizer=make)[0] for plan in plans)
+    assert divided == pytest.approx(whole, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"lora_dropout": 0.1}, "leave out 'lora_dropout'"),
+        ({"use_dora": True}, "leave out 'use_dora'"),
+        ({"bias": "all"}, "leave out 'bias'"),
+        ({"target_modules": ["embed_tokens"]}, "'model.embed_tokens' is no linear layer"),
+        ({"target_modules": [], "target_parameters": ["mlp.gate_proj.weight"]}, "leave out 'target_parameters'"),
+        ({"r": 4}, "made for LoRA adapters of rank 3 .* but the model has rank 4"),
+    ],
+)
+def test_adapters_that_the_runtime_does_not_have_are_refused(entries, message):
+    plan = plan_of(db.schedules["1f1b"](devices=1, micro_batches=1), LLAMA, lora=3)
+    with pytest.raises(InputError, match=message):
+        Pipeline(peft_model(LLAMA, **entries), plan)
+
+
+def test_adapters_need_a_plan_that_trains_them(tmp_path):
+    peft_model(LLAMA).save_pretrained(tmp_path)
+    plan = plan_of(db.schedules["1f1b"](devices=1, micro_batches=1), LLAMA)
+    with pytest.raises(InputError, match="make the plan with `--lora`"):
+        Pipeline(None, plan).load_pretrained(tmp_path)
