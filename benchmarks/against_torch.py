@@ -1,7 +1,10 @@
-"""A step of the runtime against torch.distributed.pipelining: same model, schedule, micro-batches, ranks.
+"""A step of the runtime against torch.distributed.pipelining: same model, micro-batches, ranks.
 
 Two ranks of one thread each, Gloo.  Every round runs both in shuffled order (the same on all ranks); the figure is the
-median over rounds of their step-time ratio.  Writes `benchmarks/results/against_torch.json`.
+median over rounds of their step-time ratio.  First schedule against the same schedule; then, with four micro-batches
+and no more memory than 1F1B needs, what debubble plans for that limit against 1F1B, the only one of torch's schedules
+here that fits.  `python benchmarks/against_torch.py` writes `benchmarks/results/against_torch.json`; `ROUNDS=5` makes
+it shorter.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,17 +29,36 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 import debubble as db
-from debubble.ir import Plan, StageCosts
+from debubble.ir import Plan, Schedule, StageCosts
+from debubble.planners import Problem
+from debubble.planners.making import solve
 from debubble.runtime.models import build_stage, model_units
 from debubble.runtime.tape import directly
 from debubble.runtime.units import MicroBatch, Unit
 
 CONFIG = {
-    "model_type": "llama", "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 8,
+    "model_type": "llama", "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8,
     "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 1024, "rms_norm_eps": 1e-5,
 }  # fmt: skip
-SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble"}
-RANKS, MICRO_BATCHES, LENGTH, ROUNDS = 2, 8, 256, int(os.environ.get("ROUNDS", "15"))
+RANKS, LENGTH, ROUNDS = 2, 256, int(os.environ.get("ROUNDS", "15"))
+
+
+class Case(NamedTuple):
+    """Two schedules that take the same step."""
+
+    ours: str
+    torchs: str
+    micro_batches: int = 8
+
+
+LIMITED = "within 1f1b's memory"
+CASES = {
+    "gpipe": Case("gpipe", "GPipe"),
+    "1f1b": Case("1f1b", "1F1B"),
+    "interleaved": Case("interleaved", "Interleaved1F1B"),
+    "zb-v": Case("zb-v", "ZBVZeroBubble"),
+    LIMITED: Case("auto", "1F1B", 4),
+}
 
 Step = Callable[[Tensor], Any]
 
@@ -57,8 +79,15 @@ class Chunk(nn.Module):
         return x
 
 
-def plan_of(name: str) -> Plan:
-    schedule = db.schedules[name](devices=RANKS, micro_batches=MICRO_BATCHES)
+def schedule_of(name: str, micro_batches: int) -> Schedule:
+    """The library's schedule, or for `auto` the best one that holds no more than 1F1B does."""
+    if name != "auto":
+        return db.schedules[name](devices=RANKS, micro_batches=micro_batches)
+    costs = StageCosts.of(stages=RANKS, activation=1, memory_limit=RANKS)
+    return solve(Problem(devices=RANKS, micro_batches=micro_batches, costs=costs, effort=2)).schedule
+
+
+def plan_of(schedule: Schedule) -> Plan:
     units = model_units(CONFIG)
     bounds = [round(i * len(units) / schedule.stages) for i in range(schedule.stages + 1)]
     partition = tuple(units[a:b] for a, b in itertools.pairwise(bounds))
@@ -69,8 +98,8 @@ def plan_of(name: str) -> Plan:
     )  # fmt: skip
 
 
-def ours(name: str) -> tuple[Step, Callable[[], None]]:
-    pipeline = db.Pipeline(None, plan_of(name))
+def ours(plan: Plan) -> tuple[Step, Callable[[], None]]:
+    pipeline = db.Pipeline(None, plan)
 
     def clear() -> None:
         for parameter in pipeline.parameters():
@@ -79,8 +108,7 @@ def ours(name: str) -> tuple[Step, Callable[[], None]]:
     return pipeline.step, clear
 
 
-def torchs(name: str, rank: int) -> tuple[Step, Callable[[], None]]:
-    plan = plan_of(name)
+def torchs(plan: Plan, kind: str, rank: int) -> tuple[Step, Callable[[], None]]:
     placement = plan.schedule.placement
     assert plan.partition is not None
     modules = {s: Chunk(build_stage(CONFIG, plan.partition[s])) for s in placement.stages_of[rank]}
@@ -89,9 +117,8 @@ def torchs(name: str, rank: int) -> tuple[Step, Callable[[], None]]:
     def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
         return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / targets.numel()
 
-    kind = get_schedule_class(SCHEDULES[name])
     single = len(stages) == 1
-    schedule = kind(stages[0] if single else stages, MICRO_BATCHES, loss_fn=loss_of)
+    schedule = get_schedule_class(kind)(stages[0] if single else stages, plan.micro_batches, loss_fn=loss_of)
     first, last = rank == 0, placement.device_of[-1] == rank
 
     def step(tokens: Tensor) -> None:
@@ -109,15 +136,16 @@ def torchs(name: str, rank: int) -> tuple[Step, Callable[[], None]]:
     return step, clear
 
 
-def one(rank: int, folder: str) -> None:
+def one(rank: int, folder: str, schedules: dict[str, Schedule]) -> None:
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank % os.cpu_count()]})
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
     order = random.Random(0)
-    tokens = torch.randint(0, 1024, (MICRO_BATCHES, LENGTH + 1), generator=torch.Generator().manual_seed(0))
     figures = {}
-    for name in SCHEDULES:
-        runs = {"debubble": ours(name), "torch": torchs(name, rank)}
+    for name, case in CASES.items():
+        plan = plan_of(schedules[name])
+        tokens = torch.randint(0, 1024, (case.micro_batches, LENGTH + 1), generator=torch.Generator().manual_seed(0))
+        runs = {"debubble": ours(plan), "torch": torchs(plan, case.torchs, rank)}
         seconds: dict[str, list[float]] = {who: [] for who in runs}
         work: dict[str, list[float]] = {who: [] for who in runs}
         for number in range(ROUNDS + 2):
@@ -133,17 +161,19 @@ def one(rank: int, folder: str) -> None:
                     work[who].append(time.process_time() - cpu)
         ratios = [a / b for a, b in zip(seconds["debubble"], seconds["torch"], strict=True)]
         figures[name] = {
+            "schedule": plan.schedule.name,
             "ratio": statistics.median(ratios),
             "cpu_ratio": statistics.median(work["debubble"]) / statistics.median(work["torch"]),
             **{f"{who}_ms": 1e3 * statistics.median(s) for who, s in seconds.items()},
             **{f"{who}_best_ms": 1e3 * min(s) for who, s in seconds.items()},
         }
         if rank == 0:
-            print(name, {k: round(v, 3) for k, v in figures[name].items()}, file=sys.stderr)
+            print(name, json.dumps(figures[name]), file=sys.stderr)
     if rank == 0:
         Path(__file__).parent.joinpath("results", "against_torch.json").write_text(json.dumps(figures, indent=1) + "\n")
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    mp.spawn(one, args=(tempfile.mkdtemp(),), nprocs=RANKS)
+    planned = {name: schedule_of(case.ours, case.micro_batches) for name, case in CASES.items()}
+    mp.spawn(one, args=(tempfile.mkdtemp(), planned), nprocs=RANKS)
