@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from debubble.ir.costs import Number, StageCosts
+from debubble.ir.ops import Kind
 from debubble.ir.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -95,6 +96,16 @@ class Plan:
     def recompute(self) -> tuple[str, ...]:
         """Per stage, how it recomputes: a strategy, or several as `3 none, 2 full`."""
         return tuple(_summary([unit.strategy for unit in units]) for units in self.partition)
+
+    def reorders(self, other: Plan) -> bool:
+        """Whether the plans differ in the order of operations alone, so that one can follow the other in a run."""
+
+        def stays(plan: Plan) -> tuple[object, ...]:
+            s = plan.schedule
+            beside = {op for op in s.operations if op.kind in (Kind.G, Kind.D, Kind.S, Kind.P)}
+            return plan.model, plan.options, plan.partition, s.placement, s.micro_batches, s.peers, beside
+
+        return stays(self) == stays(other)
 
     def simulate(self) -> Timeline:
         """The predicted timeline."""

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from debubble.ir import InputError, Plan, lower
 from debubble.ir.trace import MemorySample, Trace, TraceEvent, TraceStep
-from debubble.runtime.assembly import DTYPES, build_part, check_follows, check_runnable
+from debubble.runtime.assembly import DTYPES, build_part, check_runnable
 from debubble.runtime.batch import Batch, Rows, read_batch
 from debubble.runtime.families import read_shape
 from debubble.runtime.hf_files import load_pretrained, save_pretrained
@@ -121,7 +121,9 @@ class Pipeline:
         batches have the shape of the first.  Raises what `step` does.
         """
         rows = read_batch(batch, micro_batches=self.plan.micro_batches, device=self._lanes.device)
-        validation = self._validation = self._validation or PostValidation(self.ranks.open_relay())
+        validation = self._validation = self._validation or PostValidation(
+            self.ranks.open_relay(), loss_dtype=self._loss_dtype
+        )
         counted = self._count(rows, overlapping=validation.pending)
         attempt = self._updates.attempt(max_norm)
         state = self._begin(rows, counted, attempt.step)
@@ -148,11 +150,12 @@ class Pipeline:
     def follow(self, plan: Plan) -> None:
         """Go on with this plan: another order of the same stages.  All ranks call it between two steps.
 
-        Parameters, optimizers and the count of steps stay.  Raises InputError if more than the order differs or the
-        ranks have different plans, and what lowering raises.
+        Parameters, optimizers and the count of steps stay; a pending update is settled.  Raises InputError if more than
+        the order differs or the ranks have different plans, and what lowering raises.
         """
         self.settle()
-        check_follows(self.plan, plan)
+        if not plan.reorders(self.plan):
+            raise InputError("The plan is not another order of the stages that run: only such a one can follow.")
         program = lower(plan.schedule, plan.costs)
         self.ranks.check_same(plan)
         self._part.prepare(plan.schedule)
@@ -358,7 +361,11 @@ class Pipeline:
         total = state.loss(on=self._lanes.device)
         self.ranks.sum_over_replicas(total)
         self.ranks.sum_over_pipeline(total)
-        return total.float() if self.plan.options.dtype != "fp64" else total
+        return total.to(self._loss_dtype)
+
+    @property
+    def _loss_dtype(self) -> torch.dtype:
+        return torch.float64 if self.plan.options.dtype == "fp64" else torch.float32
 
     def _total(self) -> Tally:
         """Of the gradients of all ranks."""

@@ -143,9 +143,9 @@ def test_a_switch_is_said_in_a_sentence(tmp_path):
     Machine(controller, milliseconds()).run(8)
     assert [str(entry) for entry in controller.journal.entries] == [
         "step 4: searching a better order; measured costs differ by 0%",
-        "step 4: adopted another order: predicted 13.3% less time per step (15 to 13 ms)",
-        "step 8: kept another order: predicted 13.3% less time per step (15 to 13 ms), measured 13.3% less time per"
-        " step (15 to 13 ms)",
+        "step 4: adopted another order: predicted 13.3% less time per step (15 ms to 13 ms)",
+        "step 8: kept another order: predicted 13.3% less time per step (15 ms to 13 ms), measured 13.3% less time per"
+        " step (15 ms to 13 ms)",
     ]
 
 

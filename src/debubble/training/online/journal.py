@@ -10,6 +10,7 @@ import msgspec
 
 from debubble.ir import Plan
 from debubble.training.online.effect import Effect
+from debubble.views.words import time_words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,4 +74,4 @@ def _figures(effect: Effect) -> dict[str, float]:
 
 def _words(effect: Effect) -> str:
     change = f"{abs(effect.gain):.1%} {'less' if effect.gain >= 0 else 'more'}"
-    return f"{change} time per step ({1000 * effect.before:.3g} to {1000 * effect.after:.3g} ms)"
+    return f"{change} time per step ({' to '.join(time_words(t, seconds=True) for t in (effect.before, effect.after))})"

@@ -1,0 +1,106 @@
+"""`debubble train --online`, whole: four processes, a search beside them, and nothing left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import debubble as db
+from debubble.ir import Plan, RunOptions, StageCosts
+from debubble.training.options import TrainOptions, plan_of
+from tests.runtime.runtime_cases import LLAMA
+from tests.runtime.runtime_cases import plan_of as plan_for
+from tests.training.online.online_cases import ordered
+
+STEPS = 200
+
+
+@pytest.fixture
+def plan(tmp_path) -> Path:
+    """GPipe over four ranks, with costs that are far from true."""
+    (tmp_path / "text.txt").write_text("".join(f"{i} bottles of beer on the wall.\n" for i in range(400)))
+    costs = StageCosts.of(stages=4, forward=[1, 1, 5, 1], activation=2, memory_limit=20)
+    made = plan_for(db.schedules["gpipe"](devices=4, micro_batches=8), {**LLAMA, "vocab_size": 256}, costs=costs)
+    replace(made, options=RunOptions(sequence_length=32, dtype="fp32")).save(tmp_path / "plan.json")
+    return tmp_path / "plan.json"
+
+
+def command(plan: Path, *more: str) -> list[str]:
+    program = "import sys; from debubble.cli import main; sys.exit(main())"
+    return [sys.executable, "-c", program, "train", str(plan), "--data", str(plan.parent / "text.txt"), *more]
+
+
+@pytest.mark.slow
+def test_four_ranks_adopt_a_better_order_without_a_step_lost_or_a_loss_changed(plan):
+    def run(*more):
+        arguments = command(plan, "--steps", str(STEPS), "--json", *more)
+        return json.loads(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout)
+
+    online, plain = run("--online"), run()
+    assert len(online["losses"]) == STEPS
+    assert online["losses"] == plain["losses"]
+    events = [entry["event"] for entry in online["switches"]]
+    assert events[0] == "search"
+    assert "adopted" in events
+    logged = [json.loads(line) for line in (plan.parent / "plan.online.jsonl").read_text().splitlines()]
+    assert logged == online["switches"]
+    running = Plan.load(plan.parent / "plan.online.json")
+    assert running.reorders(Plan.load(plan))
+    shown = subprocess.run(
+        [*command(plan)[:3], "show", str(plan.parent / "plan.online.json")], capture_output=True, text=True, check=True
+    )
+    assert "searched, planned by optpipe" in shown.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ctrl_c_ends_the_search_too(plan):
+    arguments = command(plan, "--steps", "1000000", "--online")
+    with subprocess.Popen(arguments, stderr=subprocess.DEVNULL, start_new_session=True) as run:
+        while not (searches := searching(run.pid)):
+            assert run.poll() is None
+        run.send_signal(signal.SIGINT)
+        assert run.wait(30) == 130
+    while any(alive(pid) for pid in searches):
+        os.sched_yield()
+
+
+def searching(pid: int) -> list[int]:
+    """The searches among a process's descendants."""
+    found: list[int] = []
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for child in map(int, children):
+            if b"debubble.training.online.searching" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(child)
+            found += searching(child)
+    except FileNotFoundError:
+        return found
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_resumed_run_goes_on_with_the_order_that_was_adopted(plan, tmp_path):
+    given = Plan.load(plan)
+    ordered(given, "1f1b").save(tmp_path / "plan.online.json")
+    options = TrainOptions(plan=plan, online=True)
+    assert plan_of(options, resuming=True).schedule.name == "1f1b"
+    assert plan_of(options, resuming=False).schedule.name == "gpipe"
+    assert plan_of(replace(options, online=False), resuming=True).schedule.name == "gpipe"
+
+
+def test_what_another_plan_had_adopted_is_not_gone_on_with(plan, tmp_path):
+    other = replace(ordered(Plan.load(plan), "1f1b"), model=LLAMA)
+    other.save(tmp_path / "plan.online.json")
+    assert plan_of(TrainOptions(plan=plan, online=True), resuming=True).schedule.name == "gpipe"
