@@ -48,6 +48,43 @@ def test_a_gated_layer_keeps_12h_4kv_6ffn_bytes_per_token(tensor: int, context: 
     assert kept(units) == S * per_token / (tensor * context)
 
 
+@pytest.mark.parametrize("family", ["llama3-8b", "gpt3-13b"])
+def test_adapters_alone_have_gradients_and_optimizer_states(family: str) -> None:
+    """Of W [out, in], adapters of rank r are A [r, in] and B [out, r]."""
+    m, r = models[family], 16
+    h, q, kv, ffn = m.hidden, m.attention_width, m.kv_width, m.ffn
+    units = model_units(m, A100S, RunOptions(sequence_length=S, lora=r)).units
+    ins, outs = (h, q + 2 * kv) if m.positions else (3 * h, q + 2 * kv)
+    adapters = r * (ins + outs + q + h)
+    mlp = r * m.matrices * (h + ffn)
+
+    assert units[0].static == 2 * m.embedding_parameters
+    assert units[1].static == 2 * m.attention_parameters + 18 * adapters
+    assert units[2].static == 2 * m.mlp_parameters(0) + 18 * mlp
+    assert units[-1].static == 2 * m.head_parameters
+    assert m.trained_parameters(r) == m.layers * (adapters + mlp)
+
+
+def test_the_weights_backward_of_frozen_layers_takes_nothing() -> None:
+    full, lora = (model_units(LLAMA, A100S, RunOptions(sequence_length=S, lora=r)).units for r in (0, 16))
+
+    assert lora[0].backward_weight == lora[-1].backward_weight == 0
+    for a, b in zip(full[1:3], lora[1:3], strict=True):
+        assert b.forward > a.forward
+        assert b.backward_input > a.backward_input
+        assert b.backward_weight < a.backward_weight
+        assert b.activation > a.activation
+
+
+def test_a_mixtures_experts_are_frozen_without_adapters() -> None:
+    m = models["mixtral-8x7b"]
+    full, lora = (model_units(m, A100S, RunOptions(sequence_length=S, lora=r)).units[2] for r in (0, 16))
+
+    assert lora.static == 2 * m.mlp_parameters(0)
+    assert lora.backward_weight == 0
+    assert lora.activation == full.activation
+
+
 def test_windows_bound_what_attention_computes() -> None:
     """A token attends to half of a full sequence on average, and at most to a window."""
     config = {**LLAMA.config, "model_type": "gemma2", "num_hidden_layers": 2, "sliding_window": S // 4}
@@ -266,6 +303,7 @@ def test_messages_leave_the_node_when_the_run_does() -> None:
         ({"micro_batch_size": 0}, None, "at least one sequence of at least one token"),
         ({"optimizer": "adagrad"}, None, "There is no optimizer 'adagrad'"),
         ({"dtype": "fp8"}, None, "There is no dtype 'fp8'"),
+        ({"lora": -1}, None, "The rank of LoRA adapters must be at least 1 (or 0 for none), not -1"),
         ({"zero": 4}, None, "ZeRO has the levels 0, 1, 2 and 3, not 4"),
         ({"data": 2, "expert": 2}, None, "0 experts cannot be divided over 2"),
         ({"expert": 2}, None, "2 expert-parallel ranks do not divide the 1 x 1"),

@@ -1,5 +1,7 @@
 """Bytes are exact and asserted; times are real, so only their sense is."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -121,6 +123,17 @@ def test_layers_with_experts_have_costs_of_their_own(tmp_path):
     by_layer = [16 * dense, 16 * (32 + router + experts)]
     mlps = [u.static for u in load_profile(output).units if u.type == "mlp"]
     assert mlps == [by_layer[layer in (1, 3, 4)] for layer in range(5)]
+
+
+def test_adapters_are_measured_beside_frozen_layers(tmp_path):
+    output, rank = tmp_path / "costs.json", 4
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    profile(ProfileOptions(config=CONFIG, run=replace(RUN, lora=rank), output=output, repetitions=1))
+    dist.destroy_process_group()
+    units = load_profile(output).units
+    mlp, adapters = 3 * 32 * 48 + 32, rank * 3 * (32 + 48)
+    assert units[2].static == 4 * mlp + 16 * adapters
+    assert units[0].static == 4 * 256 * 32
 
 
 def test_samples_of_a_slice_are_as_many_as_asked_for():

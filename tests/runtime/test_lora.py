@@ -20,7 +20,9 @@ import peft
 from tests.runtime.hf_reference import exactly, hf_model, loss_of
 
 # peft uses names that transformers is about to change, and says what it makes of a config.
-pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("FutureWarning", "UserWarning", "RuntimeWarning")]
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("FutureWarning", "UserWarning", "RuntimeWarning")
+]
 
 
 def peft_model(config, **entries):
@@ -69,8 +71,10 @@ def test_adapters_get_pefts_gradients_and_nothing_else_any(family, name):
         assert (found[n.replace(".default", "")] - gradient).abs().max() <= 1e-12 * gradient.abs().max(), n
 
 
-@pytest.mark.parametrize("entries", [{"target_modules": ["q_proj", "v_proj"]}, {"rank_pattern": {"q_proj": 2}},
-                                     {"target_modules": ["o_proj"], "layers_to_transform": [1]}, {"use_rslora": True}])  # fmt: skip
+@pytest.mark.parametrize("entries", [
+        {"target_modules": ["q_proj", "v_proj"]}, {"rank_pattern": {"q_proj": 2}},
+        {"target_modules": ["o_proj"], "layers_to_transform": [1]}, {"use_rslora": True},
+])  # fmt: skip
 def test_adapters_are_where_pefts_config_says_and_scaled_as_it_says(entries):
     model, tokens = peft_model(LLAMA, **entries), tokens_of(LLAMA, rows=2)
     expected = loss_of(model, tokens, micro_batches=2)

@@ -25,6 +25,7 @@ MicroBatches = Annotated[int, typer.Option(help="Micro-batches per step.")]
 SequenceLength = Annotated[int, typer.Option(help="Tokens per sequence.")]
 Optimizer = Annotated[str, typer.Option(help="Optimizer whose states count as memory.")]
 Zero = Annotated[int, typer.Option(min=0, max=2, help="ZeRO level over the data-parallel ranks.")]
+Lora = Annotated[int, typer.Option(help="Train LoRA adapters of that rank on every linear layer (0: the whole model).")]
 Dtype = Annotated[str, typer.Option(help="bf16 or fp32.")]
 Chunks = Annotated[int | None, typer.Option(help="Stages per device.")]
 MemoryLimit = Annotated[

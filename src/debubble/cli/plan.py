@@ -44,6 +44,7 @@ def plan(
     optimizer: o.Optimizer = "adamw",
     zero: o.Zero = 0,
     dtype: o.Dtype = "bf16",
+    lora: o.Lora = 0,
     effort: o.Effort = 10.0,
     seed: o.Seed = 0,
     json: Json = False,
@@ -66,7 +67,7 @@ def plan(
             chunks=chunks, memory_limit=memory_limit, effort=effort, seed=seed, profile=profile, tensor=tensor,
             data=data, context=context, expert=expert, micro_batch_size=micro_batch_size,
             sequence_length=sequence_length,
-            optimizer=optimizer, zero=zero, dtype=dtype,
+            optimizer=optimizer, zero=zero, dtype=dtype, lora=lora,
         )  # fmt: skip
         if not any(op.kind is Kind.S for op in result.schedule.operations):
             tail = step_tail(shape, where, result.options, pipeline=pipeline)

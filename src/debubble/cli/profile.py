@@ -27,6 +27,7 @@ def profile(
     micro_batch_size: o.MicroBatchSize = 1,
     sequence_length: o.SequenceLength = 512,
     dtype: o.Dtype = "fp32",
+    lora: o.Lora = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     processes: Annotated[
         int, typer.Option(help="Processes that measure at the same time, as the run's ranks will.")
@@ -44,7 +45,7 @@ def profile(
     from debubble.profiler.profile import ProfileOptions
     from debubble.profiler.request import measure
 
-    run = RunOptions(micro_batch_size=micro_batch_size, sequence_length=sequence_length, dtype=dtype)
+    run = RunOptions(micro_batch_size=micro_batch_size, sequence_length=sequence_length, dtype=dtype, lora=lora)
     units = measure(
         ProfileOptions(config=config, run=run, output=output, device=device, repetitions=repetitions),
         processes=processes,

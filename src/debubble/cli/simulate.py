@@ -44,6 +44,7 @@ def simulate(
     optimizer: o.Optimizer = "adamw",
     zero: o.Zero = 0,
     dtype: o.Dtype = "bf16",
+    lora: o.Lora = 0,
     json: Json = False,
 ) -> None:
     """Simulate a plan, or a schedule by name with costs, with a model, or with unit costs."""
@@ -66,7 +67,7 @@ def simulate(
         model, where = named_model(source), o.cluster_of(cluster)
         options = RunOptions(
             tensor=tensor, data=data, context=context, expert=expert, micro_batch_size=micro_batch_size,
-            sequence_length=sequence_length, optimizer=optimizer, zero=zero, dtype=dtype,
+            sequence_length=sequence_length, optimizer=optimizer, zero=zero, dtype=dtype, lora=lora,
         )  # fmt: skip
         chosen, stage_costs = fixed_configuration(
             model, where, schedule=schedule, micro_batches=micro_batches, pipeline=pipeline, chunks=chunks,

@@ -158,6 +158,24 @@ class Model:
         return self.embedding_parameters + layers + self.head_parameters - table
 
     @property
+    def qkv_layers(self) -> int:
+        """Linear layers before the attention core: one in GPT-2, else three."""
+        return 1 if self.positions else 3
+
+    def attention_adapters(self, rank: int) -> int:
+        """Parameters of LoRA adapters on one attention half-layer."""
+        h, q = self.hidden, self.attention_width
+        return rank * (self.qkv_layers * h + q + 2 * self.kv_width + q + h)
+
+    def mlp_adapters(self, rank: int) -> int:
+        """The same of one MLP half-layer; models with a mixture of experts have adapters on attention alone."""
+        return 0 if self.experts is not None else rank * self.matrices * (self.hidden + self.ffn)
+
+    def trained_parameters(self, rank: int) -> int:
+        """Of the whole model, if its adapters of that rank are trained, or itself (0)."""
+        return self.layers * (self.attention_adapters(rank) + self.mlp_adapters(rank)) if rank else self.parameters
+
+    @property
     def active_parameters(self) -> int:
         """Those that one token passes through: of a mixture, only the experts that it is routed to."""
         idle = 0

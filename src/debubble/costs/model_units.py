@@ -62,6 +62,8 @@ def check(model: Model, options: RunOptions) -> None:
     for name, size in (("attention heads", model.heads), ("columns of the MLP", model.ffn)):
         if size % options.tensor:
             raise InputError(f"{size} {name} cannot be divided over {options.tensor} tensor-parallel ranks.")
+    if options.lora < 0:
+        raise InputError(f"The rank of LoRA adapters must be at least 1 (or 0 for none), not {options.lora}.")
     if options.sequence_length % options.context:
         raise InputError(
             f"A sequence of {options.sequence_length} cannot be divided over {options.context} context-parallel ranks."
@@ -95,7 +97,7 @@ class _Builder:
             layer=None,
             forward=lookup.forward,
             backward_input=0.0,
-            backward_weight=lookup.forward,
+            backward_weight=0.0 if s.options.lora else lookup.forward,
             static=self._states(s.model.embedding_parameters),
             strategies={"none": Strategy(lookup.saved)},
             activation_after_input=self.boundary,
@@ -104,18 +106,28 @@ class _Builder:
 
     def attention(self, layer: int) -> Unit:
         parameters = self.shapes.model.attention_parameters
-        return self._half("attention", layer, lambda shapes: attention(shapes, layer), parameters)
+        adapters = self.shapes.model.attention_adapters(self.shapes.options.lora)
+        return self._half("attention", layer, lambda shapes: attention(shapes, layer), parameters, adapters=adapters)
 
     def mlp(self, layer: int) -> Unit:
         model = self.shapes.model
         experts = model.expert_parameters(layer)
         dense = model.mlp_parameters(layer) - experts
-        return self._half("mlp", layer, lambda shapes: mlp(shapes, layer), dense, experts)
+        adapters = model.mlp_adapters(self.shapes.options.lora)
+        return self._half("mlp", layer, lambda shapes: mlp(shapes, layer), dense, experts, adapters=adapters)
 
     def _half(
-        self, kind: str, layer: int, build: Callable[[Shapes], Iterator[Operator]], parameters: int, experts: int = 0
+        self,
+        kind: str,
+        layer: int,
+        build: Callable[[Shapes], Iterator[Operator]],
+        parameters: int,
+        experts: int = 0,
+        *,
+        adapters: int,
     ) -> Unit:
-        unit = self._unit(kind, layer, list(build(self.shapes)), parameters, experts, workspace=self._workspace(layer))
+        operators, workspace = list(build(self.shapes)), self._workspace(layer)
+        unit = self._unit(kind, layer, operators, parameters, experts, adapters=adapters, workspace=workspace)
         if kind == "mlp" and self.shapes.framework.whole_layers:
             joined = {"full": replace(unit.strategies["full"], after_full=0.0)}
             return replace(unit, strategies={**unit.strategies, **joined})
@@ -127,10 +139,11 @@ class _Builder:
         logits = s.tokens * model.vocab / tensor
         operators = [
             norm(s),
-            matmul(s, "logits", tokens=s.tokens, local=model.vocab / tensor),
+            matmul(s, "logits", tokens=s.tokens, local=model.vocab / tensor, layers=0),
             elementwise(s, "loss", forward=6 * logits, backward=4 * logits, saved=4 * logits),
         ]
-        workspace = s.element * model.vocab * model.hidden / tensor + self._layer_gradients(0)
+        own = 0.0 if s.options.lora else s.element * model.vocab * model.hidden / tensor
+        workspace = own + self._layer_gradients(0)
         unit = self._unit("head", None, operators, model.head_parameters, workspace=workspace)
         return replace(unit, strategies={name: unit.strategies[name] for name in ("none", "full")})
 
@@ -142,6 +155,7 @@ class _Builder:
         parameters: int,
         experts: int = 0,
         *,
+        adapters: int = 0,
         workspace: float,
     ) -> Unit:
         return Unit(
@@ -150,46 +164,51 @@ class _Builder:
             forward=sum(op.forward for op in operators),
             backward_input=sum(op.backward_input for op in operators),
             backward_weight=sum(op.backward_weight for op in operators),
-            static=self._states(parameters, experts),
+            static=self._states(parameters, experts, adapters),
             strategies=strategies(operators, boundary=self.boundary, framework=self.shapes.framework),
             activation_after_input=sum(op.held for op in operators),
             workspace=workspace,
-            on_host=self._on_host(parameters, experts),
+            on_host=self._on_host(parameters, experts, adapters),
         )
 
-    def _states(self, parameters: int, experts: int = 0) -> float:
-        return sum(count * each.total for count, each in self._divided(parameters, experts))
+    def _states(self, parameters: int, experts: int = 0, adapters: int = 0) -> float:
+        return sum(count * each.total for count, each in self._divided(parameters, experts, adapters))
 
-    def _on_host(self, parameters: int, experts: int = 0) -> HostStates:
+    def _on_host(self, parameters: int, experts: int = 0, adapters: int = 0) -> HostStates:
         """With the optimizer on the host, weights and gradients stay; each rank moves its own share of them."""
         o = self.shapes.options
-        divided = self._divided(parameters, experts)
+        divided = self._divided(parameters, experts, adapters)
         share = 1 / (o.data * o.context) if o.zero else 1.0
         gradients = sum(count * each.gradient for count, each in divided) * (1.0 if o.zero >= 2 else share)
-        weights = sum(count * each.weight for count, each in divided) * (1.0 if o.zero >= 3 else share)
+        weights = sum(count * each.weight for count, each in divided if each.gradient) * (1.0 if o.zero >= 3 else share)
         optimizer = sum(count * each.optimizer for count, each in divided)
         return HostStates(
-            static=self._states(parameters, experts) - optimizer,
+            static=self._states(parameters, experts, adapters) - optimizer,
             gradients=gradients,
             parameters=weights,
             step=(2 * optimizer + gradients + weights) / HOST_MEMORY_BANDWIDTH,
         )
 
-    def _divided(self, parameters: int, experts: int) -> list[tuple[float, ParameterBytes]]:
-        """Parameters on one device with the bytes of each; ZeRO divides experts over what expert ranks leave."""
+    def _divided(self, parameters: int, experts: int, adapters: int) -> list[tuple[float, ParameterBytes]]:
+        """Parameters on one device with the bytes of each; ZeRO divides experts over what expert ranks leave.
+
+        With LoRA all but the adapters are frozen.
+        """
         o, gradient_bytes = self.shapes.options, self.shapes.framework.gradient_bytes
         shards = o.data * o.context
-        return [
-            (parameters / o.tensor, parameter_bytes(o, shards=shards, gradient_bytes=gradient_bytes)),
-            (
-                experts / o.tensor / o.expert,
-                parameter_bytes(o, shards=shards / o.expert, gradient_bytes=gradient_bytes),
-            ),
-        ]
+        each = parameter_bytes(o, shards=shards, gradient_bytes=gradient_bytes)
+        of_experts = parameter_bytes(o, shards=shards / o.expert, gradient_bytes=gradient_bytes)
+        if o.lora:
+            frozen = (parameters / o.tensor, each.frozen), (experts / o.tensor / o.expert, of_experts.frozen)
+            return [*frozen, (adapters / o.tensor, each)]
+        return [(parameters / o.tensor, each), (experts / o.tensor / o.expert, of_experts)]
 
     def _layer_gradients(self, layer: int) -> float:
         """A layer's weight gradients before they are added up."""
         s, model = self.shapes, self.shapes.model
+        if s.options.lora:
+            adapters = model.attention_adapters(s.options.lora) + model.mlp_adapters(s.options.lora)
+            return s.element * adapters / s.options.tensor
         experts = model.expert_parameters(layer)
         dense = model.attention_parameters + model.mlp_parameters(layer) - experts
         return s.element * (dense + experts / s.options.expert) / s.options.tensor

@@ -80,21 +80,38 @@ class Shapes:
 
 
 def matmul(
-    shapes: Shapes, name: str, *, tokens: float, local: float, out: bool = False, saved: float = 0.0
+    shapes: Shapes,
+    name: str,
+    *,
+    tokens: float,
+    local: float,
+    out: bool = False,
+    saved: float = 0.0,
+    layers: int = 1,
 ) -> Operator:
-    """A linear layer between the residual stream and `local` columns on this device; `out`: back into the stream.
+    """Linear layers between the residual stream and `local` columns on this device; `out`: back into the stream.
 
-    Its two gradients are two more products of the same size; the weights' needs its input and its output's gradient.
+    Their two gradients are two more products of the same size; the weights' needs their input and their output's
+    gradient.  With LoRA, `layers` of them (0: none may) have adapters, whose weights alone have a gradient.
     """
-    h, speed = shapes.model.hidden, shapes.speed
+    h, e, speed, rank = shapes.model.hidden, shapes.element, shapes.speed, shapes.options.lora
     inner, outer = (local, h) if out else (h, local)
+    forward, backward = speed.matmul(tokens, inner, outer), speed.matmul(tokens, outer, inner)
+    if not rank:
+        weight, held = speed.matmul(inner, tokens, outer), e * tokens * (h / shapes.division + local)
+        return Operator(
+            name=name, forward=forward, backward_input=backward, backward_weight=weight, saved=saved, held=held
+        )
+    if not layers:
+        return Operator(name=name, forward=forward, backward_input=backward, saved=saved)
+    adapters = speed.matmul(tokens, inner, layers * rank) + speed.matmul(tokens, rank, outer)
     return Operator(
         name=name,
-        forward=speed.matmul(tokens, inner, outer),
-        backward_input=speed.matmul(tokens, outer, inner),
-        backward_weight=speed.matmul(inner, tokens, outer),
-        saved=saved,
-        held=shapes.element * tokens * (h / shapes.division + local),
+        forward=forward + adapters,
+        backward_input=backward + adapters,
+        backward_weight=adapters,
+        saved=saved + e * tokens * layers * rank,
+        held=e * tokens * (h / shapes.division + local + 2 * layers * rank),
     )
 
 
@@ -131,7 +148,7 @@ def attention(shapes: Shapes, layer: int) -> Iterator[Operator]:
     q, kv = m.attention_width / o.tensor, m.kv_width / o.tensor
     yield norm(shapes)
     yield collectives(shapes)
-    yield matmul(shapes, "projections", tokens=n, local=q + 2 * kv, saved=e * n * (q + 2 * kv))
+    yield matmul(shapes, "projections", tokens=n, local=q + 2 * kv, saved=e * n * (q + 2 * kv), layers=m.qkv_layers)
     if m.qk_norm:
         yield elementwise(shapes, "norm", forward=2 * n * (q + kv), backward=3 * n * (q + kv), saved=e * n * (q + kv))
     if not m.positions:
@@ -207,7 +224,7 @@ def _experts(shapes: Shapes) -> Iterator[Operator]:
     travelling = e * routed * h / o.tensor
     beside = min(o.expert, max(1, shapes.speed.hardware.devices_per_node // o.tensor))
     moved = shapes.speed.gather(travelling, o.expert, beside=beside)
-    yield matmul(shapes, "router", tokens=shapes.tokens, local=m.experts.count)
+    yield matmul(shapes, "router", tokens=shapes.tokens, local=m.experts.count, layers=0)
     yield Operator(name="dispatch", forward=2 * moved, backward_input=2 * moved, saved=2 * travelling)
     yield from _body(shapes, tokens=routed, ffn=m.experts.ffn / o.tensor)
 
@@ -215,8 +232,8 @@ def _experts(shapes: Shapes) -> Iterator[Operator]:
 def _body(shapes: Shapes, *, tokens: float, ffn: float) -> Iterator[Operator]:
     m, e = shapes.model, shapes.element
     size = tokens * ffn
-    up = m.matrices - 1
-    yield matmul(shapes, "mlp", tokens=tokens, local=up * ffn, saved=e * up * size)
+    up, adapted = m.matrices - 1, m.experts is None
+    yield matmul(shapes, "mlp", tokens=tokens, local=up * ffn, saved=e * up * size, layers=up * adapted)
     if not m.gated:
         yield elementwise(shapes, "activation", forward=2 * size, backward=3 * size, saved=e * size)
     elif shapes.framework.fused_activation:
@@ -224,4 +241,4 @@ def _body(shapes: Shapes, *, tokens: float, ffn: float) -> Iterator[Operator]:
     else:
         yield elementwise(shapes, "activation", forward=2 * size, backward=3 * size, saved=e * size)
         yield elementwise(shapes, "multiply", forward=3 * size, backward=5 * size, saved=e * size)
-    yield matmul(shapes, "output", tokens=tokens, local=ffn, out=True)
+    yield matmul(shapes, "output", tokens=tokens, local=ffn, out=True, layers=int(adapted))

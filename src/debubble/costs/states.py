@@ -42,6 +42,11 @@ class ParameterBytes:
     def total(self) -> float:
         return self.weight + self.gradient + self.optimizer
 
+    @property
+    def frozen(self) -> ParameterBytes:
+        """Of a parameter that is not trained."""
+        return ParameterBytes(weight=self.weight, gradient=0, optimizer=0)
+
 
 def parameter_bytes(options: RunOptions, *, shards: float, gradient_bytes: int) -> ParameterBytes:
     """Bytes per parameter, when `shards` ranks divide what ZeRO divides.

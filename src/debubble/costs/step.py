@@ -25,7 +25,7 @@ def step_tail(
     """Seconds from the last backward to the end of the step, on a device with its even share of the parameters."""
     layout = Layout.of(cluster, options, pipeline)
     speed = Speed(cluster.slowest, element_bytes(options.dtype))
-    parameters = model.parameters / layout.pipeline / options.tensor
+    parameters = model.trained_parameters(options.lora) / layout.pipeline / options.tensor
     ranks = options.data * options.context
     # A ring of n ranks scatters gradients once and gathers weights once; an all-reduce does both with gradients.
     gradient = framework.gradient_bytes if speed.element == 2 else 4

@@ -49,8 +49,11 @@ def profile(options: ProfileOptions) -> None:
     parts: list[Measured] = [{} for _ in range(dist.get_world_size())]
     dist.barrier()
     dist.all_gather_object(parts, part.measure(repetitions=options.repetitions))
-    per_parameter = parameter_bytes(options.run, shards=1, gradient_bytes=4).total
-    static = [per_parameter * sum(p.numel() for p in unit.parameters()) for unit in part.units]
+    each = parameter_bytes(options.run, shards=1, gradient_bytes=4)
+    static = [
+        sum(p.numel() * (each if p.requires_grad else each.frozen).total for p in unit.parameters())
+        for unit in part.units
+    ]
     kinds = costs_of(part.planned, merged(parts), static=static, config=options.config)
     boundary = part.boundary
     paired = dist.get_world_size() % 2 == 0

@@ -24,8 +24,9 @@ from debubble.costs.units import Strategy, Unit
 from debubble.ir import Number, PlannedUnit, RunOptions
 from debubble.profiler.clock import wait
 from debubble.runtime.families import read_shape
+from debubble.runtime.lora import new_adapters
 from debubble.runtime.memory import Ledger
-from debubble.runtime.models import build_stage, model_units
+from debubble.runtime.models import add_adapters, build_stage, model_units
 from debubble.runtime.shape import Layer
 from debubble.runtime.stage import Stage
 from debubble.runtime.tape import directly
@@ -89,11 +90,15 @@ class Slice:
         layers = measured_layers(config)
         self.planned = [u for u in model_units(config) if u.layer is None or u.layer in layers]
         self.device, self.ledger = device, Ledger(device)
-        self.units = [unit.to(device) for unit in build_stage(config, self.planned, dtype=DTYPES[options.dtype])]
+        shape, dtype = read_shape(config), DTYPES[options.dtype]
+        built = build_stage(config, self.planned, dtype=dtype)
+        if options.lora:
+            add_adapters(built, new_adapters(built, shape.family, rank=options.lora), shape, dtype=dtype)
+        self.units = [unit.to(device) for unit in built]
         for unit in self.units:
             self.ledger.exclude([*unit.parameters(), *unit.buffers()])
-        shape = (options.micro_batch_size, options.sequence_length + 1)
-        tokens = torch.randint(256, shape, generator=torch.Generator().manual_seed(0)).to(device)
+        size = (options.micro_batch_size, options.sequence_length + 1)
+        tokens = torch.randint(256, size, generator=torch.Generator().manual_seed(0)).to(device)
         self.tokens, self.targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     @property

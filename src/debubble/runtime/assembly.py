@@ -12,9 +12,9 @@ from torch import nn
 from debubble.ir import InputError, Kind, Plan, Schedule
 from debubble.runtime.families import read_shape
 from debubble.runtime.hf_names import HEAD_TABLE
-from debubble.runtime.lora import Adapters, adapt, given_adapters, is_adapter, new_adapters, plain_name
+from debubble.runtime.lora import Adapters, given_adapters, new_adapters, plain_name
 from debubble.runtime.memory import Ledger
-from debubble.runtime.models import TABLE, build_stage, initialise, model_units
+from debubble.runtime.models import TABLE, add_adapters, build_stage, model_units
 from debubble.runtime.replicas import Replicas
 from debubble.runtime.stage import Stage
 from debubble.runtime.units import Unit
@@ -105,10 +105,7 @@ def build_part(
     everything = [unit for units in built.values() for unit in units]
     adapters = _adapters(plan, everything, model)
     if adapters is not None:
-        adapt(everything, adapters)
-        for name, p in ((n, p) for unit in everything for n, p in unit.hf_parameters().items() if is_adapter(n)):
-            p.data = p.data.to(wide)
-            initialise(p, name, shape, seed=seed)
+        add_adapters(everything, adapters, shape, seed=seed, dtype=wide)
     if model is not None:
         take_over(everything, model)
     named = {name: p for unit in everything for name, p in unit.hf_parameters().items()}

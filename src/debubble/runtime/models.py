@@ -19,6 +19,7 @@ from debubble.runtime.experts import MoeMlp
 from debubble.runtime.families import read_shape
 from debubble.runtime.gpt2 import Gpt2Attention, Gpt2Embedding, Gpt2Mlp
 from debubble.runtime.llama import GemmaMlp, LlamaAttention, LlamaEmbedding, LlamaMlp
+from debubble.runtime.lora import Adapters, adapt, is_adapter
 from debubble.runtime.shape import Shape
 from debubble.runtime.tape import Operators, directly
 from debubble.runtime.units import Head, MicroBatch, Unit
@@ -49,6 +50,16 @@ def build_stage(
 ) -> list[Unit]:
     """The units of one stage."""
     return [build_unit(config, unit, seed=seed, dtype=dtype) for unit in units]
+
+
+def add_adapters(
+    units: Sequence[Unit], adapters: Adapters, shape: Shape, *, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> None:
+    """Freeze the units, and give them adapters with their initial weights."""
+    adapt(units, adapters)
+    for name, parameter in ((n, p) for unit in units for n, p in unit.hf_parameters().items() if is_adapter(n)):
+        parameter.data = parameter.data.to(dtype)
+        initialise(parameter, name, shape, seed=seed)
 
 
 def _empty_unit(shape: Shape, unit: PlannedUnit) -> Unit:
