@@ -37,6 +37,14 @@ def train(
     ] = None,
     weight_decay: Annotated[float | None, typer.Option(help="AdamW's weight decay (default: 0.01).")] = None,
     clip: Annotated[float | None, typer.Option(help="Largest global norm of the gradients (default: 1).")] = None,
+    post_validation: Annotated[
+        bool | None,
+        typer.Option(
+            "--post-validation/--no-post-validation",
+            help="Update before the gradients' norm is known, and take it back where that was wrong (default: only"
+            " where the plan steps stages inside the step).",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the initial weights and the order of the data.")] = 0,
     checkpoint: Annotated[Path | None, typer.Option(help="Folder for checkpoints.")] = None,
     save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 100,
@@ -65,9 +73,9 @@ def train(
         "steps": steps, "learning_rate": learning_rate, "warmup": warmup, "weight_decay": weight_decay, "clip": clip,
     }  # fmt: skip
     options = TrainOptions(
-        plan=plan, data=data, tokenizer=tokenizer, dataset=dataset, seed=seed, checkpoint=checkpoint,
-        save_every=save_every, keep=keep, resume=resume, auto_resume=auto_resume, offload_to=offload_to, trace=trace,
-        html=html, online=online, json=json,
+        plan=plan, data=data, tokenizer=tokenizer, dataset=dataset, post_validation=post_validation, seed=seed,
+        checkpoint=checkpoint, save_every=save_every, keep=keep, resume=resume, auto_resume=auto_resume,
+        offload_to=offload_to, trace=trace, html=html, online=online, json=json,
     )  # fmt: skip
     options = settle(recipe, options)
     checked = check(options)

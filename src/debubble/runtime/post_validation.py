@@ -15,6 +15,8 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+import torch
+
 from debubble.runtime.relay import Relay
 from debubble.runtime.tally import Tally
 from debubble.runtime.updates import Attempt
@@ -48,8 +50,8 @@ class _Pending:
 class PostValidation:
     """The last update of this rank, and whether it stands."""
 
-    def __init__(self, relay: Relay) -> None:
-        self._relay = relay
+    def __init__(self, relay: Relay, *, loss_dtype: torch.dtype) -> None:
+        self._relay, self._loss_dtype = relay, loss_dtype
         self._pending: _Pending | None = None
         self._trusting = True
 
@@ -91,7 +93,7 @@ class PostValidation:
         self._trusting = total.harmless(done.attempt.max_norm)
         return Settled(
             step=done.step,
-            loss=total.loss,
+            loss=torch.tensor(total.loss, dtype=self._loss_dtype).item(),
             norm=total.norm,
             skipped=not total.finite,
             rolled_back=0 if self._trusting else total.ahead,

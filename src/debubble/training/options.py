@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from debubble.ir import InputError, Plan
+from debubble.ir import InputError, Kind, Plan
 from debubble.training.checkpoint_folder import checkpoints, latest, progress_of
 from debubble.training.data import VOCABULARY, Corpus, Sequences
 from debubble.training.online.journal import Journal
@@ -32,6 +32,8 @@ class TrainOptions:
     weight_decay: float = 0.01
     clip: float = 1.0
     """Largest global norm of the gradients."""
+    post_validation: bool | None = None
+    """Whether devices update before the norm is known, to validate it later; None: if the plan cannot do otherwise."""
     seed: int = 0
     """Of the initial weights and the order of the data."""
     checkpoint: Path | None = None
@@ -82,6 +84,7 @@ def check(options: TrainOptions) -> Plan:
         if getattr(options, name) < 1:
             raise InputError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(options, name)}.")
     sequences_of(options, plan)
+    validates_after(options.post_validation, plan)
     if options.online:
         check_searchable(plan)
     if (options.resume or options.auto_resume) and options.checkpoint is None:
@@ -91,6 +94,20 @@ def check(options: TrainOptions) -> Plan:
     if options.checkpoint is not None:
         _check_checkpoints(options, options.checkpoint, plan)
     return plan
+
+
+def validates_after(wanted: bool | None, plan: Plan) -> bool:
+    """Whether updates are validated after they are made; unless told, where the plan makes some before the norm.
+
+    Raises InputError if the plan does and may not.
+    """
+    inside = any(op.kind is Kind.S for op in plan.schedule.operations)
+    if inside and wanted is False:
+        raise InputError(
+            "The plan steps stages on the host or inside the step, before the norm of all gradients is known: train it"
+            " with --post-validation."
+        )
+    return inside if wanted is None else wanted
 
 
 def runnable(path: Path) -> Plan:
@@ -103,8 +120,11 @@ def runnable(path: Path) -> Plan:
 
 def plan_of(options: TrainOptions, *, resuming: bool) -> Plan:
     """The plan to run: an online run that is resumed goes on with the order that it had adopted."""
-    adopted = journal_of(options).plan
-    return runnable(adopted if options.online and resuming and adopted.exists() else options.plan)
+    plan, adopted = runnable(options.plan), journal_of(options).plan
+    if not (options.online and resuming and adopted.exists()):
+        return plan
+    order = runnable(adopted)
+    return order if order.reorders(plan) else plan
 
 
 def journal_of(options: TrainOptions) -> Journal:

@@ -24,8 +24,10 @@ class StepReport:
     tokens_per_second: float
     peak_memory: tuple[float, ...]
     """Per device, static memory and activations, in bytes."""
+    rolled_back: int = 0
+    """Devices that had updated their parameters too early and took it back."""
     news: tuple[str, ...] = ()
-    """What happened to the schedule behind this step."""
+    """What happened to the update, and to the schedule behind this step."""
 
     def __str__(self) -> str:
         memory = readable(max(self.peak_memory))
@@ -58,7 +60,7 @@ class Display(AbstractContextManager["Display"]):
         if not self._console.is_terminal and (report.step % self._every == 0 or report.step == self._steps):
             self._console.print(f"step {report.step}/{self._steps}   {report}")
         for sentence in report.news:
-            self._console.print(sentence)
+            self._console.print(sentence, soft_wrap=True)
 
     def say(self, message: str) -> None:
         self._console.print(message)

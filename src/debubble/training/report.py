@@ -62,6 +62,7 @@ class Outcome:
         return {
             "steps": self.reports[-1].step,
             "losses": [report.loss for report in self.reports],
+            "rolled_back": [report.step for report in self.reports if report.rolled_back],
             "tokens_per_second": self.tokens_per_second,
             "peak_memory": list(self.reports[-1].peak_memory),
             "checkpoint": None if self.checkpoint is None else str(self.checkpoint),

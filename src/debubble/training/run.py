@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TypeVar
@@ -19,13 +22,17 @@ from debubble.training.checkpoint import Saver
 from debubble.training.checkpoint_folder import Progress, progress_of
 from debubble.training.learning_rate import learning_rate
 from debubble.training.online.switching import Online
-from debubble.training.options import RECIPE, TrainOptions, journal_of, plan_of, start_of
+from debubble.training.options import RECIPE, TrainOptions, journal_of, plan_of, start_of, validates_after
 from debubble.training.progress import Display, StepReport
 from debubble.training.report import Outcome, available_cores, compared
 from debubble.training.samples import Dataset, Samples, samples_of
 from debubble.training.state import adamw, set_learning_rate, state_of
+from debubble.training.updating import PostValidated, Synchronous
 
 T = TypeVar("T")
+
+TOGETHER = 10
+"""All ranks are asked for their memory in every so many steps."""
 
 TRACED = 10
 """The last steps are traced; the plan is compared with the typical one of them."""
@@ -75,12 +82,17 @@ class Run:
             None, plan, seed=options.seed, optimizer=adamw(weight_decay=options.weight_decay), device=self.device,
             offload_to=options.offload_to,
         )  # fmt: skip
+        ahead = validates_after(options.post_validation, plan)
+        self.updating = (PostValidated if ahead else Synchronous)(self.pipeline, clip=options.clip)
         self.online = Online.beside(self.pipeline, journal_of(options)) if options.online else None
         self.done = 0
         """Steps."""
         self.seen = 0
         """Samples."""
         self.traces: list[Trace] = []
+        self._unknown: deque[StepReport] = deque()
+        """Reports of steps whose results are not known yet."""
+        self._peaks: tuple[float, ...] = ()
         self.saver = None if options.checkpoint is None else Saver(options.checkpoint, keep=options.keep)
 
     @property
@@ -97,7 +109,7 @@ class Run:
     def steps(self) -> Iterator[StepReport]:
         """Take the steps that remain, saving checkpoints between them."""
         while self.done < self.options.steps:
-            yield self._step()
+            yield from self._step()
             if self.saver is not None:
                 self.saver.check()
                 if self._due():
@@ -105,32 +117,46 @@ class Run:
         if self.saver is not None:
             self.saver.wait()
 
-    def _step(self) -> StepReport:
+    def _step(self) -> Iterator[StepReport]:
+        """Take a step, and report all that are known now: without post-validation, this one."""
         o, start = self.options, perf_counter()
         rate = learning_rate(self.done, peak=o.learning_rate, warmup=o.warmup, steps=o.steps)
         set_learning_rate(self.pipeline, rate)
         replica = dist.get_rank() // self.plan.devices
         batch = self.samples.batch(self.seen + replica * self.rows, count=self.rows)
-        loss = float(self.pipeline.step(batch))
-        held = self.pipeline.static_bytes + self.pipeline.peak_activation
-        if self.online is not None or self.done >= o.steps - TRACED:
-            self.traces = [*self.traces[1 - TRACED :], self.pipeline.gather_trace()]
-        self.pipeline.update(o.clip)
+        traced = self.online is not None or self.done >= o.steps - TRACED
         self.done += 1
         self.seen += self.rows * self.plan.options.data
-        peaks: list[float] = [0.0] * dist.get_world_size()
-        dist.all_gather_object(peaks, held)
+        # Whatever asks all ranks makes them wait for each other: not in every step, if they need not otherwise.
+        together = traced or self._due() or self.done % TOGETHER == 1
+        results = self.updating.take(batch, partial(self._observe, traced=traced, together=together), settle=together)
         seconds = perf_counter() - start
         news = self._reschedule(self.online, seconds) if self.online is not None and self.done < o.steps else ()
-        return StepReport(
-            step=self.done,
-            loss=loss,
-            learning_rate=rate,
-            seconds=seconds,
-            tokens_per_second=self.rows * self.plan.options.data * self.plan.options.sequence_length / seconds,
-            peak_memory=tuple(peaks[: self.plan.devices]),
-            news=news,
+        self._unknown.append(
+            StepReport(
+                step=self.done,
+                loss=math.nan,
+                learning_rate=rate,
+                seconds=seconds,
+                tokens_per_second=self.rows * self.plan.options.data * self.plan.options.sequence_length / seconds,
+                peak_memory=self._peaks,
+                news=news,
+            )
         )
+        for result in results:
+            report = self._unknown.popleft()
+            yield replace(
+                report, loss=result.loss, rolled_back=result.rolled_back, news=(*result.news(report.step), *report.news)
+            )
+
+    def _observe(self, *, traced: bool, together: bool) -> None:
+        """Measure the step that has just been taken."""
+        if traced:
+            self.traces = [*self.traces[1 - TRACED :], self.pipeline.gather_trace()]
+        if together:
+            peaks: list[float] = [0.0] * dist.get_world_size()
+            dist.all_gather_object(peaks, self.pipeline.static_bytes + self.pipeline.peak_activation)
+            self._peaks = tuple(peaks[: self.plan.devices])
 
     def _reschedule(self, online: Online, seconds: float) -> tuple[str, ...]:
         """Between two steps: go on with another order, if there is a better one.  Returns what happened."""
