@@ -12,7 +12,7 @@ from debubble.runtime.launcher import RankFailedError, joined, launch
 
 
 def start(behaviour: str, place: Path, monkeypatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     launch("launched_rank", f"{behaviour} {place}", ranks=2)
 
 
@@ -44,7 +44,7 @@ def test_ranks_end_with_the_launcher(tmp_path, sent, code):
         f"try: launch('launched_rank', 'wait {tmp_path}', ranks=2)\n"
         "except KeyboardInterrupt: sys.exit(130)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     with subprocess.Popen([sys.executable, "-c", program], env=environment, start_new_session=True) as process:
         while not (tmp_path / "waiting").exists():
             assert process.poll() is None

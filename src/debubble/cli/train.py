@@ -55,6 +55,9 @@ def train(
     auto_resume: Annotated[
         bool, typer.Option("--auto-resume", help="The same, or start where there is none: for torchrun's restarts.")
     ] = False,
+    hang_timeout: Annotated[
+        float, typer.Option(help="Seconds in which no operation of any rank ends, after which the run does.")
+    ] = 600,
     offload_to: Annotated[
         Path | None, typer.Option(help="Folder on a fast disk for offloaded activations (default: host memory).")
     ] = None,
@@ -75,7 +78,7 @@ def train(
     options = TrainOptions(
         plan=plan, data=data, tokenizer=tokenizer, dataset=dataset, post_validation=post_validation, seed=seed,
         checkpoint=checkpoint, save_every=save_every, keep=keep, resume=resume, auto_resume=auto_resume,
-        offload_to=offload_to, trace=trace, html=html, online=online, json=json,
+        hang_timeout=hang_timeout, offload_to=offload_to, trace=trace, html=html, online=online, json=json,
     )  # fmt: skip
     options = settle(recipe, options)
     checked = check(options)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from debubble.ir import Instruction, Kind, Lane, Moment, Op, Program, Queue
+from debubble.runtime.activity import Activity
 from debubble.runtime.ahead import ahead_of_gradients
 from debubble.runtime.guests import Guests
 from debubble.runtime.lanes import CpuLanes, CudaLanes, Mark
@@ -75,6 +76,7 @@ class Interpreter:
     mail: Ledger
     """Counts what was received and not yet used, or computed and not yet sent."""
     weights: Mapping[int, StageWeights]
+    activity: Activity = field(default_factory=Activity)
 
     def __post_init__(self) -> None:
         self._queues = self.program.queues_of[self.device]
@@ -99,7 +101,7 @@ class Interpreter:
         Before the first operation that changes gradients, the compute lane asks; if they do not, the step ends there,
         nothing is left of it, and the answer is None.  All ranks must find the same.
         """
-        step = _Step(self.program, self.device, self.lanes, stands)
+        step = _Step(self.program, self.device, self.lanes, stands, self.activity)
         helpers = [threading.Thread(target=self._help, args=(q, step, state), daemon=True) for q in self._queues
                    if q.lane is not Lane.COMPUTE]  # fmt: skip
         helpers += [threading.Thread(target=step.guarded, args=(partial(self._serve, work, step),), daemon=True)
@@ -252,8 +254,15 @@ class Interpreter:
 class _Step:
     """Which moments of one step have come, and the first error."""
 
-    def __init__(self, program: Program, device: int, lanes: CpuLanes | CudaLanes, stands: Callable[[], bool]) -> None:
-        self._program, self._device, self._lanes = program, device, lanes
+    def __init__(
+        self,
+        program: Program,
+        device: int,
+        lanes: CpuLanes | CudaLanes,
+        stands: Callable[[], bool],
+        activity: Activity,
+    ) -> None:
+        self._program, self._device, self._lanes, self._activity = program, device, lanes, activity
         self._stands, self._asked, self._answer = stands, threading.Event(), False
         self._moments: dict[tuple[int, Moment], threading.Event] = {}
         self._marks: dict[tuple[int, Moment], Mark] = {}
@@ -270,10 +279,11 @@ class _Step:
         for wait in instruction.waits:
             key = wait.instruction, wait.moment
             if key in self._moments:
+                awaited = self._program.instructions[wait.instruction]
+                self._activity.waits(instruction, awaited)
                 self._moments[key].wait()
                 self.check()
-                awaited = self._program.instructions[wait.instruction].op.kind
-                self._lanes.wait(self._marks[key], for_memory=awaited is Kind.O)
+                self._lanes.wait(self._marks[key], for_memory=awaited.op.kind is Kind.O)
 
     def ask(self) -> None:
         """On the compute lane: whether the step goes on; the other lanes wait for the answer."""
@@ -289,6 +299,7 @@ class _Step:
 
     def begin(self, index: int) -> Mark:
         mark = self._lanes.mark()
+        self._activity.runs(self._program.instructions[index])
         self._reached(index, Moment.START, mark)
         return mark
 
@@ -297,6 +308,7 @@ class _Step:
         instruction = self._program.instructions[index]
         # A receive is the moment of arrival; before it, the lane only waits.
         self.events.append(Ran(instruction, mark if instruction.lane is Lane.RECV else start, mark))
+        self._activity.ended(instruction)
         self._reached(index, Moment.END, mark)
 
     def guarded(self, work: Callable[[], None]) -> None:

@@ -14,8 +14,6 @@ import os
 import signal
 import sys
 import tempfile
-import time
-import traceback
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +22,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from debubble.ir import DebubbleError, InputError
+from debubble.runtime.leaving import REPORTED, leave
 
 T = TypeVar("T")
 
@@ -46,7 +45,7 @@ def start(module: str, argument: str, *, ranks: int) -> None:
     started = int(os.environ["WORLD_SIZE"])
     if started != ranks:
         raise InputError(f"The plan is for {ranks} ranks, but torchrun started {started}: start {ranks}.")
-    importlib.import_module(module).main(argument)
+    as_rank(importlib.import_module(module).main, argument)
 
 
 def launch(module: str, argument: str, *, ranks: int, threads: int = 1) -> None:
@@ -59,6 +58,7 @@ def launch(module: str, argument: str, *, ranks: int, threads: int = 1) -> None:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     os.environ["OMP_NUM_THREADS"] = str(threads)
+    os.environ[REPORTED] = "1"
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # what it has to say is raised instead
@@ -78,7 +78,7 @@ def launch(module: str, argument: str, *, ranks: int, threads: int = 1) -> None:
         try:
             elastic_launch(config, sys.executable)("-m", module, argument)
         except ChildFailedError as error:
-            raise _report(error.failures) from None
+            raise _report(error.failures, _last_words(Path(scratch))) from None
         except SignalException as error:
             if error.sigval is signal.SIGINT:
                 raise KeyboardInterrupt from None
@@ -100,50 +100,74 @@ def joined() -> bool:
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
 
 
-def as_rank(main: Callable[[str], None]) -> None:
-    """Run a launched rank's `main`, and leave the launcher the reason if it fails.
+def as_rank(main: Callable[[str], None], argument: str | None = None) -> None:
+    """Run a rank's `main`, and leave the launcher the reason if it fails.
 
-    The rank ends at once on Ctrl-C, and with the launcher, even while it waits for a message.  The reason is written
-    before its connections close, so it is older than those of the peers that it takes down.
+    The rank ends at once on Ctrl-C, and with the launcher, even while it waits for a message.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.platform == "linux":
         parent_death_signal = 1
         ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)
     try:
-        main(sys.argv[1])
+        main(sys.argv[1] if argument is None else argument)
     except Exception as error:
-        own = isinstance(error, DebubbleError)
-        details = {
-            "timestamp": str(int(time.time())),
-            "moment": time.time(),
-            "py_callstack": "" if own else traceback.format_exc(),
-        }
-        text = str(error) if own else f"{type(error).__name__}: {error}"
-        Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(
-            json.dumps({"message": {"message": text, "extraInfo": details}})
-        )
-        os._exit(1)
+        leave(error)
 
 
-def _report(failures: dict[int, Any]) -> RankFailedError:
+class _Word(msgspec.Struct):
+    """What a rank has left: torchrun's error file."""
+
+    message: str
+    doing: str
+    moment: float
+    py_callstack: str
+    ended: bool
+    of_run: bool
+
+
+def _last_words(scratch: Path) -> dict[int, _Word]:
+    """By rank, also of those that the agent has ended."""
+    found: dict[int, _Word] = {}
+    for file in scratch.glob("**/error.json"):
+        told = json.loads(file.read_text())["message"]
+        if isinstance(told, dict) and "doing" in told["extraInfo"]:
+            found[int(file.parent.name)] = msgspec.convert({"message": told["message"], **told["extraInfo"]}, _Word)
+    return found
+
+
+def _report(failures: dict[int, Any], words: dict[int, _Word]) -> RankFailedError:
     """The failure that came first: a rank killed by a signal, else the earliest exception.
 
     The ranks that lose a peer fail too, often before the agent has noticed the cause; the agent then ends the others
     with SIGTERM.
     """
-    rank = min(failures, key=lambda r: _order(failures[r]))
-    failure = failures[rank]
-    if isinstance(failure.message, dict):
-        sys.stderr.write(failure.message["extraInfo"]["py_callstack"])
-        return RankFailedError(f"Rank {rank} failed: {failure.message['message']}")
+    of_run = [word.message for word in words.values() if word.of_run]
+    if of_run:
+        return RankFailedError(of_run[0])
+    rank = min(failures, key=lambda r: _order(failures[r], words.get(r)))
+    failure, word = failures[rank], words.get(rank)
+    others = _others({r: w for r, w in words.items() if r != rank})
+    if word is not None and not word.ended:
+        sys.stderr.write(word.py_callstack)
+        doing = f" It {word.doing}{others}." if word.doing else ""
+        return RankFailedError(f"Rank {rank} failed: {word.message}{doing}")
     if failure.exitcode < 0:
         name = signal.Signals(-failure.exitcode).name
-        return RankFailedError(f"Rank {rank} was killed by {name}; the other ranks were ended.")
-    return RankFailedError(f"Rank {rank} ended with exit code {failure.exitcode}; the other ranks were ended.")
+        return RankFailedError(f"Rank {rank} was killed by {name}{others}; the other ranks were ended.")
+    return RankFailedError(f"Rank {rank} ended with exit code {failure.exitcode}{others}; the other ranks were ended.")
 
 
-def _order(failure: Any) -> tuple[int, float]:
-    if isinstance(failure.message, dict):
-        return 1, float(failure.message["extraInfo"]["moment"])
+SHOWN = 4
+"""Ranks of which an error tells what they were doing."""
+
+
+def _others(words: dict[int, _Word]) -> str:
+    doing = [f"; rank {rank} {word.doing}" for rank, word in sorted(words.items()) if word.doing]
+    return "".join(doing[:SHOWN])
+
+
+def _order(failure: Any, word: _Word | None) -> tuple[int, float]:
+    if word is not None:
+        return (1 if not word.ended else 2), word.moment
     return (2 if failure.exitcode == -signal.SIGTERM else 0), failure.timestamp

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from debubble.ir import InputError, Plan, lower
 from debubble.ir.trace import MemorySample, Trace, TraceEvent, TraceStep
+from debubble.runtime.activity import Activity
 from debubble.runtime.assembly import DTYPES, build_part, check_runnable
 from debubble.runtime.batch import Batch, Rows, read_batch
 from debubble.runtime.families import read_shape
@@ -81,6 +82,8 @@ class Pipeline:
         self._validation: PostValidation | None = None
         self._agreed = torch.Size()
         """Shape of the batches, while the ranks do not ask each other."""
+        self.activity = Activity()
+        """What this rank does at the moment."""
         self._interpreter = Interpreter(
             program=program,
             device=self.device,
@@ -90,6 +93,7 @@ class Pipeline:
             lanes=self._lanes,
             mail=self._mail,
             weights=self._part.weights,
+            activity=self.activity,
         )
         self._ran: list[Ran] = []
         self._origin = 0.0

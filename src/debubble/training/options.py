@@ -45,6 +45,8 @@ class TrainOptions:
     """Go on from the newest checkpoint."""
     auto_resume: bool = False
     """The same, but start anew where there is none yet: for runs that are started again after a failure."""
+    hang_timeout: float = 600
+    """Seconds without any progress after which the run is ended."""
     offload_to: Path | None = None
     """Folder for offloaded activations; None: the host's memory."""
     trace: Path | None = None

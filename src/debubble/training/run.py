@@ -14,8 +14,10 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from debubble.ir import Plan, Trace
+from debubble.runtime.leaving import leave
 from debubble.runtime.pipeline import Pipeline
 from debubble.training import checkpoint
 from debubble.training.checkpoint import Saver
@@ -28,6 +30,7 @@ from debubble.training.report import Outcome, available_cores, compared
 from debubble.training.samples import Dataset, Samples, samples_of
 from debubble.training.state import adamw, set_learning_rate, state_of
 from debubble.training.updating import PostValidated, Synchronous
+from debubble.training.watchdog import SAVING, Watchdog
 
 T = TypeVar("T")
 
@@ -50,7 +53,7 @@ def train(options: TrainOptions, *, dataset: Dataset | None = None) -> Outcome |
     leader = dist.get_rank() == 0
     display = Display(steps=options.steps, done=run.done) if leader else None
     reports: list[StepReport] = []
-    with display or nullcontext(), run.online or nullcontext():
+    with display or nullcontext(), run.online or nullcontext(), run.watchdog():
         for report in run.steps():
             reports.append(report)
             if display is not None:
@@ -113,8 +116,10 @@ class Run:
             if self.saver is not None:
                 self.saver.check()
                 if self._due():
+                    self.pipeline.activity.enter(SAVING, own=True)
                     self.saver.save(state_of(self.pipeline), self._progress())
         if self.saver is not None:
+            self.pipeline.activity.enter(SAVING, own=True)
             self.saver.wait()
 
     def _step(self) -> Iterator[StepReport]:
@@ -123,7 +128,9 @@ class Run:
         rate = learning_rate(self.done, peak=o.learning_rate, warmup=o.warmup, steps=o.steps)
         set_learning_rate(self.pipeline, rate)
         replica = dist.get_rank() // self.plan.devices
+        self.pipeline.activity.enter("reads data", own=True)
         batch = self.samples.batch(self.seen + replica * self.rows, count=self.rows)
+        self.pipeline.activity.enter("meets the other ranks", own=False)
         traced = self.online is not None or self.done >= o.steps - TRACED
         self.done += 1
         self.seen += self.rows * self.plan.options.data
@@ -166,6 +173,17 @@ class Run:
             # The plan is compared with its own steps alone.
             self.plan, self.traces = plan, []
         return tuple(map(str, online.entries[before:]))
+
+    def watchdog(self) -> Watchdog:
+        """Ends this rank if the run hangs."""
+        return Watchdog(
+            self.pipeline.activity,
+            store=PrefixStore("watchdog", _get_default_store()),
+            rank=dist.get_rank(),
+            ranks=dist.get_world_size(),
+            patience=self.options.hang_timeout,
+            leave=leave,
+        )
 
     def _due(self) -> bool:
         return self.done % self.options.save_every == 0 or self.done == self.options.steps

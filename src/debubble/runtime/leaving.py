@@ -1,0 +1,88 @@
+"""How a rank that fails leaves: with its reason, for the launcher and the user, and at once.
+
+Waiting for threads that wait for dead peers would never end, so the process exits without them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+from types import FrameType
+from typing import NoReturn
+
+from debubble.ir import DebubbleError
+
+REPORTED = "DEBUBBLE_FAILURES_ARE_REPORTED"
+"""Environment variable of ranks whose launcher is ours, and says why they failed."""
+
+
+class RunError(DebubbleError):
+    """About the run, not about the rank that has found it."""
+
+
+class EndedError(DebubbleError):
+    """Someone else has ended this rank: a launcher, because another rank has failed."""
+
+
+def leave(error: BaseException) -> NoReturn:
+    """End this process because of the error.
+
+    The reason goes to torchrun's error file, which is written before this rank's connections close: so it is older than
+    the reasons of the peers that it takes down.  Notes of the error say what the rank was doing.
+    """
+    own = isinstance(error, DebubbleError)
+    text = str(error) if own else f"{type(error).__name__}: {error}"
+    doing = "; ".join(getattr(error, "__notes__", ()))
+    details = {
+        "timestamp": str(int(time.time())),
+        "moment": time.time(),
+        "py_callstack": "" if own else "".join(traceback.format_exception(error)),
+        "doing": doing,
+        "ended": isinstance(error, EndedError),
+        "of_run": isinstance(error, RunError),
+    }
+    if "TORCHELASTIC_ERROR_FILE" in os.environ:
+        content = json.dumps({"message": {"message": text, "extraInfo": details}})
+        Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(content)
+    if REPORTED not in os.environ:
+        rank = os.environ.get("RANK", "0")
+        while_doing = f" (It {doing}.)" if doing else ""
+        sys.stderr.write(f"{details['py_callstack']}debubble: rank {rank}: {text}{while_doing}\n")
+        sys.stderr.flush()
+    os._exit(error.exit_code if isinstance(error, DebubbleError) else 1)
+
+
+@contextmanager
+def heard_while_waiting(act: Callable[[signal.Signals], None], *signals: signal.Signals) -> Iterator[None]:
+    """Let a thread act on these signals, even while the main thread waits in a library that does not return."""
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+
+    def listen() -> None:
+        for number in iter(lambda: os.read(reads, 1), b""):
+            if (heard := signal.Signals(number[0])) in signals:
+                act(heard)
+
+    def nothing(number: int, frame: FrameType | None) -> None: ...
+
+    before = {number: signal.signal(number, nothing) for number in signals}
+    previous = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+    listener = Thread(target=listen, daemon=True)
+    listener.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(previous)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(writes)
+        listener.join()
+        os.close(reads)

@@ -1,0 +1,92 @@
+"""Ranks of one process, each with what it does, a watchdog and a store that they share."""
+
+import json
+from queue import Queue
+
+import pytest
+import torch.distributed as dist
+
+import debubble as db
+from debubble.ir import lower
+from debubble.runtime.activity import Activity
+from debubble.training.watchdog import SAVING, Watchdog
+
+COSTS = db.StageCosts.of(stages=2)
+PROGRAM = lower(db.schedules["1f1b"](devices=2, micro_batches=2), COSTS)
+INSTRUCTION = {i.op.name: i for i in PROGRAM.instructions}
+
+
+@pytest.fixture
+def watched():
+    """Starts a watchdog of a rank that never moves; errors land in a queue."""
+    store, errors, dogs = dist.HashStore(), Queue(), []
+
+    def start(rank: int, activity: Activity, *, ranks: int, patience: float = 0.2) -> Queue:
+        dog = Watchdog(
+            activity, store=store, rank=rank, ranks=ranks, patience=patience, leave=errors.put, period=0.05
+        )  # fmt: skip
+        dog._thread.start()
+        dogs.append(dog)
+        return errors
+
+    start.store = store
+    yield start
+    for dog in dogs:
+        dog._end.set()
+        dog._thread.join()
+
+
+def running(name: str) -> Activity:
+    activity = Activity()
+    activity.runs(INSTRUCTION[name])
+    return activity
+
+
+def waiting(name: str, *, awaited: str) -> Activity:
+    activity = Activity()
+    activity.waits(INSTRUCTION[name], INSTRUCTION[awaited])
+    return activity
+
+
+def test_the_rank_that_computes_without_end_is_named_before_those_that_wait_for_it(watched):
+    watched(0, waiting("0B1", awaited="0RECV_B1"), ranks=2, patience=60)
+    errors = watched(1, running("1B1"), ranks=2)
+    assert str(errors.get(timeout=20)) == (
+        "The run hangs, nothing has moved for 0.2 s: rank 1 is in 1B1, micro-batch 1 and does not end;"
+        " rank 0 waits in 0B1, micro-batch 1, for 0RECV_B1 from device 1."
+    )
+
+
+def test_a_rank_that_never_answers_is_named(watched):
+    errors = watched(0, waiting("0B1", awaited="0RECV_B1"), ranks=2)
+    assert "for 0.2 s: rank 1 does not answer; rank 0 waits" in str(errors.get(timeout=20))
+
+
+def test_a_checkpoint_may_take_long(watched):
+    saving = Activity()
+    saving.enter(SAVING, own=True)
+    watched(1, saving, ranks=2, patience=60)
+    errors = watched(0, waiting("0B1", awaited="0RECV_B1"), ranks=2, patience=0.01)
+    while not watched.store.check(["0"]) or json.loads(watched.store.get("0"))[0] < 20:
+        assert errors.empty()
+
+
+def test_an_error_that_passes_says_what_the_rank_was_doing():
+    activity = running("1F0")
+    dog = Watchdog(activity, store=dist.HashStore(), rank=0, ranks=1, patience=60, leave=print, period=0.01)
+    with pytest.raises(ValueError, match="broken") as caught, dog:
+        raise ValueError("broken")
+    assert caught.value.__notes__ == ["is in 1F0, micro-batch 0"]
+
+
+def test_the_compute_lane_is_told_before_messages_and_a_phase_where_nothing_runs():
+    activity = running("0SEND_F0")
+    assert str(activity) == "is in 0SEND_F0 to device 1, micro-batch 0"
+    assert not activity.own
+    activity.runs(INSTRUCTION["0F1"])
+    assert str(activity) == "is in 0F1, micro-batch 1"
+    assert activity.own
+    activity.ended(INSTRUCTION["0F1"])
+    activity.ended(INSTRUCTION["0SEND_F0"])
+    activity.enter("reads data", own=True)
+    assert str(activity) == "reads data"
