@@ -6,7 +6,7 @@ import torch
 
 import debubble as db
 from debubble.costs.units import HostStates, Strategy, Unit, Units
-from debubble.ir import Lane, RunOptions
+from debubble.ir import Kind, Lane, Op, RunOptions
 from debubble.planners import Problem
 from debubble.planners.making import solve
 from debubble.runtime.memory import Ledger
@@ -148,6 +148,31 @@ def overlapping(plan, lanes=(Lane.D2H, Lane.H2D)):
         for o in operations
         if o.lane in lanes and any(c.device == o.device and c.start < o.end and o.start < c.end for c in computing)
     }
+
+
+def moved_beside_compute(plan, *, steps=50):
+    """Kinds of transfers whose measured interval met one of compute on their device, in the first steps that show it.
+
+    Threads are woken when they are: in a single step nothing may overlap.
+    """
+
+    def one(pipeline):
+        seen = set()
+        for _ in range(steps):
+            pipeline.step(batch_for(plan))
+            events = pipeline.gather_trace().steps[-1].events
+            computing = [e for e in events if e.lane is Lane.COMPUTE]
+            seen |= {
+                Op.parse(e.name).kind
+                for e in events
+                if e.lane in (Lane.D2H, Lane.H2D)
+                and any(c.device == e.device and c.start < e.end and e.start < c.end for c in computing)
+            }
+            if seen == {Kind.O, Kind.L}:
+                break
+        return seen
+
+    return run_threads(plan, one)[0]
 
 
 def on_lanes(trace, lanes=(Lane.D2H, Lane.H2D)):

@@ -8,6 +8,7 @@ from tests.runs.run_cases import (
     assert_reference_equal,
     assert_runs_over_gloo,
     kinds_of,
+    moved_beside_compute,
     on_lanes,
     overlapping,
     peak_of,
@@ -50,6 +51,7 @@ def test_what_is_moved_is_moved_while_the_device_computes(plan):
     assert any("L" in name for name in moved)
     transfers = {op.name for op in plan.schedule.operations if op.kind in (Kind.O, Kind.L)}
     assert on_lanes(run(plan)[0][2]) == transfers
+    assert moved_beside_compute(plan) == {Kind.O, Kind.L}
 
 
 @pytest.mark.slow
