@@ -113,7 +113,7 @@ def test_wrong_calls_end_with_one_sentence_and_exit_2(  # type: ignore[no-untype
 def test_a_limit_that_nothing_meets_ends_with_exit_1_and_says_what_would_help(run) -> None:  # type: ignore[no-untyped-def]
     code, _, err = run("simulate", "--schedule", "1f1b", "--devices", "4", "--memory-limit", "2")
     assert code == 1
-    assert "raise the limit to 4" in err
+    assert "use devices with 4" in err
 
 
 def test_errors_are_json_too_where_json_was_asked_for(run) -> None:  # type: ignore[no-untyped-def]

@@ -142,7 +142,7 @@ def test_link_groups_share_their_lane() -> None:
 
 
 def test_what_fits_nowhere_is_refused() -> None:
-    with pytest.raises(InfeasibleError, match="raise the limit"):
+    with pytest.raises(InfeasibleError, match="use devices with"):
         next(search(problem_of(2, 2, 10, 0), steps=1))
 
 

@@ -106,7 +106,7 @@ class Admission:
         )
 
     def _advice(self, op: Op, missing: Number) -> str:
-        """The cheapest change: recomputing the fewest stages if that suffices, else a larger limit."""
+        """The cheapest change: recomputing the fewest stages if that suffices, else larger devices."""
         saved: dict[int, Number] = {}
         for stage, j in self._live | {(op.stage, op.micro_batch)}:
             if not self.schedule.recomputes(stage, j):
@@ -119,8 +119,8 @@ class Admission:
             missing -= saved[stage]
         if missing <= 0:
             which = f"stage {chosen[0]}" if len(chosen) == 1 else f"stages {', '.join(map(str, sorted(chosen)))}"
-            return f"recompute on {which}, or raise the limit to {readable(float(self._peak()))}"
-        return f"raise the limit to {readable(float(self._peak()))}"
+            return f"recompute on {which}, or use devices with {readable(float(self._peak()))}"
+        return f"use devices with {readable(float(self._peak()))}"
 
     def _peak(self) -> Number:
         """What the list needs at most if no offload is ever waited for less than fully."""

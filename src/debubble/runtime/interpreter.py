@@ -24,6 +24,7 @@ from debubble.runtime.ahead import ahead_of_gradients
 from debubble.runtime.guests import Guests
 from debubble.runtime.lanes import CpuLanes, CudaLanes, Mark
 from debubble.runtime.memory import Ledger
+from debubble.runtime.out_of_memory import DeviceMemoryError, is_out_of_memory
 from debubble.runtime.stage import Stage
 from debubble.runtime.transport import Channel, Transport
 from debubble.runtime.units import MicroBatch
@@ -137,12 +138,20 @@ class Interpreter:
                             return
                     step.wait(instruction)
                     start = step.begin(index)
-                    self._act(instruction, state)
+                    self._try(instruction, state)
                     for op in self._complete.get(index, ()):
                         self.weights[op.stage].set_aside(op)
                     step.end(index, start)
 
         step.guarded(walk)
+
+    def _try(self, instruction: Instruction, state: StepState) -> None:
+        try:
+            self._act(instruction, state)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise DeviceMemoryError(instruction, error) from error
+            raise
 
     def _act(self, instruction: Instruction, state: StepState) -> None:
         op, stage, j = instruction.op, instruction.op.stage, instruction.op.micro_batch

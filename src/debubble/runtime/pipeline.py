@@ -267,6 +267,11 @@ class Pipeline:
         return self._saved.peak
 
     @property
+    def held(self) -> int:
+        """Bytes of parameters, states and saved activations that are on the device now."""
+        return self.static_bytes + self._saved.bytes
+
+    @property
     def peak_messages(self) -> int:
         """Most bytes received and not yet used, or computed and not yet sent, in the last step."""
         return self._mail.peak

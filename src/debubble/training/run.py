@@ -18,6 +18,7 @@ from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from debubble.ir import Plan, Trace
 from debubble.runtime.leaving import leave
+from debubble.runtime.out_of_memory import DeviceMemoryError
 from debubble.runtime.pipeline import Pipeline
 from debubble.training import checkpoint
 from debubble.training.checkpoint import Saver
@@ -28,6 +29,7 @@ from debubble.training.options import RECIPE, TrainOptions, journal_of, plan_of,
 from debubble.training.progress import Display, StepReport
 from debubble.training.report import Outcome, available_cores, compared
 from debubble.training.samples import Dataset, Samples, samples_of
+from debubble.training.shortage import explained
 from debubble.training.state import adamw, set_learning_rate, state_of
 from debubble.training.updating import PostValidated, Synchronous
 from debubble.training.watchdog import SAVING, Watchdog
@@ -136,7 +138,12 @@ class Run:
         self.seen += self.rows * self.plan.options.data
         # Whatever asks all ranks makes them wait for each other: not in every step, if they need not otherwise.
         together = traced or self._due() or self.done % TOGETHER == 1
-        results = self.updating.take(batch, partial(self._observe, traced=traced, together=together), settle=together)
+        try:
+            results = self.updating.take(
+                batch, partial(self._observe, traced=traced, together=together), settle=together
+            )
+        except DeviceMemoryError as error:
+            raise explained(error, self.plan, held=self.pipeline.held) from error
         seconds = perf_counter() - start
         news = self._reschedule(self.online, seconds) if self.online is not None and self.done < o.steps else ()
         self._unknown.append(

@@ -1,0 +1,67 @@
+import subprocess
+import sys
+
+import pytest
+
+import debubble as db
+from debubble.ir import lower
+from debubble.runtime.out_of_memory import DeviceMemoryError
+from debubble.training.shortage import explained, predicted_at
+
+GPU_HOURS = {"micro_batches": 4, "sequence_length": 512, "planner": "merak", "dtype": "fp32"}
+
+
+@pytest.fixture(scope="module")
+def plan() -> db.Plan:
+    return db.plan(db.models["llama-tiny"], db.Cluster.parse("2xCPU"), **GPU_HOURS)
+
+
+def failed_at(name: str, plan: db.Plan) -> DeviceMemoryError:
+    instruction = next(i for i in lower(plan.schedule, plan.costs).instructions if i.op.name == name)
+    return DeviceMemoryError(instruction, RuntimeError("Tried to allocate 2.00 GiB.\nAnd more lines"))
+
+
+def test_the_prediction_is_what_the_plan_holds_when_the_operation_has_allocated(plan):
+    static = float(plan.costs.static_of(0))
+    kept = float(plan.costs.activation[0])
+    assert predicted_at(failed_at("0F0", plan), plan) == pytest.approx(static + kept)
+    assert predicted_at(failed_at("0F1", plan), plan) == pytest.approx(static + 2 * kept)
+
+
+def test_a_shortage_names_operation_and_bytes_and_a_plan_that_fits(plan):
+    error = explained(failed_at("0F1", plan), plan, held=predicted_at(failed_at("0F1", plan), plan) + 2**20)
+    said = str(error)
+    assert said.startswith("Device 0 ran out of memory at 0F1, micro-batch 1: Tried to allocate 2.00 GiB.  It held ")
+    assert "raise" not in said
+    limit = int(said.split("--memory-limit ")[1].split(":")[0])
+    peak = max(plan.simulate().peak_memory)
+    assert limit == int(0.9 * float(peak) - 2**20)
+    fitting = db.plan(
+        db.models["llama-tiny"], db.Cluster.parse("2xCPU"), memory_limit=limit, **{**GPU_HOURS, "planner": "portfolio"}
+    )
+    assert max(fitting.simulate().peak_memory) <= limit
+
+
+def test_where_nothing_takes_less_the_advice_is_other_hardware_or_sizes(plan):
+    peak = float(max(plan.simulate().peak_memory))
+    said = str(explained(failed_at("0F1", plan), plan, held=predicted_at(failed_at("0F1", plan), plan) + 0.85 * peak))
+    assert "use more devices, smaller micro-batches, or shorter sequences" in said
+
+
+def test_a_real_shortage_is_recognised_and_named():
+    """torch's own allocator, in a process that may not have more memory."""
+    program = """
+import resource, torch
+import tests.runtime.runtime_cases as cases
+from debubble.ir import Placement, Schedule
+plan = cases.plan_of(Schedule.of("one", Placement.linear(1), 1, ["0F0 0B0".split()]), cases.LLAMA)
+def work(pipeline):
+    pipeline.step(cases.tokens_of(cases.LLAMA, rows=1))
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, -1))
+    pipeline.step(cases.tokens_of(cases.LLAMA, rows=64, length=8192))
+cases.run_threads(plan, work)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "DeviceMemoryError: Device 0 ran out of memory at 0F0, micro-batch 0: " in ended.stderr
+    assert "tried to allocate" in ended.stderr
