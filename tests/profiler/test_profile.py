@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import debubble as db
 from debubble.costs import load_profile
 from debubble.ir import InputError, PlannedUnit, RunOptions
 from debubble.profiler.profile import ProfileOptions, profile
@@ -163,3 +164,44 @@ def test_two_processes_measure_together_and_time_the_message_between_them(tmp_pa
     assert units == load_profile(tmp_path / "costs.json")
     assert units.communication > 0
     assert units.offload_bandwidth > 0
+
+
+@pytest.fixture(scope="module")
+def profile_file(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("measured")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    profile(ProfileOptions(config=CONFIG, run=RUN, output=folder / "p.json", repetitions=1, offload_to=folder))
+    dist.destroy_process_group()
+    return folder / "p.json"
+
+
+def planned(profile_file, config=CONFIG, **options):
+    given = {"sequence_length": 16, "micro_batch_size": 2, "dtype": "fp32", **options}
+    cluster = db.Cluster.parse("2xCPU")
+    return db.plan(
+        db.Model.from_hf(config), cluster, micro_batches=2, planner="merak", profile=profile_file, **given
+    )  # fmt: skip
+
+
+def test_a_profile_is_planned_with_by_the_run_that_it_measures(profile_file):
+    stages = planned(profile_file).costs
+    assert sum(stages.forward) == pytest.approx(sum(u.forward for u in load_profile(profile_file).units))
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"config": {**CONFIG, "hidden_size": 64}}, "measures another model"),
+        ({"dtype": "bf16"}, "was measured with --dtype fp32, not bf16"),
+        ({"sequence_length": 32}, "was measured with --sequence-length 16, not 32: give --sequence-length 16"),
+        ({"micro_batch_size": 1}, "was measured with --micro-batch-size 2, not 1"),
+    ],
+)
+def test_a_profile_of_something_else_is_refused(profile_file, entries, message):
+    with pytest.raises(InputError, match=message):
+        planned(profile_file, **entries)
+
+
+def test_a_profile_that_is_not_there_is_one_sentence(tmp_path):
+    with pytest.raises(InputError, match=r"p\.json cannot be read: No such file"):
+        planned(tmp_path / "p.json")

@@ -30,8 +30,12 @@ def profile(
     lora: o.Lora = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     processes: Annotated[
-        int, typer.Option(help="Processes that measure at the same time, as the run's ranks will.")
-    ] = 2,
+        int | None,
+        typer.Option(help="Processes that measure at the same time, as ranks will (default: one per GPU, or 2)."),
+    ] = None,
+    offload_to: Annotated[
+        Path | None, typer.Option(help="Folder that a run's activations will be offloaded to (default: host memory).")
+    ] = None,
     repetitions: Annotated[int, typer.Option(help="Measurements of everything; medians count.")] = 10,
     json: Json = False,
 ) -> None:
@@ -47,7 +51,9 @@ def profile(
 
     run = RunOptions(micro_batch_size=micro_batch_size, sequence_length=sequence_length, dtype=dtype, lora=lora)
     units = measure(
-        ProfileOptions(config=config, run=run, output=output, device=device, repetitions=repetitions),
+        ProfileOptions(
+            config=config, run=run, output=output, device=device, repetitions=repetitions, offload_to=offload_to
+        ),
         processes=processes,
     )
     log().print(f"The measured units are in {output}.")

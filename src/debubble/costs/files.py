@@ -13,8 +13,10 @@ from typing import Any
 
 import msgspec
 
+from debubble.costs.measured import check_measured
+from debubble.costs.model import Model
 from debubble.costs.units import HostStates, Strategy, Unit, Units
-from debubble.ir import InputError, StageCosts
+from debubble.ir import InputError, RunOptions, StageCosts
 from debubble.ir.costs import CommunicationModel, HostLink
 
 _PER_STAGE_ENTRIES = ("optimizer_step", "host_step", "gradient_offload", "parameter_load", "gradient_reduce")
@@ -92,13 +94,20 @@ def load_units(path: str | Path, *, memory_limit: int | float | None = None) -> 
     return units if memory_limit is None else replace(units, memory_limit=(memory_limit,))
 
 
-def load_profile(path: str | Path) -> Units:
-    """Read what `debubble profile` measured, for `apply_profile`."""
+def load_profile(path: str | Path, *, model: Model | None = None, options: RunOptions | None = None) -> Units:
+    """Read what `debubble profile` measured, for `apply_profile`.
+
+    Raises InputError if it is malformed, or was measured of another model or run than these.
+    """
+    if model is not None and options is not None:
+        check_measured(Path(path), model, options)
     return load_units(path)
 
 
 def units_from_dict(entries: Any) -> Units:
     """The units of a units file's content."""
+    if isinstance(entries, dict):
+        entries = {name: entry for name, entry in entries.items() if name != "measured"}  # see measured.py
     try:
         file = msgspec.convert(entries, UnitsFile)
     except msgspec.ValidationError as error:

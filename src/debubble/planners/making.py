@@ -59,7 +59,7 @@ def problem_of(
     devices = pipeline_devices(cluster, options, pipeline)
     units = model_units(model, cluster, options, pipeline=devices)
     if profile is not None:
-        units = apply_profile(units, load_profile(profile))
+        units = apply_profile(units, load_profile(profile, model=model, options=options))
     return Problem(devices=devices, micro_batches=micro_batches, units=units, chunks=chunks, effort=effort, seed=seed)
 
 

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from debubble.profiler.clock import median_time
+from debubble.runtime.host_memory import HostMemory
 
 
 def message_time(tensor: torch.Tensor, *, repetitions: int) -> float:
@@ -24,10 +25,10 @@ def message_time(tensor: torch.Tensor, *, repetitions: int) -> float:
     return median_time(round_trip, repetitions=repetitions, device=tensor.device) / 2
 
 
-def host_bandwidth(device: torch.device, *, size: int = 2**24, repetitions: int) -> float:
-    """Bytes per second between the device and its host, the slower direction."""
+def host_bandwidth(device: torch.device, *, host: HostMemory, size: int = 2**24, repetitions: int) -> float:
+    """Bytes per second between the device and its host's memory, the slower direction."""
     on_device = torch.zeros(size, dtype=torch.uint8, device=device)
-    on_host = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    on_host = host.take(size)
     down = median_time(lambda: on_host.copy_(on_device, non_blocking=True), repetitions=repetitions, device=device)
     up = median_time(lambda: on_device.copy_(on_host, non_blocking=True), repetitions=repetitions, device=device)
     return size / max(down, up)

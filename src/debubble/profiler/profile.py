@@ -14,6 +14,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from debubble.costs import measured as costs
 from debubble.costs.files import units_to_dict
 from debubble.costs.states import parameter_bytes
 from debubble.costs.units import Unit, Units
@@ -21,6 +22,7 @@ from debubble.ir import RunOptions
 from debubble.ir.files import write_whole
 from debubble.profiler.links import host_bandwidth, message_time
 from debubble.profiler.units import Kind, Measured, Slice, costs_of, kind_of, merged
+from debubble.runtime.lanes import lanes_of
 from debubble.runtime.models import model_units
 
 ALIASES: Mapping[str, Mapping[str, str]] = {
@@ -40,6 +42,8 @@ class ProfileOptions:
     output: Path
     device: str = "cpu"
     repetitions: int = 10
+    offload_to: Path | None = None
+    """Folder for offloaded activations; None: the host's memory."""
 
 
 def profile(options: ProfileOptions) -> None:
@@ -60,18 +64,32 @@ def profile(options: ProfileOptions) -> None:
     units = Units(
         units=layered(kinds, options.config),
         communication=message_time(boundary, repetitions=5 * options.repetitions) if paired else 0.0,
-        offload_bandwidth=_offload_bandwidth(part, options.repetitions),
+        offload_bandwidth=_offload_bandwidth(part, options),
     )
     if dist.get_rank() == 0:
-        content = msgspec.json.format(msgspec.json.encode(units_to_dict(units)), indent=1)
+        entries = {"measured": _measured(options, device), **units_to_dict(units)}
+        content = msgspec.json.format(msgspec.json.encode(entries), indent=1)
         write_whole(options.output, content + b"\n")
 
 
-def _offload_bandwidth(part: Slice, repetitions: int) -> float:
-    """Of the link that a GPU copies with while it computes, or of a CPU's thread."""
+def _measured(options: ProfileOptions, device: torch.device) -> costs.Measured:
+    run = options.run
+    return costs.Measured(
+        model=dict(options.config),
+        dtype=run.dtype,
+        sequence_length=run.sequence_length,
+        micro_batch_size=run.micro_batch_size,
+        lora=run.lora,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+    )
+
+
+def _offload_bandwidth(part: Slice, options: ProfileOptions) -> float:
+    """Of the link that a GPU copies with while it computes, or of a CPU's thread; to memory or to the folder."""
+    host = lanes_of(part.device, offload_to=options.offload_to).host
     if part.device.type == "cuda":
-        return host_bandwidth(part.device, repetitions=repetitions)
-    return part.offload_bandwidth(repetitions=repetitions)
+        return host_bandwidth(part.device, host=host, repetitions=options.repetitions)
+    return part.offload_bandwidth(host=host, repetitions=options.repetitions)
 
 
 def layered(kinds: Mapping[Kind, Unit], config: Mapping[str, Any]) -> tuple[Unit, ...]:
@@ -90,8 +108,8 @@ def _unit(measured: Unit, layer: int | None) -> Unit:
 
 
 def _device(kind: str) -> torch.device:
-    """This process's device: the CPU with one thread, or a GPU of its own."""
+    """This process's device: the CPU with one thread, or the GPU that the process has chosen."""
     if kind == "cuda":
-        return torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
+        return torch.device("cuda", torch.cuda.current_device())
     torch.set_num_threads(1)
     return torch.device(kind)

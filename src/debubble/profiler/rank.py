@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+
+import torch
 import torch.distributed as dist
 
 from debubble.profiler.profile import ProfileOptions, profile
@@ -11,6 +14,8 @@ from debubble.runtime.launcher import as_rank, unpacked
 def main(argument: str) -> None:
     """Measure what the options (as JSON) say."""
     options = unpacked(argument, ProfileOptions)
+    if options.device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
     profile(options)
     dist.destroy_process_group()

@@ -13,8 +13,10 @@ from debubble.runtime.families import read_shape
 from debubble.runtime.launcher import launch, packed
 
 
-def measure(options: ProfileOptions, *, processes: int) -> Units:
+def measure(options: ProfileOptions, *, processes: int | None = None) -> Units:
     """Measure in `processes` processes at the same time, and write the units file.
+
+    By default there is one for each GPU that torch sees, or two on the CPU.
 
     Raises InputError if the call is wrong, RankFailedError if a process fails.
     """
@@ -23,6 +25,8 @@ def measure(options: ProfileOptions, *, processes: int) -> Units:
         raise InputError(f"--dtype must be one of {', '.join(DTYPES)}, not '{run.dtype}'.")
     if options.device not in ("cpu", "cuda"):
         raise InputError(f"--device must be cpu or cuda, not '{options.device}'.")
+    if processes is None:
+        processes = max(1, torch.cuda.device_count()) if options.device == "cuda" else 2
     counts = {
         "processes": processes, "repetitions": options.repetitions, "micro-batch-size": run.micro_batch_size,
         "sequence-length": run.sequence_length,
@@ -39,5 +43,7 @@ def measure(options: ProfileOptions, *, processes: int) -> Units:
             f"--device cuda needs a GPU for each of the {processes} processes, but torch sees"
             f" {torch.cuda.device_count()}: give fewer --processes, or --device cpu."
         )
+    if options.offload_to is not None and not options.offload_to.is_dir():
+        raise InputError(f"--offload-to: there is no folder {options.offload_to}.")
     launch("debubble.profiler.rank", packed(options), ranks=processes)
     return load_profile(options.output)

@@ -24,6 +24,7 @@ from debubble.costs.units import Strategy, Unit
 from debubble.ir import Number, PlannedUnit, RunOptions
 from debubble.profiler.clock import wait
 from debubble.runtime.families import read_shape
+from debubble.runtime.host_memory import HostMemory
 from debubble.runtime.lora import new_adapters
 from debubble.runtime.memory import Ledger
 from debubble.runtime.models import add_adapters, build_stage, model_units
@@ -120,7 +121,7 @@ class Slice:
             self._run(["none"] * len(split), split, split=True)
         return measured
 
-    def offload_bandwidth(self, *, repetitions: int) -> float:
+    def offload_bandwidth(self, *, host: HostMemory, repetitions: int) -> float:
         """Bytes per second that a thread moves out and back beside the thread that computes: a CPU's offload."""
         stage = Stage(self.units, [replace(u, strategy="none") for u in self.planned], self.ledger)
         gradient = torch.ones((), device=self.device)
@@ -131,7 +132,9 @@ class Slice:
 
         def move() -> None:
             start = perf_counter()
-            stage.reload(0, stage.offload(0, 1.0, lambda size: torch.empty(size, dtype=torch.uint8)))
+            buffer = stage.offload(0, 1.0, host.take)
+            stage.reload(0, buffer)
+            host.give_back(buffer)
             times.append((perf_counter() - start) / 2)
 
         for _ in range(WARM_UP + repetitions):
