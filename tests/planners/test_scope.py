@@ -12,7 +12,8 @@ from debubble.costs.units import Partition, Strategy, Unit, Units, recomputing
 from debubble.ir import Placement
 from debubble.planners import Problem
 from debubble.planners.scope import BASELINES, megatron_schedule, plan
-from debubble.planners.scope_ilp import alive, solve
+from debubble.planners.scope_ilp import solve
+from debubble.planners.scope_instance import alive
 from debubble.planners.scope_runs import runs
 from debubble.simulator import Repricer
 from tests.strategies import model_units
@@ -66,7 +67,7 @@ def test_the_integer_programme_is_proven_optimal_for_its_formula(chunks: int) ->
     units = Units(units=(layer("embedding", 1), *[layer("dense", 3)] * 7, layer("head", 5)), memory_limit=(36,))
     problem = asked(units, devices=2, micro_batches=6, chunks=chunks)
     schedule = megatron_schedule(problem, chunks)
-    answer = solve(runs(units), schedule, limits=problem.limits, static=0.0, seconds=10, seed=0)
+    answer = next(solve(runs(units), schedule, limits=problem.limits, static=0.0, seconds=10, seed=0))
     assert answer.formula == pytest.approx(answer.bound, rel=1e-5)
     assert answer.formula == pytest.approx(min(_formulas(problem, chunks)), rel=1e-4)
 

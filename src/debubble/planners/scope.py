@@ -42,10 +42,11 @@ def plan(problem: Problem, *, strategies: Sequence[str] | None = None, polish: b
     """SCOPE with a restricted set of strategies beside `none`, and with or without the local search."""
     deadline = time.perf_counter() + problem.effort
     choices = problem.chunk_choices
-    seconds = problem.effort * (0.5 if polish else 1.0) / len(choices)
+    programmed = time.perf_counter() + problem.effort * (0.5 if polish else 1.0)
     found: list[Candidate] = []
     reasons: list[str] = []
-    for chunks in choices:
+    for left, chunks in zip(range(len(choices), 0, -1), choices, strict=True):
+        seconds = max(0.0, programmed - time.perf_counter()) / left
         try:
             found += _programmed(problem, chunks, strategies, seconds=seconds, polish=polish)
         except InfeasibleError as error:
@@ -99,13 +100,11 @@ def _programmed(
     found = runs(problem.units, strategies)
     if sum(run.count for run in found) < repricer.schedule.stages:
         raise InfeasibleError(f"The model has too few layers for {repricer.schedule.stages} stages; use fewer chunks.")
-    partitions: list[Partition] = []
-    for per_chunk in (False, True)[: 1 if chunks == 1 else 2]:
-        answer = solve(
-            found, repricer.schedule, limits=problem.limits, static=float(problem.units.static),
-            seconds=seconds / (1 if chunks == 1 else 2), seed=problem.seed, per_chunk=per_chunk,
-        )  # fmt: skip
-        partitions.append(assigned(found, answer.layers))
+    answers = solve(
+        found, repricer.schedule, limits=problem.limits, static=float(problem.units.static),
+        seconds=seconds, seed=problem.seed,
+    )  # fmt: skip
+    partitions: list[Partition] = [assigned(found, answer.layers) for answer in answers]
     candidates = [scored(problem, repricer, partition) for partition in partitions]
     if polish:
         starts = [counts_of(partition) for partition in partitions]

@@ -17,121 +17,120 @@ sum_c max_x T_{c,x}, as if they could not; the truth lies between, and simulatio
           counts that the schedule's order really reaches.
     C_3   order: layers of type t may only stand where all of the types before it have been placed
 
-CP-SAT of OR-Tools solves it; the poster used Gurobi.  Its numbers are integers: times are rounded to about a millionth
-of the slowest layer, bytes are rounded up to about a millionth of the limit, so that no answer breaks it.  Both units
-are powers of two, so that small integers stay exact.
+CP-SAT of OR-Tools solves it (the poster used Gurobi): first by decomposition, which leaves next to no gap at any scale
+(`scope_decomposition`), then in one piece from that answer, which proves small instances exactly.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-from debubble.ir import InfeasibleError, Kind, Schedule
+from debubble.ir import InfeasibleError, Schedule
+from debubble.planners.scope_decomposition import TOLERANCE, Found, Layers, decompose, evened
+from debubble.planners.scope_instance import Device, Instance, instance
 from debubble.planners.scope_runs import Run
+
+FINISH = 0.5
+"""CP-SAT's deterministic time for the programme in one piece where next to no gap is left."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """`layers[run][option][stage]`, the formula's step time, and the solver's bound on it."""
+    """`layers[run][option][stage]`, the formula's step time, and a bound on the best there is."""
 
-    layers: list[list[list[int]]]
+    layers: Layers
     formula: float
     bound: float
 
-
-def alive(schedule: Schedule) -> list[list[tuple[int, ...]]]:
-    """Per device, every maximal combination of micro-batches alive per chunk that its order reaches."""
-    result = []
-    for device, order in enumerate(schedule.orders):
-        chunk = {stage: k for k, stage in enumerate(schedule.placement.stages_of[device])}
-        held = [0] * len(chunk)
-        reached: set[tuple[int, ...]] = set()
-        for op in order:
-            if op.kind is Kind.F:
-                held[chunk[op.stage]] += 1
-                reached.add(tuple(held))
-            elif op.kind in (Kind.B, Kind.W):
-                held[chunk[op.stage]] -= 1
-        result.append(
-            sorted(
-                a
-                for a in reached
-                if not any(a != b and all(x <= y for x, y in zip(a, b, strict=True)) for b in reached)
-            )
-        )
-    return result
+    @property
+    def gap(self) -> float:
+        """Share of the step time that a better answer of the same programme could save at most."""
+        return max(0.0, 1.0 - self.bound / self.formula)
 
 
 def solve(
-    found: Sequence[Run],
-    schedule: Schedule,
-    *,
-    limits: Sequence[float],
-    static: float,
-    seconds: float,
-    seed: int,
-    per_chunk: bool = False,
-) -> Answer:
-    """The best assignment within `seconds`, for the pooled or the per-chunk reading of max T.
+    found: Sequence[Run], schedule: Schedule, *, limits: Sequence[float], static: float, seconds: float, seed: int
+) -> Iterator[Answer]:
+    """The best assignments within `seconds`: for the pooled reading of max T, then for the per-chunk one if it differs.
 
     Raises InfeasibleError if there is none, or none was found in time.
     """
+    until = time.perf_counter() + seconds
+    inst = instance(found, schedule, limits=limits, static=static)
+    pooled = decompose(inst, until=until, seed=seed)
+    if inst.chunks == 1:
+        yield _in_one_piece(inst, pooled, per_chunk=False, until=until, seed=seed)
+        return
+    half = (until + time.perf_counter()) / 2
+    yield _in_one_piece(inst, pooled, per_chunk=False, until=half, seed=seed)
+    yield _in_one_piece(inst, evened(inst, pooled), per_chunk=True, until=until, seed=seed)
+
+
+def _in_one_piece(inst: Instance, start: Found, *, per_chunk: bool, until: float, seed: int) -> Answer:
+    """The whole programme, from what is known of it."""
     from ortools.sat.python import cp_model
 
-    programme = _Programme(cp_model.CpModel(), found, schedule)
-    programme.fit_memory(limits, static)
+    programme = _Programme(cp_model.CpModel(), inst)
     programme.minimise(per_chunk=per_chunk)
+    programme.begin(start)
     solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = seconds
+    solver.parameters.max_time_in_seconds = max(0.05, until - time.perf_counter())
+    if start.gap <= TOLERANCE:
+        solver.parameters.max_deterministic_time = FINISH
     solver.parameters.random_seed = seed
     solver.parameters.num_workers = 2
     status = solver.solve(programme.model)
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    layers, value, bound = start.layers, start.value, float(start.bound)
+    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        bound = max(bound, solver.best_objective_bound)
+        if solver.objective_value < value:
+            layers = [[[solver.value(v) for v in row] for row in option] for option in programme.layers]
+            value = solver.objective_value
+    if layers is None:
         raise InfeasibleError(
             "No assignment of layers to stages fits the memory limit, even with every recomputation strategy."
             if status == cp_model.INFEASIBLE
-            else f"No assignment of layers to stages was found in {seconds:.1f} s; raise --effort."
+            else "No assignment of layers to stages was found in time; raise --effort."
         )
-    layers = [[[solver.value(v) for v in row] for row in option] for option in programme.layers]
-    unit = programme.time_unit / programme.chunks
-    return Answer(layers, solver.objective_value * unit, solver.best_objective_bound * unit)
-
-
-RESOLUTION = 2**20
+    unit = inst.time_unit / inst.chunks
+    return Answer(layers, value * unit, bound * unit)
 
 
 class _Programme:
     """The model, one method per family of constraints."""
 
-    def __init__(self, model: Any, found: Sequence[Run], schedule: Schedule) -> None:
-        self.model, self.found, self.schedule = model, found, schedule
-        self.stages, self.chunks = schedule.stages, schedule.placement.chunks
-        self.time_unit = _unit(max(option.time for run in found for option in run.options))
+    def __init__(self, model: Any, inst: Instance) -> None:
+        self.model, self.inst = model, inst
         self.layers = [
-            [[model.new_int_var(0, run.count, "") for _ in range(self.stages)] for _ in run.options] for run in found
+            [
+                [model.new_int_var(0, count if s in window else 0, "") for s in range(inst.stages)]
+                for _ in inst.times[run]
+            ]
+            for run, (count, window) in enumerate(zip(inst.counts, inst.windows, strict=True))
         ]
         self._place_every_layer()
         self._keep_the_order()
         self._fill_every_stage()
+        self._fit_memory()
 
     def _stage(self, run: int, stage: int) -> Any:
         return sum(option[stage] for option in self.layers[run])
 
     def _place_every_layer(self) -> None:
         """C_1."""
-        for r, run in enumerate(self.found):
-            self.model.add(sum(v for option in self.layers[r] for v in option) == run.count)
+        for r, count in enumerate(self.inst.counts):
+            self.model.add(sum(v for option in self.layers[r] for v in option) == count)
 
     def _keep_the_order(self) -> None:
         """C_3, with b monotone along the positions; a run may share a stage with the end of the one before it."""
-        for r in range(len(self.found) - 1):
-            count, following = self.found[r].count, self.found[r + 1].count
+        for r, (count, following) in enumerate(pairwise(self.inst.counts)):
             placed: Any = 0
             before: Any = None
-            for s in range(self.stages):
+            for s in range(self.inst.stages):
                 placed = placed + self._stage(r, s)
                 done = self.model.new_bool_var("")
                 self.model.add(placed >= count * done)
@@ -142,77 +141,64 @@ class _Programme:
 
     def _fill_every_stage(self) -> None:
         """A stage holds at least one layer."""
-        for s in range(self.stages):
-            self.model.add(sum(self._stage(r, s) for r in range(len(self.found))) >= 1)
+        for s in range(self.inst.stages):
+            self.model.add(sum(self._stage(r, s) for r in range(len(self.layers))) >= 1)
 
-    def fit_memory(self, limits: Sequence[float], static: float) -> None:
-        """C_2, with one restored unit on devices that recompute."""
-        everywhere = max((run.workspace for run in self.found if run.count > 1), default=0.0)
-        for x, (stages, counts) in enumerate(zip(self.schedule.placement.stages_of, alive(self.schedule), strict=True)):
-            if limits[x] == float("inf"):
-                continue
-            unit = _unit(limits[x])
-            fixed = sum(
-                _up((run.static + max(0.0, run.workspace - everywhere) * (run.count == 1)) / unit) * self._stage(r, s)
-                for r, run in enumerate(self.found)
-                for s in stages
-            )
-            room = math.floor(limits[x] / unit) - _up((static + everywhere) / unit)
-            restored = self._restored(stages, unit)
-            for combination in counts:
-                kept = sum(
-                    _up(number * option.activation / unit) * self.layers[r][o][s]
-                    for number, s in zip(combination, stages, strict=True)
-                    for r, run in enumerate(self.found)
-                    for o, option in enumerate(run.options)
+    def _fit_memory(self) -> None:
+        """C_2, with one restored layer on devices that recompute."""
+        for device in self.inst.devices:
+            restored = self._restored(device) if device.kept else 0
+            for row in device.kept:
+                alive = sum(
+                    (row[r][o][c] + device.static[r]) * option[s]
+                    for r, options in enumerate(self.layers)
+                    for o, option in enumerate(options)
+                    for c, s in enumerate(device.stages)
                 )
-                self.model.add(fixed + kept + restored <= room)
+                self.model.add(alive + restored <= device.room)
 
-    def _restored(self, stages: Sequence[int], unit: float) -> Any:
-        """The largest unit that a device's backward brings back, if one of its layers recomputes."""
-        sizes = {_up(option.restored / unit) for run in self.found for option in run.options if option.restored > 0}
-        if not sizes:
-            return 0
-        largest = self.model.new_int_var(0, max(sizes), "")
-        for r, run in enumerate(self.found):
-            for o, option in enumerate(run.options):
-                if option.restored <= 0:
-                    continue
-                some = self.model.new_bool_var("")
-                self.model.add(sum(self.layers[r][o][s] for s in stages) <= run.count * some)
-                self.model.add(largest >= _up(option.restored / unit) * some)
+    def _restored(self, device: Device) -> Any:
+        """The most that a device's backward brings back, if one of its layers recomputes."""
+        largest = self.model.new_int_var(0, max(size for sizes in device.restored for size in sizes), "")
+        for r, sizes in enumerate(device.restored):
+            for o, size in enumerate(sizes):
+                if size > 0:
+                    some = self.model.new_bool_var("")
+                    here = sum(self.layers[r][o][s] for s in device.stages)
+                    self.model.add(here <= self.inst.counts[r] * some)
+                    self.model.add(largest >= size * some)
         return largest
 
     def minimise(self, *, per_chunk: bool) -> None:
         """The step time (m - 1/C) max T + sum T / C, which is B_G and a constant; here times C."""
         times = [
             sum(
-                round(option.time / self.time_unit) * self.layers[r][o][s]
-                for r, run in enumerate(self.found)
-                for o, option in enumerate(run.options)
+                time * self.layers[r][o][s]
+                for r, options in enumerate(self.inst.times)
+                for o, time in enumerate(options)
             )
-            for s in range(self.stages)
+            for s in range(self.inst.stages)
         ]
-        held = self.schedule.placement.stages_of
+        held = [device.stages for device in self.inst.devices]
         pooled = [sum(times[s] for s in stages) for stages in held]
         if per_chunk:
-            slowest = sum(self._largest([times[stages[c]] for stages in held]) for c in range(self.chunks))
+            slowest = sum(self._largest([times[stages[c]] for stages in held]) for c in range(self.inst.chunks))
         else:
             slowest = self._largest(pooled)
-        self.model.minimize((self.schedule.micro_batches * self.chunks - 1) * slowest + sum(pooled))
+        self.objective = self.inst.weight * slowest + sum(pooled)
+        self.model.minimize(self.objective)
 
     def _largest(self, times: Sequence[Any]) -> Any:
-        most = sum(run.count * max(option.time for option in run.options) for run in self.found)
-        largest = self.model.new_int_var(0, _up(most / self.time_unit), "")
-        for time in times:
-            self.model.add(largest >= time)
+        largest = self.model.new_int_var(0, self.inst.most, "")
+        for each in times:
+            self.model.add(largest >= each)
         return largest
 
-
-def _unit(largest: float) -> float:
-    """The power of two of which `largest` has about RESOLUTION."""
-    return 2.0 ** math.ceil(math.log2(largest)) / RESOLUTION
-
-
-def _up(number: float) -> int:
-    return math.ceil(number)
+    def begin(self, start: Found) -> None:
+        """Start from an assignment, and from a bound."""
+        self.model.add(self.objective >= start.bound)
+        if start.layers is not None:
+            for variables, values in zip(self.layers, start.layers, strict=True):
+                for row, numbers in zip(variables, values, strict=True):
+                    for variable, number in zip(row, numbers, strict=True):
+                        self.model.add_hint(variable, number)

@@ -6,12 +6,11 @@ partitioning then moves together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from debubble.costs.units import Unit, Units
-from debubble.planners.recomputation import ladder
+from debubble.ir import Placement
 
 LONGEST_PATTERN = 4
 """Units that one layer may consist of."""
@@ -21,16 +20,15 @@ LONGEST_PATTERN = 4
 class Option:
     """One recomputation strategy r of a layer type: GetCompCost(t, r) and GetMemCost(t, r)."""
 
-    strategy: str
     each: tuple[str, ...]
-    """The strategy of each of the layer's units: `none` for those that lack this one."""
+    """The strategy of each of the layer's units."""
     time: float
     """Forward and backward with recomputation, per micro-batch."""
     recompute: float
     activation: float
     """M_A: bytes kept per micro-batch."""
     restored: float
-    """Bytes that recomputing one of its units brings back."""
+    """Bytes that its recomputation brings back at a time."""
 
 
 @dataclass(frozen=True)
@@ -77,40 +75,49 @@ def _signature(unit: Unit) -> tuple[object, ...]:
 
 def _run(units: Units, first: int, size: int, count: int, strategies: Sequence[str] | None) -> Run:
     layer = units.units[first : first + size]
-    names = dict.fromkeys(name for i in range(first, first + size) for name, _, _ in ladder(units, i))
-    chosen = ["none", *(name for name in names if strategies is None or name in strategies)]
-    options = [_option(layer, name) for name in chosen]
-    efficient = [
-        o
-        for o in options
-        if o.strategy == "none"
-        or not any(
-            (p.time, p.activation) <= (o.time, o.activation) and p.time <= o.time and p.activation <= o.activation
-            for p in options
-            if p is not o
-        )
-    ]
     return Run(
         first=first,
         size=size,
         count=count,
         static=float(sum(u.static for u in layer)),
         workspace=float(max(u.workspace for u in layer)),
-        options=tuple(efficient),
+        options=tuple(_options(layer, strategies)),
     )
 
 
-def _option(layer: Sequence[Unit], strategy: str) -> Option:
-    """A layer under a strategy; its units that lack it keep everything."""
-    chosen = [u.strategies.get(strategy, u.strategies["none"]) for u in layer]
-    recompute = float(sum(s.recompute for s in chosen))
+def _options(layer: Sequence[Unit], strategies: Sequence[str] | None) -> list[Option]:
+    """The layer's Pareto front of time and bytes: over its units' own strategies, or over the given ones for all."""
+    if strategies is not None:
+        uniform = {tuple(name if name in u.strategies else "none" for u in layer) for name in ("none", *strategies)}
+        return _efficient(_option(layer, each) for each in uniform)
+    partial: list[tuple[str, ...]] = [()]
+    for size, unit in enumerate(layer, start=1):
+        found = [_option(layer[:size], (*each, name)) for each in partial for name in unit.strategies]
+        # What a unit keeps may depend on whether the one before it recomputes in full.
+        after_full = [option for option in found if option.each[-1] == "full"]
+        partial = [option.each for option in dict.fromkeys(_efficient(found) + _efficient(after_full))]
+    return _efficient(_option(layer, each) for each in partial)
+
+
+def _efficient(options: Iterable[Option]) -> list[Option]:
+    """Those that no other beats in time and bytes, fastest first."""
+    kept: list[Option] = []
+    for option in sorted(options, key=lambda o: (o.time, o.activation, o.restored, o.each)):
+        if not kept or option.activation < kept[-1].activation:
+            kept.append(option)
+    return kept
+
+
+def _option(layer: Sequence[Unit], each: tuple[str, ...]) -> Option:
+    """A layer whose units recompute so: priced as a stage of its own."""
+    costs = Units(units=tuple(layer)).stage_costs([list(enumerate(each))], Placement.linear(1))
+    assert costs.recompute_workspace is not None
     return Option(
-        strategy=strategy,
-        each=tuple(strategy if strategy in u.strategies else "none" for u in layer),
-        time=float(sum(u.work for u in layer)) + recompute,
-        recompute=recompute,
-        activation=float(sum(s.activation for s in chosen)),
-        restored=float(max(u.activation - s.activation for u, s in zip(layer, chosen, strict=True))),
+        each=each,
+        time=float(costs.work(0) + costs.recompute[0]),
+        recompute=float(costs.recompute[0]),
+        activation=float(costs.activation_recomputed[0]),
+        restored=float(costs.recompute_workspace[0]),
     )
 
 
@@ -129,8 +136,3 @@ def assigned(found: Sequence[Run], layers: Sequence[Sequence[Sequence[int]]]) ->
                 used[r] += 1
         partition.append(units)
     return partition
-
-
-def starts(found: Sequence[Run]) -> list[int]:
-    """Layers before each run, and all of them last."""
-    return [0, *accumulate(run.count for run in found)]

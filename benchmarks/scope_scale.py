@@ -1,0 +1,156 @@
+"""SCOPE's integer programme at scale: gap and time on 16,384 devices (16 stages, tensor 8, data 128).
+
+    python benchmarks/scope_scale.py [--only 'MIX,LAYERS,MEMORY,STRATEGIES,CHUNKS;...'] [--seconds 20] [--json FILE]
+
+Layers are those of LLaMA-175B, in three mixes: `one` type; `moe`, a prefix of 3 lighter layers, the main run and a
+multi-token-prediction layer; `multimodal`, the same behind a vision tower of a fifth of the layers.  Model states take
+40% of the memory; the activations that 1F1B keeps without recomputation take 110% (`loose`), 200% (`medium`) or 400%
+(`tight`) of the rest.  64 micro-batches.  `cpu` is the processor time of the process, the `wall` depends on the
+neighbours.  The gap is that of the programme's own objective, per reading of max T.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from debubble.costs.units import Strategy, Unit
+from debubble.ir import InfeasibleError, Placement
+from debubble.planners import Problem
+from debubble.planners.partition import even_counts
+from debubble.planners.problem import cut
+from debubble.planners.scope import DUAL, TRI, megatron_schedule
+from debubble.planners.scope_ilp import solve
+from debubble.planners.scope_runs import runs
+from debubble.reproduce.scope import MODELS, problem_of
+from debubble.simulator import Repricer
+
+MICRO_BATCHES = 64
+MIXES = ("one", "moe", "multimodal")
+LAYERS = (98, 200, 300, 400)
+MEMORY = {"loose": 1.1, "medium": 2.0, "tight": 4.0}
+STRATEGIES = {"dual": DUAL, "tri": TRI, "pareto": None}
+CHUNKS = (1, 2, 4)
+
+
+def scaled(unit: Unit, *, kind: str = "", time: float = 1.0, static: float = 1.0, kept: float = 1.0) -> Unit:
+    def strategy(s: Strategy) -> Strategy:
+        after_full = None if s.after_full is None else s.after_full * kept
+        return replace(s, activation=s.activation * kept, recompute=s.recompute * time, after_full=after_full)
+
+    after = unit.activation_after_input
+    return replace(
+        unit,
+        type=kind + unit.type,
+        layer=None,
+        forward=unit.forward * time,
+        backward_input=unit.backward_input * time,
+        backward_weight=unit.backward_weight * time,
+        static=unit.static * static,
+        activation_after_input=None if after is None else after * kept,
+        strategies={name: strategy(s) for name, s in unit.strategies.items()},
+    )
+
+
+def problem_for(base: Problem, mix: str, layers: int, memory: str) -> Problem:
+    assert base.units is not None
+    embedding, *body, head = base.units.units
+
+    def run(count: int, kind: str, **scale: float) -> list[Unit]:
+        return [scaled(unit, kind=kind, **scale) for _ in range(count) for unit in body[:2]]
+
+    tower = layers // 5 if mix == "multimodal" else 0
+    beside = 2 if mix == "one" else 6
+    dense = run(3, "dense-", time=0.6, static=0.4, kept=0.8) if mix != "one" else []
+    prediction = run(1, "mtp-", time=1.1, static=0.9) if mix != "one" else []
+    sequence = [
+        *run(tower, "vision-", time=0.37, static=0.25, kept=0.55), embedding, *dense,
+        *run(layers - tower - beside, ""), *prediction, head,
+    ]  # fmt: skip
+    limit = base.limits[0]
+    states = 0.4 * limit * base.devices / float(sum(unit.static for unit in sequence))
+    sequence = [scaled(replace(unit, workspace=0), static=states) for unit in sequence]
+    problem = replace(base, micro_batches=MICRO_BATCHES, units=replace(base.units, units=tuple(sequence)))
+    kept = MEMORY[memory] * 0.6 * limit / _kept(problem)
+    units = tuple(scaled(unit, kept=kept) for unit in sequence)
+    return replace(problem, units=replace(base.units, units=units))
+
+
+def _kept(problem: Problem) -> float:
+    """Bytes that an even 1F1B keeps of activations on its fullest device."""
+    assert problem.units is not None
+    costs = problem.units.stage_costs(
+        cut(problem.units, even_counts(problem.units, problem.devices)), Placement.linear(problem.devices)
+    )
+    peaks = Repricer(megatron_schedule(problem, 1)).peak_memory(costs, fused_recompute=frozenset())
+    return max(peak - float(static) for peak, static in zip(peaks, costs.static, strict=True))
+
+
+def row(problem: Problem, strategies: Any, chunks: int, seconds: float) -> Iterator[dict[str, Any]]:
+    """One row per reading of max T."""
+    assert problem.units is not None
+    schedule = megatron_schedule(problem, chunks)
+    found = runs(problem.units, strategies)
+    wall, cpu = time.perf_counter(), time.process_time()
+    answers = solve(found, schedule, limits=problem.limits, static=0.0, seconds=seconds, seed=0)
+    for reading in ("pooled", "per chunk")[: 1 if chunks == 1 else 2]:
+        try:
+            answer = next(answers)
+        except InfeasibleError as error:
+            yield {"reading": reading, "infeasible": str(error)}
+            return
+        spent = {"cpu": round(time.process_time() - cpu, 2), "wall": round(time.perf_counter() - wall, 2)}
+        yield {
+            "reading": reading,
+            "formula": answer.formula,
+            "bound": answer.bound,
+            "gap": round(answer.gap, 5),
+            **spent,
+        }
+
+
+def cells() -> Iterator[tuple[str, int, str, str, int]]:
+    for mix in MIXES:
+        for layers in LAYERS:
+            for memory in MEMORY:
+                for strategies in STRATEGIES:
+                    for chunks in CHUNKS:
+                        yield mix, layers, memory, strategies, chunks
+
+
+def chosen(name: str, only: str) -> bool:
+    """Whether every part of one of the patterns is `*` or the cell's."""
+    return any(
+        all(p in ("*", part) for p, part in zip(pattern.split(","), name.split(","), strict=False))
+        for pattern in only.split(";")
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="*")
+    parser.add_argument("--seconds", type=float, default=20.0, help="on the clock, for both readings together")
+    parser.add_argument("--json", default="")
+    arguments = parser.parse_args()
+    base = problem_of(MODELS["LLaMA-175B"])
+    rows: list[dict[str, Any]] = []
+    for mix, layers, memory, strategies, chunks in cells():
+        if not chosen(f"{mix},{layers},{memory},{strategies},{chunks}", arguments.only):
+            continue
+        problem = problem_for(base, mix, layers, memory)
+        cell = {"mix": mix, "layers": layers, "memory": memory, "strategies": strategies, "chunks": chunks}
+        for result in row(problem, STRATEGIES[strategies], chunks, arguments.seconds):
+            rows.append({**cell, **result})
+            print(*rows[-1].values(), flush=True)
+        if arguments.json:
+            with open(arguments.json, "w") as file:
+                json.dump({"command": " ".join(["python", *sys.argv]), "rows": rows}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""The master of SCOPE's decomposition: how many layers of each run every stage holds, without strategies.
+
+A device's time is a variable here, bounded from below by what the device programmes have taught so far; so the
+master's optimum bounds the whole programme's.  Order is kept as in the whole programme.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from debubble.planners.scope_device import Cut, Open
+from debubble.planners.scope_instance import Instance
+
+COARSER = 2**8
+"""Time units per unit of the master; bounds are rounded down."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """An answer of the master."""
+
+    held: tuple[tuple[int, ...], ...]
+    """Layers per device and run."""
+    opened: tuple[Open, ...]
+    """Per device and chunk, the runs whose layers it may hold without breaking the order, whatever the others do."""
+    closed: tuple[tuple[Any, ...], ...]
+    """Per device, the literals for which it cannot hold more runs."""
+    bound: int
+    """Of the whole programme's objective, by all cuts so far."""
+
+
+class Master:
+    """CP-SAT's model of the layer counts; it grows by cuts and starts every time from its last answer."""
+
+    def __init__(self, inst: Instance) -> None:
+        from ortools.sat.python import cp_model
+
+        self._inst = inst
+        self._model: Any = cp_model.CpModel()
+        self._layers = [
+            [self._model.new_int_var(0, count if s in window else 0, "") for s in range(inst.stages)]
+            for count, window in zip(inst.counts, inst.windows, strict=True)
+        ]
+        self._place_and_fill()
+        self._keep_the_order()
+        self._held = [[self._total(r, device.stages) for r in range(len(inst.counts))] for device in inst.devices]
+        most = inst.most // COARSER
+        self._times = [self._model.new_int_var(0, most, "") for _ in inst.devices]
+        slowest = self._model.new_int_var(0, most, "")
+        for time in self._times:
+            self._model.add(slowest >= time)
+        self._model.minimize(inst.weight * slowest + sum(self._times))
+        self._known: set[tuple[int, Cut, tuple[int, ...]]] = set()
+        self._at_least: dict[tuple[int, int, int], Any] = {}
+
+    def _total(self, run: int, stages: Sequence[int]) -> Any:
+        held = self._model.new_int_var(0, self._inst.counts[run], "")
+        self._model.add(held == sum(self._layers[run][s] for s in stages))
+        return held
+
+    def _place_and_fill(self) -> None:
+        """C_1; and a stage holds at least one layer."""
+        for count, row in zip(self._inst.counts, self._layers, strict=True):
+            self._model.add(sum(row) == count)
+        for s in range(self._inst.stages):
+            self._model.add(sum(row[s] for row in self._layers) >= 1)
+
+    def _keep_the_order(self) -> None:
+        """C_3.  `_done[r][s]`: no layer of the runs up to r stands behind stage s, none of the next before it."""
+        stages = range(self._inst.stages)
+        self._done = [[self._model.new_bool_var("") for _ in stages] for _ in self._layers[1:]]
+        for r, done in enumerate(self._done):
+            for s in stages:
+                self._model.add(self._layers[r + 1][s] == 0).only_enforce_if(~done[s])
+                if s > 0:
+                    self._model.add_implication(done[s - 1], done[s])
+                    self._model.add(self._layers[r][s] == 0).only_enforce_if(done[s - 1])
+                if r > 0:
+                    self._model.add_implication(done[s], self._done[r - 1][s])
+
+    def learn(self, device: int, cut: Cut, closed: Sequence[Any] = ()) -> None:
+        """A cut on a device's time; where it holds only for certain runs closed, the literals for that."""
+        key = (device, cut, tuple(literal.index for literal in closed))
+        if key in self._known:
+            return
+        self._known.add(key)
+        floor = cut.constant // COARSER + sum(slope // COARSER * self._held[device][r] for r, slope in cut.slopes)
+        constraint = self._model.add(self._times[device] >= floor)
+        if closed:
+            constraint.only_enforce_if(list(closed))
+
+    def learn_time(self, device: int, held: Sequence[int], time: int | None, closed: Sequence[Any]) -> None:
+        """With at least as many layers of every run, the device takes at least that long; None: cannot be."""
+        conditions = [*closed, *(self._holds(device, r, number) for r, number in enumerate(held) if number)]
+        if time is None:
+            self._model.add_bool_or([~condition for condition in conditions])
+        else:
+            self._model.add(self._times[device] >= time // COARSER).only_enforce_if(conditions)
+
+    def _holds(self, device: int, run: int, number: int) -> Any:
+        """A literal that is true if the device holds that many layers of the run or more."""
+        key = (device, run, number)
+        if key not in self._at_least:
+            self._at_least[key] = self._model.new_bool_var("")
+            self._model.add(self._held[device][run] < number).only_enforce_if(~self._at_least[key])
+        return self._at_least[key]
+
+    def solve(self, *, seconds: float, patience: float, gap: float, seed: int) -> Counts | None:
+        """The best counts within a relative gap; None if there are none.
+
+        `patience`: deterministic time after which the best so far is taken; `seconds`: the same on the clock.
+        """
+        from ortools.sat.python import cp_model
+
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = 1
+        solver.parameters.random_seed = seed
+        solver.parameters.relative_gap_limit = gap
+        solver.parameters.max_deterministic_time = patience
+        solver.parameters.max_time_in_seconds = max(0.01, seconds)
+        if solver.solve(self._model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return None
+        self._start_from(solver)
+        opened, closed = zip(*(self._runs(solver, device) for device in range(len(self._inst.devices))), strict=True)
+        return Counts(
+            held=tuple(tuple(solver.value(number) for number in row) for row in self._held),
+            opened=opened,
+            closed=closed,
+            bound=int(solver.best_objective_bound - 1e-6) * COARSER,
+        )
+
+    def _start_from(self, solver: Any) -> None:
+        self._model.clear_hints()
+        for index in range(len(self._model.proto.variables)):
+            variable = self._model.get_int_var_from_proto_index(index)
+            self._model.add_hint(variable, solver.value(variable))
+
+    def _runs(self, solver: Any, device: int) -> tuple[Open, tuple[Any, ...]]:
+        """A device's open runs, and why the others are closed."""
+        reasons: list[Any] = []
+        opened: list[tuple[int, ...]] = []
+        for s in self._inst.devices[device].stages:
+            here = []
+            for r, window in enumerate(self._inst.windows):
+                closed = next((lit for lit in self._closing(r, s) if solver.boolean_value(lit)), None)
+                if s in window and closed is None:
+                    here.append(r)
+                elif s in window:
+                    reasons.append(closed)
+            opened.append(tuple(here))
+        return tuple(opened), tuple(reasons)
+
+    def _closing(self, run: int, stage: int) -> Iterator[Any]:
+        """Literals each of which keeps a run from a stage: it has not begun, or it is over."""
+        if run > 0:
+            yield ~self._done[run - 1][stage]
+        if stage > 0 and run < len(self._done):
+            yield self._done[run][stage - 1]
+
+
+def widest(inst: Instance, device: int) -> Open:
+    """The runs that each chunk of a device may hold in some answer."""
+    stages = inst.devices[device].stages
+    return tuple(tuple(r for r, window in enumerate(inst.windows) if s in window) for s in stages)
+
+
+def merged(pieces: Sequence[Mapping[tuple[int, int, int], int]], inst: Instance) -> list[list[list[int]]]:
+    """`layers[run][option][stage]` from every device's {(chunk, run, option): layers}."""
+    layers = [[[0] * inst.stages for _ in times] for times in inst.times]
+    for device, piece in zip(inst.devices, pieces, strict=True):
+        for (chunk, run, option), number in piece.items():
+            layers[run][option][device.stages[chunk]] += number
+    return layers

@@ -1,0 +1,147 @@
+"""SCOPE's programme at scale: logic-based Benders decomposition (Hooker and Ottosson, 2003) by device.
+
+Once it is known how many layers of each run a device holds, and which runs its chunks may hold, its strategies are its
+own affair.  So a master places layers without strategies, against bounds on the devices' times; the device programmes
+say what its answer really takes, and teach it better bounds where that is more.  The master's optimum bounds the
+programme from below, the device programmes' answers together are a feasible one, and the two meet: within 0.1% in a
+few rounds where the programme in one piece is left with gaps of tens of per cent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from debubble.planners.scope_counts import Counts, Master, merged, widest
+from debubble.planners.scope_device import Assignment, Open, cut, fastest
+from debubble.planners.scope_instance import Instance
+
+TOLERANCE = 1e-3
+"""Relative gap at which the decomposition stops."""
+ROUNDS = 16
+PATIENCE = 3.0
+"""CP-SAT's deterministic time for one answer of the master."""
+PROBES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5)
+"""Shares of the mean work at which a device's first cuts are tight."""
+
+Layers = list[list[list[int]]]
+"""`layers[run][option][stage]`."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best assignment known, if any, its objective, and the bound: weight x (max T) + sum T in time units."""
+
+    layers: Layers | None
+    value: float
+    bound: int
+    assignments: tuple[Assignment, ...] = ()
+    counts: Counts | None = None
+
+    @property
+    def gap(self) -> float:
+        """Relative to the value; 1 if nothing is known."""
+        return 1.0 - self.bound / self.value if self.layers is not None else 1.0
+
+
+def decompose(inst: Instance, *, until: float, seed: int) -> Found:
+    """The pooled programme's answer by decomposition, as good as it gets until that time of the clock."""
+    found = Found(None, float("inf"), 0)
+    search = _Search(inst)
+    for _ in range(ROUNDS):
+        left = until - time.perf_counter()
+        if left <= 0:
+            break
+        counts = search.master.solve(seconds=left, patience=PATIENCE, gap=TOLERANCE / 3, seed=seed)
+        if counts is None:
+            break
+        found = replace(found, bound=max(found.bound, counts.bound))
+        assignments = search.priced(counts)
+        if assignments is not None:
+            times = [sum(a.times(inst)) for a in assignments]
+            value = inst.weight * max(times) + sum(times)
+            if value < found.value:
+                layers = merged([a.layers for a in assignments], inst)
+                found = Found(layers, value, found.bound, tuple(assignments), counts)
+        if found.gap <= TOLERANCE:
+            break
+    return found
+
+
+class _Search:
+    """The master and what the devices have answered so far."""
+
+    def __init__(self, inst: Instance) -> None:
+        self.inst = inst
+        self.master = Master(inst)
+        self._answers: dict[tuple[int, tuple[int, ...], Open], Assignment | None] = {}
+        self._probed: set[tuple[int, Open]] = set()
+        for device in range(len(inst.devices)):
+            self._probe(device, widest(inst, device), ())
+
+    def priced(self, counts: Counts) -> list[Assignment] | None:
+        """What every device makes of the counts, and what the master learns from it; None if one cannot."""
+        answers = [
+            self._answer(device, held, opened, closed)
+            for device, (held, opened, closed) in enumerate(zip(counts.held, counts.opened, counts.closed, strict=True))
+        ]
+        return None if None in answers else [a for a in answers if a is not None]
+
+    def _answer(self, device: int, held: tuple[int, ...], opened: Open, closed: Sequence[Any]) -> Assignment | None:
+        key = (device, held, opened)
+        if key not in self._answers:
+            self._probe(device, opened, closed)
+            self._learn(device, held, opened, closed)
+            # Layers taken from an answer may leave a chunk empty; only so are fewer layers never slower.
+            answer = fastest(self.inst, self.inst.devices[device], held, opened, filled=False)
+            self.master.learn_time(device, held, None if answer is None else answer.bound, closed)
+            if answer is not None and len(answer.fills) < self.inst.chunks:
+                answer = fastest(self.inst, self.inst.devices[device], held, opened, filled=True)
+            self._answers[key] = answer if answer is not None and answer.layers else None
+        return self._answers[key]
+
+    def _probe(self, device: int, opened: Open, closed: Sequence[Any]) -> None:
+        """Cuts all over the range of layers that a device may come to hold."""
+        if (device, opened) in self._probed:
+            return
+        self._probed.add((device, opened))
+        for held in _probes(self.inst, opened):
+            self._learn(device, held, opened, closed)
+
+    def _learn(self, device: int, held: Sequence[int], opened: Open, closed: Sequence[Any]) -> None:
+        found = cut(self.inst, self.inst.devices[device], held, opened)
+        if found is not None:
+            self.master.learn(device, found, closed)
+
+
+def _probes(inst: Instance, opened: Open) -> Iterator[tuple[int, ...]]:
+    """Layers per run: shares of the mean work, all of one run."""
+    mean = sum(count * min(times) for count, times in zip(inst.counts, inst.times, strict=True)) / len(inst.devices)
+    for run in sorted({run for runs in opened for run in runs}):
+        if inst.counts[run] > 1:
+            for share in PROBES:
+                number = max(inst.chunks, round(share * mean / min(inst.times[run])))
+                yield tuple(min(inst.counts[run], number) if r == run else 0 for r in range(len(inst.counts)))
+
+
+def evened(inst: Instance, pooled: Found) -> Found:
+    """From the pooled reading's answer, one for the per-chunk reading: weight x (sum of max T per chunk) + sum T.
+
+    Device by device, layers move between the chunks so that they exceed what the slowest devices take there already by
+    least.  Chunks cannot make up for each other here, so the pooled bound holds.
+    """
+    if pooled.counts is None:
+        return replace(pooled, layers=None, value=float("inf"))
+    slowest = pooled.assignments[0].times(inst)
+    pieces = []
+    for device, held, opened, answer in zip(
+        inst.devices, pooled.counts.held, pooled.counts.opened, pooled.assignments, strict=True
+    ):
+        other = fastest(inst, device, held, opened, filled=True, caps=slowest)
+        piece = other if other is not None and other.layers else answer
+        slowest = [max(pair) for pair in zip(slowest, piece.times(inst), strict=True)]
+        pieces.append(piece)
+    value = inst.weight * sum(slowest) + sum(sum(piece.times(inst)) for piece in pieces)
+    return Found(merged([piece.layers for piece in pieces], inst), value, pooled.bound)
