@@ -11,7 +11,7 @@ import typer
 from debubble.cli import options as o
 from debubble.cli.app import app
 from debubble.cli.output import Json, console, log, print_json
-from debubble.ir import InputError, Kind, Plan
+from debubble.ir import InputError, Plan
 
 if TYPE_CHECKING:
     from debubble.planners import Problem
@@ -51,14 +51,13 @@ def plan(
 ) -> None:
     """Find the fastest plan that fits: schedule, partition, recomputation and offload together."""
     from debubble.planners import planners
-    from debubble.planners.making import solve
+    from debubble.planners.making import solve, tail_of
 
     planners[planner]
     if sum(given is not None for given in (model, costs, units)) != 1:
         raise InputError("Give a MODEL with --cluster, or --costs FILE, or --units FILE with --devices P.")
-    tail = 0.0
     if model is not None:
-        from debubble.costs import named_model, step_tail
+        from debubble.costs import named_model
         from debubble.planners.making import plan as plan_model
 
         shape, where = named_model(model), o.cluster_of(cluster)
@@ -69,8 +68,6 @@ def plan(
             sequence_length=sequence_length,
             optimizer=optimizer, zero=zero, dtype=dtype, lora=lora,
         )  # fmt: skip
-        if not any(op.kind is Kind.S for op in result.schedule.operations):
-            tail = step_tail(shape, where, result.options, pipeline=pipeline)
     else:
         problem = _abstract(
             costs, units, devices=devices, limit=o.abstract_limit(memory_limit), micro_batches=micro_batches,
@@ -80,7 +77,7 @@ def plan(
     if output is not None:
         result.save(output)
         log().print(f"The plan is in {output}.")
-    _print(result, tail=tail, json=json)
+    _print(result, tail=tail_of(result), json=json)
 
 
 def _abstract(

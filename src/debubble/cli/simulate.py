@@ -54,8 +54,10 @@ def simulate(
     if schedule is None and csv is None:
         if source is None:
             raise InputError("Give a plan file, or a schedule with --schedule NAME (see `debubble schedules`).")
+        from debubble.planners.making import tail_of
+
         plan = Plan.load(source)
-        chosen, stage_costs, seconds = plan.schedule, plan.costs, plan.model is not None
+        chosen, stage_costs, tail, seconds = plan.schedule, plan.costs, tail_of(plan), plan.model is not None
         if memory_limit is not None:
             stage_costs = stage_costs.with_limit(o.abstract_limit(memory_limit))
     elif source is not None and schedule is not None:
@@ -73,7 +75,7 @@ def simulate(
             model, where, schedule=schedule, micro_batches=micro_batches, pipeline=pipeline, chunks=chunks,
             recompute=recompute, memory_limit=memory_limit, schedule_options=_given(option), **asdict(options),
         )  # fmt: skip
-        tail, seconds = step_tail(model, where, options, pipeline=pipeline), True
+        tail, seconds = step_tail(model, where, options, pipeline=pipeline, schedule=chosen), True
     else:
         limit = o.abstract_limit(memory_limit)
         chosen, stage_costs = _abstract(schedule, csv, costs, devices, micro_batches, chunks, limit, _given(option))

@@ -53,6 +53,8 @@ class UnitFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     activation_after_input: int | float | None = None
     workspace: int | float = 0
     on_host: HostFile | None = None
+    gradient_reduce: int | float = 0
+    optimizer_step: int | float = 0
 
 
 class UnitsFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -72,6 +74,7 @@ class UnitsFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     gradient_offload: int | float = 0
     parameter_load: int | float = 0
     gradient_reduce: int | float = 0
+    divides_gradients: bool = True
 
 
 def load_costs(path: str | Path, *, stages: int | None = None) -> StageCosts:
@@ -131,6 +134,7 @@ def units_from_dict(entries: Any) -> Units:
         static=file.static,
         micro_batch_scale=None if file.micro_batch_scale is None else tuple(file.micro_batch_scale),
         stage_entries={name: value for name in _PER_STAGE_ENTRIES if (value := getattr(file, name))},
+        divides_gradients=file.divides_gradients,
     )
 
 
@@ -148,6 +152,8 @@ def units_to_dict(units: Units) -> dict[str, Any]:
             activation_after_input=_plain(unit.activation_after_input),
             workspace=_plain(unit.workspace),
             on_host=None if unit.on_host is None else HostFile(**_entries(unit.on_host)),
+            gradient_reduce=_plain(unit.gradient_reduce),
+            optimizer_step=_plain(unit.optimizer_step),
         )
         if entries and msgspec.structs.replace(entries[-1], count=1) == entry:
             entries[-1].count += 1
@@ -163,6 +169,7 @@ def units_to_dict(units: Units) -> dict[str, Any]:
         memory_limit=None if units.memory_limit is None else [_plain(limit) for limit in units.memory_limit],
         static=_plain(units.static),
         micro_batch_scale=None if units.micro_batch_scale is None else [_plain(s) for s in units.micro_batch_scale],
+        divides_gradients=units.divides_gradients,
         **{name: _plain(value) for name, value in units.stage_entries.items()},
     )
     return dict(msgspec.to_builtins(file))
@@ -193,7 +200,13 @@ def _measured(unit: Unit, found: Mapping[int | None, Unit] | None) -> Unit:
     if found is None:
         return unit
     measured = found.get(unit.layer, list(found.values())[-1])
-    return replace(measured, layer=unit.layer, on_host=measured.on_host or unit.on_host)
+    return replace(
+        measured,
+        layer=unit.layer,
+        on_host=measured.on_host or unit.on_host,
+        gradient_reduce=measured.gradient_reduce or unit.gradient_reduce,
+        optimizer_step=measured.optimizer_step or unit.optimizer_step,
+    )
 
 
 def _expand(entries: list[UnitFile]) -> list[Unit]:
@@ -221,6 +234,8 @@ def _expand(entries: list[UnitFile]) -> list[Unit]:
                     activation_after_input=entry.activation_after_input,
                     workspace=entry.workspace,
                     on_host=on_host,
+                    gradient_reduce=entry.gradient_reduce,
+                    optimizer_step=entry.optimizer_step,
                 )
             )
     return units

@@ -14,7 +14,8 @@ from debubble.costs.layout import Layout
 from debubble.costs.model import Model
 from debubble.costs.operators import MEGATRON, Framework, Operator, Shapes, attention, elementwise, matmul, mlp, norm
 from debubble.costs.speed import Speed
-from debubble.costs.states import HOST_MEMORY_BANDWIDTH, ParameterBytes, element_bytes, parameter_bytes
+from debubble.costs.states import HOST_MEMORY_BANDWIDTH, STEP_TRAFFIC, ParameterBytes, element_bytes, parameter_bytes
+from debubble.costs.step import beside, scattered_bytes
 from debubble.costs.strategies import strategies
 from debubble.costs.units import HostStates, Strategy, Unit, Units
 from debubble.ir import InputError, RunOptions
@@ -49,6 +50,8 @@ def model_units(
         host_link=speed.hardware.host_link,
         link_groups=layout.link_groups,
         memory_limit=layout.memory_limit,
+        stage_entries=builder.per_stage(),
+        divides_gradients=options.zero >= 2,
     )
 
 
@@ -102,6 +105,7 @@ class _Builder:
             strategies={"none": Strategy(lookup.saved)},
             activation_after_input=self.boundary,
             on_host=self._on_host(s.model.embedding_parameters),
+            **self._step(s.model.embedding_parameters),
         )
 
     def attention(self, layer: int) -> Unit:
@@ -169,7 +173,29 @@ class _Builder:
             activation_after_input=sum(op.held for op in operators),
             workspace=workspace,
             on_host=self._on_host(parameters, experts, adapters),
+            **self._step(parameters, experts, adapters),
         )
+
+    def per_stage(self) -> dict[str, float]:
+        """What every stage takes beside its units."""
+        s = self.shapes
+        ranks = s.options.data * s.options.context
+        latency, _ = s.speed.ring(ranks, beside=beside(s.speed, s.options))
+        step = {"optimizer_step": s.speed.hardware.efficiency.launch}
+        return {**step, "gradient_reduce": latency} if ranks > 1 else step
+
+    def _step(self, parameters: int, experts: int = 0, adapters: int = 0) -> dict[str, float]:
+        """What summing gradients and stepping on the device take."""
+        s = self.shapes
+        ranks = s.options.data * s.options.context
+        _, bandwidth = s.speed.ring(ranks, beside=beside(s.speed, s.options))
+        moved = stepped = 0.0
+        for count, each in self._divided(parameters, experts, adapters):
+            if each.summed:
+                scattered = scattered_bytes(s.options, gradient=each.summed)
+                moved += count * scattered * (each.shards - 1) / each.shards
+                stepped += count / (each.shards if s.options.zero else 1)
+        return {"gradient_reduce": moved / bandwidth, "optimizer_step": STEP_TRAFFIC * stepped / s.speed.traffic}
 
     def _states(self, parameters: int, experts: int = 0, adapters: int = 0) -> float:
         return sum(count * each.total for count, each in self._divided(parameters, experts, adapters))

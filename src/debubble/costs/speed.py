@@ -31,9 +31,12 @@ class Speed:
         """Read and write that many bytes of device memory altogether."""
         if not size:
             return 0.0
-        return self.hardware.efficiency.launch + size / (
-            self.hardware.memory_bandwidth * self.hardware.efficiency.memory
-        )
+        return self.hardware.efficiency.launch + size / self.traffic
+
+    @property
+    def traffic(self) -> float:
+        """Bytes per second of device memory."""
+        return self.hardware.memory_bandwidth * self.hardware.efficiency.memory
 
     def attention(self, flops: float, *, rows: float, backward: bool = False) -> float:
         """A fused attention core of so many operations, over so many query rows."""
@@ -41,18 +44,22 @@ class Speed:
         return e.launch + flops / (self.peak * share(e.attention_backward if backward else e.attention, rows))
 
     def gather(self, size: float, ranks: int, *, beside: int) -> float:
-        """All-gather or reduce-scatter of `size` bytes in total over a ring with `beside` neighbours in each node.
-
-        Where it leaves the node, all of these use their network cards for it.
-        """
-        if ranks == 1:
+        """All-gather or reduce-scatter of `size` bytes in total over a ring with `beside` neighbours in each node."""
+        if not size or ranks == 1:
             return 0.0
+        latency, bandwidth = self.ring(ranks, beside=beside)
+        return latency + size * (ranks - 1) / ranks / bandwidth
+
+    def ring(self, ranks: int, *, beside: int) -> tuple[float, float]:
+        """Latency and bytes per second of such a ring.
+
+        Where it leaves the node, all of its neighbours in a node use their network cards for it.
+        """
         hw = self.hardware
-        moved = size * (ranks - 1) / ranks
+        within = hw.link_bandwidth * hw.efficiency.link
         if ranks <= beside:
-            return self.message(moved, across_nodes=False)
-        bandwidth = min(hw.link_bandwidth * hw.efficiency.link, hw.network_bandwidth * hw.efficiency.network * beside)
-        return hw.network_latency + moved / bandwidth
+            return hw.link_latency, within
+        return hw.network_latency, min(within, hw.network_bandwidth * hw.efficiency.network * beside)
 
     def message(self, size: float, *, across_nodes: bool) -> float:
         """From one device to another."""

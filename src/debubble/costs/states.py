@@ -8,7 +8,7 @@ master weights: 16 bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from debubble.ir import InputError, RunOptions
 
@@ -26,6 +26,9 @@ MOMENTS: Mapping[str, int] = {
 ELEMENT: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
 """Bytes of a number in each dtype."""
 
+STEP_TRAFFIC = 30
+"""Bytes per parameter that Adam moves: it reads gradient, weight, master and moments, and writes all but the first."""
+
 HOST_MEMORY_BANDWIDTH = 25e9
 """Bytes per second that the optimizer step of one device gets of its host: an eighth of a two-socket server's."""
 
@@ -37,6 +40,10 @@ class ParameterBytes:
     weight: float
     gradient: float
     optimizer: float
+    summed: float
+    """Of a whole gradient, which the ranks that share the parameter sum; 0 if it is not trained."""
+    shards: float
+    """How many these are."""
 
     @property
     def total(self) -> float:
@@ -45,7 +52,7 @@ class ParameterBytes:
     @property
     def frozen(self) -> ParameterBytes:
         """Of a parameter that is not trained."""
-        return ParameterBytes(weight=self.weight, gradient=0, optimizer=0)
+        return replace(self, gradient=0, optimizer=0, summed=0)
 
 
 def parameter_bytes(options: RunOptions, *, shards: float, gradient_bytes: int) -> ParameterBytes:
@@ -65,6 +72,8 @@ def parameter_bytes(options: RunOptions, *, shards: float, gradient_bytes: int) 
         weight=weight / shards if options.zero >= 3 else weight,
         gradient=gradient / shards if options.zero >= 2 else gradient,
         optimizer=optimizer / shards if options.zero >= 1 else optimizer,
+        summed=gradient,
+        shards=shards,
     )
 
 

@@ -1,17 +1,20 @@
-"""What a training step takes beside its pipeline: reducing gradients over the data-parallel ranks, and the optimizer.
+"""What a training step takes beside its pipeline: summing gradients over the data-parallel ranks, and the optimizer.
 
-Neither is overlapped with the pipeline here, as in Megatron-LM without `--overlap-grad-reduce`.
+What the program does itself (G, S) is priced there and overlaps.  The rest follows the pipeline, as in Megatron-LM
+without `--overlap-grad-reduce`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from debubble.costs.cluster import Cluster
 from debubble.costs.layout import Layout
 from debubble.costs.model import Model
 from debubble.costs.operators import MEGATRON, Framework
 from debubble.costs.speed import Speed
-from debubble.costs.states import element_bytes
-from debubble.ir import RunOptions
+from debubble.costs.states import STEP_TRAFFIC, element_bytes
+from debubble.ir import Kind, RunOptions, Schedule
 
 
 def step_tail(
@@ -21,16 +24,44 @@ def step_tail(
     *,
     pipeline: int | None = None,
     framework: Framework = MEGATRON,
+    schedule: Schedule | None = None,
 ) -> float:
-    """Seconds from the last backward to the end of the step, on a device with its even share of the parameters."""
+    """Seconds from the last backward to the end of the step, on a device with its even share of the parameters.
+
+    `schedule`: what it sums (G) or steps (S) itself, device or host, is not in the tail; None: nothing.
+    """
     layout = Layout.of(cluster, options, pipeline)
     speed = Speed(cluster.slowest, element_bytes(options.dtype))
     parameters = model.trained_parameters(options.lora) / layout.pipeline / options.tensor
     ranks = options.data * options.context
-    # A ring of n ranks scatters gradients once and gathers weights once; an all-reduce does both with gradients.
-    gradient = framework.gradient_bytes if speed.element == 2 else 4
-    moved = parameters * (2 * gradient if options.zero == 0 else gradient + speed.element)
-    beside = max(1, min(ranks, speed.hardware.devices_per_node // options.tensor))
-    reduce = speed.gather(moved, ranks, beside=beside)
-    # Adam reads gradient, weight, master and moments, and writes all but the gradient.
-    return reduce + speed.stream(30 * parameters / (ranks if options.zero else 1))
+    scattered = scattered_bytes(options, gradient=framework.gradient_bytes if speed.element == 2 else 4)
+    gathered = speed.element if options.zero else 0
+    moved = parameters * (scattered * _left(schedule, Kind.G) + gathered)
+    reduce = speed.gather(moved, ranks, beside=beside(speed, options))
+    stepped = parameters / (ranks if options.zero else 1) * _left(schedule, Kind.S)
+    return reduce + speed.stream(STEP_TRAFFIC * stepped)
+
+
+def scattered_bytes(options: RunOptions, *, gradient: float) -> float:
+    """Bytes per parameter that a ring carries to sum gradients of `gradient` bytes.
+
+    ZeRO scatters them once, and gathers weights after the step; an all-reduce does both with gradients.
+    """
+    return gradient if options.zero else 2 * gradient
+
+
+def beside(speed: Speed, options: RunOptions) -> int:
+    """Data- and context-parallel ranks that share a node: tensor-parallel ones are between them."""
+    return max(1, min(options.data * options.context, speed.hardware.devices_per_node // options.tensor))
+
+
+def _left(schedule: Schedule | None, kind: Kind) -> float:
+    """The largest share of a device's stages for which the schedule has no operation of this kind."""
+    if schedule is None:
+        return 1.0
+    done = {op.stage for op in schedule.operations if op.kind is kind}
+    return max(_share_outside(held, done) for held in schedule.placement.stages_of)
+
+
+def _share_outside(stages: Collection[int], done: Collection[int]) -> float:
+    return sum(stage not in done for stage in stages) / len(stages) if stages else 0.0

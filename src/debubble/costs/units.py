@@ -60,6 +60,10 @@ class Unit:
     """Bytes that its forward or backward needs while it runs; a stage needs the largest of its units'."""
     on_host: HostStates | None = None
     """None: its optimizer states stay on the device."""
+    gradient_reduce: Number = 0
+    """Time of summing its gradients over the data-parallel ranks, beside what every stage takes."""
+    optimizer_step: Number = 0
+    """Time of its optimizer step on the device, beside what every stage takes."""
 
     @property
     def activation(self) -> Number:
@@ -92,7 +96,9 @@ class Units:
     """Bytes on every device beside its units' own."""
     micro_batch_scale: tuple[Number, ...] | None = None
     stage_entries: Mapping[str, Any] = field(default_factory=dict)
-    """Further entries of StageCosts that hold for every stage."""
+    """Further entries of StageCosts that every stage has, beside what its units add up to."""
+    divides_gradients: bool = True
+    """Whether a rank keeps only its part of gradients that are summed (ZeRO-2), so that it is done inside the step."""
 
     @cached_property
     def work(self) -> Number:
@@ -103,6 +109,12 @@ class Units:
     def hostable(self) -> bool:
         """Whether optimizer states can be offloaded: every unit says what that costs, and there is a link."""
         return self.offload_bandwidth is not None and all(unit.on_host is not None for unit in self.units)
+
+    @cached_property
+    def reduces_inside(self) -> bool:
+        """Whether gradients are summed inside the step: it takes time, and room is made by it."""
+        entry = self.stage_entries.get("gradient_reduce", 0)
+        return self.divides_gradients and bool(entry or any(unit.gradient_reduce for unit in self.units))
 
     def stage_costs(self, partition: Partition, placement: Placement, *, on_host: Collection[int] = ()) -> StageCosts:
         """Costs of the stages that a partition makes; the optimizer states of the stages `on_host` are the host's.
@@ -134,13 +146,14 @@ class Units:
             static=tuple(self._static([stages[s] for s in held], held, on_host) for held in placement.stages_of),
             memory_limit=self.memory_limit,
             micro_batch_scale=self.micro_batch_scale,
-            optimizer_step=nothing,
+            optimizer_step=tuple(stage.optimizer_step + self._entry("optimizer_step") for stage in stages),
             host_step=nothing,
             gradient_offload=nothing,
             parameter_load=nothing,
-            gradient_reduce=nothing,
+            gradient_reduce=tuple(stage.gradient_reduce + self._entry("gradient_reduce") for stage in stages),
         )
-        entries = {**self.stage_entries, **(self._host_entries(partition, on_host) if on_host else {})}
+        others = {name: value for name, value in self.stage_entries.items() if name not in _ADDED}
+        entries = {**others, **(self._host_entries(partition, on_host) if on_host else {})}
         return costs.replace(**entries) if entries else costs
 
     def planned(self, partition: Partition) -> tuple[tuple[PlannedUnit, ...], ...]:
@@ -160,6 +173,10 @@ class Units:
             self._summed[stage] = _sums([(self.units[index], strategy) for index, strategy in stage])
         return self._summed[stage]
 
+    def _entry(self, name: str) -> Number:
+        number: Number = self.stage_entries.get(name, 0)
+        return number
+
     def _host_entries(self, partition: Partition, on_host: Collection[int]) -> Mapping[str, list[Number]]:
         """What the optimizer step of the stages on the host takes."""
         assert self.offload_bandwidth is not None
@@ -178,6 +195,10 @@ class Units:
         return self.static + states + max((s.workspace for s in sums), default=0)
 
 
+_ADDED = ("gradient_reduce", "optimizer_step")
+"""Entries of which units have a part."""
+
+
 class _Sums(NamedTuple):
     """What a stage's units come to."""
 
@@ -193,6 +214,8 @@ class _Sums(NamedTuple):
     static: Number
     static_on_host: Number
     workspace: Number
+    gradient_reduce: Number
+    optimizer_step: Number
 
 
 def _sums(stage: Sequence[tuple[Unit, str]]) -> _Sums:
@@ -210,6 +233,8 @@ def _sums(stage: Sequence[tuple[Unit, str]]) -> _Sums:
         static=sum(u.static for u, _ in stage),
         static_on_host=sum(u.on_host.static if u.on_host else u.static for u, _ in stage),
         workspace=max((u.workspace for u, _ in stage), default=0),
+        gradient_reduce=sum(u.gradient_reduce for u, _ in stage),
+        optimizer_step=sum(u.optimizer_step for u, _ in stage),
     )
 
 

@@ -66,8 +66,7 @@ def settings(problem: Problem) -> list[Setting]:
 def _settings(problem: Problem) -> Iterator[Setting]:
     units, costs = problem.units, problem.costs
     limited = problem.memory_limit is not None
-    reduce = units.stage_entries.get("gradient_reduce", 0) if units else costs.gradient_reduce if costs else 0
-    reduces = any(reduce) if isinstance(reduce, Sequence) else reduce > 0
+    reduces = _reduces(problem)
     transfers = units.offload_bandwidth is not None if units else costs is not None and costs.offload is not None
     for chunks in problem.chunk_choices:
         for counts in _partitions(units, problem.devices * chunks):
@@ -104,7 +103,7 @@ def build(problem: Problem, setting: Setting, taken: Sequence[Increment], *, mic
         # R recomputes just the chosen units: that is all that the costs say of it.
         recompute = dict.fromkeys((increment.chunk for increment in taken), 1)
     made = _chronos(problem, setting, costs, micro_batches=micro_batches, recompute=recompute)
-    if any(costs.gradient_reduce):
+    if _reduces(problem):
         made = reduce_gradients(made, group=setting.group)
     if setting.offloaded:
         made = offload_activations(made, chunks=range(setting.offloaded), costs=costs)
@@ -176,6 +175,14 @@ def _costs(problem: Problem, setting: Setting, partition: Partition) -> StageCos
     placement = Placement.looped(problem.devices, setting.chunks)
     hosted = range(stages - setting.hosted * problem.devices, stages)
     return problem.units.stage_costs(partition, placement, on_host=hosted)
+
+
+def _reduces(problem: Problem) -> bool:
+    """Whether gradients are summed inside the step."""
+    if problem.units is not None:
+        return problem.units.reduces_inside
+    assert problem.costs is not None
+    return any(problem.costs.gradient_reduce)
 
 
 def _kind(unit: Unit) -> tuple[str, Number]:

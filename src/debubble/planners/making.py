@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from debubble.costs import Cluster, Model, apply_profile, load_profile, model_units
+from debubble.costs import Cluster, Model, apply_profile, load_profile, model_units, step_tail
 from debubble.ir import InputError, Plan, PlannedUnit, RunOptions
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planners
@@ -101,6 +101,16 @@ def solve(
         cluster=cluster,
         options=options or RunOptions(),
     )
+
+
+def tail_of(plan: Plan) -> float:
+    """Seconds that a model's step takes after its pipeline, for gradients and optimizer; 0 for abstract costs."""
+    if plan.model is None or plan.cluster is None:
+        return 0.0
+    return step_tail(
+        Model.from_hf(plan.model), Cluster.from_dict(plan.cluster), plan.options, pipeline=plan.devices,
+        schedule=plan.schedule,
+    )  # fmt: skip
 
 
 def _planned(problem: Problem, solution: Solution) -> tuple[tuple[PlannedUnit, ...], ...]:

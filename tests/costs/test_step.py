@@ -1,0 +1,134 @@
+"""What summing gradients and the optimizer cost: inside the program where it does them, else behind it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from debubble.costs import Cluster, Model, model_units, models, step_tail
+from debubble.costs.files import units_from_dict, units_to_dict
+from debubble.costs.units import Units
+from debubble.ir import Kind, Op, Placement, RunOptions, Schedule, StageCosts
+from debubble.planners.making import plan, tail_of
+from debubble.schedules import schedules
+from debubble.schedules.chronos_offload import offload_states
+
+MODEL = models["llama2-7b"]
+LATENCY, LINK, MEMORY = 1e-5, 1e11, 1e12
+LAUNCH = 2e-6
+
+
+def cluster(devices: int = 8) -> Cluster:
+    """Every byte at a round number of bytes per second, all devices in one node."""
+    return Cluster.from_dict(
+        {
+            "devices": f"{devices}xA100-80GB",
+            "link_latency": LATENCY,
+            "link_bandwidth": LINK,
+            "memory_bandwidth": MEMORY,
+            "efficiency": {"link": 1.0, "memory": 1.0, "launch": LAUNCH},
+        }
+    )
+
+
+def units(model: Model = MODEL, **options: int) -> Units:
+    return model_units(model, cluster(), RunOptions(**options))  # type: ignore[arg-type]
+
+
+def whole_model(made: Units) -> StageCosts:
+    """The model as one stage."""
+    everything = [[(i, "none") for i in range(len(made.units))]]
+    return made.stage_costs(everything, Placement.linear(1))
+
+
+@pytest.mark.parametrize(
+    ("zero", "bytes_per_parameter"), [(0, 2 * 4), (1, 4), (2, 4)], ids=["all-reduce", "ZeRO-1", "ZeRO-2"]
+)
+def test_gradients_are_summed_over_a_ring_of_the_replicas(zero: int, bytes_per_parameter: int) -> None:
+    [time] = whole_model(units(data=4, zero=zero)).gradient_reduce
+    assert time == pytest.approx(LATENCY + MODEL.parameters * bytes_per_parameter * 3 / 4 / LINK, rel=1e-9)
+
+
+def test_tensor_parallel_ranks_sum_their_part_alone() -> None:
+    [whole], [half] = (whole_model(units(data=2, zero=2, tensor=t)).gradient_reduce for t in (1, 2))
+    assert half - LATENCY == pytest.approx((whole - LATENCY) / 2, rel=1e-9)
+
+
+def test_a_single_replica_sums_nothing() -> None:
+    assert whole_model(units(zero=2)).gradient_reduce == (0,)
+
+
+def test_adapters_alone_are_summed_and_stepped_with_lora() -> None:
+    costs = whole_model(units(data=2, zero=2, lora=8))
+    adapters = MODEL.trained_parameters(8)
+    assert costs.gradient_reduce[0] == pytest.approx(LATENCY + adapters * 4 / 2 / LINK, rel=1e-9)
+    assert costs.optimizer_step[0] == pytest.approx(LAUNCH + 30 * adapters / 2 / MEMORY, rel=1e-9)
+
+
+def test_experts_that_no_other_rank_has_are_not_summed() -> None:
+    moe = models["mixtral-8x7b"]
+    [time] = whole_model(units(moe, data=8, zero=2, expert=8)).gradient_reduce
+    experts = sum(moe.expert_parameters(layer) for layer in range(moe.layers))
+    assert time == pytest.approx(LATENCY + (moe.parameters - experts) * 4 * 7 / 8 / LINK, rel=1e-9)
+
+
+def test_zero_divides_the_optimizer_step() -> None:
+    [whole], [divided] = (whole_model(units(data=4, zero=zero)).optimizer_step for zero in (0, 1))
+    assert whole == pytest.approx(LAUNCH + 30 * MODEL.parameters / MEMORY, rel=1e-9)
+    assert divided == pytest.approx(LAUNCH + 30 * MODEL.parameters / 4 / MEMORY, rel=1e-9)
+
+
+def chronos(name: str = "chronos") -> Schedule:
+    return schedules[name](devices=2, micro_batches=8, chunks=2)
+
+
+def tail(schedule: Schedule | None = None, **options: int) -> float:
+    return step_tail(MODEL, cluster(), RunOptions(**options), pipeline=2, schedule=schedule)  # type: ignore[arg-type]
+
+
+def test_gradients_that_the_program_sums_are_not_in_the_tail() -> None:
+    on_device = MODEL.parameters / 2
+    gathered, stepped = 2 * on_device * 3 / 4 / LINK, 30 * on_device / 4 / MEMORY
+    assert tail(chronos("chronos-zero2"), data=4, zero=2) == pytest.approx(LATENCY + gathered + LAUNCH + stepped)
+    assert tail(chronos("chronos-zero2"), data=4) == pytest.approx(LAUNCH + 4 * stepped)
+
+
+def test_a_schedule_without_g_sums_all_in_the_tail() -> None:
+    scattered = 4 * MODEL.parameters / 2 * 3 / 4 / LINK
+    more = tail(chronos(), data=4, zero=2) - tail(chronos("chronos-zero2"), data=4, zero=2)
+    assert more == pytest.approx(scattered, rel=1e-9)
+    assert tail(chronos(), data=4, zero=2) == tail(data=4, zero=2)
+
+
+def test_stages_that_the_device_steps_are_in_the_tail_beside_hosted_ones() -> None:
+    hosted = offload_states(chronos(), chunks=[1])
+    assert tail(hosted) - LAUNCH == pytest.approx((tail(chronos()) - LAUNCH) / 2, rel=1e-9)
+
+
+def test_a_step_of_every_stage_inside_the_program_leaves_no_tail() -> None:
+    made = chronos()
+    orders = tuple(
+        (*order, *(Op(Kind.S, stage, 7) for stage in held))
+        for order, held in zip(made.orders, made.placement.stages_of, strict=True)
+    )
+    assert tail(replace(made, orders=orders)) == 0
+
+
+@pytest.mark.parametrize(("zero", "summed"), [(2, True), (1, False), (0, False)])
+def test_chronos_sums_inside_the_step_where_that_makes_room(zero: int, summed: bool) -> None:
+    made = plan(
+        models["llama-tiny"], Cluster.parse("4xA100-80GB"), micro_batches=4, planner="chronos", data=2, zero=zero,
+        sequence_length=128, effort=1.0,
+    )  # fmt: skip
+    assert any(op.kind is Kind.G for op in made.schedule.operations) == summed
+    assert all(time > 0 for time in made.costs.gradient_reduce)
+    assert tail_of(made) > 0
+
+
+def test_a_units_file_keeps_what_the_step_costs() -> None:
+    made = units(data=2, zero=1)
+    read = units_from_dict(units_to_dict(made))
+    assert whole_model(read).gradient_reduce == pytest.approx(whole_model(made).gradient_reduce)
+    assert whole_model(read).optimizer_step == pytest.approx(whole_model(made).optimizer_step)
+    assert not read.reduces_inside
