@@ -9,11 +9,11 @@ from debubble.simulator import Timeline
 from debubble.views import Scene, views
 
 
-def draw(folder: Path, *, toy: dict[int, dict[str, Timeline]], memory: Table, many: Table) -> tuple[Path, ...]:
+def draw(folder: Path, *, toy: dict[str, Timeline], memory: Table, many: Table) -> tuple[Path, ...]:
     """Write the pictures."""
     folder.mkdir(parents=True, exist_ok=True)
     places = tuple(folder / f"optpipe-figure-{number}.png" for number in (4, 5, 6))
-    scenes = [Scene.of(timeline, title=f"{name}: {timeline.makespan}") for name, timeline in toy[6].items()]
+    scenes = [Scene.of(timeline, title=f"{name}: {timeline.makespan}") for name, timeline in toy.items()]
     places[0].write_bytes(views["png"](scenes))
     _draw_memory(places[1], memory)
     _draw_many(places[2], many)

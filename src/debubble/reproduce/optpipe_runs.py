@@ -8,23 +8,27 @@ name asks for.  Sequence length 1024, no tensor or data parallelism, post-valida
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from debubble.costs import Cluster, Model, model_units
 from debubble.costs.units import Units
-from debubble.ir import DebubbleError, Number, Placement, RunOptions, Schedule, StageCosts
+from debubble.ir import DebubbleError, InfeasibleError, Op, Placement, RunOptions, Schedule, StageCosts
+from debubble.ir.effects import change
 from debubble.planners.partition import balanced_counts
 from debubble.planners.problem import cut
 from debubble.schedules import schedules
-from debubble.simulator import simulate
+from debubble.simulator import Timeline, simulate
 from debubble.solver.adaoffload import ada_offload, pipe_offload
 from debubble.solver.problem import OrderProblem
 
 LAYERS = {"1.5B": 40, "3.6B": 104, "7.1B": 208, "14.2B": 416}
 BASELINES: Mapping[str, str] = {"1F1B": "1f1b", "1F1B-I": "interleaved", "ZB": "zb-h2", "ZB-V": "zb-v"}
 METHODS = (*BASELINES, "PipeOffload", "OptPipe")
+
+MOVES = 2_000_000
+"""Of the search, for a single stage and micro-batch; a problem gets its share, so that all take about as long."""
 
 # Iteration times in ms as printed: GPUs, model, micro-batches, micro-batch size, then METHODS; None is "OOM".
 TABLE_1: tuple[tuple[int, str, int, int, tuple[float | None, ...]], ...] = (
@@ -77,9 +81,7 @@ class Setting:
 
     def costs(self, chunks: int, placement: Placement | None = None) -> StageCosts:
         """Stage costs without a limit, for so many chunks per device."""
-        units = _units(self.devices, self.model, self.size)
-        placement = placement or Placement.looped(self.devices, chunks)
-        return units.stage_costs(cut(units, balanced_counts(units, placement.stages)), placement).with_limit(None)
+        return _stage_costs(self.devices, self.model, self.size, placement or Placement.looped(self.devices, chunks))
 
     @cache  # noqa: B019 - a few dozen settings, each asked for several times
     def schedule(self, method: str) -> tuple[Schedule, StageCosts]:
@@ -112,16 +114,31 @@ def _units(devices: int, name: str, size: int) -> Units:
 
 
 @cache
+def _stage_costs(devices: int, model: str, size: int, placement: Placement) -> StageCosts:
+    units = _units(devices, model, size)
+    return units.stage_costs(cut(units, balanced_counts(units, placement.stages)), placement).with_limit(None)
+
+
+@cache
 def samples_needed(setting: Setting, method: str) -> float:
-    """Peak of a method's activations over the devices, in samples of one device's layers."""
+    """Peak of a baseline's activations over the devices, in samples of one device's layers."""
     schedule, costs = setting.schedule(method)
-    peaks = simulate(schedule, costs).peak_memory
     one = float(sum(costs.activation)) / setting.devices
-    held = max(float(peak - costs.static_of(d)) for d, peak in enumerate(peaks))
-    return held / one * setting.size
+    return max(_most_held(schedule, costs, order) for order in schedule.orders) / one * setting.size
 
 
-def fitted_samples(rows: list[tuple[Setting, Mapping[str, float | None]]]) -> float:
+def _most_held(schedule: Schedule, costs: StageCosts, order: Sequence[Op]) -> float:
+    """Bytes; where nothing but compute changes memory, the list alone says it."""
+    held = most = 0.0
+    for op in order:
+        allocated, freed = change(schedule, costs, op)
+        held += float(allocated)
+        most = max(most, held)
+        held -= float(freed)
+    return most
+
+
+def fitted_samples(rows: Sequence[tuple[Setting, Mapping[str, float | None]]]) -> float:
     """The room, in samples, under which most baselines fit where the paper's ran and break where they broke."""
     needed = [(samples_needed(s, method), printed[method]) for s, printed in rows for method in BASELINES]
     sizes = sorted({need for need, _ in needed})
@@ -134,60 +151,53 @@ def fitted_samples(rows: list[tuple[Setting, Mapping[str, float | None]]]) -> fl
     return best
 
 
-def step(setting: Setting, method: str, samples: float) -> float | None:
-    """Milliseconds of a baseline under the room, by its span; None if it does not fit."""
+OFFLOADING = {"PipeOffload": pipe_offload, "AdaOffload": ada_offload}
+
+
+@cache
+def attempt(setting: Setting, method: str, samples: float) -> Timeline | None:
+    """A baseline's timeline under the room; None if it does not fit."""
     try:
-        if method == "PipeOffload":
+        if method in OFFLOADING:
             costs = setting.limited(setting.costs(1), samples)
-            schedule = pipe_offload(costs, setting.micro_batches)
+            schedule = OFFLOADING[method](costs, setting.micro_batches)
         else:
             schedule, costs = setting.schedule(method)
             costs = setting.limited(costs, samples)
-        return 1000 * float(simulate(schedule, costs).span)
+        return simulate(schedule, costs)
     except DebubbleError:
         return None
 
 
-def searched(setting: Setting, samples: float, *, seconds: float) -> tuple[Schedule, StageCosts] | None:
-    """OptPipe's schedule: the best of a search from every baseline that fits, in the baseline's own placement."""
-    from debubble.solver.optimize import optimize
+@cache
+def searched(setting: Setting, samples: float) -> Timeline | None:
+    """OptPipe's timeline: the best order found from all baselines that fit; None if no order does.
 
-    found: list[tuple[Number, Schedule, StageCosts]] = []
-    for starts, costs in _starts(setting, samples):
-        problem = OrderProblem(
-            placement=starts[0].placement,
-            micro_batches=setting.micro_batches,
-            costs=costs,
-            offload=True,
-            objective="span",
-        )
-        try:
-            *_, best = optimize(problem, starts=starts, deadline=seconds / 3, use_cache=False)
-        except DebubbleError:
-            continue
-        found.append((best.value, best.schedule, costs))
-    if not found:
-        return None
-    _, schedule, costs = min(found, key=lambda entry: entry[0])
-    return schedule, costs
-
-
-def _starts(setting: Setting, samples: float) -> list[tuple[list[Schedule], StageCosts]]:
-    """Per placement, the schedules that fit it and its costs under the room."""
+    The search is in the paper's placement, one stage per device, and in that of a baseline that still beats it.
+    """
+    attempts = [attempt(setting, method, samples) for method in (*OFFLOADING, *BASELINES)]
+    baselines = sorted((timeline for timeline in attempts if timeline is not None), key=lambda t: t.span)
     plain = setting.limited(setting.costs(1), samples)
-    groups: list[tuple[list[Schedule], StageCosts]] = []
-    linear: list[Schedule] = []
-    for rule in (ada_offload, pipe_offload):
-        try:
-            linear.append(rule(plain, setting.micro_batches))
-        except DebubbleError:
-            continue
-    for method in BASELINES:
-        if step(setting, method, samples) is None:
-            continue
-        schedule, costs = setting.schedule(method)
-        if schedule.placement.chunks == 1:
-            linear.append(schedule)
-        else:
-            groups.append(([schedule], setting.limited(costs, samples)))
-    return [(linear, plain), *groups] if linear else groups
+    linear = [t.program.schedule for t in baselines if t.program.schedule.placement.chunks == 1]
+    best = _best_order(setting, plain, Placement.linear(setting.devices), linear[:1])
+    for timeline in baselines:
+        if best is None or timeline.span < best.span:
+            schedule, costs = timeline.program.schedule, timeline.program.costs
+            best = _best_order(setting, costs, schedule.placement, [schedule])
+    return best
+
+
+def _best_order(
+    setting: Setting, costs: StageCosts, placement: Placement, starts: Sequence[Schedule]
+) -> Timeline | None:
+    from debubble.solver.search import search
+
+    problem = OrderProblem(
+        placement=placement, micro_batches=setting.micro_batches, costs=costs, offload=True, objective="span"
+    )
+    steps = MOVES // (problem.stages * problem.micro_batches)
+    try:
+        *_, best = search(problem, starts=starts, steps=steps)
+    except InfeasibleError:
+        return None
+    return simulate(best.schedule, costs)
