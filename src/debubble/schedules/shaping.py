@@ -188,14 +188,17 @@ def room_within(placement: Placement, costs: StageCosts, activations: Number) ->
 def searched(
     schedule: Schedule, costs: StageCosts, room: Sequence[Number], *, objective: Objective, steps: int
 ) -> Schedule:
-    """The best of so many moves of local search from a schedule, within the same room."""
+    """The best of exact search, and of so many moves of local search, from a schedule, within the same room."""
     # The search compiles its kernel, which the other orders need not pay for.
-    from debubble.solver.problem import OrderProblem
-    from debubble.solver.search import search
+    from debubble.solver.bounds import lower_bound
+    from debubble.solver.problem import Incumbent, OrderProblem
+    from debubble.solver.tight import tightened
 
     limits = [room[d] + costs.static_of(d) for d in range(schedule.devices)]
     problem = OrderProblem.of(
         schedule, costs.with_limit(limits).replace(offload=None, reload=None), objective=objective
     )
-    *_, last = search(problem, starts=[schedule], steps=steps)
-    return replace(last.schedule, name=schedule.name)
+    best = Incumbent(schedule=schedule, value=problem.value(schedule), bound=lower_bound(problem), source="start")
+    for better in tightened(problem, best, steps=steps):
+        best = better
+    return replace(best.schedule, name=schedule.name)

@@ -3,8 +3,8 @@
 Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, section 3 (ZB-1p and ZB-2p; the paper's B is our I).
 
 The paper's heuristic builds its order micro-batch by micro-batch.  Here greedy rules and building blocks are tried, and
-the shortest order is taken; where memory is below 1F1B's and the best order is no longer any simple pattern, local
-search goes on from there.
+the shortest order is taken; where memory is below 1F1B's and the best order is no longer any simple pattern, exact and
+local search go on from there (solver/tight.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from debubble.ir import Number, Placement, Schedule, StageCosts
 from debubble.schedules.registry import schedule
 from debubble.schedules.shaping import Objective, room_within, shaped
 
-SEARCHED = 80_000_000
+SEARCHED = 60_000_000
 """Operations that local search may pass through below 1F1B's memory, unless a number of `steps` is asked for."""
 
 

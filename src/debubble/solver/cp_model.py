@@ -1,9 +1,8 @@
 """The exact model: constraint programming with interval variables (CP-SAT).
 
 Per (stage, micro-batch): F, the backward (I and W, or B), and as options O with L, and R.  Every lane is a no-overlap,
-every device's memory a cumulative over the intervals in which something is resident: from F's start to the backward's
-end, or to the offload's end and again from the reload's start; then what W needs until W's end.  Micro-batches keep
-their order within each kind of a stage, which loses nothing when they are alike.
+and every device's memory is limited (cp_memory.py).  Micro-batches keep their order within each kind of a stage, which
+loses nothing when they are alike.
 
 Times and sizes are whole numbers of a grid, rounded in favour of the schedule, so that the bound always holds.
 """
@@ -12,12 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from debubble.ir import Kind, Lane, Number, Op, Schedule
-from debubble.ir.effects import change, duration
+from debubble.ir.effects import duration
+from debubble.solver.cp_memory import Variables, limit_memory
 from debubble.solver.problem import OrderProblem
 
 GRID = 2**20
@@ -39,32 +39,30 @@ class Model:
     """Time of one step of the grid."""
 
 
-def build(problem: OrderProblem, *, horizon: Number, exact: Collection[int] | None = None) -> Model:
-    """The model of all schedules that take at most `horizon`.
+def build(
+    problem: OrderProblem,
+    *,
+    horizon: Number,
+    exact: Collection[int] | None = None,
+    weights: Collection[int] | None = None,
+) -> Model:
+    """The model of all schedules that take at most `horizon`, or of a relaxation.
 
-    `exact`: the devices whose lanes and memory count; the others are delays only, which makes a relaxation.
+    `exact`: the devices whose lanes and memory count; the others are delays only.  `weights`: those of them where a W
+    takes the lane; elsewhere it runs beside others, and for the memory it ends together with its I.
     """
-    return _Builder(problem, horizon, range(problem.devices) if exact is None else exact).run()
-
-
-@dataclass
-class _Resident:
-    """What lies in a device's memory: interval variables and their sizes."""
-
-    intervals: list[Any] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-
-    def add(self, interval: Any, size: int) -> None:
-        if size:
-            self.intervals.append(interval)
-            self.sizes.append(size)
+    everyone = range(problem.devices)
+    exact = everyone if exact is None else exact
+    return _Builder(problem, horizon, exact, exact if weights is None else weights).run()
 
 
 class _Builder:
-    def __init__(self, problem: OrderProblem, horizon: Number, exact: Collection[int]) -> None:
+    def __init__(
+        self, problem: OrderProblem, horizon: Number, exact: Collection[int], weights: Collection[int]
+    ) -> None:
         from ortools.sat.python import cp_model
 
-        self.problem, self.exact = problem, exact
+        self.problem, self.exact, self.weights = problem, exact, weights
         self.cp = cp_model.CpModel()
         costs = problem.costs
         pairs = [(s, j) for s in range(problem.stages) for j in range(problem.micro_batches)]
@@ -79,7 +77,10 @@ class _Builder:
         self.ends: dict[Op, Any] = {}
         self.present: dict[Op, Any] = {}
         self.lanes: dict[tuple[int, Lane, int], list[Any]] = {}
-        self.memory = [_Resident() for _ in range(problem.devices)]
+        self.variables = Variables(
+            problem=problem, cp=self.cp, starts=self.starts, ends=self.ends, present=self.present,
+            template=self.template, horizon=self.horizon, size_unit=self.size_unit,
+        )  # fmt: skip
 
     def run(self) -> Model:
         problem = self.problem
@@ -92,10 +93,7 @@ class _Builder:
         for intervals in self.lanes.values():
             self.cp.add_no_overlap(intervals)
         for device in self.exact:
-            limit = problem.costs.limit_of(device)
-            if limit is not None:
-                room = math.floor((limit - problem.costs.static_of(device)) / self.size_unit + 1e-9)
-                self.cp.add_cumulative(self.memory[device].intervals, self.memory[device].sizes, room)
+            limit_memory(self.variables, device, weights=device in self.weights)
         objective = self._objective()
         return Model(
             problem=problem, cp=self.cp, starts=self.starts, ends=self.ends, present=self.present,
@@ -103,68 +101,43 @@ class _Builder:
         )  # fmt: skip
 
     def _micro_batch(self, stage: int, j: int) -> None:
-        problem, device = self.problem, self.problem.placement.device_of[stage]
-        counts, memory = device in self.exact, self.memory[device]
-        backward = Op(Kind.I if problem.split else Kind.B, stage, j)
-        forward = self._operation(Op(Kind.F, stage, j))
+        problem = self.problem
+        forward, backward = Op(Kind.F, stage, j), Op(Kind.I if problem.split else Kind.B, stage, j)
+        self._operation(forward)
         self._operation(backward)
         self.cp.add(self.starts[backward] >= self.ends[forward])
         if problem.split:
-            weight = self._operation(Op(Kind.W, stage, j))
+            weight = Op(Kind.W, stage, j)
+            self._operation(weight)
             self.cp.add(self.starts[weight] >= self.ends[backward])
-        if not counts:
+        if problem.placement.device_of[stage] not in self.exact:
             return
-        if problem.split:
-            memory.add(self._between(self.ends[backward], self.ends[weight]), self._size(weight, 1))
-        memory.add(self._between(self.starts[backward], self.ends[backward]), self._size(backward, 0))
-        moved = self._offload(stage, j, backward)
-        kept, kept_at_least = self._size(forward, 0), self._size(forward, 0, recomputed=True)
-        always = self._between(self.starts[forward], self.ends[backward])
-        if not problem.recompute:
-            memory.add(always, kept - moved)
-            return
-        memory.add(always, kept_at_least)
-        recompute = Op(Kind.R, stage, j)
-        literal = self._operation(recompute, recomputed=True, optional=True)
-        self.cp.add(self.starts[recompute] >= self.ends[forward])
-        self.cp.add(self.starts[backward] >= self.ends[recompute]).only_enforce_if(self.present[literal])
-        dropped, is_present = kept - kept_at_least, self.present[recompute]
-        memory.add(self._between(self.starts[forward], self.ends[backward], unless=[is_present, *self._away(stage, j)]),
-                   dropped)  # fmt: skip
-        memory.add(self._between(self.starts[recompute], self.ends[backward], when=is_present), dropped)
+        if problem.offload and self.variables.size(Op(Kind.O, stage, j), 1):
+            self._offload(forward, backward)
+        if problem.recompute:
+            recompute = Op(Kind.R, stage, j)
+            self._operation(recompute, recomputed=True, optional=True)
+            self.cp.add(self.starts[recompute] >= self.ends[forward])
+            self.cp.add(self.starts[backward] >= self.ends[recompute]).only_enforce_if(self.present[recompute])
 
-    def _offload(self, stage: int, j: int, backward: Op) -> int:
-        """O and L as options; returns the size of what they take out of the way."""
-        problem, memory = self.problem, self.memory[self.problem.placement.device_of[stage]]
-        moved = self._size(Op(Kind.O, stage, j), 1) if problem.offload else 0
-        if not moved:
-            return 0
-        out, back, forward = Op(Kind.O, stage, j), Op(Kind.L, stage, j), Op(Kind.F, stage, j)
+    def _offload(self, forward: Op, backward: Op) -> None:
+        """O and L as options."""
+        out, back = forward._replace(kind=Kind.O), forward._replace(kind=Kind.L)
         self._operation(out, optional=True)
         away = self.present[back] = self.present[out]
         self._operation(back, optional=True)
         self.cp.add(self.starts[out] >= self.ends[forward])
         self.cp.add(self.starts[back] >= self.ends[out]).only_enforce_if(away)
         self.cp.add(self.starts[backward] >= self.ends[back]).only_enforce_if(away)
-        stays, goes, comes = (self.starts[forward], self.ends[backward]), self.ends[out], self.starts[back]
-        if not problem.recompute:
-            memory.add(self._between(*stays, unless=[away]), moved)
-        memory.add(self._between(stays[0], goes, when=away), moved)
-        memory.add(self._between(comes, stays[1], when=away), moved)
-        return moved
 
-    def _away(self, stage: int, j: int) -> list[Any]:
-        out = Op(Kind.O, stage, j)
-        return [self.present[out]] if out in self.present else []
-
-    def _operation(self, op: Op, *, recomputed: bool = False, optional: bool = False) -> Op:
+    def _operation(self, op: Op, *, recomputed: bool = False, optional: bool = False) -> None:
         """Start, end and (on a lane that counts) interval of an operation."""
         time = math.floor(self._time(op, recomputed) / self.unit + 1e-9)
         start = self.starts[op] = self.cp.new_int_var(0, self.horizon, op.name)
         end = self.ends[op] = start + time
         device = self.problem.placement.device_of[op.stage]
-        if device not in self.exact:
-            return op
+        if device not in (self.weights if op.kind is Kind.W else self.exact):
+            return
         key = self._lane(op.kind, device)
         if optional:
             literal = self.present.setdefault(op, self.cp.new_bool_var(f"{op.name} there"))
@@ -175,7 +148,6 @@ class _Builder:
             interval = self.cp.new_fixed_size_interval_var(start, time, op.name)
         self.lanes.setdefault(key, []).append(interval)
         self.cp.add(end <= self.horizon) if not optional else None
-        return op
 
     def _lane(self, kind: Kind, device: int) -> tuple[int, Lane, int]:
         if kind not in (Kind.O, Kind.L):
@@ -183,24 +155,6 @@ class _Builder:
         costs = self.problem.costs
         shared = next((min(g) for g in costs.link_groups if device in g), device)
         return shared, Lane.D2H if kind is Kind.O or costs.host_link == "half-duplex" else Lane.H2D, 0
-
-    def _between(self, start: Any, end: Any, *, when: Any = None, unless: Iterable[Any] = ()) -> Any:
-        """The interval between two moments, there if `when` and none of `unless` hold."""
-        excluded = list(unless)
-        length = self.cp.new_int_var(0, self.horizon, "")
-        if when is None and not excluded:
-            return self.cp.new_interval_var(start, length, end, "")
-        literal = when
-        if literal is None:
-            literal = ~excluded[0] if len(excluded) == 1 else self._none_of(excluded)
-        return self.cp.new_optional_interval_var(start, length, end, literal, "")
-
-    def _none_of(self, literals: list[Any]) -> Any:
-        none = self.cp.new_bool_var("")
-        self.cp.add_bool_or([none, *literals])
-        for literal in literals:
-            self.cp.add_implication(none, ~literal)
-        return none
 
     def _messages(self) -> None:
         """Data between stages; an exclusive link carries one message at a time."""
@@ -256,11 +210,6 @@ class _Builder:
         if op.kind in (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B, Kind.G, Kind.D, Kind.S, Kind.P):
             return 0
         return duration(self.template[recomputed], self.problem.costs, op, Lane.COMPUTE)
-
-    def _size(self, op: Op, which: int, *, recomputed: bool = False) -> int:
-        """Bytes that an operation allocates (which = 0) or frees (1), in steps of the grid."""
-        size = change(self.template[recomputed], self.problem.costs, op)[which]
-        return math.floor(size / self.size_unit + 1e-9)
 
 
 def grid(values: Iterable[Number]) -> Number:

@@ -18,6 +18,9 @@ from debubble.solver.cp_model import Model, build, schedule_of
 from debubble.solver.problem import Incumbent, OrderProblem
 
 COMPUTE = (Kind.F, Kind.I, Kind.B, Kind.W, Kind.R)
+ROOMY = 4
+"""Horizon, in the value to beat: where any order fits below it, a first solution and good bounds come at once; with a
+horizon as short as the value the solver stays in a hard search for feasibility."""
 
 
 def solve(
@@ -25,20 +28,23 @@ def solve(
     best: Incumbent,
     *,
     seconds: float,
+    work: float | None = None,
     seed: int = 0,
     workers: int = 1,
     free: frozenset[Op] | None = None,
 ) -> Iterator[Incumbent]:
     """Improve an incumbent, or prove it optimal: yields it anew whenever schedule or bound got better.
 
-    `free`: only these operations may change their place in their lists; the result then says nothing of the bound.
+    `work`: a limit in the solver's own unit, some seconds of one core; where it comes first, and with one worker, the
+    result depends on the seed alone.  `free`: only these operations may change their place in their lists; the result
+    then says nothing of the bound.
     """
-    model = build(problem, horizon=best.value)
+    model = build(problem, horizon=best.value if free is not None else ROOMY * best.value)
     hint(model, best.schedule)
     if free is not None:
         fix_order(model, best.schedule, free)
     model.cp.add(model.objective >= math.floor(best.bound / model.unit))
-    solver = _solver(seconds, seed, workers)
+    solver = solver_of(seconds=seconds, work=work, seed=seed, workers=workers)
     begin = time.monotonic()
     for schedule, bound in _stream(solver, model):
         known = best.bound if free is not None else min(max(best.bound, bound * model.unit), best.value)
@@ -59,7 +65,12 @@ def solve(
 def device_bound(problem: OrderProblem, device: int, *, horizon: Number, seconds: float, workers: int = 1) -> Number:
     """A lower bound: this device's lanes and memory exact, the other devices as delays."""
     model = build(problem, horizon=horizon, exact=(device,))
-    solver = _solver(seconds, 0, workers)
+    solver = solver_of(seconds=seconds, workers=workers)
+    return proven(solver, model, horizon)
+
+
+def proven(solver: Any, model: Model, horizon: Number) -> Number:
+    """What a solver proves of a model's objective, at most the horizon that the model has."""
     status = solver.solve(model.cp)
     if solver.status_name(status) == "INFEASIBLE":
         return horizon
@@ -91,11 +102,14 @@ def fix_order(model: Model, schedule: Schedule, free: frozenset[Op]) -> None:
             model.cp.add(literal == (op in there))
 
 
-def _solver(seconds: float, seed: int, workers: int) -> Any:
+def solver_of(*, seconds: float, work: float | None = None, seed: int = 0, workers: int = 1) -> Any:
+    """A CP-SAT solver with these limits."""
     from ortools.sat.python import cp_model
 
     solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = max(seconds, 0.01)
+    solver.parameters.max_time_in_seconds = min(max(seconds, 0.01), 1e6)
+    if work is not None:
+        solver.parameters.max_deterministic_time = work
     solver.parameters.random_seed = seed
     solver.parameters.num_workers = workers
     return solver

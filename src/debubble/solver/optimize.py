@@ -1,7 +1,8 @@
 """The engine: every method in turn on one problem, as one stream of better schedules and better bounds.
 
-Local search finds, CP-SAT proves: small problems are given to CP-SAT after a short search; large ones are searched,
-with bounds from single devices and, where the search stalls, neighbourhoods solved by CP-SAT.
+Local search finds, CP-SAT proves: small problems, and those where nothing is moved, are given to CP-SAT after a short
+search; large ones are searched, with bounds from relaxations and, where the search stalls, neighbourhoods solved by
+CP-SAT.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from debubble.solver.cp_sat import device_bound, solve
 from debubble.solver.patterns import periodic
 from debubble.solver.problem import Incumbent, OrderProblem
 from debubble.solver.search import Clock, improve, search
+from debubble.solver.tight import LARGEST, skeleton_bound
 
 PROVABLE = 72
 """Stages x micro-batches up to which CP-SAT usually closes the gap."""
@@ -65,7 +67,8 @@ def _methods(
     if pairs >= LARGE:
         pattern = periodic(problem, seconds=min(left() / 4, 10.0), seed=seed)
         candidates.extend(() if pattern is None else (pattern,))
-    first = max(0.5, left() * (0.1 if pairs <= PROVABLE else 0.6))
+    only_order = pairs <= LARGEST and not (problem.offload or problem.recompute)
+    first = max(0.5, left() * (0.1 if only_order or pairs <= PROVABLE else 0.6))
     best: Incumbent | None = None
     for best in search(problem, starts=candidates, deadline=first, seed=seed):
         yield best
@@ -75,8 +78,18 @@ def _methods(
     if pairs <= PROVABLE:
         yield from solve(problem, best, seconds=left(), seed=seed, workers=workers)
         return
-    best = replace(best, bound=max(best.bound, single_device_bounds(problem, best.value, seconds=min(5, left() / 4))))
+    if problem.offload or problem.recompute:
+        best = replace(
+            best, bound=max(best.bound, single_device_bounds(problem, best.value, seconds=min(5, left() / 4)))
+        )
+    else:
+        for incumbent in solve(problem, best, seconds=left() / 2, seed=seed, workers=workers):
+            best = incumbent
+            yield best
+        best = replace(best, bound=skeleton_bound(problem, horizon=best.value, seconds=left() / 2, bound=best.bound))
     yield best
+    if best.optimal:
+        return
     for turn in itertools.count(1):
         slot = min(left(), max(2.0, deadline / 10))
         for incumbent in improve(problem, best, clock=Clock.starting(slot), steps=None, seed=seed + turn):

@@ -1,0 +1,100 @@
+"""Orders under tight memory: the staircase is exact, the skeleton's bound holds, coarse times are proven optimal."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from debubble.ir import DebubbleError, Number, Placement, StageCosts
+from debubble.solver.bounds import lower_bound
+from debubble.solver.problem import Incumbent, OrderProblem
+from debubble.solver.search import search
+from debubble.solver.staircase import staircase
+from debubble.solver.starts import constructed
+from debubble.solver.tight import skeleton_bound, tightened
+from tests.strategies import stage_costs
+
+
+def problem_of(
+    p: int, m: int, limit: int, *, times: tuple[int, int, int, int] = (1, 1, 1, 0), **sizes: int
+) -> OrderProblem:
+    forward, backward_input, backward_weight, communication = times
+    costs = StageCosts.of(
+        stages=p, forward=forward, backward_input=backward_input, backward_weight=backward_weight,
+        communication=communication, memory_limit=limit, **sizes,
+    )  # fmt: skip
+    return OrderProblem(placement=Placement.linear(p), micro_batches=m, costs=costs)
+
+
+def start(problem: OrderProblem) -> Incumbent:
+    values: list[Incumbent] = []
+    for schedule in constructed(problem):
+        try:
+            value = problem.value(schedule)
+        except DebubbleError:
+            continue
+        values.append(Incumbent(schedule=schedule, value=value, bound=lower_bound(problem), source="start"))
+    return min(values, key=lambda incumbent: incumbent.value)
+
+
+@given(
+    room=st.integers(0, 40), kept=st.integers(1, 8), input_frees=st.integers(0, 8), weight_frees=st.integers(0, 8),
+    forwards=st.integers(1, 7),
+)  # fmt: skip
+def test_the_corners_are_exactly_the_least_that_fits(
+    room: int, kept: int, input_frees: int, weight_frees: int, forwards: int
+) -> None:
+    stairs = staircase(room=room, kept=kept, input_frees=input_frees, weight_frees=weight_frees, forwards=forwards)
+    for j, corners in enumerate(stairs):
+        for a in range(j + 1):
+            for b in range(a + 1):
+                fits = kept * (j + 1) - input_frees * a - weight_frees * b <= room
+                assert fits == any(a >= x and b >= y for x, y in corners)
+        assert all(x == y or not (x[0] <= y[0] and x[1] <= y[1]) for x in corners for y in corners)
+
+
+@given(data=st.data())
+@settings(max_examples=12, deadline=None)
+def test_no_order_that_is_found_beats_the_skeleton(data: st.DataObject) -> None:
+    p, m = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 5))
+    costs = data.draw(stage_costs(stages=p)).with_limit(data.draw(st.integers(19, 60)))
+    problem = OrderProblem(placement=Placement.linear(p), micro_batches=m, costs=costs)
+    *_, best = search(problem, steps=2000)
+    assert skeleton_bound(problem, horizon=2 * best.value, seconds=60) <= best.value
+
+
+@pytest.mark.parametrize(
+    ("limit", "sizes", "optimum"),
+    [
+        (2, {"activation": 1, "activation_after_input": 1}, 41),
+        (3, {"activation": 1, "activation_after_input": 1}, 31),
+        (4, {"activation": 2, "activation_after_input": 1}, 41),
+        (6, {"activation": 2, "activation_after_input": 1}, 31),
+    ],
+)
+def test_what_was_proven_by_other_means_is_proven_again(limit: int, sizes: dict[str, int], optimum: Number) -> None:
+    problem = problem_of(4, 8, limit, **sizes)
+    *_, best = tightened(problem, start(problem), steps=0)
+    assert (best.value, best.bound) == (optimum, optimum)
+    assert skeleton_bound(problem, horizon=2 * optimum, seconds=60) <= optimum
+
+
+def test_the_skeleton_sees_that_micro_batches_must_pass_each_other() -> None:
+    problem = problem_of(4, 8, 2, activation=1, activation_after_input=1)
+    assert lower_bound(problem) < skeleton_bound(problem, horizon=60, seconds=60) == 41
+
+
+def test_the_same_seed_gives_the_same_schedule() -> None:
+    problem = problem_of(4, 8, 2, times=(10, 11, 9, 1), activation=1, activation_after_input=1)
+    first, second = ([i.schedule for i in tightened(problem, start(problem), steps=2000)] for _ in range(2))
+    assert first[-1] == second[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("limit", "optimum"), [(4, 151), (5, 127), (6, 109), (7, 106)])
+@pytest.mark.parametrize("remains", [1, 2])
+def test_32_micro_batches_on_8_stages_are_proven_optimal(limit: int, optimum: int, remains: int) -> None:
+    problem = problem_of(8, 32, 2 * limit, activation=2, activation_after_input=remains)
+    *_, best = tightened(problem, start(problem), steps=0)
+    assert (best.value, best.bound) == (optimum, optimum)
