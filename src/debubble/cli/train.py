@@ -84,4 +84,4 @@ def train(
     checked = check(options)
     from debubble.runtime.launcher import packed, start
 
-    start("debubble.training.rank", packed(options), ranks=checked.devices * checked.options.data)
+    start("debubble.training.rank", packed(options), ranks=checked.ranks)

@@ -48,6 +48,8 @@ class RunOptions:
     dtype: str = "bf16"
     lora: int = 0
     """Rank of the low-rank adapters that are trained instead of the model's own parameters; 0: those are."""
+    post_validation: bool = False
+    """Whether devices update before the norm of all gradients is known, with copies that take that back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +89,11 @@ class Plan:
     @property
     def devices(self) -> int:
         return self.schedule.devices
+
+    @property
+    def ranks(self) -> int:
+        """Processes that run it."""
+        return self.devices * self.options.tensor * self.options.data
 
     @property
     def micro_batches(self) -> int:

@@ -9,14 +9,16 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from debubble.ir import InputError, Kind, Plan, Schedule
+from debubble.ir import InputError, Kind, Plan, RunOptions, Schedule
 from debubble.runtime.families import read_shape
 from debubble.runtime.hf_names import HEAD_TABLE
 from debubble.runtime.lora import Adapters, given_adapters, new_adapters, plain_name
 from debubble.runtime.memory import Ledger
 from debubble.runtime.models import TABLE, add_adapters, build_stage, model_units
 from debubble.runtime.replicas import Replicas
+from debubble.runtime.shape import Shape
 from debubble.runtime.stage import Stage
+from debubble.runtime.tensor_parallel import TensorGroup
 from debubble.runtime.units import Unit
 from debubble.runtime.weights import StageWeights, Working
 
@@ -53,14 +55,14 @@ def check_runnable(plan: Plan, ranks: int) -> None:
     if plan.model is None:
         raise InputError("The plan has no model: only plans made for a model can run.")
     options = plan.options
-    if options.tensor > 1 or options.context > 1:
-        raise InputError("The runtime runs pipeline and data parallelism; make the plan with tensor and context 1.")
+    if options.context > 1:
+        raise InputError("The runtime runs pipeline, data and tensor parallelism; make the plan with context 1.")
     if options.zero > 2:
         raise InputError("The runtime keeps whole parameters on every replica; make the plan with zero 2 or less.")
-    if ranks != plan.devices * options.data:
+    if ranks != plan.ranks:
         raise InputError(
-            f"The plan needs {plan.devices * options.data} ranks ({plan.devices} pipeline devices x {options.data} data"
-            f" parallel), but {ranks} were started."
+            f"The plan needs {plan.ranks} ranks ({plan.devices} pipeline devices x {options.tensor} tensor x"
+            f" {options.data} data parallel), but {ranks} were started."
         )
     if options.dtype not in DTYPES:
         raise InputError(f"The runtime computes in {', '.join(DTYPES)}, not in '{options.dtype}'.")
@@ -72,18 +74,28 @@ def check_runnable(plan: Plan, ranks: int) -> None:
     stepped = {op.stage for op in plan.schedule.operations if op.kind is Kind.S}
     if read_shape(plan.model).tied and stepped & {0, plan.schedule.stages - 1} and tied_devices(plan):
         raise InputError("The plan steps a stage with a tied table inside the step; untie it or step it afterwards.")
+    if options.tensor > 1:
+        _check_divisible(read_shape(plan.model), options)
 
 
-def check_follows(before: Plan, after: Plan) -> None:
-    """Refuse to go on with a plan that differs from the one before in more than the order of operations."""
-
-    def fixed(plan: Plan) -> tuple[object, ...]:
-        s = plan.schedule
-        beside = {op for op in s.operations if op.kind in (Kind.G, Kind.D, Kind.S, Kind.P)}
-        return plan.model, plan.options, plan.partition, s.placement, s.micro_batches, s.peers, beside
-
-    if fixed(before) != fixed(after):
-        raise InputError("The plan is not another order of the stages that run: only such a one can be gone on with.")
+def _check_divisible(shape: Shape, options: RunOptions) -> None:
+    """Refuse tensor parallelism where the units cannot be divided among so many ranks."""
+    for what, size in (
+        ("attention heads", shape.heads), ("key-value heads", shape.kv_heads), ("columns of the MLP", shape.ffn),
+        ("tokens of the vocabulary", shape.vocab),
+    ):  # fmt: skip
+        if size % options.tensor:
+            raise InputError(f"{size} {what} cannot be divided among {options.tensor} tensor-parallel ranks.")
+    reasons = {
+        "GPT-2's fused projections": shape.is_gpt2,
+        "mixtures of experts": any(layer.experts is not None for layer in shape.per_layer),
+        "biases of output projections": shape.output_bias or shape.mlp_bias,
+        "dropout": shape.attention_dropout > 0,
+        "LoRA adapters": options.lora > 0,
+    }
+    for what, found in reasons.items():
+        if found:
+            raise InputError(f"Tensor parallelism cannot divide {what}: make the plan with tensor 1.")
 
 
 def build_part(
@@ -95,8 +107,9 @@ def build_part(
     on: torch.device,
     ledger: Ledger,
     replicas: Replicas,
+    group: TensorGroup,
 ) -> DevicePart:
-    """The stages of one device, on the torch device `on`."""
+    """The stages of one device, or what this rank of its `group` has of them, on the torch device `on`."""
     assert plan.model is not None
     shape, dtype = read_shape(plan.model), DTYPES[plan.options.dtype]
     wide = torch.float64 if dtype is torch.float64 else torch.float32
@@ -112,8 +125,11 @@ def build_part(
     if shape.tied and {TABLE[shape.is_gpt2], HEAD_TABLE} <= named.keys():
         share(built.values(), named[HEAD_TABLE], named[TABLE[shape.is_gpt2]])
     part, working = DevicePart(adapters=adapters), Working(dtype, on, replicas)
+    shards: dict[nn.Parameter, nn.Parameter] = {}
     for stage, units in built.items():
-        part.weights[stage] = StageWeights(units, working, on_host=stage in plan.schedule.host_steps)
+        divided = {n: dim for unit in units for n, dim in unit.divide(group, shards).items()} if group.size > 1 else {}
+        on_host = stage in plan.schedule.host_steps
+        part.weights[stage] = StageWeights(units, working, on_host=on_host, group=group, divided=divided)
         part.stages[stage] = Stage(units, plan.partition[stage], ledger)
         ledger.exclude(t for unit in units for t in (*unit.parameters(), *unit.buffers()))
     part.prepare(plan.schedule)

@@ -71,10 +71,10 @@ def save_pretrained(pipeline: Pipeline, folder: str | Path) -> None:
     family = read_shape(plan.model or {}).family
     tensors = {n: t.contiguous() for name, whole in own.items() for n, t in stored(name, whole, family).items()}
     shard = f"model-{pipeline.device + 1:05}-of-{plan.devices:05}.safetensors"
-    if ranks.replica == 0:
+    if ranks.replica == ranks.part == 0:
         _write(tensors, folder / shard)
     # Whoever knows of all shards knows that they are written.
-    told = ranks.transport.gather((shard, [(name, t.nbytes) for name, t in tensors.items()]))[: plan.devices]
+    told = ranks.of_devices(ranks.transport.gather((shard, [(name, t.nbytes) for name, t in tensors.items()])))
     if ranks.transport.rank == 0:
         index = {
             "metadata": {"total_size": sum(size for _, held in told for _, size in held)},
@@ -89,7 +89,7 @@ def _save_adapters(pipeline: Pipeline, adapters: Adapters, folder: Path) -> None
     """What peft's `from_pretrained` opens: one file, which rank 0 writes, because adapters are small."""
     ranks = pipeline.ranks
     state = {PREFIX + name: t.cpu() for name, t in pipeline.state_dict().items() if is_adapter(name)}
-    parts = ranks.transport.gather(state)[: pipeline.plan.devices]
+    parts = ranks.of_devices(ranks.transport.gather(state))
     if ranks.transport.rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
         _write({name: t.contiguous() for part in parts for name, t in part.items()}, folder / WEIGHTS)

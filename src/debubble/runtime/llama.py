@@ -11,6 +11,7 @@ from debubble.runtime.attention import attention, rotary_table, rotate
 from debubble.runtime.operators import Linear, RMSNorm, activation
 from debubble.runtime.shape import Shape
 from debubble.runtime.tape import Operators
+from debubble.runtime.tensor_parallel import embed_divided
 from debubble.runtime.units import MicroBatch, Unit, norm
 
 
@@ -18,6 +19,7 @@ class LlamaEmbedding(Unit):
     """The table's rows of the tokens, scaled in some families."""
 
     prefix = "model."
+    columns = ("embed_tokens",)
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -29,7 +31,8 @@ class LlamaEmbedding(Unit):
         return y
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        y: Tensor = self.embed_tokens(tokens)
+        whole = self.group.size == 1
+        y: Tensor = self.embed_tokens(tokens) if whole else embed_divided(tokens, self.embed_tokens, self.group)
         # The models were trained with the scale in the run's dtype.
         return y if self.scale == 1 else y * float(torch.tensor(self.scale, dtype=torch.float32).to(y.dtype))
 
@@ -50,6 +53,9 @@ class _Projections(nn.Module):
 class LlamaAttention(Unit):
     """x + o(core(rotate(q(n)), rotate(k(n)), v(n))) with n = norm(x); Gemma 2 and 3 norm the summand too."""
 
+    columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    rows = ("self_attn.o_proj",)
+
     def __init__(self, shape: Shape, layer: int) -> None:
         super().__init__()
         self.prefix = f"model.layers.{layer}."
@@ -61,7 +67,7 @@ class LlamaAttention(Unit):
         self._table: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
-        h = op("norm", self.input_layernorm, x)
+        h = self.group.enter(op("norm", self.input_layernorm, x))
         q, k, v = op("projections", self._project, h)
         shape = self.shape
         core = partial(
@@ -69,7 +75,7 @@ class LlamaAttention(Unit):
             dropout=shape.attention_dropout if self.training else 0.0, seed=self.seed(micro_batch, 0),
         )  # fmt: skip
         a = op("core", core, q, k, v).transpose(1, 2).flatten(2)
-        y = op("output", self.self_attn.o_proj, a)
+        y = op("output", self._output, a)
         if self.post_attention_layernorm is not None:
             y = op("norm", self.post_attention_layernorm, y)
         total: Tensor = y + x
@@ -79,9 +85,12 @@ class LlamaAttention(Unit):
         attn, size = self.self_attn, self.shape.head_dim
         q, k, v = (p(h).unflatten(-1, (-1, size)) for p in (attn.q_proj, attn.k_proj, attn.v_proj))
         if self.shape.qk_norm:
-            q, k = attn.q_norm(q), attn.k_norm(k)
+            q, k = (norm(t, self.group.enter(norm.weight)) for norm, t in ((attn.q_norm, q), (attn.k_norm, k)))
         table = self._rotary(h)
         return rotate(q.transpose(1, 2), *table), rotate(k.transpose(1, 2), *table), v.transpose(1, 2)
+
+    def _output(self, a: Tensor) -> Tensor:
+        return self.group.leave(self.self_attn.o_proj(a))
 
     def _rotary(self, h: Tensor) -> tuple[Tensor, Tensor]:
         table = self._table
@@ -103,6 +112,9 @@ class _Gated(nn.Module):
 class LlamaMlp(Unit):
     """x + down(activation(gate(n)) up(n)) with n = norm(x)."""
 
+    columns = ("mlp.gate_proj", "mlp.up_proj")
+    rows = ("mlp.down_proj",)
+
     def __init__(self, shape: Shape, layer: int) -> None:
         super().__init__()
         self.prefix = f"model.layers.{layer}."
@@ -117,11 +129,15 @@ class LlamaMlp(Unit):
 
     def body(self, h: Tensor, op: Operators) -> Tensor:
         """The gated MLP alone, without norm and residual addition."""
+        h = self.group.enter(h)
         gate = op("projections", self.mlp.gate_proj, h)
         up = op("projections", self.mlp.up_proj, h)
         product = op("multiply", torch.mul, op("activation", self.activation, gate), up)
-        y: Tensor = op("output", self.mlp.down_proj, product)
+        y: Tensor = op("output", self._output, product)
         return y
+
+    def _output(self, product: Tensor) -> Tensor:
+        return self.group.leave(self.mlp.down_proj(product))
 
 
 class GemmaMlp(LlamaMlp):

@@ -192,8 +192,9 @@ class RMSNorm(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.empty(size))
         self.eps, self.offset = eps, offset
 
-    def forward(self, x: Tensor) -> Tensor:
-        return call(_RMSNorm, x, self.weight, self.eps, self.offset)
+    def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
+        """`weight`: what stands for the parameter in the graph, if not itself."""
+        return call(_RMSNorm, x, self.weight if weight is None else weight, self.eps, self.offset)
 
 
 def drop(x: Tensor, p: float, seed: int) -> Tensor:

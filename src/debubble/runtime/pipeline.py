@@ -41,7 +41,7 @@ class Pipeline:
     `model` is None (units are built from the plan's model, the same on any ranks for the same `seed`), or a Hugging
     Face model, whose parameters this rank's units take over.  Every rank constructs its Pipeline after
     torch.distributed is initialised, or under torchrun: then it is initialised here.  Ranks of one pipeline are
-    consecutive: rank = replica x devices + device.
+    consecutive: rank = (replica x devices + device) x tensor + part.
 
     `optimizer` makes the optimizer of a list of parameters, for `update`, and for the stages that the plan steps
     inside the step.  Without it, give `parameters()` to an optimizer of your own.
@@ -74,7 +74,7 @@ class Pipeline:
         self._saved, self._mail = Ledger(self._lanes.device), Ledger(self._lanes.device)
         self._part = build_part(
             plan, self.device, model=model, seed=seed, on=self._lanes.device, ledger=self._saved,
-            replicas=self.ranks.over_replicas,
+            replicas=self.ranks.over_replicas, group=self.ranks.tensor,
         )  # fmt: skip
         program = lower(plan.schedule, plan.costs)
         self.ranks.open(program, seed=seed, own_model=model is None)
@@ -311,8 +311,8 @@ class Pipeline:
 
     def gather_trace(self) -> Trace:
         """The whole trace of the last step, on every rank (of replica 0's ranks).  All ranks call it."""
-        parts = self.ranks.transport.gather(self.trace().to_json())
-        return Trace.joined([Trace.from_json(part) for part in parts[: self.plan.devices]])
+        parts = self.ranks.of_devices(self.ranks.transport.gather(self.trace().to_json()))
+        return Trace.joined([Trace.from_json(part) for part in parts])
 
     def _count(self, rows: Rows, *, overlapping: bool) -> int:
         """Targets over all replicas; while other devices may be in the step before, none is asked."""

@@ -1,13 +1,14 @@
-"""Which rank is which device of which replica, and what the ranks must agree on before they run."""
+"""Which rank is which part of which device of which replica, and what the ranks must agree on before they run."""
 
 from __future__ import annotations
 
 import os
 import socket
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from time import perf_counter
+from typing import TypeVar
 
 import msgspec
 import torch
@@ -22,32 +23,40 @@ from debubble.runtime.relay import Relay, turns
 from debubble.runtime.relay import channels as relay_channels
 from debubble.runtime.replicas import Replicas
 from debubble.runtime.tally import Tally
+from debubble.runtime.tensor_parallel import TensorGroup
 from debubble.runtime.transport import Alone, Distributed, Transport
+
+T = TypeVar("T")
 
 
 class Ranks:
-    """The ranks of a plan as one of them sees them: rank = replica x devices + device."""
+    """The ranks of a plan as one of them sees them: rank = (replica x devices + device) x tensor + part."""
 
     def __init__(self, plan: Plan, transport: Transport) -> None:
         self._plan, self.transport = plan, transport
-        self.replica, self.device = divmod(transport.rank, plan.devices)
+        at, self.part = divmod(transport.rank, plan.options.tensor)
+        self.replica, self.device = divmod(at, plan.devices)
         self._one_clock = True
         self._turns: tuple[int, ...] = ()
 
+    def rank(self, replica: int, device: int, part: int) -> int:
+        """The rank that is this part of this device in this replica."""
+        return (replica * self._plan.devices + device) * self._plan.options.tensor + part
+
     @cached_property
     def rank_of(self) -> Mapping[int, int]:
-        """Device of this replica -> rank."""
-        return {d: self.replica * self._plan.devices + d for d in range(self._plan.devices)}
+        """Device of this replica -> the rank that is this part of it."""
+        return {d: self.rank(self.replica, d, self.part) for d in range(self._plan.devices)}
 
     @cached_property
     def pipeline(self) -> tuple[int, ...]:
-        """This replica's ranks."""
+        """This replica's ranks that are this part of their device."""
         return tuple(self.rank_of.values())
 
     @cached_property
     def replicas(self) -> tuple[int, ...]:
-        """The ranks that are this device in every replica."""
-        return tuple(replica * self._plan.devices + self.device for replica in range(self._plan.options.data))
+        """The ranks that are this part of this device in every replica."""
+        return tuple(self.rank(replica, self.device, self.part) for replica in range(self._plan.options.data))
 
     @cached_property
     def over_replicas(self) -> Replicas:
@@ -55,9 +64,19 @@ class Ranks:
         return Replicas(self.transport, self.replicas, self._plan.options.zero > 0 and len(self.replicas) > 1)
 
     @cached_property
+    def tensor(self) -> TensorGroup:
+        """The ranks that divide this device's stages among them."""
+        parts = range(self._plan.options.tensor)
+        return TensorGroup(self.transport, tuple(self.rank(self.replica, self.device, part) for part in parts))
+
+    @cached_property
     def tied(self) -> tuple[int, ...]:
         """This replica's ranks that each hold a copy of the tied table, if there are two."""
         return tuple(sorted(self.rank_of[d] for d in tied_devices(self._plan)))
+
+    def of_devices(self, told: Sequence[T]) -> list[T]:
+        """Of what every rank has told, that of each pipeline device: replica 0's first part."""
+        return [told[self.rank(0, device, 0)] for device in range(self._plan.devices)]
 
     @property
     def shares_table(self) -> bool:
@@ -77,11 +96,13 @@ class Ranks:
         self.transport.all_reduce(tensor, self.tied)
 
     def tally(self, squares: float, loss: float, *, on: torch.device) -> Tally:
-        """This device's, over all replicas: whole gradients are the same on all of them and count once."""
+        """This device's, over its parts and all replicas: what is the same on several of them counts once."""
         counts = self.over_replicas.divided or self.replica == 0
-        numbers = torch.tensor([squares if counts else 0.0, loss], dtype=torch.float64, device=on)
-        self.sum_over_replicas(numbers)
-        return Tally(*numbers.tolist())
+        numbers = [squares if counts else 0.0, loss if self.part == 0 else 0.0]
+        total = torch.tensor(numbers, dtype=torch.float64, device=on)
+        self.sum_over_replicas(total)
+        self.tensor.sum(total)
+        return Tally(*total.tolist())
 
     def whole(self, own: Tally, *, on: torch.device) -> Tally:
         """That of the whole pipeline, added in the order of the relay's turns; all its ranks wait for it."""
@@ -93,11 +114,8 @@ class Ranks:
 
     def open_relay(self) -> Relay:
         """What hands tallies along this pipeline.  All ranks call it."""
-        devices = self._plan.devices
-        firsts = [replica * devices for replica in range(self._plan.options.data)]
-        self.transport.open(
-            [channel for first in firsts for channel in relay_channels([first + d for d in self._turns])], []
-        )
+        relays = [[pipeline[d] for d in self._turns] for pipeline in self._pipelines()]
+        self.transport.open([channel for ranks in relays for channel in relay_channels(ranks)], [])
         return Relay(self.transport, [self.rank_of[d] for d in self._turns])
 
     def open(self, program: Program, *, seed: int, own_model: bool) -> None:
@@ -105,12 +123,23 @@ class Ranks:
         self.check_same(self._plan, seed, own_model)
         self._one_clock = len(set(self.transport.gather(socket.gethostname()))) == 1
         self._turns = turns(program)
-        devices = self._plan.devices
-        firsts = [replica * devices for replica in range(self._plan.options.data)]
-        groups = [tuple(range(first, first + devices)) for first in firsts]
-        groups += [tuple(first + d for first in firsts) for d in range(devices)]
-        groups += [tuple(sorted(first + d for d in tied_devices(self._plan))) for first in firsts]
-        self.transport.open([(a + f, b + f, what) for f in firsts for a, b, what in channels(program)], groups)
+        pipelines, (replicas, devices, parts) = self._pipelines(), self._sizes
+        groups = [*pipelines]
+        groups += [tuple(self.rank(r, d, p) for r in replicas) for d in devices for p in parts]
+        groups += [tuple(self.rank(r, d, p) for p in parts) for r in replicas for d in devices]
+        groups += [tuple(sorted(pipeline[d] for d in tied_devices(self._plan))) for pipeline in pipelines]
+        self.transport.open([(of[a], of[b], what) for of in pipelines for a, b, what in channels(program)], groups)
+
+    @property
+    def _sizes(self) -> tuple[range, range, range]:
+        """Replicas, devices and parts."""
+        options = self._plan.options
+        return range(options.data), range(self._plan.devices), range(options.tensor)
+
+    def _pipelines(self) -> list[tuple[int, ...]]:
+        """The ranks of every pipeline: of every part in every replica."""
+        replicas, devices, parts = self._sizes
+        return [tuple(self.rank(r, d, p) for d in devices) for r in replicas for p in parts]
 
     def check_same(self, plan: Plan, *more: object) -> None:
         """Raise InputError if the ranks are not to run the same."""
@@ -135,15 +164,15 @@ class Ranks:
         Raises InputError if the ranks of a replica have different batches, or the replicas different shapes.
         """
         told = self.transport.gather((tuple(rows.tokens.shape), rows.counted, perf_counter()))
-        devices = self._plan.devices
+        size = self._plan.devices * self._plan.options.tensor
         for rank, (shape, counted, _) in enumerate(told):
-            first = rank // devices * devices
+            first = rank // size * size
             if shape != told[0][0] or counted != told[first][1]:
                 raise InputError(
                     f"Rank {rank} has a batch of shape {list(shape)} with {counted} targets, but rank {first} one of"
                     f" {list(told[first][0])} with {told[first][1]}."
                 )
-        total: int = sum(counted for rank, (_, counted, _) in enumerate(told) if rank % devices == 0)
+        total: int = sum(counted for rank, (_, counted, _) in enumerate(told) if rank % size == 0)
         if not total:
             raise InputError("The batch has no target to learn from.")
         # Hosts have clocks of their own: there, the moment of the answer stands for it.

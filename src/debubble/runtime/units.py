@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from debubble.runtime.operators import Linear, RMSNorm, capped, drop, token_loss
 from debubble.runtime.shape import Shape
 from debubble.runtime.tape import Operators
+from debubble.runtime.tensor_parallel import ALONE, TensorGroup, divided_token_loss
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,34 @@ class Unit(nn.Module):
     """What Hugging Face puts before the names of the unit's parameters."""
     salt = 0
     """Tells the units' random numbers apart."""
+    columns: tuple[str, ...] = ()
+    """The layers that tensor parallelism divides by columns (tables: by rows, which stand for tokens)."""
+    rows: tuple[str, ...] = ()
+    """The layers that it divides by rows."""
+    group = ALONE
+    """The ranks that divide the unit among them."""
+
+    def divide(self, group: TensorGroup, made: dict[nn.Parameter, nn.Parameter]) -> Mapping[str, int]:
+        """Keep this rank's shards alone; along which dimension each parameter is divided, by Hugging Face name.
+
+        `made` has the shards of parameters that other units share.
+        """
+        self.group = group
+        found: dict[str, int] = {}
+        for names, weights in ((self.columns, 0), (self.rows, 1)):
+            for path in names:
+                module = self.get_submodule(path)
+                for name, parameter in list(module.named_parameters(recurse=False)):
+                    if parameter not in made:
+                        own = group.own(parameter.detach(), weights).clone()
+                        made[parameter] = nn.Parameter(own, requires_grad=parameter.requires_grad)
+                    setattr(module, name, made[parameter])
+                    found[self.hf_name(f"{path}.{name}")] = weights
+        return found
+
+    def hf_name(self, name: str) -> str:
+        """A parameter's Hugging Face name."""
+        return self.prefix + name
 
     def drop(self, x: Tensor, p: float, micro_batch: MicroBatch, op: Operators, place: int) -> Tensor:
         """Dropout in training; its mask depends on the step, the unit, the micro-batch and the place in the unit."""
@@ -48,7 +77,7 @@ class Unit(nn.Module):
 
     def hf_parameters(self) -> Mapping[str, nn.Parameter]:
         """The parameters by their Hugging Face names."""
-        return {self.prefix + name: p for name, p in self.named_parameters()}
+        return {self.hf_name(name): p for name, p in self.named_parameters()}
 
 
 def norm(shape: Shape) -> nn.Module:
@@ -61,6 +90,8 @@ def norm(shape: Shape) -> nn.Module:
 class Head(Unit):
     """Final norm, logits, and the loss if there are targets (else the logits are the output)."""
 
+    columns = ("lm_head",)
+
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.norm_name = "transformer.ln_f." if shape.is_gpt2 else "model.norm."
@@ -69,15 +100,16 @@ class Head(Unit):
         self.cap = shape.logit_cap
 
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
-        h = op("norm", self.norm, x)
+        h = self.group.enter(op("norm", self.norm, x))
         logits: Tensor = op("projections", self.lm_head, h)
         if self.cap is not None:
             logits = op("cap", partial(capped, cap=self.cap), logits)
         if micro_batch.targets is None:
             return logits
-        loss: Tensor = op("loss", partial(token_loss, targets=micro_batch.targets, scale=micro_batch.scale), logits)
+        token_loss_of = token_loss if self.group.size == 1 else partial(divided_token_loss, group=self.group)
+        of_targets = partial(token_loss_of, targets=micro_batch.targets, scale=micro_batch.scale)
+        loss: Tensor = op("loss", of_targets, logits)
         return loss
 
-    def hf_parameters(self) -> Mapping[str, nn.Parameter]:
-        norm_parameters = {self.norm_name + name: p for name, p in self.norm.named_parameters()}
-        return {**norm_parameters, "lm_head.weight": self.lm_head.weight}
+    def hf_name(self, name: str) -> str:
+        return self.norm_name + name.removeprefix("norm.") if name.startswith("norm.") else name

@@ -91,7 +91,8 @@ class Updates:
         for stage, weights in sorted(self._part.weights.items()):
             counted[stage] = []
             for name, parameter in weights.masters.items():
-                if parameter not in seen and not (shares_table and name == HEAD_TABLE):
+                second = shares_table and name == HEAD_TABLE
+                if parameter not in seen and not second and weights.counted(name):
                     counted[stage].append(parameter)
                     seen.add(parameter)
         return counted

@@ -9,6 +9,7 @@ Where replicas divide the optimizer states (ZeRO), a master is this replica's ro
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from debubble.ir import Op
 from debubble.runtime.operators import add_gradient
 from debubble.runtime.replicas import Replicas
+from debubble.runtime.tensor_parallel import ALONE, TensorGroup
 from debubble.runtime.units import Unit
 
 Sums = list[Tensor | None]
@@ -71,15 +73,28 @@ class Working:
 
 
 class StageWeights:
-    """The master parameters of one stage by their Hugging Face names, and what stands for them in its units."""
+    """The master parameters of one stage by their Hugging Face names, and what stands for them in its units.
 
-    def __init__(self, units: Sequence[Unit], working: Working, *, on_host: bool) -> None:
+    `divided`: along which dimension tensor parallelism divides those that it does.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        working: Working,
+        *,
+        on_host: bool,
+        group: TensorGroup = ALONE,
+        divided: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         named = {n: working.of(p, on_host=on_host) for unit in units for n, p in unit.hf_parameters().items()}
         for module in (module for unit in units for module in unit.modules()):
             for name, parameter in module.named_parameters(recurse=False):
                 setattr(module, name, working.of(parameter, on_host=on_host).working)
         self.masters: Mapping[str, nn.Parameter] = {name: pair.master for name, pair in named.items()}
-        self.shapes: Mapping[str, torch.Size] = {name: pair.working.shape for name, pair in named.items()}
+        self._group, self._dims = group, divided
+        self._local = {name: pair.working.shape for name, pair in named.items()}
+        self.shapes: Mapping[str, torch.Size] = {name: self._whole_shape(name) for name in named}
         """Of the whole parameters."""
         self._pairs = [pair for pair in dict.fromkeys(named.values()) if pair.master.requires_grad]
         self._replicas = working.replicas
@@ -102,26 +117,41 @@ class StageWeights:
                     self._replicas.gather(working)
 
     def whole(self, name: str) -> Tensor:
-        """The master of a parameter with all replicas' rows; they all call it.  The live one, unless divided."""
+        """The master of a parameter with all ranks' parts; they all call it.  The live one, unless divided."""
         master = self.masters[name]
-        if not self._divides(master):
-            return master.detach()
-        tensor = master.new_empty(self.shapes[name])
-        self._replicas.own(tensor).copy_(master)
-        self._replicas.gather(tensor)
-        return tensor
+        tensor = master.detach()
+        if self._divides(master):
+            tensor = master.new_empty(self._local[name])
+            self._replicas.own(tensor).copy_(master)
+            self._replicas.gather(tensor)
+        return self._group.gather(tensor, self._dims[name]) if name in self._dims else tensor
 
     def piece(self, name: str) -> Piece:
         """The master of a parameter, and where it lies in the whole."""
-        shape, master = self.shapes[name], self.masters[name]
-        first = self._replicas.first_row(shape[0]) if self._divides(master) else 0
-        return Piece(master.detach(), shape, (first, *(0 for _ in shape[1:])))
+        local, master = self._local[name], self.masters[name]
+        offsets = [0 for _ in local]
+        if name in self._dims:
+            offsets[self._dims[name]] = self._group.part * local[self._dims[name]]
+        if self._divides(master):
+            offsets[0] += self._replicas.first_row(local[0])
+        return Piece(master.detach(), self.shapes[name], tuple(offsets))
 
     def take(self, name: str, whole: Tensor) -> None:
         """Give the master of a parameter the values of a whole one."""
         master = self.masters[name]
+        whole = self._group.own(whole, self._dims[name]) if name in self._dims else whole
         with torch.no_grad():
             master.copy_(self._replicas.own(whole) if self._divides(master) else whole)
+
+    def counted(self, name: str) -> bool:
+        """Whether its gradient counts here in the norm: what is the same on all ranks of a group does on its first."""
+        return name in self._dims or self._group.part == 0
+
+    def _whole_shape(self, name: str) -> torch.Size:
+        shape = list(self._local[name])
+        if name in self._dims:
+            shape[self._dims[name]] *= self._group.size
+        return torch.Size(shape)
 
     def _divides(self, master: nn.Parameter) -> bool:
         """Whether it is this replica's rows alone."""

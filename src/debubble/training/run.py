@@ -129,7 +129,7 @@ class Run:
         o, start = self.options, perf_counter()
         rate = learning_rate(self.done, peak=o.learning_rate, warmup=o.warmup, steps=o.steps)
         set_learning_rate(self.pipeline, rate)
-        replica = dist.get_rank() // self.plan.devices
+        replica = self.pipeline.ranks.replica
         self.pipeline.activity.enter("reads data", own=True)
         batch = self.samples.batch(self.seen + replica * self.rows, count=self.rows)
         self.pipeline.activity.enter("meets the other ranks", own=False)
@@ -170,7 +170,7 @@ class Run:
         if together:
             peaks: list[float] = [0.0] * dist.get_world_size()
             dist.all_gather_object(peaks, self.pipeline.static_bytes + self.pipeline.peak_activation)
-            self._peaks = tuple(peaks[: self.plan.devices])
+            self._peaks = tuple(self.pipeline.ranks.of_devices(peaks))
 
     def _reschedule(self, online: Online, seconds: float) -> tuple[str, ...]:
         """Between two steps: go on with another order, if there is a better one.  Returns what happened."""

@@ -1,0 +1,213 @@
+"""Tensor parallelism beside the pipeline: losses, gradients, norms and files are those of one process."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+
+import debubble as db
+from debubble.ir import InputError
+from debubble.runtime import Pipeline
+from debubble.runtime.models import Model, build_unit, model_units
+from debubble.runtime.operators import token_loss
+from debubble.runtime.tensor_parallel import TensorGroup, divided_token_loss
+from debubble.runtime.transport import Threads
+from tests.runtime import gloo_ranks
+from tests.runtime.runtime_cases import (
+    FAMILIES,
+    GPT2,
+    LLAMA,
+    LLAMA3_ROPE,
+    MIXTRAL,
+    plan_of,
+    reference_gradients,
+    run_threads,
+    tokens_of,
+)
+
+pytest.importorskip("transformers")
+
+import transformers
+
+from tests.runtime.hf_reference import hf_model, loss_of
+
+EVEN = {"vocab_size": 62}
+SMALL = {**LLAMA, **EVEN}
+TIED = {**SMALL, "tie_word_embeddings": True}
+
+
+def schedule(name="1f1b", devices=2, micro_batches=4):
+    return db.schedules[name](devices=devices, micro_batches=micro_batches)
+
+
+def wholes(answers):
+    """One dictionary of what the ranks have told by name; what several have told is the same."""
+    found = {}
+    for part in answers:
+        for name, tensor in part.items():
+            torch.testing.assert_close(found.setdefault(name, tensor), tensor, rtol=0, atol=0)
+    return found
+
+
+def whole_gradients(pipeline):
+    """The gradients in place of the parameters: what `state_dict` then joins."""
+    with torch.no_grad():
+        for _, parameter in pipeline.named_parameters():
+            parameter.copy_(parameter.grad)
+    return pipeline.state_dict()
+
+
+@pytest.mark.parametrize("strategy", ["none", "full"])
+@pytest.mark.parametrize("family", ["llama", "llama-tied", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"])
+def test_two_by_two_ranks_give_transformers_gradients(family, strategy):
+    config = {**FAMILIES[family], **EVEN}
+    model = hf_model(config)
+    plan = plan_of(schedule("zb-h1"), model.config.to_dict(), strategy=strategy, tensor=2)
+    tokens = tokens_of(config, rows=4)
+    expected_loss = loss_of(model, tokens, micro_batches=4)
+    expected = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+
+    def one(transport):
+        pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport)
+        loss, norm = pipeline.step(tokens), pipeline.clip_grad_norm(float("inf"))
+        return loss, norm, whole_gradients(pipeline)
+
+    answers = Threads.run(4, one)
+    found = wholes(part for *_, part in answers)
+    norm = torch.stack([g.square().sum() for g in expected.values()]).sum().sqrt()
+    for loss, told, _ in answers:
+        torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
+        torch.testing.assert_close(told, norm, rtol=1e-12, atol=0)
+    for name, gradient in expected.items():
+        assert (found[name] - gradient).abs().max() <= 1e-12 * gradient.abs().max(), name
+
+
+@pytest.mark.parametrize("options", [{"tensor": 2}, {"tensor": 2, "data": 2}, {"tensor": 2, "data": 2, "zero": 2}])
+def test_training_loses_like_one_process(options):
+    make = partial(torch.optim.AdamW, lr=3e-3)
+    batches = [tokens_of(TIED, rows=4, seed=seed) for seed in range(5)]
+
+    def train(pipeline):
+        losses = []
+        for tokens in batches:
+            # Every replica has its own half.
+            rows = tokens.chunk(plan.options.data)[pipeline.ranks.replica]
+            losses.append(float(pipeline.step(rows)))
+            pipeline.update(1.0)
+        return losses
+
+    plan = plan_of(schedule(micro_batches=2), TIED, **options)
+    answers = run_threads(plan, train, ranks=plan.ranks, optimizer=make)
+    model = Model(TIED, dtype=torch.float64)
+    optimizer, expected = make(model.parameters()), []
+    for tokens in batches:
+        logits = model(tokens[:, :-1])
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        expected.append(float(loss.detach()))
+    for losses in answers:
+        assert losses == pytest.approx(expected, rel=1e-10)
+
+
+def test_a_rank_has_its_shards_alone_and_its_activations():
+    def one(pipeline):
+        pipeline.step(tokens_of(SMALL, rows=1))
+        return pipeline.static_bytes, pipeline.peak_activation
+
+    plans = [plan_of(schedule(devices=1, micro_batches=1), SMALL, tensor=tensor) for tensor in (1, 2)]
+    (whole, kept), (part, kept_part) = (run_threads(p, one, ranks=p.ranks)[0] for p in plans)
+    norms = 9 * SMALL["hidden_size"] * 8 * 2  # parameters and gradients in fp64
+    assert part - norms == (whole - norms) / 2
+    assert kept_part < kept
+
+
+def test_offload_moves_what_a_rank_keeps():
+    config, tokens = SMALL, tokens_of(SMALL, rows=4)
+    offloading = db.schedules["pipeoffload"](devices=2, micro_batches=4)
+    plan = plan_of(offloading, config, tensor=2)
+    answers = run_threads(plan, lambda p: (p.step(tokens), p.peak_offloaded), ranks=4)
+    expected, _ = reference_gradients(config, tokens, micro_batches=4)
+    for loss, _ in answers:
+        torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+    assert max(offloaded for _, offloaded in answers) > 0
+
+
+def test_a_checkpoint_goes_in_and_out_unchanged(tmp_path):
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**TIED))
+    model.save_pretrained(tmp_path / "in")
+
+    def through(pipeline):
+        pipeline.load_pretrained(tmp_path / "in")
+        pipeline.save_pretrained(tmp_path / "out")
+
+    run_threads(plan_of(schedule(), TIED, dtype="fp32", tensor=2), through, ranks=4)
+    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(back.state_dict()[name], tensor), name
+
+
+def test_four_gloo_ranks_equal_one_process(tmp_path):
+    plan = plan_of(schedule("zb-h1"), TIED, tensor=2)
+    plan.save(tmp_path / "plan.json")
+    tokens = tokens_of(TIED, rows=4)
+    answers = gloo_ranks.spawn(4, gloo_ranks.loss_and_norm, tmp_path / "plan.json", tokens)
+    loss, gradients = reference_gradients(TIED, tokens, micro_batches=4)
+    gradients["lm_head.weight"] = torch.zeros(())  # the embedding's
+    norm = torch.stack([g.square().sum() for g in gradients.values()]).sum().sqrt()
+    for rank in range(4):
+        told = torch.load(answers / f"rank{rank}.pt")
+        torch.testing.assert_close(torch.stack(told), torch.stack([loss, norm]), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gemma3"])
+def test_units_are_divided_as_transformers_own_plan_says(family):
+    config = FAMILIES[family]
+    theirs = transformers.AutoConfig.for_model(**config).base_model_tp_plan
+    units = [build_unit(config, unit) for unit in model_units(config)[1:3]]
+    ours = {f"layers.*.{path}": "colwise" for unit in units for path in unit.columns}
+    ours |= {f"layers.*.{path}": "rowwise" for unit in units for path in unit.rows}
+    assert ours == {name: how for name, how in theirs.items() if how in ("colwise", "rowwise")}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_loss_of_divided_logits_is_that_of_whole_ones(dtype):
+    whole = torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+    targets = torch.tensor([[0, 3, 11, -100, 6], [5, 5, -100, 2, 8]])
+    logits = whole.clone().requires_grad_()
+    expected = token_loss(logits, targets, 0.25)
+    expected.backward()
+
+    def one(transport):
+        group = TensorGroup(transport, (0, 1, 2))
+        part = group.own(whole, 2).clone().requires_grad_()
+        loss = divided_token_loss(part, targets=targets, scale=0.25, group=group)
+        loss.backward()
+        return loss.detach(), part.grad
+
+    answers = Threads.run(3, one)
+    for loss, _ in answers:
+        torch.testing.assert_close(loss, expected.detach(), rtol=1e-12 if dtype is torch.float64 else 1e-5, atol=0)
+    torch.testing.assert_close(torch.cat([g for _, g in answers], 2), logits.grad, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "message"),
+    [
+        (LLAMA, {}, "61 tokens of the vocabulary cannot be divided among 2"),
+        ({**SMALL, "num_key_value_heads": 1}, {}, "1 key-value heads cannot be divided among 2"),
+        ({**GPT2, **EVEN}, {}, "cannot divide GPT-2's fused projections"),
+        ({**MIXTRAL, **EVEN}, {}, "cannot divide mixtures of experts"),
+        ({**LLAMA3_ROPE, **EVEN}, {}, "cannot divide biases of output projections"),
+        ({**SMALL, "attention_dropout": 0.1}, {}, "cannot divide dropout"),
+        (SMALL, {"lora": 4}, "cannot divide LoRA adapters"),
+        (SMALL, {"context": 2}, "make the plan with context 1"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(config, options, message):
+    with pytest.raises(InputError, match=message):
+        run_threads(plan_of(schedule(), config, tensor=2, **options), lambda _: None, ranks=4)
