@@ -10,9 +10,10 @@ from debubble.costs import Cluster, Model, model_units, models, step_tail
 from debubble.costs.files import units_from_dict, units_to_dict
 from debubble.costs.units import Units
 from debubble.ir import Kind, Op, Placement, RunOptions, Schedule, StageCosts
-from debubble.planners.making import plan, tail_of
+from debubble.planners.making import plan, step_time, tail_of
 from debubble.schedules import schedules
 from debubble.schedules.chronos_offload import offload_states
+from debubble.simulator import simulate
 
 MODEL = models["llama2-7b"]
 LATENCY, LINK, MEMORY = 1e-5, 1e11, 1e12
@@ -132,3 +133,29 @@ def test_a_units_file_keeps_what_the_step_costs() -> None:
     assert whole_model(read).gradient_reduce == pytest.approx(whole_model(made).gradient_reduce)
     assert whole_model(read).optimizer_step == pytest.approx(whole_model(made).optimizer_step)
     assert not read.reduces_inside
+
+
+@pytest.mark.parametrize(("zero", "shards"), [(0, 1), (2, 4)])
+def test_copies_that_take_updates_back_are_planned_for(zero: int, shards: int) -> None:
+    """The fp32 parameter and two moments, where the optimizer's states are."""
+    plain, copying = (units(data=4, zero=zero, post_validation=choice) for choice in (False, True))
+    more = sum(c.static - p.static for c, p in zip(copying.units, plain.units, strict=True))
+    assert more == pytest.approx(12 * MODEL.parameters / shards, rel=1e-9)
+    [step] = whole_model(copying).optimizer_step
+    assert step == pytest.approx(LAUNCH + 54 * MODEL.parameters / shards / MEMORY, rel=1e-9)
+
+
+def test_copies_of_the_hosts_states_are_the_hosts() -> None:
+    for plain, copying in zip(units().units, units(post_validation=True).units, strict=True):
+        assert plain.on_host is not None
+        assert copying.on_host is not None
+        assert copying.on_host.static == plain.on_host.static
+        assert copying.on_host.step > plain.on_host.step
+
+
+@pytest.mark.parametrize("validated_after", [False, True])
+def test_a_post_validated_step_takes_the_span(validated_after: bool) -> None:
+    options = RunOptions(post_validation=validated_after)
+    timeline = simulate(schedules["zb-h2"](devices=4, micro_batches=8), StageCosts.of(stages=4))
+    assert (timeline.makespan, timeline.span) == (27, 24)
+    assert step_time(timeline, options, tail=1) == (25 if validated_after else 28)

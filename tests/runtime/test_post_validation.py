@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import threading
 from functools import partial
 
 import pytest
@@ -264,3 +265,32 @@ def test_a_synchronous_update_with_an_inf_gradient_is_skipped():
     for norm, before, after in run(plan, work):
         assert norm.isinf()
         assert all(torch.equal(after[name], before[name]) for name in after)
+
+
+def test_a_device_begins_the_next_step_while_another_ends_this_one():
+    """ZB-H2's first device is done long before its last: whose last W here waits for the first's next forward."""
+    plan = plan_of(db.schedules["zb-h2"](devices=4, micro_batches=8), LLAMA, dtype="fp32")
+    begun = threading.Event()
+
+    def work(pipeline):
+        [stage] = pipeline._part.stages.values()
+        forward, weights = stage.forward, stage.weights
+
+        def first_forward(*arguments, **options):
+            if pipeline.steps == 1:
+                begun.set()
+            return forward(*arguments, **options)
+
+        def last_weights(j):
+            if pipeline.steps == 0 and j == 7:
+                assert begun.wait(60)
+            weights(j)
+
+        if pipeline.device == 0:
+            stage.forward = first_forward
+        if pipeline.device == 3:
+            stage.weights = last_weights
+        pipeline.advance(batch_of(pipeline, 0))
+        return pipeline.advance(batch_of(pipeline, 1)).rolled_back
+
+    assert run(plan, work) == [0] * 4

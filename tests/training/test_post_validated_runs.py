@@ -57,5 +57,8 @@ def test_a_plan_that_steps_inside_the_step_needs_it(options):
     stepping = replace(plan.schedule, orders=((*plan.schedule.orders[0], Op(Kind.S, 0, 3)),))
     inside = replace(plan, schedule=stepping)
     assert validates_after(None, inside)
+    made_for_it = replace(plan, options=replace(plan.options, post_validation=True))
+    assert validates_after(None, made_for_it)
+    assert not validates_after(False, made_for_it)
     with pytest.raises(InputError, match="train it with --post-validation"):
         validates_after(False, inside)

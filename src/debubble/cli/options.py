@@ -26,6 +26,13 @@ SequenceLength = Annotated[int, typer.Option(help="Tokens per sequence.")]
 Optimizer = Annotated[str, typer.Option(help="Optimizer whose states count as memory.")]
 Zero = Annotated[int, typer.Option(min=0, max=2, help="ZeRO level over the data-parallel ranks.")]
 Lora = Annotated[int, typer.Option(help="Train LoRA adapters of that rank on every linear layer (0: the whole model).")]
+PostValidation = Annotated[
+    bool,
+    typer.Option(
+        "--post-validation",
+        help="Update before the gradients' norm is known: the span counts, and copies that take updates back.",
+    ),
+]
 Dtype = Annotated[str, typer.Option(help="bf16 or fp32.")]
 Chunks = Annotated[int | None, typer.Option(help="Stages per device.")]
 MemoryLimit = Annotated[

@@ -45,6 +45,7 @@ def plan(
     zero: o.Zero = 0,
     dtype: o.Dtype = "bf16",
     lora: o.Lora = 0,
+    post_validation: o.PostValidation = False,
     effort: o.Effort = 10.0,
     seed: o.Seed = 0,
     json: Json = False,
@@ -67,6 +68,7 @@ def plan(
             data=data, context=context, expert=expert, micro_batch_size=micro_batch_size,
             sequence_length=sequence_length,
             optimizer=optimizer, zero=zero, dtype=dtype, lora=lora,
+            post_validation=post_validation,
         )  # fmt: skip
     else:
         problem = _abstract(
@@ -113,6 +115,8 @@ def _abstract(
 
 def _print(plan: Plan, *, tail: float, json: bool) -> None:
     """`tail`: seconds that a model's step takes after its pipeline, for gradients and optimizer."""
+    from debubble.planners.making import step_time
+
     timeline = plan.simulate()
     if not json:
         from debubble.views.plan_table import render
@@ -131,7 +135,7 @@ def _print(plan: Plan, *, tail: float, json: bool) -> None:
             "micro_batches": plan.micro_batches,
             "makespan": timeline.makespan,
             "span": timeline.span,
-            "step_time": timeline.makespan + tail,
+            "step_time": step_time(timeline, plan.options, tail=tail),
             "lower_bound": plan.lower_bound,
             "gap": gap,
             "peak_memory": list(timeline.peak_memory),

@@ -45,19 +45,21 @@ def simulate(
     zero: o.Zero = 0,
     dtype: o.Dtype = "bf16",
     lora: o.Lora = 0,
+    post_validation: o.PostValidation = False,
     json: Json = False,
 ) -> None:
     """Simulate a plan, or a schedule by name with costs, with a model, or with unit costs."""
     from debubble import simulate as run
 
-    tail, seconds = 0.0, False
+    tail, seconds, options = 0.0, False, RunOptions()
     if schedule is None and csv is None:
         if source is None:
             raise InputError("Give a plan file, or a schedule with --schedule NAME (see `debubble schedules`).")
         from debubble.planners.making import tail_of
 
         plan = Plan.load(source)
-        chosen, stage_costs, tail, seconds = plan.schedule, plan.costs, tail_of(plan), plan.model is not None
+        chosen, stage_costs, options = plan.schedule, plan.costs, plan.options
+        tail, seconds = tail_of(plan), plan.model is not None
         if memory_limit is not None:
             stage_costs = stage_costs.with_limit(o.abstract_limit(memory_limit))
     elif source is not None and schedule is not None:
@@ -70,6 +72,7 @@ def simulate(
         options = RunOptions(
             tensor=tensor, data=data, context=context, expert=expert, micro_batch_size=micro_batch_size,
             sequence_length=sequence_length, optimizer=optimizer, zero=zero, dtype=dtype, lora=lora,
+            post_validation=post_validation,
         )  # fmt: skip
         chosen, stage_costs = fixed_configuration(
             model, where, schedule=schedule, micro_batches=micro_batches, pipeline=pipeline, chunks=chunks,
@@ -79,11 +82,13 @@ def simulate(
     else:
         limit = o.abstract_limit(memory_limit)
         chosen, stage_costs = _abstract(schedule, csv, costs, devices, micro_batches, chunks, limit, _given(option))
-    _show(run(chosen, stage_costs), tail=tail, seconds=seconds, json=json)
+    _show(run(chosen, stage_costs), options=options, tail=tail, seconds=seconds, json=json)
 
 
-def _show(timeline: Timeline, *, tail: float, seconds: bool, json: bool) -> None:
+def _show(timeline: Timeline, *, options: RunOptions, tail: float, seconds: bool, json: bool) -> None:
     """`tail`: seconds that a model's step takes after its pipeline; `seconds`: whether times are seconds."""
+    from debubble.planners.making import step_time
+
     schedule = timeline.program.schedule
     if json:
         print_json(
@@ -91,7 +96,7 @@ def _show(timeline: Timeline, *, tail: float, seconds: bool, json: bool) -> None
                 "schedule": schedule.name,
                 "makespan": timeline.makespan,
                 "span": timeline.span,
-                "step_time": timeline.makespan + tail,
+                "step_time": step_time(timeline, options, tail=tail),
                 "ideal_fraction": timeline.ideal_fraction,
                 "bubble_fraction": timeline.bubble_fraction,
                 "peak_memory": list(timeline.peak_memory),
@@ -106,7 +111,7 @@ def _show(timeline: Timeline, *, tail: float, seconds: bool, json: bool) -> None
 
     console().print(render(timeline, seconds=seconds))
     if tail:
-        step = float(timeline.makespan) + tail
+        step = float(step_time(timeline, options, tail=tail))
         console().print(f"The step takes {step:.3f} s: reducing gradients and the optimizer add {tail:.3f} s.")
 
 

@@ -14,7 +14,13 @@ from debubble.costs.layout import Layout
 from debubble.costs.model import Model
 from debubble.costs.operators import MEGATRON, Framework, Operator, Shapes, attention, elementwise, matmul, mlp, norm
 from debubble.costs.speed import Speed
-from debubble.costs.states import HOST_MEMORY_BANDWIDTH, STEP_TRAFFIC, ParameterBytes, element_bytes, parameter_bytes
+from debubble.costs.states import (
+    HOST_MEMORY_BANDWIDTH,
+    ParameterBytes,
+    element_bytes,
+    parameter_bytes,
+    step_traffic,
+)
 from debubble.costs.step import beside, scattered_bytes
 from debubble.costs.strategies import strategies
 from debubble.costs.units import HostStates, Strategy, Unit, Units
@@ -195,7 +201,10 @@ class _Builder:
                 scattered = scattered_bytes(s.options, gradient=each.summed)
                 moved += count * scattered * (each.shards - 1) / each.shards
                 stepped += count / (each.shards if s.options.zero else 1)
-        return {"gradient_reduce": moved / bandwidth, "optimizer_step": STEP_TRAFFIC * stepped / s.speed.traffic}
+        return {
+            "gradient_reduce": moved / bandwidth,
+            "optimizer_step": step_traffic(s.options) * stepped / s.speed.traffic,
+        }
 
     def _states(self, parameters: int, experts: int = 0, adapters: int = 0) -> float:
         return sum(count * each.total for count, each in self._divided(parameters, experts, adapters))

@@ -2,7 +2,7 @@
 
 Mixed precision as in Megatron-LM: bf16 weights (2), fp32 gradients (4), fp32 master weights (4) and moments (8 for
 Adam): 18 bytes without ZeRO, 6 + 12/n with a distributed optimizer (ZeRO-1) over n ranks.  In fp32 there are no
-master weights: 16 bytes.
+master weights: 16 bytes.  Post-validation copies what a step changes: master weights and moments once more.
 """
 
 from __future__ import annotations
@@ -25,9 +25,6 @@ MOMENTS: Mapping[str, int] = {
 
 ELEMENT: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
 """Bytes of a number in each dtype."""
-
-STEP_TRAFFIC = 30
-"""Bytes per parameter that Adam moves: it reads gradient, weight, master and moments, and writes all but the first."""
 
 HOST_MEMORY_BANDWIDTH = 25e9
 """Bytes per second that the optimizer step of one device gets of its host: an eighth of a two-socket server's."""
@@ -67,7 +64,7 @@ def parameter_bytes(options: RunOptions, *, shards: float, gradient_bytes: int) 
     weight = element_bytes(options.dtype)
     mixed = weight == 2
     gradient = gradient_bytes if mixed else 4
-    optimizer = MOMENTS[options.optimizer] + (4 if mixed else 0)
+    optimizer = MOMENTS[options.optimizer] + (4 if mixed else 0) + copied_bytes(options)
     return ParameterBytes(
         weight=weight / shards if options.zero >= 3 else weight,
         gradient=gradient / shards if options.zero >= 2 else gradient,
@@ -75,6 +72,19 @@ def parameter_bytes(options: RunOptions, *, shards: float, gradient_bytes: int) 
         summed=gradient,
         shards=shards,
     )
+
+
+def copied_bytes(options: RunOptions) -> int:
+    """Bytes per parameter of the copies that take an update back: the fp32 parameter and its moments."""
+    return MOMENTS[options.optimizer] + 4 if options.post_validation else 0
+
+
+def step_traffic(options: RunOptions) -> int:
+    """Bytes per parameter that an update moves through memory.
+
+    Adam reads gradient, weight, master and moments, and writes all but the first; a copy is read and written.
+    """
+    return 30 + 2 * copied_bytes(options)
 
 
 def element_bytes(dtype: str) -> int:

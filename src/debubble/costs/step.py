@@ -13,7 +13,7 @@ from debubble.costs.layout import Layout
 from debubble.costs.model import Model
 from debubble.costs.operators import MEGATRON, Framework
 from debubble.costs.speed import Speed
-from debubble.costs.states import STEP_TRAFFIC, element_bytes
+from debubble.costs.states import element_bytes, step_traffic
 from debubble.ir import Kind, RunOptions, Schedule
 
 
@@ -39,7 +39,7 @@ def step_tail(
     moved = parameters * (scattered * _left(schedule, Kind.G) + gathered)
     reduce = speed.gather(moved, ranks, beside=beside(speed, options))
     stepped = parameters / (ranks if options.zero else 1) * _left(schedule, Kind.S)
-    return reduce + speed.stream(STEP_TRAFFIC * stepped)
+    return reduce + speed.stream(step_traffic(options) * stepped)
 
 
 def scattered_bytes(options: RunOptions, *, gradient: float) -> float:

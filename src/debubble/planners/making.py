@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from debubble.costs import Cluster, Model, apply_profile, load_profile, model_units, step_tail
-from debubble.ir import InputError, Plan, PlannedUnit, RunOptions
+from debubble.ir import InputError, Number, Plan, PlannedUnit, RunOptions
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planners
+from debubble.simulator import Timeline
 
 
 def plan(
@@ -111,6 +112,11 @@ def tail_of(plan: Plan) -> float:
         Model.from_hf(plan.model), Cluster.from_dict(plan.cluster), plan.options, pipeline=plan.devices,
         schedule=plan.schedule,
     )  # fmt: skip
+
+
+def step_time(timeline: Timeline, options: RunOptions, *, tail: float) -> Number:
+    """Of a whole step: with post-validation devices wait for each other no more, and the longest span counts."""
+    return (timeline.span if options.post_validation else timeline.makespan) + tail
 
 
 def _planned(problem: Problem, solution: Solution) -> tuple[tuple[PlannedUnit, ...], ...]:

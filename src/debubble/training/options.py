@@ -33,7 +33,8 @@ class TrainOptions:
     clip: float = 1.0
     """Largest global norm of the gradients."""
     post_validation: bool | None = None
-    """Whether devices update before the norm is known, to validate it later; None: if the plan cannot do otherwise."""
+    """Whether devices update before the norm is known, to validate it later; None: if the plan is made
+    for it, or cannot do otherwise."""
     seed: int = 0
     """Of the initial weights and the order of the data."""
     checkpoint: Path | None = None
@@ -109,7 +110,7 @@ def validates_after(wanted: bool | None, plan: Plan) -> bool:
             "The plan steps stages on the host or inside the step, before the norm of all gradients is known: train it"
             " with --post-validation."
         )
-    return inside if wanted is None else wanted
+    return inside or plan.options.post_validation if wanted is None else wanted
 
 
 def runnable(path: Path) -> Plan:

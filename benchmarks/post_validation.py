@@ -1,0 +1,110 @@
+"""What post-validation gains: steps of real programs, messages and tallies, with sleeping compute.
+
+    python benchmarks/post_validation.py [--steps 6] [--unit 0.02] [--output benchmarks/results/post_validation.json]
+
+Every schedule runs its steps on threads, an operation of one unit of time sleeping that long: synchronous steps, where
+all devices wait for the norm before the next begins, and post-validated ones, where the norm is handed on and comes
+back before the next step's first backward.  A synchronous step should take the makespan, a post-validated one the
+span.  Sleeping takes no core, so any machine will do.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+
+import debubble as db
+from debubble.ir import Plan, PlannedUnit
+from debubble.runtime.lanes import CpuLanes
+from debubble.runtime.memory import Ledger
+from debubble.runtime.relay import Relay, turns
+from debubble.runtime.tally import Tally
+from debubble.runtime.transport import Threads
+from debubble.training.rehearsal import _messages, _Sleeper, scaled
+
+DEVICES, MICRO_BATCHES = 4, 8
+CASES = ("1f1b", "zb-h1", "zb-h2", "zb-v", "interleaved")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--unit", type=float, default=0.02, help="seconds that a unit of time takes")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "post_validation.json")
+    given = parser.parse_args()
+    rows = []
+    for name in CASES:
+        plan = plan_of(name)
+        timeline = plan.simulate()
+        together, ahead = (
+            seconds_per_step(plan, steps=given.steps, unit=given.unit, waits=waits) / given.unit
+            for waits in (True, False)
+        )
+        rows.append(
+            {
+                "schedule": name,
+                "makespan": float(timeline.makespan),
+                "span": float(timeline.span),
+                "synchronous": round(together, 2),
+                "post_validated": round(ahead, 2),
+            }
+        )
+        print(rows[-1], flush=True)
+    settings = {"devices": DEVICES, "micro_batches": MICRO_BATCHES, "steps": given.steps, "unit_seconds": given.unit}
+    given.output.write_text(json.dumps({**settings, "rows": rows}, indent=1) + "\n")
+
+
+def plan_of(name: str) -> Plan:
+    """F = I = W = 1 per device."""
+    chunks = 2 if name in ("zb-v", "interleaved") else 1
+    stages = DEVICES * chunks
+    costs = db.StageCosts.of(
+        stages=stages, forward=1 / chunks, backward_input=1 / chunks, backward_weight=1 / chunks, activation=1
+    )
+    schedule = db.schedules[name](devices=DEVICES, micro_batches=MICRO_BATCHES, costs=costs)
+    return Plan(
+        planner="benchmark",
+        schedule=schedule,
+        costs=costs,
+        lower_bound=0,
+        partition=tuple((PlannedUnit("stage", s),) for s in range(stages)),
+    )
+
+
+def seconds_per_step(plan: Plan, *, steps: int, unit: float, waits: bool) -> float:
+    """Of the steps after the first, on the device that takes longest; `waits`: for all others, after each."""
+    slow = scaled(plan, unit)
+    program = db.lower(slow.schedule, slow.costs)
+
+    def work(transport: Threads) -> float:
+        sleeper = _Sleeper(
+            program=program,
+            device=transport.rank,
+            stages={},
+            transport=transport,
+            rank_of={device: device for device in range(plan.devices)},
+            lanes=CpuLanes(),
+            mail=Ledger(torch.device("cpu")),
+            weights={},
+        )
+        relay = Relay(transport, turns(program))
+        ends: list[float] = []
+        whole = None
+        for _ in range(steps):
+            before = whole
+            sleeper.run_ahead(
+                _messages(plan), stands=lambda before=before: before is None or before.result() is not None
+            )
+            ends.append(time.perf_counter())
+            whole = relay.take_turn(Tally(squares=1.0), steps_ahead=lambda _: True).whole
+            if waits:
+                whole.result()
+        return (ends[-1] - ends[0]) / (steps - 1)
+
+    return max(Threads.run(plan.devices, work))
+
+
+if __name__ == "__main__":
+    main()
