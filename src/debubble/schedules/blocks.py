@@ -5,18 +5,24 @@ of every activation, and lifespan over interval is memory.  The paper's blocks h
 devices for F = B = W; here a block is built for the given times: each operation goes to the first place, modulo the
 interval, that leaves gaps for what its device has still to place.
 
-A `Shape` says how much a block stretches: later turns and slower hops let more forwards run ahead.
+A `Shape` says how much a block stretches: later turns and slower hops let more forwards run ahead.  A `Pattern` is
+what remains of a block for dispatching: the order on each device.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from debubble.ir import Kind, Op, Placement, StageCosts
+from debubble.ir import Kind, Placement, StageCosts
+from debubble.schedules.following import Passage
 
 _EPSILON = 1e-9
+
+Pattern = tuple[tuple[tuple[int, int], ...], ...]
+"""Per device, (track, rounds that it lags behind) in the order of one round."""
 
 
 @dataclass(frozen=True)
@@ -33,26 +39,35 @@ class Shape:
     """Place each W with its I, before the backward goes on."""
 
 
-def order_of(placement: Placement, micro_batches: int, costs: StageCosts, shape: Shape) -> list[list[Op]] | None:
-    """Per device, the F and I of all micro-batches in the order of the repeated block.  None if it does not pack."""
-    interval = _busiest(placement, costs) * (1 + shape.slack)
+def pattern_of(placement: Placement, costs: StageCosts, shape: Shape) -> Pattern | None:
+    """The order in which the repeated block runs on each device.  None if it does not pack."""
+    interval = max(float(sum(costs.work(s) for s in held)) for held in placement.stages_of) * (1 + shape.slack)
     starts = _Block(placement, costs, interval, shape).starts()
-    if starts is None:
-        return None
-    return [[op for _, op in sorted(_repeated(starts, held, interval, micro_batches))] for held in placement.stages_of]
+    return None if starts is None else tuple(_round(starts, held, interval) for held in placement.stages_of)
 
 
-def _busiest(placement: Placement, costs: StageCosts) -> float:
-    return max(float(sum(costs.work(s) for s in held)) for held in placement.stages_of)
-
-
-def _repeated(
-    starts: dict[tuple[Kind, int], float], stages: tuple[int, ...], interval: float, micro_batches: int
-) -> Iterator[tuple[tuple[float, int, int], Op]]:
+def _round(
+    starts: dict[tuple[Kind, int], float], stages: tuple[int, ...], interval: float
+) -> tuple[tuple[int, int], ...]:
+    phases = []
     for s in stages:
-        for kind in (Kind.F, Kind.I):
-            for j in range(micro_batches):
-                yield (starts[kind, s] + interval * j, kind is Kind.F, s), Op(kind, s, j)
+        for kind in (Kind.I, Kind.F):
+            lag = math.floor(starts[kind, s] / interval + _EPSILON)
+            phases.append((starts[kind, s] - lag * interval, kind is Kind.F, 2 * s + (kind is Kind.I), lag))
+    return tuple((track, lag) for *_, track, lag in sorted(phases))
+
+
+def repeated(pattern: Pattern, micro_batches: int) -> list[list[Passage]]:
+    """Per device, the forwards and backwards of all micro-batches."""
+    return [
+        [
+            (track, n - lag)
+            for n in range(micro_batches + max(lag for _, lag in once))
+            for track, lag in once
+            if 0 <= n - lag < micro_batches
+        ]
+        for once in pattern
+    ]
 
 
 class _Block:

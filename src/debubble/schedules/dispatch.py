@@ -1,8 +1,8 @@
 """List scheduling, event by event: what the cost-aware schedules are made of.
 
-Devices act as soon as they are free and something has arrived; a rule (`Greedy` or `Follow`) chooses what.  Times,
-messages (as latency) and memory are those of lowering: F allocates at its start, I and W free at their end.  `Greedy`
-never gets stuck: a forward leaves room for the device's later chunks, so the oldest micro-batch can always go on.
+Devices act as soon as they are free and something has arrived, and `Greedy` chooses what.  Times, messages (as latency)
+and memory are those of lowering: F allocates at its start, I and W free at their end.  It never gets stuck: a forward
+leaves room for the device's later chunks, so the oldest micro-batch can always go on.
 """
 
 from __future__ import annotations
@@ -215,29 +215,3 @@ class Greedy:
             if run.forward_at[s][j] <= now and (best is None or j <= best.micro_batch):
                 best = Op(Kind.F, s, j)
         return best, at, blocked
-
-
-class Follow:
-    """Forwards and backwards in given per-device orders, W where it fits into gaps or memory demands it."""
-
-    def __init__(self, orders: Sequence[Sequence[Op]], *, overlap: float = 0) -> None:
-        self.left = [deque(order) for order in orders]
-        self.overlap = overlap
-
-    def __call__(self, run: Run, device: int, now: Number) -> Op | None:
-        weight = run.owed[device][0] if run.owed[device] else None
-        if not self.left[device]:
-            return weight
-        op = self.left[device][0]
-        kind, s, j = op
-        if kind is Kind.F:
-            if run.held[device] + run.size[s] * run.scale[j] > run.room[device]:
-                return weight
-            at = run.forward_at[s][j]
-        else:
-            at = run.backward_at[s][j]
-        if at <= now:
-            return self.left[device].popleft()
-        if weight is not None and at - now >= run.time(weight) * (1 - self.overlap):
-            return weight
-        return None

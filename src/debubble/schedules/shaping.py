@@ -1,4 +1,4 @@
-"""The best order that dispatching finds for given costs and memory: greedy rules and building blocks.
+"""The best order that dispatching finds for given costs and memory: building blocks of many shapes.
 
 Deterministic, and no more work than the size of the step allows: the candidates are tried on the first micro-batches,
 and only the best of them on all.
@@ -7,35 +7,28 @@ and only the best of them on all.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import product
+from functools import cache
+from itertools import islice
 from typing import Literal
 
-from debubble.ir import InfeasibleError, Number, Op, Placement, Schedule, StageCosts
+from debubble.ir import InfeasibleError, Number, Placement, Schedule, StageCosts
 from debubble.ir.errors import readable
-from debubble.schedules.blocks import Shape, order_of
-from debubble.schedules.dispatch import STRICT, Follow, Greedy, Outcome, Run
+from debubble.schedules import dispatch, following
+from debubble.schedules.blocks import Pattern, Shape, pattern_of, repeated
+from debubble.schedules.candidates import FIRST, Candidate, Genes, Neighbours
+from debubble.schedules.dispatch import STRICT, Greedy, Run
+from debubble.schedules.following import Step, follow
 
 Objective = Literal["makespan", "span"]
+Outcome = dispatch.Outcome | following.Outcome
 Value = tuple[Number, Number]
-Attempt = Callable[[int], Outcome | None]
-"""An outcome for that many micro-batches, by one rule or block."""
 
-Known = Callable[[int], list[list[Op]]]
-
-WORK = 150_000
+WORK = 45_000
 """Operations that may be dispatched while trying candidates, unless a number of `tries` is asked for."""
 
-SLACKS = (0.2, 0.4, 0.1, 0.3, 0.0, 0.01, 0.02, 0.05, 0.15, 0.25, 0.6, 0.8)
-TURNS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0)
-HOPS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
-OVERLAPS = (0, 0.25, 0.5, 0.75, 1)
-RULES = tuple(
-    Greedy(in_turn=in_turn, patience=patience, overlap=overlap)
-    for overlap, patience, in_turn in product((0, 0.5, 1), (STRICT, 0, 0.5, 1), (True, False))
-)
+RULES = (Greedy(patience=STRICT), Greedy(in_turn=False, patience=STRICT))
 
 
 def best_order(
@@ -47,100 +40,67 @@ def best_order(
     *,
     objective: Objective = "makespan",
     tries: int | None = None,
-    known: Known | None = None,
 ) -> Schedule | None:
-    """The shortest order found whose activations stay within `room` (bytes per device); None if none fits.
-
-    `known`: a rule that gives forwards and backwards for a number of micro-batches, to be tried too.
-    """
+    """The shortest order found whose activations stay within `room` (bytes per device); None if none fits."""
     sample = min(micro_batches, 2 * placement.devices)
+    operations = 3 * placement.stages * micro_batches
     if tries is None:
-        tries = min(max(5, WORK // (3 * placement.stages * sample)), 200)
+        tries = min(max(10, WORK * micro_batches // (operations * sample)), 200)
     shaper = _Shaper(placement, costs, room, objective)
-    ranked = shaper.ranked(sample, tries)
-    if known is not None:
-        ranked += shaper.rank([partial(shaper.known, known, overlap) for overlap in OVERLAPS], sample)
-        ranked.sort(key=_by_value)
-    if sample < micro_batches:
-        finals = 2 if 3 * placement.stages * micro_batches > WORK else len(ranked)
-        best = [attempt for _, attempt in ranked[:finals]]
-        # A block that fits the sample may get stuck later; the greedy rules never do.
-        ranked = shaper.rank(best, micro_batches) or shaper.rank(
-            [partial(shaper.greedy, rule) for rule in RULES[:2]], micro_batches
-        )
-    if not ranked:
+    fitting = filter(None, (shaper.outcome(c, micro_batches) for c in shaper.ranked(sample, tries)))
+    outcomes: list[Outcome] = list(islice(fitting, max(2, WORK // (4 * operations))))
+    if not outcomes:
+        # Blocks may get stuck; the greedy rules only do where not even one micro-batch fits.
+        runs = (Run(placement, micro_batches, costs, room)(rule) for rule in RULES)
+        outcomes = [run for run in runs if run is not None]
+    if not outcomes:
         return None
-    outcome = ranked[0][1](micro_batches)
-    assert outcome is not None
-    return Schedule(name=name, placement=placement, micro_batches=micro_batches, orders=outcome.orders)
+    best = min(outcomes, key=shaper.value)
+    return Schedule(name=name, placement=placement, micro_batches=micro_batches, orders=best.orders)
 
 
 class _Shaper:
+    """Tries candidates on some or all micro-batches."""
+
     def __init__(
         self, placement: Placement, costs: StageCosts, room: Sequence[Number | None], objective: Objective
     ) -> None:
-        self.placement, self.costs, self.room, self.objective = placement, costs, room, objective
+        self.placement, self.room, self.objective = placement, room, objective
+        self.costs = {False: costs, True: StageCosts.of(stages=placement.stages)}
+        self.pattern = cache(self.pattern_of)
+        self.step = cache(self.step_of)
 
-    def ranked(self, micro_batches: int, tries: int) -> list[tuple[Value, Attempt]]:
-        """The best of the greedy rules and the best of the blocks, best first."""
-        rules = self.rank([partial(self.greedy, rule) for rule in RULES[: max(2, tries // 4)]], micro_batches)
-        return sorted(rules[:3] + self.climb(micro_batches, tries)[:2], key=_by_value)
+    def ranked(self, micro_batches: int, tries: int) -> list[Candidate]:
+        """Of the first candidates and of neighbours of the best so far those that fit, best first."""
+        neighbours = Neighbours(2 * self.placement.chunks, random.Random(0))
+        untried = list(FIRST[neighbours.legs][::-1])
+        values: dict[Genes, Value] = {}
+        seen: set[Genes] = set()
+        for _ in range(tries):
+            best = min(values, key=lambda genes: values[genes], default=None)
+            genes = untried.pop() if untried else neighbours.near(best) if best else neighbours.any()
+            if genes not in seen:
+                seen.add(genes)
+                outcome = self.outcome(Candidate.of(genes), micro_batches)
+                if outcome is not None:
+                    values[genes] = self.value(outcome)
+        return [Candidate.of(genes) for genes in sorted(values, key=lambda genes: values[genes])]
 
-    def rank(self, attempts: list[Attempt], micro_batches: int) -> list[tuple[Value, Attempt]]:
-        return sorted(((v, a) for a in attempts if (v := self.value(a, micro_batches)) is not None), key=_by_value)
-
-    def climb(self, micro_batches: int, tries: int) -> list[tuple[Value, Attempt]]:
-        """Blocks of random shapes, then of shapes near the best, best first."""
-        legs = 2 * self.placement.chunks
-        choices: list[tuple[float, ...]] = [SLACKS, *[TURNS] * legs, *[HOPS] * legs, (0, 1), (0, 0.5), (0, 1)]
-        dice = random.Random(0)
-        best: list[tuple[Value, Attempt]] = []
-        genes: list[float] = []
-        seen = set()
-        for n in range(tries):
-            if n < tries // 4 or not best:
-                tried = [dice.choice(c) if n and dice.random() < 0.5 else c[0] for c in choices]
-            else:
-                tried = genes.copy()
-                for k in dice.sample(range(len(choices)), dice.choice((1, 1, 2, 3))):
-                    tried[k] = dice.choice(choices[k])
-            if tuple(tried) in seen:
-                continue
-            seen.add(tuple(tried))
-            attempt = partial(self.block, tuple(tried))
-            value = self.value(attempt, micro_batches)
-            if value is not None and (not best or value <= best[0][0]):
-                best.insert(0, (value, attempt))
-                genes = tried
-        return best
-
-    def value(self, attempt: Attempt, micro_batches: int) -> Value | None:
-        outcome = attempt(micro_batches)
-        if outcome is None:
-            return None
+    def value(self, outcome: Outcome) -> Value:
         both = (outcome.makespan, outcome.span)
         return both if self.objective == "makespan" else both[::-1]
 
-    def greedy(self, rule: Greedy, micro_batches: int) -> Outcome | None:
-        return Run(self.placement, micro_batches, self.costs, self.room)(rule)
-
-    def known(self, rule: Known, overlap: float, micro_batches: int) -> Outcome | None:
-        return Run(self.placement, micro_batches, self.costs, self.room)(Follow(rule(micro_batches), overlap=overlap))
-
-    def block(self, genes: tuple[float, ...], micro_batches: int) -> Outcome | None:
-        slack, *stretch, weight_first, overlap, even = genes
-        legs = len(stretch) // 2
-        shape = Shape(slack, tuple(stretch[:legs]), tuple(stretch[legs:]), weight_first == 1)
-        # The paper's blocks are for even costs; their order may be the best for others too.
-        costs = StageCosts.of(stages=self.placement.stages) if even else self.costs
-        orders = order_of(self.placement, micro_batches, costs, shape)
-        if orders is None:
+    def outcome(self, candidate: Candidate, micro_batches: int) -> following.Outcome | None:
+        pattern = self.pattern(candidate.shape, candidate.even)
+        if pattern is None:
             return None
-        return Run(self.placement, micro_batches, self.costs, self.room)(Follow(orders, overlap=overlap))
+        return follow(self.step(micro_batches), repeated(pattern, micro_batches), candidate.manner)
 
+    def pattern_of(self, shape: Shape, even: bool) -> Pattern | None:
+        return pattern_of(self.placement, self.costs[even], shape)
 
-def _by_value(ranked: tuple[Value, Attempt]) -> Value:
-    return ranked[0]
+    def step_of(self, micro_batches: int) -> Step:
+        return Step(self.placement, micro_batches, self.costs[False], self.room)
 
 
 def shaped(
@@ -154,7 +114,6 @@ def shaped(
     objective: Objective = "makespan",
     tries: int | None = None,
     steps: int = 0,
-    known: Known | None = None,
 ) -> Schedule:
     """The best order found that holds `activations` micro-batches per device, or less under a memory limit.
 
@@ -165,7 +124,7 @@ def shaped(
     if memory_limit is not None:
         costs = costs.with_limit(memory_limit)
     room = room_within(placement, costs, activations)
-    found = best_order(name, placement, micro_batches, costs, room, objective=objective, tries=tries, known=known)
+    found = best_order(name, placement, micro_batches, costs, room, objective=objective, tries=tries)
     if found is None:
         raise InfeasibleError(
             f"The schedule '{name}' finds no order within {', '.join(readable(float(r)) for r in room)} of activations"

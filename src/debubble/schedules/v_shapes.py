@@ -14,11 +14,10 @@ Options of all three: `memory_limit` (bytes per device, as in StageCosts) for le
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from fractions import Fraction
 
-from debubble.ir import Kind, Number, Op, Placement, Schedule, StageCosts
+from debubble.ir import Number, Placement, Schedule, StageCosts
 from debubble.schedules.registry import schedule
 from debubble.schedules.shaping import Objective, shaped
 
@@ -47,27 +46,7 @@ def zb_v(
     return shaped(
         "zb-v", Placement.v_shape(devices), micro_batches, costs,
         activations=devices, memory_limit=memory_limit, objective=objective, tries=tries, steps=steps,
-        known=lambda m: [_zb_v_order(devices, m, d) for d in range(devices)],
     )  # fmt: skip
-
-
-def _zb_v_order(devices: int, micro_batches: int, device: int) -> list[Op]:
-    """The paper's own ZB-V: forwards and backwards of one device, W aside.
-
-    Made for m >= 2 p; for fewer micro-batches the others are left out of it.
-    """
-    p, d = devices, device
-    stages = (d, 2 * p - 1 - d)
-    count = {(kind, c): itertools.count() for kind in (Kind.F, Kind.I) for c in (0, 1)}
-    f0, i0, f1, i1 = (Kind.F, 0), (Kind.I, 0), (Kind.F, 1), (Kind.I, 1)
-    rest = max(micro_batches, 2 * p)
-    ahead = 2 * (p - d) - 1
-    passes = [f0] * ahead + [f1, f0] * d + [f1, i1] * (p - d)
-    passes += [f0, i0, f1, i1] * (rest - ahead - d)
-    passes += [i0, f1, i1] * (p - d - 1)
-    passes += [i0, i1] * d + [i0] * (p - d)
-    order = (Op(kind, stages[c], next(count[kind, c])) for kind, c in passes)
-    return [op for op in order if op.micro_batch < micro_batches]
 
 
 @schedule(
