@@ -60,9 +60,27 @@ def test_the_trace_and_the_page_of_both_timelines_are_written(options, tmp_path)
     assert "Measured" in page
 
 
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_model_and_then_adapters_on_top_of_it_are_trained_from_where_they_were_saved(options, tmp_path):
+    pytest.importorskip("safetensors")
+    whole, adapters, more = tmp_path / "whole", tmp_path / "adapters", tmp_path / "more"
+    plan = Plan.load(options.plan)
+    replace(plan, options=replace(plan.options, lora=4)).save(tmp_path / "lora.json")
+    lora = changed(options, plan=tmp_path / "lora.json", load=(whole,), save=adapters)
+
+    first = train(changed(options, save=whole)).reports
+    second = train(lora).reports
+    third = train(changed(lora, load=(whole, adapters), save=more)).reports
+
+    assert first[0].loss > second[0].loss > third[0].loss
+    assert json.loads((more / "adapter_config.json").read_text())["r"] == 4
+
+
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
+        ({"load": (Path("nowhere"),)}, "--load: there is no folder nowhere"),
         ({"steps": 0}, "--steps must be at least 1"),
         ({"data": Path("nowhere.txt")}, "no data file or directory nowhere.txt"),
         ({"resume": True}, "--resume needs --checkpoint"),

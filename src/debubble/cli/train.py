@@ -26,6 +26,14 @@ def train(
         str | None,
         typer.Option(help="module:function that takes the plan and returns a Dataset, instead of --data."),
     ] = None,
+    load: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder of a Hugging Face checkpoint to start from; again for LoRA adapters on top of it."),
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(help="Folder for a Hugging Face checkpoint (of LoRA adapters: peft's) of the trained model."),
+    ] = None,
     steps: Annotated[
         int | None, typer.Option(help="Training steps, those before a resumed checkpoint included (default: 100).")
     ] = None,
@@ -77,6 +85,7 @@ def train(
     }  # fmt: skip
     options = TrainOptions(
         plan=plan, data=data, tokenizer=tokenizer, dataset=dataset, post_validation=post_validation, seed=seed,
+        load=tuple(load or ()), save=save,
         checkpoint=checkpoint, save_every=save_every, keep=keep, resume=resume, auto_resume=auto_resume,
         hang_timeout=hang_timeout, offload_to=offload_to, trace=trace, html=html, online=online, json=json,
     )  # fmt: skip

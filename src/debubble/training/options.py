@@ -35,6 +35,10 @@ class TrainOptions:
     post_validation: bool | None = None
     """Whether devices update before the norm is known, to validate it later; None: if the plan is made
     for it, or cannot do otherwise."""
+    load: tuple[Path, ...] = ()
+    """Hugging Face checkpoints to start from, each on top of those before it; empty: initial weights from the seed."""
+    save: Path | None = None
+    """Where a Hugging Face checkpoint goes at the end, of LoRA adapters peft's; None: nowhere."""
     seed: int = 0
     """Of the initial weights and the order of the data."""
     checkpoint: Path | None = None
@@ -92,6 +96,9 @@ def check(options: TrainOptions) -> Plan:
         check_searchable(plan)
     if (options.resume or options.auto_resume) and options.checkpoint is None:
         raise InputError("--resume needs --checkpoint with the folder that holds the checkpoint.")
+    for folder in options.load:
+        if not folder.is_dir():
+            raise InputError(f"--load: there is no folder {folder}.")
     if options.offload_to is not None and not options.offload_to.is_dir():
         raise InputError(f"--offload-to: there is no folder {options.offload_to}.")
     if options.checkpoint is not None:

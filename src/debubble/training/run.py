@@ -52,6 +52,9 @@ def train(options: TrainOptions, *, dataset: Dataset | None = None) -> Outcome |
     run = Run(options, plan, samples_of(options, plan, dataset))
     if newest is not None and progress is not None:
         run.go_on_from(newest, progress)
+    else:
+        for folder in options.load:
+            run.pipeline.load_pretrained(folder)
     leader = dist.get_rank() == 0
     display = Display(steps=options.steps, done=run.done) if leader else None
     reports: list[StepReport] = []
@@ -60,6 +63,8 @@ def train(options: TrainOptions, *, dataset: Dataset | None = None) -> Outcome |
             reports.append(report)
             if display is not None:
                 display.show(report)
+    if options.save is not None:
+        run.pipeline.save_pretrained(options.save)
     trace = Trace(devices=run.plan.devices, steps=tuple(step for part in run.traces for step in part.steps))
     if not leader:
         return None
