@@ -126,6 +126,37 @@ def test_the_host_steps_bit_for_bit_as_the_device_does(plan, trained):
         assert all(torch.equal(parameters[name], on_host[name]) for name in parameters)
 
 
+def test_host_steps_are_clipped_as_the_synchronous_optimizer_clips(plan):
+    """The host steps deep chunks while other gradients are still to come, and takes that back where it was wrong."""
+    kept = tuple(tuple(op for op in order if op.kind not in (Kind.P, Kind.D, Kind.S)) for order in plan.schedule.orders)
+    afterwards = replace(
+        plan, schedule=replace(plan.schedule, orders=kept), costs=plan.costs.replace(memory_limit=None)
+    )
+
+    def synchronous(pipeline):
+        norms = []
+        for step in range(STEPS):
+            pipeline.step(batch_for(plan, seed=step))
+            norms.append(float(pipeline.update(max_norm)))
+        return norms, pipeline.state_dict()
+
+    def ahead(pipeline):
+        settled = [pipeline.advance(batch_for(plan, seed=step), max_norm=max_norm) for step in range(STEPS)]
+        settled = [*settled[1:], pipeline.settle()]
+        assert any(s.rolled_back for s in settled)
+        return [s.norm for s in settled], pipeline.state_dict()
+
+    max_norm = 1e9
+    norms = sorted(run_threads(afterwards, synchronous, optimizer=ADAMW)[0][0])
+    max_norm = (norms[STEPS // 2 - 1] + norms[STEPS // 2]) / 2
+    for (found, state), (expected, parameters) in zip(
+        run_threads(plan, ahead, optimizer=ADAMW), run_threads(afterwards, synchronous, optimizer=ADAMW), strict=True
+    ):
+        assert found == expected
+        assert min(expected) < max_norm < max(expected)
+        assert all(torch.equal(state[name], parameters[name]) for name in state)
+
+
 def over_gloo(rank, folder, path):
     torch.save(one(Pipeline(None, Plan.load(path), optimizer=ADAMW))[:3], folder / f"rank{rank}.pt")
 

@@ -113,7 +113,13 @@ def test_steps_ahead_end_where_synchronous_ones_do(plan):
 @pytest.mark.parametrize(
     ("stepped", "dtype", "options"),
     [
-        pytest.param(stepped, dtype, options, marks=slow_unless((dtype == "bf16") == bool(options)))
+        pytest.param(
+            stepped,
+            dtype,
+            options,
+            marks=slow_unless((dtype == "bf16") == bool(options)),
+            id=f"{stepped.__name__}, {dtype}{', ZeRO-2' if options else ''}",
+        )
         for stepped in (host_stepped, device_stepped)
         for dtype in ("fp32", "bf16")
         for options in ({}, {"data": 2, "zero": 2})
@@ -294,3 +300,53 @@ def test_a_device_begins_the_next_step_while_another_ends_this_one():
         return pipeline.advance(batch_of(pipeline, 1)).rolled_back
 
     assert run(plan, work) == [0] * 4
+
+
+def test_a_trace_of_overlapping_steps_is_on_one_clock():
+    plan = plan_of(db.schedules["zb-h2"](devices=4, micro_batches=8), LLAMA, dtype="fp32")
+
+    def work(pipeline):
+        for step in range(2):
+            pipeline.advance(batch_of(pipeline, step))
+        trace = pipeline.gather_trace()
+        pipeline.settle()
+        return trace
+
+    [step] = run(plan, work)[0].steps
+    at = {event.name: event for event in step.events}
+    for stage in range(3):
+        assert at[f"{stage}F0"].end <= at[f"{stage + 1}F0"].start
+        assert at[f"{stage + 1}I0"].end <= at[f"{stage}I0"].start
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
+def test_frozen_parameters_have_no_part_in_the_norm(name):
+    transformers = pytest.importorskip("transformers")
+    schedule = db.schedules[name](devices=2, micro_batches=4)
+    trained = {"model.layers.2.self_attn.v_proj.weight", "model.layers.0.input_layernorm.weight"}
+
+    def work(model, step):
+        for parameter_name, parameter in model.named_parameters():
+            parameter.requires_grad_(parameter_name in trained)
+        return Threads.run(
+            2,
+            lambda transport: step(
+                Pipeline(model, plan_of(schedule, LLAMA, dtype="fp32"), transport=transport, optimizer=ADAMW)
+            ),
+        )
+
+    def models():
+        torch.manual_seed(0)
+        return transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**LLAMA))
+
+    found, expected = work(models(), partial(ahead, max_norm=0.5)), work(models(), partial(synchronous, max_norm=0.5))
+    assert_same(found, expected)
+    assert expected[0][1][0] == pytest.approx(own_norm(models(), trained), rel=1e-5)
+
+
+def own_norm(model, trained):
+    """Of the same batch's gradients, by torch alone."""
+    tokens = tokens_of(LLAMA, rows=4, seed=0)
+    logits = model(tokens[:, :-1]).logits.flatten(0, 1)
+    torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten()).backward()
+    return math.hypot(*(float(p.grad.norm()) for name, p in model.named_parameters() if name in trained))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from debubble.ir import InputError, Plan, lower
-from debubble.ir.trace import MemorySample, Trace, TraceEvent, TraceStep
+from debubble.ir.trace import Trace
 from debubble.runtime.activity import Activity
 from debubble.runtime.assembly import DTYPES, build_part, check_runnable
 from debubble.runtime.batch import Batch, Rows, read_batch
@@ -24,6 +24,7 @@ from debubble.runtime.hf_names import HEAD_TABLE
 from debubble.runtime.interpreter import Interpreter, Ran, StepState
 from debubble.runtime.lanes import lanes_of
 from debubble.runtime.lora import Adapters
+from debubble.runtime.measuring import static_bytes, step_of_trace
 from debubble.runtime.memory import Ledger
 from debubble.runtime.models import TABLE
 from debubble.runtime.operators import add_gradient
@@ -287,30 +288,19 @@ class Pipeline:
 
         What the plan leaves to the host is the host's, also where both are the CPU.
         """
-        working = [p for stage in self._part.stages.values() for unit in stage.units for p in unit.parameters()]
-        states = {p: state.values() for o in self.optimizers for p, state in o.state.items()}
-        hosted = {p for weights in self._part.weights.values() if weights.on_host for p in weights.masters.values()}
-        stepped = [p for p in self.parameters() if p not in hosted]
-        tensors = [*stepped, *working, *(t for p in stepped for t in (p.grad, *states.get(p, ())))]
-        held = {t.untyped_storage().data_ptr(): t.nbytes for t in tensors if isinstance(t, Tensor)}
-        return sum(held.values()) + self._updates.undo_bytes
+        return static_bytes(self._part, self._updates)
 
     def trace(self) -> Trace:
         """What this rank measured in the last step; `Trace.joined` of all ranks' is the whole."""
-        marks = self._lanes.seconds([mark for ran in self._ran for mark in (ran.start, ran.end)])
-        events = tuple(
-            TraceEvent(
-                ran.instruction.op.name, self.device, ran.instruction.lane, start - self._origin, end - self._origin
-            )
-            for ran, start, end in zip(self._ran, marks[::2], marks[1::2], strict=True)
-        )
-        static = self.static_bytes
-        memory = tuple(MemorySample(self.device, at - self._origin, static + held) for at, held in self._saved.samples)
-        step = TraceStep(step=self.steps - 1, events=events, memory=memory)
+        step = step_of_trace(
+            self._ran, self._saved, self._lanes,
+            device=self.device, step=self.steps - 1, origin=self._origin, static=self.static_bytes,
+        )  # fmt: skip
         return Trace(devices=self.plan.devices, steps=(step,))
 
     def gather_trace(self) -> Trace:
         """The whole trace of the last step, on every rank (of replica 0's ranks).  All ranks call it."""
+        self._origin = self.ranks.earliest(self._origin)
         parts = self.ranks.of_devices(self.ranks.transport.gather(self.trace().to_json()))
         return Trace.joined([Trace.from_json(part) for part in parts])
 

@@ -150,6 +150,11 @@ class Ranks:
             if fingerprint != told[0]:
                 raise InputError(f"Rank {rank} has another plan, seed or model than rank 0.")
 
+    def earliest(self, moment: float) -> float:
+        """The earliest of all ranks' moments, on one clock; this rank's, if hosts have clocks of their own."""
+        told = self.transport.gather(moment)
+        return min(told) if self._one_clock else moment
+
     def count(self, rows: Rows) -> int:
         """Targets over all replicas, told by this device's alone: no rank of the pipeline waits for another."""
         total = torch.tensor(rows.counted, device=rows.tokens.device)
