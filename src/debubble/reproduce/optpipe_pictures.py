@@ -9,6 +9,9 @@ from debubble.simulator import Timeline
 from debubble.views import Scene, views
 
 
+COLOURS = {"PipeOffload": "tab:orange", "OptPipe": "tab:blue"}
+
+
 def draw(folder: Path, *, toy: dict[str, Timeline], memory: Table, many: Table) -> tuple[Path, ...]:
     """Write the pictures."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -31,11 +34,11 @@ def _draw_memory(place: Path, table: Table) -> None:
     labels: list[str] = []
     for number, (_, model, m, size, method, *figures) in enumerate(table.rows):
         least, average, greatest = (float(f or 0) for f in figures)
-        colour = "tab:orange" if method == "PipeOffload" else "tab:blue"
-        axes.bar(number, greatest - least, bottom=least, color=colour, alpha=0.5)
+        axes.bar(number, greatest - least, bottom=least, color=COLOURS[str(method)], alpha=0.5)
         axes.plot(number, average, "k_", markersize=8)
         labels.append(f"{model} {m}x{size}" if method == "PipeOffload" else "")
     axes.set_xticks(range(len(labels)), labels, rotation=90, fontsize=6)
+    axes.set_ylim(bottom=0)
     axes.set_ylabel("peak memory, GiB")
     axes.set_title("PipeOffload (orange) and OptPipe (blue): least, average and greatest peak over the devices")
     figure.savefig(place)
@@ -49,8 +52,9 @@ def _draw_many(place: Path, table: Table) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     counts = [int(row[0] or 0) for row in table.rows]
-    for column, name in ((1, "PipeOffload"), (2, "OptPipe")):
-        axes.plot(counts, [float(row[column] or 0) / 1000 for row in table.rows], "o-", label=name)
+    for column, (name, colour) in enumerate(COLOURS.items(), start=1):
+        axes.plot(counts, [float(row[column] or 0) / 1000 for row in table.rows], "o-", label=name, color=colour)
+    axes.set_ylim(bottom=0)
     axes.set_xlabel("micro-batches")
     axes.set_ylabel("seconds per iteration")
     axes.legend()
