@@ -181,7 +181,7 @@ def _memory_use(rows: tuple[Row, ...]) -> Table:
         rows=tuple(found),
         basis="fitted",
         note="The figure's numbers are missing from the text; it says that OptPipe uses more of the memory there is."
-        " The room is fitted to Table 1: it exceeds an H100's where we count more activations per sample than they keep.",
+        " The room is fitted to Table 1: it exceeds an H100's where we count more bytes per sample than they keep.",
     )
 
 

@@ -8,7 +8,6 @@ from debubble.reproduce.report import Table
 from debubble.simulator import Timeline
 from debubble.views import Scene, views
 
-
 COLOURS = {"PipeOffload": "tab:orange", "OptPipe": "tab:blue"}
 
 
