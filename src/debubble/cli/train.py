@@ -69,6 +69,7 @@ def train(
     offload_to: Annotated[
         Path | None, typer.Option(help="Folder on a fast disk for offloaded activations (default: host memory).")
     ] = None,
+    tensorboard: Annotated[Path | None, typer.Option(help="Folder for TensorBoard's scalars.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the trace of the last steps here.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the predicted and measured timelines here.")] = None,
     online: Annotated[
@@ -87,7 +88,8 @@ def train(
         plan=plan, data=data, tokenizer=tokenizer, dataset=dataset, post_validation=post_validation, seed=seed,
         load=tuple(load or ()), save=save,
         checkpoint=checkpoint, save_every=save_every, keep=keep, resume=resume, auto_resume=auto_resume,
-        hang_timeout=hang_timeout, offload_to=offload_to, trace=trace, html=html, online=online, json=json,
+        hang_timeout=hang_timeout, offload_to=offload_to, tensorboard=tensorboard, trace=trace, html=html,
+        online=online, json=json,
     )  # fmt: skip
     options = settle(recipe, options)
     checked = check(options)

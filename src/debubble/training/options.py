@@ -54,6 +54,8 @@ class TrainOptions:
     """Seconds without any progress after which the run is ended."""
     offload_to: Path | None = None
     """Folder for offloaded activations; None: the host's memory."""
+    tensorboard: Path | None = None
+    """Folder for TensorBoard's scalars."""
     trace: Path | None = None
     """Where the trace of the last steps goes."""
     html: Path | None = None

@@ -24,14 +24,22 @@ class StepReport:
     tokens_per_second: float
     peak_memory: tuple[float, ...]
     """Per device, static memory and activations, in bytes."""
+    mfu: float | None = None
+    """Share of the devices' peak that the model's own operations take; None if the plan does not say the peak."""
+    bubble_fraction: float | None = None
+    """Share of the devices' time in the pipeline in which they did not compute."""
     rolled_back: int = 0
     """Devices that had updated their parameters too early and took it back."""
     news: tuple[str, ...] = ()
     """What happened to the update, and to the schedule behind this step."""
 
     def __str__(self) -> str:
-        memory = readable(max(self.peak_memory))
-        return f"loss {self.loss:.3f}   {self.tokens_per_second:,.0f} tokens/s   peak {memory}"
+        figures = [f"loss {self.loss:.3f}", f"{self.tokens_per_second:,.0f} tokens/s"]
+        if self.mfu is not None:
+            figures.append(f"MFU {100 * self.mfu:.1f}%")
+        if self.bubble_fraction is not None:
+            figures.append(f"bubble {100 * self.bubble_fraction:.0f}%")
+        return "   ".join([*figures, f"peak {readable(max(self.peak_memory))}"])
 
 
 class Display(AbstractContextManager["Display"]):

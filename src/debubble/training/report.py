@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from json import dumps
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -37,6 +38,12 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+WARM_UP = 3
+"""First steps of a run that say nothing of its speed."""
+NOTICED = 0.05
+"""Drift of the steps' length over a run that its summary mentions."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """A finished run."""
@@ -54,6 +61,9 @@ class Outcome:
             f"Loss {first.loss:.3f} at step {first.step}, {last.loss:.3f} at step {last.step};"
             f" {self.tokens_per_second:,.0f} tokens/s."
         )
+        slower = self.slowdown
+        if slower is not None and abs(slower - 1) > NOTICED:
+            trained += f"  Its last steps took {slower:.2f} times as long as its first."
         saved = [Text(f"Checkpoint: {self.checkpoint}")] if self.checkpoint else []
         return Group(Text(trained, style="bold"), *saved, Text(), render(self.comparison))
 
@@ -64,11 +74,21 @@ class Outcome:
             "losses": [report.loss for report in self.reports],
             "rolled_back": [report.step for report in self.reports if report.rolled_back],
             "tokens_per_second": self.tokens_per_second,
+            "mfu": self.reports[-1].mfu,
+            "bubble_fraction": self.reports[-1].bubble_fraction,
+            "slowdown": self.slowdown,
             "peak_memory": list(self.reports[-1].peak_memory),
             "checkpoint": None if self.checkpoint is None else str(self.checkpoint),
             "switches": [entry.as_dict() for entry in self.switches],
             "comparison": as_dict(self.comparison),
         }
+
+    @property
+    def slowdown(self) -> float | None:
+        """Median step of the run's last quarter over that of its first, the very first steps apart."""
+        seconds = [report.seconds for report in self.reports[WARM_UP:]]
+        quarter = len(seconds) // 4
+        return median(seconds[-quarter:]) / median(seconds[:quarter]) if quarter else None
 
     @property
     def tokens_per_second(self) -> float:

@@ -23,6 +23,8 @@ from debubble.runtime.pipeline import Pipeline
 from debubble.training import checkpoint
 from debubble.training.checkpoint import Saver
 from debubble.training.checkpoint_folder import Progress, progress_of
+from debubble.training.computed import NOTHING, Computed, bubble_fraction
+from debubble.training.flops import Utilization
 from debubble.training.learning_rate import learning_rate
 from debubble.training.online.switching import Online
 from debubble.training.options import RECIPE, TrainOptions, journal_of, plan_of, start_of, validates_after
@@ -31,6 +33,7 @@ from debubble.training.report import Outcome, available_cores, compared
 from debubble.training.samples import Dataset, Samples, samples_of
 from debubble.training.shortage import explained
 from debubble.training.state import adamw, set_learning_rate, state_of
+from debubble.training.tensorboard import Scalars
 from debubble.training.updating import PostValidated, Synchronous
 from debubble.training.watchdog import SAVING, Watchdog
 
@@ -57,12 +60,14 @@ def train(options: TrainOptions, *, dataset: Dataset | None = None) -> Outcome |
             run.pipeline.load_pretrained(folder)
     leader = dist.get_rank() == 0
     display = Display(steps=options.steps, done=run.done) if leader else None
+    scalars = Scalars(options.tensorboard, done=run.done) if leader and options.tensorboard is not None else None
     reports: list[StepReport] = []
-    with display or nullcontext(), run.online or nullcontext(), run.watchdog():
+    with display or nullcontext(), scalars or nullcontext(), run.online or nullcontext(), run.watchdog():
         for report in run.steps():
             reports.append(report)
-            if display is not None:
-                display.show(report)
+            for shown in (display, scalars):
+                if shown is not None:
+                    shown.show(report)
     if options.save is not None:
         run.pipeline.save_pretrained(options.save)
     trace = Trace(devices=run.plan.devices, steps=tuple(step for part in run.traces for step in part.steps))
@@ -103,6 +108,8 @@ class Run:
         self._unknown: deque[StepReport] = deque()
         """Reports of steps whose results are not known yet."""
         self._peaks: tuple[float, ...] = ()
+        self._bubble: float | None = None
+        self._utilization = Utilization.of(plan)
         self.saver = None if options.checkpoint is None else Saver(options.checkpoint, keep=options.keep)
 
     @property
@@ -151,14 +158,17 @@ class Run:
             raise explained(error, self.plan, held=self.pipeline.held) from error
         seconds = perf_counter() - start
         news = self._reschedule(self.online, seconds) if self.online is not None and self.done < o.steps else ()
+        tokens_per_second = self.rows * self.plan.options.data * self.plan.options.sequence_length / seconds
         self._unknown.append(
             StepReport(
                 step=self.done,
                 loss=math.nan,
                 learning_rate=rate,
                 seconds=seconds,
-                tokens_per_second=self.rows * self.plan.options.data * self.plan.options.sequence_length / seconds,
+                tokens_per_second=tokens_per_second,
                 peak_memory=self._peaks,
+                mfu=None if self._utilization is None else self._utilization.mfu(tokens_per_second),
+                bubble_fraction=self._bubble,
                 news=news,
             )
         )
@@ -173,9 +183,14 @@ class Run:
         if traced:
             self.traces = [*self.traces[1 - TRACED :], self.pipeline.gather_trace()]
         if together:
-            peaks: list[float] = [0.0] * dist.get_world_size()
-            dist.all_gather_object(peaks, self.pipeline.static_bytes + self.pipeline.peak_activation)
-            self._peaks = tuple(self.pipeline.ranks.of_devices(peaks))
+            told: list[tuple[float, Computed]] = [(0.0, NOTHING)] * dist.get_world_size()
+            dist.all_gather_object(told, (self.pipeline.static_bytes + self.pipeline.peak_activation, self._computed()))
+            mine = self.pipeline.ranks.of_devices(told)
+            self._peaks, self._bubble = tuple(held for held, _ in mine), bubble_fraction([done for _, done in mine])
+
+    def _computed(self) -> Computed:
+        (step,) = self.pipeline.trace().steps
+        return Computed.of(step.events)
 
     def _reschedule(self, online: Online, seconds: float) -> tuple[str, ...]:
         """Between two steps: go on with another order, if there is a better one.  Returns what happened."""

@@ -1,0 +1,49 @@
+"""How much of its devices' peak a run uses: model FLOPs utilization (PaLM, arXiv 2204.02311, appendix B).
+
+Unlike there, attention counts only the keys that a causal mask or a window leaves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from debubble.costs import Cluster, Model
+from debubble.costs.speed import Speed
+from debubble.costs.states import element_bytes
+from debubble.ir import Plan
+
+
+def flops_per_token(model: Model, length: int) -> float:
+    """Floating-point operations that one token's forward and backward need; recomputation counts as none.
+
+    Two per parameter of every matrix and token forward, and twice as many backward; attention beside them multiplies
+    queries with the keys that they reach, and the weights with the values.
+    """
+    looked_up = model.embedding_parameters
+    head = model.vocab * model.hidden if model.tied else 0
+    matrices = model.active_parameters - looked_up + head
+    attention = sum(4 * model.attended(layer, length) * model.attention_width for layer in range(model.layers))
+    return 3 * (2 * matrices + attention)
+
+
+@dataclass(frozen=True)
+class Utilization:
+    """MFU of a plan's run, by its tokens per second."""
+
+    flops_per_token: float
+    peak: float
+    """Of all devices together, in the run's dtype, by the plan's cluster."""
+
+    @staticmethod
+    def of(plan: Plan) -> Utilization | None:
+        """None for a plan that does not say what its devices are."""
+        if plan.model is None or plan.cluster is None:
+            return None
+        options = plan.options
+        speed = Speed(Cluster.from_dict(plan.cluster).slowest, element_bytes(options.dtype))
+        devices = plan.devices * options.data * options.tensor * options.context
+        return Utilization(flops_per_token(Model.from_hf(plan.model), options.sequence_length), devices * speed.peak)
+
+    def mfu(self, tokens_per_second: float) -> float:
+        """A fraction."""
+        return tokens_per_second * self.flops_per_token / self.peak

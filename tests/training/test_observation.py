@@ -1,0 +1,71 @@
+"""What a run says of itself while it goes on and at its end."""
+
+import pytest
+
+import debubble as db
+from debubble.ir.trace import TraceEvent
+from debubble.training.computed import Computed, bubble_fraction
+from debubble.training.flops import Utilization, flops_per_token
+from debubble.training.options import TrainOptions
+from debubble.training.progress import StepReport
+from debubble.training.report import Outcome
+from debubble.training.run import train
+
+REPORT = StepReport(
+    step=3, loss=2.5, learning_rate=0.1, seconds=2.0, tokens_per_second=1000, peak_memory=(2**20, 2**21), mfu=0.4,
+    bubble_fraction=0.125,
+)  # fmt: skip
+
+
+def test_the_bubble_is_that_of_the_simulated_timeline():
+    costs = db.StageCosts.of(stages=2, communication=1)
+    timeline = db.simulate(db.schedules["1f1b"](devices=2, micro_batches=4), costs)
+    events = [TraceEvent(o.name, o.device, o.lane, float(o.start), float(o.end)) for o in timeline.operations]
+    devices = [Computed.of([e for e in events if e.device == device]) for device in range(2)]
+    assert bubble_fraction(devices) == pytest.approx(timeline.bubble_fraction)
+
+
+def test_a_tokens_operations_are_six_per_matrix_parameter_and_attention_to_half_the_sequence():
+    model = db.models["llama2-7b"]
+    matrices = model.parameters - model.vocab * model.hidden
+    attention = 32 * 4 * (4096 / 2) * 4096
+    assert flops_per_token(model, 4096) == pytest.approx(6 * matrices + 3 * attention)
+
+
+def test_utilization_is_of_all_devices_peak_in_the_runs_dtype():
+    options = {"micro_batches": 4, "sequence_length": 512, "planner": "merak"}
+    plan = db.plan(db.models["llama-tiny"], db.Cluster.parse("2xA100-80GB"), **options)
+    utilization = Utilization.of(plan)
+    assert utilization.peak == 2 * 312e12
+    assert utilization.mfu(1e6) == pytest.approx(1e6 * flops_per_token(db.models["llama-tiny"], 512) / (2 * 312e12))
+
+
+def test_the_line_of_a_step_has_speed_utilization_bubble_and_memory():
+    assert str(REPORT) == "loss 2.500   1,000 tokens/s   MFU 40.0%   bubble 12%   peak 2.00 MiB"
+
+
+def outcome(seconds: list[float]) -> Outcome:
+    reports = [StepReport(**{**vars(REPORT), "step": i, "seconds": s}) for i, s in enumerate(seconds)]
+    return Outcome(reports=reports, comparison=None, checkpoint=None)
+
+
+def test_a_run_that_has_become_slower_says_by_how_much():
+    assert outcome([9.0] * 3 + [1.0] * 4 + [1.5] * 4).slowdown == 1.5
+    assert outcome([9.0] * 3 + [1.0] * 3).slowdown is None
+
+
+@pytest.mark.usefixtures("process_group")
+def test_tensorboard_has_every_steps_figures_and_a_resumed_run_goes_on_in_them(plan_file, tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    options = TrainOptions(plan=plan_file(1), steps=2, checkpoint=tmp_path / "c", tensorboard=tmp_path / "t")
+    first = train(options)
+    second = train(TrainOptions(**{**vars(options), "steps": 4, "resume": True}))
+    read = accumulator.EventAccumulator(str(tmp_path / "t"))
+    read.Reload()
+    losses = [(event.step, event.value) for event in read.Scalars("train/loss")]
+    assert losses == [(r.step, pytest.approx(r.loss)) for r in (*first.reports, *second.reports)]
+    bubbles = [event.value for event in read.Scalars("speed/bubble_fraction")]
+    assert all(0 <= bubble < 1 for bubble in bubbles)
+    assert [event.value for event in read.Scalars("memory/device_0")] == [
+        r.peak_memory[0] for r in (*first.reports, *second.reports)
+    ]
