@@ -25,8 +25,8 @@ class Counts:
     """Layers per device and run."""
     opened: tuple[Open, ...]
     """Per device and chunk, the runs whose layers it may hold without breaking the order, whatever the others do."""
-    closed: tuple[tuple[Any, ...], ...]
-    """Per device, the literals for which it cannot hold more runs."""
+    slowest: int
+    """The slowest device's time, as far as known."""
     bound: int
     """Of the whole programme's objective, by all cuts so far."""
 
@@ -48,10 +48,10 @@ class Master:
         self._held = [[self._total(r, device.stages) for r in range(len(inst.counts))] for device in inst.devices]
         most = inst.most // COARSER
         self._times = [self._model.new_int_var(0, most, "") for _ in inst.devices]
-        slowest = self._model.new_int_var(0, most, "")
+        self._slowest = self._model.new_int_var(0, most, "")
         for time in self._times:
-            self._model.add(slowest >= time)
-        self._model.minimize(inst.weight * slowest + sum(self._times))
+            self._model.add(self._slowest >= time)
+        self._model.minimize(inst.weight * self._slowest + sum(self._times))
         self._known: set[tuple[int, Cut, tuple[int, ...]]] = set()
         self._at_least: dict[tuple[int, int, int], Any] = {}
 
@@ -80,8 +80,9 @@ class Master:
                 if r > 0:
                     self._model.add_implication(done[s], self._done[r - 1][s])
 
-    def learn(self, device: int, cut: Cut, closed: Sequence[Any] = ()) -> None:
-        """A cut on a device's time; where it holds only for certain runs closed, the literals for that."""
+    def learn(self, device: int, opened: Open, cut: Cut) -> None:
+        """A cut on a device's time, which holds if its chunks may hold no other runs than `opened`."""
+        closed = self._closed(device, opened)
         key = (device, cut, tuple(literal.index for literal in closed))
         if key in self._known:
             return
@@ -89,11 +90,14 @@ class Master:
         floor = cut.constant // COARSER + sum(slope // COARSER * self._held[device][r] for r, slope in cut.slopes)
         constraint = self._model.add(self._times[device] >= floor)
         if closed:
-            constraint.only_enforce_if(list(closed))
+            constraint.only_enforce_if(closed)
 
-    def learn_time(self, device: int, held: Sequence[int], time: int | None, closed: Sequence[Any]) -> None:
-        """With at least as many layers of every run, the device takes at least that long; None: cannot be."""
-        conditions = [*closed, *(self._holds(device, r, number) for r, number in enumerate(held) if number)]
+    def learn_time(self, device: int, opened: Open, held: Sequence[int], time: int | None) -> None:
+        """With at least as many layers of every run, and no other runs open, it takes that long; None: cannot be."""
+        conditions = [
+            *self._closed(device, opened),
+            *(self._holds(device, r, number) for r, number in enumerate(held) if number),
+        ]
         if time is None:
             self._model.add_bool_or([~condition for condition in conditions])
         else:
@@ -123,11 +127,10 @@ class Master:
         if solver.solve(self._model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None
         self._start_from(solver)
-        opened, closed = zip(*(self._runs(solver, device) for device in range(len(self._inst.devices))), strict=True)
         return Counts(
             held=tuple(tuple(solver.value(number) for number in row) for row in self._held),
-            opened=opened,
-            closed=closed,
+            opened=tuple(self._opened(solver, device) for device in range(len(self._inst.devices))),
+            slowest=(solver.value(self._slowest) + 1) * COARSER,
             bound=int(solver.best_objective_bound - 1e-6) * COARSER,
         )
 
@@ -137,20 +140,12 @@ class Master:
             variable = self._model.get_int_var_from_proto_index(index)
             self._model.add_hint(variable, solver.value(variable))
 
-    def _runs(self, solver: Any, device: int) -> tuple[Open, tuple[Any, ...]]:
-        """A device's open runs, and why the others are closed."""
-        reasons: list[Any] = []
-        opened: list[tuple[int, ...]] = []
-        for s in self._inst.devices[device].stages:
-            here = []
-            for r, window in enumerate(self._inst.windows):
-                closed = next((lit for lit in self._closing(r, s) if solver.boolean_value(lit)), None)
-                if s in window and closed is None:
-                    here.append(r)
-                elif s in window:
-                    reasons.append(closed)
-            opened.append(tuple(here))
-        return tuple(opened), tuple(reasons)
+    def _opened(self, solver: Any, device: int) -> Open:
+        """The runs that have begun at a device's stages and are not over."""
+        return tuple(
+            tuple(r for r in runs if not any(solver.boolean_value(literal) for literal in self._closing(r, s)))
+            for s, runs in zip(self._inst.devices[device].stages, widest(self._inst, device), strict=True)
+        )
 
     def _closing(self, run: int, stage: int) -> Iterator[Any]:
         """Literals each of which keeps a run from a stage: it has not begun, or it is over."""
@@ -158,6 +153,17 @@ class Master:
             yield ~self._done[run - 1][stage]
         if stage > 0 and run < len(self._done):
             yield self._done[run][stage - 1]
+
+    def _closed(self, device: int, opened: Open) -> list[Any]:
+        """Literals that say that no other runs are open: those before are over, those behind have not begun."""
+        return [
+            self._done[r][s - 1] if r < runs[0] else ~self._done[r - 1][s]
+            for s, runs, possible in zip(
+                self._inst.devices[device].stages, opened, widest(self._inst, device), strict=True
+            )
+            for r in possible
+            if r not in runs
+        ]
 
 
 def widest(inst: Instance, device: int) -> Open:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from debubble.planners.scope_counts import Counts, Master, merged, widest
 from debubble.planners.scope_device import Assignment, Open, cut, fastest
@@ -20,7 +19,9 @@ from debubble.planners.scope_instance import Instance
 
 TOLERANCE = 1e-3
 """Relative gap at which the decomposition stops."""
-ROUNDS = 16
+LOOSE = 0.01
+"""Relative gap at which the master's first answers are good enough: it still has much to learn."""
+ROUNDS = 24
 PATIENCE = 3.0
 """CP-SAT's deterministic time for one answer of the master."""
 PROBES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5)
@@ -54,7 +55,8 @@ def decompose(inst: Instance, *, until: float, seed: int) -> Found:
         left = until - time.perf_counter()
         if left <= 0:
             break
-        counts = search.master.solve(seconds=left, patience=PATIENCE, gap=TOLERANCE / 3, seed=seed)
+        gap = max(TOLERANCE / 3, min(LOOSE, found.gap / 10))
+        counts = search.master.solve(seconds=left, patience=PATIENCE, gap=gap, seed=seed)
         if counts is None:
             break
         found = replace(found, bound=max(found.bound, counts.bound))
@@ -79,41 +81,49 @@ class _Search:
         self._answers: dict[tuple[int, tuple[int, ...], Open], Assignment | None] = {}
         self._probed: set[tuple[int, Open]] = set()
         for device in range(len(inst.devices)):
-            self._probe(device, widest(inst, device), ())
+            self._probe(device, widest(inst, device))
 
     def priced(self, counts: Counts) -> list[Assignment] | None:
         """What every device makes of the counts, and what the master learns from it; None if one cannot."""
-        answers = [
-            self._answer(device, held, opened, closed)
-            for device, (held, opened, closed) in enumerate(zip(counts.held, counts.opened, counts.closed, strict=True))
-        ]
+        asked = list(enumerate(zip(counts.held, counts.opened, strict=True)))
+        for device, (_, opened) in asked:
+            self._probe(device, opened)
+        answers = [self._answer(device, held, opened) for device, (held, opened) in asked]
+        for device, (held, opened) in asked:
+            answer = answers[device]
+            if answer is None or sum(answer.times(self.inst)) > counts.slowest * (1 + TOLERANCE):
+                # The master would only move the same layers elsewhere.
+                for other in range(len(self.inst.devices)):
+                    if self._may_hold(other, opened):
+                        self._answer(other, held, opened)
         return None if None in answers else [a for a in answers if a is not None]
 
-    def _answer(self, device: int, held: tuple[int, ...], opened: Open, closed: Sequence[Any]) -> Assignment | None:
+    def _may_hold(self, device: int, opened: Open) -> bool:
+        return all(set(some) <= set(runs) for some, runs in zip(opened, widest(self.inst, device), strict=True))
+
+    def _answer(self, device: int, held: tuple[int, ...], opened: Open) -> Assignment | None:
         key = (device, held, opened)
         if key not in self._answers:
-            self._probe(device, opened, closed)
-            self._learn(device, held, opened, closed)
+            self._learn(device, opened, held)
             # Layers taken from an answer may leave a chunk empty; only so are fewer layers never slower.
             answer = fastest(self.inst, self.inst.devices[device], held, opened, filled=False)
-            self.master.learn_time(device, held, None if answer is None else answer.bound, closed)
+            self.master.learn_time(device, opened, held, None if answer is None else answer.bound)
             if answer is not None and len(answer.fills) < self.inst.chunks:
                 answer = fastest(self.inst, self.inst.devices[device], held, opened, filled=True)
             self._answers[key] = answer if answer is not None and answer.layers else None
         return self._answers[key]
 
-    def _probe(self, device: int, opened: Open, closed: Sequence[Any]) -> None:
+    def _probe(self, device: int, opened: Open) -> None:
         """Cuts all over the range of layers that a device may come to hold."""
-        if (device, opened) in self._probed:
-            return
-        self._probed.add((device, opened))
-        for held in _probes(self.inst, opened):
-            self._learn(device, held, opened, closed)
+        if (device, opened) not in self._probed:
+            self._probed.add((device, opened))
+            for held in _probes(self.inst, opened):
+                self._learn(device, opened, held)
 
-    def _learn(self, device: int, held: Sequence[int], opened: Open, closed: Sequence[Any]) -> None:
+    def _learn(self, device: int, opened: Open, held: Sequence[int]) -> None:
         found = cut(self.inst, self.inst.devices[device], held, opened)
         if found is not None:
-            self.master.learn(device, found, closed)
+            self.master.learn(device, opened, found)
 
 
 def _probes(inst: Instance, opened: Open) -> Iterator[tuple[int, ...]]:

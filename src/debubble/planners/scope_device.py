@@ -90,7 +90,7 @@ def fastest(
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.max_deterministic_time = PATIENCE
-    solver.parameters.relative_gap_limit = 1e-5
+    solver.parameters.relative_gap_limit = 1e-4
     status = solver.solve(model)
     if status == cp_model.INFEASIBLE:
         return None

@@ -30,12 +30,13 @@ from itertools import pairwise
 from typing import Any
 
 from debubble.ir import InfeasibleError, Schedule
-from debubble.planners.scope_decomposition import TOLERANCE, Found, Layers, decompose, evened
+from debubble.planners.scope_decomposition import Found, Layers, decompose, evened
 from debubble.planners.scope_instance import Device, Instance, instance
 from debubble.planners.scope_runs import Run
 
+SMALL = 0.01
 FINISH = 0.5
-"""CP-SAT's deterministic time for the programme in one piece where next to no gap is left."""
+"""CP-SAT's deterministic time for the programme in one piece where no more than a SMALL gap is left."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def _in_one_piece(inst: Instance, start: Found, *, per_chunk: bool, until: float
     programme.begin(start)
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = max(0.05, until - time.perf_counter())
-    if start.gap <= TOLERANCE:
+    if start.gap <= SMALL:
         solver.parameters.max_deterministic_time = FINISH
     solver.parameters.random_seed = seed
     solver.parameters.num_workers = 2
