@@ -1,5 +1,7 @@
 """torch's own schedules, read from its CSV and simulated, beside ours."""
 
+import csv
+
 import pytest
 
 import debubble as db
@@ -23,13 +25,22 @@ def torchs(tmp_path):
     def make(name, chunks, micro_batches):
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
         stages = [PipelineStage(torch.nn.Linear(1, 1), s, 4 * len(chunks), torch.device("cpu")) for s in chunks]
-        made = getattr(schedules, name)(stages, micro_batches, loss_fn=torch.nn.MSELoss())
+        of_one_stage = issubclass(getattr(schedules, name), schedules.PipelineScheduleSingle)
+        made = getattr(schedules, name)(
+            stages[0] if of_one_stage else stages, micro_batches, loss_fn=torch.nn.MSELoss()
+        )
         path = tmp_path / f"{name}.csv"
-        made._dump_csv(str(path), format="compute_only")
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows(made.pipeline_order[rank] for rank in range(4))
         return read(path)
 
     yield make
     dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("m", [1, 4, 9])
+def test_gpipe_is_torchs_order(torchs, m):
+    assert torchs("ScheduleGPipe", [0], m).orders == db.schedules["gpipe"](devices=4, micro_batches=m).orders
 
 
 @pytest.mark.parametrize("m", [4, 8, 12])

@@ -21,6 +21,9 @@ from debubble.schedules.registry import schedule
 from debubble.schedules.zero_bubble import split_order
 from debubble.simulator import simulate
 
+COMPARED = 2_000
+"""Operations up to which the ways are compared on the whole step, and not on its first micro-batches."""
+
 
 @schedule(
     "adaoffload",
@@ -46,29 +49,34 @@ def adaoffload(
         costs = costs.replace(offload=[f / 2 for f in costs.forward], reload=None)
     if memory_limit is not None:
         costs = costs.with_limit(memory_limit)
-    dense = forwards_ahead(costs, micro_batches, tolerance)
-    sparse = [devices - s for s in range(devices)]
-    found: list[tuple[Number, int, Schedule]] = []
-    refusal: OutOfMemoryError | None = None
     modes = ("full",) if costs.memory_limit is None else ("full", None)
-    for ahead, together, offload in product((dense, sparse), (False, True), modes):
-        delays = [0 if together else ahead[0] - n for n in ahead]
+    ways = list(product((True, False), (False, True), modes))
+    operations = 3 * devices * micro_batches
+    sample = micro_batches if operations <= COMPARED else min(micro_batches, 2 * devices)
+    refusal: OutOfMemoryError | None = None
+    ranked: list[tuple[Number, int]] = []
+    for n, way in enumerate(ways):
         try:
-            candidate = _offloading(costs, micro_batches, ahead, delays, offload)
-            found.append((simulate(candidate, costs).makespan, len(found), candidate))
+            ranked.append((simulate(_offloading(costs, sample, tolerance, *way), costs).makespan, n))
         except OutOfMemoryError as error:
             refusal = error
-    if not found:
-        assert refusal is not None
-        raise refusal
-    return min(found)[2]
+    for _, n in sorted(ranked):
+        try:
+            return _offloading(costs, micro_batches, tolerance, *ways[n])
+        except OutOfMemoryError as error:
+            refusal = error
+    assert refusal is not None
+    raise refusal
 
 
 def _offloading(
-    costs: StageCosts, micro_batches: int, ahead: Sequence[int], delays: Sequence[int], offload: str | None
+    costs: StageCosts, micro_batches: int, tolerance: Number, dense: bool, together: bool, offload: str | None
 ) -> Schedule:
-    orders = [split_order(s, micro_batches, n, delay=delays[s]) for s, n in enumerate(ahead)]
-    base = Schedule.of("adaoffload", Placement.linear(len(ahead)), micro_batches, orders)
+    """With the forwards of step 2 or 1F1B's before the first backward, and W at once or delayed."""
+    devices = costs.stages
+    ahead = forwards_ahead(costs, micro_batches, tolerance) if dense else [devices - s for s in range(devices)]
+    orders = [split_order(s, micro_batches, n, delay=0 if together else ahead[0] - n) for s, n in enumerate(ahead)]
+    base = Schedule.of("adaoffload", Placement.linear(devices), micro_batches, orders)
     return with_transfers(base, costs, offload)
 
 

@@ -22,8 +22,9 @@ from typing import Literal
 from debubble.ir import InputError, Kind, Number, Op, OutOfMemoryError, Schedule, StageCosts
 from debubble.ir.admission import Admission
 from debubble.schedules.group_interleaved import with_delays
+from debubble.schedules.pace import Times, paced
 from debubble.schedules.registry import schedule
-from debubble.simulator import Timeline, simulate
+from debubble.simulator import simulate
 
 STEPS = 4
 """Under a limit a stage's micro-batches are offloaded in shares of one over this."""
@@ -72,20 +73,18 @@ def pipeoffload(
 
 def with_transfers(base: Schedule, costs: StageCosts, offload: str | None) -> Schedule:
     """A schedule of split backwards with O and L: of `half` or all stages, or of the fewest that make it fit."""
-    timeline = simulate(base, costs.with_limit(None))
-    orders = tuple(_Device(base, costs, timeline, d).order(offload) for d in range(base.devices))
+    starts, ends = paced(base, costs)
+    orders = tuple(_Device(base, costs, starts, ends, d).order(offload) for d in range(base.devices))
     return replace(base, orders=orders)
 
 
 class _Device:
     """One device's list, and the times that its operations had without transfers."""
 
-    def __init__(self, base: Schedule, costs: StageCosts, timeline: Timeline, device: int) -> None:
+    def __init__(self, base: Schedule, costs: StageCosts, start: Times, end: Times, device: int) -> None:
         self.base, self.costs, self.device = base, costs, device
         self.compute = base.orders[device]
-        times = {o.op: o for o in timeline.compute[device]}
-        self.start = {op: times[op].start for op in self.compute}
-        self.end = {op: times[op].end for op in self.compute}
+        self.start, self.end = start, end
         self.position = {op: at for at, op in enumerate(self.compute)}
         held = base.placement.stages_of[device]
         self.longest_lived = sorted(held, key=lambda s: (-self._life(s, base.micro_batches // 2), s))
