@@ -12,30 +12,28 @@ from debubble.training.online.switching import Online
 from tests.runtime.runtime_cases import GPT2, LLAMA, plan_of, run_threads, tokens_of
 from tests.training.online.online_cases import QUICK, Finished, controlled, events_of, traced
 
-RANKS = 4
 STEPS = 12
-COSTS = StageCosts.of(stages=RANKS, activation=2, memory_limit=20, offload=1)
+COSTS = StageCosts.of(stages=4, activation=2, memory_limit=20, offload=1)
 
 
-def bad_plan(config, dtype):
+def bad_plan(config, dtype, *, costs=COSTS, **options):
     """GPipe, under a limit that more than 1F1B's memory fits."""
-    plan = plan_of(db.schedules["gpipe"](devices=RANKS, micro_batches=4), config, costs=COSTS, dtype=dtype)
-    assert plan.simulate().makespan == 21
-    return plan
+    schedule = db.schedules["gpipe"](devices=costs.stages, micro_batches=4)
+    return plan_of(schedule, config, costs=costs, dtype=dtype, **options)
 
 
 def losses_and_parameters(plan, *, controller=None, seconds=lambda plan: 1.0):
     """Of a run of the plan by four ranks; online if there is a controller.  `seconds`: what a step of a plan takes."""
 
     def one(pipeline):
-        online = Online(pipeline, controller if not pipeline.device else None) if controller else None
+        online = Online(pipeline, None if pipeline.ranks.transport.rank else controller) if controller else None
         losses, orders = [], []
         for step in range(STEPS):
             losses.append(pipeline.step(tokens_of(plan.model, rows=4, seed=step)).item())
             pipeline.update(1.0)
             orders.append(pipeline.plan.schedule)
             if online is not None:
-                online.after_step(step + 1, seconds(pipeline.plan), traced(pipeline.plan, COSTS))
+                online.after_step(step + 1, seconds(pipeline.plan), traced(pipeline.plan, plan.costs))
         return losses, orders, {name: p.detach() for name, p in pipeline.named_parameters()}
 
     answers = run_threads(plan, one, optimizer=partial(AdamW, lr=0.01))
@@ -52,10 +50,18 @@ def test_a_better_order_is_adopted_and_no_loss_or_weight_changes_by_a_bit(config
     losses, orders, parameters = losses_and_parameters(plan, controller=controller)
     assert events_of(controller) == [(4, "search"), (4, "adopted"), (8, "kept")]
     assert [order.name for order in orders] == ["gpipe"] * 4 + ["searched"] * 8
-    assert controller.plan.simulate().makespan == 15
+    assert (plan.simulate().makespan, controller.plan.simulate().makespan) == (21, 15)
     expected, _, weights = losses_and_parameters(plan)
     assert losses == expected
     assert [name for name in weights if not torch.equal(weights[name], parameters[name])] == []
+
+
+def test_replicas_switch_together(tmp_path):
+    plan = bad_plan(LLAMA, "fp32", costs=StageCosts.of(stages=2, activation=2, memory_limit=20), data=2, zero=1)
+    controller = controlled(plan, tmp_path)
+    losses, orders, _ = losses_and_parameters(plan, controller=controller)
+    assert [order.name for order in orders] == ["gpipe"] * 4 + ["searched"] * 8
+    assert losses == losses_and_parameters(plan)[0]
 
 
 def test_an_order_that_measures_worse_is_taken_back_by_all_ranks(tmp_path):
@@ -77,7 +83,7 @@ def test_a_run_measures_what_its_operations_cost(tmp_path):
     controller = controlled(plan, tmp_path, search=Finished)
 
     def one(pipeline):
-        online = Online(pipeline, controller if not pipeline.device else None)
+        online = Online(pipeline, None if pipeline.device else controller)
         for step in range(QUICK.settling + QUICK.window):
             pipeline.step(tokens_of(LLAMA, rows=4, seed=step))
             online.after_step(step + 1, 1.0, pipeline.gather_trace().steps[-1])
