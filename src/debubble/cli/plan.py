@@ -11,7 +11,7 @@ import typer
 from debubble.cli import options as o
 from debubble.cli.app import app
 from debubble.cli.output import Json, console, log, print_json
-from debubble.ir import InputError, Plan
+from debubble.ir import InputError, Plan, RunOptions
 
 if TYPE_CHECKING:
     from debubble.planners import Problem
@@ -73,9 +73,9 @@ def plan(
     else:
         problem = _abstract(
             costs, units, devices=devices, limit=o.abstract_limit(memory_limit), micro_batches=micro_batches,
-            chunks=chunks, effort=effort, seed=seed,
+            chunks=chunks, effort=effort, seed=seed, post_validation=post_validation,
         )  # fmt: skip
-        result = solve(problem, planner=planner)
+        result = solve(problem, planner=planner, options=RunOptions(post_validation=post_validation))
     if output is not None:
         result.save(output)
         log().print(f"The plan is in {output}.")
@@ -92,6 +92,7 @@ def _abstract(
     chunks: int | None,
     effort: float,
     seed: int,
+    post_validation: bool,
 ) -> Problem:
     """The problem of a costs file or a units file."""
     from debubble.costs import load_costs, load_units
@@ -105,6 +106,7 @@ def _abstract(
         "chunks": chunks,
         "effort": effort,
         "seed": seed,
+        "objective": "span" if post_validation else "makespan",
     }
     if units is not None:
         return Problem(units=load_units(units, memory_limit=limit), **search)
@@ -115,7 +117,7 @@ def _abstract(
 
 def _print(plan: Plan, *, tail: float, json: bool) -> None:
     """`tail`: seconds that a model's step takes after its pipeline, for gradients and optimizer."""
-    from debubble.planners.making import step_time
+    from debubble.planners.making import pipeline_time, step_time
 
     timeline = plan.simulate()
     if not json:
@@ -125,7 +127,8 @@ def _print(plan: Plan, *, tail: float, json: bool) -> None:
         if tail:
             console().print(f"Gradients and optimizer take another {tail:.3g} s after the pipeline's step.")
         return
-    gap = max(0.0, float((timeline.makespan - plan.lower_bound) / timeline.makespan))
+    time = pipeline_time(timeline, plan.options)
+    gap = max(0.0, float((time - plan.lower_bound) / time))
     print_json(
         {
             "planner": plan.planner,

@@ -24,7 +24,7 @@ def auto(problem: Problem) -> Solution:
     results = [answer for answer in answers.values() if isinstance(answer, Result)]
     if not results:
         raise closest([answer for answer in answers.values() if isinstance(answer, DebubbleError)])
-    best = min(results, key=lambda result: result.makespan)
+    best = min(results, key=lambda result: result.time)
     return Solution(
         schedule=best.solution.schedule,
         costs=best.solution.costs,
@@ -33,7 +33,7 @@ def auto(problem: Problem) -> Solution:
         candidates=tuple(
             sorted(
                 (_summary(name, answer) for name, answer in answers.items()),
-                key=lambda c: (c.makespan is None, c.makespan),
+                key=lambda c: (c.makespan is None, c.makespan if problem.objective == "makespan" else c.span),
             )
         ),
     )

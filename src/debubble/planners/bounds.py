@@ -11,8 +11,8 @@ def lower_bound(problem: Problem) -> Number:
     """No plan takes less than this.
 
     Work: the busiest device has at least its share of all work.  Path: the first micro-batch goes down and up through
-    all stages, and its last weight gradients may be done beside that.  For fixed stages, device d also idles while
-    the first forward is on its way to it, and after its last backward for inputs until stage 0 has done its own.
+    all stages, from stage 0's device and back to it, and its last weight gradients may be done beside that.  For fixed
+    stages, device d also idles while the first forward is on its way to it, which counts in the makespan alone.
     """
     m = problem.micro_batches
     if problem.units is not None:
@@ -23,11 +23,13 @@ def lower_bound(problem: Problem) -> Number:
     assert costs is not None
     path = sum(f + i for f, i in zip(costs.forward, costs.backward_input, strict=True))
     bound: Number = max(path, m * sum(costs.work(s) for s in range(costs.stages)) / problem.devices)
-    if costs.stages == problem.devices:
+    if costs.stages == problem.devices and problem.objective == "makespan":
         arrival: Number = 0
         for s in range(costs.stages):
             bound = max(bound, arrival + m * costs.work(s))
             arrival += costs.forward[s] + costs.communication[s]
+    if problem.objective == "span":
+        bound = max(bound, *(m * costs.work(s) for s in range(costs.stages)))
     return bound
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from debubble.costs import Cluster, Model, apply_profile, load_profile, model_units, step_tail
 from debubble.ir import InputError, Number, Plan, PlannedUnit, RunOptions
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planners
 from debubble.simulator import Timeline
+
+if TYPE_CHECKING:
+    from debubble.solver.problem import Objective
 
 
 def plan(
@@ -61,7 +64,10 @@ def problem_of(
     units = model_units(model, cluster, options, pipeline=devices)
     if profile is not None:
         units = apply_profile(units, load_profile(profile, model=model, options=options))
-    return Problem(devices=devices, micro_batches=micro_batches, units=units, chunks=chunks, effort=effort, seed=seed)
+    return Problem(
+        devices=devices, micro_batches=micro_batches, units=units, chunks=chunks, effort=effort, seed=seed,
+        objective=objective_of(options),
+    )  # fmt: skip
 
 
 def pipeline_devices(cluster: Cluster, options: RunOptions, pipeline: int | None = None) -> int:
@@ -116,7 +122,17 @@ def tail_of(plan: Plan) -> float:
 
 def step_time(timeline: Timeline, options: RunOptions, *, tail: float) -> Number:
     """Of a whole step: with post-validation devices wait for each other no more, and the longest span counts."""
-    return (timeline.span if options.post_validation else timeline.makespan) + tail
+    return pipeline_time(timeline, options) + tail
+
+
+def pipeline_time(timeline: Timeline, options: RunOptions) -> Number:
+    """What of it is the pipeline's."""
+    return timeline.makespan if objective_of(options) == "makespan" else timeline.span
+
+
+def objective_of(options: RunOptions) -> Objective:
+    """What planners minimise."""
+    return "span" if options.post_validation else "makespan"
 
 
 def _planned(problem: Problem, solution: Solution) -> tuple[tuple[PlannedUnit, ...], ...]:

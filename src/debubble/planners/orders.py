@@ -10,7 +10,7 @@ from debubble.ir import DebubbleError, InfeasibleError, Number, Placement, Sched
 from debubble.planners.partition import balanced_counts, even_counts
 from debubble.planners.problem import Problem, Solution, cut
 from debubble.simulator import simulate
-from debubble.solver.problem import OrderProblem
+from debubble.solver.problem import Objective, OrderProblem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +20,7 @@ class Setting:
     costs: StageCosts
     partition: Partition | None
     placement: Placement
+    objective: Objective
 
     def order_problem(self, micro_batches: int) -> OrderProblem:
         """With every freedom that the costs give."""
@@ -28,6 +29,7 @@ class Setting:
             micro_batches=micro_batches,
             costs=self.costs,
             offload=self.costs.offload is not None,
+            objective=self.objective,
             recompute=self.costs.memory_limit is not None and any(map(self.costs.dropped, range(self.costs.stages))),
         )
 
@@ -43,14 +45,14 @@ def settings(problem: Problem) -> Iterator[Setting]:
     """
     placement = Placement.looped(problem.devices, problem.chunks or 1)
     if problem.costs is not None:
-        yield Setting(costs=problem.costs, partition=None, placement=placement)
+        yield Setting(costs=problem.costs, partition=None, placement=placement, objective=problem.objective)
         return
     assert problem.units is not None
     even, balanced = (split(problem.units, placement.stages) for split in (even_counts, balanced_counts))
     for counts in (even, balanced) if balanced != even else (even,):
         partition = cut(problem.units, counts)
         costs = problem.units.stage_costs(partition, placement)
-        yield Setting(costs=costs, partition=partition, placement=placement)
+        yield Setting(costs=costs, partition=partition, placement=placement, objective=problem.objective)
 
 
 def best_of(problem: Problem, answers: Callable[[Setting], Iterator[Schedule]]) -> Solution:
@@ -64,7 +66,7 @@ def best_of(problem: Problem, answers: Callable[[Setting], Iterator[Schedule]]) 
         try:
             for schedule in answers(setting):
                 solution = setting.solution(schedule)
-                found.append((simulate(schedule, setting.costs).makespan, solution))
+                found.append((problem.time_of(simulate(schedule, setting.costs)), solution))
         except DebubbleError as error:
             reason = error
     if not found:

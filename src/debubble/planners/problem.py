@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from debubble.costs.units import Partition, Units
 from debubble.ir import CandidateSummary, DebubbleError, InfeasibleError, InputError, Number, Schedule, StageCosts
+from debubble.simulator import Timeline
+
+if TYPE_CHECKING:
+    from debubble.solver.problem import Objective
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +27,8 @@ class Problem:
     effort: float = 10.0
     """Seconds that a planner may search."""
     seed: int = 0
+    objective: Objective = "makespan"
+    """What a step takes: with post-validation of the optimizer step, the longest span of a device."""
 
     def __post_init__(self) -> None:
         if self.devices < 1:
@@ -37,6 +44,10 @@ class Problem:
                 f"The costs are for {self.costs.stages} stages, but {self.devices} devices"
                 f" with {self.chunks or 1} chunks each have {self.devices * (self.chunks or 1)}."
             )
+
+    def time_of(self, timeline: Timeline) -> Number:
+        """What a step takes."""
+        return timeline.makespan if self.objective == "makespan" else timeline.span
 
     @property
     def memory_limit(self) -> tuple[Number, ...] | None:

@@ -28,6 +28,8 @@ class Result:
     lower_bound: Number
     """No plan for the same problem takes less."""
     solve_seconds: float
+    time: Number
+    """Of a step: makespan or span, as the problem says."""
 
     @property
     def makespan(self) -> Number:
@@ -35,14 +37,14 @@ class Result:
 
     @property
     def gap(self) -> float:
-        """Share of the makespan that a better plan could save at most."""
-        return max(0.0, float((self.makespan - self.lower_bound) / self.makespan))
+        """Share of that time that a better plan could save at most."""
+        return max(0.0, float((self.time - self.lower_bound) / self.time))
 
     @property
     def summary(self) -> CandidateSummary:
         return CandidateSummary(
             planner=self.planner,
-            makespan=float(self.makespan),
+            makespan=float(self.timeline.makespan),
             span=float(self.timeline.span),
             lower_bound=float(self.lower_bound),
             gap=self.gap,
@@ -76,10 +78,12 @@ class PlannerEntry:
 
 def verified(name: str, problem: Problem, solution: Solution, solve_seconds: float) -> Result:
     """A planner's answer, lowered under the limit and simulated; raises what lowering and simulation raise."""
+    timeline = simulate(solution.schedule, solution.costs)
     return Result(
         planner=name,
         solution=solution,
-        timeline=simulate(solution.schedule, solution.costs),
+        timeline=timeline,
+        time=problem.time_of(timeline),
         lower_bound=max(solution.lower_bound, lower_bound(problem)),
         solve_seconds=solve_seconds,
     )

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from debubble.ir import CandidateSummary, Plan, PlannedUnit
+from debubble.planners.making import pipeline_time
 from debubble.simulator import Timeline
 from debubble.views.scene import Scene
 from debubble.views.summary import why_not_faster
@@ -18,9 +19,10 @@ from debubble.views.words import size_words, time_words
 
 def render(plan: Plan, timeline: Timeline) -> RenderableType:
     """A plan beside the other planners' answers."""
-    seconds = plan.model is not None
+    seconds, spans = plan.model is not None, plan.options.post_validation
     scene = Scene.of(timeline, title="", seconds=seconds)
-    gap = max(0.0, float((timeline.makespan - plan.lower_bound) / timeline.makespan))
+    time = pipeline_time(timeline, plan.options)
+    gap = max(0.0, float((time - plan.lower_bound) / time))
     bound = f"No plan takes less than {time_words(plan.lower_bound, seconds=seconds)}: the gap is {100 * gap:.1f}%."
     parts: list[RenderableType] = [
         Text(f"{plan.schedule.name}, planned by {plan.planner}", style="bold"),
@@ -30,7 +32,7 @@ def render(plan: Plan, timeline: Timeline) -> RenderableType:
         *([stage_table(scene)] if plan.schedule.placement.chunks > 1 else []),
     ]
     if plan.candidates:
-        parts += [_candidates(plan.candidates, seconds=seconds), _rejected(plan.candidates)]
+        parts += [_candidates(plan.candidates, seconds=seconds, spans=spans), _rejected(plan.candidates)]
     return Group(*parts)
 
 
@@ -67,15 +69,18 @@ def _runs(units: Sequence[PlannedUnit]) -> Iterator[str]:
             yield f"layer {last}" if last == unit.layer else f"layers {unit.layer}-{last}"
 
 
-def _candidates(candidates: Sequence[CandidateSummary], *, seconds: bool) -> Table:
+def _candidates(candidates: Sequence[CandidateSummary], *, seconds: bool, spans: bool) -> Table:
+    def step(candidate: CandidateSummary) -> float:
+        return (candidate.span if spans else candidate.makespan) or 0
+
     table = titled_table("Planners")
     for column in ("planner", "schedule", "step", "gap", "peak memory"):
         table.add_column(column, justify="left" if column in ("planner", "schedule") else "right")
-    for c in sorted((c for c in candidates if c.makespan is not None), key=lambda c: c.makespan or 0):
+    for c in sorted((c for c in candidates if c.makespan is not None), key=step):
         table.add_row(
             c.planner,
             c.schedule or "",
-            time_words(c.makespan or 0, seconds=seconds),
+            time_words(step(c), seconds=seconds),
             "" if c.gap is None else f"{100 * c.gap:.1f}%",
             size_words(max(c.peak_memory)) if c.peak_memory else "",
         )

@@ -1,0 +1,51 @@
+"""With post-validation of the optimizer step, a step takes the longest span of a device, and planners minimise that."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from debubble.cli import main
+from debubble.ir import Plan, StageCosts
+from debubble.planners import Problem, planners
+from debubble.planners.bounds import lower_bound
+
+
+def problem(objective: str, *, limit: int) -> Problem:
+    """3 devices, 6 micro-batches, F = I = W = 1, no offload."""
+    costs = StageCosts.of(stages=3, memory_limit=limit)
+    return Problem(devices=3, micro_batches=6, costs=costs, effort=3.0, objective=objective)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("limit", "makespan", "span"), [(3, 20, 20), (4, 20, 19), (5, 20, 18)])
+def test_optpipe_finds_the_least_of_either(limit: int, makespan: int, span: int) -> None:
+    """Optima proven by CP-SAT, outside of this program."""
+    shortest = planners["optpipe"](problem("makespan", limit=limit))
+    assert shortest.time == shortest.timeline.makespan == makespan
+    tightest = planners["optpipe"](problem("span", limit=limit))
+    assert tightest.time == tightest.timeline.span == span
+    assert tightest.lower_bound <= span
+
+
+def test_the_bound_on_a_span_leaves_out_the_way_to_the_last_device() -> None:
+    slow_end = StageCosts.of(stages=2, forward=[1, 5], backward_input=[1, 5], backward_weight=[1, 5])
+    bounds = [
+        lower_bound(Problem(devices=2, micro_batches=4, costs=slow_end, objective=objective))  # type: ignore[arg-type]
+        for objective in ("makespan", "span")
+    ]
+    assert bounds == [1 + 4 * 15, 4 * 15]
+
+
+def test_plan_asks_for_the_span_with_post_validation(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path
+) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "costs.json").write_text('{"stages": 3, "memory_limit": 5}')
+    call = ["plan", "--costs", str(tmp_path / "costs.json"), "--devices", "3", "--micro-batches", "6"]
+    more = ["--planner", "optpipe", "--effort", "3", "--post-validation", "-o", str(tmp_path / "plan.json"), "--json"]
+    monkeypatch.setattr("sys.argv", ["debubble", *call, *more])
+    with pytest.raises(SystemExit):
+        main()
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["span"], answer["step_time"], answer["gap"]) == (18, 18, 0)
+    assert Plan.load(tmp_path / "plan.json").options.post_validation
