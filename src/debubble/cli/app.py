@@ -15,6 +15,9 @@ import typer
 
 from debubble.ir.errors import DebubbleError
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
 app = typer.Typer(
     name="debubble",
     help="Plan, simulate and run pipeline-parallel LLM training under a memory limit.",
@@ -45,5 +48,13 @@ def main() -> None:
         sys.stderr.write(f"debubble: {error}\n")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        sys.stderr.write("debubble: interrupted.\n")
-        sys.exit(130)
+        sys.exit(_interrupted())
+    except SystemExit as end:
+        if end.code == INTERRUPTED:  # how typer passes a Ctrl-C on
+            _interrupted()
+        raise
+
+
+def _interrupted() -> int:
+    sys.stderr.write("debubble: interrupted.\n")
+    return INTERRUPTED
