@@ -119,6 +119,16 @@ def test_a_search_that_fails_is_told_once_and_the_run_goes_on(plan, tmp_path):
     assert "the search for a better order failed (MemoryError); training goes on" in str(controller.journal.entries[1])
 
 
+def test_a_search_that_cannot_begin_is_told_and_the_run_goes_on(plan, tmp_path):
+    def search(_):
+        raise OSError("Cannot allocate memory")
+
+    controller = controlled(plan, tmp_path, search=search)
+    Machine(controller, UNIT).run(20)
+    assert events_of(controller) == [(4, "search"), (4, "search failed")]
+    assert controller.plan is plan
+
+
 def test_a_search_that_finds_nothing_in_time_changes_nothing(plan, tmp_path):
     controller = controlled(plan, tmp_path, search=Finished)
     Machine(controller, UNIT).run(20)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from debubble.ir import Plan, StageCosts
+from debubble.ir import InputError, Plan, StageCosts
 from debubble.ir.trace import TraceStep
 from debubble.training.online.costs import drift, measured_costs
 from debubble.training.online.effect import Effect, effect
@@ -125,9 +125,13 @@ class Controller:
         if self._costs is not None and (change <= limit or before is None or drift(before, costs) > limit):
             return
         self.close()
-        self._search, self._costs = self._begin(replace(self.plan, costs=costs)), costs
+        self._costs = costs
         self._found, self._predicted, self._to_beat = None, None, math.inf
         self.journal.note(Entry(step=step, event="search", drift=change))
+        try:
+            self._search = self._begin(replace(self.plan, costs=costs))
+        except (OSError, InputError) as error:  # no room for another process or its files
+            self.journal.note(Entry(step=step, event="search failed", reason=str(error)))
 
     def _adopt_if_better(self, step: int) -> Plan | None:
         if self._search is None:
