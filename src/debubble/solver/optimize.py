@@ -24,7 +24,7 @@ from debubble.solver.tight import LARGEST, skeleton_bound
 
 PROVABLE = 72
 """Stages x micro-batches up to which CP-SAT usually closes the gap."""
-LARGE = 400
+LARGE = 200
 """Stages x micro-batches from which a periodic pattern is a start worth its time."""
 
 
