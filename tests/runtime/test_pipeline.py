@@ -309,7 +309,7 @@ def test_plans_that_cannot_run_are_refused():
     plan = plan_of(schedule_1f1b(), LLAMA)
     with pytest.raises(InputError, match=r"needs 2 ranks .* but 3 were started"):
         run_threads(plan, lambda _: None, ranks=3)
-    with pytest.raises(InputError, match="only plans made for a model can run"):
+    with pytest.raises(InputError, match="or make the plan for a model"):
         run_threads(replace(plan, model=None), lambda _: None)
     with pytest.raises(InputError, match="computes in fp32, bf16, fp64, not in 'fp8'"):
         run_threads(plan_of(schedule_1f1b(), LLAMA, dtype="fp8"), lambda _: None)

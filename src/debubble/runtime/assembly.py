@@ -15,6 +15,7 @@ from debubble.runtime.hf_names import HEAD_TABLE
 from debubble.runtime.lora import Adapters, given_adapters, new_adapters, plain_name
 from debubble.runtime.memory import Ledger
 from debubble.runtime.models import TABLE, add_adapters, build_stage, model_units
+from debubble.runtime.modules import Modules
 from debubble.runtime.replicas import Replicas
 from debubble.runtime.shape import Shape
 from debubble.runtime.stage import Stage
@@ -52,8 +53,6 @@ class DevicePart:
 
 def check_runnable(plan: Plan, ranks: int) -> None:
     """Refuse a plan that these ranks cannot run, with one sentence."""
-    if plan.model is None:
-        raise InputError("The plan has no model: only plans made for a model can run.")
     options = plan.options
     if options.context > 1:
         raise InputError("The runtime runs pipeline, data and tensor parallelism; make the plan with context 1.")
@@ -66,6 +65,8 @@ def check_runnable(plan: Plan, ranks: int) -> None:
         )
     if options.dtype not in DTYPES:
         raise InputError(f"The runtime computes in {', '.join(DTYPES)}, not in '{options.dtype}'.")
+    if plan.model is None:
+        return
     planned = [(unit.type, unit.layer) for stage in plan.partition for unit in stage]
     if planned != [(unit.type, unit.layer) for unit in model_units(plan.model)]:
         raise InputError("The plan's partition does not list the units of its model in order: make the plan again.")
@@ -103,27 +104,22 @@ def build_part(
     device: int,
     *,
     model: nn.Module | None,
+    modules: Modules | None,
     seed: int,
     on: torch.device,
     ledger: Ledger,
     replicas: Replicas,
     group: TensorGroup,
 ) -> DevicePart:
-    """The stages of one device, or what this rank of its `group` has of them, on the torch device `on`."""
-    assert plan.model is not None
-    shape, dtype = read_shape(plan.model), DTYPES[plan.options.dtype]
-    wide = torch.float64 if dtype is torch.float64 else torch.float32
-    held = plan.schedule.placement.stages_of[device]
-    built = {s: build_stage(plan.model, plan.partition[s], seed=seed, dtype=wide) for s in held}
-    everything = [unit for units in built.values() for unit in units]
-    adapters = _adapters(plan, everything, model)
-    if adapters is not None:
-        add_adapters(everything, adapters, shape, seed=seed, dtype=wide)
-    if model is not None:
-        take_over(everything, model)
-    named = {name: p for unit in everything for name, p in unit.hf_parameters().items()}
-    if shape.tied and {TABLE[shape.is_gpt2], HEAD_TABLE} <= named.keys():
-        share(built.values(), named[HEAD_TABLE], named[TABLE[shape.is_gpt2]])
+    """The stages of one device, or what this rank of its `group` has of them, on the torch device `on`.
+
+    They are `modules`, if these are given.
+    """
+    held, dtype = plan.schedule.placement.stages_of[device], DTYPES[plan.options.dtype]
+    if modules is not None:
+        built, adapters = {stage: modules.stage(stage) for stage in held}, None
+    else:
+        built, adapters = _hf_stages(plan, held, model, seed)
     part, working = DevicePart(adapters=adapters), Working(dtype, on, replicas)
     shards: dict[nn.Parameter, nn.Parameter] = {}
     for stage, units in built.items():
@@ -134,6 +130,26 @@ def build_part(
         ledger.exclude(t for unit in units for t in (*unit.parameters(), *unit.buffers()))
     part.prepare(plan.schedule)
     return part
+
+
+def _hf_stages(
+    plan: Plan, held: Sequence[int], model: nn.Module | None, seed: int
+) -> tuple[dict[int, list[Unit]], Adapters | None]:
+    """The stages of a plan's Hugging Face model, with the parameters of `model` if it is given."""
+    assert plan.model is not None
+    shape = read_shape(plan.model)
+    wide = torch.float64 if plan.options.dtype == "fp64" else torch.float32
+    built = {s: build_stage(plan.model, plan.partition[s], seed=seed, dtype=wide) for s in held}
+    everything = [unit for units in built.values() for unit in units]
+    adapters = _adapters(plan, everything, model)
+    if adapters is not None:
+        add_adapters(everything, adapters, shape, seed=seed, dtype=wide)
+    if model is not None:
+        take_over(everything, model)
+    named = {name: p for unit in everything for name, p in unit.hf_parameters().items()}
+    if shape.tied and {TABLE[shape.is_gpt2], HEAD_TABLE} <= named.keys():
+        share(built.values(), named[HEAD_TABLE], named[TABLE[shape.is_gpt2]])
+    return built, adapters
 
 
 def _adapters(plan: Plan, units: Sequence[Unit], model: nn.Module | None) -> Adapters | None:
@@ -178,10 +194,17 @@ def share(stages: Iterable[Iterable[Unit]], parameter: nn.Parameter, instead: nn
                     setattr(module, name, instead)
 
 
+def tied_tables(plan: Plan) -> tuple[str, str] | None:
+    """The names of the embedding's and the head's table, if they are one."""
+    if plan.model is None:
+        return None
+    shape = read_shape(plan.model)
+    return (TABLE[shape.is_gpt2], HEAD_TABLE) if shape.tied else None
+
+
 def tied_devices(plan: Plan) -> tuple[int, ...]:
     """The two devices that each hold a copy of the tied table; empty if there are no two."""
-    assert plan.model is not None
-    if not read_shape(plan.model).tied:
+    if tied_tables(plan) is None:
         return ()
     placement = plan.schedule.placement.device_of
     return () if placement[0] == placement[-1] else (placement[0], placement[-1])

@@ -32,6 +32,7 @@ def load_pretrained(pipeline: Pipeline, folder: str | Path) -> None:
     It reads these alone, one at a time.  Raises InputError if the folder has no safetensors checkpoint, or it lacks a
     parameter or has it in another shape.
     """
+    _check_model(pipeline)
     folder = Path(folder)
     files, adapters = _files(folder), (folder / CONFIG).is_file()
     if adapters and pipeline.adapters is None:
@@ -58,6 +59,7 @@ def save_pretrained(pipeline: Pipeline, folder: str | Path) -> None:
 
     Parameters are written as the optimizer has them (fp32).
     """
+    _check_model(pipeline)
     folder = Path(folder)
     if pipeline.adapters is not None:
         _save_adapters(pipeline, pipeline.adapters, folder)
@@ -83,6 +85,11 @@ def save_pretrained(pipeline: Pipeline, folder: str | Path) -> None:
         write_whole(folder / "config.json", json.dumps(dict(plan.model or {}), indent=2).encode())
         write_whole(folder / INDEX, json.dumps(index, indent=2).encode())
     ranks.transport.gather(None)
+
+
+def _check_model(pipeline: Pipeline) -> None:
+    if pipeline.plan.model is None:
+        raise InputError("Modules of your own are no Hugging Face model: save and load `pipeline.state_dict()`.")
 
 
 def _save_adapters(pipeline: Pipeline, adapters: Adapters, folder: Path) -> None:

@@ -115,6 +115,13 @@ def _bias_gradient(gy: Tensor) -> Tensor:
     return gy.flatten(0, -2).sum(0)
 
 
+def deferrable_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, *, later: WeightGradients, transposed: bool = False
+) -> Tensor:
+    """x W^T + b (or x W + b if `transposed`), whose weight gradient can be left for later."""
+    return call(_Linear, x, weight, bias, transposed, later)
+
+
 class Deferring(torch.nn.Module):
     """A module with linear operators whose weight gradients can be deferred."""
 
@@ -152,7 +159,7 @@ class Linear(Deferring):
     def _product(self, x: Tensor) -> Tensor:
         if not self.later.wanted:
             return functional.linear(x, self.weight.t() if self.transposed else self.weight, self.bias)
-        return call(_Linear, x, self.weight, self.bias, self.transposed, self.later)
+        return deferrable_linear(x, self.weight, self.bias, later=self.later, transposed=self.transposed)
 
 
 class _RMSNorm(Function):

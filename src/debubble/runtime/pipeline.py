@@ -16,17 +16,16 @@ from torch.optim import Optimizer
 from debubble.ir import InputError, Plan, lower
 from debubble.ir.trace import Trace
 from debubble.runtime.activity import Activity
-from debubble.runtime.assembly import DTYPES, build_part, check_runnable
+from debubble.runtime.assembly import DTYPES, build_part, check_runnable, tied_tables
 from debubble.runtime.batch import Batch, Rows, read_batch
 from debubble.runtime.families import read_shape
 from debubble.runtime.hf_files import load_pretrained, save_pretrained
-from debubble.runtime.hf_names import HEAD_TABLE
 from debubble.runtime.interpreter import Interpreter, Ran, StepState
 from debubble.runtime.lanes import lanes_of
 from debubble.runtime.lora import Adapters
 from debubble.runtime.measuring import static_bytes, step_of_trace
 from debubble.runtime.memory import Ledger
-from debubble.runtime.models import TABLE
+from debubble.runtime.modules import Loss, cross_entropy, sequence_of
 from debubble.runtime.operators import add_gradient
 from debubble.runtime.post_validation import PostValidation, Settled
 from debubble.runtime.ranks import Ranks, default_device, default_transport
@@ -44,6 +43,10 @@ class Pipeline:
     torch.distributed is initialised, or under torchrun: then it is initialised here.  Ranks of one pipeline are
     consecutive: rank = (replica x devices + device) x tensor + part.
 
+    For a plan that was made for units or stages of given costs, `model` is an `nn.Sequential`, or has a method
+    `pipeline_units()` that returns its modules in order: as many as the plan has units, each of one tensor to one.
+    `loss(output, targets)` of the last one's output is summed over the targets (default: cross entropy of logits).
+
     `optimizer` makes the optimizer of a list of parameters, for `update`, and for the stages that the plan steps
     inside the step.  Without it, give `parameters()` to an optimizer of your own.
 
@@ -56,6 +59,7 @@ class Pipeline:
         plan: Plan,
         *,
         seed: int = 0,
+        loss: Loss = cross_entropy,
         optimizer: MakeOptimizer | None = None,
         transport: Transport | None = None,
         device: torch.device | None = None,
@@ -66,7 +70,8 @@ class Pipeline:
         self.plan, self.seed = plan, seed
         self.ranks = Ranks(plan, transport)
         """Who the other ranks are."""
-        self._shape = read_shape(plan.model or {})
+        self._modules = sequence_of(model, plan, loss) if plan.model is None else None
+        self._tables = tied_tables(plan)
         self.steps = 0
         """Steps taken.  Set it when resuming: dropout masks follow from it."""
         self.device = self.ranks.device
@@ -74,7 +79,7 @@ class Pipeline:
         self._lanes = lanes_of(device or default_device(), offload_to=offload_to)
         self._saved, self._mail = Ledger(self._lanes.device), Ledger(self._lanes.device)
         self._part = build_part(
-            plan, self.device, model=model, seed=seed, on=self._lanes.device, ledger=self._saved,
+            plan, self.device, model=model, modules=self._modules, seed=seed, on=self._lanes.device, ledger=self._saved,
             replicas=self.ranks.over_replicas, group=self.ranks.tensor,
         )  # fmt: skip
         program = lower(plan.schedule, plan.costs)
@@ -197,7 +202,7 @@ class Pipeline:
         By Hugging Face name; both copies of a tied table go by the embedding's.
         """
         self.settle()
-        own = {HEAD_TABLE: TABLE[self._shape.is_gpt2]} if self._shape.tied else {}
+        own = {} if self._tables is None else {self._tables[1]: self._tables[0]}
         for held in self._part.weights.values():
             for name, parameter in held.masters.items():
                 yield own.get(name, name), parameter, held.piece(name)
@@ -332,10 +337,16 @@ class Pipeline:
         return StepState(
             tokens=tokens,
             micro_batches=micro_batches,
-            boundary=[(*t.shape, self._shape.hidden) for t in tokens],
+            boundary=[self._boundary(t) for t in tokens],
             dtype=DTYPES[self.plan.options.dtype],
             update=update,
         )
+
+    def _boundary(self, tokens: Tensor) -> tuple[int, ...]:
+        """The shape of what stages hand on for such an input."""
+        if self._modules is not None:
+            return self._modules.boundary(tokens)
+        return (*tokens.shape, read_shape(self.plan.model or {}).hidden)
 
     def _set_aside_gradients(self) -> dict[nn.Parameter, Tensor]:
         """Gradients of earlier steps: they are reduced already."""
@@ -350,8 +361,7 @@ class Pipeline:
             if stage not in self._updates.inside:
                 weights.finish()
         if self.ranks.shares_table:
-            name = TABLE[self._shape.is_gpt2]
-            table = self._part.masters[name if name in self._part.masters else HEAD_TABLE]
+            table = next(self._part.masters[name] for name in self._tables or () if name in self._part.masters)
             if table.requires_grad:
                 table.grad = torch.zeros_like(table) if table.grad is None else table.grad
                 self.ranks.sum_over_tied(table.grad)

@@ -1,0 +1,181 @@
+"""A user's own model as units: a sequence of modules, each of which maps one tensor to one.
+
+While a module runs, its linear layers and dropouts are replaced by those that can leave their weight gradients for
+later and whose masks follow from the micro-batch: so backwards split, and no order of operations changes a mask.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
+
+from debubble.ir import InputError, Plan
+from debubble.runtime.operators import Deferring, WeightGradients, deferrable_linear, drop, token_loss
+from debubble.runtime.tape import Operators
+from debubble.runtime.units import MicroBatch, Unit
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Of the last module's output and the targets: summed over the targets that count."""
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """The usual loss of language models, of logits [rows, length, vocabulary]; target -100: ignored."""
+    return token_loss(logits, targets, 1.0)
+
+
+class ModuleUnit(Unit, Deferring):
+    """One module of the sequence; the last one's output goes into the loss."""
+
+    def __init__(self, module: nn.Module, index: int, *, loss: Loss | None) -> None:
+        super().__init__()
+        self.module, self.loss = module, loss
+        self.prefix, self.salt = f"{index}.", index
+
+    def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
+        y: Tensor = op("module", partial(self._run, seed=self.seed(micro_batch, 0)), x)
+        if self.loss is None or micro_batch.targets is None:
+            return y
+        loss: Tensor = op("loss", partial(_scaled, self.loss, micro_batch), y)
+        return loss
+
+    def hf_name(self, name: str) -> str:
+        return self.prefix + name.removeprefix("module.")
+
+    def _run(self, x: Tensor, *, seed: int) -> Tensor:
+        with _Rewired(self.later, seed):
+            y: Tensor = self.module(x)
+        return y
+
+
+def _scaled(loss: Loss, micro_batch: MicroBatch, y: Tensor) -> Tensor:
+    assert micro_batch.targets is not None
+    return loss(y, micro_batch.targets) * micro_batch.scale
+
+
+class _Rewired(TorchFunctionMode):
+    """Where a module of the user's runs."""
+
+    def __init__(self, later: WeightGradients, seed: int) -> None:
+        super().__init__()
+        self._later, self._seed, self._places = later, seed, 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is functional.linear:
+            return self._linear(*args, **kwargs)
+        if function is functional.dropout:
+            return self._dropout(*args, **kwargs)
+        if function is functional.scaled_dot_product_attention and (kwargs.get("dropout_p") or any(args[4:5])):
+            raise InputError("The runtime has no dropout inside attention for modules of your own: set it to 0.")
+        return function(*args, **kwargs)
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        # Of a weight that is computed, the gradient goes on to what it is computed from.
+        if self._later.wanted and isinstance(weight, nn.Parameter) and x.dim() > 1:
+            return deferrable_linear(x, weight, bias, later=self._later)
+        return functional.linear(x, weight, bias)
+
+    def _dropout(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        if not training or not p:
+            return x
+        self._places += 1
+        return drop(x, p, zlib.crc32(f"{self._seed} {self._places}".encode()))
+
+
+@dataclass(frozen=True)
+class Modules:
+    """The modules of a user's model, cut into a plan's stages."""
+
+    modules: Sequence[nn.Module]
+    plan: Plan
+    loss: Loss
+    _shapes: dict[torch.Size, tuple[int, ...]] = field(default_factory=dict)
+
+    def stage(self, stage: int) -> list[Unit]:
+        """The units of one stage."""
+        bounds = self._bounds
+        return [
+            ModuleUnit(self.modules[i], i, loss=self.loss if i + 1 == len(self.modules) else None)
+            for i in range(bounds[stage], bounds[stage + 1])
+        ]
+
+    def boundary(self, tokens: Tensor) -> tuple[int, ...]:
+        """The shape of what stages hand on for such an input.  Raises InputError if it differs between them."""
+        if tokens.shape not in self._shapes:
+            self._shapes[tokens.shape] = self._boundary(tokens)
+        return self._shapes[tokens.shape]
+
+    @property
+    def _bounds(self) -> list[int]:
+        return list(accumulate((len(units) for units in self.plan.partition), initial=0))
+
+    def _boundary(self, tokens: Tensor) -> tuple[int, ...]:
+        handed_on: set[tuple[int, ...]] = set()
+        ends = self._bounds[1:-1]
+        with torch.device("meta"), torch.no_grad():
+            x = torch.empty_like(tokens, device="meta")
+            for index, module in enumerate(self.modules[: max(ends, default=0)]):
+                tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+                x = functional_call(module, {n: t.to("meta") for n, t in tensors.items()}, (x,))
+                if index + 1 in ends:
+                    handed_on.add(tuple(x.shape))
+        if len(handed_on) > 1:
+            shapes = " and ".join(str(list(shape)) for shape in sorted(handed_on))
+            raise InputError(
+                f"The plan's stages would hand on tensors of shapes {shapes}: cut where they are the same."
+            )
+        return next(iter(handed_on), ())
+
+
+def sequence_of(model: nn.Module | None, plan: Plan, loss: Loss) -> Modules:
+    """The model as the units of a plan that was made for units or stages of given costs.
+
+    It is an `nn.Sequential`, or has a method `pipeline_units` that returns its modules in order.  Raises InputError if
+    it does not fit the plan.
+    """
+    units = getattr(model, "pipeline_units", None)
+    if model is None or (units is None and not isinstance(model, nn.Sequential)):
+        raise InputError(
+            "The plan has no model: give Pipeline one that is an nn.Sequential or has `pipeline_units()`, or make the"
+            " plan for a model."
+        )
+    modules = list(model.children() if units is None else units())
+    planned = [unit for stage in plan.partition for unit in stage]
+    if len(modules) != len(planned):
+        raise InputError(f"The model has {len(modules)} modules, but the plan's stages have {len(planned)} units.")
+    if plan.options.tensor > 1 or plan.options.lora:
+        raise InputError("Modules of your own have neither tensor parallelism nor LoRA: make the plan without.")
+    odd = next((unit.strategy for unit in planned if unit.strategy not in ("none", "full")), None)
+    if odd is not None:
+        raise InputError(f"Modules of your own recompute in full or not at all, not '{odd}'.")
+    sequence = Modules(modules, plan, loss)
+    _check_shared(sequence)
+    return sequence
+
+
+def _check_shared(sequence: Modules) -> None:
+    """Refuse parameters that two devices would each have a copy of."""
+    users: dict[nn.Parameter, set[int]] = defaultdict(set)
+    names: dict[nn.Parameter, str] = {}
+    for stage, device in enumerate(sequence.plan.schedule.placement.device_of):
+        for unit in sequence.stage(stage):
+            for name, parameter in unit.hf_parameters().items():
+                users[parameter].add(device)
+                names.setdefault(parameter, name)
+    for parameter, devices in users.items():
+        if len(devices) > 1:
+            raise InputError(
+                f"Devices {', '.join(map(str, sorted(devices)))} share the parameter '{names[parameter]}': place their"
+                " stages on one device (a V-shaped placement does, of the first and the last), or untie it."
+            )

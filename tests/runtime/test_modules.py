@@ -1,0 +1,212 @@
+"""A user's own modules: a pipeline's loss and gradients are those of plain autograd in one process."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import debubble as db
+from debubble.ir import InputError, Plan, PlannedUnit, RunOptions, StageCosts
+from debubble.runtime import Pipeline
+from debubble.runtime.memory import Ledger
+from debubble.runtime.modules import ModuleUnit
+from debubble.runtime.stage import Stage
+from debubble.runtime.transport import Threads
+from debubble.runtime.units import MicroBatch
+
+VOCABULARY, WIDTH = 19, 8
+
+
+class Twice(nn.Module):
+    """Uses a parameter twice, one not at all, one frozen, and one that is computed from another."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.unused = nn.Linear(WIDTH, WIDTH), nn.Linear(3, 3)
+        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x):
+        return self.layer(torch.tanh(self.layer(x))) + self.frozen(x) + self.normed(x) * x
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.out(y.transpose(1, 2).flatten(2))
+
+
+def sequential(*, dropout=0.0):
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Embedding(VOCABULARY, WIDTH), Attention(), nn.GELU(), Twice(), nn.Dropout(dropout), Attention(),
+        nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)), nn.Linear(WIDTH, VOCABULARY),
+    ).double()  # fmt: skip
+
+
+def plan_for(schedule, counts, *, strategy="none", **options):
+    """A plan of abstract units, so many per stage."""
+    return Plan(
+        planner="test",
+        schedule=schedule,
+        costs=StageCosts.of(stages=schedule.stages, offload=1),
+        lower_bound=0,
+        partition=tuple(tuple(PlannedUnit("dense", i, strategy) for i in range(count)) for count in counts),
+        options=RunOptions(dtype="fp64", **options),
+    )
+
+
+def tokens():
+    return torch.randint(0, VOCABULARY, (4, 7), generator=torch.Generator().manual_seed(1))
+
+
+def step(model, plan, **arguments):
+    """Loss and gradients of the pipeline, every rank with a model of its own."""
+
+    def one(transport):
+        pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport, **arguments)
+        loss = pipeline.step(tokens())
+        return loss, {name: p.grad for name, p in pipeline.named_parameters()}
+
+    answers = Threads.run(plan.ranks, one)
+    return answers[0][0], {name: g for _, part in answers for name, g in part.items()}
+
+
+def check(model, plan):
+    logits = model(tokens()[:, :-1])
+    loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens()[:, 1:].flatten())
+    loss.backward()
+    expected = {name: p.grad.clone() if p.grad is not None else None for name, p in model.named_parameters()}
+    model.zero_grad()
+    found_loss, found = step(model, plan)
+    torch.testing.assert_close(found_loss, loss.detach(), rtol=1e-12, atol=0)
+    assert expected.keys() - found.keys() <= {"7.weight"}  # of a tied table, the first name
+    for name, gradient in found.items():
+        if expected[name] is None:
+            assert gradient is None, name
+        else:
+            assert (gradient - expected[name]).abs().max() <= 1e-12 * expected[name].abs().max(), name
+
+
+@pytest.mark.parametrize("strategy", ["none", "full"])
+@pytest.mark.parametrize(
+    ("name", "devices", "counts"),
+    [("1f1b", 2, [3, 5]), ("zb-h1", 3, [2, 3, 3]), ("zb-v", 2, [2, 2, 3, 1]), ("pipeoffload", 2, [2, 2, 2, 2])],
+)
+def test_gradients_are_those_of_plain_autograd(name, devices, counts, strategy):
+    schedule = db.schedules[name](devices=devices, micro_batches=4)
+    check(sequential(), plan_for(schedule, counts, strategy=strategy))
+
+
+def test_a_split_backward_leaves_the_weights_of_linear_layers_for_later():
+    module = Attention().double()
+    planned, ledger = PlannedUnit("dense", 0), Ledger()
+    stage = Stage([ModuleUnit(module, 0, loss=None)], [planned], ledger)
+    x = torch.randn(1, 5, WIDTH, dtype=torch.float64)
+    gradient = torch.ones_like(stage.forward(0, x, MicroBatch()))
+
+    stage.backward(0, gradient, split=True)
+    assert {n for n, p in module.named_parameters() if p.grad is not None} == {"norm.weight", "norm.bias"}
+    stage.weights(0)
+    assert all(p.grad is not None for p in module.parameters())
+
+
+def test_a_model_with_a_list_of_units_runs():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = sequential()
+
+        def pipeline_units(self):
+            return list(self.body)
+
+        def forward(self, x):
+            return self.body(x)
+
+    plan = plan_for(db.schedules["1f1b"](devices=2, micro_batches=2), [4, 4])
+    loss, _ = step(Model(), plan)
+    assert loss == step(sequential(), plan)[0]
+
+
+def test_a_table_that_the_first_and_the_last_stage_share_is_one_on_one_device():
+    model = sequential()
+    model[7].weight = model[0].weight
+    check(model, plan_for(db.schedules["zb-v"](devices=2, micro_batches=4), [2, 2, 3, 1]))
+
+
+def test_dropout_does_not_depend_on_the_schedule_or_on_recomputation():
+    model = sequential(dropout=0.5)
+    alone = step(model, plan_for(db.schedules["gpipe"](devices=1, micro_batches=4), [8]))
+    for name, counts, strategy in (("zb-h1", [2, 3, 3], "none"), ("1f1b", [1, 5, 2], "full")):
+        loss, gradients = step(
+            model, plan_for(db.schedules[name](devices=3, micro_batches=4), counts, strategy=strategy)
+        )
+        assert loss == alone[0]
+        for parameter, gradient in gradients.items():
+            torch.testing.assert_close(gradient, alone[1][parameter], rtol=1e-12, atol=1e-15)
+    assert alone[0] != step(sequential(), plan_for(db.schedules["gpipe"](devices=1, micro_batches=4), [8]))[0]
+
+
+def test_a_loss_of_ones_own_takes_the_place_of_cross_entropy():
+    def margin(logits, targets):
+        return nn.functional.multi_margin_loss(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+
+    model, plan = sequential(), plan_for(db.schedules["1f1b"](devices=2, micro_batches=2), [4, 4])
+    expected = margin(model(tokens()[:, :-1]), tokens()[:, 1:]) / tokens()[:, 1:].numel()
+    torch.testing.assert_close(step(model, plan, loss=margin)[0], expected.detach(), rtol=1e-12, atol=0)
+
+
+def shared():
+    model = sequential()
+    model[7].weight = model[0].weight
+    return model
+
+
+def widening():
+    model = sequential()
+    model[2], model[3] = nn.Linear(WIDTH, 2 * WIDTH).double(), nn.Linear(2 * WIDTH, WIDTH).double()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "counts", "options", "message"),
+    [
+        (sequential, [3, 4], {}, "The model has 8 modules, but the plan's stages have 7 units"),
+        (nn.Identity, [4, 4], {}, "an nn.Sequential or has `pipeline_units"),
+        (shared, [4, 4], {}, "Devices 0, 1 share the parameter '0.weight'"),
+        (sequential, [4, 4], {"strategy": "norm"}, "in full or not at all, not 'norm'"),
+        (sequential, [4, 4], {"lora": 2}, "neither tensor parallelism nor LoRA"),
+    ],
+)
+def test_what_does_not_fit_the_plan_is_refused(make, counts, options, message):
+    plan = plan_for(db.schedules["1f1b"](devices=2, micro_batches=2), counts, **options)
+    with pytest.raises(InputError, match=message):
+        step(make(), plan)
+
+
+def test_stages_that_hand_on_different_shapes_are_refused():
+    plan = plan_for(db.schedules["1f1b"](devices=3, micro_batches=2), [2, 1, 5])
+    with pytest.raises(InputError, match=r"shapes \[2, 6, 8\] and \[2, 6, 16\]"):
+        step(widening(), plan)
+
+
+def test_modules_are_no_hugging_face_checkpoint(tmp_path):
+    plan = plan_for(db.schedules["gpipe"](devices=1, micro_batches=2), [8])
+    with pytest.raises(InputError, match="Modules of your own are no Hugging Face model"):
+        Pipeline(sequential(), plan).save_pretrained(tmp_path)
+
+
+def test_mixed_precision_trains_copies_in_bf16():
+    plan = plan_for(db.schedules["1f1b"](devices=2, micro_batches=2), [4, 4])
+    plan = replace(plan, options=replace(plan.options, dtype="bf16"))
+    loss, gradients = step(sequential().float(), plan)
+    torch.testing.assert_close(loss, step(sequential().float(), replace(plan, options=RunOptions(dtype="fp32")))[0],
+                               rtol=2e-2, atol=0)  # fmt: skip
+    assert all(g.dtype is torch.float32 for g in gradients.values() if g is not None)
