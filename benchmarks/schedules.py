@@ -1,13 +1,12 @@
 """Our schedules beside the figures of the zero-bubble authors' own schedulers, and how long generating them takes.
 
-    python benchmarks/schedules.py table [--devices 4 8 16]   # bubble and peak, into benchmarks/results/schedules.json
-    python benchmarks/schedules.py speed                      # seconds per schedule, printed
-    python benchmarks/schedules.py docs                       # tables and pictures of docs/schedules.md
+    python benchmarks/schedules.py table   # bubble and peak, into benchmarks/results/schedules.json; about a minute
+    python benchmarks/schedules.py speed   # CPU seconds per schedule, printed; about a minute
+    python benchmarks/schedules.py docs    # tables and pictures of docs/schedules.md from the results; half a minute
 
 Setting: m = 4 p; uniform costs F = I = W = 1, or F, I, W, C = 10, 11, 9, 1 (a), or 18478, 18098, 9337, 1000 (b); a
 stage of v chunks per device takes 1 / v of that.  One activation is allocated by F and freed by W.  Bubble:
-1 - m (F + I + W) / (largest span of a device); in brackets the same with the makespan.  Where the default answer is
-worse than the original's, more candidates are tried, and then local search goes on.
+1 - m (F + I + W) / (largest span of a device), or the same with the makespan.  Ours are the answers to default options.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 
@@ -65,26 +65,20 @@ def _plain(x: Fraction) -> Fraction | int | float:
     return x.numerator if x.denominator == 1 else float(x)
 
 
-def measure(row: str, p: int, times: str, objective: str, original: float, effort: int) -> dict[str, object]:
+def measure(row: str, p: int, times: str, objective: str) -> dict[str, object]:
     """Bubble in percent and peak of one cell."""
     name, v, peaks, setting = ROWS[row]
     m = 4 * p
     limit = peaks[DEVICES.index(p)] if "limit" in setting else None
     costs = costs_of(p, v, times, transfer=setting.get("transfer"), limit=limit)
-    options = {k: x for k, x in setting.items() if k == "offload"}
-    efforts: list[dict[str, object]] = [options]
+    options = {"offload": setting["offload"]} if "offload" in setting else {}
     if "objective" in db.schedules[name].options:
-        operations = 3 * p * v * m
         options["objective"] = objective
-        efforts.append({**options, "tries": 400})
-        efforts.append({**options, "tries": 400, "steps": 150_000_000 // operations})
+    begin = time.process_time()
+    schedule = db.schedules[name](devices=p, micro_batches=m, chunks=v, costs=costs, **options)
+    seconds = time.process_time() - begin
+    timeline = db.simulate(schedule, costs)
     work = m * sum(TIMES[times][:3])
-    begin = time.perf_counter()
-    for tried in efforts[:effort]:
-        schedule = db.schedules[name](devices=p, micro_batches=m, chunks=v, costs=costs, **tried)
-        timeline = db.simulate(schedule, costs)
-        if round(100 * (1 - work / float(getattr(timeline, objective))), 1) <= original:
-            break
     return {
         "row": row,
         "devices": p,
@@ -93,56 +87,50 @@ def measure(row: str, p: int, times: str, objective: str, original: float, effor
         "span_bubble": round(100 * (1 - work / float(timeline.span)), 4),
         "makespan_bubble": round(100 * (1 - work / float(timeline.makespan)), 4),
         "peak": float(max(timeline.peak_memory)),
-        "seconds": round(time.perf_counter() - begin, 2),
+        "seconds": round(seconds, 2),
+        "original": ORIGINAL[row]["makespan" if objective == "makespan" else times][DEVICES.index(p)],
     }
 
 
-def table(devices: list[int], effort: int) -> None:
-    """Measure every cell that is not yet in the results, and keep each as soon as it is there."""
+def cells() -> Iterator[tuple[str, int, str, str]]:
+    """Row, devices, times and objective of every cell that the originals have."""
+    for row, (name, *_rest) in ROWS.items():
+        for p in DEVICES:
+            yield from ((row, p, times, "span") for times in TIMES if times in ORIGINAL[row])
+            if "objective" in db.schedules[name].options:
+                yield row, p, "uniform", "makespan"
+
+
+def table() -> None:
+    """Measure every cell."""
     RESULTS.parent.mkdir(exist_ok=True)
-    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
-    done = {(c["row"], c["devices"], c["times"], c["objective"]) for c in kept}
-    for p in devices:
-        for row, (name, *_rest) in ROWS.items():
-            for times in TIMES:
-                objectives = ["span", "makespan"] if "objective" in db.schedules[name].options else ["span"]
-                for objective in objectives:
-                    originals = ORIGINAL[row].get("makespan" if objective == "makespan" else times)
-                    if originals is None or (objective == "makespan" and times != "uniform"):
-                        continue
-                    if (row, p, times, objective) in done:
-                        continue
-                    original = originals[DEVICES.index(p)]
-                    cell = measure(row, p, times, objective, original, effort) | {"original": original}
-                    print(cell, flush=True)
-                    kept.append(cell)
-                    RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+    measured = []
+    for cell in cells():
+        measured.append(measure(*cell))
+        print(measured[-1], flush=True)
+    RESULTS.write_text(json.dumps(measured, indent=1) + "\n")
 
 
 def speed() -> None:
-    """Seconds to generate each schedule at two sizes, with default options."""
+    """CPU seconds to generate each schedule at two sizes, with default options."""
     for name, entry in db.schedules.items():
         v = entry.default_chunks
         for p, m in ((16, 64), (64, 512)):
-            begin = time.perf_counter()
+            begin = time.process_time()
             try:
                 entry(devices=p, micro_batches=m, chunks=v)
             except db.DebubbleError as error:
                 print(f"{name:20} p={p:3} m={m:4} {error}")
                 continue
-            print(f"{name:20} p={p:3} m={m:4} {time.perf_counter() - begin:7.2f} s", flush=True)
+            print(f"{name:20} p={p:3} m={m:4} {time.process_time() - begin:7.2f} s", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["table", "speed", "docs"])
-    parser.add_argument("--devices", type=int, nargs="*", default=list(DEVICES))
-    parser.add_argument(
-        "--effort", type=int, default=3, help="1: the defaults; 2: more candidates; 3: and local search"
-    )
     chosen = parser.parse_args()
     if chosen.what == "table":
-        table(chosen.devices, chosen.effort)
+        table()
     elif chosen.what == "speed":
         speed()
     else:

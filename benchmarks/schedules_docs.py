@@ -5,6 +5,7 @@ Called by `python benchmarks/schedules.py docs`; the figures come from benchmark
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def section(name: str) -> str:
     path = PICTURES / f"schedule-{name}.png"
     path.write_bytes(png([Scene.of(timeline, title=name)]))
     options = sorted(entry.options - {"devices", "micro_batches", "costs"})
-    lines = [f"### {name}", "", entry.build.__doc__ or "", ""]
+    lines = [f"### {name}", "", inspect.getdoc(entry.build) or "", ""]
     if options:
         lines += [f"Options: {', '.join(f'`{o}=`' for o in options)}.", ""]
     return "\n".join([*lines, f"![{name}](pictures/{path.name})", ""])

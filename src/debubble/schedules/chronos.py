@@ -38,7 +38,7 @@ PAPER = "ChronosPipe"
 @schedule(
     "chronos",
     paper=f"{PAPER}, section 4.1",
-    bubble="v (p - 1)(f + b)",
+    bubble="(p - 1)(f + b)",
     memory="(p + 1 + ceil((p - 3) / 6) + ceil((2 p - 3) / 6)) / 2 for v = 2 and b = 2 f",
     default_chunks=2,
 )
@@ -50,7 +50,7 @@ def chronos(*, devices: int, micro_batches: int, chunks: int = 2, costs: StageCo
 @schedule(
     "chronos-recomp",
     paper=f"{PAPER}, section 4.2",
-    bubble="v (p - 1)(f + b) and less",
+    bubble="(p - 1)(f + b) and less, besides what is recomputed",
     memory="ceil(p / 2) / 2, and the block that is recomputed, for v = 2 and b = 2 f",
     default_chunks=2,
 )
@@ -80,7 +80,7 @@ def chronos_recomp(
 @schedule(
     "chronos-zero2",
     paper=f"{PAPER}, section 4.3",
-    bubble="v (p - 1)(f + b) - (min(g, p) - 1)(f + b)",
+    bubble="(p - 1)(f + b) - (v - 1)(min(g, p) - 1)(f + b) / v",
     memory="p + g + g ceil((p - 3 g) / 6 g) + g ceil((2 p - 3 g) / 6 g), halved, for v = 2 and b = 2 f",
     default_chunks=2,
 )

@@ -25,7 +25,7 @@ class ScheduleEntry:
     build: Callable[..., Schedule]
     paper: str
     bubble: str
-    """Bubble time for uniform costs, as a formula in p, m, v, f, b."""
+    """Bubble time for uniform costs, a formula in p, m, v and the times of all of a device's chunks: f, b, i, w, r."""
     memory: str
     """Peak on device 0 in activations of one micro-batch on one device, as a formula."""
     default_chunks: int
