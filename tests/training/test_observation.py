@@ -30,6 +30,8 @@ def test_a_tokens_operations_are_six_per_matrix_parameter_and_attention_to_half_
     matrices = model.parameters - model.vocab * model.hidden
     attention = 32 * 4 * (4096 / 2) * 4096
     assert flops_per_token(model, 4096) == pytest.approx(6 * matrices + 3 * attention)
+    adapters = model.trained_parameters(8)
+    assert flops_per_token(model, 4096, lora=8) == pytest.approx(4 * matrices + 2 * adapters + 3 * attention)
 
 
 def test_utilization_is_of_all_devices_peak_in_the_runs_dtype():

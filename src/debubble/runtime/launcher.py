@@ -150,7 +150,7 @@ def _report(failures: dict[int, Any], words: dict[int, _Word]) -> RankFailedErro
     others = _others({r: w for r, w in words.items() if r != rank})
     if word is not None and not word.ended:
         sys.stderr.write(word.py_callstack)
-        doing = f" It {word.doing}{others}." if word.doing else ""
+        doing = f" (It {word.doing}{others}.)" if word.doing else ""
         return RankFailedError(f"Rank {rank} failed: {word.message}{doing}")
     if failure.exitcode < 0:
         name = signal.Signals(-failure.exitcode).name

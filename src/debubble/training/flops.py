@@ -13,17 +13,19 @@ from debubble.costs.states import element_bytes
 from debubble.ir import Plan
 
 
-def flops_per_token(model: Model, length: int) -> float:
+def flops_per_token(model: Model, length: int, *, lora: int = 0) -> float:
     """Floating-point operations that one token's forward and backward need; recomputation counts as none.
 
-    Two per parameter of every matrix and token forward, and twice as many backward; attention beside them multiplies
-    queries with the keys that they reach, and the weights with the values.
+    Two per parameter of every matrix and token forward, two for the gradient of its input, and two for its own, if it
+    is trained: with adapters of rank `lora`, they alone are.  Attention beside them multiplies queries with the keys
+    that they reach, and the weights with the values.
     """
     looked_up = model.embedding_parameters
     head = model.vocab * model.hidden if model.tied else 0
     matrices = model.active_parameters - looked_up + head
     attention = sum(4 * model.attended(layer, length) * model.attention_width for layer in range(model.layers))
-    return 3 * (2 * matrices + attention)
+    trained = model.trained_parameters(lora) if lora else matrices
+    return 4 * matrices + 2 * trained + 3 * attention
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class Utilization:
         options = plan.options
         speed = Speed(Cluster.from_dict(plan.cluster).slowest, element_bytes(options.dtype))
         devices = plan.devices * options.data * options.tensor * options.context
-        return Utilization(flops_per_token(Model.from_hf(plan.model), options.sequence_length), devices * speed.peak)
+        operations = flops_per_token(Model.from_hf(plan.model), options.sequence_length, lora=options.lora)
+        return Utilization(operations, devices * speed.peak)
 
     def mfu(self, tokens_per_second: float) -> float:
         """A fraction."""

@@ -72,10 +72,13 @@ class HfTokenizer:
         place = user_cache("tokens") / f"{self._fingerprint(files)}.{dtype.name}"
         if not place.exists():
             place.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=place.parent, delete=False) as unfinished:
-                for part in self._encoded(files):
-                    unfinished.write(np.array(part, dtype=dtype).tobytes())
-            Path(unfinished.name).rename(place)
+            # A folder of its own, which goes however this ends; renaming takes the file out of it.
+            with tempfile.TemporaryDirectory(dir=place.parent) as folder:
+                unfinished = Path(folder) / place.name
+                with unfinished.open("wb") as file:
+                    for part in self._encoded(files):
+                        file.write(np.array(part, dtype=dtype).tobytes())
+                unfinished.rename(place)
         empty = not place.stat().st_size
         return np.zeros(0, dtype=dtype) if empty else np.memmap(place, dtype=dtype, mode="r")
 
