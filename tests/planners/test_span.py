@@ -28,6 +28,11 @@ def test_optpipe_finds_the_least_of_either(limit: int, makespan: int, span: int)
     assert tightest.lower_bound <= span
 
 
+def test_portfolio_ranks_schedules_by_the_span() -> None:
+    result = planners["portfolio"](problem("span", limit=5))
+    assert result.timeline.span == 18 < result.timeline.makespan
+
+
 def test_the_bound_on_a_span_leaves_out_the_way_to_the_last_device() -> None:
     slow_end = StageCosts.of(stages=2, forward=[1, 5], backward_input=[1, 5], backward_weight=[1, 5])
     bounds = [

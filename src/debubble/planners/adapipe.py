@@ -45,7 +45,7 @@ def adapipe(problem: Problem) -> Solution:
     found: list[tuple[Number, Solution]] = []
     for counts in search.counts()[:FINALISTS]:
         solution = Stages(problem, counts).solution(schedule, search.choices(counts))
-        found.append((simulate(solution.schedule, solution.costs).makespan, solution))
+        found.append((problem.time_of(simulate(solution.schedule, solution.costs)), solution))
     return min(found, key=lambda pair: pair[0])[1]
 
 

@@ -59,12 +59,12 @@ def chronos(problem: Problem) -> Solution:
         taken = _needed(problem, fit)
         solution = build(problem, fit.setting, taken, micro_batches=problem.micro_batches)
         try:
-            makespan = simulate(solution.schedule, solution.costs).makespan
+            took = problem.time_of(simulate(solution.schedule, solution.costs))
         except InfeasibleError as error:
             reason = error
             continue
-        if best is None or makespan < best[0]:
-            best = makespan, solution
+        if best is None or took < best[0]:
+            best = took, solution
     if best is None:
         raise InfeasibleError(f"ChronosPipe fits in no form: {reason}")
     return best[1]

@@ -22,7 +22,8 @@ from debubble.simulator import Repricer
 class Candidate:
     """One feasible point of a search."""
 
-    makespan: float
+    time: float
+    """Of a step, as the problem counts it."""
     schedule: Schedule
     costs: StageCosts
     partition: Partition | None
@@ -35,7 +36,7 @@ def repriced(repricer: Repricer, problem: Problem) -> Candidate:
     schedule = repricer.schedule
     fused = cheapest_stages(repricer, costs) | schedule.fused_recompute
     price = repricer.price(costs, fused_recompute=fused)
-    return Candidate(price.makespan, replace(schedule, fused_recompute=fused), costs, None)
+    return Candidate(float(problem.time_of(price)), replace(schedule, fused_recompute=fused), costs, None)
 
 
 def priced(
@@ -55,7 +56,7 @@ def scored(problem: Problem, repricer: Repricer, partition: Partition) -> Candid
     costs = problem.units.stage_costs(partition, repricer.schedule.placement)
     fused = recomputing(partition)
     price = repricer.price(costs, fused_recompute=fused)
-    return Candidate(price.makespan, replace(repricer.schedule, fused_recompute=fused), costs, partition)
+    return Candidate(float(problem.time_of(price)), replace(repricer.schedule, fused_recompute=fused), costs, partition)
 
 
 def improve(problem: Problem, start: Candidate, *, until: float, strategies: Sequence[str] | None = None) -> Candidate:
@@ -76,10 +77,8 @@ def improve(problem: Problem, start: Candidate, *, until: float, strategies: Seq
             found = priced(problem, repricer, neighbour, strategies)
         except InfeasibleError:
             continue
-        if found.makespan < fine.makespan * NEAR:
-            fine = min(
-                fine, refine(problem, repricer, found, until=until, strategies=strategies), key=lambda c: c.makespan
-            )
+        if found.time < fine.time * NEAR:
+            fine = min(fine, refine(problem, repricer, found, until=until, strategies=strategies), key=lambda c: c.time)
     return fine
 
 
@@ -106,7 +105,7 @@ def _move_units(
                 found = priced(problem, repricer, neighbour, strategies)
             except InfeasibleError:
                 continue
-            if found.makespan < best.makespan:
+            if found.time < best.time:
                 best, counts, improved = found, neighbour, True
                 break
     return best
@@ -133,7 +132,7 @@ def refine(
             if time.perf_counter() > until:
                 return best
             found = scored(problem, repricer, partition)
-            if found.makespan < best.makespan and _fits(problem, repricer, found):
+            if found.time < best.time and _fits(problem, repricer, found):
                 best, improved = found, True
                 break
     return best

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from debubble.ir import DebubbleError, InfeasibleError, Placement, Schedule, StageCosts
 from debubble.planners.local_search import Candidate, improve, priced, repriced
@@ -54,12 +55,12 @@ def portfolio(problem: Problem) -> Solution:
             reasons.append(error)
     if not candidates:
         raise closest(reasons)
-    candidates.sort(key=lambda c: c.makespan)
+    candidates.sort(key=lambda c: c.time)
     best = candidates[0]
     for rank, candidate in enumerate(candidates[:FINALISTS]):
         share = (deadline - time.perf_counter()) / (min(FINALISTS, len(candidates)) - rank)
         found = improve(problem, candidate, until=time.perf_counter() + share)
-        best = min(best, found, key=lambda c: c.makespan)
+        best = min(best, found, key=lambda c: c.time)
     return Solution(schedule=best.schedule, costs=best.costs, partition=best.partition)
 
 
@@ -94,7 +95,8 @@ def _fitted(problem: Problem, choice: Choice) -> Candidate:
 
 def _build(problem: Problem, choice: Choice, costs: StageCosts) -> Schedule:
     entry = schedules[choice.schedule]
-    options = {"chunks": choice.chunks} if "chunks" in entry.options else {}
+    wanted: dict[str, Any] = {"chunks": choice.chunks, "objective": problem.objective}
+    options = {name: value for name, value in wanted.items() if name in entry.options}
     schedule = entry(devices=problem.devices, micro_batches=problem.micro_batches, costs=costs, **options)
     if schedule.stages != problem.devices * choice.chunks:
         raise InfeasibleError(f"It does not have {choice.chunks} chunks per device.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from debubble.costs.units import Partition, Units
 from debubble.ir import CandidateSummary, DebubbleError, InfeasibleError, InputError, Number, Schedule, StageCosts
-from debubble.simulator import Timeline
+from debubble.simulator import Price, Timeline
 
 if TYPE_CHECKING:
     from debubble.solver.problem import Objective
@@ -45,9 +45,9 @@ class Problem:
                 f" with {self.chunks or 1} chunks each have {self.devices * (self.chunks or 1)}."
             )
 
-    def time_of(self, timeline: Timeline) -> Number:
-        """What a step takes."""
-        return timeline.makespan if self.objective == "makespan" else timeline.span
+    def time_of(self, run: Timeline | Price) -> Number:
+        """What a step takes that runs so."""
+        return run.makespan if self.objective == "makespan" else run.span
 
     @property
     def memory_limit(self) -> tuple[Number, ...] | None:

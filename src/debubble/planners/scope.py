@@ -55,14 +55,14 @@ def plan(problem: Problem, *, strategies: Sequence[str] | None = None, polish: b
         found += _baselines(problem, strategies)
     if not found:
         raise InfeasibleError(reasons[0])
-    found.sort(key=lambda c: c.makespan)
+    found.sort(key=lambda c: c.time)
     best = found[0]
     if polish:
         finalists = found[:FINALISTS]
         for left, candidate in zip(range(len(finalists), 0, -1), finalists, strict=True):
             until = time.perf_counter() + (deadline - time.perf_counter()) / left
             again = improve(problem, candidate, until=until, strategies=strategies)
-            best = min(best, again, key=lambda c: c.makespan)
+            best = min(best, again, key=lambda c: c.time)
     return Solution(schedule=best.schedule, costs=best.costs, partition=best.partition)
 
 
@@ -79,7 +79,7 @@ def _baselines(problem: Problem, strategies: Sequence[str] | None) -> list[Candi
         except DebubbleError:
             continue
         answer = result.solution
-        found.append(Candidate(float(result.makespan), answer.schedule, answer.costs, answer.partition))
+        found.append(Candidate(float(result.time), answer.schedule, answer.costs, answer.partition))
     return found
 
 
