@@ -104,9 +104,11 @@ def rows_of(
     answers = solve(found, schedule, limits=problem.limits, static=0.0, seconds=seconds, seed=0)
     for reading in ("pooled", "per chunk")[: 2 if per_chunk and chunks > 1 else 1]:
         try:
-            answer = next(answers)
+            answer = next(answers, None)
         except InfeasibleError as error:
             yield {"reading": reading, "infeasible": str(error)}
+            return
+        if answer is None:
             return
         spent = {"cpu": round(time.process_time() - cpu, 2), "wall": round(time.perf_counter() - wall, 2)}
         yield {

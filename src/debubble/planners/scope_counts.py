@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from debubble.planners.scope_device import Cut, Open
 from debubble.planners.scope_instance import Instance
@@ -53,7 +53,7 @@ class Master:
             self._model.add(self._slowest >= time)
         self._model.minimize(inst.weight * self._slowest + sum(self._times))
         self._known: set[tuple[int, Cut, tuple[int, ...]]] = set()
-        self._at_least: dict[tuple[int, int, int], Any] = {}
+        self._conditions: dict[tuple[int, int, int, str], Any] = {}
 
     def _total(self, run: int, stages: Sequence[int]) -> Any:
         held = self._model.new_int_var(0, self._inst.counts[run], "")
@@ -92,24 +92,29 @@ class Master:
         if closed:
             constraint.only_enforce_if(closed)
 
-    def learn_time(self, device: int, opened: Open, held: Sequence[int], time: int | None) -> None:
-        """With at least as many layers of every run, and no other runs open, it takes that long; None: cannot be."""
-        conditions = [
-            *self._closed(device, opened),
-            *(self._holds(device, r, number) for r, number in enumerate(held) if number),
-        ]
+    def learn_time(self, device: int, opened: Open, held: Sequence[int], time: int | None, *, exactly: bool) -> None:
+        """With no other runs open and at least these layers per run (or exactly these) it takes that long; None: it
+        cannot be."""
+        conditions = self._closed(device, opened)
+        for run, number in enumerate(held):
+            if number > 0:
+                conditions.append(self._condition(device, run, number, ">="))
+            if exactly:
+                conditions.append(self._condition(device, run, number, "<="))
         if time is None:
             self._model.add_bool_or([~condition for condition in conditions])
         else:
             self._model.add(self._times[device] >= time // COARSER).only_enforce_if(conditions)
 
-    def _holds(self, device: int, run: int, number: int) -> Any:
-        """A literal that is true if the device holds that many layers of the run or more."""
-        key = (device, run, number)
-        if key not in self._at_least:
-            self._at_least[key] = self._model.new_bool_var("")
-            self._model.add(self._held[device][run] < number).only_enforce_if(~self._at_least[key])
-        return self._at_least[key]
+    def _condition(self, device: int, run: int, number: int, sense: Literal[">=", "<="]) -> Any:
+        """A literal that is true if the device holds at least or at most that many layers of the run."""
+        key = (device, run, number, sense)
+        if key not in self._conditions:
+            held = self._held[device][run]
+            self._conditions[key] = self._model.new_bool_var("")
+            otherwise = held < number if sense == ">=" else held > number
+            self._model.add(otherwise).only_enforce_if(~self._conditions[key])
+        return self._conditions[key]
 
     def solve(self, *, seconds: float, patience: float, gap: float, seed: int) -> Counts | None:
         """The best counts within a relative gap; None if there are none.

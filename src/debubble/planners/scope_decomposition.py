@@ -107,9 +107,12 @@ class _Search:
             self._learn(device, opened, held)
             # Layers taken from an answer may leave a chunk empty; only so are fewer layers never slower.
             answer = fastest(self.inst, self.inst.devices[device], held, opened, filled=False)
-            self.master.learn_time(device, opened, held, None if answer is None else answer.bound)
+            self.master.learn_time(device, opened, held, None if answer is None else answer.bound, exactly=False)
             if answer is not None and len(answer.fills) < self.inst.chunks:
                 answer = fastest(self.inst, self.inst.devices[device], held, opened, filled=True)
+                # Of layers of one run, one can always be taken from a chunk that holds two.
+                several = len({run for runs in opened for run in runs}) > 1
+                self.master.learn_time(device, opened, held, None if answer is None else answer.bound, exactly=several)
             self._answers[key] = answer if answer is not None and answer.layers else None
         return self._answers[key]
 

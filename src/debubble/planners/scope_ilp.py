@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -58,7 +59,7 @@ def solve(
 ) -> Iterator[Answer]:
     """The best assignments within `seconds`: for the pooled reading of max T, then for the per-chunk one if it differs.
 
-    Raises InfeasibleError if there is none, or none was found in time.
+    Raises InfeasibleError if there is no first one, or none was found in time.
     """
     until = time.perf_counter() + seconds
     inst = instance(found, schedule, limits=limits, static=static)
@@ -68,7 +69,8 @@ def solve(
         return
     half = (until + time.perf_counter()) / 2
     yield _in_one_piece(inst, pooled, per_chunk=False, until=half, seed=seed)
-    yield _in_one_piece(inst, evened(inst, pooled), per_chunk=True, until=until, seed=seed)
+    with suppress(InfeasibleError):  # not found in time: there is an answer already
+        yield _in_one_piece(inst, evened(inst, pooled), per_chunk=True, until=until, seed=seed)
 
 
 def _in_one_piece(inst: Instance, start: Found, *, per_chunk: bool, until: float, seed: int) -> Answer:

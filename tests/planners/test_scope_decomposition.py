@@ -1,0 +1,251 @@
+"""SCOPE's decomposition: its bounds are bounds, its answers are answers, and at scale they meet."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from debubble.costs.units import Strategy, Unit, Units
+from debubble.ir import Schedule
+from debubble.planners.scope_decomposition import decompose, evened
+from debubble.planners.scope_device import Open, cut, fastest, priced
+from debubble.planners.scope_instance import Device, Instance, _reached, alive, instance
+from debubble.planners.scope_runs import Run, runs
+from debubble.schedules import schedules
+
+
+def layer(kind: str, time: int, *, kept: int = 4, static: int = 1) -> Unit:
+    return Unit(
+        type=kind, layer=None, forward=time, backward_input=time, backward_weight=time, static=static,
+        strategies={"none": Strategy(kept), "some": Strategy(kept / 2, time / 4), "full": Strategy(kept / 8, time)},
+    )  # fmt: skip
+
+
+def interleaved(devices: int, chunks: int, micro_batches: int) -> Schedule:
+    if chunks == 1:
+        return schedules["1f1b"](devices=devices, micro_batches=micro_batches)
+    return schedules["interleaved"](devices=devices, chunks=chunks, micro_batches=micro_batches)
+
+
+def asked(units: Units, *, devices: int, chunks: int, micro_batches: int, limit: float) -> Instance:
+    schedule = interleaved(devices, chunks, micro_batches)
+    return instance(runs(units), schedule, limits=[limit] * devices, static=0.0)
+
+
+def small(limit: float = 30, chunks: int = 2) -> Instance:
+    units = Units(units=(layer("embedding", 1), *[layer("dense", 3)] * 5, *[layer("moe", 5, kept=6)] * 3))
+    return asked(units, devices=2, chunks=chunks, micro_batches=4, limit=limit)
+
+
+def assignments(inst: Instance, device: Device, held: Sequence[int], opened: Open) -> Iterator[tuple[int, set[int]]]:
+    """(time, chunks filled) of every way to hold these layers that fits, by enumeration."""
+    keys = [[(c, o) for c, here in enumerate(opened) if r in here for o in range(len(inst.times[r]))] for r in range(3)]
+    ways = [itertools.combinations_with_replacement(keys[r], n) for r, n in enumerate(held)]
+    for choice in itertools.product(*ways):
+        chosen = [(c, r, o) for r, layers in enumerate(choice) for c, o in layers]
+        restored = max((device.restored[r][o] for _, r, o in chosen), default=0)
+        if all(
+            sum(row[r][o][c] + device.static[r] for c, r, o in chosen) + restored <= device.room for row in device.kept
+        ):
+            yield sum(inst.times[r][o] for _, r, o in chosen), {c for c, _, _ in chosen}
+
+
+OPEN: Open = ((0, 1), (1, 2))
+HELD = [(0, 1, 1), (1, 1, 0), (1, 1, 1), (0, 3, 0), (1, 2, 1), (0, 2, 2), (1, 3, 1)]
+
+
+@cache
+def least(limit: float, *, filled: bool) -> dict[tuple[int, ...], int]:
+    """By layers held that fit on device 0: the least time there is."""
+    inst = small(limit)
+    found = {}
+    for held in HELD:
+        ways = assignments(inst, inst.devices[0], held, OPEN)
+        times = [time for time, fills in ways if not filled or fills == {0, 1}]
+        if times:
+            found[held] = min(times)
+    return found
+
+
+@pytest.mark.parametrize("filled", [False, True])
+@pytest.mark.parametrize("limit", [20, 30, 60])
+def test_a_device_is_as_fast_as_enumeration_says(limit: float, filled: bool) -> None:
+    inst = small(limit)
+    known = least(limit, filled=filled)
+    for held in HELD:
+        answer = fastest(inst, inst.devices[0], held, OPEN, filled=filled)
+        assert (answer is None) == (held not in known)
+        if answer is not None:
+            assert sum(answer.times(inst)) == pytest.approx(known[held], rel=1e-4)
+            assert answer.bound <= known[held]
+
+
+@given(
+    memory=st.lists(st.floats(0, 3), min_size=4, max_size=4),
+    filling=st.lists(st.floats(0, 2**22), min_size=2, max_size=2),
+)
+@settings(max_examples=25, deadline=None)
+def test_a_cut_bounds_every_assignment_whatever_its_prices(memory: list[float], filling: list[float]) -> None:
+    inst = small()
+    device = inst.devices[0]
+    bound = priced(inst, device, OPEN, memory[: len(device.kept)], filling)
+    for held, time in least(30, filled=True).items():
+        assert bound.at(held) <= time
+
+
+def test_the_cut_at_a_point_is_no_more_than_an_integer_apart_from_it() -> None:
+    inst = small(limit=24)
+    held = (1, 3, 0)
+    found = cut(inst, inst.devices[0], held, OPEN)
+    answer = fastest(inst, inst.devices[0], held, OPEN, filled=True)
+    assert found is not None
+    assert answer is not None
+    assert answer.bound - max(inst.times[1]) <= found.at(held) <= answer.bound
+
+
+@pytest.mark.parametrize(("devices", "chunks", "micro_batches"), [(4, 2, 16), (4, 4, 16), (8, 3, 24)])
+@given(weights=st.lists(st.integers(0, 9), min_size=4, max_size=4))
+@settings(max_examples=20, deadline=None)
+def test_the_combinations_kept_need_as_much_memory_as_all_that_are_reached(
+    devices: int, chunks: int, micro_batches: int, weights: list[int]
+) -> None:
+    schedule = interleaved(devices, chunks, micro_batches)
+    for device, kept in enumerate(alive(schedule)):
+        most, most_kept = (
+            max(sum(n * w for n, w in zip(row, weights, strict=False)) for row in rows)
+            for rows in (list(_reached(schedule, device)), kept)
+        )
+        assert most == most_kept
+
+
+@given(limit=st.sampled_from([24, 30, 45, 80]), chunks=st.sampled_from([1, 2]), count=st.integers(3, 4))
+@settings(max_examples=5, deadline=None)
+def test_bound_and_answer_enclose_the_optimum_of_small_instances(limit: float, chunks: int, count: int) -> None:
+    units = Units(units=(layer("embedding", 1), *[layer("dense", 3)] * count, layer("head", 2)))
+    inst = asked(units, devices=2, chunks=chunks, micro_batches=4, limit=limit)
+    values = list(_values(inst))
+    found = decompose(inst, until=float("inf"), seed=0)
+    if not values:
+        assert found.layers is None
+        return
+    assert found.bound <= min(values)
+    assert found.layers is None or min(values) <= found.value
+
+
+def _values(inst: Instance) -> Iterator[float]:
+    """The pooled objective of every split, every device at its fastest by enumeration."""
+    total = sum(inst.counts)
+    kinds = [r for r, count in enumerate(inst.counts) for _ in range(count)]
+    for cuts in itertools.combinations(range(1, total), inst.stages - 1):
+        bounds = list(itertools.pairwise((0, *cuts, total)))
+        times = []
+        for device in inst.devices:
+            here = [kinds[slice(*bounds[s])] for s in device.stages]
+            options = [
+                _per_chunk(inst, device, c, [chunk.count(r) for r in range(len(inst.counts))])
+                for c, chunk in enumerate(here)
+            ]
+            fitting = [
+                sum(time for time, _, _ in choice)
+                for choice in itertools.product(*options)
+                if all(
+                    sum(rows[j] for _, rows, _ in choice) + max(back for _, _, back in choice) <= device.room
+                    for j in range(len(device.kept))
+                )
+            ]
+            if not fitting:
+                break
+            times.append(min(fitting))
+        else:
+            yield inst.weight * max(times) + sum(times)
+
+
+def _per_chunk(inst: Instance, device: Device, c: int, held: Sequence[int]) -> list[tuple[int, list[int], int]]:
+    """(time, bytes per combination alive, bytes brought back) of every way to hold these layers in one chunk."""
+    ways = [itertools.combinations_with_replacement(range(len(inst.times[r])), n) for r, n in enumerate(held)]
+    found = []
+    for choice in itertools.product(*ways):
+        chosen = [(r, o) for r, options in enumerate(choice) for o in options]
+        rows = [sum(row[r][o][c] + device.static[r] for r, o in chosen) for row in device.kept]
+        back = max(device.restored[r][o] for r, o in chosen)
+        found.append((sum(inst.times[r][o] for r, o in chosen), rows, back))
+    return found
+
+
+def sixteen(chunks: int) -> Instance:
+    """200 layers of up to six types on 16 devices, of which 1F1B without recomputation keeps far too much."""
+    tower = [layer("vision", 1, kept=2)] * 30 if chunks == 1 else []
+    units = Units(
+        units=(
+            *tower, layer("embedding", 1), *[layer("dense", 2)] * 3,
+            *[layer("moe", 4, kept=5, static=2)] * (194 - len(tower)), layer("mtp", 5), layer("head", 3),
+        )
+    )  # fmt: skip
+    return asked(units, devices=16, chunks=chunks, micro_batches=32, limit=300)
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_two_hundred_layers_on_sixteen_devices_leave_less_than_one_per_cent(chunks: int) -> None:
+    inst = sixteen(chunks)
+    found = decompose(inst, until=float("inf"), seed=0)
+    assert found.layers is not None
+    assert [sum(map(sum, options)) for options in found.layers] == list(inst.counts)
+    assert found.gap < 0.01
+
+
+def test_the_same_seed_gives_the_same_answer() -> None:
+    first, second = (decompose(small(), until=float("inf"), seed=1) for _ in range(2))
+    assert first.layers is not None
+    assert (first.layers, first.bound) == (second.layers, second.bound)
+
+
+def test_evening_out_chunks_keeps_every_devices_layers() -> None:
+    inst = small()
+    pooled = decompose(inst, until=float("inf"), seed=0)
+    other = evened(inst, pooled)
+    assert pooled.layers is not None
+    assert other.layers is not None
+    for device in inst.devices:
+        for before, after in zip(pooled.layers, other.layers, strict=True):
+            assert sum(o[s] for o in before for s in device.stages) == sum(o[s] for o in after for s in device.stages)
+    assert other.value >= other.bound
+
+
+def halves() -> tuple[Unit, Unit]:
+    """Attention and MLP with strategies of their own; recomputed whole, both need one input only."""
+    attention = Unit(
+        type="attention", layer=None, forward=2, backward_input=2, backward_weight=2, static=1,
+        strategies={"none": Strategy(8), "norm": Strategy(6, 0.5), "full": Strategy(2, 2)},
+    )  # fmt: skip
+    mlp = Unit(
+        type="mlp", layer=None, forward=4, backward_input=4, backward_weight=4, static=1,
+        strategies={
+            "none": Strategy(12), "act": Strategy(5, 0.25), "full": Strategy(2, 4, after_full=0)
+        },
+    )  # fmt: skip
+    return attention, mlp
+
+
+def one_run(strategies: Sequence[str] | None) -> Run:
+    (run,) = runs(Units(units=halves() * 3), strategies)
+    return run
+
+
+def test_a_layer_has_every_efficient_combination_of_its_units_strategies() -> None:
+    found = {option.each: (option.time, option.activation) for option in one_run(None).options}
+    assert found == {
+        ("none", "none"): (18.0, 20.0),
+        ("none", "act"): (18.25, 13.0),
+        ("norm", "act"): (18.75, 11.0),
+        ("full", "act"): (20.25, 7.0),
+        ("full", "full"): (24.0, 2.0),
+    }
+
+
+def test_dual_recomputes_whole_layers_or_nothing() -> None:
+    assert [option.each for option in one_run(("full",)).options] == [("none", "none"), ("full", "full")]
