@@ -182,22 +182,22 @@ def test_a_dead_rank_ends_the_run_with_its_reason_and_leaves_the_last_checkpoint
         os.kill(ranks[1], signal.SIGKILL)
         assert run.wait(30) == 1
         said = run.stderr.read().splitlines()
-    doing = r"rank 0 (is|waits) in 0(F|B|SEND_F|RECV_B)\d.*, micro-batch \d|rank 0 [a-z ]+"
-    assert re.fullmatch(rf"debubble: Rank 1 was killed by SIGKILL; ({doing}); the other ranks were ended\.", said[-1])
+    doing = r"rank 0 (is in|waits in|meets|reads|writes) [^;]*"
+    assert re.fullmatch(rf"debubble: Rank 1 was killed by SIGKILL; {doing}; the other ranks were ended\.", said[-1])
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
     assert checkpoint_folder.progress_of(checkpoint_folder.latest(tmp_path / "c")).step % 5 == 0
 
 
 def test_a_hung_rank_is_named_with_what_the_others_wait_for(options, tmp_path, plan_file):
     two = changed(options, plan=plan_file(2))
-    more = ["--steps", "1000000", "--checkpoint", str(tmp_path / "c"), "--save-every", "5", "--hang-timeout", "2"]
+    more = ["--steps", "1000000", "--checkpoint", str(tmp_path / "c"), "--save-every", "5", "--hang-timeout", "8"]
     with subprocess.Popen(command(two, *more), stderr=subprocess.PIPE, text=True) as run:
         while not (tmp_path / "c").exists() or not checkpoint_folder.checkpoints(tmp_path / "c"):
             assert run.poll() is None
         os.kill(children(run.pid)[1], signal.SIGSTOP)
         assert run.wait(60) == 1
         said = run.stderr.read().splitlines()
-    assert said[-1].startswith("debubble: The run hangs, nothing has moved for 2 s: rank 1 does not answer")
+    assert said[-1].startswith("debubble: The run hangs, nothing has moved for 8 s: rank 1 does not answer")
     assert "; rank 0 " in said[-1]
 
 
