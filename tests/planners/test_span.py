@@ -54,3 +54,16 @@ def test_plan_asks_for_the_span_with_post_validation(
     answer = json.loads(capsys.readouterr().out)
     assert (answer["span"], answer["step_time"], answer["gap"]) == (18, 18, 0)
     assert Plan.load(tmp_path / "plan.json").options.post_validation
+
+
+def test_simulate_prices_a_post_validated_step_by_its_span(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = ["simulate", "--schedule", "zb-h2", "--devices", "4", "--micro-batches", "8", "--json"]
+    times = []
+    for more in ([], ["--post-validation"]):
+        monkeypatch.setattr("sys.argv", ["debubble", *call, *more])
+        with pytest.raises(SystemExit):
+            main()
+        times.append(json.loads(capsys.readouterr().out)["step_time"])
+    assert times == [27, 24]

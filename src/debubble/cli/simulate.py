@@ -51,7 +51,7 @@ def simulate(
     """Simulate a plan, or a schedule by name with costs, with a model, or with unit costs."""
     from debubble import simulate as run
 
-    tail, seconds, options = 0.0, False, RunOptions()
+    tail, seconds, options = 0.0, False, RunOptions(post_validation=post_validation)
     if schedule is None and csv is None:
         if source is None:
             raise InputError("Give a plan file, or a schedule with --schedule NAME (see `debubble schedules`).")
