@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import pytest
 
 import debubble as db
 from debubble.ir import Plan
 from debubble.runtime import Pipeline
 from debubble.runtime.transport import Threads
+from debubble.runtime.weights import Piece
 from debubble.training.state import adamw, state_of
 
 
@@ -27,3 +30,18 @@ def test_two_devices_save_together_what_one_saves_whatever_is_tied(plan_file, ti
 
 
 TABLE = [("model.", ""), *(("optimizer.", f".{what}") for what in ("step", "exp_avg", "exp_avg_sq"))]
+
+
+@pytest.mark.parametrize("degrees", [{"data": 2, "zero": 2}, {"tensor": 2}, {"tensor": 2, "data": 2, "zero": 1}])
+def test_the_ranks_pieces_make_up_every_tensor_whole_and_once(plan_file, degrees):
+    plan = Plan.load(plan_file(1))
+    plan = replace(plan, options=replace(plan.options, **degrees))
+
+    def of(transport: Threads) -> dict[str, Piece]:
+        return state_of(Pipeline(None, plan, transport=transport, optimizer=adamw(weight_decay=0.1)))
+
+    ranks = Threads.run(degrees.get("data", 1) * degrees.get("tensor", 1), of)
+    for name, piece in ranks[0].items():
+        places = {state[name].offsets: state[name].tensor.numel() for state in ranks}
+        assert sum(places.values()) == piece.shape.numel(), name
+    assert any(len({state[name].offsets for state in ranks}) > 1 for name in ranks[0])
