@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 import debubble as db
+from debubble.exports.torch_csv import read, to_csv
 from debubble.ir import Kind, Op
 from tests.runtime.runtime_cases import (
     GPT2,
@@ -64,11 +65,23 @@ def test_uneven_partitions_over_four_ranks():
         assert_same_gradients(plan, config, tokens_of(config, rows=4))
 
 
+def read_from_csv(schedule, folder):
+    path = folder / "schedule.csv"
+    path.write_text(to_csv(schedule))
+    return read(path)
+
+
 @pytest.mark.parametrize("name", db.schedules)
 def test_every_schedule_of_the_library_equals_one_process(name):
     schedule = schedule_of(name, devices=4, micro_batches=8)
     plan = plan_of(schedule, LLAMA_TIED, strategy="full")
     assert_same_gradients(plan, LLAMA_TIED, tokens_of(LLAMA_TIED, rows=8, length=6))
+
+
+@pytest.mark.parametrize("name", ["interleaved", "v-half", "dualpipe-v"])
+def test_a_schedule_read_from_a_csv_equals_one_process(name, tmp_path):
+    schedule = read_from_csv(schedule_of(name, devices=4, micro_batches=8), tmp_path)
+    assert_same_gradients(plan_of(schedule, LLAMA_TIED), LLAMA_TIED, tokens_of(LLAMA_TIED, rows=8, length=6))
 
 
 @pytest.mark.slow

@@ -56,6 +56,10 @@ class ScheduleEntry:
         given = {name: value for name, value in options.items() if value is not None}
         if given.get("chunks") == self.default_chunks and "chunks" not in self.options:
             del given["chunks"]
+        if "chunks" in given and "chunks" not in self.options:
+            raise InputError(
+                f"The schedule '{self.name}' has no option 'chunks': it always has {self.default_chunks} per device."
+            )
         for name in given:
             if name not in self.options:
                 raise InputError(f"The schedule '{self.name}' has no option '{name}'.")

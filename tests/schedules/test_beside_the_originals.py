@@ -1,0 +1,18 @@
+"""At default options, no schedule has more bubble or holds more than the zero-bubble authors' own, cell by cell."""
+
+import pytest
+from benchmarks.schedules import DEVICES, ROWS, cells, measure
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        pytest.param(cell, marks=[] if cell[1] == 4 else pytest.mark.slow, id=" ".join(map(str, cell)))
+        for cell in cells()
+    ],
+)
+def test_bubble_and_peak_are_the_originals_or_less(cell):
+    row, devices, _, objective = cell
+    ours = measure(*cell)
+    assert round(ours[f"{objective}_bubble"], 1) <= ours["original"]
+    assert ours["peak"] <= ROWS[row][2][DEVICES.index(devices)]
