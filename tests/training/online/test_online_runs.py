@@ -36,12 +36,13 @@ def command(plan: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_four_ranks_adopt_a_better_order_without_a_step_lost_or_a_loss_changed(plan):
+@pytest.mark.parametrize("more", [(), ("--post-validation",)], ids=["synchronous", "post-validated"])
+def test_four_ranks_adopt_a_better_order_without_a_step_lost_or_a_loss_changed(plan, more):
     def run(*more):
         arguments = command(plan, "--steps", str(STEPS), "--json", *more)
         return json.loads(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout)
 
-    online, plain = run("--online"), run()
+    online, plain = run("--online", *more), run()
     assert len(online["losses"]) == STEPS
     assert online["losses"] == plain["losses"]
     events = [entry["event"] for entry in online["switches"]]
