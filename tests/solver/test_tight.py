@@ -12,7 +12,7 @@ from debubble.solver.problem import Incumbent, OrderProblem
 from debubble.solver.search import search
 from debubble.solver.staircase import staircase
 from debubble.solver.starts import constructed
-from debubble.solver.tight import skeleton_bound, tightened
+from debubble.solver.tight import rounded, skeleton_bound, tightened
 from tests.strategies import stage_costs
 
 
@@ -89,6 +89,21 @@ def test_the_same_seed_gives_the_same_schedule() -> None:
     problem = problem_of(4, 8, 2, times=(10, 11, 9, 1), activation=1, activation_after_input=1)
     first, second = ([i.schedule for i in tightened(problem, start(problem), steps=2000)] for _ in range(2))
     assert first[-1] == second[-1]
+
+
+def test_rounding_makes_times_whole_multiples_of_one_and_keeps_the_memory() -> None:
+    problem = problem_of(4, 8, 2, times=(10, 11, 9, 1), activation=1, activation_after_input=1)
+    costs = rounded(problem).costs
+    assert (costs.forward[0], costs.backward_input[0], costs.backward_weight[0]) == (1, 1, 1)
+    assert rounded(problem).costs.communication[0] == 0
+    assert (costs.activation, costs.memory_limit) == (problem.costs.activation, problem.costs.memory_limit)
+
+
+@pytest.mark.slow
+def test_fine_times_start_from_the_best_order_of_rounded_ones() -> None:
+    problem = problem_of(8, 32, 4, times=(10, 11, 9, 1), activation=1, activation_after_input=1)
+    *_, best = tightened(problem, start(problem), steps=0)
+    assert (best.source, best.value < start(problem).value) == ("cp-sat", True)
 
 
 @pytest.mark.slow
