@@ -37,7 +37,8 @@ from debubble.planners.scope_runs import Run
 
 SMALL = 0.01
 FINISH = 0.5
-"""CP-SAT's deterministic time for the programme in one piece where no more than a SMALL gap is left."""
+EFFORT = 5.0
+"""CP-SAT's deterministic time for the programme in one piece where no more than a SMALL gap is left, and elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,7 @@ def _in_one_piece(inst: Instance, start: Found, *, per_chunk: bool, until: float
     programme.begin(start)
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = max(0.05, until - time.perf_counter())
-    if start.gap <= SMALL:
-        solver.parameters.max_deterministic_time = FINISH
+    solver.parameters.max_deterministic_time = FINISH if start.gap <= SMALL else EFFORT
     solver.parameters.random_seed = seed
     solver.parameters.num_workers = 2
     status = solver.solve(programme.model)
