@@ -3,8 +3,8 @@
 Once it is known how many layers of each run a device holds, and which runs its chunks may hold, its strategies are its
 own affair.  So a master places layers without strategies, against bounds on the devices' times; the device programmes
 say what its answer really takes, and teach it better bounds where that is more.  The master's optimum bounds the
-programme from below, the device programmes' answers together are a feasible one, and the two meet: within 0.1% in a
-few rounds where the programme in one piece is left with gaps of tens of per cent.
+programme from below, the device programmes' answers together are a feasible one, and the two meet: mostly within 0.1%
+in a few rounds, where the programme in one piece is left with gaps of tens of per cent.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ sum_c max_x T_{c,x}, as if they could not; the truth lies between, and simulatio
           counts that the schedule's order really reaches.
     C_3   order: layers of type t may only stand where all of the types before it have been placed
 
-CP-SAT of OR-Tools solves it (the poster used Gurobi): first by decomposition, which leaves next to no gap at any scale
+CP-SAT of OR-Tools solves it (the poster used Gurobi): first by decomposition, which scales to hundreds of layers
 (`scope_decomposition`), then in one piece from that answer, which proves small instances exactly.
 """
 
