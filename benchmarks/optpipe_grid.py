@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from debubble.ir import DebubbleError, Placement, StageCosts
+from debubble.planners.optpipe import initial
 from debubble.schedules import schedules
 from debubble.simulator import simulate
 from debubble.solver.adaoffload import ada_offload, pipe_offload
@@ -71,7 +72,7 @@ def row(p: int, m: int, to: int, limit: int, seconds: float, milp_seconds: float
     value = bound = float("inf")
     steps = 0
     # The wall gets more than the processor may have: a neighbour may be using it.
-    for found in optimize(problem, deadline=wall * seconds, use_cache=False):
+    for found in optimize(problem, starts=initial(problem.costs, m), deadline=wall * seconds, use_cache=False):
         end = time.process_time() - begin
         if end > seconds and value < float("inf"):
             break

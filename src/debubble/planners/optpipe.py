@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 
-from debubble.ir import DebubbleError, InfeasibleError, Schedule
+from debubble.ir import DebubbleError, InfeasibleError, Schedule, StageCosts
 from debubble.planners.orders import Setting, settings
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planner
+from debubble.schedules import schedules
 from debubble.solver.adaoffload import ada_offload, pipe_offload
 from debubble.solver.problem import Incumbent
 
@@ -59,8 +61,18 @@ def _starts(problem: Problem, setting: Setting) -> list[Schedule]:
     """The paper's initial solutions, where they apply."""
     if setting.costs.offload is None or setting.placement.chunks > 1:
         return []
+    return initial(setting.costs, problem.micro_batches)
+
+
+def initial(costs: StageCosts, micro_batches: int) -> list[Schedule]:
+    """AdaOffload, PipeOffload, and the zero-bubble order that moves nothing, as far as they fit."""
+    rules: tuple[Callable[[], Schedule], ...] = (
+        lambda: ada_offload(costs, micro_batches),
+        lambda: pipe_offload(costs, micro_batches),
+        lambda: schedules["zb"](devices=costs.stages, micro_batches=micro_batches, costs=costs, steps=0),
+    )
     found: list[Schedule] = []
-    for rule in (ada_offload, pipe_offload):
+    for rule in rules:
         with contextlib.suppress(InfeasibleError):
-            found.append(rule(setting.costs, problem.micro_batches))
+            found.append(rule())
     return found
