@@ -8,9 +8,9 @@ from torch import Tensor
 
 from debubble.ir.trace import MemorySample, TraceEvent, TraceStep
 from debubble.runtime.assembly import DevicePart
-from debubble.runtime.interpreter import Ran
 from debubble.runtime.lanes import CpuLanes, CudaLanes
 from debubble.runtime.memory import Ledger
+from debubble.runtime.moments import Ran
 from debubble.runtime.updates import Updates
 
 

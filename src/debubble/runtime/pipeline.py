@@ -20,12 +20,13 @@ from debubble.runtime.assembly import DTYPES, build_part, check_runnable, tied_t
 from debubble.runtime.batch import Batch, Rows, read_batch
 from debubble.runtime.families import read_shape
 from debubble.runtime.hf_files import load_pretrained, save_pretrained
-from debubble.runtime.interpreter import Interpreter, Ran, StepState
+from debubble.runtime.interpreter import Interpreter, StepState
 from debubble.runtime.lanes import lanes_of
 from debubble.runtime.lora import Adapters
 from debubble.runtime.measuring import static_bytes, step_of_trace
 from debubble.runtime.memory import Ledger
 from debubble.runtime.modules import Loss, cross_entropy, sequence_of
+from debubble.runtime.moments import Ran
 from debubble.runtime.operators import add_gradient
 from debubble.runtime.post_validation import PostValidation, Settled
 from debubble.runtime.ranks import Ranks, default_device, default_transport

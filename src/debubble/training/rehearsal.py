@@ -20,9 +20,10 @@ from debubble.ir.trace import TraceEvent, TraceStep
 from debubble.runtime.assembly import DTYPES
 from debubble.runtime.families import read_shape
 from debubble.runtime.guests import channels
-from debubble.runtime.interpreter import Interpreter, Ran, StepState
+from debubble.runtime.interpreter import Interpreter, StepState
 from debubble.runtime.lanes import CpuLanes
 from debubble.runtime.memory import Ledger
+from debubble.runtime.moments import Ran
 from debubble.runtime.transport import Distributed, Transport
 
 _TIMES = (
