@@ -18,18 +18,17 @@ PLAN = plan_of(SCHEDULE, LLAMA, costs=StageCosts.of(stages=1, offload=1))
 
 
 def two_steps(pipeline):
-    """Gradients of two steps, so that buffers are used again, and the bytes that the files and the ledger say."""
+    """Gradients of two steps, so that buffers are used again, and the most bytes that were moved."""
     for _ in range(2):
         pipeline.step(tokens_of(LLAMA, rows=3))
     gradients = {name: p.grad for name, p in pipeline.named_parameters()}
-    return gradients, pipeline.peak_offloaded, pipeline.peak_activation
+    return gradients, pipeline.peak_offloaded
 
 
 def test_gradients_are_the_same_from_files_as_from_memory(tmp_path):
-    ((expected, *sizes),) = run_threads(PLAN, two_steps)
-    ((found, *filed),) = run_threads(PLAN, two_steps, offload_to=tmp_path)
-    assert filed == sizes
-    assert sizes[0] > 0
+    ((expected, moved),) = run_threads(PLAN, two_steps)
+    ((found, filed),) = run_threads(PLAN, two_steps, offload_to=tmp_path)
+    assert filed == moved > 0
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
