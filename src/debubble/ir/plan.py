@@ -65,6 +65,8 @@ class CandidateSummary:
     schedule: str | None = None
     solve_seconds: float = 0.0
     rejected: str | None = None
+    remark: str | None = None
+    """What the planner says of its search, in its own terms."""
 
 
 @dataclass(frozen=True, kw_only=True)

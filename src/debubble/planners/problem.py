@@ -82,6 +82,8 @@ class Solution:
     """As far as the planner knows; the generic bound is added to it."""
     candidates: tuple[CandidateSummary, ...] = ()
     """What else was tried, if the planner compares others."""
+    remark: str | None = None
+    """What the planner says of its search, in its own terms."""
 
 
 def cut(units: Units, counts: Sequence[int], *, strategy: str = "none") -> list[list[tuple[int, str]]]:

@@ -51,6 +51,7 @@ class Result:
             peak_memory=tuple(map(float, self.timeline.peak_memory)),
             schedule=self.solution.schedule.name,
             solve_seconds=self.solve_seconds,
+            remark=self.solution.remark,
         )
 
 

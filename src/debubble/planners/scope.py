@@ -20,7 +20,7 @@ from debubble.planners.local_search import Candidate, improve, priced, repriced,
 from debubble.planners.partition import balanced_counts, counts_of, even_counts
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planner, planners
-from debubble.planners.scope_ilp import solve
+from debubble.planners.scope_ilp import Answer, solve
 from debubble.planners.scope_runs import assigned, runs
 from debubble.schedules import schedules
 from debubble.simulator import Repricer
@@ -45,10 +45,13 @@ def plan(problem: Problem, *, strategies: Sequence[str] | None = None, polish: b
     programmed = time.perf_counter() + problem.effort * (0.5 if polish else 1.0)
     found: list[Candidate] = []
     reasons: list[str] = []
+    gaps: list[str] = []
     for left, chunks in zip(range(len(choices), 0, -1), choices, strict=True):
         seconds = max(0.0, programmed - time.perf_counter()) / left
         try:
-            found += _programmed(problem, chunks, strategies, seconds=seconds, polish=polish)
+            answers = _answers(problem, chunks, strategies, seconds=seconds)
+            found += _simulated(problem, chunks, strategies, answers, polish=polish)
+            gaps += _gaps(chunks, answers)
         except InfeasibleError as error:
             reasons.append(str(error))
     if polish:
@@ -63,7 +66,8 @@ def plan(problem: Problem, *, strategies: Sequence[str] | None = None, polish: b
             until = time.perf_counter() + (deadline - time.perf_counter()) / left
             again = improve(problem, candidate, until=until, strategies=strategies)
             best = min(best, again, key=lambda c: c.time)
-    return Solution(schedule=best.schedule, costs=best.costs, partition=best.partition)
+    remark = f"its integer programme is solved to within {', '.join(gaps)}" if gaps else None
+    return Solution(schedule=best.schedule, costs=best.costs, partition=best.partition, remark=remark)
 
 
 BASELINES = ("megatron-even", "pipedream", "merak", "adapipe")
@@ -90,20 +94,39 @@ def megatron_schedule(problem: Problem, chunks: int) -> Schedule:
     return schedules["interleaved"](devices=problem.devices, micro_batches=problem.micro_batches, chunks=chunks)
 
 
-def _programmed(
-    problem: Problem, chunks: int, strategies: Sequence[str] | None, *, seconds: float, polish: bool
+def _answers(problem: Problem, chunks: int, strategies: Sequence[str] | None, *, seconds: float) -> list[Answer]:
+    """The integer programme's answers, pooled and per chunk; none if there are no units to place."""
+    if problem.units is None:
+        return []
+    schedule = megatron_schedule(problem, chunks)
+    found = runs(problem.units, strategies)
+    if sum(run.count for run in found) < schedule.stages:
+        raise InfeasibleError(f"The model has too few layers for {schedule.stages} stages; use fewer chunks.")
+    return list(
+        solve(
+            found, schedule, limits=problem.limits, static=float(problem.units.static), seconds=seconds,
+            seed=problem.seed,
+        )
+    )  # fmt: skip
+
+
+def _gaps(chunks: int, answers: Sequence[Answer]) -> list[str]:
+    """How far each reading's answer is from that programme's optimum, at most."""
+    readings = ("", " and max T per chunk")
+    return [
+        f"{100 * answer.gap:.2f}% with {chunks} chunk{'s' if chunks > 1 else ''}{reading}"
+        for reading, answer in zip(readings, answers, strict=False)
+    ]
+
+
+def _simulated(
+    problem: Problem, chunks: int, strategies: Sequence[str] | None, answers: Sequence[Answer], *, polish: bool
 ) -> list[Candidate]:
-    """The integer programme's answers, simulated; with `polish` also the least recomputation on good partitions."""
+    """The programme's answers, simulated; with `polish` also the least recomputation on good partitions."""
     repricer = Repricer(megatron_schedule(problem, chunks))
     if problem.units is None:
         return [repriced(repricer, problem)]
     found = runs(problem.units, strategies)
-    if sum(run.count for run in found) < repricer.schedule.stages:
-        raise InfeasibleError(f"The model has too few layers for {repricer.schedule.stages} stages; use fewer chunks.")
-    answers = solve(
-        found, repricer.schedule, limits=problem.limits, static=float(problem.units.static),
-        seconds=seconds, seed=problem.seed,
-    )  # fmt: skip
     partitions: list[Partition] = [assigned(found, answer.layers) for answer in answers]
     candidates = [scored(problem, repricer, partition) for partition in partitions]
     if polish:

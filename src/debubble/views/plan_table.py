@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -32,7 +32,11 @@ def render(plan: Plan, timeline: Timeline) -> RenderableType:
         *([stage_table(scene)] if plan.schedule.placement.chunks > 1 else []),
     ]
     if plan.candidates:
-        parts += [_candidates(plan.candidates, seconds=seconds, spans=spans), _rejected(plan.candidates)]
+        parts += [
+            _candidates(plan.candidates, seconds=seconds, spans=spans),
+            _lines("Remarks", {c.planner: c.remark for c in plan.candidates if c.remark}),
+            _lines("Rejected", {c.planner: c.rejected for c in plan.candidates if c.rejected}),
+        ]
     return Group(*parts)
 
 
@@ -87,7 +91,7 @@ def _candidates(candidates: Sequence[CandidateSummary], *, seconds: bool, spans:
     return table
 
 
-def _rejected(candidates: Sequence[CandidateSummary]) -> Text:
-    """A line for every planner that has no answer, with the reason."""
-    lines = [f"  {c.planner}: {c.rejected}" for c in candidates if c.rejected]
-    return Text("\n".join(["Rejected", *lines]) if lines else "")
+def _lines(title: str, words: Mapping[str, str]) -> Text:
+    """A line for every planner that has something to say."""
+    lines = [f"  {planner}: {said}" for planner, said in words.items()]
+    return Text("\n".join([title, *lines, ""]) if lines else "")
