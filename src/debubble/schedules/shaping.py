@@ -7,19 +7,19 @@ and only the best of them on all.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cache
-from itertools import islice
+from functools import cache, partial
+from itertools import islice, product
 from typing import Literal
 
-from debubble.ir import InfeasibleError, Number, Placement, Schedule, StageCosts
+from debubble.ir import InfeasibleError, Kind, Number, Placement, Schedule, StageCosts
 from debubble.ir.errors import readable
 from debubble.schedules import dispatch, following
 from debubble.schedules.blocks import Pattern, Shape, pattern_of, repeated
-from debubble.schedules.candidates import FIRST, Candidate, Genes, Neighbours
+from debubble.schedules.candidates import FIRST, OVERLAPS, Candidate, Genes, Neighbours
 from debubble.schedules.dispatch import STRICT, Greedy, Run
-from debubble.schedules.following import Step, follow
+from debubble.schedules.following import PATIENT, Manner, Step, follow
 
 Objective = Literal["makespan", "span"]
 Outcome = dispatch.Outcome | following.Outcome
@@ -28,7 +28,13 @@ Value = tuple[Number, Number]
 WORK = 45_000
 """Operations that may be dispatched while trying candidates, unless a number of `tries` is asked for."""
 
-RULES = (Greedy(patience=STRICT), Greedy(in_turn=False, patience=STRICT))
+RULES = tuple(
+    Greedy(in_turn=in_turn, patience=patience, overlap=overlap)
+    for overlap, patience, in_turn in product((0, 0.5, 1), (STRICT, 0, 0.5, 1), (True, False))
+)
+"""Below 1F1B's memory they are tried beside the blocks; they never get stuck but where not one micro-batch fits."""
+
+MANNERS = tuple(Manner(overlap, filling) for overlap, filling in product(OVERLAPS, (PATIENT, 0, 0.5)))
 
 
 def best_order(
@@ -50,13 +56,20 @@ def best_order(
     fitting = filter(None, (shaper.outcome(c, micro_batches) for c in shaper.ranked(sample, tries)))
     outcomes: list[Outcome] = list(islice(fitting, max(2, WORK // (4 * operations))))
     if not outcomes:
-        # Blocks may get stuck; the greedy rules only do where not even one micro-batch fits.
-        runs = (Run(placement, micro_batches, costs, room)(rule) for rule in RULES)
-        outcomes = [run for run in runs if run is not None]
+        # Blocks may get stuck.
+        outcomes = greedy(placement, micro_batches, costs, room, RULES[:2])
     if not outcomes:
         return None
     best = min(outcomes, key=shaper.value)
     return Schedule(name=name, placement=placement, micro_batches=micro_batches, orders=best.orders)
+
+
+def greedy(
+    placement: Placement, micro_batches: int, costs: StageCosts, room: Sequence[Number | None], rules: Iterable[Greedy]
+) -> list[Outcome]:
+    """What those of the rules lead to that do not get stuck."""
+    runs = (Run(placement, micro_batches, costs, room)(rule) for rule in rules)
+    return [run for run in runs if run is not None]
 
 
 class _Shaper:
@@ -157,7 +170,22 @@ def searched(
     problem = OrderProblem.of(
         schedule, costs.with_limit(limits).replace(offload=None, reload=None), objective=objective
     )
-    best = Incumbent(schedule=schedule, value=problem.value(schedule), bound=lower_bound(problem), source="start")
-    for better in tightened(problem, best, steps=steps):
+    by_rules = greedy(schedule.placement, schedule.micro_batches, costs, room, RULES)
+    starts = [schedule, *(replace(schedule, orders=outcome.orders) for outcome in by_rules)]
+    value, first = min(((problem.value(start), k) for k, start in enumerate(starts)))
+    best = Incumbent(schedule=starts[first], value=value, bound=lower_bound(problem), source="start")
+    for better in tightened(problem, best, steps=steps, complete=partial(completed, costs=costs, room=room)):
         best = better
     return replace(best.schedule, name=schedule.name)
+
+
+def completed(schedule: Schedule, *, costs: StageCosts, room: Sequence[Number | None]) -> Schedule | None:
+    """The shortest schedule found with a given one's order of F and I, and each W where memory needs it or in a gap."""
+    step = Step(schedule.placement, schedule.micro_batches, costs, room)
+    lists = [
+        [(2 * op.stage + (op.kind is Kind.I), op.micro_batch) for op in order if op.kind is not Kind.W]
+        for order in schedule.orders
+    ]
+    outcomes = filter(None, (follow(step, lists, manner) for manner in MANNERS))
+    best = min(outcomes, default=None, key=lambda outcome: outcome.makespan)
+    return None if best is None else replace(schedule, orders=best.orders)

@@ -15,7 +15,7 @@ from debubble.ir import Number, Placement, Schedule, StageCosts
 from debubble.schedules.registry import schedule
 from debubble.schedules.shaping import Objective, room_within, shaped
 
-SEARCHED = 60_000_000
+SEARCHED = 160_000_000
 """Operations that local search may pass through below 1F1B's memory, unless a number of `steps` is asked for."""
 
 

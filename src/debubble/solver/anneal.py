@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from debubble.solver.evaluate import INFINITY, B, F, I, L, O, R, evaluate, length_of
+from debubble.solver.evaluate_computing import evaluate_computing
 from debubble.solver.jit import jit
 from debubble.solver.tables import Floats, Ints, Layout
 
@@ -207,16 +208,24 @@ def spread(a: Layout, x: Floats, orders: Ints, lengths: Ints) -> float:
 
 
 @jit
+def measure(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float, only_computes: bool) -> float:
+    """What `evaluate` says.  `only_computes`: the lists hold F, I and W alone, and messages are asynchronous."""
+    if only_computes:
+        return evaluate_computing(a, x, n, orders, lengths, threshold)
+    return evaluate(a, x, n, orders, lengths, threshold)
+
+
+@jit
 def anneal(
     a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, best_orders: Ints, best_lengths: Ints,
     best_value: float, steps: int, hot: float, cold: float, weight: float, target: float, offload: bool,
-    recompute: bool, random: Ints,
+    recompute: bool, only_computes: bool, random: Ints,
 ) -> tuple[float, int]:  # fmt: skip
     """Walk `steps` moves from (orders, lengths), cooling from `hot` to `cold`; keep the best in `best_*`.
 
     Returns (best objective, steps taken); stops at `target`.  The start must be feasible.
     """
-    value = evaluate(a, x, n, orders, lengths, INFINITY)
+    value = measure(a, x, n, orders, lengths, INFINITY, only_computes)
     cost = value + weight * spread(a, x, orders, lengths)
     path = np.zeros(7 * a.stages * a.micro_batches, dtype=np.int64)
     count = critical_path(a, x, n, path)
@@ -227,7 +236,7 @@ def anneal(
         tried_lengths[:] = lengths
         move(a, n, tried, tried_lengths, path, count, offload, recompute, random)
         allowed = cost - temperature * np.log((1 + draw(random, 1000000)) / 1000000.0)
-        found = evaluate(a, x, n, tried, tried_lengths, allowed)
+        found = measure(a, x, n, tried, tried_lengths, allowed, only_computes)
         if found == INFINITY:
             continue
         price = found + weight * spread(a, x, tried, tried_lengths)

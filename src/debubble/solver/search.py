@@ -88,7 +88,7 @@ def improve(
     """Local search from an incumbent: cooling cycles, each restarted from the best."""
     # The kernel's import and compilation cost more than a search that ends at its start.
     from debubble.solver.anneal import anneal
-    from debubble.solver.tables import decode, encode, tables
+    from debubble.solver.tables import KIND_INDEX, decode, encode, tables
 
     layout, floats, ints, scale = arrays = tables(problem)
     orders, lengths = encode(problem, best.schedule)
@@ -97,6 +97,8 @@ def improve(
     times = arrays.table("time", layout.allocated - layout.time)
     unit = float(times[times > 0].mean())
     value, target = float(best.value) * scale, float(best.bound) * scale * (1 + 1e-12)
+    transfers = problem.offload or problem.recompute or layout.exclusive
+    only_computes = not transfers and bool(orders.max() < KIND_INDEX[Kind.B] * layout.stages * layout.micro_batches)
     done, cycle = 0, FIRST_CYCLE
     while steps is None or done < steps:
         orders[:], lengths[:] = best_orders, best_lengths
@@ -106,7 +108,7 @@ def improve(
             count = BURST if steps is None else min(BURST, steps - done)
             found, taken = anneal(
                 layout, floats, ints, orders, lengths, best_orders, best_lengths, value, count, hot, cold, SLOPE,
-                target, problem.offload, problem.recompute, random,
+                target, problem.offload, problem.recompute, only_computes, random,
             )  # fmt: skip
             done += taken
             if found < value:

@@ -4,47 +4,66 @@ CP-SAT gets the whole problem first, and closes it in seconds where times have a
 = I = W at any limit).  Elsewhere it solves the problem with rounded times, whose best order local search goes on from,
 and the *skeleton* is a bound: W counts only on the first device, whose memory is the bottleneck.  That leaves two
 thirds of the operations, and keeps what the plain bounds do not see: micro-batches on their way up and down have to
-pass each other on every device.
+pass each other on every device.  Its order of F and I, with W put in again, is the best start where it can be had.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
-from debubble.ir import Number
+from debubble.ir import Number, Schedule
 from debubble.solver.bounds import lower_bound
-from debubble.solver.cp_model import build
-from debubble.solver.cp_sat import proven, solve, solver_of
+from debubble.solver.cp_model import Model, build, grid, schedule_of
+from debubble.solver.cp_sat import ROOMY, proven, solve, solver_of
 from debubble.solver.problem import Incumbent, OrderProblem
 from debubble.solver.search import Clock, improve, verified
 
 LARGEST = 1024
 """Stages x micro-batches up to which the whole problem is given to CP-SAT."""
+SMALL = 64
+"""And up to which it closes whatever the times are."""
 WORK = 0.7
-"""On the whole problem, in seconds of an undisturbed core; coarse times need a third of it at p = 8, m = 32."""
+"""In the solver's unit, about two seconds of a core; coarse times need a third of it at p = 8, m = 32."""
+SKELETON_WORK = 1.0
+"""On the skeleton."""
+COARSE = 2
+"""Steps of the times' grid in the mean time of F, I and W up to which the problem is said to be coarse."""
+
+Completion = Callable[[Schedule], Schedule | None]
 
 
-def tightened(problem: OrderProblem, best: Incumbent, *, steps: int, seed: int = 0) -> Iterator[Incumbent]:
+def tightened(
+    problem: OrderProblem, best: Incumbent, *, steps: int, seed: int = 0, complete: Completion | None = None
+) -> Iterator[Incumbent]:
     """Better schedules and bounds for a problem without offload and recomputation: exact search, then `steps` moves of
-    local search.  The result depends on the seed alone."""
+    local search.  The result depends on the seed alone.
+
+    `complete`: puts the W of a schedule anew, so that they fit between its F and I, which keep their order.  Without
+    it the skeleton is not tried.
+    """
     if problem.stages * problem.micro_batches <= LARGEST:
-        for better in _exact(problem, best, seed):
+        for better in _exact(problem, best, seed, complete):
             best = better
             yield best
     if not best.optimal:
         yield from improve(problem, best, clock=Clock.starting(None), steps=steps, seed=seed)
 
 
-def _exact(problem: OrderProblem, best: Incumbent, seed: int) -> Iterator[Incumbent]:
-    """CP-SAT on the problem as it is, and where that does not close it, the order that is best for rounded times."""
-    for better in solve(problem, best, seconds=math.inf, work=WORK, seed=seed):
-        best = better
+def _exact(problem: OrderProblem, best: Incumbent, seed: int, complete: Completion | None) -> Iterator[Incumbent]:
+    """CP-SAT on the problem as it is where that may close it, elsewhere on its skeleton and for rounded times."""
+    if problem.stages * problem.micro_batches <= SMALL or is_coarse(problem):
+        for better in solve(problem, best, seconds=math.inf, work=WORK, seed=seed):
+            best = better
+            yield best
+    if not best.optimal and complete is not None:
+        best = _from_skeleton(problem, best, seed, complete)
         yield best
-    coarse = rounded(problem)
-    if best.optimal or coarse == problem:
+    if best.optimal or is_coarse(problem):
         return
+    coarse = rounded(problem)
     start = replace(best, value=coarse.value(best.schedule), bound=lower_bound(coarse))
     for found in solve(coarse, start, seconds=math.inf, work=WORK, seed=seed):
         better_here = verified(problem, found.schedule, best)
@@ -53,10 +72,51 @@ def _exact(problem: OrderProblem, best: Incumbent, seed: int) -> Iterator[Incumb
             yield best
 
 
+def _from_skeleton(problem: OrderProblem, best: Incumbent, seed: int, complete: Completion) -> Incumbent:
+    """With the order of the simpler problem's skeleton where that is better, and its bound if that is no other one."""
+    simple, horizon = freed_late(problem), ROOMY * best.value
+    known = lower_bound(simple)
+    model, solver = _skeleton(simple, horizon, known, seconds=math.inf, work=SKELETON_WORK, seed=seed)
+    bound = proven(solver, model, horizon)
+    if simple == problem:
+        best = replace(best, bound=min(max(best.bound, bound), best.value))
+    if not solver.response_proto.solution:
+        return best
+    completed = complete(schedule_of(model, solver.value))
+    better = None if completed is None else verified(problem, completed, best)
+    return best if better is None else replace(better, source="cp-sat")
+
+
+def freed_late(problem: OrderProblem) -> OrderProblem:
+    """The problem in which W frees all that it frees a part of: a single wait per forward, which is sooner solved.
+
+    Its orders fit the problem too, unless the gradient that I leaves is larger than the activation.
+    """
+    costs = problem.costs
+    sizes = zip(costs.activation, costs.activation_after_input, strict=True)
+    late = tuple(max(kept, remains) if remains else 0 for kept, remains in sizes)
+    return (
+        problem
+        if late == costs.activation_after_input
+        else replace(problem, costs=costs.replace(activation_after_input=late))
+    )
+
+
+def is_coarse(problem: OrderProblem) -> bool:
+    """Whether all times are multiples of a large part of their mean."""
+    times = _times(problem)
+    return sum(times) <= COARSE * len(times) * grid([*times, *problem.costs.communication])
+
+
+def _times(problem: OrderProblem) -> tuple[Number, ...]:
+    costs = problem.costs
+    return (*costs.forward, *costs.backward_input, *costs.backward_weight)
+
+
 def rounded(problem: OrderProblem) -> OrderProblem:
     """The problem with all times as multiples of the mean time of F, I and W: a grid on which it is quickly solved."""
     costs = problem.costs
-    times = (*costs.forward, *costs.backward_input, *costs.backward_weight)
+    times = _times(problem)
     unit = sum(times) / len(times)
 
     def multiples(values: Iterable[Number], least: int) -> tuple[int, ...]:
@@ -76,9 +136,17 @@ def rounded(problem: OrderProblem) -> OrderProblem:
 def skeleton_bound(problem: OrderProblem, *, horizon: Number, seconds: float, bound: Number = 0) -> Number:
     """A lower bound from the skeleton, at most `horizon`.  `bound`: one that is already known."""
     known = max(bound, lower_bound(problem))
+    model, solver = _skeleton(problem, horizon, known, seconds=seconds)
+    return max(known, proven(solver, model, horizon))
+
+
+def _skeleton(
+    problem: OrderProblem, horizon: Number, known: Number, *, seconds: float, work: float | None = None, seed: int = 0
+) -> tuple[Model, Any]:
+    """The model and a solver for it."""
     model = build(problem, horizon=horizon, weights=(0,))
     model.cp.add(model.objective >= math.floor(known / model.unit))
-    solver = solver_of(seconds=seconds)
-    # By cores of assumptions that cannot hold together: no schedule is asked for.
+    solver = solver_of(seconds=seconds, work=work, seed=seed)
+    # By cores of assumptions that cannot hold together: the bound rises until a schedule meets it.
     solver.parameters.optimize_with_core = True
-    return max(known, proven(solver, model, horizon))
+    return model, solver
