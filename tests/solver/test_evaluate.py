@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from debubble.ir import DebubbleError, Number, Schedule, StageCosts
+from debubble.ir import DebubbleError, Number, Placement, Schedule, StageCosts
 from debubble.simulator import simulate
+from debubble.solver.anneal import shift
 from debubble.solver.evaluate import evaluate
+from debubble.solver.evaluate_computing import evaluate_computing
 from debubble.solver.problem import Objective, OrderProblem
+from debubble.solver.starts import one_at_a_time
 from debubble.solver.tables import decode, encode, tables
 from tests.strategies import random_schedules, stage_costs
 
@@ -54,6 +57,24 @@ def test_evaluator_keeps_what_meets_the_threshold_and_refuses_what_does_not(data
     problem = OrderProblem.of(schedule, costs)
     assert evaluated(problem, schedule, threshold=makespan) == makespan
     assert evaluated(problem, schedule, threshold=makespan - 0.5) == np.inf
+
+
+@given(data=st.data(), objective=st.sampled_from(["makespan", "span"]))
+@settings(max_examples=80, deadline=None)
+def test_lists_without_transfers_take_what_simulation_says_whatever_their_order(
+    data: st.DataObject, objective: Objective
+) -> None:
+    p, m = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 5))
+    costs = data.draw(stage_costs(stages=p)).with_limit(data.draw(st.none() | st.integers(19, 60)))
+    problem = OrderProblem(placement=Placement.linear(p), micro_batches=m, costs=costs, objective=objective)
+    layout, floats, ints, scale = tables(problem)
+    numbers, lengths = encode(problem, one_at_a_time(problem))
+    for op, by in data.draw(st.lists(st.tuples(st.integers(0, 3 * p * m - 1), st.integers(-6, 6)), max_size=40)):
+        shift(layout, ints, numbers, lengths, op, by)
+    schedule = decode(problem, numbers, lengths, name="any")
+    found = evaluate_computing(layout, floats, ints, numbers, lengths, np.inf) / scale
+    expected = simulated(schedule, costs, objective)
+    assert found == pytest.approx(np.inf if expected is None else float(expected), rel=1e-12, abs=0)
 
 
 @given(schedule=random_schedules())

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from debubble.ir import DebubbleError, Number, Placement, StageCosts
+from debubble.ir import DebubbleError, Kind, Number, Placement, StageCosts
+from debubble.schedules import schedules
+from debubble.schedules.shaping import completed
 from debubble.solver.bounds import lower_bound
 from debubble.solver.problem import Incumbent, OrderProblem
-from debubble.solver.search import search
+from debubble.solver.search import search, split_backwards
 from debubble.solver.staircase import staircase
 from debubble.solver.starts import constructed
-from debubble.solver.tight import rounded, skeleton_bound, tightened
+from debubble.solver.tight import freed_late, is_coarse, rounded, skeleton_bound, tightened
 from tests.strategies import stage_costs
 
 
@@ -83,6 +87,50 @@ def test_what_was_proven_by_other_means_is_proven_again(limit: int, sizes: dict[
 def test_the_skeleton_sees_that_micro_batches_must_pass_each_other() -> None:
     problem = problem_of(4, 8, 2, activation=1, activation_after_input=1)
     assert lower_bound(problem) < skeleton_bound(problem, horizon=60, seconds=60) == 41
+
+
+@given(room=st.integers(2, 20), j=st.integers(0, 4), a=st.integers(0, 5), b=st.integers(0, 5))
+def test_what_fits_where_w_frees_all_fits_where_it_frees_a_part(room: int, j: int, a: int, b: int) -> None:
+    problem = problem_of(2, 5, room, activation=4, activation_after_input=1)
+    late = freed_late(problem).costs
+    assert (late.activation, late.activation_after_input) == (problem.costs.activation, problem.costs.activation)
+    held, held_late = (
+        4 * (j + 1) - (4 - c.activation_after_input[0]) * a - c.activation_after_input[0] * min(a, b)
+        for c in (problem.costs, late)
+    )
+    assert held <= held_late
+
+
+def test_nothing_is_freed_late_where_w_frees_all_or_nothing() -> None:
+    for remains in (0, 4):
+        problem = problem_of(2, 5, 8, activation=4, activation_after_input=remains)
+        assert freed_late(problem) == problem
+
+
+def test_w_are_put_into_the_gaps_between_the_same_f_and_i() -> None:
+    problem = problem_of(4, 8, 4, activation=1, activation_after_input=1)
+    beside = split_backwards(schedules["1f1b"](devices=4, micro_batches=8))
+    found = completed(beside, costs=problem.costs, room=[4] * 4)
+    assert found is not None
+    assert (problem.value(beside), problem.value(found)) == (30, 27)
+    passes = [[[op for op in order if op.kind is not Kind.W] for order in s.orders] for s in (beside, found)]
+    assert passes[0] == passes[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("limit", "remains"), [(6, 0), (7, 1), (7, 2)])
+def test_the_order_of_the_skeleton_is_near_its_bound(limit: int, remains: int) -> None:
+    problem = problem_of(8, 32, 2 * limit, times=(10, 11, 9, 1), activation=2, activation_after_input=remains)
+    complete = partial(completed, costs=problem.costs, room=[2 * limit] * 8)
+    *_, best = tightened(problem, start(problem), steps=0, complete=complete)
+    assert best.value <= 1.03 * {6: 1122, 7: 1102}[limit]
+
+
+@pytest.mark.parametrize(("times", "coarse"), [((10, 10, 10, 0), True), ((1, 2, 1, 0), True), ((10, 11, 9, 1), False)])
+def test_times_are_coarse_where_they_have_a_large_common_divisor(
+    times: tuple[int, int, int, int], coarse: bool
+) -> None:
+    assert is_coarse(problem_of(4, 8, 2, times=times)) == coarse
 
 
 def test_the_same_seed_gives_the_same_schedule() -> None:
