@@ -88,9 +88,9 @@ def _from_skeleton(problem: OrderProblem, best: Incumbent, seed: int, complete: 
 
 
 def freed_late(problem: OrderProblem) -> OrderProblem:
-    """The problem in which W frees all that it frees a part of: a single wait per forward, which is sooner solved.
+    """The problem in which W frees all that it frees a part of: one wait per forward, which is sooner solved.
 
-    Its orders fit the problem too, unless the gradient that I leaves is larger than the activation.
+    Its orders fit the problem too: nothing is there for longer.
     """
     costs = problem.costs
     sizes = zip(costs.activation, costs.activation_after_input, strict=True)
