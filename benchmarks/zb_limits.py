@@ -1,0 +1,90 @@
+"""`zb` under memory limits from p / 2 up: value, bound and gap at p = 8, m = 32.
+
+    python benchmarks/zb_limits.py [--seconds 30] [--output benchmarks/results/zb_limits.json]   # six minutes
+
+Limits are 4 to 8 activations; W frees all of one, half of it, or none; F, I, W, C = 10, 10, 10, 0 or 10, 11, 9, 1.  The
+schedule is that of default options; `cpu` and `wall` are the seconds that it took, and the wall depends on the
+neighbours.  The bound is the best of the analytic ones, exact search with the same limits of work, and `--seconds` on
+the skeleton; the gap is (value - bound) / value.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import debubble as db
+from debubble.solver.bounds import lower_bound
+from debubble.solver.cp_sat import ROOMY, solve
+from debubble.solver.problem import Incumbent, OrderProblem
+from debubble.solver.tight import WORK, is_coarse, skeleton_bound
+
+DEVICES, MICRO_BATCHES = 8, 32
+LIMITS = (4, 5, 6, 7, 8)
+REMAINS = {"all": 2, "half": 1, "none": 0}
+"""What of an activation of size 2 is left for W to free."""
+TIMES = ((10, 10, 10, 0), (10, 11, 9, 1))
+
+
+def costs_of(times: tuple[int, int, int, int], frees: str, limit: int) -> db.StageCosts:
+    forward, backward_input, backward_weight, communication = times
+    return db.StageCosts.of(
+        stages=DEVICES, forward=forward, backward_input=backward_input, backward_weight=backward_weight,
+        communication=communication, activation=2, activation_after_input=REMAINS[frees], memory_limit=2 * limit,
+    )  # fmt: skip
+
+
+def bound_of(problem: OrderProblem, schedule: db.Schedule, *, seconds: float) -> float:
+    best = Incumbent(schedule=schedule, value=problem.value(schedule), bound=lower_bound(problem), source="start")
+    if is_coarse(problem):
+        for better in solve(problem, best, seconds=seconds, work=WORK):
+            best = better
+    if best.optimal:
+        return float(best.bound)
+    return float(skeleton_bound(problem, horizon=ROOMY * best.value, seconds=seconds, bound=best.bound))
+
+
+def rows(seconds: float) -> Iterator[dict[str, Any]]:
+    for times in TIMES:
+        for frees in REMAINS:
+            for limit in LIMITS:
+                costs = costs_of(times, frees, limit)
+                cpu, wall = time.process_time(), time.perf_counter()
+                schedule = db.schedules["zb"](devices=DEVICES, micro_batches=MICRO_BATCHES, costs=costs)
+                spent = {
+                    "cpu": round(time.process_time() - cpu, 2),
+                    "wall": round(time.perf_counter() - wall, 2),
+                }
+                problem = OrderProblem(placement=schedule.placement, micro_batches=MICRO_BATCHES, costs=costs)
+                value = float(problem.value(schedule))
+                bound = bound_of(problem, schedule, seconds=seconds)
+                yield {
+                    "times": times,
+                    "W frees": frees,
+                    "limit": limit,
+                    "value": value,
+                    "bound": bound,
+                    "gap": round((value - bound) / value, 4),
+                    **spent,
+                }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "zb_limits.json")
+    given = parser.parse_args()
+    measured = []
+    for row in rows(given.seconds):
+        measured.append(row)
+        print(*row.values(), flush=True)
+        setting = {"devices": DEVICES, "micro_batches": MICRO_BATCHES, "seconds": given.seconds}
+        given.output.write_text(json.dumps({**setting, "rows": measured}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
