@@ -37,7 +37,7 @@ from debubble.runtime.tape import directly
 from debubble.runtime.units import MicroBatch, Unit
 
 CONFIG = {
-    "model_type": "llama", "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8,
+    "model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 4,
     "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 1024, "rms_norm_eps": 1e-5,
 }  # fmt: skip
 RANKS, LENGTH, ROUNDS = 2, 256, int(os.environ.get("ROUNDS", "15"))
