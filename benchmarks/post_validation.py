@@ -13,16 +13,12 @@ import json
 import time
 from pathlib import Path
 
-import torch
-
 import debubble as db
 from debubble.ir import Plan, PlannedUnit
-from debubble.runtime.lanes import CpuLanes
-from debubble.runtime.memory import Ledger
 from debubble.runtime.relay import Relay, turns
 from debubble.runtime.tally import Tally
 from debubble.runtime.transport import Threads
-from debubble.training.rehearsal import _messages, _Sleeper, scaled
+from debubble.training.rehearsal import Sleeper, messages, scaled
 
 DEVICES, MICRO_BATCHES = 4, 8
 CASES = ("1f1b", "zb-h1", "zb-h2", "zb-v", "interleaved")
@@ -79,23 +75,14 @@ def seconds_per_step(plan: Plan, *, steps: int, unit: float, waits: bool) -> flo
     program = db.lower(slow.schedule, slow.costs)
 
     def work(transport: Threads) -> float:
-        sleeper = _Sleeper(
-            program=program,
-            device=transport.rank,
-            stages={},
-            transport=transport,
-            rank_of={device: device for device in range(plan.devices)},
-            lanes=CpuLanes(),
-            mail=Ledger(torch.device("cpu")),
-            weights={},
-        )
+        sleeper = Sleeper.of(program, transport)
         relay = Relay(transport, turns(program))
         ends: list[float] = []
         whole = None
         for _ in range(steps):
             before = whole
             sleeper.run_ahead(
-                _messages(plan), stands=lambda before=before: before is None or before.result() is not None
+                messages(plan), stands=lambda before=before: before is None or before.result() is not None
             )
             ends.append(time.perf_counter())
             whole = relay.take_turn(Tally(squares=1.0), steps_ahead=lambda _: True).whole

@@ -63,16 +63,6 @@ def test_nothing_stays_of_a_process_that_is_killed(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A real file system of one megabyte."""
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", tmp_path], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("mounting a file system is not permitted here")
-    yield tmp_path
-    subprocess.run(["umount", tmp_path], check=True)
-
-
 def test_a_full_disk_is_one_sentence_and_not_the_end_of_the_process(small_disk):
     files = Files(small_disk)
     held = files.take(700_000)

@@ -1,4 +1,3 @@
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -101,16 +100,6 @@ def test_a_place_that_cannot_be_written_keeps_the_old_checkpoint(tmp_path):
     with pytest.raises(CheckpointError, match=r"step-000002 could not be written: .*; those before it are whole"):
         saver.wait()
     assert loaded(tmp_path)["model.head.weight"].tensor.tolist() == [1.0, 2.0]
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A real file system of one megabyte."""
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", tmp_path], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("mounting a file system is not permitted here")
-    yield tmp_path
-    subprocess.run(["umount", tmp_path], check=True)
 
 
 def test_a_full_disk_is_named_and_keeps_the_old_checkpoint(small_disk):

@@ -57,27 +57,18 @@ def rehearse(plan: Plan, *, steps: int, transport: Transport) -> Trace:
     """Run the plan's program that often, as this rank.  Every rank gets the whole trace."""
     program = lower(plan.schedule, plan.costs)
     transport.open(channels(program), [])
-    sleeper = _Sleeper(
-        program=program,
-        device=transport.rank,
-        stages={},
-        transport=transport,
-        rank_of={device: device for device in range(plan.devices)},
-        lanes=CpuLanes(),
-        mail=Ledger(torch.device("cpu")),
-        weights={},
-    )
+    sleeper = Sleeper.of(program, transport)
     parts: list[Trace] = []
     for step in range(steps):
         origin = max(transport.gather(time.perf_counter()))
-        ran = sleeper.run(_messages(plan))
+        ran = sleeper.run(messages(plan))
         events = _events(ran, device=transport.rank, origin=origin)
         mine = Trace(devices=plan.devices, steps=(TraceStep(step=step, events=events),))
         parts.append(Trace.joined([Trace.from_json(part) for part in transport.gather(mine.to_json())]))
     return Trace(devices=plan.devices, steps=tuple(step for part in parts for step in part.steps))
 
 
-def _messages(plan: Plan) -> StepState:
+def messages(plan: Plan) -> StepState:
     """Messages of the real size; a number each where the plan has no model."""
     o = plan.options
     shape = (1,) if plan.model is None else (o.micro_batch_size, o.sequence_length, read_shape(plan.model).hidden)
@@ -97,8 +88,22 @@ def _events(ran: Sequence[Ran], *, device: int, origin: float) -> tuple[TraceEve
     )
 
 
-class _Sleeper(Interpreter):
+class Sleeper(Interpreter):
     """The runtime's interpreter with messages alone: everything else sleeps."""
+
+    @classmethod
+    def of(cls, program: Program, transport: Transport) -> Sleeper:
+        """One rank's, of a pipeline whose devices are the ranks."""
+        return cls(
+            program=program,
+            device=transport.rank,
+            stages={},
+            transport=transport,
+            rank_of={device: device for device in range(program.devices)},
+            lanes=CpuLanes(),
+            mail=Ledger(torch.device("cpu")),
+            weights={},
+        )
 
     def __post_init__(self) -> None:
         super().__post_init__()
