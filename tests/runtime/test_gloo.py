@@ -10,8 +10,9 @@ import torch
 import debubble as db
 from debubble.ir import Kind, Op, Placement, Schedule
 from tests.runtime import gloo_ranks
+from tests.runtime.covering import one_per_schedule
 from tests.runtime.runtime_cases import GPT2, LLAMA_TIED, plan_of, reference_gradients, tokens_of
-from tests.runtime.test_gradients import explicit, fused
+from tests.runtime.schedule_cases import explicit, fused, offloading, schedule_of
 
 
 def check(plans, folder):
@@ -33,21 +34,6 @@ def check(plans, folder):
                 assert (gradient - expected[name]).abs().max() <= 1e-12 * expected[name].abs().max(), name
 
 
-def offloading(schedule):
-    """Every micro-batch leaves after its forward and comes back before its backward."""
-    orders = []
-    for order in schedule.orders:
-        woven = []
-        for op in order:
-            if op.kind in (Kind.B, Kind.I):
-                woven.append(Op(Kind.L, op.stage, op.micro_batch))
-            woven.append(op)
-            if op.kind is Kind.F:
-                woven.append(Op(Kind.O, op.stage, op.micro_batch))
-        orders.append(tuple(woven))
-    return replace(schedule, orders=tuple(orders))
-
-
 def test_two_gloo_ranks_equal_one_process(tmp_path):
     def made(name):
         return db.schedules[name](devices=2, micro_batches=4)
@@ -59,10 +45,9 @@ def test_two_gloo_ranks_equal_one_process(tmp_path):
     check(plans, tmp_path)
 
 
-def test_four_gloo_ranks_equal_one_process(tmp_path):
-    schedules = [db.schedules[name](devices=4, micro_batches=6) for name in ("1f1b", "zb-h2", "v-half")]
-    plans = [plan_of(schedule, GPT2) for schedule in schedules]
-    plans += [plan_of(fused(schedules[0]), LLAMA_TIED, strategy="mlp", counts=[1, 4, 3, 2])]
+def test_every_schedule_over_four_gloo_ranks_equals_one_process(tmp_path):
+    plans = [replace(case, devices=4).plan() for case in one_per_schedule(first_family=1)]
+    plans.append(plan_of(fused(schedule_of("1f1b", devices=4)), LLAMA_TIED, strategy="mlp", counts=[1, 4, 3, 2]))
     check(plans, tmp_path)
 
 

@@ -22,7 +22,7 @@ from tests.runtime.runtime_cases import (
     run_threads,
     tokens_of,
 )
-from tests.runtime.test_gradients import fused
+from tests.runtime.schedule_cases import fused
 
 ADAMW = partial(torch.optim.AdamW, lr=3e-3, weight_decay=0.1)
 

@@ -1,0 +1,61 @@
+"""Cases that meet every schedule with every family, and either with every way of recomputing and offloading.
+
+Case (schedule s, family f) takes way (s + f) mod 8: with at least 8 schedules and 8 families, all ways come to each.
+"""
+
+from dataclasses import dataclass, replace
+
+import debubble as db
+from debubble.ir import StageCosts
+from tests.runtime.runtime_cases import FAMILIES, plan_of
+from tests.runtime.schedule_cases import explicit, fused, offloading, schedule_of, tightest
+
+RECOMPUTATIONS = ["none", "selective", "full", "explicit"]
+"""`none`: no more than the schedule itself recomputes."""
+SELECTIVE = ["norm+activation+multiply", "core", "mlp"]
+
+
+@dataclass(frozen=True)
+class Case:
+    schedule: str
+    family: str
+    recompute: str
+    offloads: bool
+    selected: str
+    """What a selective recomputation runs again."""
+    devices: int
+
+    def __str__(self):
+        return f"{self.schedule}-{self.family}-{self.recompute}-{'offload' if self.offloads else 'kept'}"
+
+    def plan(self):
+        """With offload, half of every second stage's activations stay, and lowering keeps the tightest limit."""
+        schedule = schedule_of(self.schedule, devices=self.devices, micro_batches=2 * self.devices)
+        schedule = {"none": lambda s: s, "explicit": explicit}.get(self.recompute, fused)(schedule)
+        costs = StageCosts.of(stages=schedule.stages, activation=2, activation_recomputed=1, offload=1)
+        if self.offloads:
+            halves = {stage: 0.5 for stage in range(1, schedule.stages, 2)}
+            schedule = replace(offloading(schedule), offload_fraction={**halves, **schedule.offload_fraction})
+            costs = tightest(schedule, costs)
+        strategy = self.selected if self.recompute == "selective" else "full"
+        return plan_of(schedule, FAMILIES[self.family], strategy=strategy, costs=costs)
+
+
+def case(s, f):
+    turn, way = divmod(s + f, 2 * len(RECOMPUTATIONS))
+    return Case(
+        schedule=list(db.schedules)[s],
+        family=list(FAMILIES)[f],
+        recompute=RECOMPUTATIONS[way // 2],
+        offloads=bool(way % 2),
+        selected=SELECTIVE[turn % len(SELECTIVE)],
+        devices=2 if turn % 2 else 4,
+    )
+
+
+CASES = [case(s, f) for s in range(len(db.schedules)) for f in range(len(FAMILIES))]
+
+
+def one_per_schedule(*, first_family):
+    """Few cases in which every schedule, every family and every way of recomputing and offloading is met."""
+    return [case(s, (first_family + 5 * s) % len(FAMILIES)) for s in range(len(db.schedules))]

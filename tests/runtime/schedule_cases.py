@@ -1,0 +1,64 @@
+"""Schedules of the library as they are, and with more recomputation or offload than their papers give them."""
+
+import itertools
+from dataclasses import replace
+
+import debubble as db
+from debubble.ir import Kind, Op, OutOfMemoryError, StageCosts, lower
+
+
+def schedule_of(name, *, devices, micro_batches=4):
+    """A schedule of the library, with at least two chunks per device where it takes any number."""
+    entry = db.schedules[name]
+    chunks = {"chunks": max(entry.default_chunks, 2)} if "chunks" in entry.options else {}
+    costs = StageCosts.of(stages=devices * chunks.get("chunks", entry.default_chunks), offload=1)
+    return entry(devices=devices, micro_batches=micro_batches, costs=costs, **chunks)
+
+
+def fused(schedule):
+    """Every stage without an R recomputes in its backwards."""
+    explicit = {stage for stage, _ in schedule.explicit_recompute}
+    return replace(schedule, fused_recompute=schedule.fused_recompute | {*range(schedule.stages)} - explicit)
+
+
+def explicit(schedule):
+    """R right before every backward that does not recompute yet."""
+
+    def around(op):
+        if op.kind in (Kind.B, Kind.I) and not schedule.recomputes(op.stage, op.micro_batch):
+            return Op(Kind.R, op.stage, op.micro_batch), op
+        return (op,)
+
+    return _woven(schedule, around)
+
+
+def offloading(schedule):
+    """Every micro-batch that stays leaves after its forward, and comes back before what needs it first."""
+
+    def around(op):
+        _, stage, j = op
+        needs = Op(Kind.R, stage, j) if (stage, j) in schedule.explicit_recompute else schedule.backward_of(stage, j)
+        if (stage, j) in schedule.offloaded or op not in (Op(Kind.F, stage, j), needs):
+            return (op,)
+        return (op, Op(Kind.O, stage, j)) if op.kind is Kind.F else (Op(Kind.L, stage, j), op)
+
+    return _woven(schedule, around)
+
+
+def tightest(schedule, costs):
+    """These costs under the smallest limit, of as many whole units of memory as it takes, that lowering can keep."""
+    limited = (replace(costs, memory_limit=(limit,)) for limit in itertools.count(1))
+    return next(costs for costs in limited if _fits(schedule, costs))
+
+
+def _fits(schedule, costs):
+    try:
+        lower(schedule, costs)
+    except OutOfMemoryError:
+        return False
+    return True
+
+
+def _woven(schedule, around):
+    """The schedule with some operations put before and after others."""
+    return replace(schedule, orders=tuple(tuple(o for op in order for o in around(op)) for order in schedule.orders))

@@ -1,0 +1,87 @@
+"""Every schedule, with every recomputation, with and without offload, trains every family as transformers does."""
+
+import copy
+from functools import cache, partial
+
+import pytest
+import torch
+
+import debubble as db
+from debubble.runtime import Pipeline
+from debubble.runtime.transport import Threads
+from tests.runtime.covering import CASES, RECOMPUTATIONS, one_per_schedule
+from tests.runtime.runtime_cases import FAMILIES, tokens_of
+
+pytest.importorskip("transformers")
+
+from tests.runtime.hf_reference import hf_model, loss_of
+
+ROWS = 8
+ADAMW = partial(torch.optim.AdamW, lr=3e-3, weight_decay=0.1)
+
+
+def test_the_cases_cover_what_they_say():
+    ways = {(recompute, offloads) for recompute in RECOMPUTATIONS for offloads in (False, True)}
+    assert {(c.schedule, c.family) for c in CASES} == {(s, f) for s in db.schedules for f in FAMILIES}
+    assert {(c.schedule, c.recompute, c.offloads) for c in CASES} == {(s, *way) for s in db.schedules for way in ways}
+    assert {(c.family, c.recompute, c.offloads) for c in CASES} == {(f, *way) for f in FAMILIES for way in ways}
+
+
+@pytest.mark.parametrize("first_family", [0, 1])
+def test_one_case_per_schedule_meets_every_family_and_every_way(first_family):
+    cases = one_per_schedule(first_family=first_family)
+    assert {c.family for c in cases} == set(FAMILIES)
+    assert len({(c.recompute, c.offloads) for c in cases}) == 2 * len(RECOMPUTATIONS)
+
+
+def batch(config, step):
+    return tokens_of(config, rows=ROWS, seed=step)
+
+
+@cache
+def trained_by_transformers(family, steps):
+    """The model before the first step, the losses of all steps, and the first one's gradients."""
+    model = hf_model(FAMILIES[family])
+    untrained, config, optimizer = copy.deepcopy(model), model.config.to_dict(), ADAMW(model.parameters())
+    losses, gradients = [], {}
+    for step in range(steps):
+        losses.append(loss_of(model, batch(config, step), micro_batches=1))
+        gradients = gradients or {name: p.grad.clone() for name, p in model.named_parameters()}
+        optimizer.step()
+        optimizer.zero_grad()
+    return untrained, torch.stack(losses), gradients
+
+
+def check(case, *, steps):
+    """Gradients and losses of the case's plan are transformers' own, to a relative 1e-12."""
+    model, expected_losses, expected = trained_by_transformers(case.family, steps)
+    config, plan = model.config.to_dict(), case.plan()
+
+    def train(transport):
+        pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport, optimizer=ADAMW)
+        losses, gradients = [], {}
+        for step in range(steps):
+            losses.append(pipeline.step(batch(config, step)))
+            gradients = gradients or {name: p.grad.clone() for name, p in pipeline.named_parameters()}
+            pipeline.update()
+        return torch.stack(losses), gradients, pipeline.peak_offloaded
+
+    answers = Threads.run(plan.devices, train)
+    found = {name: gradient for _, part, _ in answers for name, gradient in part.items()}
+    for losses, _, offloaded in answers:
+        torch.testing.assert_close(losses, expected_losses, rtol=1e-12, atol=0)
+        assert offloaded > 0 or not case.offloads
+    assert expected.keys() <= found.keys()
+    for name, gradient in expected.items():
+        assert (found[name] - gradient).abs().max() <= 1e-12 * gradient.abs().max(), name
+
+
+@pytest.mark.parametrize("case", one_per_schedule(first_family=0), ids=str)
+def test_every_schedule_trains_like_transformers(case):
+    check(case, steps=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_twenty_steps_of_every_case_are_transformers(case):
+    check(case, steps=20)
