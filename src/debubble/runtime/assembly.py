@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from debubble.ir import InputError, Kind, Plan, RunOptions, Schedule
+from debubble.ir import InputError, Kind, Plan, RunOptions
 from debubble.runtime.families import read_shape
 from debubble.runtime.hf_names import HEAD_TABLE
 from debubble.runtime.lora import Adapters, given_adapters, new_adapters, plain_name
@@ -39,12 +39,6 @@ class DevicePart:
     def masters(self) -> Mapping[str, nn.Parameter]:
         """The parameters that an optimizer steps, by Hugging Face name; a table that is tied here appears twice."""
         return {name: p for weights in self.weights.values() for name, p in weights.masters.items()}
-
-    def prepare(self, schedule: Schedule) -> None:
-        """Let the stages split their backwards where the schedule does."""
-        splitting = {stage for stage, _ in schedule.split_backward}
-        for number, stage in self.stages.items():
-            stage.splits(number in splitting)
 
     def parameters_of(self, stage: int) -> list[nn.Parameter]:
         """What the optimizer of one stage steps."""
@@ -128,7 +122,6 @@ def build_part(
         part.weights[stage] = StageWeights(units, working, on_host=on_host, group=group, divided=divided)
         part.stages[stage] = Stage(units, plan.partition[stage], ledger)
         ledger.exclude(t for unit in units for t in (*unit.parameters(), *unit.buffers()))
-    part.prepare(plan.schedule)
     return part
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from debubble.runtime.operators import Deferring, Linear, WeightGradients, activation, add_gradient, call, widen
+from debubble.runtime.operators import Deferring, Linear, WeightGradients, activation, call, widen
 from debubble.runtime.shape import Experts, Shape
 from debubble.runtime.tape import Operators
 from debubble.runtime.units import MicroBatch, Unit, norm
@@ -35,14 +35,8 @@ class _Grouped(Function):
         gx = _each(gy, weight, sizes) if ctx.needs_input_grad[0] else None
         if not ctx.needs_input_grad[1]:
             return gx, None, None, None
-        if ctx.later.deferring:
-
-            def accumulate(x: Tensor, gy: Tensor) -> None:
-                add_gradient(weight, _weight_gradients(x, gy, sizes))
-
-            ctx.later.leave(accumulate, x, gy)
-            return gx, None, None, None
-        return gx, _weight_gradients(x, gy, sizes), None, None
+        ctx.later.leave(partial(_accumulate, weight, sizes), x, gy)
+        return gx, None, None, None
 
 
 def _each(x: Tensor, weight: Tensor, sizes: list[int]) -> Tensor:
@@ -53,11 +47,13 @@ def _each(x: Tensor, weight: Tensor, sizes: list[int]) -> Tensor:
     return y
 
 
-def _weight_gradients(x: Tensor, gy: Tensor, sizes: list[int]) -> Tensor:
-    gradient = x.new_empty(len(sizes), gy.shape[1], x.shape[1])
-    for rows, gradients, result in zip(torch.split(x, sizes), torch.split(gy, sizes), gradient, strict=True):
-        torch.mm(gradients.t(), rows, out=result)
-    return gradient
+def _accumulate(weight: Tensor, sizes: list[int], x: Tensor, gy: Tensor) -> None:
+    """Add to the gradient of every expert that has rows."""
+    if weight.grad is None:
+        weight.grad = torch.zeros_like(weight)
+    for rows, gradients, total in zip(torch.split(x, sizes), torch.split(gy, sizes), weight.grad, strict=True):
+        if len(rows):
+            total.addmm_(gradients.t(), rows)
 
 
 class _Experts(Deferring):

@@ -26,7 +26,7 @@ class Ledger:
         self.elsewhere_peak = 0
         self.samples: list[tuple[float, int]] = []
         self._excluded: set[int] = set()
-        self._known: weakref.WeakValueDictionary[int, Saved] = weakref.WeakValueDictionary()
+        self._known: dict[int, weakref.ref[Saved]] = {}
         # A Saved can die, and count itself out, wherever the garbage collector runs.
         self._lock = threading.RLock()
 
@@ -48,9 +48,9 @@ class Ledger:
         """What keeps the tensor's storage, and counts it, as long as it lives; `value` gives the tensor back."""
         storage = tensor.untyped_storage()
         at = storage.data_ptr()
-        saved = self._known.get(at)
-        if saved is not None:
-            return View(saved, tensor)
+        known = self.find(at)
+        if known is not None:
+            return View(known, tensor)
         # Keeping the tensor instead of a detached one would make a cycle with the graph that keeps the answer.
         detached = tensor.detach()
         if not at or at in self._excluded:
@@ -63,27 +63,29 @@ class Ledger:
     def expect(self, at: int) -> Saved:
         """What stands for the storage at this address without holding it: recomputation will."""
         saved = Saved(self)
-        self._known[at] = saved
+        self.know(at, saved)
         return saved
 
     def find(self, at: int) -> Saved | None:
         """What stands for the storage at this address."""
-        return self._known.get(at)
+        known = self._known.get(at)
+        return None if known is None else known()
 
     def know(self, at: int, saved: Saved) -> None:
         """From now on, `saved` stands for the storage at this address."""
-        self._known[at] = saved
+        self._known[at] = weakref.ref(saved)
 
     def forget(self, at: int, saved: Saved) -> None:
         """From now on, `saved` does not stand for the storage at this address."""
-        if self._known.get(at) is saved:
+        if self.find(at) is saved:
             del self._known[at]
 
     def count(self, change: int) -> None:
         """Add to the bytes on the device."""
         with self._lock:
             self.bytes += change
-            self.peak = max(self.peak, self.bytes)
+            if self.bytes > self.peak:
+                self.peak = self.bytes
             self.samples.append((perf_counter(), self.bytes))
 
     def count_elsewhere(self, change: int) -> None:
@@ -96,32 +98,21 @@ class Ledger:
 class Saved:
     """One storage that the backward needs: on the device, or for now not."""
 
-    __slots__ = (
-        "__weakref__",
-        "_at",
-        "_geometry",
-        "_ledger",
-        "_moved",
-        "_rest",
-        "_storage",
-        "nbytes",
-        "original",
-        "roams",
-    )
+    # Made for every saved tensor: what most never have is the class's.
+    nbytes = 0
+    """Bytes on the device."""
+    original: Tensor | None = None
+    """The tensor that was saved first, while its storage is the original one."""
+    roams = False
+    """Whether another stream than the one that uses it has made its storage."""
+    _storage: torch.UntypedStorage | None = None
+    _at = 0
+    _geometry: Geometry | None = None
+    _moved = 0, 0
+    _rest: Tensor | None = None
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._storage: torch.UntypedStorage | None = None
-        self._at = 0
-        self._moved = 0, 0
-        self._rest: Tensor | None = None
-        self.nbytes = 0
-        """Bytes on the device."""
-        self.original: Tensor | None = None
-        """The tensor that was saved first, while its storage is the original one."""
-        self._geometry: Geometry | None = None
-        self.roams = False
-        """Whether another stream than the one that uses it has made its storage."""
 
     @property
     def held(self) -> bool:
@@ -142,8 +133,7 @@ class Saved:
     def drop(self) -> None:
         """Let the storage go."""
         if self._storage is not None:
-            self._ledger.forget(self._at, self)
-            self._ledger.count(-self.nbytes)
+            self._count_out()
             if self.original is not None:
                 self._geometry = geometry(self.original)
             self._storage, self.original, self.nbytes = None, None, 0
@@ -158,6 +148,8 @@ class Saved:
 
     def view(self, dtype: torch.dtype, offset: int, size: torch.Size, stride: tuple[int, ...]) -> Tensor:
         """A tensor on the storage."""
+        if self.original is not None and self.original.dtype == dtype:
+            return self.original.as_strided(size, stride, offset)
         storage = self.storage
         tensor = torch.empty(0, dtype=dtype, device=storage.device)
         tensor.set_(storage, offset, size, stride)
@@ -198,8 +190,13 @@ class Saved:
             self._ledger.count(-self._rest.nbytes)
         self._moved, self._rest = (0, 0), None
 
+    def _count_out(self) -> None:
+        self._ledger.forget(self._at, self)
+        self._ledger.count(-self.nbytes)
+
     def __del__(self) -> None:
-        self.drop()
+        if self._storage is not None:
+            self._count_out()
         if self._moved[1]:
             self._leave()
 

@@ -82,7 +82,7 @@ class _Rewired(TorchFunctionMode):
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         # Of a weight that is computed, the gradient goes on to what it is computed from.
-        if self._later.wanted and isinstance(weight, nn.Parameter) and x.dim() > 1:
+        if isinstance(weight, nn.Parameter) and x.dim() > 1:
             return deferrable_linear(x, weight, bias, later=self._later)
         return functional.linear(x, weight, bias)
 

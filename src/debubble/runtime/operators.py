@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,11 +35,9 @@ class Deferred:
 
 
 class WeightGradients:
-    """Where linear operators of one device leave their weight gradients; while closed, they compute them at once."""
+    """Where linear operators of one device leave their weight gradients; while closed, they are computed at once."""
 
-    def __init__(self, *, wanted: bool = True) -> None:
-        self.wanted = wanted
-        """Whether any will ever be deferred; else torch's own linear operator does."""
+    def __init__(self) -> None:
         self._ledger: Ledger | None = None
         self._queue: list[Deferred] | None = None
 
@@ -49,14 +48,12 @@ class WeightGradients:
     def close(self) -> None:
         self._ledger, self._queue = None, None
 
-    @property
-    def deferring(self) -> bool:
-        return self._queue is not None
-
     def leave(self, accumulate: Callable[[Tensor, Tensor], None], x: Tensor, gradient: Tensor) -> None:
-        assert self._ledger is not None
-        assert self._queue is not None
-        self._queue.append(Deferred(accumulate, self._ledger.save(x), self._ledger.save(gradient)))
+        """Let `accumulate(x, gradient)` add to the parameter's gradient: later, or now."""
+        if self._ledger is None or self._queue is None:
+            accumulate(x, gradient)
+        else:
+            self._queue.append(Deferred(accumulate, self._ledger.save(x), self._ledger.save(gradient)))
 
 
 def call(function: type[Function], *arguments: Any) -> Tensor:
@@ -71,6 +68,14 @@ def add_gradient(parameter: Tensor, gradient: Tensor) -> None:
         parameter.grad = gradient
     else:
         parameter.grad.add_(gradient)
+
+
+def add_product(parameter: Tensor, a: Tensor, b: Tensor) -> None:
+    """Accumulate the gradient a b where it is to be: no product is written and read again."""
+    if parameter.grad is None:
+        parameter.grad = a.mm(b)
+    else:
+        parameter.grad.addmm_(a, b)
 
 
 class _Linear(Function):
@@ -89,36 +94,30 @@ class _Linear(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gy,), (x,) = gradients, ctx.saved_tensors
-        weight, bias = ctx.weight, ctx.bias
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        gx = gy.matmul(weight.t() if ctx.transposed else weight) if needs_x else None
-        if ctx.later.deferring and needs_weight:
-
-            def accumulate(x: Tensor, gy: Tensor) -> None:
-                add_gradient(weight, _weight_gradient(x, gy, transposed))
-                if needs_bias:
-                    add_gradient(bias, _bias_gradient(gy))
-
-            transposed = ctx.transposed
-            ctx.later.leave(accumulate, x, gy)
-            return gx, None, None, None, None
-        gw = _weight_gradient(x, gy, ctx.transposed) if needs_weight else None
-        return gx, gw, _bias_gradient(gy) if needs_bias else None, None, None
+        gx = gy.matmul(ctx.weight.t() if ctx.transposed else ctx.weight) if needs_x else None
+        if not needs_weight:
+            return gx, None, gy.flatten(0, -2).sum(0) if needs_bias else None, None, None
+        accumulate = partial(_accumulate, ctx.weight, ctx.bias if needs_bias else None, ctx.transposed)
+        ctx.later.leave(accumulate, x, gy)
+        return gx, None, None, None, None
 
 
-def _weight_gradient(x: Tensor, gy: Tensor, transposed: bool) -> Tensor:
+def _accumulate(weight: Tensor, bias: Tensor | None, transposed: bool, x: Tensor, gy: Tensor) -> None:
+    """Add a linear operator's gradients to its parameters', not by autograd: see `add_product`."""
     x, gy = x.flatten(0, -2), gy.flatten(0, -2)
-    return x.t().mm(gy) if transposed else gy.t().mm(x)
-
-
-def _bias_gradient(gy: Tensor) -> Tensor:
-    return gy.flatten(0, -2).sum(0)
+    if transposed:
+        add_product(weight, x.t(), gy)
+    else:
+        add_product(weight, gy.t(), x)
+    if bias is not None:
+        add_gradient(bias, gy.sum(0))
 
 
 def deferrable_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, *, later: WeightGradients, transposed: bool = False
 ) -> Tensor:
-    """x W^T + b (or x W + b if `transposed`), whose weight gradient can be left for later."""
+    """x W^T + b (or x W + b if `transposed`) of parameters; the backward adds to their gradients itself, or later."""
     return call(_Linear, x, weight, bias, transposed, later)
 
 
@@ -151,15 +150,10 @@ class Linear(Deferring):
         self.scaling = scaling
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self._product(x)
+        y = deferrable_linear(x, self.weight, self.bias, later=self.later, transposed=self.transposed)
         if self.lora_A is None or self.lora_B is None:
             return y
         return torch.add(y, self.lora_B(self.lora_A(x)), alpha=self.scaling)
-
-    def _product(self, x: Tensor) -> Tensor:
-        if not self.later.wanted:
-            return functional.linear(x, self.weight.t() if self.transposed else self.weight, self.bias)
-        return deferrable_linear(x, self.weight, self.bias, later=self.later, transposed=self.transposed)
 
 
 class _RMSNorm(Function):

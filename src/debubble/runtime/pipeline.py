@@ -169,7 +169,6 @@ class Pipeline:
             raise InputError("The plan is not another order of the stages that run: only such a one can follow.")
         program = lower(plan.schedule, plan.costs)
         self.ranks.check_same(plan)
-        self._part.prepare(plan.schedule)
         self._interpreter = replace(self._interpreter, program=program)
         self.plan = plan
 

@@ -62,10 +62,6 @@ class Stage:
                 if isinstance(module, Deferring):
                     module.later = self._later
 
-    def splits(self, wanted: bool) -> None:
-        """Whether any backward will be split from now on; if none, torch's own operators do."""
-        self._later.wanted = wanted
-
     def forward(self, j: int, x: Tensor, micro_batch: MicroBatch, *, recomputing: int = 0) -> Tensor:
         """F: the stage's output, detached.  The first `recomputing` units keep what their strategy says, others all."""
         passage = self._passages[j] = _Passage()
