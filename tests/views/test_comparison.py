@@ -3,9 +3,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from debubble.ir import Kind, Trace
-from debubble.views.comparison import Pair, as_dict, compare
+from debubble.views import Scene
+from debubble.views.comparison import Comparison, Pair, as_dict, compare, render
 from tests.views.scenes import small_plan, trace_of
 
 
@@ -56,3 +58,29 @@ def test_twice_as_slow_is_ratio_two() -> None:
     assert entries["makespan"] == {"predicted": 19, "measured": 38, "ratio": 2}
     assert entries["kinds"]["B"]["ratio"] == 2
     assert entries["bubble_fraction"]["ratio"] == pytest.approx(1)
+
+
+def test_devices_that_share_cores_are_compared_with_what_these_cores_can_do() -> None:
+    """F takes 1 and B 2: on one core each device's work follows the other's."""
+    plan = small_plan()
+    trace = replace(trace_of(plan), cores=1)
+
+    predicted, measured = Scene.beside(plan, trace)
+
+    assert predicted.title.endswith("2 devices on 1 core")
+    assert measured.timeline.makespan == Scene.predicted(plan).timeline.makespan == 19
+    assert compare(plan, trace).makespan.predicted == predicted.timeline.makespan > 24
+    assert "predicted 25 s for 2 devices on 1 core" in printed(compare(plan, trace))
+
+
+def test_enough_cores_change_no_prediction() -> None:
+    plan = small_plan()
+
+    assert compare(plan, replace(trace_of(plan), cores=16)).makespan == compare(plan, trace_of(plan)).makespan
+
+
+def printed(comparison: Comparison) -> str:
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(render(comparison))
+    return capture.get()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -71,6 +71,8 @@ class Trace:
 
     devices: int
     steps: tuple[TraceStep, ...]
+    cores: int | None = None
+    """Cores that the devices shared, if they were processes of one machine that computed on its CPU."""
 
     @property
     def typical(self) -> TraceStep:
@@ -98,7 +100,7 @@ class Trace:
 
     def to_json(self) -> bytes:
         """The trace file's content; what one device sends to the others to be joined."""
-        file = _TraceFile(debubble_trace=VERSION, devices=self.devices, steps=list(self.steps))
+        file = _TraceFile(debubble_trace=VERSION, devices=self.devices, steps=list(self.steps), cores=self.cores)
         return msgspec.json.encode(file) + b"\n"
 
     @staticmethod
@@ -125,7 +127,7 @@ class Trace:
             file = msgspec.json.decode(content, type=_TraceFile)
         except msgspec.DecodeError as error:
             raise InputError(f"{name} is not a whole trace file: {error}.") from error
-        trace = Trace(devices=file.devices, steps=tuple(file.steps))
+        trace = Trace(devices=file.devices, steps=tuple(file.steps), cores=file.cores)
         _check(trace, name)
         return trace
 
@@ -134,10 +136,11 @@ class _Header(msgspec.Struct):
     debubble_trace: int | None = None
 
 
-class _TraceFile(msgspec.Struct, forbid_unknown_fields=True):
+class _TraceFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     debubble_trace: int
     devices: int
     steps: list[TraceStep]
+    cores: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
 def _join(number: int, pieces: Sequence[TraceStep]) -> TraceStep:

@@ -156,7 +156,7 @@ def main(argument: str) -> None:
     if dist.get_rank() == 0:
         if options.trace is not None:
             trace.save(options.trace)
-        print_comparison(compared(plan, trace, cores=None, html=options.html), json=options.json)
+        print_comparison(compared(plan, trace, html=options.html), json=options.json)
     dist.destroy_process_group()
 
 

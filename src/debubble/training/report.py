@@ -13,24 +13,12 @@ from typing import Any
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from debubble.ir import Plan, Trace, lower
+from debubble.ir import Plan, Trace
 from debubble.ir.files import write_whole
-from debubble.simulator.shared_cores import run_shared
 from debubble.training.online.journal import Entry
 from debubble.training.progress import StepReport
 from debubble.views import Scene, views
-from debubble.views.comparison import Comparison, as_dict, compare_scenes, render
-
-
-def scenes(plan: Plan, trace: Trace, *, cores: int | None) -> tuple[Scene, Scene]:
-    """What was predicted and what was measured; `cores` if the devices are processes on that many cores."""
-    predicted, measured = Scene.beside(plan, trace)
-    if cores is None:
-        return predicted, measured
-    shared = run_shared(lower(plan.schedule, plan.costs), cores=cores)
-    return Scene.of(
-        shared, title=f"{predicted.title}, {plan.devices} devices on {cores} core{'s' * (cores > 1)}", seconds=True
-    ), measured
+from debubble.views.comparison import Comparison, as_dict, compare, render
 
 
 def available_cores() -> int:
@@ -104,9 +92,8 @@ def print_comparison(comparison: Comparison, *, json: bool) -> None:
         Console(highlight=False).print(render(comparison))
 
 
-def compared(plan: Plan, trace: Trace, *, cores: int | None, html: Path | None) -> Comparison:
+def compared(plan: Plan, trace: Trace, *, html: Path | None) -> Comparison:
     """Plan against measurement; the timelines under each other go to `html`."""
-    predicted, measured = scenes(plan, trace, cores=cores)
     if html is not None:
-        write_whole(html, views["html"]([predicted, measured]))
-    return compare_scenes(predicted, measured, step=trace.typical.step)
+        write_whole(html, views["html"](Scene.beside(plan, trace)))
+    return compare(plan, trace)

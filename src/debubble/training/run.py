@@ -70,13 +70,15 @@ def train(options: TrainOptions, *, dataset: Dataset | None = None) -> Outcome |
                     shown.show(report)
     if options.save is not None:
         run.pipeline.save_pretrained(options.save)
-    trace = Trace(devices=run.plan.devices, steps=tuple(step for part in run.traces for step in part.steps))
+    cores = available_cores() if run.device.type == "cpu" else None
+    trace = Trace(
+        devices=run.plan.devices, steps=tuple(step for part in run.traces for step in part.steps), cores=cores
+    )
     if not leader:
         return None
     if options.trace is not None:
         trace.save(options.trace)
-    cores = available_cores() if run.device.type == "cpu" else None
-    comparison = compared(run.plan, trace, cores=cores, html=options.html)
+    comparison = compared(run.plan, trace, html=options.html)
     return Outcome(
         reports=reports,
         comparison=comparison,

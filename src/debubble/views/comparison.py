@@ -14,7 +14,7 @@ from debubble.simulator.timeline import WORK
 from debubble.views.palette import KIND_WORDS
 from debubble.views.scene import Scene
 from debubble.views.terminal import titled_table
-from debubble.views.words import size_words, time_words
+from debubble.views.words import cores_words, size_words, time_words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +35,8 @@ class Comparison:
     """The plan beside the typical measured step."""
 
     step: int
+    cores: int | None
+    """That the devices shared, as the prediction has it too; None: each device has its own."""
     makespan: Pair
     bubble_fraction: Pair
     kinds: dict[Kind, Pair]
@@ -50,17 +52,14 @@ class Comparison:
 
 def compare(plan: Plan, trace: Trace) -> Comparison:
     """Compare a plan with what was measured.  Raises InputError if the trace is not of this plan."""
-    return compare_scenes(*Scene.beside(plan, trace), step=trace.typical.step)
-
-
-def compare_scenes(predicted: Scene, measured: Scene, *, step: int) -> Comparison:
-    """The same for two scenes of one Program."""
+    predicted, measured = Scene.beside(plan, trace)
     both = list(zip(predicted.timeline.operations, measured.timeline.operations, strict=True))
     compute = [(p, m) for p, m in both if p.lane is Lane.COMPUTE and p.op.kind in WORK]
     worst = sorted(compute, key=lambda pair: abs(float(pair[1].duration) - float(pair[0].duration)), reverse=True)[:5]
     makespan = _pair(predicted.timeline.makespan, measured.timeline.makespan)
     return Comparison(
-        step=step,
+        step=trace.typical.step,
+        cores=trace.cores,
         makespan=makespan,
         bubble_fraction=_pair(predicted.timeline.bubble_fraction, measured.timeline.bubble_fraction),
         kinds=_kinds(both),
@@ -123,8 +122,11 @@ def render(comparison: Comparison) -> RenderableType:
         devices.add_row(str(device), *_times(busy), _ratio(busy), *sizes, _ratio(peak))
     step, bubble = comparison.makespan, comparison.bubble_fraction
     predicted, measured = _times(step)
+    where = (
+        "" if comparison.cores is None else f" for {len(comparison.busy)} devices on {cores_words(comparison.cores)}"
+    )
     head = (
-        f"Step {comparison.step}: {measured}, predicted {predicted}; bubble {100 * bubble.measured:.1f}%,"
+        f"Step {comparison.step}: {measured}, predicted {predicted}{where}; bubble {100 * bubble.measured:.1f}%,"
         f" predicted {100 * bubble.predicted:.1f}%."
     )
     return Group(Text(head, style="bold"), Text(comparison.drift + "\n"), kinds, devices, worst)
@@ -134,6 +136,7 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
     """The comparison for `--json`."""
     return {
         "step": comparison.step,
+        "cores": comparison.cores,
         "makespan": _entry(comparison.makespan),
         "bubble_fraction": _entry(comparison.bubble_fraction),
         "kinds": {kind.value: _entry(pair) for kind, pair in comparison.kinds.items()},

@@ -9,7 +9,9 @@ from functools import cached_property
 from debubble.ir import Kind, Number, Plan, Trace
 from debubble.ir.ops import BACKWARDS
 from debubble.simulator import Bubble, TimedOperation, Timeline, bubbles, critical_path
+from debubble.simulator.shared_cores import run_shared
 from debubble.views.measured import measured_memory, measured_timeline
+from debubble.views.words import cores_words
 
 Curve = Sequence[tuple[Number, Number]]
 """(time, bytes from then on), in order of time."""
@@ -39,16 +41,23 @@ class Scene:
 
     @staticmethod
     def beside(plan: Plan, trace: Trace) -> tuple[Scene, Scene]:
-        """What a plan was predicted to do, and the typical step that was measured.
+        """What a plan was predicted to do (on as few cores as it ran on), and the typical step that was measured.
 
         Without memory samples, the measured memory is what the plan accounts for.  Raises InputError if the trace is
         not of this plan.
         """
         predicted = replace(Scene.predicted(plan), seconds=True)
+        if trace.cores is not None:
+            predicted = predicted._on(trace.cores)
         timeline = measured_timeline(predicted.timeline.program, trace)
         title = f"Measured: step {trace.typical.step}"
         memory = measured_memory(trace) or timeline.memory
         return predicted, Scene(title=title, timeline=timeline, memory=memory, seconds=True)
+
+    def _on(self, cores: int) -> Scene:
+        """The same if the devices share that many cores."""
+        title = f"{self.title}, {self.devices} devices on {cores_words(cores)}"
+        return Scene.of(run_shared(self.timeline.program, cores=cores), title=title, seconds=self.seconds)
 
     @property
     def devices(self) -> int:

@@ -25,3 +25,8 @@ def size_words(size: Number | None) -> str:
 def percent(part: Number, whole: Number) -> str:
     """A share with one decimal."""
     return f"{100 * float(part) / float(whole):.1f}%"
+
+
+def cores_words(cores: int) -> str:
+    """`1 core`, `2 cores`."""
+    return f"{cores} core{'s' * (cores != 1)}"
