@@ -69,7 +69,7 @@ def test_devices_that_share_cores_are_compared_with_what_these_cores_can_do() ->
 
     assert predicted.title.endswith("2 devices on 1 core")
     assert measured.timeline.makespan == Scene.predicted(plan).timeline.makespan == 19
-    assert compare(plan, trace).makespan.predicted == predicted.timeline.makespan > 24
+    assert compare(plan, trace).makespan.predicted == predicted.timeline.makespan == 25
     assert "predicted 25 s for 2 devices on 1 core" in printed(compare(plan, trace))
 
 

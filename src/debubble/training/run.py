@@ -71,9 +71,8 @@ def train(options: TrainOptions, *, dataset: Dataset | None = None) -> Outcome |
     if options.save is not None:
         run.pipeline.save_pretrained(options.save)
     cores = available_cores() if run.device.type == "cpu" else None
-    trace = Trace(
-        devices=run.plan.devices, steps=tuple(step for part in run.traces for step in part.steps), cores=cores
-    )
+    steps = tuple(step for part in run.traces for step in part.steps)
+    trace = Trace(devices=run.plan.devices, steps=steps, cores=cores)
     if not leader:
         return None
     if options.trace is not None:
