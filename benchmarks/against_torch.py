@@ -1,14 +1,16 @@
 """A step of the runtime against torch.distributed.pipelining: same model, micro-batches, ranks.
 
-Two ranks of one thread each, Gloo.  Every round runs both in shuffled order (the same on all ranks); the figure is the
-median over rounds of their step-time ratio.  First schedule against the same schedule; then, with four micro-batches
-and no more memory than 1F1B needs, what debubble plans for that limit against 1F1B, the only one of torch's schedules
-here that fits.  `python benchmarks/against_torch.py` writes `benchmarks/results/against_torch.json`; `ROUNDS=5` makes
-it shorter.
+Two ranks of one thread each, Gloo.  Every round runs both in shuffled order (the same on all ranks).  `ratio` is the
+median over rounds of their step-time ratio, `cpu_ratio` the same of both ranks' CPU time; `best_ratio` and
+`best_cpu_ratio` compare the fastest step of each: what a busy machine disturbs least.  First schedule against the same
+schedule; then, with four micro-batches and no more memory than 1F1B needs, what debubble plans for that limit against
+1F1B, the only one of torch's schedules here that fits.  `python benchmarks/against_torch.py` writes
+`benchmarks/results/against_torch.json` in 7 minutes; `--rounds 3 --only 1f1b -o other.json` is shorter.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import os
@@ -40,7 +42,7 @@ CONFIG = {
     "model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 4,
     "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 1024, "rms_norm_eps": 1e-5,
 }  # fmt: skip
-RANKS, LENGTH, ROUNDS = 2, 256, int(os.environ.get("ROUNDS", "15"))
+RANKS, LENGTH, WARM_UP = 2, 256, 2
 
 
 class Case(NamedTuple):
@@ -61,6 +63,7 @@ CASES = {
 }
 
 Step = Callable[[Tensor], Any]
+Clear = Callable[[], None]
 
 
 class Chunk(nn.Module):
@@ -98,7 +101,7 @@ def plan_of(schedule: Schedule) -> Plan:
     )  # fmt: skip
 
 
-def ours(plan: Plan) -> tuple[Step, Callable[[], None]]:
+def ours(plan: Plan) -> tuple[Step, Clear]:
     pipeline = db.Pipeline(None, plan)
 
     def clear() -> None:
@@ -108,7 +111,7 @@ def ours(plan: Plan) -> tuple[Step, Callable[[], None]]:
     return pipeline.step, clear
 
 
-def torchs(plan: Plan, kind: str, rank: int) -> tuple[Step, Callable[[], None]]:
+def torchs(plan: Plan, kind: str, rank: int) -> tuple[Step, Clear]:
     placement = plan.schedule.placement
     assert plan.partition is not None
     modules = {s: Chunk(build_stage(CONFIG, plan.partition[s])) for s in placement.stages_of[rank]}
@@ -136,44 +139,60 @@ def torchs(plan: Plan, kind: str, rank: int) -> tuple[Step, Callable[[], None]]:
     return step, clear
 
 
-def one(rank: int, folder: str, schedules: dict[str, Schedule]) -> None:
+def times(run: dict[str, tuple[Step, Clear]], tokens: Tensor, rounds: int) -> dict[str, list[list[float]]]:
+    """By name of a run: the seconds of each step, and the CPU seconds of both ranks."""
+    order = random.Random(0)
+    found: dict[str, list[list[float]]] = {who: [] for who in run}
+    for number in range(rounds + WARM_UP):
+        for who in order.sample(list(run), len(run)):
+            step, clear = run[who]
+            clear()
+            dist.barrier()
+            start, cpu = time.perf_counter(), time.process_time()
+            step(tokens)
+            dist.barrier()
+            wall, work = time.perf_counter() - start, torch.tensor(time.process_time() - cpu)
+            dist.all_reduce(work)
+            if number >= WARM_UP:
+                found[who].append([wall, float(work)])
+    return found
+
+
+def figures_of(found: dict[str, list[list[float]]]) -> dict[str, float]:
+    pairs = list(zip(found["debubble"], found["torch"], strict=True))
+    ratio, cpu_ratio = (statistics.median(a[i] / b[i] for a, b in pairs) for i in (0, 1))
+    best, cpu_best = (min(a[i] for a, _ in pairs) / min(b[i] for _, b in pairs) for i in (0, 1))
+    steps = {f"{who}_ms": 1e3 * statistics.median(wall for wall, _ in taken) for who, taken in found.items()}
+    return {"ratio": ratio, "cpu_ratio": cpu_ratio, "best_ratio": best, "best_cpu_ratio": cpu_best, **steps}
+
+
+def one(rank: int, folder: str, schedules: dict[str, Schedule], rounds: int, output: Path) -> None:
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank % os.cpu_count()]})
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
-    order = random.Random(0)
     figures = {}
-    for name, case in CASES.items():
-        plan = plan_of(schedules[name])
+    for name, schedule in schedules.items():
+        case, plan = CASES[name], plan_of(schedule)
         tokens = torch.randint(0, 1024, (case.micro_batches, LENGTH + 1), generator=torch.Generator().manual_seed(0))
-        runs = {"debubble": ours(plan), "torch": torchs(plan, case.torchs, rank)}
-        seconds: dict[str, list[float]] = {who: [] for who in runs}
-        work: dict[str, list[float]] = {who: [] for who in runs}
-        for number in range(ROUNDS + 2):
-            for who in order.sample(list(runs), 2):
-                step, clear = runs[who]
-                clear()
-                dist.barrier()
-                start, cpu = time.perf_counter(), time.process_time()
-                step(tokens)
-                dist.barrier()
-                if number >= 2:
-                    seconds[who].append(time.perf_counter() - start)
-                    work[who].append(time.process_time() - cpu)
-        ratios = [a / b for a, b in zip(seconds["debubble"], seconds["torch"], strict=True)]
-        figures[name] = {
-            "schedule": plan.schedule.name,
-            "ratio": statistics.median(ratios),
-            "cpu_ratio": statistics.median(work["debubble"]) / statistics.median(work["torch"]),
-            **{f"{who}_ms": 1e3 * statistics.median(s) for who, s in seconds.items()},
-            **{f"{who}_best_ms": 1e3 * min(s) for who, s in seconds.items()},
-        }
+        run = {"debubble": ours(plan), "torch": torchs(plan, case.torchs, rank)}
+        figures[name] = {"schedule": schedule.name, **figures_of(times(run, tokens, rounds))}
         if rank == 0:
             print(name, json.dumps(figures[name]), file=sys.stderr)
     if rank == 0:
-        Path(__file__).parent.joinpath("results", "against_torch.json").write_text(json.dumps(figures, indent=1) + "\n")
+        output.write_text(json.dumps(figures, indent=1) + "\n")
     dist.destroy_process_group()
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--only", action="append", choices=list(CASES))
+    parser.add_argument("-o", type=Path, default=Path(__file__).parent / "results" / "against_torch.json")
+    options = parser.parse_args()
+    cases = {name: case for name, case in CASES.items() if name in (options.only or CASES)}
+    schedules = {name: schedule_of(case.ours, case.micro_batches) for name, case in cases.items()}
+    mp.spawn(one, args=(tempfile.mkdtemp(), schedules, options.rounds, options.o), nprocs=RANKS)
+
+
 if __name__ == "__main__":
-    planned = {name: schedule_of(case.ours, case.micro_batches) for name, case in CASES.items()}
-    mp.spawn(one, args=(tempfile.mkdtemp(), planned), nprocs=RANKS)
+    main()
