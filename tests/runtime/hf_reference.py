@@ -32,6 +32,19 @@ def hf_model(config, *, seed=1):
     return model
 
 
+def peft_model(config, **entries):
+    """A peft model whose adapters do something."""
+    import peft
+
+    settings = {"r": 3, "lora_alpha": 5, "target_modules": "all-linear", **entries}
+    model = peft.get_peft_model(hf_model(config), peft.LoraConfig(task_type="CAUSAL_LM", **settings)).double()
+    torch.manual_seed(2)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, 0, 0.2)
+    return model
+
+
 @contextmanager
 def exactly():
     """Where Hugging Face's model runs in fp64."""

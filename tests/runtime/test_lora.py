@@ -17,23 +17,12 @@ pytest.importorskip("peft")
 
 import peft
 
-from tests.runtime.hf_reference import exactly, hf_model, loss_of
+from tests.runtime.hf_reference import exactly, hf_model, loss_of, peft_model
 
 # peft uses names that transformers is about to change, and says what it makes of a config.
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("FutureWarning", "UserWarning", "RuntimeWarning")
 ]
-
-
-def peft_model(config, **entries):
-    """A peft model whose adapters do something."""
-    settings = {"r": 3, "lora_alpha": 5, "target_modules": "all-linear", **entries}
-    model = peft.get_peft_model(hf_model(config), peft.LoraConfig(task_type="CAUSAL_LM", **settings)).double()
-    torch.manual_seed(2)
-    for name, parameter in model.named_parameters():
-        if "lora_" in name:
-            torch.nn.init.normal_(parameter, 0, 0.2)
-    return model
 
 
 def on_every_device(model, plan, work, **arguments):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from debubble.ir import InputError
-from debubble.runtime.weights import Piece
+from debubble.runtime.weights import Block, Piece
 from debubble.training import checkpoint, checkpoint_folder
 from debubble.training.checkpoint import CheckpointError, Saver
 from debubble.training.checkpoint_folder import Progress
@@ -13,16 +13,17 @@ pytestmark = pytest.mark.usefixtures("process_group")
 
 
 def whole(*values: float) -> Piece:
-    return Piece(torch.tensor(values).float(), torch.Size([len(values)]), (0,))
+    return Piece.whole(torch.tensor(values).float())
 
 
 def rows(first: int, content: list[list[float]], *, of: int) -> Piece:
     tensor = torch.tensor(content).float().reshape(-1, 2)
-    return Piece(tensor, torch.Size([of, 2]), (first, 0))
+    blocks = (Block((0, 0), tuple(tensor.shape), (first, 0)),) if content else ()
+    return Piece(tensor, torch.Size([of, 2]), blocks)
 
 
 def state(value: float) -> dict[str, Piece]:
-    step = Piece(torch.tensor(value), torch.Size([]), ())
+    step = Piece.whole(torch.tensor(value))
     return {"model.head.weight": whole(value, value + 1), "optimizer.head.weight.step": step}
 
 

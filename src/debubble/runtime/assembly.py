@@ -75,22 +75,15 @@ def check_runnable(plan: Plan, ranks: int) -> None:
 
 def _check_divisible(shape: Shape, options: RunOptions) -> None:
     """Refuse tensor parallelism where the units cannot be divided among so many ranks."""
-    for what, size in (
-        ("attention heads", shape.heads), ("key-value heads", shape.kv_heads), ("columns of the MLP", shape.ffn),
-        ("tokens of the vocabulary", shape.vocab),
+    inner = {layer.experts.ffn if layer.experts else shape.ffn for layer in shape.per_layer}
+    for what, sizes in (
+        ("attention heads", {shape.heads}), ("key-value heads", {shape.kv_heads}), ("columns of the MLP", inner),
     ):  # fmt: skip
-        if size % options.tensor:
-            raise InputError(f"{size} {what} cannot be divided among {options.tensor} tensor-parallel ranks.")
-    reasons = {
-        "GPT-2's fused projections": shape.is_gpt2,
-        "mixtures of experts": any(layer.experts is not None for layer in shape.per_layer),
-        "biases of output projections": shape.output_bias or shape.mlp_bias,
-        "dropout": shape.attention_dropout > 0,
-        "LoRA adapters": options.lora > 0,
-    }
-    for what, found in reasons.items():
-        if found:
-            raise InputError(f"Tensor parallelism cannot divide {what}: make the plan with tensor 1.")
+        for size in sizes:
+            if size % options.tensor:
+                raise InputError(f"{size} {what} cannot be divided among {options.tensor} tensor-parallel ranks.")
+    if -(-shape.vocab // options.tensor) * (options.tensor - 1) >= shape.vocab:
+        raise InputError(f"A vocabulary of {shape.vocab} leaves nothing to some of {options.tensor} ranks.")
 
 
 def build_part(
@@ -117,9 +110,9 @@ def build_part(
     part, working = DevicePart(adapters=adapters), Working(dtype, on, replicas)
     shards: dict[nn.Parameter, nn.Parameter] = {}
     for stage, units in built.items():
-        divided = {n: dim for unit in units for n, dim in unit.divide(group, shards).items()} if group.size > 1 else {}
+        cuts = {n: cut for unit in units for n, cut in unit.divide(group, shards).items()} if group.size > 1 else {}
         on_host = stage in plan.schedule.host_steps
-        part.weights[stage] = StageWeights(units, working, on_host=on_host, group=group, divided=divided)
+        part.weights[stage] = StageWeights(units, working, on_host=on_host, group=group, cuts=cuts)
         part.stages[stage] = Stage(units, plan.partition[stage], ledger)
         ledger.exclude(t for unit in units for t in (*unit.parameters(), *unit.buffers()))
     return part

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 from torch.autograd import Function
 
-from debubble.runtime.operators import call, capped, drop, widen
+from debubble.runtime.operators import call, capped, widen
 from debubble.runtime.shape import Rope
 
 
@@ -68,11 +69,12 @@ def attention(
     cap: float | None = None,
     dropout: float = 0.0,
     seed: int = 0,
+    first_head: int = 0,
 ) -> Tensor:
     """Causal attention over [batch, heads, length, head_dim]; k and v may have fewer heads.
 
     A fused kernel can neither cap the scores nor take the mask of the `dropout` on the attention weights from `seed`:
-    there it is written out.
+    there it is written out.  `first_head`: how many heads of the layer lie before these, on other ranks.
     """
     length = q.shape[-2]
     mask = None
@@ -93,4 +95,14 @@ def attention(
     if cap is not None:
         scores = capped(scores, cap)
     weights = widen(scores.masked_fill(~mask, float("-inf"))).softmax(-1).to(q.dtype)
-    return (drop(weights, dropout, seed) if dropout else weights) @ v
+    return (_drop(weights, dropout, seed, first_head) if dropout else weights) @ v
+
+
+def _drop(weights: Tensor, p: float, seed: int, first_head: int) -> Tensor:
+    """Dropout of [batch, heads, ...] with a mask of its own for every head, wherever the others are."""
+    batch, heads, *scores = weights.shape
+    keep = torch.empty(heads, batch, *scores, dtype=torch.bool, device=weights.device)
+    generator = torch.Generator(device=weights.device)
+    for head, mask in enumerate(keep, start=first_head):
+        mask.bernoulli_(1 - p, generator=generator.manual_seed(zlib.crc32(f"{seed} {head}".encode())))
+    return torch.where(keep.transpose(0, 1), weights / (1 - p), 0)

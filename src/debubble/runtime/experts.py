@@ -6,6 +6,7 @@ Permutations and sums over a token's experts have a fixed order: the same run gi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.autograd import Function
 from debubble.runtime.operators import Deferring, Linear, WeightGradients, activation, call, widen
 from debubble.runtime.shape import Experts, Shape
 from debubble.runtime.tape import Operators
+from debubble.runtime.tensor_parallel import Cut
 from debubble.runtime.units import MicroBatch, Unit, norm
 
 
@@ -106,6 +108,10 @@ class MoeMlp(Unit):
         y: Tensor = op("combine", self._combine, rows, weights, order)
         return y.view_as(x) + x
 
+    def cuts(self) -> Mapping[str, Cut]:
+        inner = self.experts.ffn
+        return {"mlp.experts.gate_up_proj": Cut(1, 2 * inner, fused=2), "mlp.experts.down_proj": Cut(2, inner)}
+
     def _route(self, h: Tensor) -> tuple[Tensor, Tensor]:
         """Of every token [tokens, per_token]: the weights of its experts, and which they are."""
         weights, chosen = widen(self.mlp.gate(h)).softmax(-1).topk(self.experts.per_token)
@@ -115,10 +121,10 @@ class MoeMlp(Unit):
 
     def _dispatch(self, h: Tensor, order: Tensor) -> Tensor:
         """A row for every token and expert, sorted by expert."""
-        return h.repeat_interleave(self.experts.per_token, 0).index_select(0, order)
+        return self.group.enter(h).repeat_interleave(self.experts.per_token, 0).index_select(0, order)
 
     def _combine(self, rows: Tensor, weights: Tensor, order: Tensor) -> Tensor:
         """The weighted sum of every token's rows."""
         back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
         results = rows.index_select(0, back).view(*weights.shape, -1)
-        return torch.bmm(weights.unsqueeze(1), results).squeeze(1)
+        return self.group.leave(torch.bmm(self.group.enter(weights).unsqueeze(1), results).squeeze(1))

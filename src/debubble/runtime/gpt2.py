@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import MappingProxyType
 
 from torch import Tensor, nn
 
@@ -11,12 +12,14 @@ from debubble.runtime.operators import Linear, activation
 from debubble.runtime.shape import Shape
 from debubble.runtime.tape import Operators
 from debubble.runtime.units import MicroBatch, Unit, norm
+from debubble.runtime.vocabulary import embed
 
 
 class Gpt2Embedding(Unit):
     """The table's rows of the tokens, plus those of their positions."""
 
     prefix = "transformer."
+    columns = ("wte",)
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -29,8 +32,7 @@ class Gpt2Embedding(Unit):
         return self.drop(y, self.p, micro_batch, op, 0)
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        y: Tensor = self.wte(tokens) + self.wpe.weight[: tokens.shape[-1]]
-        return y
+        return embed(tokens, self.wte, self.group) + self.wpe.weight[: tokens.shape[-1]]
 
 
 class _Gpt2Attention(nn.Module):
@@ -42,6 +44,10 @@ class _Gpt2Attention(nn.Module):
 
 class Gpt2Attention(Unit):
     """x + dropout(c_proj(core(c_attn(norm(x)))))."""
+
+    columns = ("attn.c_attn",)
+    rows = ("attn.c_proj",)
+    fused = MappingProxyType({"attn.c_attn": 3})
 
     def __init__(self, shape: Shape, layer: int) -> None:
         super().__init__()
@@ -55,13 +61,18 @@ class Gpt2Attention(Unit):
         h = op("norm", self.ln_1, x)
         q, k, v = op("projections", self._project, h)
         p = self.shape.attention_dropout if self.training else 0.0
-        a = op("core", partial(attention, dropout=p, seed=self.seed(micro_batch, 0)), q, k, v)
-        y = op("output", self.attn.c_proj, a.transpose(1, 2).flatten(2))
+        core = partial(attention, dropout=p, seed=self.seed(micro_batch, 0), first_head=self.group.part * q.shape[1])
+        a = op("core", core, q, k, v).transpose(1, 2).flatten(2)
+        y = op("output", self._output, a)
         return self.drop(y, self.shape.residual_dropout, micro_batch, op, 1) + x
 
     def _project(self, h: Tensor) -> tuple[Tensor, ...]:
-        qkv = self.attn.c_attn(h).unflatten(-1, (3, self.shape.heads, self.shape.head_dim))
-        return tuple(t.transpose(1, 2) for t in qkv.unbind(2))
+        (qkv,) = self.group.columns(h, self.attn.c_attn)
+        q, k, v = qkv.view(*qkv.shape[:-1], 3, -1, self.shape.head_dim).transpose(1, 3).unbind(2)
+        return q, k, v
+
+    def _output(self, a: Tensor) -> Tensor:
+        return self.group.rows(a, self.attn.c_proj)
 
 
 class _Gpt2Mlp(nn.Module):
@@ -74,6 +85,9 @@ class _Gpt2Mlp(nn.Module):
 class Gpt2Mlp(Unit):
     """x + dropout(c_proj(activation(c_fc(norm(x)))))."""
 
+    columns = ("mlp.c_fc",)
+    rows = ("mlp.c_proj",)
+
     def __init__(self, shape: Shape, layer: int) -> None:
         super().__init__()
         self.prefix = f"transformer.h.{layer}."
@@ -85,6 +99,12 @@ class Gpt2Mlp(Unit):
 
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
         h = op("norm", self.ln_2, x)
-        a = op("activation", self.activation, op("projections", self.mlp.c_fc, h))
-        y = op("output", self.mlp.c_proj, a)
+        (inner,) = op("projections", self._project, h)
+        y = op("output", self._output, op("activation", self.activation, inner))
         return self.drop(y, self.p, micro_batch, op, 0) + x
+
+    def _project(self, h: Tensor) -> tuple[Tensor, ...]:
+        return self.group.columns(h, self.mlp.c_fc)
+
+    def _output(self, a: Tensor) -> Tensor:
+        return self.group.rows(a, self.mlp.c_proj)

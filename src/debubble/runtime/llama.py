@@ -11,8 +11,8 @@ from debubble.runtime.attention import attention, rotary_table, rotate
 from debubble.runtime.operators import Linear, RMSNorm, activation
 from debubble.runtime.shape import Shape
 from debubble.runtime.tape import Operators
-from debubble.runtime.tensor_parallel import embed_divided
 from debubble.runtime.units import MicroBatch, Unit, norm
+from debubble.runtime.vocabulary import embed
 
 
 class LlamaEmbedding(Unit):
@@ -31,8 +31,7 @@ class LlamaEmbedding(Unit):
         return y
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        whole = self.group.size == 1
-        y: Tensor = self.embed_tokens(tokens) if whole else embed_divided(tokens, self.embed_tokens, self.group)
+        y = embed(tokens, self.embed_tokens, self.group)
         # The models were trained with the scale in the run's dtype.
         return y if self.scale == 1 else y * float(torch.tensor(self.scale, dtype=torch.float32).to(y.dtype))
 
@@ -67,12 +66,12 @@ class LlamaAttention(Unit):
         self._table: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
-        h = self.group.enter(op("norm", self.input_layernorm, x))
-        q, k, v = op("projections", self._project, h)
+        q, k, v = op("projections", self._project, op("norm", self.input_layernorm, x))
         shape = self.shape
         core = partial(
             attention, scale=shape.attention_scale, window=self.layer.window, cap=shape.attention_cap,
             dropout=shape.attention_dropout if self.training else 0.0, seed=self.seed(micro_batch, 0),
+            first_head=self.group.part * q.shape[1],
         )  # fmt: skip
         a = op("core", core, q, k, v).transpose(1, 2).flatten(2)
         y = op("output", self._output, a)
@@ -83,14 +82,15 @@ class LlamaAttention(Unit):
 
     def _project(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         attn, size = self.self_attn, self.shape.head_dim
-        q, k, v = (p(h).unflatten(-1, (-1, size)) for p in (attn.q_proj, attn.k_proj, attn.v_proj))
+        flat = self.group.columns(h, attn.q_proj, attn.k_proj, attn.v_proj)
+        q, k, v = (t.view(*t.shape[:-1], -1, size) for t in flat)
         if self.shape.qk_norm:
             q, k = (norm(t, self.group.enter(norm.weight)) for norm, t in ((attn.q_norm, q), (attn.k_norm, k)))
         table = self._rotary(h)
         return rotate(q.transpose(1, 2), *table), rotate(k.transpose(1, 2), *table), v.transpose(1, 2)
 
     def _output(self, a: Tensor) -> Tensor:
-        return self.group.leave(self.self_attn.o_proj(a))
+        return self.group.rows(a, self.self_attn.o_proj)
 
     def _rotary(self, h: Tensor) -> tuple[Tensor, Tensor]:
         table = self._table
@@ -129,15 +129,16 @@ class LlamaMlp(Unit):
 
     def body(self, h: Tensor, op: Operators) -> Tensor:
         """The gated MLP alone, without norm and residual addition."""
-        h = self.group.enter(h)
-        gate = op("projections", self.mlp.gate_proj, h)
-        up = op("projections", self.mlp.up_proj, h)
+        gate, up = op("projections", self._project, h)
         product = op("multiply", torch.mul, op("activation", self.activation, gate), up)
         y: Tensor = op("output", self._output, product)
         return y
 
+    def _project(self, h: Tensor) -> tuple[Tensor, ...]:
+        return self.group.columns(h, self.mlp.gate_proj, self.mlp.up_proj)
+
     def _output(self, product: Tensor) -> Tensor:
-        return self.group.leave(self.mlp.down_proj(product))
+        return self.group.rows(product, self.mlp.down_proj)
 
 
 class GemmaMlp(LlamaMlp):

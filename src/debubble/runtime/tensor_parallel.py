@@ -7,6 +7,7 @@ Parameters are local shards.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,19 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from debubble.runtime.operators import call, widen
+from debubble.runtime.operators import Linear, call, deferrable_linear
 from debubble.runtime.transport import Alone, Transport
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the ranks of a group divide a parameter: each has a part of one dimension."""
+
+    dim: int
+    size: int
+    """Of the whole in that dimension."""
+    fused: int = 1
+    """So many layers lie side by side in it, and each is divided by itself."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +59,71 @@ class TensorGroup:
         """The sum of what the ranks have computed with their own shards, the same on all."""
         return x if self.size == 1 else call(_Leave, x, self)
 
-    def own(self, whole: Tensor, dim: int) -> Tensor:
-        """This rank's part of a tensor along a dimension, as a view."""
-        return whole.chunk(self.size, dim)[self.part]
+    def columns(self, x: Tensor, *layers: Linear) -> tuple[Tensor, ...]:
+        """What layers that are divided by columns make of their common input: each rank has its own outputs."""
+        if self.size == 1:
+            return tuple(layer(x) for layer in layers)
+        entered = self.enter(x)
+        return tuple(self._column(x, entered, layer) for layer in layers)
 
-    def gather(self, own: Tensor, dim: int) -> Tensor:
+    def rows(self, x: Tensor, layer: Linear) -> Tensor:
+        """What a layer that is divided by rows makes of each rank's own inputs, the same on all."""
+        if self.size == 1:
+            y: Tensor = layer(x)
+            return y
+        y = self.leave(deferrable_linear(x, layer.weight, None, later=layer.later, transposed=layer.transposed))
+        if layer.lora_A is not None and layer.lora_B is not None:
+            y = torch.add(y, layer.lora_B(self.leave(layer.lora_A(x))), alpha=layer.scaling)
+        return y if layer.bias is None else y + layer.bias
+
+    def _column(self, x: Tensor, entered: Tensor, layer: Linear) -> Tensor:
+        y = deferrable_linear(entered, layer.weight, layer.bias, later=layer.later, transposed=layer.transposed)
+        if layer.lora_A is None or layer.lora_B is None:
+            return y
+        # A is whole on every rank: what meets the shards of B is its result.
+        return torch.add(y, layer.lora_B(self.enter(layer.lora_A(x))), alpha=layer.scaling)
+
+    def span(self, size: int, part: int | None = None) -> tuple[int, int]:
+        """Where a rank's part (None: this one's) of so many begins, and how many it has; the last may have fewer."""
+        most = -(-size // self.size)
+        start = min(most * (self.part if part is None else part), size)
+        return start, min(most, size - start)
+
+    def own(self, whole: Tensor, cut: Cut) -> Tensor:
+        """This rank's part of a tensor; as a view, unless layers are fused."""
+        parts = [layer.narrow(cut.dim, *self.span(layer.shape[cut.dim])) for layer in whole.chunk(cut.fused, cut.dim)]
+        return parts[0] if cut.fused == 1 else torch.cat(parts, cut.dim)
+
+    def gather(self, own: Tensor, cut: Cut) -> Tensor:
         """The whole of all ranks' parts; they all call it."""
-        parts = [own.contiguous() if rank == self.transport.rank else torch.empty_like(own) for rank in self.ranks]
-        for rank, part in zip(self.ranks, parts, strict=True):
-            self.transport.broadcast(part, self.ranks, source=rank)
-        return torch.cat(parts, dim)
+        parts = []
+        for part, rank in enumerate(self.ranks):
+            shape = list(own.shape)
+            shape[cut.dim] = cut.fused * self.span(cut.size // cut.fused, part)[1]
+            parts.append(own.contiguous() if part == self.part else own.new_empty(shape))
+            self.transport.broadcast(parts[part], self.ranks, source=rank)
+        layers = zip(*(part.chunk(cut.fused, cut.dim) for part in parts), strict=True)
+        return torch.cat([part for layer in layers for part in layer], cut.dim)
 
 
 ALONE = TensorGroup(Alone(), (0,))
+
+
+def column_cuts(layer: nn.Module, fused: int = 1) -> Mapping[str, Cut]:
+    """How the parameters of a layer are divided by columns: each rank has some outputs (of a table, some rows)."""
+    weight = int(isinstance(layer, Linear) and layer.transposed)
+    return _cuts(layer, {"weight": weight, "bias": 0, "lora_B.weight": 0}, fused)
+
+
+def row_cuts(layer: nn.Module) -> Mapping[str, Cut]:
+    """How those of a linear layer are divided by rows: each rank has some inputs."""
+    weight = 1 - int(isinstance(layer, Linear) and layer.transposed)
+    return _cuts(layer, {"weight": weight, "lora_A.weight": 1})
+
+
+def _cuts(layer: nn.Module, dims: Mapping[str, int], fused: int = 1) -> Mapping[str, Cut]:
+    held = dict(layer.named_parameters())
+    return {name: Cut(dim, held[name].shape[dim], fused) for name, dim in dims.items() if name in held}
 
 
 class _Enter(Function):
@@ -81,47 +145,3 @@ class _Leave(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return gradients[0], None
-
-
-class _TokenLoss(Function):
-    """Cross entropy where every rank has the logits of its own part of the vocabulary."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, group: TensorGroup) -> Tensor:
-        wide = widen(logits)
-        rows, width = torch.arange(len(targets), device=logits.device), wide.shape[-1]
-        highest = wide.new_zeros(group.size, len(targets))
-        highest[group.part] = wide.amax(-1)
-        exponentials = (wide - group.sum(highest).amax(0)[:, None]).exp()
-        local = targets - group.part * width
-        mine = (local >= 0) & (local < width)
-        local = local.where(mine, 0)
-        at_target = (wide[rows, local] - highest.amax(0)) * mine
-        total, found = group.sum(torch.stack((exponentials.sum(-1), at_target)))
-        ctx.save_for_backward(exponentials.div_(total[:, None]), local, mine, targets)
-        ctx.dtype = logits.dtype
-        loss: Tensor = ((total.log() - found) * (targets >= 0)).sum()
-        return loss
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        softmax, local, mine, targets = ctx.saved_tensors
-        gradient = softmax * (targets >= 0)[:, None]
-        gradient[torch.arange(len(local), device=local.device), local] -= mine.to(gradient.dtype)
-        return (gradient * gradients[0]).to(ctx.dtype), None, None
-
-
-def divided_token_loss(logits: Tensor, *, targets: Tensor, scale: float, group: TensorGroup) -> Tensor:
-    """As `token_loss`, of logits divided over the group along the vocabulary."""
-    return call(_TokenLoss, logits.flatten(0, -2), targets.flatten(), group) * scale
-
-
-def embed_divided(tokens: Tensor, table: nn.Embedding, group: TensorGroup) -> Tensor:
-    """The rows of the tokens, of a table divided over the group along the vocabulary."""
-    rows = len(table.weight)
-    first = group.part * rows
-    local = tokens - first
-    mine = (local >= 0) & (local < rows)
-    padding = None if table.padding_idx is None else table.padding_idx - first
-    here = padding if padding is not None and 0 <= padding < rows else None
-    return group.leave(nn.functional.embedding(local.where(mine, 0), table.weight, here) * mine.unsqueeze(-1))

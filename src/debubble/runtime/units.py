@@ -11,13 +11,15 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 
 from torch import Tensor, nn
 
 from debubble.runtime.operators import Linear, RMSNorm, capped, drop, token_loss
 from debubble.runtime.shape import Shape
 from debubble.runtime.tape import Operators
-from debubble.runtime.tensor_parallel import ALONE, TensorGroup, divided_token_loss
+from debubble.runtime.tensor_parallel import ALONE, Cut, TensorGroup, column_cuts, row_cuts
+from debubble.runtime.vocabulary import divided_token_loss
 
 
 @dataclass(frozen=True)
@@ -40,26 +42,36 @@ class Unit(nn.Module):
     """The layers that tensor parallelism divides by columns (tables: by rows, which stand for tokens)."""
     rows: tuple[str, ...] = ()
     """The layers that it divides by rows."""
+    fused: Mapping[str, int] = MappingProxyType({})
+    """How many layers in one some of the former are."""
     group = ALONE
     """The ranks that divide the unit among them."""
 
-    def divide(self, group: TensorGroup, made: dict[nn.Parameter, nn.Parameter]) -> Mapping[str, int]:
-        """Keep this rank's shards alone; along which dimension each parameter is divided, by Hugging Face name.
+    def cuts(self) -> Mapping[str, Cut]:
+        """How tensor parallelism divides the unit's whole parameters, by name; the others are the same on all ranks."""
+        found: dict[str, Cut] = {}
+        for path in self.columns:
+            cuts = column_cuts(self.get_submodule(path), self.fused.get(path, 1))
+            found |= {f"{path}.{name}": cut for name, cut in cuts.items()}
+        for path in self.rows:
+            found |= {f"{path}.{name}": cut for name, cut in row_cuts(self.get_submodule(path)).items()}
+        return found
+
+    def divide(self, group: TensorGroup, made: dict[nn.Parameter, nn.Parameter]) -> Mapping[str, Cut]:
+        """Keep this rank's shards alone; how each parameter is divided, by Hugging Face name.
 
         `made` has the shards of parameters that other units share.
         """
         self.group = group
-        found: dict[str, int] = {}
-        for names, weights in ((self.columns, 0), (self.rows, 1)):
-            for path in names:
-                module = self.get_submodule(path)
-                for name, parameter in list(module.named_parameters(recurse=False)):
-                    if parameter not in made:
-                        own = group.own(parameter.detach(), weights).clone()
-                        made[parameter] = nn.Parameter(own, requires_grad=parameter.requires_grad)
-                    setattr(module, name, made[parameter])
-                    found[self.hf_name(f"{path}.{name}")] = weights
-        return found
+        cuts = self.cuts()
+        for name, cut in cuts.items():
+            path, _, last = name.rpartition(".")
+            parameter = self.get_parameter(name)
+            if parameter not in made:
+                own = group.own(parameter.detach(), cut).clone()
+                made[parameter] = nn.Parameter(own, requires_grad=parameter.requires_grad)
+            setattr(self.get_submodule(path), last, made[parameter])
+        return {self.hf_name(name): cut for name, cut in cuts.items()}
 
     def hf_name(self, name: str) -> str:
         """A parameter's Hugging Face name."""
@@ -100,16 +112,20 @@ class Head(Unit):
         self.cap = shape.logit_cap
 
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
-        h = self.group.enter(op("norm", self.norm, x))
-        logits: Tensor = op("projections", self.lm_head, h)
+        (logits,) = op("projections", self._project, op("norm", self.norm, x))
         if self.cap is not None:
             logits = op("cap", partial(capped, cap=self.cap), logits)
         if micro_batch.targets is None:
-            return logits
-        token_loss_of = token_loss if self.group.size == 1 else partial(divided_token_loss, group=self.group)
+            whole: Tensor = logits
+            return whole
+        divided = partial(divided_token_loss, group=self.group, vocab=self.lm_head.outputs)
+        token_loss_of = token_loss if self.group.size == 1 else divided
         of_targets = partial(token_loss_of, targets=micro_batch.targets, scale=micro_batch.scale)
         loss: Tensor = op("loss", of_targets, logits)
         return loss
+
+    def _project(self, h: Tensor) -> tuple[Tensor, ...]:
+        return self.group.columns(h, self.lm_head)
 
     def hf_name(self, name: str) -> str:
         return self.norm_name + name.removeprefix("norm.") if name.startswith("norm.") else name

@@ -8,7 +8,7 @@ Where replicas divide the optimizer states (ZeRO), a master is this replica's ro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from debubble.ir import Op
 from debubble.runtime.operators import add_gradient
 from debubble.runtime.replicas import Replicas
-from debubble.runtime.tensor_parallel import ALONE, TensorGroup
+from debubble.runtime.tensor_parallel import ALONE, Cut, TensorGroup
 from debubble.runtime.units import Unit
 
 Sums = list[Tensor | None]
@@ -32,6 +32,16 @@ class Pair(NamedTuple):
     master: nn.Parameter
 
 
+class Block(NamedTuple):
+    """Part of a tensor and where it lies in the whole that several ranks hold, per dimension."""
+
+    start: tuple[int, ...]
+    """In the rank's own tensor."""
+    size: tuple[int, ...]
+    offsets: tuple[int, ...]
+    """In the whole."""
+
+
 class Piece(NamedTuple):
     """What this rank has of a tensor that several may hold parts of."""
 
@@ -39,8 +49,21 @@ class Piece(NamedTuple):
     """The live one, detached."""
     shape: torch.Size
     """Of the whole."""
-    offsets: tuple[int, ...]
-    """Where it begins in the whole, per dimension."""
+    blocks: tuple[Block, ...]
+    """What the tensor consists of."""
+
+    @classmethod
+    def whole(cls, tensor: Tensor) -> Piece:
+        """All of it."""
+        nowhere = (0,) * tensor.dim()
+        return cls(tensor, tensor.shape, (Block(nowhere, tuple(tensor.shape), nowhere),))
+
+    def of(self, block: Block) -> Tensor:
+        """The block itself, live."""
+        tensor = self.tensor
+        for dim, (start, length) in enumerate(zip(block.start, block.size, strict=True)):
+            tensor = tensor.narrow(dim, start, length)
+        return tensor
 
 
 class Working:
@@ -75,7 +98,7 @@ class Working:
 class StageWeights:
     """The master parameters of one stage by their Hugging Face names, and what stands for them in its units.
 
-    `divided`: along which dimension tensor parallelism divides those that it does.
+    `cuts`: how tensor parallelism divides those that it does.
     """
 
     def __init__(
@@ -85,14 +108,14 @@ class StageWeights:
         *,
         on_host: bool,
         group: TensorGroup = ALONE,
-        divided: Mapping[str, int] = MappingProxyType({}),
+        cuts: Mapping[str, Cut] = MappingProxyType({}),
     ) -> None:
         named = {n: working.of(p, on_host=on_host) for unit in units for n, p in unit.hf_parameters().items()}
         for module in (module for unit in units for module in unit.modules()):
             for name, parameter in module.named_parameters(recurse=False):
                 setattr(module, name, working.of(parameter, on_host=on_host).working)
         self.masters: Mapping[str, nn.Parameter] = {name: pair.master for name, pair in named.items()}
-        self._group, self._dims = group, divided
+        self._group, self._cuts = group, cuts
         self._local = {name: pair.working.shape for name, pair in named.items()}
         self.shapes: Mapping[str, torch.Size] = {name: self._whole_shape(name) for name in named}
         """Of the whole parameters."""
@@ -124,33 +147,33 @@ class StageWeights:
             tensor = master.new_empty(self._local[name])
             self._replicas.own(tensor).copy_(master)
             self._replicas.gather(tensor)
-        return self._group.gather(tensor, self._dims[name]) if name in self._dims else tensor
+        return self._group.gather(tensor, self._cuts[name]) if name in self._cuts else tensor
 
     def piece(self, name: str) -> Piece:
         """The master of a parameter, and where it lies in the whole."""
         local, master = self._local[name], self.masters[name]
-        offsets = [0 for _ in local]
-        if name in self._dims:
-            offsets[self._dims[name]] = self._group.part * local[self._dims[name]]
+        blocks = tuple(_blocks(local, self._cuts.get(name), self._group))
         if self._divides(master):
-            offsets[0] += self._replicas.first_row(local[0])
-        return Piece(master.detach(), self.shapes[name], tuple(offsets))
+            first = self._replicas.first_row(local[0])
+            rows = range(first, first + len(master))
+            blocks = tuple(block for whole in blocks if (block := _cropped(whole, rows)) is not None)
+        return Piece(master.detach(), self.shapes[name], blocks)
 
     def take(self, name: str, whole: Tensor) -> None:
         """Give the master of a parameter the values of a whole one."""
         master = self.masters[name]
-        whole = self._group.own(whole, self._dims[name]) if name in self._dims else whole
+        whole = self._group.own(whole, self._cuts[name]) if name in self._cuts else whole
         with torch.no_grad():
             master.copy_(self._replicas.own(whole) if self._divides(master) else whole)
 
     def counted(self, name: str) -> bool:
         """Whether its gradient counts here in the norm: what is the same on all ranks of a group does on its first."""
-        return name in self._dims or self._group.part == 0
+        return name in self._cuts or self._group.part == 0
 
     def _whole_shape(self, name: str) -> torch.Size:
         shape = list(self._local[name])
-        if name in self._dims:
-            shape[self._dims[name]] *= self._group.size
+        if name in self._cuts:
+            shape[self._cuts[name].dim] = self._cuts[name].size
         return torch.Size(shape)
 
     def _divides(self, master: nn.Parameter) -> bool:
@@ -210,3 +233,27 @@ class StageWeights:
 
 def _plus(total: Tensor | None, gradient: Tensor) -> Tensor:
     return gradient if total is None else total.add_(gradient)
+
+
+def _blocks(local: torch.Size, cut: Cut | None, group: TensorGroup) -> Iterator[Block]:
+    """Where the shard of a parameter lies in the whole: fused layers' parts lie apart."""
+    nowhere = (0,) * len(local)
+    if cut is None:
+        yield Block(nowhere, tuple(local), nowhere)
+        return
+    layer = cut.size // cut.fused
+    first, length = group.span(layer)
+    before, after = nowhere[: cut.dim], nowhere[cut.dim + 1 :]
+    size = (*local[: cut.dim], length, *local[cut.dim + 1 :])
+    for k in range(cut.fused):
+        yield Block((*before, k * length, *after), size, (*before, k * layer + first, *after))
+
+
+def _cropped(block: Block, rows: range) -> Block | None:
+    """What of a shard's block lies in these rows of the shard, as part of the tensor that has these alone."""
+    first = max(block.start[0], rows.start)
+    length = min(block.start[0] + block.size[0], rows.stop) - first
+    if length <= 0 or 0 in block.size:
+        return None
+    offset = block.offsets[0] + first - block.start[0]
+    return Block((first - rows.start, *block.start[1:]), (length, *block.size[1:]), (offset, *block.offsets[1:]))

@@ -43,12 +43,10 @@ def state_of(pipeline: Pipeline) -> dict[str, Piece]:
         state[f"model.{name}"] = piece
         if parameter in optimizer_of:
             for what, tensor in _moments(optimizer_of[parameter], parameter).items():
-                state[f"optimizer.{name}.{what}"] = piece._replace(tensor=tensor) if tensor.dim() else _whole(tensor)
+                state[f"optimizer.{name}.{what}"] = (
+                    piece._replace(tensor=tensor) if tensor.dim() else Piece.whole(tensor)
+                )
     return state
-
-
-def _whole(tensor: Tensor) -> Piece:
-    return Piece(tensor, tensor.size(), (0,) * tensor.dim())
 
 
 def _moments(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
