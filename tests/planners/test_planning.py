@@ -100,12 +100,16 @@ def test_auto_is_the_best_of_all_and_says_why_others_were_rejected() -> None:
 
 
 def test_a_plan_survives_its_file(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    strategies = {"none": {"activation": 9}}
+    mlp = {"type": "mlp", "count": 8, "forward": 1, "backward_input": 1, "backward_weight": 1, "strategies": strategies}
     plan = db.plan(
-        db.models["llama-tiny"], db.Cluster.parse("4xA100-80GB"), micro_batches=8, planner="merak", sequence_length=128
-    )
+        db.models["llama-tiny"], db.Cluster.parse("4xA100-80GB"), micro_batches=8, planner="merak", sequence_length=128,
+        profile={"units": [mlp]},
+    )  # fmt: skip
     plan.save(tmp_path / "plan.json")
     again = db.Plan.load(tmp_path / "plan.json")
     assert replace(again, costs=plan.costs) == plan
+    assert again.profile == {"units": [mlp]}
     assert again.simulate().makespan == pytest.approx(plan.simulate().makespan)
 
 

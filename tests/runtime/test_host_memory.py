@@ -41,8 +41,17 @@ def test_a_buffer_keeps_what_was_written_and_is_used_again_for_the_same_size(tmp
     assert first.eq(7).all()
     files.give_back(first)
     assert files.take(10_000).data_ptr() == first.data_ptr()
-    assert files.take(20_000).numel() == 20_000
+    larger = files.take(20_000)
+    assert larger.numel() == 20_000
     assert files.bytes == 40_000
+
+
+def test_buffers_that_are_given_up_leave_the_disk(tmp_path):
+    files = Files(tmp_path)
+    kept, lost = files.take(10_000), files.take(20_000)
+    files.give_back(kept)
+    del lost
+    assert files.bytes == 10_000
 
 
 def test_the_files_have_no_names_but_are_on_the_folders_disk(tmp_path):

@@ -39,6 +39,18 @@ def test_a_shortage_names_operation_and_bytes_and_a_plan_that_fits(plan):
     assert "then fits, at " in said
 
 
+def test_advice_for_a_measured_plan_counts_with_what_was_measured():
+    """MLPs that take and keep far more than computed costs have it: planned with these, a step would take nothing."""
+    mlp = {
+        "type": "mlp", "count": 8, "forward": 0.1, "backward_input": 0.1, "backward_weight": 0.1, "static": 10**6,
+        "strategies": {"none": {"activation": 10**8}, "full": {"activation": 10**6, "recompute": 0.1}},
+    }  # fmt: skip
+    model, cluster = db.models["llama-tiny"], db.Cluster.parse("2xCPU")
+    plan = db.plan(model, cluster, profile={"units": [mlp]}, **{**GPU_HOURS, "planner": "dapple"})
+    said = str(explained(failed_at("0F1", plan), plan, held=0))
+    assert 0.5 < float(said.split("then fits, at ")[1].split(" times")[0]) < 2
+
+
 def test_where_nothing_takes_less_the_advice_is_other_hardware_or_sizes(plan):
     peak = float(max(plan.simulate().peak_memory))
     said = str(explained(failed_at("0F1", plan), plan, held=predicted_at(failed_at("0F1", plan), plan) + 0.85 * peak))

@@ -57,25 +57,26 @@ def plan(
     planners[planner]
     if sum(given is not None for given in (model, costs, units)) != 1:
         raise InputError("Give a MODEL with --cluster, or --costs FILE, or --units FILE with --devices P.")
-    if model is not None:
-        from debubble.costs import named_model
-        from debubble.planners.making import plan as plan_model
+    with log().status(f"Searching, for about {effort:g} s per core at most ..."):
+        if model is not None:
+            from debubble.costs import named_model
+            from debubble.planners.making import plan as plan_model
 
-        shape, where = named_model(model), o.cluster_of(cluster)
-        result = plan_model(
-            shape, where, micro_batches=micro_batches, planner=planner, pipeline=pipeline,
-            chunks=chunks, memory_limit=memory_limit, effort=effort, seed=seed, profile=profile, tensor=tensor,
-            data=data, context=context, expert=expert, micro_batch_size=micro_batch_size,
-            sequence_length=sequence_length,
-            optimizer=optimizer, zero=zero, dtype=dtype, lora=lora,
-            post_validation=post_validation,
-        )  # fmt: skip
-    else:
-        problem = _abstract(
-            costs, units, devices=devices, limit=o.abstract_limit(memory_limit), micro_batches=micro_batches,
-            chunks=chunks, effort=effort, seed=seed, post_validation=post_validation,
-        )  # fmt: skip
-        result = solve(problem, planner=planner, options=RunOptions(post_validation=post_validation))
+            shape, where = named_model(model), o.cluster_of(cluster)
+            result = plan_model(
+                shape, where, micro_batches=micro_batches, planner=planner, pipeline=pipeline,
+                chunks=chunks, memory_limit=memory_limit, effort=effort, seed=seed, profile=profile, tensor=tensor,
+                data=data, context=context, expert=expert, micro_batch_size=micro_batch_size,
+                sequence_length=sequence_length,
+                optimizer=optimizer, zero=zero, dtype=dtype, lora=lora,
+                post_validation=post_validation,
+            )  # fmt: skip
+        else:
+            problem = _abstract(
+                costs, units, devices=devices, limit=o.abstract_limit(memory_limit), micro_batches=micro_batches,
+                chunks=chunks, effort=effort, seed=seed, post_validation=post_validation,
+            )  # fmt: skip
+            result = solve(problem, planner=planner, options=RunOptions(post_validation=post_validation))
     if output is not None:
         result.save(output)
         log().print(f"The plan is in {output}.")
@@ -122,10 +123,12 @@ def _print(plan: Plan, *, tail: float, json: bool) -> None:
     timeline = plan.simulate()
     if not json:
         from debubble.views.plan_table import render
+        from debubble.views.words import time_words
 
         console().print(render(plan, timeline))
         if tail:
-            console().print(f"Gradients and optimizer take another {tail:.3g} s after the pipeline's step.")
+            added = time_words(tail, seconds=True)
+            console().print(f"Gradients and optimizer take another {added} after the pipeline's step.")
         return
     time = pipeline_time(timeline, plan.options)
     gap = max(0.0, float((time - plan.lower_bound) / time))

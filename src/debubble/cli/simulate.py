@@ -108,11 +108,13 @@ def _show(timeline: Timeline, *, options: RunOptions, tail: float, seconds: bool
         )
         return
     from debubble.views.terminal import render
+    from debubble.views.words import time_words
 
     console().print(render(timeline, seconds=seconds))
     if tail:
-        step = float(step_time(timeline, options, tail=tail))
-        console().print(f"The step takes {step:.3f} s: reducing gradients and the optimizer add {tail:.3f} s.")
+        step = step_time(timeline, options, tail=tail)
+        whole, added = (time_words(time, seconds=True) for time in (step, tail))
+        console().print(f"The step takes {whole}: reducing gradients and the optimizer add {added}.")
 
 
 def _given(options: list[str] | None) -> dict[str, Any]:
@@ -158,9 +160,9 @@ def _abstract(
         costs = _unit(schedule.stages) if costs_file is None else load_costs(costs_file, stages=schedule.stages)
         return schedule, costs if limit is None else costs.with_limit(limit)
     assert name is not None
-    if devices is None:
-        raise InputError("Give the number of pipeline devices with --devices P.")
     entry = schedules[name]
+    if devices is None:
+        raise InputError("Give the number of pipeline devices with --devices P, or a MODEL with --cluster.")
     stages = devices * (chunks or entry.default_chunks)
     costs = _unit(stages) if costs_file is None else load_costs(costs_file, stages=stages)
     costs = costs if limit is None else costs.with_limit(limit)

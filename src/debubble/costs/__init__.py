@@ -2,7 +2,7 @@
 
 from debubble.costs.cluster import Cluster, parse_size
 from debubble.costs.efficiency import Efficiency
-from debubble.costs.files import apply_profile, load_costs, load_profile, load_units
+from debubble.costs.files import apply_profile, load_costs, load_profile, load_units, profiled, read_profile
 from debubble.costs.known_hardware import Hardware, hardware
 from debubble.costs.known_models import models, named_model
 from debubble.costs.model import Experts, Model
@@ -29,6 +29,8 @@ __all__ = [
     "hardware",
     "load_costs",
     "load_profile",
+    "profiled",
+    "read_profile",
     "load_units",
     "model_units",
     "models",

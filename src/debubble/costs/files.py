@@ -89,27 +89,41 @@ def load_costs(path: str | Path, *, stages: int | None = None) -> StageCosts:
 
 def load_units(path: str | Path, *, memory_limit: int | float | None = None) -> Units:
     """Read a units file; `memory_limit` replaces the file's.  Raises InputError if it is malformed."""
-    file = Path(path)
+    content = _json(Path(path), "units file")
     try:
-        units = units_from_dict(_json(file, "units file"))
+        units = units_from_dict(content)
     except InputError as error:
-        raise InputError(f"{file}: {error}") from error
+        raise InputError(f"{path}: {error}") from error
     return units if memory_limit is None else replace(units, memory_limit=(memory_limit,))
 
 
-def load_profile(path: str | Path, *, model: Model | None = None, options: RunOptions | None = None) -> Units:
-    """Read what `debubble profile` measured, for `apply_profile`.
+def load_profile(path: str | Path) -> Units:
+    """Read what `debubble profile` measured.  Raises InputError if it is malformed."""
+    return units_from_dict(read_profile(path))
 
-    Raises InputError if it is malformed, or was measured of another model or run than these.
+
+def read_profile(path: str | Path) -> dict[str, Any]:
+    """The content of a profile, as a plan keeps it.  Raises InputError if it is malformed."""
+    content = _json(Path(path), "profile")
+    try:
+        units_from_dict(content)
+    except InputError as error:
+        raise InputError(f"{path} is no profile: {error}  Measure one with `debubble profile`.") from error
+    return dict(content)
+
+
+def profiled(units: Units, profile: Mapping[str, Any], *, model: Model, options: RunOptions) -> Units:
+    """Put what a profile measured in place of computed costs.
+
+    Raises InputError if it was measured of another model or run than these.
     """
-    if model is not None and options is not None:
-        check_measured(Path(path), model, options)
-    return load_units(path)
+    check_measured(profile, model, options)
+    return apply_profile(units, units_from_dict(profile))
 
 
 def units_from_dict(entries: Any) -> Units:
     """The units of a units file's content."""
-    if isinstance(entries, dict):
+    if isinstance(entries, Mapping):
         entries = {name: entry for name, entry in entries.items() if name != "measured"}  # see measured.py
     try:
         file = msgspec.convert(entries, UnitsFile)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -28,25 +28,23 @@ class _Header(msgspec.Struct):
     measured: Measured | None = None
 
 
-def check_measured(profile: Path, model: Model, options: RunOptions) -> None:
+def check_measured(profile: Mapping[str, Any], model: Model, options: RunOptions) -> None:
     """Raise InputError if the profile says that it measures another model or another kind of run.
 
     A units file that says nothing of this was written by hand.
     """
     try:
-        measured = msgspec.json.decode(profile.read_bytes(), type=_Header).measured
-    except OSError as error:
-        raise InputError(f"The profile {profile} cannot be read: {error.strerror}.") from error
-    except msgspec.DecodeError as error:
-        raise InputError(f"The profile {profile} is no profile: {error}.") from error
+        measured = msgspec.convert(profile, _Header).measured
+    except msgspec.ValidationError as error:
+        raise InputError(f"The profile is no profile: {error}.") from error
     if measured is None:
         return
     if Model.from_hf(measured.model) != model:
-        raise InputError(f"{profile} measures another model: run `debubble profile` for this one.")
+        raise InputError("The profile measures another model: run `debubble profile` for this one.")
     for name in ("dtype", "sequence_length", "micro_batch_size", "lora"):
         then, now = getattr(measured, name), getattr(options, name)
         if then != now:
             option = f"--{name.replace('_', '-')}"
             raise InputError(
-                f"{profile} was measured with {option} {then}, not {now}: give {option} {then}, or profile again."
+                f"The profile was measured with {option} {then}, not {now}: give {option} {then}, or profile again."
             )

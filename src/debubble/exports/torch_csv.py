@@ -53,8 +53,10 @@ def read(path: Path | str) -> Schedule:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = [row for row in csv.reader(file) if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"The schedule file {path} cannot be read: {error}.") from error
+    except OSError as error:
+        raise InputError(f"The schedule file {path} cannot be read: {error.strerror}.") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"The schedule file {path} is not CSV: {error}.") from error
     orders = tuple(
         tuple(op for column, cell in enumerate(row) for op in _operations(cell, path, rank, column))
         for rank, row in enumerate(rows)

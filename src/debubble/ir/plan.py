@@ -86,6 +86,8 @@ class Plan:
     """The model's Hugging Face config, as in `config.json`."""
     cluster: Mapping[str, Any] | None = None
     """The cluster, as in a cluster file."""
+    profile: Mapping[str, Any] | None = None
+    """What was measured of the model, as in a units file, if the plan was made with it."""
     options: RunOptions = field(default_factory=RunOptions)
 
     @property

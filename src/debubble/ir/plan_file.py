@@ -48,6 +48,7 @@ class PlanFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     candidates: list[CandidateSummary] = []
     model: dict[str, Any] | None = None
     cluster: dict[str, Any] | None = None
+    profile: dict[str, Any] | None = None
     options: RunOptions = msgspec.field(default_factory=RunOptions)
 
 
@@ -101,6 +102,7 @@ def encode(plan: Plan) -> PlanFile:
         candidates=list(plan.candidates),
         model=None if plan.model is None else dict(plan.model),
         cluster=None if plan.cluster is None else dict(plan.cluster),
+        profile=None if plan.profile is None else dict(plan.profile),
         options=plan.options,
     )
 
@@ -132,5 +134,6 @@ def decode(file: PlanFile) -> Plan:
         candidates=tuple(file.candidates),
         model=file.model,
         cluster=file.cluster,
+        profile=file.profile,
         options=file.options,
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from debubble.costs import Cluster, Model, apply_profile, load_profile, model_units, step_tail
+from debubble.costs import Cluster, Model, model_units, profiled, read_profile, step_tail
 from debubble.ir import InputError, Number, Plan, PlannedUnit, RunOptions
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planners
@@ -27,24 +28,26 @@ def plan(
     memory_limit: float | str | None = None,
     effort: float = 10.0,
     seed: int = 0,
-    profile: Path | None = None,
+    profile: Path | Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Plan:
     """The fastest plan that fits for a model on a cluster.
 
     `pipeline`: devices of the pipeline (default: all that tensor, data and context parallelism leave).
     `memory_limit`: per device, bytes or a text such as `20GiB` (default: the cluster's).  `profile`: a units file that
-    `debubble profile` measured.  Further options are those of RunOptions, such as `sequence_length=4096`.
+    `debubble profile` measured, or its content.  Further options are RunOptions', such as `sequence_length=4096`.
 
     Raises InputError for what does not go together, InfeasibleError with the reason if nothing fits.
     """
     run = RunOptions(**options)
     cluster = cluster if memory_limit is None else cluster.with_limit(memory_limit)
+    measured = read_profile(profile) if isinstance(profile, str | Path) else profile
     problem = problem_of(
         model, cluster, run, micro_batches=micro_batches, pipeline=pipeline, chunks=chunks, effort=effort, seed=seed,
-        profile=profile,
+        profile=measured,
     )  # fmt: skip
-    return solve(problem, planner=planner, model=model.config, cluster=cluster.to_dict(), options=run)
+    found = solve(problem, planner=planner, model=model.config, cluster=cluster.to_dict(), options=run)
+    return replace(found, profile=measured)
 
 
 def problem_of(
@@ -57,13 +60,13 @@ def problem_of(
     chunks: int | None = None,
     effort: float = 10.0,
     seed: int = 0,
-    profile: Path | None = None,
+    profile: Mapping[str, Any] | None = None,
 ) -> Problem:
     """What the planners are asked for a model on a cluster."""
     devices = pipeline_devices(cluster, options, pipeline)
     units = model_units(model, cluster, options, pipeline=devices)
     if profile is not None:
-        units = apply_profile(units, load_profile(profile, model=model, options=options))
+        units = profiled(units, profile, model=model, options=options)
     return Problem(
         devices=devices, micro_batches=micro_batches, units=units, chunks=chunks, effort=effort, seed=seed,
         objective=objective_of(options),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -39,6 +40,8 @@ class Problem:
             raise InputError("A problem has either stage costs or model units.")
         if self.chunks is not None and self.chunks < 1:
             raise InputError(f"A device needs at least one chunk, not {self.chunks}.")
+        if not 0 <= self.effort < math.inf:
+            raise InputError(f"The effort must be a number of seconds, 0 or more, not {self.effort}.")
         if self.costs is not None and self.costs.stages != self.devices * (self.chunks or 1):
             raise InputError(
                 f"The costs are for {self.costs.stages} stages, but {self.devices} devices"

@@ -9,6 +9,7 @@ import threading
 from collections import defaultdict
 from pathlib import Path
 from typing import Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -53,9 +54,15 @@ class Files:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._free: defaultdict[int, list[Tensor]] = defaultdict(list)
+        self._mapped: WeakSet[mmap.mmap] = WeakSet()
+        """They and their room on the disk end with the last tensor on them, as of a step that failed."""
         self._lock = threading.Lock()
-        self.bytes = 0
+
+    @property
+    def bytes(self) -> int:
         """On the disk."""
+        with self._lock:
+            return sum(map(len, self._mapped))
 
     def take(self, size: int) -> Tensor:
         """Raises OffloadError if the disk has no room."""
@@ -63,15 +70,12 @@ class Files:
             if self._free[size]:
                 return self._free[size].pop()
         try:
-            buffer = self._map(size)
+            return self._map(size)
         except OSError as error:
             raise OffloadError(
                 f"{self._folder} cannot hold another {readable(size)} of activations beside {readable(self.bytes)}:"
                 f" {error.strerror}. Offload to a larger disk, or plan with less offload."
             ) from error
-        with self._lock:
-            self.bytes += size
-        return buffer
 
     def give_back(self, buffer: Tensor) -> None:
         with self._lock:
@@ -81,4 +85,7 @@ class Files:
         with tempfile.TemporaryFile(dir=self._folder, buffering=0) as file:
             # Real blocks, not a hole: a full disk is an error here, but would kill the process later.
             os.posix_fallocate(file.fileno(), 0, max(size, 1))
-            return torch.frombuffer(mmap.mmap(file.fileno(), max(size, 1)), dtype=torch.uint8)[:size]
+            mapped = mmap.mmap(file.fileno(), max(size, 1))
+        with self._lock:
+            self._mapped.add(mapped)
+        return torch.frombuffer(mapped, dtype=torch.uint8)[:size]

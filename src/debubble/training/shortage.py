@@ -46,7 +46,7 @@ def _advice(plan: Plan, *, beyond: float) -> str:
     try:
         found = make_plan(
             model, cluster, micro_batches=plan.micro_batches, planner="portfolio", pipeline=plan.devices,
-            memory_limit=limit, effort=EFFORT, **asdict(plan.options),
+            memory_limit=limit, effort=EFFORT, profile=plan.profile, **asdict(plan.options),
         )  # fmt: skip
     except InfeasibleError:
         return (
