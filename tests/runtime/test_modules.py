@@ -108,7 +108,7 @@ def test_gradients_are_those_of_plain_autograd(name, devices, counts, strategy):
 def test_a_split_backward_leaves_the_weights_of_linear_layers_for_later():
     module = Attention().double()
     planned, ledger = PlannedUnit("dense", 0), Ledger()
-    stage = Stage([ModuleUnit(module, 0, loss=None)], [planned], ledger)
+    stage = Stage([ModuleUnit(module, prefix="0.", salt=0)], [planned], ledger)
     x = torch.randn(1, 5, WIDTH, dtype=torch.float64)
     gradient = torch.ones_like(stage.forward(0, x, MicroBatch()))
 

@@ -14,6 +14,33 @@ _FULL_EVERY = {"gemma2": 2, "gemma3_text": 6}
 """In these families every so many layers one has full attention, unless the config says otherwise."""
 
 
+HALVED = frozenset(
+    ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "gpt2", "mixtral", "qwen3_moe")
+)
+"""Families whose layers are divided into an attention and an MLP half; of all others a layer is one unit."""
+
+
+_ALIASES = {
+    "num_hidden_layers": ("n_layer", "n_layers"),
+    "hidden_size": ("n_embd", "d_model"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "intermediate_size": ("ffn_dim", "n_inner", "ffn_hidden_size"),
+    "num_key_value_heads": ("num_kv_heads",),
+}
+"""Other names of entries, in some families' configs."""
+
+
+def entry(config: Config, name: str) -> Any:
+    """An entry under its usual name or another; None if the config leaves it out."""
+    found = (config[key] for key in (name, *_ALIASES.get(name, ())) if config.get(key) is not None)
+    return next(found, None)
+
+
+def halved(config: Config) -> bool:
+    """Whether the model's units are half-layers."""
+    return config.get("model_type") in HALVED
+
+
 def sliding_layers(config: Config) -> tuple[bool, ...]:
     """Per layer, whether its attention reaches back only as far as a window."""
     family, layers = config.get("model_type"), range(config["num_hidden_layers"])

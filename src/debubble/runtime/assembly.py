@@ -10,12 +10,13 @@ import torch
 from torch import nn
 
 from debubble.ir import InputError, Kind, Plan, RunOptions
+from debubble.ir.hf_config import halved
 from debubble.runtime.families import read_shape
-from debubble.runtime.hf_names import HEAD_TABLE
 from debubble.runtime.lora import Adapters, given_adapters, new_adapters, plain_name
 from debubble.runtime.memory import Ledger
-from debubble.runtime.models import TABLE, add_adapters, build_stage, model_units
+from debubble.runtime.models import add_adapters, build_stage, model_units
 from debubble.runtime.modules import Modules
+from debubble.runtime.outline import tied_names
 from debubble.runtime.replicas import Replicas
 from debubble.runtime.shape import Shape
 from debubble.runtime.stage import Stage
@@ -67,8 +68,13 @@ def check_runnable(plan: Plan, ranks: int) -> None:
     if not (plan.partition[0] and plan.partition[-1]):
         raise InputError("The plan's first stage must hold the embedding and its last the head; one of them is empty.")
     stepped = {op.stage for op in plan.schedule.operations if op.kind is Kind.S}
-    if read_shape(plan.model).tied and stepped & {0, plan.schedule.stages - 1} and tied_devices(plan):
+    if tied_tables(plan) is not None and stepped & {0, plan.schedule.stages - 1} and tied_devices(plan):
         raise InputError("The plan steps a stage with a tied table inside the step; untie it or step it afterwards.")
+    if not halved(plan.model) and (options.tensor > 1 or options.lora):
+        raise InputError(
+            f"The runtime has neither tensor parallelism nor LoRA for '{plan.model.get('model_type')}', which runs with"
+            " transformers' modules: make the plan without."
+        )
     if options.tensor > 1:
         _check_divisible(read_shape(plan.model), options)
 
@@ -114,8 +120,16 @@ def build_part(
         on_host = stage in plan.schedule.host_steps
         part.weights[stage] = StageWeights(units, working, on_host=on_host, group=group, cuts=cuts)
         part.stages[stage] = Stage(units, plan.partition[stage], ledger)
-        ledger.exclude(t for unit in units for t in (*unit.parameters(), *unit.buffers()))
+        for unit in units:
+            _move_buffers(unit, on)
+            unit.known_to(ledger)
     return part
+
+
+def _move_buffers(unit: Unit, on: torch.device) -> None:
+    for module in unit.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(on))
 
 
 def _hf_stages(
@@ -123,18 +137,18 @@ def _hf_stages(
 ) -> tuple[dict[int, list[Unit]], Adapters | None]:
     """The stages of a plan's Hugging Face model, with the parameters of `model` if it is given."""
     assert plan.model is not None
-    shape = read_shape(plan.model)
     wide = torch.float64 if plan.options.dtype == "fp64" else torch.float32
     built = {s: build_stage(plan.model, plan.partition[s], seed=seed, dtype=wide) for s in held}
     everything = [unit for units in built.values() for unit in units]
     adapters = _adapters(plan, everything, model)
     if adapters is not None:
-        add_adapters(everything, adapters, shape, seed=seed, dtype=wide)
+        add_adapters(everything, adapters, read_shape(plan.model), seed=seed, dtype=wide)
     if model is not None:
         take_over(everything, model)
     named = {name: p for unit in everything for name, p in unit.hf_parameters().items()}
-    if shape.tied and {TABLE[shape.is_gpt2], HEAD_TABLE} <= named.keys():
-        share(built.values(), named[HEAD_TABLE], named[TABLE[shape.is_gpt2]])
+    tables = tied_tables(plan)
+    if tables is not None and {*tables} <= named.keys():
+        share(built.values(), named[tables[1]], named[tables[0]])
     return built, adapters
 
 
@@ -182,10 +196,7 @@ def share(stages: Iterable[Iterable[Unit]], parameter: nn.Parameter, instead: nn
 
 def tied_tables(plan: Plan) -> tuple[str, str] | None:
     """The names of the embedding's and the head's table, if they are one."""
-    if plan.model is None:
-        return None
-    shape = read_shape(plan.model)
-    return (TABLE[shape.is_gpt2], HEAD_TABLE) if shape.tied else None
+    return None if plan.model is None else tied_names(plan.model)
 
 
 def tied_devices(plan: Plan) -> tuple[int, ...]:

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from debubble.ir import InputError
 from debubble.ir.files import write_whole
-from debubble.runtime.families import read_shape
 from debubble.runtime.hf_names import HEAD_TABLE, joined, sources, stored
 from debubble.runtime.lora import CONFIG, PREFIX, WEIGHTS, Adapters, is_adapter
-from debubble.runtime.models import TABLE
+from debubble.runtime.outline import tied_names
 
 if TYPE_CHECKING:
     from debubble.runtime.pipeline import Pipeline
@@ -37,10 +36,11 @@ def load_pretrained(pipeline: Pipeline, folder: str | Path) -> None:
     files, adapters = _files(folder), (folder / CONFIG).is_file()
     if adapters and pipeline.adapters is None:
         raise InputError(f"{folder} has adapters, but the plan trains whole parameters: make the plan with `--lora`.")
-    shape = read_shape(pipeline.plan.model or {})
+    config = pipeline.plan.model or {}
+    family, tables = str(config.get("model_type")), tied_names(config)
     for name in [name for name, _ in pipeline.named_parameters() if is_adapter(name) == adapters]:
         names = [PREFIX + name] if adapters else sources(
-            name, pipeline.shape_of(name), shape.family, files, table=TABLE[shape.is_gpt2]
+            name, pipeline.shape_of(name), family, files, table=tables[0] if tables else HEAD_TABLE
         )  # fmt: skip
         for source in names:
             if source not in files:
@@ -70,7 +70,7 @@ def save_pretrained(pipeline: Pipeline, folder: str | Path) -> None:
     own = {name: state[name].cpu() for name, _ in pipeline.named_parameters()}
     if ranks.shares_table:
         own.pop(HEAD_TABLE, None)
-    family = read_shape(plan.model or {}).family
+    family = str((plan.model or {}).get("model_type"))
     tensors = {n: t.contiguous() for name, whole in own.items() for n, t in stored(name, whole, family).items()}
     shard = f"model-{pipeline.device + 1:05}-of-{plan.devices:05}.safetensors"
     if ranks.replica == ranks.part == 0:

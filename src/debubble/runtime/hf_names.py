@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 HEAD_TABLE = "lm_head.weight"
+TABLE = {True: "transformer.wte.weight", False: "model.embed_tokens.weight"}
+"""Name of the embedding's table, by whether the model is GPT-2."""
 
 
 @dataclass(frozen=True)
@@ -25,15 +27,18 @@ class _Names:
     down: str
 
 
+_QWEN = _Names(".mlp.", "gate_proj", "up_proj", "down_proj")
 _EXPERTS = {
     "mixtral": _Names(".block_sparse_moe.", "w1", "w3", "w2"),
-    "qwen3_moe": _Names(".mlp.", "gate_proj", "up_proj", "down_proj"),
+    **dict.fromkeys(("qwen3_moe", "qwen2_moe", "deepseek_v2", "olmoe", "flex_olmo"), _QWEN),
 }
+_RENAMED = {"gpt_neox": {HEAD_TABLE: "embed_out.weight"}}
 _MIXTURE = ".mlp."
 
 
 def stored(name: str, tensor: Tensor, family: str) -> dict[str, Tensor]:
     """What a checkpoint of a model of that family has for a parameter.  Tensors may be views."""
+    name = _RENAMED.get(family, {}).get(name, name)
     names = _EXPERTS.get(family)
     if names is None or _MIXTURE not in name:
         return {name: tensor}
@@ -55,9 +60,8 @@ def sources(name: str, shape: torch.Size, family: str, files: Collection[str], *
     """
     if name in files:
         return [name]
-    if name == HEAD_TABLE:
-        return [table]
-    return list(stored(name, torch.empty(shape, device="meta"), family))
+    names = list(stored(name, torch.empty(shape, device="meta"), family))
+    return [table] if name == HEAD_TABLE and names[0] not in files else names
 
 
 def joined(name: str, read: list[Callable[[], Tensor]]) -> Tensor:

@@ -15,20 +15,25 @@ import torch
 from torch import Tensor, nn
 
 from debubble.ir import InputError, PlannedUnit
+from debubble.ir.hf_config import halved
 from debubble.runtime.experts import MoeMlp
 from debubble.runtime.families import read_shape
 from debubble.runtime.gpt2 import Gpt2Attention, Gpt2Embedding, Gpt2Mlp
+from debubble.runtime.hf_names import TABLE
+from debubble.runtime.hf_units import build_hf_stage
 from debubble.runtime.llama import GemmaMlp, LlamaAttention, LlamaEmbedding, LlamaMlp
 from debubble.runtime.lora import Adapters, adapt, is_adapter
+from debubble.runtime.outline import layer_count
 from debubble.runtime.shape import Shape
 from debubble.runtime.tape import Operators, directly
 from debubble.runtime.units import Head, MicroBatch, Unit
 
 
 def model_units(config: Mapping[str, Any]) -> tuple[PlannedUnit, ...]:
-    """The units of a model, in model order: embedding, two half-layers per layer, head."""
-    halves = (PlannedUnit(kind, layer) for layer in range(read_shape(config).layers) for kind in ("attention", "mlp"))
-    return (PlannedUnit("embedding", None), *halves, PlannedUnit("head", None))
+    """The units of a model, in model order: embedding, two half-layers (or one whole) per layer, head."""
+    parts = ("attention", "mlp") if halved(config) else ("layer",)
+    inner = (PlannedUnit(part, layer) for layer in range(layer_count(config)) for part in parts)
+    return (PlannedUnit("embedding", None), *inner, PlannedUnit("head", None))
 
 
 def build_unit(
@@ -49,6 +54,8 @@ def build_stage(
     config: Mapping[str, Any], units: Sequence[PlannedUnit], *, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> list[Unit]:
     """The units of one stage."""
+    if not halved(config):
+        return [*build_hf_stage(config, units, seed=seed, dtype=dtype)]
     return [build_unit(config, unit, seed=seed, dtype=dtype) for unit in units]
 
 
@@ -88,10 +95,6 @@ def _mlp(shape: Shape, layer: int) -> Unit:
     if shape.per_layer[layer].experts is not None:
         return MoeMlp(shape, layer)
     return GemmaMlp(shape, layer) if shape.norms_results else LlamaMlp(shape, layer)
-
-
-TABLE = {True: "transformer.wte.weight", False: "model.embed_tokens.weight"}
-"""Name of the embedding's table, by whether the model is GPT-2."""
 
 
 def initialise(parameter: Tensor, name: str, shape: Shape, *, seed: int) -> None:

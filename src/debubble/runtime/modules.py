@@ -35,12 +35,17 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class ModuleUnit(Unit, Deferring):
-    """One module of the sequence; the last one's output goes into the loss."""
+    """One module, called with one tensor; with a `loss` the last one, whose output goes into it."""
 
-    def __init__(self, module: nn.Module, index: int, *, loss: Loss | None) -> None:
+    def __init__(self, module: nn.Module, *, prefix: str, salt: int, loss: Loss | None = None) -> None:
         super().__init__()
         self.module, self.loss = module, loss
-        self.prefix, self.salt = f"{index}.", index
+        self.prefix, self.salt = prefix, salt
+
+    def call(self, x: Tensor) -> Tensor:
+        """What the module makes of its input."""
+        y: Tensor = self.module(x)
+        return y
 
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
         y: Tensor = op("module", partial(self._run, seed=self.seed(micro_batch, 0)), x)
@@ -54,8 +59,7 @@ class ModuleUnit(Unit, Deferring):
 
     def _run(self, x: Tensor, *, seed: int) -> Tensor:
         with _Rewired(self.later, seed):
-            y: Tensor = self.module(x)
-        return y
+            return self.call(x)
 
 
 def _scaled(loss: Loss, micro_batch: MicroBatch, y: Tensor) -> Tensor:
@@ -106,7 +110,7 @@ class Modules:
         """The units of one stage."""
         bounds = self._bounds
         return [
-            ModuleUnit(self.modules[i], i, loss=self.loss if i + 1 == len(self.modules) else None)
+            ModuleUnit(self.modules[i], prefix=f"{i}.", salt=i, loss=self.loss if i + 1 == len(self.modules) else None)
             for i in range(bounds[stage], bounds[stage + 1])
         ]
 

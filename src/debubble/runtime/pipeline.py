@@ -18,7 +18,6 @@ from debubble.ir.trace import Trace
 from debubble.runtime.activity import Activity
 from debubble.runtime.assembly import DTYPES, build_part, check_runnable, tied_tables
 from debubble.runtime.batch import Batch, Rows, read_batch
-from debubble.runtime.families import read_shape
 from debubble.runtime.hf_files import load_pretrained, save_pretrained
 from debubble.runtime.interpreter import Interpreter, StepState
 from debubble.runtime.lanes import lanes_of
@@ -28,6 +27,7 @@ from debubble.runtime.memory import Ledger
 from debubble.runtime.modules import Loss, cross_entropy, sequence_of
 from debubble.runtime.moments import Ran
 from debubble.runtime.operators import add_gradient
+from debubble.runtime.outline import hidden_size
 from debubble.runtime.post_validation import PostValidation, Settled
 from debubble.runtime.ranks import Ranks, default_device, default_transport
 from debubble.runtime.tally import Tally
@@ -346,7 +346,7 @@ class Pipeline:
         """The shape of what stages hand on for such an input."""
         if self._modules is not None:
             return self._modules.boundary(tokens)
-        return (*tokens.shape, read_shape(self.plan.model or {}).hidden)
+        return (*tokens.shape, hidden_size(self.plan.model or {}))
 
     def _set_aside_gradients(self) -> dict[nn.Parameter, Tensor]:
         """Gradients of earlier steps: they are reduced already."""

@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from torch import Tensor, nn
 
+from debubble.runtime.memory import Ledger
 from debubble.runtime.operators import Linear, RMSNorm, capped, drop, token_loss
 from debubble.runtime.shape import Shape
 from debubble.runtime.tape import Operators
@@ -83,6 +84,10 @@ class Unit(nn.Module):
             return x
         dropped: Tensor = op("dropout", partial(drop, p=p, seed=self.seed(micro_batch, place)), x)
         return dropped
+
+    def known_to(self, ledger: Ledger) -> None:
+        """Tell the ledger of the unit's device what of it is no activation."""
+        ledger.exclude((*self.parameters(), *self.buffers()))
 
     def seed(self, micro_batch: MicroBatch, place: int) -> int:
         return zlib.crc32(f"{micro_batch.seed} {self.salt} {place}".encode())

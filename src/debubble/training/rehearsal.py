@@ -18,12 +18,12 @@ from debubble.ir import Instruction, Kind, Op, Plan, Program, StageCosts, Trace,
 from debubble.ir.schedule import Schedule
 from debubble.ir.trace import TraceEvent, TraceStep
 from debubble.runtime.assembly import DTYPES
-from debubble.runtime.families import read_shape
 from debubble.runtime.guests import channels
 from debubble.runtime.interpreter import Interpreter, StepState
 from debubble.runtime.lanes import CpuLanes
 from debubble.runtime.memory import Ledger
 from debubble.runtime.moments import Ran
+from debubble.runtime.outline import hidden_size
 from debubble.runtime.transport import Distributed, Transport
 
 _TIMES = (
@@ -71,7 +71,7 @@ def rehearse(plan: Plan, *, steps: int, transport: Transport) -> Trace:
 def messages(plan: Plan) -> StepState:
     """Messages of the real size; a number each where the plan has no model."""
     o = plan.options
-    shape = (1,) if plan.model is None else (o.micro_batch_size, o.sequence_length, read_shape(plan.model).hidden)
+    shape = (1,) if plan.model is None else (o.micro_batch_size, o.sequence_length, hidden_size(plan.model))
     return StepState(
         tokens=[],
         micro_batches=[],

@@ -1,0 +1,239 @@
+"""A causal model of transformers without its layers, which pass through stand-ins: what it does before, after, around.
+
+The model is built on the meta device.  Its layers are the entries of the one list of modules among its base model's
+children; its pipeline plan, or else the order of these children, says what comes before them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from debubble.ir import InputError
+from debubble.runtime.hf_start import materialise
+
+TRIAL = 1, 4
+"""Rows and tokens of the trial that shows how the model calls its layers."""
+
+
+class Given(NamedTuple):
+    """What the model gives a layer: the hidden states, and what it needs beside them."""
+
+    hidden: Tensor
+    arguments: tuple[Any, ...]
+    named: Mapping[str, Any]
+
+
+class Walk:
+    """The model's forward on its way past the layers."""
+
+    def __init__(self, layers: int) -> None:
+        self.layers = layers
+        self.tupled = False
+        """Whether layers return their result as the first of a tuple."""
+        self.given: list[Given] = []
+        self.result: Tensor | None = None
+        """What the last layer is to return; None: what the first is given."""
+
+    def past(self, given: Given) -> Any:
+        self.given.append(given)
+        replaced = self.result is not None and len(self.given) == self.layers
+        y = self.result if replaced else given.hidden
+        return (y,) if self.tupled else y
+
+
+class _StandIn(nn.Module):
+    """In a layer's place, with the plain attributes that the model may ask it for."""
+
+    def __init__(self, layer: nn.Module, walk: Walk) -> None:
+        super().__init__()
+        self.walk = walk
+        for name, value in vars(layer).items():
+            if isinstance(value, (str, int, float)):
+                setattr(self, name, value)
+
+    def forward(self, hidden_states: Tensor, *arguments: Any, **named: Any) -> Any:
+        return self.walk.past(Given(hidden_states, arguments, named))
+
+
+class _Absent(nn.Module):
+    """In the place of a module that another unit has: passes its input on while the result is of no account."""
+
+    def __init__(self, name: str, walk: Walk, *, before: bool) -> None:
+        super().__init__()
+        self.name, self.walk, self.before = name, walk, before
+
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
+        if self.before == bool(self.walk.given):
+            raise ValueError(f"it uses '{self.name}' on both sides of its layers")
+        return x
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The model with stand-ins for its layers, and perhaps for what comes before or after them."""
+
+    causal: Any
+    walk: Walk
+
+    def up_to_layers(self, tokens: Tensor) -> Tensor:
+        """What the first layer is given."""
+        return self._walk(input_ids=tokens)[0].hidden
+
+    def from_layers(self, x: Tensor) -> Tensor:
+        """The logits, if the last layer returns `x`."""
+        self.walk.result = x
+        logits: Tensor = self.causal(inputs_embeds=x.detach(), use_cache=False).logits
+        self._taken()
+        return logits
+
+    def around_layers(self, x: Tensor) -> Sequence[Given]:
+        """What each layer is given, if `x` comes from the embedding."""
+        return self._walk(inputs_embeds=x)
+
+    def _walk(self, **inputs: Tensor) -> list[Given]:
+        self.causal.base_model(**inputs, use_cache=False)
+        return self._taken()
+
+    def _taken(self) -> list[Given]:
+        given, self.walk.given, self.walk.result = self.walk.given, [], None
+        return given
+
+
+class Anatomy:
+    """What of a model makes up which unit.  Raises InputError if it cannot be divided between its layers."""
+
+    def __init__(self, config: Mapping[str, Any], *, dtype: torch.dtype = torch.float32) -> None:
+        self.model = on_meta(config, dtype=dtype)
+        """Whole, on the meta device, with stand-ins for its layers."""
+        base = self.model.base_model
+        lists = {name: child for name, child in base.named_children() if isinstance(child, nn.ModuleList)}
+        if len(lists) != 1:
+            raise _refusal(config, "its base model has no single list of layers")
+        own, self.layers = next(iter(lists.items()))
+        self.path = next(name for name, module in self.model.named_modules() if module is self.layers)
+        """The name of the list of layers."""
+        self.tables = tables_of(self.model)
+        self._check_state(config)
+        order = [*(getattr(base.config, "base_model_pp_plan", None) or dict(base.named_children()))]
+        self._before = set(order[: order.index(own)])
+        self._walk = Walk(len(self.layers))
+        setattr(base, own, nn.ModuleList(_StandIn(layer, self._walk) for layer in self.layers))
+        self._around = self._trial(config)
+
+    @property
+    def before(self) -> Frame:
+        """With what comes before the layers."""
+        return self._frame(lambda before: before)
+
+    @property
+    def after(self) -> Frame:
+        """With what comes after them."""
+        return self._frame(lambda before: not before)
+
+    @property
+    def around(self) -> Frame:
+        """With nothing that has parameters, and its buffers in place."""
+        return self._around
+
+    def _frame(self, held: Callable[[bool], bool]) -> Frame:
+        """A copy that has what comes before the layers, or after them, if it is `held`."""
+        model = copy.deepcopy(self.model)
+        base = model.base_model
+        walk = next(module for module in model.modules() if isinstance(module, _StandIn)).walk
+        for parent in (model, base):
+            for name, child in list(parent.named_children()):
+                before = parent is base and name in self._before
+                if child is not base and not held(before) and any(True for _ in child.parameters()):
+                    setattr(parent, name, _Absent(name, walk, before=before))
+        return Frame(model, walk)
+
+    def _check_state(self, config: Mapping[str, Any]) -> None:
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        beside = [name for name in self.model.state_dict() if name not in parameters]
+        if beside:
+            raise _refusal(config, f"its '{beside[0]}' is state that no optimizer steps")
+
+    def _trial(self, config: Mapping[str, Any]) -> Frame:
+        """The frame without parameters, once it has shown how layers are called."""
+        x = torch.full((*TRIAL, self.model.config.hidden_size), torch.nan)
+        why = ""
+        for self._walk.tupled in (False, True):
+            frame = self._frame(lambda _: False)
+            materialise(frame.causal, self.model, prefix="", seed=0, dtype=torch.float32)
+            frame.causal.eval()
+            try:
+                given = frame.around_layers(x)
+            except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+                why = _first_line(error)
+                continue
+            if len(given) != len(self.layers) or any(g.hidden is not given[0].hidden for g in given):
+                why = "what it does between layers is not theirs alone"
+            elif given[0].hidden.shape != x.shape or not all(_fixed([*g.arguments, *g.named.values()]) for g in given):
+                why = "its layers need more of what came before than hidden states"
+            else:
+                return frame
+        raise _refusal(config, why)
+
+
+def _fixed(value: Any) -> bool:
+    """Whether it follows from shapes alone: the trial's hidden states are NaN, and so is what is made of them."""
+    if isinstance(value, (tuple, list)):
+        return all(map(_fixed, value))
+    if isinstance(value, Tensor):
+        return not (value.is_floating_point() and bool(value.isnan().any()))
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _refusal(config: Mapping[str, Any], why: str) -> InputError:
+    return InputError(f"transformers' '{config.get('model_type')}' cannot be divided between its layers: {why}.")
+
+
+def on_meta(config: Mapping[str, Any], *, dtype: torch.dtype = torch.float32) -> Any:
+    """transformers' causal model of a config that is to run in this dtype, on the meta device.
+
+    Raises InputError if there is none.
+    """
+    family = str(config.get("model_type"))
+    try:
+        import transformers
+    except ImportError as error:
+        raise InputError(f"'{family}' runs with transformers' modules: pip install 'debubble[hf]'.") from error
+    if int(transformers.__version__.partition(".")[0]) < 5:
+        raise InputError(f"'{family}' runs with the modules of transformers 5 or later: update it.")
+    if config.get("output_router_logits"):
+        raise InputError(
+            f"The runtime has no auxiliary loss for the routers of '{family}', which 'output_router_logits' asks for:"
+            " set it to false."
+        )
+    try:
+        read = type(transformers.AutoConfig.for_model(family)).from_dict(dict(config))
+        # Fused attention draws dropout's masks from torch's global generator; grouped products know no fp64.
+        eager = {
+            "attn_implementation": bool(getattr(read, "attention_dropout", 0)),
+            "experts_implementation": dtype is torch.float64,
+        }
+        chosen = {option: "eager" for option, needed in eager.items() if needed}
+        with torch.device("meta"):
+            build: Any = transformers.AutoModelForCausalLM.from_config
+            return build(read, dtype=torch.float32, **chosen)
+    except (ImportError, ValueError) as error:
+        raise InputError(
+            f"transformers builds no causal model of the type '{family}': {_first_line(error)}."
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].removesuffix(".")
+
+
+def tables_of(model: Any) -> tuple[str, str] | None:
+    """The names of the embedding's and of the head's table, if they are one."""
+    table, head = model.get_input_embeddings(), model.get_output_embeddings()
+    names = {module: f"{name}.weight" for name, module in model.named_modules()}
+    return (names[table], names[head]) if head.weight is table.weight else None

@@ -1,0 +1,121 @@
+"""Any causal model of transformers as units of its own modules: embedding, whole layers, head.
+
+Layers get what the model gives them beside the hidden states (masks, positions), noted once for every shape.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from debubble.ir import InputError, PlannedUnit
+from debubble.runtime.hf_model import Anatomy, Frame
+from debubble.runtime.hf_start import materialise
+from debubble.runtime.memory import Ledger
+from debubble.runtime.modules import ModuleUnit, cross_entropy
+
+Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
+
+
+class HfEmbedding(ModuleUnit):
+    """What the model does before its first layer."""
+
+    def __init__(self, frame: Frame) -> None:
+        super().__init__(frame.causal, prefix="", salt=0)
+        self.frame = frame
+
+    def call(self, x: Tensor) -> Tensor:
+        return self.frame.up_to_layers(x)
+
+
+class HfLayer(ModuleUnit):
+    """One layer."""
+
+    def __init__(self, anatomy: Anatomy, layer: int, surroundings: Surroundings) -> None:
+        super().__init__(anatomy.layers[layer], prefix=f"{anatomy.path}.{layer}.", salt=layer + 1)
+        self.layer, self.surroundings = layer, surroundings
+
+    def call(self, x: Tensor) -> Tensor:
+        arguments, named = self.surroundings.of(self.layer, x)
+        y = self.module(x, *arguments, **named)
+        # What some layers return beside them, the model has shown not to need.
+        hidden: Tensor = y[0] if isinstance(y, tuple) else y
+        return hidden
+
+    def known_to(self, ledger: Ledger) -> None:
+        super().known_to(ledger)
+        self.surroundings.ledger = ledger
+
+
+class HfHead(ModuleUnit):
+    """What the model does after its last layer, and the loss."""
+
+    def __init__(self, frame: Frame, layers: int) -> None:
+        super().__init__(frame.causal, prefix="", salt=layers + 1, loss=cross_entropy)
+        self.frame = frame
+
+    def call(self, x: Tensor) -> Tensor:
+        return self.frame.from_layers(x)
+
+
+class Surroundings:
+    """What a model gives its layers beside the hidden states, for every shape of these that came."""
+
+    def __init__(self, frame: Frame) -> None:
+        self._frame = frame
+        self._noted: dict[tuple[torch.Size, torch.dtype, torch.device], list[Arguments]] = {}
+        self.ledger = Ledger()
+        """Of the device: what all micro-batches share is no activation of any."""
+
+    def of(self, layer: int, x: Tensor) -> Arguments:
+        """What the layer is called with after hidden states such as `x`: in order, and by name."""
+        key = x.shape, x.dtype, x.device
+        if key not in self._noted:
+            self._frame.causal.to(x.device)
+            with torch.no_grad():
+                noted = [(given.arguments, given.named) for given in self._frame.around_layers(x.detach())]
+            self.ledger.exclude(t for arguments, named in noted for t in _tensors((*arguments, *named.values())))
+            self._noted[key] = noted
+        return self._noted[key][layer]
+
+
+def _tensors(values: Sequence[Any]) -> list[Tensor]:
+    nested = [v for value in values for v in (_tensors(value) if isinstance(value, (tuple, list)) else [value])]
+    return [value for value in nested if isinstance(value, Tensor)]
+
+
+def build_hf_stage(
+    config: Mapping[str, Any], units: Sequence[PlannedUnit], *, seed: int, dtype: torch.dtype
+) -> list[ModuleUnit]:
+    """The units of one stage with their initial weights; the rest of the model never leaves the meta device.
+
+    Raises InputError if the model cannot be divided so, or a unit is no part of it.
+    """
+    anatomy = Anatomy(config, dtype=dtype)
+    surroundings = Surroundings(anatomy.around)
+    built = [_unit(anatomy, planned, surroundings) for planned in units]
+    for unit in built:
+        materialise(unit.module, anatomy.model, prefix=unit.prefix, seed=seed, dtype=dtype)
+        if isinstance(unit, HfHead) and anatomy.tables is not None:
+            table = copy.deepcopy(anatomy.model.get_input_embeddings())
+            materialise(table, anatomy.model, prefix=anatomy.tables[0].removesuffix("weight"), seed=seed, dtype=dtype)
+            unit.hf_parameters()[anatomy.tables[1]].data = table.weight.data
+    return built
+
+
+def _unit(anatomy: Anatomy, planned: PlannedUnit, surroundings: Surroundings) -> ModuleUnit:
+    if planned.strategy not in ("none", "full"):
+        raise InputError(f"transformers' modules recompute in full or not at all, not '{planned.strategy}'.")
+    match planned.type, planned.layer:
+        case "embedding", _:
+            return HfEmbedding(anatomy.before)
+        case "layer", int(layer):
+            return HfLayer(anatomy, layer, surroundings)
+        case "head", _:
+            return HfHead(anatomy.after, len(anatomy.layers))
+        case _:
+            raise InputError(f"transformers' modules make no unit of type '{planned.type}': make the plan again.")

@@ -1,0 +1,20 @@
+"""A small model of every family that runs with transformers' own modules, and is held to transformers in tests."""
+
+from tests.runtime.runtime_cases import LLAMA
+
+BASE = {**LLAMA, "pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2}
+del BASE["rms_norm_eps"]
+
+GENERIC = {
+    "olmo2": {}, "phi3": {}, "granite": {
+        "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.7, "attention_multiplier": 0.4,
+    }, "starcoder2": {"sliding_window": 5}, "smollm3": {"no_rope_layers": [1, 0, 1, 1], "tie_word_embeddings": True},
+    "stablelm": {"use_qkv_bias": True}, "cohere": {"tie_word_embeddings": True, "logit_scale": 0.3},
+    "cohere2": {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "gpt_neox": {"num_key_value_heads": None}, "glm4": {"head_dim": 8}, "olmo3": {"sliding_window": 5},
+    "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2}, "phi": {},
+    "helium": {"head_dim": 8}, "qwen2_moe": {
+        "num_experts": 4, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40,
+    }, "gpt_oss": {"num_local_experts": 4, "head_dim": 8, "sliding_window": 5}, "bloom": {},
+}  # fmt: skip
+GENERIC = {name: {**BASE, "model_type": name, **changes} for name, changes in GENERIC.items()}

@@ -1,0 +1,170 @@
+"""Models of transformers' own modules: a pipeline's loss and gradients are those of the whole model in one process."""
+
+import copy
+
+import pytest
+import torch
+
+import debubble as db
+from debubble.ir import InputError, PlannedUnit
+from debubble.runtime import Pipeline
+from debubble.runtime.memory import Ledger
+from debubble.runtime.models import build_stage, model_units
+from debubble.runtime.stage import Stage
+from debubble.runtime.transport import Threads
+from debubble.runtime.units import MicroBatch
+from tests.runtime.generic_cases import GENERIC
+from tests.runtime.runtime_cases import plan_of, run_threads, tokens_of
+
+pytest.importorskip("transformers", minversion="5")
+
+import transformers
+
+from tests.runtime.hf_reference import exactly, hf_model, loss_of
+
+
+def check(config, schedule, *, strategy="none", counts=None):
+    """Loss and gradients of the pipeline on the model's own parameters, against the model alone."""
+    model = hf_model(config)
+    tokens = tokens_of(config, rows=schedule.micro_batches)
+    expected_loss = loss_of(model, tokens, micro_batches=schedule.micro_batches)
+    expected = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    plan = plan_of(schedule, config, strategy=strategy, counts=counts)
+
+    def one(transport):
+        pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport)
+        with exactly():
+            loss = pipeline.step(tokens)
+        return loss, {name: p.grad for name, p in pipeline.named_parameters()}
+
+    answers = Threads.run(plan.devices, one)
+    torch.testing.assert_close(answers[0][0], expected_loss, rtol=1e-12, atol=0)
+    found = {name: gradient for _, part in answers for name, gradient in part.items()}
+    assert expected.keys() <= found.keys()
+    for name, gradient in expected.items():
+        assert (found[name] - gradient).abs().max() <= 1e-12 * gradient.abs().max(), name
+
+
+@pytest.mark.parametrize("family", GENERIC)
+def test_split_backwards_give_transformers_gradients(family):
+    check(GENERIC[family], db.schedules["zb-h1"](devices=3, micro_batches=4))
+
+
+@pytest.mark.parametrize("strategy", ["none", "full"])
+@pytest.mark.parametrize(("name", "devices"), [("1f1b", 2), ("zb-v", 2), ("pipeoffload", 2)])
+@pytest.mark.parametrize("family", ["cohere", "falcon", "gpt_oss"])
+def test_every_way_to_run_gives_transformers_gradients(family, name, devices, strategy):
+    check(GENERIC[family], db.schedules[name](devices=devices, micro_batches=4), strategy=strategy)
+
+
+def test_a_model_starts_alike_whatever_the_partition():
+    config = GENERIC["cohere"]
+    units = model_units(config)
+    torch.manual_seed(0)
+    whole = started(config, [units], seed=3)
+    drawn = torch.rand(1)
+    alone, other = (started(config, [[unit] for unit in units], seed=seed) for seed in (3, 4))
+
+    torch.manual_seed(0)
+    assert torch.equal(drawn, torch.rand(1))  # the global generator was left alone
+    assert torch.equal(whole["lm_head.weight"], whole["model.embed_tokens.weight"])
+    for name, parameter in whole.items():
+        assert torch.equal(parameter, alone[name]), name
+        assert parameter.dim() == 1 or not torch.equal(parameter, other[name]), name
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "qwen2_moe", "apertus"])
+def test_a_model_starts_as_transformers_does(family):
+    config = {**GENERIC["olmo2"], **GENERIC.get(family, {}), "model_type": family}
+    found = started(config, [model_units(config)], seed=0)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
+    assert found.keys() == {name for name, _ in model.named_parameters()}
+    for name, expected in model.named_parameters():
+        if expected.numel() == 1 or not expected.std():
+            assert torch.equal(found[name], expected), name
+        else:
+            torch.testing.assert_close(found[name].std(), expected.std(), rtol=0.25, atol=0)
+
+
+def started(config, stages, *, seed):
+    """The parameters of a model that is built in these stages."""
+    units = (unit for planned in stages for unit in build_stage(config, planned, seed=seed))
+    return {name: parameter for unit in units for name, parameter in unit.hf_parameters().items()}
+
+
+def test_dropout_does_not_depend_on_the_schedule_or_on_recomputation():
+    config = {**GENERIC["phi"], "embd_pdrop": 0.3, "resid_pdrop": 0.2, "attention_dropout": 0.4}
+
+    def step(name, devices, strategy, config=config):
+        plan = plan_of(db.schedules[name](devices=devices, micro_batches=4), config, strategy=strategy)
+
+        def one(pipeline):
+            return pipeline.step(tokens_of(config, rows=4)), {n: p.grad for n, p in pipeline.named_parameters()}
+
+        answers = run_threads(plan, one)
+        return answers[0][0], {n: g for _, part in answers for n, g in part.items()}
+
+    alone = step("gpipe", 1, "none")
+    for name, devices, strategy in (("zb-h1", 3, "none"), ("1f1b", 2, "full")):
+        loss, gradients = step(name, devices, strategy)
+        assert loss == alone[0]
+        for parameter, gradient in gradients.items():
+            torch.testing.assert_close(gradient, alone[1][parameter], rtol=1e-12, atol=1e-15)
+    assert alone[0] != step("gpipe", 1, "none", GENERIC["phi"])[0]
+
+
+@pytest.mark.parametrize("family", GENERIC)
+def test_a_checkpoint_goes_in_and_out_unchanged(family, tmp_path):
+    config = GENERIC[family]
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
+    model.save_pretrained(tmp_path / "in")
+    plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), model.config.to_dict(), dtype="fp32")
+
+    def through(pipeline):
+        pipeline.load_pretrained(tmp_path / "in")
+        pipeline.save_pretrained(tmp_path / "out")
+        return pipeline.step(tokens_of(config, rows=2))
+
+    losses = run_threads(plan, through)
+    tokens = tokens_of(config, rows=2)
+    logits = model(tokens[:, :-1]).logits
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    torch.testing.assert_close(losses[0], expected.detach(), rtol=1e-5, atol=0)
+    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(back.state_dict()[name], tensor), name
+
+
+def test_offload_leaves_what_all_micro_batches_share():
+    planned, ledger = PlannedUnit("layer", 0), Ledger()
+    (unit,) = build_stage(GENERIC["cohere2"], [planned])
+    unit.known_to(ledger)
+    stage = Stage([unit], [planned], ledger)
+    for j in range(2):
+        y = stage.forward(j, torch.randn(1, 9, 32), MicroBatch())  # longer than the window: a mask is needed
+
+    buffer = stage.offload(0, 1.0, lambda size: torch.empty(size, dtype=torch.uint8))
+    kept = stage.backward(1, torch.ones_like(y), split=False)
+    stage.reload(0, buffer)
+    assert kept.shape == stage.backward(0, torch.ones_like(y), split=False).shape
+    assert ledger.bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "message"),
+    [
+        ({"model_type": "bert"}, {}, "'bert' cannot be divided between its layers"),
+        ({"model_type": "deepseek_v3"}, {}, "e_score_correction_bias' is state that no optimizer steps"),
+        ({"model_type": "nothing"}, {}, "no causal model of the type 'nothing'"),
+        ({"output_router_logits": True}, {}, "no auxiliary loss for the routers of 'olmo2'"),
+        ({}, {"strategy": "norm"}, "in full or not at all, not 'norm'"),
+        ({}, {"lora": 2}, "neither tensor parallelism nor LoRA for 'olmo2'"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_with_a_sentence(config, options, message):
+    plan = plan_of(db.schedules["gpipe"](devices=1, micro_batches=1), {**GENERIC["olmo2"], **config}, **options)
+    with pytest.raises(InputError, match=message):
+        run_threads(plan, lambda pipeline: None)
