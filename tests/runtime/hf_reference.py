@@ -17,6 +17,8 @@ class _Wide(TorchFunctionMode):
             return args[0]
         if wide and kwargs.get("dtype") is torch.float32 and function is torch.nn.functional.softmax:
             kwargs["dtype"] = torch.float64
+        if function is torch.zeros and kwargs.get("dtype") is torch.float32:  # where its auxiliary loss adds up
+            kwargs["dtype"] = torch.float64
         return function(*args, **kwargs)
 
 
@@ -57,11 +59,13 @@ def loss_of(model, tokens, *, micro_batches):
     total = torch.zeros((), dtype=torch.float64)
     with exactly():
         for part in tokens.chunk(micro_batches):
-            logits = model(part[:, :-1]).logits
+            answer = model(part[:, :-1])
             loss = (
-                torch.nn.functional.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten(), reduction="sum")
+                torch.nn.functional.cross_entropy(answer.logits.flatten(0, 1), part[:, 1:].flatten(), reduction="sum")
                 / tokens[:, 1:].numel()
             )
+            if getattr(answer, "aux_loss", None) is not None:
+                loss = loss + model.config.router_aux_loss_coef * answer.aux_loss / micro_batches
             loss.backward()
             total += loss.detach()
     return total

@@ -10,7 +10,7 @@ from debubble.ir import InputError
 from debubble.runtime import Pipeline
 from debubble.runtime.families import read_shape
 from debubble.runtime.transport import Threads
-from tests.runtime.runtime_cases import FAMILIES, LLAMA, MIXTRAL, plan_of, tokens_of
+from tests.runtime.runtime_cases import FAMILIES, LLAMA, plan_of, tokens_of
 
 pytest.importorskip("transformers")
 
@@ -49,11 +49,6 @@ def test_split_backwards_give_transformers_gradients(family):
 @pytest.mark.parametrize("family", ["gemma2", "mixtral", "qwen3-moe"])
 def test_recomputation_gives_transformers_gradients(family, strategy):
     check(FAMILIES[family], db.schedules["1f1b"](devices=2, micro_batches=2), strategy=strategy)
-
-
-def test_the_auxiliary_loss_of_routers_is_refused():
-    with pytest.raises(InputError, match="no auxiliary loss for routers"):
-        read_shape({**MIXTRAL, "output_router_logits": True})
 
 
 def test_attention_that_is_not_causal_is_refused():

@@ -11,6 +11,7 @@ from torch import nn
 
 from debubble.ir import InputError, Kind, Plan, RunOptions
 from debubble.ir.hf_config import halved
+from debubble.runtime.balanced_stage import BalancedStage
 from debubble.runtime.families import read_shape
 from debubble.runtime.lora import Adapters, given_adapters, new_adapters, plain_name
 from debubble.runtime.memory import Ledger
@@ -18,6 +19,7 @@ from debubble.runtime.models import add_adapters, build_stage, model_units
 from debubble.runtime.modules import Modules
 from debubble.runtime.outline import tied_names
 from debubble.runtime.replicas import Replicas
+from debubble.runtime.routing import Balance
 from debubble.runtime.shape import Shape
 from debubble.runtime.stage import Stage
 from debubble.runtime.tensor_parallel import TensorGroup
@@ -119,7 +121,7 @@ def build_part(
         cuts = {n: cut for unit in units for n, cut in unit.divide(group, shards).items()} if group.size > 1 else {}
         on_host = stage in plan.schedule.host_steps
         part.weights[stage] = StageWeights(units, working, on_host=on_host, group=group, cuts=cuts)
-        part.stages[stage] = Stage(units, plan.partition[stage], ledger)
+        part.stages[stage] = _stage(units, plan, stage, ledger)
         for unit in units:
             _move_buffers(unit, on)
             unit.known_to(ledger)
@@ -130,6 +132,22 @@ def _move_buffers(unit: Unit, on: torch.device) -> None:
     for module in unit.modules():
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.to(on))
+
+
+def _stage(units: Sequence[Unit], plan: Plan, number: int, ledger: Ledger) -> Stage:
+    planned, balance = plan.partition[number], balance_of(plan)
+    if balance is None:
+        return Stage(units, planned, ledger)
+    last = number + 1 == plan.schedule.stages
+    return BalancedStage(units, planned, ledger, balance=balance, first=number == 0, last=last)
+
+
+def balance_of(plan: Plan) -> Balance | None:
+    """The auxiliary loss of the model's routers, if it has one."""
+    if plan.model is None or not halved(plan.model):
+        return None
+    micro_batches = plan.micro_batches * plan.options.data
+    return Balance.of(read_shape(plan.model), micro_batches=micro_batches, dtype=DTYPES[plan.options.dtype])
 
 
 def _hf_stages(

@@ -96,10 +96,13 @@ class MoeMlp(Unit):
 
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
         h = op("norm", self.post_attention_layernorm, x).flatten(0, -2)
-        weights, chosen = op("router", self._route, h)
+        weights, chosen, probabilities = op("router", self._route, h)
         with torch.no_grad():
             order = chosen.flatten().argsort(stable=True)
-            sizes = chosen.flatten().bincount(minlength=self.experts.count).tolist()
+            choices = chosen.flatten().bincount(minlength=self.experts.count)
+        sizes = choices.tolist()
+        if micro_batch.routing is not None:
+            weights = micro_batch.routing.add(weights, probabilities, choices)
         rows = op("dispatch", self._dispatch, h, order)
         experts = self.mlp.experts
         gate, up = op("projections", partial(experts.gate_and_up, sizes=sizes), rows).chunk(2, dim=-1)
@@ -112,12 +115,13 @@ class MoeMlp(Unit):
         inner = self.experts.ffn
         return {"mlp.experts.gate_up_proj": Cut(1, 2 * inner, fused=2), "mlp.experts.down_proj": Cut(2, inner)}
 
-    def _route(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        """Of every token [tokens, per_token]: the weights of its experts, and which they are."""
-        weights, chosen = widen(self.mlp.gate(h)).softmax(-1).topk(self.experts.per_token)
+    def _route(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of every token: the weights of its experts and which they are [tokens, per_token], all probabilities."""
+        probabilities = widen(self.mlp.gate(h)).softmax(-1)
+        weights, chosen = probabilities.topk(self.experts.per_token)
         if self.experts.renormalised:
             weights = weights / weights.sum(-1, keepdim=True)
-        return weights.to(h.dtype), chosen
+        return weights.to(h.dtype), chosen, probabilities
 
     def _dispatch(self, h: Tensor, order: Tensor) -> Tensor:
         """A row for every token and expert, sorted by expert."""

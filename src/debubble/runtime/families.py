@@ -23,10 +23,6 @@ def read_shape(config: Config) -> Shape:
     family = config.get("model_type")
     if family not in _FAMILIES:
         raise InputError(f"The runtime cannot build the model type '{family}'; it builds {', '.join(_FAMILIES)}.")
-    if config.get("output_router_logits"):
-        raise InputError(
-            "The runtime has no auxiliary loss for routers, which 'output_router_logits' asks for: set it to false."
-        )
     if config.get("use_bidirectional_attention"):
         raise InputError("The runtime has causal attention alone: set use_bidirectional_attention to false.")
     try:
@@ -57,6 +53,8 @@ def _llama_like(config: Config, **changes: Any) -> Shape:
         "output_bias": bias,
         "mlp_bias": bool(config.get("mlp_bias", False)),
         "attention_dropout": config.get("attention_dropout") or 0.0,
+        # Transformers adds the auxiliary loss where logits of routers are asked for.
+        "router_balance": config.get("router_aux_loss_coef", 0.001) if config.get("output_router_logits") else 0.0,
     }
     return Shape(**{**shape, **changes})
 

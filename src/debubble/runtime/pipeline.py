@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from debubble.ir import InputError, Plan, lower
 from debubble.ir.trace import Trace
 from debubble.runtime.activity import Activity
-from debubble.runtime.assembly import DTYPES, build_part, check_runnable, tied_tables
+from debubble.runtime.assembly import DTYPES, balance_of, build_part, check_runnable, tied_tables
 from debubble.runtime.batch import Batch, Rows, read_batch
 from debubble.runtime.hf_files import load_pretrained, save_pretrained
 from debubble.runtime.interpreter import Interpreter, StepState
@@ -346,7 +346,8 @@ class Pipeline:
         """The shape of what stages hand on for such an input."""
         if self._modules is not None:
             return self._modules.boundary(tokens)
-        return (*tokens.shape, hidden_size(self.plan.model or {}))
+        balance = balance_of(self.plan)
+        return (*tokens.shape, hidden_size(self.plan.model or {})) if balance is None else balance.message(tokens.shape)
 
     def _set_aside_gradients(self) -> dict[nn.Parameter, Tensor]:
         """Gradients of earlier steps: they are reduced already."""

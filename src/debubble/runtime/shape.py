@@ -77,6 +77,8 @@ class Shape:
     logit_cap: float | None = None
     embedding_dropout: float = 0.0
     attention_dropout: float = 0.0
+    router_balance: float = 0.0
+    """Coefficient of the routers' auxiliary loss; 0: there is none."""
     residual_dropout: float = 0.0
 
     @property

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from debubble.runtime.memory import Ledger
 from debubble.runtime.operators import Linear, RMSNorm, capped, drop, token_loss
+from debubble.runtime.routing import Routing
 from debubble.runtime.shape import Shape
 from debubble.runtime.tape import Operators
 from debubble.runtime.tensor_parallel import ALONE, Cut, TensorGroup, column_cuts, row_cuts
@@ -30,6 +31,8 @@ class MicroBatch:
     targets: Tensor | None = None
     scale: float = 1.0
     seed: int = 0
+    routing: Routing | None = None
+    """Where routers note what they do, if they have an auxiliary loss."""
 
 
 class Unit(nn.Module):
