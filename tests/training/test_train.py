@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+import debubble as db
 from debubble.ir import InputError, Plan, Trace
 from debubble.training import checkpoint_folder
 from debubble.training.options import TrainOptions, check, settle
+from debubble.training.room import check_room
 from debubble.training.run import train
 
 TEXT = "".join(f"{i} bottles of beer on the wall, {i} bottles of beer.\n" for i in range(200))
@@ -82,6 +84,11 @@ def test_a_model_and_then_adapters_on_top_of_it_are_trained_from_where_they_were
     [
         ({"load": (Path("nowhere"),)}, "--load: there is no folder nowhere"),
         ({"steps": 0}, "--steps must be at least 1"),
+        ({"learning_rate": float("nan")}, "--lr must be a number, 0 or more, not nan"),
+        ({"clip": -1.0}, "--clip must be a number, 0 or more, not -1.0"),
+        ({"checkpoint": Path(__file__)}, "--checkpoint: .* is a file, not a folder"),
+        ({"dataset": "magic:data"}, "--dataset takes the place of --data and --tokenizer"),
+        ({"dataset": "magic:data", "data": None}, "--dataset magic:data cannot be loaded"),
         ({"data": Path("nowhere.txt")}, "no data file or directory nowhere.txt"),
         ({"resume": True}, "--resume needs --checkpoint"),
         ({"resume": True, "checkpoint": Path("nowhere")}, "no checkpoint in nowhere"),
@@ -91,6 +98,12 @@ def test_a_model_and_then_adapters_on_top_of_it_are_trained_from_where_they_were
 def test_what_cannot_be_done_is_one_sentence(options, entries, message):
     with pytest.raises(InputError, match=message):
         check(changed(options, **entries))
+
+
+def test_a_plan_for_larger_devices_than_this_machine_is_refused_before_anything_is_allocated():
+    plan = db.plan(db.models["llama2-70b"], db.Cluster.parse("64xB200-192GB"), planner="merak", zero=0)
+    with pytest.raises(InputError, match=r"The plan's 64 ranks need .* in all, but this machine has"):
+        check_room(plan)
 
 
 def test_a_plan_of_abstract_costs_is_refused(options, tmp_path):

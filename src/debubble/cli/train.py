@@ -93,6 +93,9 @@ def train(
     )  # fmt: skip
     options = settle(recipe, options)
     checked = check(options)
-    from debubble.runtime.launcher import packed, start
+    from debubble.runtime.launcher import joined, packed, start
+    from debubble.training.room import check_room
 
+    if not joined():
+        check_room(checked)
     start("debubble.training.rank", packed(options), ranks=checked.ranks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -89,10 +90,8 @@ def start_of(options: TrainOptions) -> Path | None:
 def check(options: TrainOptions) -> Plan:
     """The plan, if this run can be done.  Raises InputError with one sentence if not."""
     plan = runnable(options.plan)
-    for name in ("steps", "save_every", "keep"):
-        if getattr(options, name) < 1:
-            raise InputError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(options, name)}.")
-    sequences_of(options, plan)
+    _check_numbers(options)
+    _check_data(options, plan)
     validates_after(options.post_validation, plan)
     if options.online:
         check_searchable(plan)
@@ -106,6 +105,18 @@ def check(options: TrainOptions) -> Plan:
     if options.checkpoint is not None:
         _check_checkpoints(options, options.checkpoint, plan)
     return plan
+
+
+def _check_numbers(options: TrainOptions) -> None:
+    for name in ("steps", "save_every", "keep"):
+        if getattr(options, name) < 1:
+            raise InputError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(options, name)}.")
+    for option, value in {
+        "--lr": options.learning_rate, "--warmup": options.warmup, "--weight-decay": options.weight_decay,
+        "--clip": options.clip, "--hang-timeout": options.hang_timeout,
+    }.items():  # fmt: skip
+        if not 0 <= value < math.inf:
+            raise InputError(f"{option} must be a number, 0 or more, not {value}.")
 
 
 def validates_after(wanted: bool | None, plan: Plan) -> bool:
@@ -179,6 +190,8 @@ def _check_data(options: TrainOptions, plan: Plan) -> None:
 
 def _check_checkpoints(options: TrainOptions, folder: Path, plan: Plan) -> None:
     """Refuse to resume without a checkpoint of the plan's model and steps to go, or to mix two runs in a folder."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--checkpoint: {folder} is a file, not a folder.")
     newest = start_of(options)
     if newest is None:
         if checkpoints(folder):
