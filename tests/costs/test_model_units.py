@@ -122,6 +122,35 @@ def test_without_sequence_parallelism_ten_tensors_are_not_divided() -> None:
     assert kept(units) == S * (10 * h + 24 * h / t + 5 * a * S / t)
 
 
+@pytest.mark.parametrize("zero", [0, 2])
+def test_a_whole_layer_costs_what_its_halves_do_and_keeps_one_input(zero: int) -> None:
+    options = RunOptions(sequence_length=S, data=2, zero=zero)
+    halves, whole = (model_units(replace(LLAMA, whole_layers=w), A100S, options) for w in (False, True))
+    place = Placement.linear(2)
+    half = LLAMA.layers + 1
+
+    def costs(units: Units, cut: int, strategy: str, on_host: tuple[int, ...] = ()) -> Any:
+        named = [(i, strategy if u.layer is not None else "none") for i, u in enumerate(units.units)]
+        return units.stage_costs([named[:cut], named[cut:]], place, on_host=on_host)
+
+    for strategy, on_host in (("none", ()), ("full", ()), ("none", (0,))):
+        one, two = costs(whole, half // 2 + 1, strategy, on_host), costs(halves, half, strategy, on_host)
+        for entry, values in vars(two).items():
+            assert getattr(one, entry) == pytest.approx(values), entry
+
+
+def test_an_expert_that_every_token_passes_adds_an_mlp() -> None:
+    m = models["mixtral-8x7b"]
+    assert m.experts is not None
+    shared = replace(m, experts=replace(m.experts, shared=m.ffn))
+    one, two = (layer(model_units(model, A100S, RunOptions(sequence_length=S)))[1] for model in (m, shared))
+    dense = layer(model_units(replace(m, experts=None), A100S, RunOptions(sequence_length=S)))[1]
+
+    assert shared.parameters - m.parameters == m.layers * 3 * m.hidden * m.ffn
+    assert two.activation - one.activation == dense.activation - 2 * 2 * S * m.hidden
+    assert one.forward < two.forward < one.forward + dense.forward
+
+
 def test_cmb_keeps_8h_4kv_4ffn() -> None:
     m = LLAMA
     units = model_units(m, A100S, RunOptions(sequence_length=S))

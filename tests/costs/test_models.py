@@ -77,6 +77,28 @@ def test_parameters_are_those_of_the_model_that_transformers_builds(config: dict
     assert Model.from_hf(config).parameters == sum(p.numel() for p in built.parameters())
 
 
+@pytest.mark.parametrize("written", ["to_dict", "to_diff_dict"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "apertus", "arcee", "bloom", "cohere", "cohere2", "ernie4_5", "exaone4", "falcon", "flex_olmo", "glm", "glm4",
+        "gpt_neox", "gpt_oss", "granite", "granitemoe", "helium", "olmo", "olmo2", "olmo3", "olmoe", "persimmon", "phi",
+        "phi3", "qwen2_moe", "seed_oss", "smollm3", "stablelm", "starcoder2",
+    ],
+)  # fmt: skip
+def test_another_familys_parameters_are_counted_to_a_thousandth(family: str, written: str) -> None:
+    """Of its default model; `to_diff_dict` is what a config.json has."""
+    transformers = pytest.importorskip("transformers", minversion="5")
+    torch = pytest.importorskip("torch")
+    config = type(transformers.AutoConfig.for_model(family))()
+    with torch.device("meta"):
+        built = transformers.AutoModelForCausalLM.from_config(config)
+    model = Model.from_hf(getattr(config, written)())
+
+    assert model.whole_layers
+    assert model.parameters == pytest.approx(sum(p.numel() for p in built.parameters()), rel=1e-3)
+
+
 def test_active_parameters_leave_out_the_experts_that_a_token_does_not_pass() -> None:
     """Mixtral of Experts (Jiang et al. 2024): 47B parameters, of which a token uses 13B."""
     mixtral, llama = models["mixtral-8x7b"], models["llama2-7b"]
@@ -140,7 +162,13 @@ def test_a_config_is_read_from_a_file_and_from_its_folder(tmp_path: Path) -> Non
         ({"tie_word_embeddings": 1}, "`tie_word_embeddings` must be true or false"),
         ({"num_key_value_heads": 3}, "8 attention heads cannot share 3 key-value heads"),
         ({"num_attention_heads": 7, "num_key_value_heads": 7}, "has 7 heads for a hidden size of 64"),
-        ({"model_type": "mamba"}, "has the model_type 'mamba', but debubble knows llama,"),
+        (
+            {"model_type": "mamba", "state_size": 16},
+            "model_type 'mamba' with 'state_size', but debubble prices",
+        ),
+        ({"model_type": "lfm2", "layer_types": ["conv"] * 3}, "'lfm2' with 'conv', but"),
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "'bert' with 'BertForMaskedLM', but"),
+        ({"model_type": "olmo2", "num_attention_heads": None}, "has no `num_attention_heads`, which a olmo2 model"),
         ({"model_type": None}, "has no `model_type`"),
     ],
 )

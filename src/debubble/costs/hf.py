@@ -6,75 +6,27 @@ defaults are transformers' own).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from debubble.costs.hf_entries import Entries, read_entries
+from debubble.costs.hf_other import other
 from debubble.costs.model import Experts, Model
 from debubble.ir import InputError
-from debubble.ir.hf_config import expert_layers, windows
+from debubble.ir.hf_config import expert_layers
 
 
 def parse(source: str | Path | Mapping[str, Any]) -> Model:
     """The model of a config file, a folder with one, or a config's content."""
-    config = _Config(source, "The config") if isinstance(source, Mapping) else _read(Path(source))
+    config = Entries(source, "The config") if isinstance(source, Mapping) else read_entries(Path(source))
     family = config.entries.get("model_type")
     if family is None:
-        raise InputError(f"{config.name} has no `model_type`; debubble knows {_known()}.")
-    if family not in _FAMILIES:
-        raise InputError(f"{config.name} has the model_type '{family}', but debubble knows {_known()}.")
-    return _FAMILIES[family](config)
+        raise InputError(f"{config.name} has no `model_type`: it is no Hugging Face config.")
+    return _FAMILIES.get(family, other)(config)
 
 
-class _Config:
-    """A config's entries, with errors that name the one that is missing or wrong."""
-
-    def __init__(self, entries: Mapping[str, Any], name: str) -> None:
-        self.entries = entries
-        self.name = name
-
-    def number(self, key: str, default: int | None = None) -> int:
-        value = self.entries.get(key)
-        if value is None:
-            value = default
-        if value is None:
-            raise InputError(f"{self.name} has no `{key}`, which a {self.entries['model_type']} model needs.")
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(f"`{key}` must be a positive whole number, but {self.name[0].lower()}{self.name[1:]} has"
-                             f" {value!r}.")  # fmt: skip
-        return value
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.entries.get(key, default)
-        if not isinstance(value, bool):
-            raise InputError(f"`{key}` must be true or false, not {value!r}.")
-        return value
-
-    def head_dim(self, hidden: int, heads: int) -> int:
-        if self.entries.get("head_dim") is not None:
-            return self.number("head_dim")
-        if hidden % heads:
-            raise InputError(f"{self.name} has {heads} heads for a hidden size of {hidden}, which they cannot divide.")
-        return hidden // heads
-
-
-def _read(path: Path) -> _Config:
-    file = path / "config.json" if path.is_dir() else path
-    try:
-        entries = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"The model config {file} cannot be read: {error.strerror}.") from error
-    except ValueError as error:
-        raise InputError(f"{file} is not a JSON file: {error}.") from error
-    if not isinstance(entries, dict):
-        raise InputError(f"{file} is not a model config: it holds no JSON object.")
-    if "debubble_plan" in entries:
-        raise InputError(f"{file} is a plan, not a model config; a plan already has its schedule and devices.")
-    return _Config(entries, f"The config {file}")
-
-
-def _llama_like(config: _Config, **changes: Any) -> Model:
+def _llama_like(config: Entries, **changes: Any) -> Model:
     """Llama and what differs from it in a few entries; `changes` override."""
     hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
     bias = config.flag("attention_bias", False)
@@ -83,7 +35,7 @@ def _llama_like(config: _Config, **changes: Any) -> Model:
         "family": config.entries["model_type"],
         "hidden": hidden,
         "layers": layers,
-        "windows": _windows(config, layers),
+        "windows": config.windows(layers),
         "heads": heads,
         "kv_heads": config.number("num_key_value_heads", heads),
         "head_dim": changes.get("head_dim") or config.head_dim(hidden, heads),
@@ -99,40 +51,32 @@ def _llama_like(config: _Config, **changes: Any) -> Model:
     return Model(**{**shape, **changes})
 
 
-def _windows(config: _Config, layers: int) -> tuple[int | None, ...]:
-    """Empty where no layer has any."""
-    found = windows(config.entries)
-    if len(found) != layers:
-        raise InputError(f"{config.name} has `layer_types` for {len(found)} layers, but `num_hidden_layers` {layers}.")
-    return found if any(window is not None for window in found) else ()
-
-
-def _mistral(config: _Config) -> Model:
+def _mistral(config: Entries) -> Model:
     return _llama_like(config, qkv_bias=False, output_bias=False, mlp_bias=False)
 
 
-def _qwen2(config: _Config) -> Model:
+def _qwen2(config: Entries) -> Model:
     return _llama_like(config, qkv_bias=True, output_bias=False, mlp_bias=False)
 
 
-def _qwen3(config: _Config) -> Model:
+def _qwen3(config: Entries) -> Model:
     return _llama_like(config, head_dim=config.number("head_dim", 128), qk_norm=True, mlp_bias=False)
 
 
-def _gemma(config: _Config, **changes: Any) -> Model:
+def _gemma(config: Entries, **changes: Any) -> Model:
     tied, head_dim = config.flag("tie_word_embeddings", True), config.number("head_dim", 256)
     return _llama_like(config, tied=tied, head_dim=head_dim, mlp_bias=False, **changes)
 
 
-def _gemma2(config: _Config) -> Model:
+def _gemma2(config: Entries) -> Model:
     return _gemma(config, norms_results=True)
 
 
-def _gemma3(config: _Config) -> Model:
+def _gemma3(config: Entries) -> Model:
     return _gemma(config, norms_results=True, qk_norm=True)
 
 
-def _mixtral(config: _Config) -> Model:
+def _mixtral(config: Entries) -> Model:
     experts = Experts(
         count=config.number("num_local_experts", 8),
         per_token=config.number("num_experts_per_tok", 2),
@@ -141,7 +85,7 @@ def _mixtral(config: _Config) -> Model:
     return _llama_like(config, qkv_bias=False, output_bias=False, mlp_bias=False, experts=experts)
 
 
-def _qwen3_moe(config: _Config) -> Model:
+def _qwen3_moe(config: Entries) -> Model:
     config.number("num_hidden_layers")
     config.number("decoder_sparse_step", 1)
     experts = Experts(
@@ -153,7 +97,7 @@ def _qwen3_moe(config: _Config) -> Model:
     return _llama_like(config, qk_norm=True, mlp_bias=False, experts=experts)
 
 
-def _gpt2(config: _Config) -> Model:
+def _gpt2(config: Entries) -> Model:
     hidden, heads = config.number("n_embd"), config.number("n_head")
     # transformers lets GPT-2 configs use the common names too.
     layers = config.number("n_layer", config.entries.get("num_hidden_layers"))
@@ -180,7 +124,7 @@ def _gpt2(config: _Config) -> Model:
     )
 
 
-_FAMILIES: dict[str, Callable[[_Config], Model]] = {
+_FAMILIES: dict[str, Callable[[Entries], Model]] = {
     "llama": _llama_like,
     "mistral": _mistral,
     "qwen2": _qwen2,
@@ -192,7 +136,3 @@ _FAMILIES: dict[str, Callable[[_Config], Model]] = {
     "mixtral": _mixtral,
     "qwen3_moe": _qwen3_moe,
 }
-
-
-def _known() -> str:
-    return ", ".join(_FAMILIES)

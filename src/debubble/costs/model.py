@@ -20,6 +20,8 @@ class Experts:
     per_token: int
     ffn: int
     """Inner width of one expert."""
+    shared: int = 0
+    """Inner width of the expert that every token passes through."""
     dense_layers: frozenset[int] = frozenset()
     """Layers that have a plain MLP instead."""
 
@@ -57,6 +59,8 @@ class Model:
     """Whether the result of a half-layer passes a second norm (Gemma 2 and 3)."""
     dropout: bool = False
     experts: Experts | None = None
+    whole_layers: bool = False
+    """Whether a layer is one unit, not two halves: the runtime then runs transformers' own modules."""
     config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -82,6 +86,16 @@ class Model:
         from debubble.costs.hf import parse
 
         return parse(source)
+
+    @property
+    def remark(self) -> str | None:
+        """What one should know of its costs."""
+        if not self.whole_layers:
+            return None
+        return (
+            f"'{self.family}' is priced as a Llama of its sizes, in whole layers; `debubble profile` measures what they"
+            " really take."
+        )
 
     @property
     def attention_width(self) -> int:
@@ -134,7 +148,8 @@ class Model:
         h, n = self.hidden, self.matrices
         if self.is_moe(layer):
             assert self.experts is not None
-            return self.experts.count * (h + n * h * self.experts.ffn) + self.norm_parameters
+            experts = self.experts.count * (h + n * h * self.experts.ffn)
+            return experts + n * h * self.experts.shared + self.norm_parameters
         bias = self.mlp_bias * ((n - 1) * self.ffn + h)
         return n * h * self.ffn + bias + self.half_layer_norms * self.norm_parameters
 

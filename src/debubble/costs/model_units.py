@@ -35,7 +35,9 @@ def model_units(
     pipeline: int | None = None,
     framework: Framework = MEGATRON,
 ) -> Units:
-    """Costs of the 2 L + 2 units of a model: embedding, attention and MLP half-layers, head.  Seconds and bytes.
+    """Costs of the units of a model: embedding, attention and MLP half-layers (or whole layers), head.
+
+    Seconds and bytes.
 
     `pipeline` is the number of pipeline devices (None: as many as the cluster has for these degrees).  Raises
     InputError if the degrees fit neither the model nor the cluster.
@@ -47,7 +49,8 @@ def model_units(
     builder = _Builder(Shapes(model=model, options=options, framework=framework, speed=speed))
     units = [builder.embedding()]
     for layer in range(model.layers):
-        units += [builder.attention(layer), builder.mlp(layer)]
+        halves = builder.attention(layer), builder.mlp(layer)
+        units += [_joined(*halves)] if model.whole_layers else halves
     units.append(builder.head())
     return Units(
         units=tuple(units),
@@ -58,6 +61,35 @@ def model_units(
         memory_limit=layout.memory_limit,
         stage_entries=builder.per_stage(),
         divides_gradients=options.zero >= 2,
+    )
+
+
+def _joined(attention: Unit, mlp: Unit) -> Unit:
+    """Both halves of a layer as one unit, which recomputes in full or not at all."""
+    halves = attention, mlp
+    hosts = [half.on_host for half in halves if half.on_host is not None]
+    full = [half.strategies["full"] for half in halves]
+    return Unit(
+        type="layer",
+        layer=attention.layer,
+        forward=sum(half.forward for half in halves),
+        backward_input=sum(half.backward_input for half in halves),
+        backward_weight=sum(half.backward_weight for half in halves),
+        static=sum(half.static for half in halves),
+        strategies={
+            "none": Strategy(sum(half.activation for half in halves)),
+            "full": Strategy(full[0].activation, sum(strategy.recompute for strategy in full)),
+        },
+        activation_after_input=sum(half.activation_after_input or 0 for half in halves),
+        workspace=max(half.workspace for half in halves),
+        on_host=HostStates(
+            static=sum(host.static for host in hosts),
+            gradients=sum(host.gradients for host in hosts),
+            parameters=sum(host.parameters for host in hosts),
+            step=sum(host.step for host in hosts),
+        ),
+        gradient_reduce=sum(half.gradient_reduce for half in halves),
+        optimizer_step=sum(half.optimizer_step for half in halves),
     )
 
 

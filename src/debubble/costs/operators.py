@@ -227,6 +227,8 @@ def _experts(shapes: Shapes) -> Iterator[Operator]:
     yield matmul(shapes, "router", tokens=shapes.tokens, local=m.experts.count, layers=0)
     yield Operator(name="dispatch", forward=2 * moved, backward_input=2 * moved, saved=2 * travelling)
     yield from _body(shapes, tokens=routed, ffn=m.experts.ffn / o.tensor)
+    if m.experts.shared:
+        yield from _body(shapes, tokens=shapes.tokens, ffn=m.experts.shared / o.tensor)
 
 
 def _body(shapes: Shapes, *, tokens: float, ffn: float) -> Iterator[Operator]:

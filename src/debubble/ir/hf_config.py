@@ -10,6 +10,8 @@ from typing import Any
 
 Config = Mapping[str, Any]
 
+_UNWINDOWED = ("mixtral", "starcoder2", "phi3")
+"""In these families there is no window unless the config has one."""
 _FULL_EVERY = {"gemma2": 2, "gemma3_text": 6}
 """In these families every so many layers one has full attention, unless the config says otherwise."""
 
@@ -43,8 +45,8 @@ def halved(config: Config) -> bool:
 
 def sliding_layers(config: Config) -> tuple[bool, ...]:
     """Per layer, whether its attention reaches back only as far as a window."""
-    family, layers = config.get("model_type"), range(config["num_hidden_layers"])
-    if family in ("mistral", "mixtral"):
+    family, layers = config.get("model_type"), range(entry(config, "num_hidden_layers"))
+    if family in ("mistral", "mixtral", "starcoder2", "phi3"):
         return (True,) * len(layers)
     if family == "qwen3_moe":
         return (bool(config.get("use_sliding_window")),) * len(layers)
@@ -62,13 +64,13 @@ def sliding_layers(config: Config) -> tuple[bool, ...]:
 
 def windows(config: Config) -> tuple[int | None, ...]:
     """Per layer, how many tokens back its attention reaches, itself included; None: all."""
-    window = config.get("sliding_window", None if config.get("model_type") == "mixtral" else 4096)
+    window = config.get("sliding_window", None if config.get("model_type") in _UNWINDOWED else 4096)
     return tuple(window if sliding else None for sliding in sliding_layers(config))
 
 
 def expert_layers(config: Config) -> tuple[bool, ...]:
     """Per layer, whether it has a mixture of experts instead of an MLP."""
-    family, layers = config.get("model_type"), range(config["num_hidden_layers"])
+    family, layers = config.get("model_type"), range(entry(config, "num_hidden_layers"))
     if family == "qwen3_moe":
         step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
         return tuple(i not in dense and (i + 1) % step == 0 for i in layers)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from debubble.costs import load_profile
+from debubble.costs import Model, load_profile
 from debubble.costs.units import Units
 from debubble.ir import InputError
 from debubble.profiler.profile import ProfileOptions
 from debubble.profiler.units import DTYPES
-from debubble.runtime.families import read_shape
 from debubble.runtime.launcher import launch, packed
+from debubble.runtime.models import model_units
 
 
 def measure(options: ProfileOptions, *, processes: int | None = None) -> Units:
@@ -20,7 +20,8 @@ def measure(options: ProfileOptions, *, processes: int | None = None) -> Units:
 
     Raises InputError if the call is wrong, RankFailedError if a process fails.
     """
-    shape, run = read_shape(options.config), options.run
+    model, run = Model.from_hf(options.config), options.run
+    model_units(options.config)  # refuses what the runtime cannot build
     if run.dtype not in DTYPES:
         raise InputError(f"--dtype must be one of {', '.join(DTYPES)}, not '{run.dtype}'.")
     if options.device not in ("cpu", "cuda"):
@@ -34,9 +35,9 @@ def measure(options: ProfileOptions, *, processes: int | None = None) -> Units:
     for name, value in counts.items():
         if value < 1:
             raise InputError(f"--{name} must be at least 1, not {value}.")
-    if shape.positions and run.sequence_length > shape.positions:
+    if model.positions and run.sequence_length > model.positions:
         raise InputError(
-            f"The model has positions for {shape.positions} tokens, fewer than --sequence-length {run.sequence_length}."
+            f"The model has positions for {model.positions} tokens, fewer than --sequence-length {run.sequence_length}."
         )
     if options.device == "cuda" and torch.cuda.device_count() < processes:
         raise InputError(

@@ -20,8 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from debubble.costs.model import Model
 from debubble.costs.units import Strategy, Unit
 from debubble.ir import Number, PlannedUnit, RunOptions
+from debubble.ir.hf_config import halved
 from debubble.profiler.clock import wait
 from debubble.runtime.families import read_shape
 from debubble.runtime.host_memory import HostMemory
@@ -37,6 +39,7 @@ STRATEGIES: Mapping[str, Sequence[str]] = {
     "embedding": ("none",),
     "attention": ("none", "full", "norm", "core", "norm+core"),
     "mlp": ("none", "full", "norm", "activation+multiply", "norm+activation+multiply", "mlp"),
+    "layer": ("none", "full"),
     "head": ("none",),
 }
 """Per type of unit, the ways to recompute that are measured."""
@@ -63,19 +66,29 @@ class Samples:
         return statistics.median(self.times[what])
 
 
-Kind = tuple[str, Layer | None]
+Particular = Layer | tuple[int | None, bool]
+"""What sets a layer apart; of a whole one its window and whether it has experts."""
+Kind = tuple[str, Particular | None]
 """Units of the same kind cost the same: the type, and what is particular to the layer."""
 
 
 def kind_of(unit: PlannedUnit, config: Mapping[str, Any]) -> Kind:
     """The kind of one of the model's units."""
-    return unit.type, None if unit.layer is None else read_shape(config).per_layer[unit.layer]
+    return unit.type, None if unit.layer is None else _layers(config)[unit.layer]
+
+
+def _layers(config: Mapping[str, Any]) -> Sequence[Particular]:
+    if halved(config):
+        return read_shape(config).per_layer
+    model = Model.from_hf(config)
+    windows = model.windows or (None,) * model.layers
+    return [(window, model.is_moe(layer)) for layer, window in enumerate(windows)]
 
 
 def measured_layers(config: Mapping[str, Any]) -> list[int]:
     """The first layers of every kind."""
-    found: dict[Layer, list[int]] = defaultdict(list)
-    for index, layer in enumerate(read_shape(config).per_layer):
+    found: dict[Particular, list[int]] = defaultdict(list)
+    for index, layer in enumerate(_layers(config)):
         found[layer].append(index)
     return sorted(index for layers in found.values() for index in layers[:LAYERS])
 
@@ -91,13 +104,14 @@ class Slice:
         layers = measured_layers(config)
         self.planned = [u for u in model_units(config) if u.layer is None or u.layer in layers]
         self.device, self.ledger = device, Ledger(device)
-        shape, dtype = read_shape(config), DTYPES[options.dtype]
+        dtype = DTYPES[options.dtype]
         built = build_stage(config, self.planned, dtype=dtype)
         if options.lora:
+            shape = read_shape(config)
             add_adapters(built, new_adapters(built, shape.family, rank=options.lora), shape, dtype=dtype)
         self.units = [unit.to(device) for unit in built]
         for unit in self.units:
-            self.ledger.exclude([*unit.parameters(), *unit.buffers()])
+            unit.known_to(self.ledger)
         size = (options.micro_batch_size, options.sequence_length + 1)
         tokens = torch.randint(256, size, generator=torch.Generator().manual_seed(0)).to(device)
         self.tokens, self.targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
