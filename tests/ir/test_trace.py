@@ -1,8 +1,10 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from debubble.ir import InputError, Lane, MemorySample, Trace, TraceEvent, TraceStep
+from debubble.ir.trace import TracePhase
 
 
 def step(number: int, *, at: float = 0.0, length: float = 1.0) -> TraceStep:
@@ -13,6 +15,7 @@ def step(number: int, *, at: float = 0.0, length: float = 1.0) -> TraceStep:
             TraceEvent("0B0", 0, Lane.COMPUTE, at, at + length),
         ),
         memory=(MemorySample(0, at, 5.0),),
+        phases=(TracePhase("reads data", 0, at - 0.5, at), TracePhase("updates parameters", 0, at + length, at + 2)),
     )
 
 
@@ -29,6 +32,10 @@ def test_the_typical_step_has_the_median_makespan() -> None:
     assert trace.typical.step == 2
 
 
+def test_a_whole_step_goes_from_the_first_phase_to_the_last() -> None:
+    assert (step(0).makespan, step(0).seconds) == (1.0, 2.5)
+
+
 def test_parts_of_two_devices_are_joined_step_by_step_from_time_zero() -> None:
     first = Trace(devices=2, steps=(step(7, at=10.0),))
     event = TraceEvent("1F0", 1, Lane.COMPUTE, 11.0, 12.0)
@@ -36,9 +43,8 @@ def test_parts_of_two_devices_are_joined_step_by_step_from_time_zero() -> None:
 
     joined = Trace.joined([first, second])
 
-    assert joined.steps == (
-        TraceStep(step=7, events=(*step(7).events, event._replace(start=1.0, end=2.0)), memory=step(7).memory),
-    )
+    events = (*step(7).events, event._replace(start=1.0, end=2.0))
+    assert joined.steps == (replace(step(7), events=events),)
 
 
 @pytest.mark.parametrize(

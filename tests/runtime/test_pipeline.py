@@ -258,6 +258,26 @@ def test_the_trace_has_every_instruction_of_the_program():
     assert {sample.device for sample in step.memory} == {0, 1}
 
 
+def test_the_trace_says_what_every_device_did_before_and_after_its_program():
+    plan = plan_of(schedule_1f1b(), LLAMA)
+
+    def one(pipeline):
+        for _ in range(2):
+            pipeline.step(tokens_of(LLAMA, rows=4))
+            pipeline.update(1.0)
+        return pipeline.gather_trace()
+
+    [step] = run_threads(plan, one)[1].steps
+    for device in range(2):
+        events = [event for event in step.events if event.device == device]
+        start, end = min(e.start for e in events), max(e.end for e in events)
+        phases = [phase for phase in step.phases if phase.device == device]
+        assert [p.what for p in phases if p.end <= start] == ["meets the other ranks", "readies parameters"]
+        assert [p.what for p in phases if p.start >= end] == [
+            "sums gradients", "sums the loss", "sums the norm", "updates parameters",
+        ]  # fmt: skip
+
+
 def test_an_error_in_one_rank_ends_all():
     plan = plan_of(schedule_1f1b(), LLAMA)
 

@@ -195,7 +195,7 @@ def test_a_dead_rank_ends_the_run_with_its_reason_and_leaves_the_last_checkpoint
         os.kill(ranks[1], signal.SIGKILL)
         assert run.wait(30) == 1
         said = run.stderr.read().splitlines()
-    doing = r"rank 0 (is in|waits in|meets|reads|writes) [^;]*"
+    doing = r"rank 0 (is in|waits in|meets|reads|writes|readies|sums|updates) [^;]*"
     assert re.fullmatch(rf"debubble: Rank 1 was killed by SIGKILL; {doing}; the other ranks were ended\.", said[-1])
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
     assert checkpoint_folder.progress_of(checkpoint_folder.latest(tmp_path / "c")).step % 5 == 0

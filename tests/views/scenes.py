@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import debubble as db
 from debubble.ir import MemorySample, Plan, PlannedUnit, StageCosts, Trace, TraceEvent, TraceStep
+from debubble.ir.trace import TracePhase
 
 
 def small_plan(*, schedule: str = "1f1b", devices: int = 2, chunks: int = 1, **costs: object) -> Plan:
@@ -33,3 +36,12 @@ def trace_of(plan: Plan, *, slower: float = 1.0, samples: bool = True) -> Trace:
     )
     step = TraceStep(step=5, events=events, memory=memory if samples else ())
     return Trace(devices=plan.devices, steps=(step,))
+
+
+def surrounded(plan: Plan) -> Trace:
+    """The run as planned, with 2 seconds of data a second before both devices' programs, and an update after one."""
+    (step,) = trace_of(plan).steps
+    end = max(event.end for event in step.events)
+    data = [TracePhase("reads data", device, 97.0, 99.0) for device in range(2)]
+    phases = (*data, TracePhase("updates", 1, end, end + 5))
+    return Trace(devices=plan.devices, steps=(replace(step, phases=phases),))

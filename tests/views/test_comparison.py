@@ -8,7 +8,7 @@ from rich.console import Console
 from debubble.ir import Kind, Trace
 from debubble.views import Scene
 from debubble.views.comparison import Comparison, Pair, as_dict, compare, render
-from tests.views.scenes import small_plan, trace_of
+from tests.views.scenes import small_plan, surrounded, trace_of
 
 
 def test_a_run_as_planned_has_ratio_one_everywhere() -> None:
@@ -84,3 +84,14 @@ def printed(comparison: Comparison) -> str:
     with console.capture() as capture:
         console.print(render(comparison))
     return capture.get()
+
+
+def test_what_devices_do_around_their_programs_explains_the_whole_step() -> None:
+    plan = small_plan()
+
+    comparison = compare(plan, surrounded(plan))
+
+    assert comparison.makespan.measured == 19
+    assert comparison.around == {"reads data": 2, "updates": 2.5}
+    assert comparison.seconds == 3 + 19 + 5
+    assert as_dict(comparison)["around"] == comparison.around

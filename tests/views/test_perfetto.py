@@ -12,7 +12,7 @@ import debubble as db
 from debubble.ir import Plan
 from debubble.views import Scene, views
 from tests.strategies import random_schedules, stage_costs
-from tests.views.scenes import small_plan, trace_of
+from tests.views.scenes import small_plan, surrounded, trace_of
 
 
 def events(*scenes: Scene) -> dict[str, list[dict[str, Any]]]:
@@ -87,3 +87,16 @@ def test_slices_of_one_track_never_overlap(data: st.DataObject) -> None:
 
     for spans in tracks.values():
         assert all(end <= start + 0.01 for (_, end), (start, _) in itertools.pairwise(sorted(spans)))
+
+
+def test_what_surrounds_a_program_has_a_track_of_its_own_and_no_time_is_negative() -> None:
+    plan = small_plan()
+    found = events(Scene.beside(plan, surrounded(plan))[1])
+
+    around = [(e["name"], e["pid"], e["ts"], e["dur"]) for e in found["X"] if e["cat"] == "around"]
+
+    assert around == [("reads data", 0, 0, 2e6), ("reads data", 1, 0, 2e6), ("updates", 1, 22e6, 5e6)]
+    assert next(e["ts"] for e in found["X"] if e["name"] == "0F0") == 3e6
+    assert {e["tid"] for e in found["X"] if e["cat"] == "around"}.isdisjoint(
+        e["tid"] for e in found["X"] if e["cat"] != "around"
+    )

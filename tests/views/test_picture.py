@@ -3,7 +3,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 
 from debubble.views import Scene, views
-from tests.views.scenes import small_plan, trace_of
+from tests.views.scenes import small_plan, surrounded, trace_of
 
 
 def test_the_png_is_a_png_of_the_promised_width() -> None:
@@ -37,6 +37,15 @@ def test_two_scenes_are_drawn_under_each_other_on_one_scale() -> None:
 
     assert len(axes) == 4
     assert {a.get_xlim() for a in axes} == {(0, 38)}
+
+
+def test_the_scale_has_room_for_what_surrounds_a_program() -> None:
+    from debubble.views.picture import figure
+
+    plan = small_plan()
+    axes = figure(Scene.beside(plan, surrounded(plan))).axes
+
+    assert {a.get_xlim() for a in axes} == {(-3, 24)}
 
 
 def test_a_plan_without_a_limit_or_memory_is_drawn_too() -> None:

@@ -1,7 +1,8 @@
 """A Trace: what a run measured, under the Program's own operation names.
 
-Every step has one event per instruction of the Program that it ran, on the instruction's device and lane, and
-samples of each device's memory.  Times are seconds from the start of the step, on one clock for all devices.
+Every step has one event per instruction of the Program that it ran, on the instruction's device and lane, samples of
+each device's memory, and what devices did before and after (data, updates).  Times are seconds from the start of the
+step, on one clock for all devices.
 """
 
 from __future__ import annotations
@@ -31,6 +32,15 @@ class TraceEvent(NamedTuple):
     end: float
 
 
+class TracePhase(NamedTuple):
+    """What a device was at before or after its program, such as `updates parameters`; times in seconds."""
+
+    what: str
+    device: int
+    start: float
+    end: float
+
+
 class MemorySample(NamedTuple):
     """From `time` (seconds) on, the device holds that many bytes, static memory included."""
 
@@ -46,6 +56,7 @@ class TraceStep:
     step: int
     events: tuple[TraceEvent, ...]
     memory: tuple[MemorySample, ...] = ()
+    phases: tuple[TracePhase, ...] = ()
 
     @cached_property
     def start(self) -> float:
@@ -55,6 +66,13 @@ class TraceStep:
     def makespan(self) -> float:
         return max(event.end for event in self.events) - self.start
 
+    @property
+    def seconds(self) -> float:
+        """Of the whole step, with what devices did before and after their programs."""
+        starts = [event.start for event in self.events] + [phase.start for phase in self.phases]
+        ends = [event.end for event in self.events] + [phase.end for phase in self.phases]
+        return max(ends) - min(starts)
+
     def from_zero(self) -> TraceStep:
         """The same step with its first event at time 0."""
         zero = self.start
@@ -62,6 +80,7 @@ class TraceStep:
             step=self.step,
             events=tuple(e._replace(start=e.start - zero, end=e.end - zero) for e in self.events),
             memory=tuple(s._replace(time=s.time - zero) for s in self.memory),
+            phases=tuple(p._replace(start=p.start - zero, end=p.end - zero) for p in self.phases),
         )
 
 
@@ -148,6 +167,7 @@ def _join(number: int, pieces: Sequence[TraceStep]) -> TraceStep:
         step=number,
         events=tuple(event for piece in pieces for event in piece.events),
         memory=tuple(sample for piece in pieces for sample in piece.memory),
+        phases=tuple(phase for piece in pieces for phase in piece.phases),
     ).from_zero()
 
 
@@ -161,6 +181,7 @@ def _check(trace: Trace, name: str) -> None:
             Op.parse(event.name)
             if event.end < event.start:
                 raise InputError(f"{name} has {event.name} end before it starts, in step {step.step}.")
-        for device in {e.device for e in step.events} | {s.device for s in step.memory}:
+        devices = {e.device for e in step.events} | {s.device for s in step.memory} | {p.device for p in step.phases}
+        for device in devices:
             if not 0 <= device < trace.devices:
                 raise InputError(f"{name} has events of device {device}, but says it has {trace.devices} devices.")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
 from typing import NamedTuple
 
 from debubble.ir import Instruction, Lane
@@ -26,6 +29,14 @@ class Doing(NamedTuple):
         return self.awaited is not None or self.instruction.lane in MESSAGES or self.instruction.peer is not None
 
 
+class Phase(NamedTuple):
+    """What a rank was at outside the program, in seconds on the host's clock."""
+
+    what: str
+    start: float
+    end: float
+
+
 class Activity:
     """Written by the lanes' threads, read by any other."""
 
@@ -34,6 +45,22 @@ class Activity:
         """Grows whenever something begins or ends."""
         self._phase, self._own = "starts", True
         self._lanes: dict[tuple[Lane, int | None], Doing] = {}
+        self.phases: list[Phase] = []
+        """What this rank was at before and after the program of the step."""
+        self._ran = False
+
+    def begin_step(self) -> None:
+        """Forget the phases of the step before, if its program has run."""
+        if self._ran:
+            self.phases, self._ran = [], False
+
+    @contextmanager
+    def during(self, phase: str, *, own: bool) -> Iterator[None]:
+        """Enter a phase, and note how long it takes."""
+        self.enter(phase, own=own)
+        start = perf_counter()
+        yield
+        self.phases.append(Phase(phase, start, perf_counter()))
 
     def enter(self, phase: str, *, own: bool) -> None:
         """Outside the program: what this rank does, such as `reads data`; `own` if it waits for no other rank."""
@@ -43,6 +70,7 @@ class Activity:
 
     def runs(self, instruction: Instruction) -> None:
         self._lanes[_lane(instruction)] = Doing(instruction)
+        self._ran = True
         self.moved += 1
 
     def waits(self, instruction: Instruction, awaited: Instruction) -> None:

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from debubble.ir.trace import MemorySample, TraceEvent, TraceStep
+from debubble.ir.trace import MemorySample, TraceEvent, TracePhase, TraceStep
+from debubble.runtime.activity import Phase
 from debubble.runtime.assembly import DevicePart
+from debubble.runtime.dtensors import local
 from debubble.runtime.lanes import CpuLanes, CudaLanes
 from debubble.runtime.memory import Ledger
 from debubble.runtime.moments import Ran
@@ -24,12 +26,14 @@ def static_bytes(part: DevicePart, updates: Updates) -> int:
     hosted = {p for weights in part.weights.values() if weights.on_host for p in weights.masters.values()}
     stepped = [p for p in part.masters.values() if p.requires_grad and p not in hosted]
     tensors = [*stepped, *working, *(t for p in stepped for t in (p.grad, *states.get(p, ())))]
-    held = {t.untyped_storage().data_ptr(): t.nbytes for t in tensors if isinstance(t, Tensor)}
+    own = [local(t) for t in tensors if isinstance(t, Tensor)]
+    held = {t.untyped_storage().data_ptr(): t.nbytes for t in own}
     return sum(held.values()) + updates.undo_bytes
 
 
 def step_of_trace(
     ran: Sequence[Ran],
+    phases: Sequence[Phase],
     saved: Ledger,
     lanes: CpuLanes | CudaLanes,
     *,
@@ -45,4 +49,5 @@ def step_of_trace(
         for each, start, end in zip(ran, marks[::2], marks[1::2], strict=True)
     )
     memory = tuple(MemorySample(device, at - origin, static + held) for at, held in saved.samples)
-    return TraceStep(step=step, events=events, memory=memory)
+    around = tuple(TracePhase(each.what, device, each.start - origin, each.end - origin) for each in phases)
+    return TraceStep(step=step, events=events, memory=memory, phases=around)

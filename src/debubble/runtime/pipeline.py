@@ -18,6 +18,7 @@ from debubble.ir.trace import Trace
 from debubble.runtime.activity import Activity
 from debubble.runtime.assembly import DTYPES, balance_of, build_part, check_runnable, tied_tables
 from debubble.runtime.batch import Batch, Rows, read_batch
+from debubble.runtime.dtensors import local
 from debubble.runtime.hf_files import load_pretrained, save_pretrained
 from debubble.runtime.interpreter import Interpreter, StepState
 from debubble.runtime.lanes import lanes_of
@@ -28,12 +29,15 @@ from debubble.runtime.modules import Loss, cross_entropy, sequence_of
 from debubble.runtime.moments import Ran
 from debubble.runtime.operators import add_gradient
 from debubble.runtime.outline import hidden_size
+from debubble.runtime.pieces import Piece
 from debubble.runtime.post_validation import PostValidation, Settled
 from debubble.runtime.ranks import Ranks, default_device, default_transport
 from debubble.runtime.tally import Tally
 from debubble.runtime.transport import Transport
 from debubble.runtime.updates import MakeOptimizer, Updates, scale_gradients
-from debubble.runtime.weights import Piece
+
+MEETS, UPDATES = "meets the other ranks", "updates parameters"
+"""Phases of a step; the others have one place."""
 
 
 class Pipeline:
@@ -79,12 +83,12 @@ class Pipeline:
         """The pipeline device that this rank is."""
         self._lanes = lanes_of(device or default_device(), offload_to=offload_to)
         self._saved, self._mail = Ledger(self._lanes.device), Ledger(self._lanes.device)
+        program = lower(plan.schedule, plan.costs)
+        self.ranks.open(program, seed=seed, own_model=model is None)
         self._part = build_part(
             plan, self.device, model=model, modules=self._modules, seed=seed, on=self._lanes.device, ledger=self._saved,
             replicas=self.ranks.over_replicas, group=self.ranks.tensor,
         )  # fmt: skip
-        program = lower(plan.schedule, plan.costs)
-        self.ranks.open(program, seed=seed, own_model=model is None)
         self._updates = Updates(plan, self._part, optimizer, shares_table=self.ranks.shares_table)
         self._validation: PostValidation | None = None
         self._agreed = torch.Size()
@@ -104,6 +108,7 @@ class Pipeline:
         )
         self._ran: list[Ran] = []
         self._origin = 0.0
+        self._static = 0
 
     def step(self, batch: Batch) -> Tensor:
         """Forward and backward of one batch by the plan; the gradients are then on `parameters()`.
@@ -113,8 +118,10 @@ class Pipeline:
         the other ranks'.
         """
         self.settle()
-        rows = read_batch(batch, micro_batches=self.plan.micro_batches, device=self._lanes.device)
-        counted, self._origin = self.ranks.agree(rows)
+        self.activity.begin_step()
+        with self.activity.during(MEETS, own=False):
+            rows = read_batch(batch, micro_batches=self.plan.micro_batches, device=self._lanes.device)
+            counted, self._origin = self.ranks.agree(rows)
         before = self._set_aside_gradients()
         state = self._begin(rows, counted, self._updates.step)
         self._ran = self._interpreter.run(state)
@@ -131,11 +138,13 @@ class Pipeline:
         `advance`, or by `settle`.  Returns what the update before came to; None at first.  Until it is settled, all
         batches have the shape of the first.  Raises what `step` does.
         """
-        rows = read_batch(batch, micro_batches=self.plan.micro_batches, device=self._lanes.device)
+        self.activity.begin_step()
         validation = self._validation = self._validation or PostValidation(
             self.ranks.open_relay(), loss_dtype=self._loss_dtype
         )
-        counted = self._count(rows, overlapping=validation.pending)
+        with self.activity.during(MEETS, own=False):
+            rows = read_batch(batch, micro_batches=self.plan.micro_batches, device=self._lanes.device)
+            counted = self._count(rows, overlapping=validation.pending)
         attempt = self._updates.attempt(max_norm)
         state = self._begin(rows, counted, attempt.step)
         ran = self._interpreter.run_ahead(state, stands=validation.stands)
@@ -146,8 +155,10 @@ class Pipeline:
         self._ran = ran
         self._finish()
         here = self._lanes.device
-        own = self.ranks.tally(self._updates.squares(), float(state.loss(on=here)), on=here)
-        validation.begin(self.steps, attempt, own)
+        with self.activity.during("sums the norm", own=False):
+            own = self.ranks.tally(self._updates.squares(), float(state.loss(on=here)), on=here)
+        with self.activity.during("updates parameters, if what is known of the norm lets it", own=False):
+            validation.begin(self.steps, attempt, own)
         self.steps += 1
         return before
 
@@ -156,7 +167,10 @@ class Pipeline:
 
         All ranks call it, before anything reads parameters or optimizer states.  None if there is nothing to settle.
         """
-        return None if self._validation is None else self._validation.settle()
+        if self._validation is None or not self._validation.pending:
+            return None
+        with self.activity.during("settles the update", own=False):
+            return self._validation.settle()
 
     def follow(self, plan: Plan) -> None:
         """Go on with this plan: another order of the same stages.  All ranks call it between two steps.
@@ -251,7 +265,8 @@ class Pipeline:
         has stepped stages that were to be clipped: `advance` can.
         """
         if max_norm is None:
-            self._updates.step_all(self._updates.outside, Tally(), math.inf)
+            with self.activity.during(UPDATES, own=True):
+                self._updates.step_all(self._updates.outside, Tally(), math.inf)
             return None
         if self._updates.steps_inside:
             raise InputError(
@@ -259,7 +274,8 @@ class Pipeline:
                 " (post-validation), or train without clipping."
             )
         total = self._total()
-        self._updates.step_all(self._updates.outside, total, max_norm)
+        with self.activity.during(UPDATES, own=True):
+            self._updates.step_all(self._updates.outside, total, max_norm)
         return torch.tensor(total.norm, dtype=torch.float64)
 
     @property
@@ -276,6 +292,11 @@ class Pipeline:
     def held(self) -> int:
         """Bytes of parameters, states and saved activations that are on the device now."""
         return self.static_bytes + self._saved.bytes
+
+    @property
+    def peak_memory(self) -> int:
+        """Most bytes on the device at any moment of the last step, of static memory and saved activations."""
+        return self._static + self._saved.peak
 
     @property
     def peak_messages(self) -> int:
@@ -298,8 +319,8 @@ class Pipeline:
     def trace(self) -> Trace:
         """What this rank measured in the last step; `Trace.joined` of all ranks' is the whole."""
         step = step_of_trace(
-            self._ran, self._saved, self._lanes,
-            device=self.device, step=self.steps - 1, origin=self._origin, static=self.static_bytes,
+            self._ran, self.activity.phases, self._saved, self._lanes,
+            device=self.device, step=self.steps - 1, origin=self._origin, static=self._static,
         )  # fmt: skip
         return Trace(devices=self.plan.devices, steps=(step,))
 
@@ -327,8 +348,9 @@ class Pipeline:
 
     def _begin(self, rows: Rows, counted: int, update: Callable[[int], None]) -> StepState:
         """The state of a step that starts now, with the working copies of the masters as they are."""
-        for weights in self._part.weights.values():
-            weights.refresh()
+        with self.activity.during("readies parameters", own=False):
+            for weights in self._part.weights.values():
+                weights.refresh()
         seed = zlib.crc32(f"{self.seed} {self.steps} {self.ranks.replica}".encode())
         tokens, micro_batches = rows.split(self.plan.micro_batches, scale=1 / counted, seed=seed)
         self._saved.start_step()
@@ -358,20 +380,26 @@ class Pipeline:
 
     def _finish(self) -> None:
         """Give every parameter its whole gradient: over replicas, and over both copies of a tied table."""
-        for stage, weights in self._part.weights.items():
-            if stage not in self._updates.inside:
-                weights.finish()
-        if self.ranks.shares_table:
-            table = next(self._part.masters[name] for name in self._tables or () if name in self._part.masters)
-            if table.requires_grad:
-                table.grad = torch.zeros_like(table) if table.grad is None else table.grad
-                self.ranks.sum_over_tied(table.grad)
+        with self.activity.during("sums gradients", own=False):
+            for stage, weights in self._part.weights.items():
+                if stage not in self._updates.inside:
+                    weights.finish()
+            if self.ranks.shares_table:
+                self._sum_over_tied()
+        self._static = self.static_bytes
+
+    def _sum_over_tied(self) -> None:
+        table = next(self._part.masters[name] for name in self._tables or () if name in self._part.masters)
+        if table.requires_grad:
+            table.grad = torch.zeros_like(table) if table.grad is None else table.grad
+            self.ranks.sum_over_tied(local(table.grad))
 
     def _mean_loss(self, state: StepState) -> Tensor:
-        total = state.loss(on=self._lanes.device)
-        self.ranks.sum_over_replicas(total)
-        self.ranks.sum_over_pipeline(total)
-        return total.to(self._loss_dtype)
+        with self.activity.during("sums the loss", own=False):
+            total = state.loss(on=self._lanes.device)
+            self.ranks.sum_over_replicas(total)
+            self.ranks.sum_over_pipeline(total)
+            return total.to(self._loss_dtype)
 
     @property
     def _loss_dtype(self) -> torch.dtype:
@@ -380,4 +408,5 @@ class Pipeline:
     def _total(self) -> Tally:
         """Of the gradients of all ranks."""
         on = self._lanes.device
-        return self.ranks.whole(self.ranks.tally(self._updates.squares(), 0.0, on=on), on=on)
+        with self.activity.during("sums the norm", own=False):
+            return self.ranks.whole(self.ranks.tally(self._updates.squares(), 0.0, on=on), on=on)

@@ -28,6 +28,7 @@ from debubble.training.flops import Utilization
 from debubble.training.learning_rate import learning_rate
 from debubble.training.online.switching import Online
 from debubble.training.options import RECIPE, TrainOptions, journal_of, plan_of, start_of, validates_after
+from debubble.training.prefetch import Prefetched
 from debubble.training.progress import Display, StepReport
 from debubble.training.report import Outcome, available_cores, compared
 from debubble.training.samples import Dataset, Samples, samples_of
@@ -90,7 +91,8 @@ class Run:
     """The state of a run on this rank."""
 
     def __init__(self, options: TrainOptions, plan: Plan, samples: Samples) -> None:
-        self.options, self.plan, self.samples = options, plan, samples
+        self.options, self.plan = options, plan
+        self.samples = Prefetched(samples, stride=self.rows * plan.options.data)
         self.device = _device()
         if self.device.type == "cpu":
             torch.set_num_threads(1)
@@ -143,9 +145,9 @@ class Run:
         rate = learning_rate(self.done, peak=o.learning_rate, warmup=o.warmup, steps=o.steps)
         set_learning_rate(self.pipeline, rate)
         replica = self.pipeline.ranks.replica
-        self.pipeline.activity.enter("reads data", own=True)
-        batch = self.samples.batch(self.seen + replica * self.rows, count=self.rows)
-        self.pipeline.activity.enter("meets the other ranks", own=False)
+        self.pipeline.activity.begin_step()
+        with self.pipeline.activity.during("reads data", own=True):
+            batch = self.samples.batch(self.seen + replica * self.rows, count=self.rows)
         traced = self.online is not None or self.done >= o.steps - TRACED
         self.done += 1
         self.seen += self.rows * self.plan.options.data
@@ -185,7 +187,7 @@ class Run:
             self.traces = [*self.traces[1 - TRACED :], self.pipeline.gather_trace()]
         if together:
             told: list[tuple[float, Computed]] = [(0.0, NOTHING)] * dist.get_world_size()
-            dist.all_gather_object(told, (self.pipeline.static_bytes + self.pipeline.peak_activation, self._computed()))
+            dist.all_gather_object(told, (self.pipeline.peak_memory, self._computed()))
             mine = self.pipeline.ranks.of_devices(told)
             self._peaks, self._bubble = tuple(held for held, _ in mine), bubble_fraction([done for _, done in mine])
 

@@ -44,9 +44,9 @@ class Synchronous:
     def take(self, batch: Batch, observe: Callable[[], None], *, settle: bool) -> Sequence[Result]:
         """Take a step and `observe` it; the results of all steps that are known then, those asked to settle too."""
         loss = float(self._pipeline.step(batch))
-        observe()
         norm = self._pipeline.update(self._clip)
         assert norm is not None
+        observe()
         return [Result(loss=loss, norm=float(norm), skipped=not math.isfinite(norm))]
 
 
@@ -59,9 +59,9 @@ class PostValidated:
     def take(self, batch: Batch, observe: Callable[[], None], *, settle: bool) -> Sequence[Result]:
         """The same."""
         known = [self._pipeline.advance(batch, max_norm=self._clip)]
-        observe()
         if settle:
             known.append(self._pipeline.settle())
+        observe()
         return [_result(settled) for settled in known if settled is not None]
 
 

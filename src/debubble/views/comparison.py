@@ -48,6 +48,10 @@ class Comparison:
     worst: tuple[tuple[str, Pair], ...]
     """The compute operations that are furthest from their prediction."""
     drift: str
+    around: dict[str, float]
+    """What devices did before and after their programs: mean seconds per device."""
+    seconds: float
+    """Of the measured step with all that."""
 
 
 def compare(plan: Plan, trace: Trace) -> Comparison:
@@ -67,6 +71,8 @@ def compare(plan: Plan, trace: Trace) -> Comparison:
         peak_memory=tuple(map(_pair, predicted.peak_memory, measured.peak_memory)),
         worst=tuple((p.name, _pair(p.duration, m.duration)) for p, m in worst),
         drift=_drift(makespan, compute),
+        around=_around(trace),
+        seconds=trace.typical.seconds,
     )
 
 
@@ -83,6 +89,13 @@ def _kinds(both: list[tuple[TimedOperation, TimedOperation]]) -> dict[Kind, Pair
         for kind, pairs in times.items()
     }
     return {kind: means[kind] for kind in Kind if kind in means and (means[kind].predicted or means[kind].measured)}
+
+
+def _around(trace: Trace) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for phase in sorted(trace.typical.phases, key=lambda phase: phase.start):
+        sums[phase.what] = sums.get(phase.what, 0.0) + phase.end - phase.start
+    return {what: total / trace.devices for what, total in sums.items()}
 
 
 def _drift(makespan: Pair, compute: list[tuple[TimedOperation, TimedOperation]]) -> str:
@@ -120,6 +133,11 @@ def render(comparison: Comparison) -> RenderableType:
     for device, (busy, peak) in enumerate(zip(comparison.busy, comparison.peak_memory, strict=True)):
         sizes = (size_words(peak.predicted), size_words(peak.measured))
         devices.add_row(str(device), *_times(busy), _ratio(busy), *sizes, _ratio(peak))
+    around = titled_table(f"Around the program: the whole step took {time_words(comparison.seconds, seconds=True)}")
+    around.add_column("mean per device")
+    around.add_column("measured", justify="right")
+    for what, seconds in comparison.around.items():
+        around.add_row(what, time_words(seconds, seconds=True))
     step, bubble = comparison.makespan, comparison.bubble_fraction
     predicted, measured = _times(step)
     where = (
@@ -129,7 +147,14 @@ def render(comparison: Comparison) -> RenderableType:
         f"Step {comparison.step}: {measured}, predicted {predicted}{where}; bubble {100 * bubble.measured:.1f}%,"
         f" predicted {100 * bubble.predicted:.1f}%."
     )
-    return Group(Text(head, style="bold"), Text(comparison.drift + "\n"), kinds, devices, worst)
+    return Group(
+        Text(head, style="bold"),
+        Text(comparison.drift + "\n"),
+        kinds,
+        devices,
+        worst,
+        *([around] if comparison.around else []),
+    )
 
 
 def as_dict(comparison: Comparison) -> dict[str, Any]:
@@ -144,6 +169,8 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
         "peak_memory": [_entry(pair) for pair in comparison.peak_memory],
         "worst": [{"operation": name, **_entry(pair)} for name, pair in comparison.worst],
         "drift": comparison.drift,
+        "around": comparison.around,
+        "seconds": comparison.seconds,
     }
 
 

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from debubble.ir import Kind, Lane, Number
 from debubble.simulator import Cause
-from debubble.views.palette import CAUSE_COLORS, KIND_COLORS, KIND_WORDS, shade
+from debubble.views.palette import CAUSE_COLORS, KIND_COLORS, KIND_WORDS, PHASE_COLOR, shade
 from debubble.views.registry import view
 from debubble.views.scene import Curve, Scene
 from debubble.views.summary import (
@@ -44,6 +44,7 @@ def html(scenes: Sequence[Scene]) -> bytes:
         sections=[_section(scene) for scene in scenes],
         kinds=[(KIND_WORDS[k], KIND_COLORS[k]) for k in present_kinds(scenes)],
         causes=[(c.value, CAUSE_COLORS[c]) for c in present_causes(scenes)],
+        around=PHASE_COLOR if any(scene.phases for scene in scenes) else None,
     )
     return page.encode()
 
@@ -111,6 +112,9 @@ def _data(scenes: Sequence[Scene]) -> dict[str, Any]:
             for kind in _KINDS
         ],
         "causes": [{"words": cause.value, "color": CAUSE_COLORS[cause]} for cause in _CAUSES],
+        "around": PHASE_COLOR,
+        "first": _short(min(scene.extent[0] for scene in scenes)),
+        "last": _short(max(scene.extent[1] for scene in scenes)),
         "scenes": [_scene(scene) for scene in scenes],
     }
 
@@ -136,6 +140,7 @@ def _scene(scene: Scene) -> dict[str, Any]:
                     [_short(b.start), _short(b.end), _CAUSES.index(b.cause), b.awaited.name if b.awaited else ""]
                     for b in scene.bubbles[device]
                 ],
+                "around": [[_short(p.start), _short(p.end), p.what] for p in scene.phases if p.device == device],
                 "memory": [[time, held] for time, held in _settled(scene.memory[device]).items()],
                 "limit": None if scene.limits[device] is None else float(scene.limits[device] or 0),
             }

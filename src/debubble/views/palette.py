@@ -23,6 +23,9 @@ CAUSE_COLORS = {
     Cause.TRANSFER: "#e2d6f1", Cause.OVERHEAD: "#efe6dc",
 }  # fmt: skip
 
+PHASE_COLOR = "#8a7f9c"
+"""Of what a device does before and after its program: data, updates."""
+
 
 def shade(color: str, chunk: int, *, chunks: int) -> str:
     """Later chunks are lighter, so that the stages of one device can be told apart."""

@@ -1,7 +1,7 @@
 """Perfetto (and Chrome's tracing): one process per device, one track per lane, arrows for messages, memory counters.
 
-Format: the Trace Event Format's JSON object form; `ts` and `dur` in microseconds.  An abstract time of 1 is drawn as
-one second.
+Format: the Trace Event Format's JSON object form; `ts` (from what begins first) and `dur` in microseconds.  An abstract
+time of 1 is drawn as one second.
 """
 
 from __future__ import annotations
@@ -38,6 +38,11 @@ def perfetto(scenes: Sequence[Scene]) -> bytes:
         events += _bubbles(scene, first)
         events += _messages(scene, place, first)
         events += _memory(scene, first)
+        events += _phases(scene, first)
+    zero = min(event.get("ts", 0.0) for event in events)
+    for event in events:
+        if "ts" in event:
+            event["ts"] = round(event["ts"] - zero, 3)
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":")).encode()
 
 
@@ -120,6 +125,16 @@ def _memory(scene: Scene, first: int) -> Iterator[dict[str, Any]]:
         for time, held in curve:
             counter = {"ph": "C", "name": "memory", "pid": first + device, "tid": 0}
             yield {**counter, "ts": _microseconds(time), "args": {"bytes": float(held)}}
+
+
+def _phases(scene: Scene, first: int) -> Iterator[dict[str, Any]]:
+    """What devices did before and after their programs, on a track of its own."""
+    tid = len(_LANES) * _TRACKS_PER_LANE
+    for device in sorted({phase.device for phase in scene.phases}):
+        yield {"ph": "M", "pid": first + device, "tid": tid, "name": "thread_name", "args": {"name": "around"}}
+    for phase in scene.phases:
+        span = {"ts": _microseconds(phase.start), "dur": _microseconds(phase.end - phase.start)}
+        yield {"ph": "X", "name": phase.what, "cat": "around", "pid": first + phase.device, "tid": tid, **span}
 
 
 def _microseconds(time: Number) -> float:

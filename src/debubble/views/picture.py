@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from debubble.ir import Kind, Lane
 from debubble.simulator import Cause
-from debubble.views.palette import CAUSE_COLORS, KIND_COLORS, KIND_WORDS, shade
+from debubble.views.palette import CAUSE_COLORS, KIND_COLORS, KIND_WORDS, PHASE_COLOR, shade
 from debubble.views.registry import view
 from debubble.views.scene import Scene
 from debubble.views.summary import present_causes, present_kinds
@@ -49,10 +49,11 @@ def figure(scenes: Sequence[Scene]) -> Figure:
     total = sum(heights) + _HEAD * len(scenes) + 0.8
     result = Figure(figsize=(WIDTH, total), facecolor="white", layout="constrained")
     axes = result.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
-    whole = max(float(scene.timeline.makespan) for scene in scenes)
+    first = min(scene.extent[0] for scene in scenes)
+    last = max(scene.extent[1] for scene in scenes)
     for scene, gantt, memory in zip(scenes, axes[::2], axes[1::2], strict=True):
-        gantt.set_xlim(0, whole)
-        _draw_gantt(gantt, scene, inches_per_time=(WIDTH - 1.2) / whole)
+        gantt.set_xlim(first, last)
+        _draw_gantt(gantt, scene, inches_per_time=(WIDTH - 1.2) / (last - first))
         _draw_memory(memory, scene)
     axes[-1].set_xlabel("seconds" if scenes[-1].seconds else "time")
     _legend(result, scenes)
@@ -98,6 +99,8 @@ def _draw_device(axes: Axes, scene: Scene, device: int, inches_per_time: float) 
         # Bars that are hardly wider than their edges would drown in white.
         wide = computes and min(duration for _, duration in spans) * inches_per_time > 0.05
         axes.broken_barh(spans, height, facecolor=color, edgecolor="white", linewidth=0.4 if wide else 0)
+    around = [(phase.start, phase.end - phase.start) for phase in scene.phases if phase.device == device]
+    axes.broken_barh(around, (device - 0.2, 0.26), facecolor=PHASE_COLOR, linewidth=0)
     for color, spans in recompute.items():
         axes.broken_barh(spans, (device - 0.4, 0.66), facecolor=color, linewidth=0)
 
@@ -129,6 +132,8 @@ def _legend(result: Figure, scenes: Sequence[Scene]) -> None:
         Patch(facecolor=CAUSE_COLORS[cause], edgecolor="#c3cad6", linewidth=0.5, label=f"idle: {cause.value}")
         for cause in present_causes(scenes)
     ]
+    if any(scene.phases for scene in scenes):
+        handles.append(Patch(facecolor=PHASE_COLOR, label="around the program"))
     columns = len(handles) if len(handles) <= 9 else (len(handles) + 1) // 2
     result.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
 

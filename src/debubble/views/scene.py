@@ -8,6 +8,7 @@ from functools import cached_property
 
 from debubble.ir import Kind, Number, Plan, Trace
 from debubble.ir.ops import BACKWARDS
+from debubble.ir.trace import TracePhase
 from debubble.simulator import Bubble, TimedOperation, Timeline, bubbles, critical_path
 from debubble.simulator.shared_cores import run_shared
 from debubble.views.measured import measured_memory, measured_timeline
@@ -27,6 +28,8 @@ class Scene:
     """Per device."""
     seconds: bool
     """Whether times are seconds, or abstract units."""
+    phases: tuple[TracePhase, ...] = ()
+    """What devices did before and after the program, if it was measured."""
 
     @staticmethod
     def of(timeline: Timeline, *, title: str, seconds: bool = False) -> Scene:
@@ -52,12 +55,19 @@ class Scene:
         timeline = measured_timeline(predicted.timeline.program, trace)
         title = f"Measured: step {trace.typical.step}"
         memory = measured_memory(trace) or timeline.memory
-        return predicted, Scene(title=title, timeline=timeline, memory=memory, seconds=True)
+        phases = trace.typical.from_zero().phases
+        return predicted, Scene(title=title, timeline=timeline, memory=memory, seconds=True, phases=phases)
 
     def _on(self, cores: int) -> Scene:
         """The same if the devices share that many cores."""
         title = f"{self.title}, {self.devices} devices on {cores_words(cores)}"
         return Scene.of(run_shared(self.timeline.program, cores=cores), title=title, seconds=self.seconds)
+
+    @cached_property
+    def extent(self) -> tuple[float, float]:
+        """From when to when there is something to draw: the program starts at 0."""
+        starts, ends = [phase.start for phase in self.phases], [phase.end for phase in self.phases]
+        return min([0.0, *starts]), max([float(self.timeline.makespan), *ends])
 
     @property
     def devices(self) -> int:

@@ -12,8 +12,8 @@
   const TRANSFER_GAP = 2, LABEL = "11px system-ui, 'DejaVu Sans', sans-serif";
 
   // One time scale for all scenes.
-  const whole = Math.max(...data.scenes.map(scene => scene.makespan));
-  let from = 0, to = whole, frame = 0;
+  const { first, last } = data, whole = last - first;
+  let from = first, to = last, frame = 0;
 
   for (const scene of data.scenes) layOut(scene);
 
@@ -26,6 +26,10 @@
         const height = lane === "compute" ? COMPUTE : TRANSFER;
         device.rows.push({ lane, bars, y, height });
         y += height + TRANSFER_GAP;
+      }
+      if (device.around.length) {
+        device.rows.push({ lane: "around", around: device.around, bars: [], y, height: TRANSFER });
+        y += TRANSFER + TRANSFER_GAP;
       }
       device.memoryTop = y;
       y += MEMORY;
@@ -101,6 +105,10 @@
 
   function drawRow(g, row, x) {
     const tall = row.height === COMPUTE;
+    g.fillStyle = data.around;
+    for (const [start, end] of row.around || []) {
+      if (end >= from && start <= to) g.fillRect(x(start), row.y, Math.max(x(end) - x(start), 0.6), row.height);
+    }
     g.textAlign = "center";
     for (const [start, end, kind, , microBatch, chunk, onPath, recompute] of row.bars) {
       if (end < from || start > to) continue;
@@ -185,11 +193,14 @@
   // What is under the pointer.
   function describe(scene, time, y) {
     const number = scene.devices.findIndex(d => y >= d.top - GAP / 2 && y < d.bottom + GAP / 2);
-    if (number < 0 || time < 0 || time > scene.makespan) return null;
+    if (number < 0) return null;
     const device = scene.devices[number];
     const row = device.rows.find(r => y >= r.y && y < r.y + r.height + TRANSFER_GAP);
     const hit = row && row.bars.find(([start, end]) => start <= time && time < end);
     if (hit) return operationWords(scene, number, row.lane, hit);
+    const phase = row && (row.around || []).find(([start, end]) => start <= time && time < end);
+    if (phase) return [phase[2], `device ${number}, around the program\n${span(scene, ...phase)}`];
+    if (time < 0 || time > scene.makespan) return null;
     const idle = row && row.lane === "compute" && device.bubbles.find(([start, end]) => start <= time && time < end);
     if (idle) return bubbleWords(scene, number, idle);
     let held = 0;
@@ -240,7 +251,7 @@
 
   function show(start, end) {
     const length = Math.min(Math.max(end - start, whole / 1e5), whole);
-    from = Math.min(Math.max(start, 0), whole - length);
+    from = Math.min(Math.max(start, first), last - length);
     to = from + length;
     redraw();
   }
@@ -284,12 +295,12 @@
     canvas.addEventListener("mouseleave", leave);
     canvas.addEventListener("wheel", wheel, { passive: false });
     canvas.addEventListener("pointerdown", startDrag);
-    canvas.addEventListener("dblclick", () => show(0, whole));
+    canvas.addEventListener("dblclick", () => show(first, last));
   }
   const middle = () => (from + to) / 2;
   const keys = {
     "+": () => zoom(0.6, middle()), "=": () => zoom(0.6, middle()), "-": () => zoom(1 / 0.6, middle()),
-    "0": () => show(0, whole),
+    "0": () => show(first, last),
     ArrowLeft: () => show(from - (to - from) / 8, to - (to - from) / 8),
     ArrowRight: () => show(from + (to - from) / 8, to + (to - from) / 8),
   };
