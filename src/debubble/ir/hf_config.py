@@ -38,6 +38,13 @@ def entry(config: Config, name: str) -> Any:
     return next(found, None)
 
 
+def _layers(config: Config) -> range:
+    count = entry(config, "num_hidden_layers")
+    if count is None:
+        raise KeyError("num_hidden_layers")
+    return range(count)
+
+
 def halved(config: Config) -> bool:
     """Whether the model's units are half-layers."""
     return config.get("model_type") in HALVED
@@ -45,7 +52,7 @@ def halved(config: Config) -> bool:
 
 def sliding_layers(config: Config) -> tuple[bool, ...]:
     """Per layer, whether its attention reaches back only as far as a window."""
-    family, layers = config.get("model_type"), range(entry(config, "num_hidden_layers"))
+    family, layers = config.get("model_type"), _layers(config)
     if family in ("mistral", "mixtral", "starcoder2", "phi3"):
         return (True,) * len(layers)
     if family == "qwen3_moe":
@@ -70,7 +77,7 @@ def windows(config: Config) -> tuple[int | None, ...]:
 
 def expert_layers(config: Config) -> tuple[bool, ...]:
     """Per layer, whether it has a mixture of experts instead of an MLP."""
-    family, layers = config.get("model_type"), range(entry(config, "num_hidden_layers"))
+    family, layers = config.get("model_type"), _layers(config)
     if family == "qwen3_moe":
         step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
         return tuple(i not in dense and (i + 1) % step == 0 for i in layers)
