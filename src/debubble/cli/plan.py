@@ -63,8 +63,8 @@ def plan(
             from debubble.planners.making import plan as plan_model
 
             shape, where = named_model(model), o.cluster_of(cluster)
-        if shape.remark is not None and profile is None:
-            log().print(shape.remark)
+            if shape.remark is not None and profile is None:
+                log().print(shape.remark)
             result = plan_model(
                 shape, where, micro_batches=micro_batches, planner=planner, pipeline=pipeline,
                 chunks=chunks, memory_limit=memory_limit, effort=effort, seed=seed, profile=profile, tensor=tensor,
