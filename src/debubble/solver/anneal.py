@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from debubble.solver.evaluate import INFINITY, B, F, I, L, O, R, evaluate, length_of
-from debubble.solver.evaluate_computing import evaluate_computing
+from debubble.solver.evaluate import INFINITY, B, F, I, L, O, R, evaluate, length_of, walk
+from debubble.solver.evaluate_computing import evaluate_computing, walk_computing
 from debubble.solver.jit import jit
+from debubble.solver.resuming import SAME, START, common_mark, keep, put_back, resume
 from debubble.solver.tables import Floats, Ints, Layout
 
 
@@ -32,13 +33,28 @@ def find(orders: Ints, lengths: Ints, d: int, op: int) -> int:
 
 
 @jit
+def is_fence(a: Layout, n: Ints, op: int) -> bool:
+    """Whether nothing may pass it: the forward of a micro-batch between which and another the order is periodic."""
+    return op < a.stages * a.micro_batches and n[a.fence + op] == 1
+
+
+@jit
+def fenced(a: Layout, n: Ints, orders: Ints, d: int, begin: int, end: int) -> bool:
+    """Whether there is a fence between two places of a list."""
+    for index in range(begin + 1, end):  # noqa: SIM110 - compiles to less
+        if is_fence(a, n, orders[d, index]):
+            return True
+    return False
+
+
+@jit
 def shift(a: Layout, n: Ints, orders: Ints, lengths: Ints, op: int, by: int) -> int:
-    """Move an operation by up to `by` places, as far as nothing of its kind or its micro-batch is in the way."""
+    """Move an operation by up to `by` places, as far as no fence and nothing of its kind or micro-batch is in the way."""
     size = a.stages * a.micro_batches
     pair = op % size
     d = n[a.device_of + pair // a.micro_batches]
     index = find(orders, lengths, d, op)
-    if index < 0:
+    if index < 0 or is_fence(a, n, op):
         return 0
     step = 1 if by > 0 else -1
     moved = 0
@@ -47,7 +63,7 @@ def shift(a: Layout, n: Ints, orders: Ints, lengths: Ints, op: int, by: int) -> 
         if other < 0 or other >= lengths[d]:
             break
         beside = orders[d, other]
-        if beside % size == pair or beside // a.micro_batches == op // a.micro_batches:
+        if beside % size == pair or beside // a.micro_batches == op // a.micro_batches or is_fence(a, n, beside):
             break
         orders[d, index] = beside
         orders[d, other] = op
@@ -87,17 +103,22 @@ def backward_at(a: Layout, orders: Ints, lengths: Ints, d: int, pair: int) -> in
 
 @jit
 def toggle_offload(a: Layout, n: Ints, orders: Ints, lengths: Ints, pair: int, random: Ints) -> None:
-    """Take an offload and its reload out, or put them in: O behind F, L a few places before the backward."""
+    """Take an offload and its reload out, or put them in: O behind F, L a few places before the backward.
+
+    Where a fence stands between, micro-batches beyond it do the same, and nothing is changed.
+    """
     size = a.stages * a.micro_batches
     d = n[a.device_of + pair // a.micro_batches]
+    forward, backward = find(orders, lengths, d, F * size + pair), backward_at(a, orders, lengths, d, pair)
+    if fenced(a, n, orders, d, forward, backward):
+        return
     at = find(orders, lengths, d, O * size + pair)
     if at >= 0:
         remove(orders, lengths, d, at)
         remove(orders, lengths, d, find(orders, lengths, d, L * size + pair))
         return
-    forward = find(orders, lengths, d, F * size + pair)
     insert(orders, lengths, d, forward + 1, O * size + pair)
-    backward = backward_at(a, orders, lengths, d, pair)
+    backward += 1
     insert(orders, lengths, d, max(forward + 2, backward - draw(random, 5)), L * size + pair)
 
 
@@ -208,11 +229,20 @@ def spread(a: Layout, x: Floats, orders: Ints, lengths: Ints) -> float:
 
 
 @jit
-def measure(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float, only_computes: bool) -> float:
-    """What `evaluate` says.  `only_computes`: the lists hold F, I and W alone, and messages are asynchronous."""
+def measure(
+    a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, at: int, threshold: float, only_computes: bool
+) -> float:
+    """What `evaluate` says of lists that begin as those kept, up to a mark.
+
+    `only_computes`: the lists hold F, I and W alone, and messages are asynchronous.
+    """
     if only_computes:
-        return evaluate_computing(a, x, n, orders, lengths, threshold)
-    return evaluate(a, x, n, orders, lengths, threshold)
+        if at == START:
+            return evaluate_computing(a, x, n, orders, lengths, threshold)
+        return walk_computing(a, x, n, orders, lengths, threshold)
+    if at == START:
+        return evaluate(a, x, n, orders, lengths, threshold)
+    return walk(a, x, n, orders, lengths, threshold)
 
 
 @jit
@@ -225,24 +255,32 @@ def anneal(
 
     Returns (best objective, steps taken); stops at `target`.  The start must be feasible.
     """
-    value = measure(a, x, n, orders, lengths, INFINITY, only_computes)
+    value = measure(a, x, n, orders, lengths, START, INFINITY, only_computes)
+    keep(a, x, n, orders, lengths, orders, lengths, START)
     cost = value + weight * spread(a, x, orders, lengths)
     path = np.zeros(7 * a.stages * a.micro_batches, dtype=np.int64)
     count = critical_path(a, x, n, path)
     tried, tried_lengths = orders.copy(), lengths.copy()
     for step in range(steps):
         temperature = hot * (cold / hot) ** (step / steps)
-        tried[:] = orders
-        tried_lengths[:] = lengths
         move(a, n, tried, tried_lengths, path, count, offload, recompute, random)
-        allowed = cost - temperature * np.log((1 + draw(random, 1000000)) / 1000000.0)
-        found = measure(a, x, n, tried, tried_lengths, allowed, only_computes)
-        if found == INFINITY:
+        at = common_mark(a, n, orders, lengths, tried, tried_lengths)
+        if at == SAME:
             continue
-        price = found + weight * spread(a, x, tried, tried_lengths)
+        if recompute or not a.resumable:
+            at = START
+        if at != START:
+            resume(a, x, n, orders, lengths, at)
+        allowed = cost - temperature * np.log((1 + draw(random, 1000000)) / 1000000.0)
+        found = measure(a, x, n, tried, tried_lengths, at, allowed, only_computes)
+        price = found + weight * spread(a, x, tried, tried_lengths) if found < INFINITY else INFINITY
         if price > allowed:
+            put_back(a, x, n, orders, lengths, tried, tried_lengths, at)
+            tried[:] = orders
+            tried_lengths[:] = lengths
             continue
         cost = price
+        keep(a, x, n, tried, tried_lengths, orders, lengths, at)
         orders[:] = tried
         lengths[:] = tried_lengths
         count = critical_path(a, x, n, path)

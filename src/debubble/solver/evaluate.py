@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from debubble.solver.jit import jit
+from debubble.solver.resuming import mark
 from debubble.solver.tables import Floats, Ints, Layout
 
 INFINITY = np.inf
@@ -33,6 +34,7 @@ def reset(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints) -> None:
     n[a.oldest : a.oldest + a.devices] = 0
     n[a.known : a.known + a.devices] = 0
     n[a.newest : a.newest + a.devices] = 0
+    n[a.marked + 1] = 0
     for d in range(a.devices):
         for index in range(lengths[d]):
             op = orders[d, index]
@@ -210,12 +212,19 @@ def evaluate(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, thresho
 
     Leaves starts, ends and causes in the blocks.
     """
-    size = a.stages * a.micro_batches
     reset(a, x, n, orders, lengths)
-    remaining = lengths.sum()
+    return walk(a, x, n, orders, lengths, threshold)
+
+
+@jit
+def walk(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float) -> float:
+    """The rest of an evaluation, from where the devices are."""
+    size = a.stages * a.micro_batches
+    remaining = (lengths - n[a.cursor : a.cursor + a.devices]).sum()
     upward = True
     while remaining > 0:
         before = remaining
+        mark(a, x, n, remaining)
         for step in range(a.devices):
             d = step if upward else a.devices - 1 - step
             while n[a.cursor + d] < lengths[d]:
@@ -234,6 +243,12 @@ def evaluate(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, thresho
         if remaining == before:
             return INFINITY
         upward = not upward
+    return longest(a, x, n)
+
+
+@jit
+def longest(a: Layout, x: Floats, n: Ints) -> float:
+    """The objective, once everything is timed."""
     result = 0.0
     for d in range(a.devices):
         result = max(result, length_of(a, x, n, d))

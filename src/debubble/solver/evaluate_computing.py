@@ -5,8 +5,9 @@ Without transfers a device's memory depends on its own list only, and an operati
 
 from __future__ import annotations
 
-from debubble.solver.evaluate import INFINITY, I, W, length_of
+from debubble.solver.evaluate import INFINITY, I, W, longest
 from debubble.solver.jit import jit
+from debubble.solver.resuming import mark
 from debubble.solver.tables import Floats, Ints, Layout
 
 
@@ -68,15 +69,23 @@ def evaluate_computing(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Int
     x[a.reserved : a.reserved + a.devices] = x[a.static : a.static + a.devices]
     n[a.cursor : a.cursor + a.devices] = 0
     n[a.compute : a.compute + a.devices] = -1
+    n[a.marked + 1] = 0
     for d in range(a.devices):
         work = 0.0
         for index in range(lengths[d]):
             work += x[a.time + orders[d, index]]
         x[a.rest + d] = work
-    remaining = lengths.sum()
+    return walk_computing(a, x, n, orders, lengths, threshold)
+
+
+@jit
+def walk_computing(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float) -> float:
+    """The rest of an evaluation, from where the devices are."""
+    remaining = (lengths - n[a.cursor : a.cursor + a.devices]).sum()
     upward = True
     while remaining > 0:
         before = remaining
+        mark(a, x, n, remaining)
         for step in range(a.devices):
             d = step if upward else a.devices - 1 - step
             walked = time_list(a, x, n, orders, lengths[d], d, threshold)
@@ -86,7 +95,4 @@ def evaluate_computing(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Int
         if remaining == before:
             return INFINITY
         upward = not upward
-    result = 0.0
-    for d in range(a.devices):
-        result = max(result, length_of(a, x, n, d))
-    return result
+    return longest(a, x, n)

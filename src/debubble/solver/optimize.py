@@ -70,7 +70,7 @@ def _methods(
     only_order = pairs <= LARGEST and not (problem.offload or problem.recompute)
     first = max(0.5, left() * (0.1 if only_order or pairs <= PROVABLE else 0.6))
     best: Incumbent | None = None
-    for best in search(problem, starts=candidates, deadline=first, seed=seed):
+    for best in search(problem, starts=candidates, deadline=first, seed=seed, workers=workers):
         yield best
     assert best is not None
     if best.optimal:
@@ -92,7 +92,8 @@ def _methods(
         return
     for turn in itertools.count(1):
         slot = min(left(), max(2.0, deadline / 10))
-        for incumbent in improve(problem, best, clock=Clock.starting(slot), steps=None, seed=seed + turn):
+        clock = Clock.starting(slot)
+        for incumbent in improve(problem, best, clock=clock, steps=None, seed=seed + turn, workers=workers):
             best = incumbent
             yield best
         if left() < 1 or best.optimal:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-
-import numpy as np
 
 from debubble.ir import DebubbleError, InfeasibleError, Kind, Number, Op, Schedule
 from debubble.solver.bounds import lower_bound
@@ -17,8 +16,6 @@ BURST = 2000
 """Moves between two looks at the clock."""
 HOT, COLD = 0.05, 0.005
 """Temperatures of a cooling, in mean operation times."""
-SLOPE = 0.05
-"""Weight of the mean end of the devices' last backwards, beside the objective."""
 FIRST_CYCLE = 8 * BURST
 """Moves of the first cooling; each later one, restarted from the best, takes half as long again."""
 
@@ -31,11 +28,13 @@ def search(
     steps: int | None = None,
     seed: int = 0,
     bound: Number = 0,
+    workers: int = 1,
 ) -> Iterator[Incumbent]:
     """Better and better schedules of a problem, each with its exact objective and a lower bound.
 
     `starts`: schedules to improve, tried beside the constructed ones.  `deadline`: seconds from now.  `steps`: number
-    of moves; with it and without a deadline the result depends on the seed alone.  `bound`: one that is already known.
+    of moves; with it and without a deadline the result depends on the seed and the number of `workers` alone.
+    `bound`: one that is already known.
     Stops when the bound is met.  Raises InfeasibleError if no start fits the memory limit.
     """
     clock = Clock.starting(deadline)
@@ -57,7 +56,12 @@ def search(
         # The last candidate needs the least memory.
         raise InfeasibleError(f"No order of operations was found that fits. {reason}")
     yield from improve(
-        problem, best, clock=clock, steps=steps if deadline is not None else steps or 50 * BURST, seed=seed
+        problem,
+        best,
+        clock=clock,
+        steps=steps if deadline is not None else steps or 50 * BURST,
+        seed=seed,
+        workers=workers,
     )
 
 
@@ -83,43 +87,38 @@ class Clock:
 
 
 def improve(
-    problem: OrderProblem, best: Incumbent, *, clock: Clock, steps: int | None, seed: int
+    problem: OrderProblem, best: Incumbent, *, clock: Clock, steps: int | None, seed: int, workers: int = 1
 ) -> Iterator[Incumbent]:
-    """Local search from an incumbent: cooling cycles, each restarted from the best."""
-    # The kernel's import and compilation cost more than a search that ends at its start.
-    from debubble.solver.anneal import anneal
-    from debubble.solver.tables import KIND_INDEX, decode, encode, tables
+    """Local search from an incumbent: cooling cycles, each restarted from the best.
 
-    layout, floats, ints, scale = arrays = tables(problem)
-    orders, lengths = encode(problem, best.schedule)
-    best_orders, best_lengths = orders.copy(), lengths.copy()
-    random = np.array([seed * 7919 + 12345], dtype=np.int64) % 2147483646 + 1
-    times = arrays.table("time", layout.allocated - layout.time)
-    unit = float(times[times > 0].mean())
-    value, target = float(best.value) * scale, float(best.bound) * scale * (1 + 1e-12)
-    transfers = problem.offload or problem.recompute or layout.exclusive
-    only_computes = not transfers and bool(orders.max() < KIND_INDEX[Kind.B] * layout.stages * layout.micro_batches)
+    `workers` walk side by side, each `steps` in all; the result depends on their number and the seed.
+    """
+    # The kernel's import and compilation cost more than a search that ends at its start.
+    from debubble.solver.walker import Walker
+
+    walkers = [Walker.of(problem, best, seed=seed * 7919 + worker) for worker in range(workers)]
     done, cycle = 0, FIRST_CYCLE
-    while steps is None or done < steps:
-        orders[:], lengths[:] = best_orders, best_lengths
-        bursts = max(1, cycle // BURST)
-        for burst in range(bursts):
-            hot, cold = (HOT * (COLD / HOT) ** (k / bursts) * unit for k in (burst, burst + 1))
-            count = BURST if steps is None else min(BURST, steps - done)
-            found, taken = anneal(
-                layout, floats, ints, orders, lengths, best_orders, best_lengths, value, count, hot, cold, SLOPE,
-                target, problem.offload, problem.recompute, only_computes, random,
-            )  # fmt: skip
-            done += taken
-            if found < value:
-                value = found
-                better = verified(problem, decode(problem, best_orders, best_lengths, name=best.schedule.name), best)
-                if better is not None:
-                    best = replace(better, source="search", steps=done, seconds=clock.passed)
-                    yield best
-            if best.optimal or clock.over or (steps is not None and done >= steps):
-                return
-        cycle += cycle // 2
+    with ThreadPoolExecutor(workers) as pool:
+        while steps is None or done < steps:
+            for walker in walkers:
+                walker.restart(best)
+            bursts = max(1, cycle // BURST)
+            for burst in range(bursts):
+                hot, cold = (HOT * (COLD / HOT) ** (k / bursts) for k in (burst, burst + 1))
+                count = BURST if steps is None else min(BURST, steps - done)
+                target = float(best.bound)
+                ends = [pool.submit(w.walk, count, hot=hot, cold=cold, target=target) for w in walkers]
+                taken = max(end.result() for end in ends)
+                done += taken
+                for walker in walkers:
+                    schedule = walker.news()
+                    better = None if schedule is None else verified(problem, schedule, best)
+                    if better is not None:
+                        best = replace(better, source="search", steps=done, seconds=clock.passed)
+                        yield best
+                if best.optimal or clock.over or (steps is not None and done >= steps):
+                    return
+            cycle += cycle // 2
 
 
 def verified(problem: OrderProblem, schedule: Schedule, best: Incumbent) -> Incumbent | None:

@@ -10,7 +10,7 @@ code passes three things from function to function this way, instead of counting
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -22,6 +22,8 @@ from debubble.ir.effects import change, duration
 from debubble.solver.problem import OrderProblem
 
 KINDS = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.R, Kind.O, Kind.L)
+MARKS = 24
+"""States of the devices that an evaluation leaves behind, at most."""
 KIND_INDEX = {kind: index for index, kind in enumerate(KINDS)}
 
 Floats = NDArray[np.float64]
@@ -39,6 +41,8 @@ class Layout(NamedTuple):
     exclusive: int
     half_duplex: int
     span: int
+    resumable: int
+    """Whether an evaluation may begin in the middle: a link group's turns depend on how it got there."""
     # In the block of floats.
     time: int
     """[R in list, op]"""
@@ -95,6 +99,19 @@ class Layout(NamedTuple):
     """[d]: first in the queue that no reload has waited for."""
     newest: int
     """[d]: end of the queue."""
+    fence: int
+    """[stage and micro-batch]: 1 where moves may take nothing past its F."""
+    # What the search evaluates again from (resuming.py).
+    mark_floats: int
+    """[2, MARKS, numbers of all devices]: state of the devices during the last evaluation kept, and during this one."""
+    mark_ints: int
+    """The same, of the whole numbers."""
+    marked: int
+    """[2]: how many marks there are of each."""
+    kept_times: int
+    """[start, end and arrival, op]: of the last evaluation kept."""
+    kept_cause: int
+    kept_queue: int
 
 
 class Tables(NamedTuple):
@@ -111,8 +128,11 @@ class Tables(NamedTuple):
         return self.floats[begin : begin + size]
 
 
-def tables(problem: OrderProblem) -> Tables:
-    """The arrays of a problem.  Raises InputError if its messages are blocking."""
+def tables(problem: OrderProblem, *, fences: Collection[int] = ()) -> Tables:
+    """The arrays of a problem.
+
+    `fences`: micro-batches whose forwards no move may pass.  Raises InputError if messages are blocking.
+    """
     costs, devices = problem.costs, problem.devices
     if costs.communication_model == "blocking":
         raise InputError("The search does not handle 'blocking' messages; use 'exclusive' or 'latency'.")
@@ -136,6 +156,8 @@ def tables(problem: OrderProblem) -> Tables:
         **{name: np.zeros(count) for name in ("start", "end", "arrival")},
         **{name: np.zeros(devices) for name in ("reserved", "last_freed", "rest", "first")},
         "link": np.zeros(devices * devices),
+        "mark_floats": np.zeros(2 * MARKS * devices * (4 + devices)),
+        "kept_times": np.zeros(3 * count),
     }
     ints: dict[str, Ints] = {
         "device_of": np.array(problem.placement.device_of),
@@ -146,6 +168,13 @@ def tables(problem: OrderProblem) -> Tables:
         **{name: np.zeros(devices, dtype=np.int64) for name in ("cursor", "compute", "oldest", "known", "newest")},
         "transfer": np.zeros(2 * devices, dtype=np.int64),
         "queue": np.zeros(devices * room, dtype=np.int64),
+        "mark_ints": np.zeros(2 * MARKS * 7 * devices, dtype=np.int64),
+        "marked": np.zeros(2, dtype=np.int64),
+        "kept_cause": np.zeros(count, dtype=np.int64),
+        "kept_queue": np.zeros(devices * room, dtype=np.int64),
+        "fence": np.array(
+            [j in fences for _ in range(problem.stages) for j in range(problem.micro_batches)], dtype=np.int64
+        ),
     }
     layout = Layout(
         stages=problem.stages,
@@ -155,6 +184,7 @@ def tables(problem: OrderProblem) -> Tables:
         exclusive=int(costs.communication_model == "exclusive"),
         half_duplex=int(costs.host_link == "half-duplex"),
         span=int(problem.objective == "span"),
+        resumable=int(not costs.link_groups),
         **_begins(floats),
         **_begins(ints),
     )

@@ -1,0 +1,84 @@
+"""One walk of the local search: the compiled kernel with its own tables, lists and random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from debubble.ir import Kind, Schedule
+from debubble.solver.anneal import anneal
+from debubble.solver.problem import Incumbent, OrderProblem
+from debubble.solver.tables import KIND_INDEX, Ints, Tables, decode, encode, tables
+
+SLOPE = 0.05
+"""Weight of the mean end of the devices' last backwards, beside the objective."""
+PRIME = 2147483647
+
+
+@dataclass
+class Walker:
+    """Lists of a problem that change, and the best that they have been.  Walkers of several threads share nothing."""
+
+    problem: OrderProblem
+    name: str
+    tables: Tables
+    orders: Ints
+    lengths: Ints
+    best_orders: Ints
+    best_lengths: Ints
+    best: float
+    told: float
+    random: Ints
+    only_computes: bool
+    unit: float
+    """Mean time of an operation."""
+
+    @staticmethod
+    def of(problem: OrderProblem, start: Incumbent, *, seed: int, fences: Collection[int] = ()) -> Walker:
+        """At an incumbent's lists.  `fences`: micro-batches whose forwards no operation may pass."""
+        arrays = tables(problem, fences=fences)
+        layout = arrays.layout
+        orders, lengths = encode(problem, start.schedule)
+        times = arrays.table("time", layout.allocated - layout.time)
+        transfers = problem.offload or problem.recompute or layout.exclusive
+        computes = KIND_INDEX[Kind.B] * layout.stages * layout.micro_batches
+        return Walker(
+            problem=problem,
+            name=start.schedule.name,
+            tables=arrays,
+            orders=orders,
+            lengths=lengths,
+            best_orders=orders.copy(),
+            best_lengths=lengths.copy(),
+            best=float(start.value),
+            told=float(start.value),
+            random=np.array([(seed + 12345) % (PRIME - 1) + 1], dtype=np.int64),
+            only_computes=not transfers and bool(orders.max() < computes),
+            unit=float(times[times > 0].mean()),
+        )
+
+    def restart(self, best: Incumbent) -> None:
+        """Go to an incumbent's lists."""
+        self.orders, self.lengths = encode(self.problem, best.schedule)
+        self.best_orders, self.best_lengths = self.orders.copy(), self.lengths.copy()
+        self.best = self.told = float(best.value)
+
+    def walk(self, steps: int, *, hot: float, cold: float, target: float) -> int:
+        """Take up to `steps` moves while cooling, temperatures in mean operation times; stop at the target."""
+        layout, floats, ints, scale = self.tables
+        best, taken = anneal(
+            layout, floats, ints, self.orders, self.lengths, self.best_orders, self.best_lengths, self.best * scale,
+            steps, hot * self.unit, cold * self.unit, SLOPE, target * scale * (1 + 1e-12), self.problem.offload,
+            self.problem.recompute, self.only_computes, self.random,
+        )  # fmt: skip
+        self.best = best / scale
+        return int(taken)
+
+    def news(self) -> Schedule | None:
+        """The best lists since the last restart, if nobody was told of them yet."""
+        if self.best >= self.told:
+            return None
+        self.told = self.best
+        return decode(self.problem, self.best_orders, self.best_lengths, name=self.name)

@@ -1,0 +1,77 @@
+"""An evaluation that begins at a mark of the last one says what one from the start says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from debubble.ir import Placement, StageCosts
+from debubble.solver.anneal import measure, move
+from debubble.solver.evaluate import INFINITY
+from debubble.solver.problem import OrderProblem
+from debubble.solver.resuming import SAME, START, common_mark, keep, put_back, resume
+from debubble.solver.search import search
+from debubble.solver.tables import encode, tables
+from debubble.solver.walker import Walker
+
+MOVES = 400
+
+
+def problem_of(*, offload: bool = True, duplex: str = "full-duplex", model: str = "latency") -> OrderProblem:
+    costs = StageCosts.of(
+        stages=4,
+        forward=10,
+        backward_input=11,
+        backward_weight=9,
+        activation=2,
+        activation_after_input=1,
+        communication=1,
+        offload=14,
+        memory_limit=8,
+        host_link=duplex,
+        communication_model=model,
+    )
+    return OrderProblem(placement=Placement.linear(4), micro_batches=10, costs=costs, offload=offload)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        problem_of(),
+        problem_of(duplex="half-duplex"),
+        problem_of(model="exclusive"),
+        problem_of(offload=False),
+    ],
+    ids=["full duplex", "half duplex", "exclusive messages", "without offload"],
+)
+def test_it_says_what_one_from_the_start_says(problem: OrderProblem) -> None:
+    start = next(iter(search(problem, steps=0)))
+    walker = Walker.of(problem, start, seed=3)
+    a, x, n, _ = walker.tables
+    _, fresh_x, fresh_n, _ = tables(problem)
+    orders, lengths = encode(problem, start.schedule)
+    computes, random = walker.only_computes, np.array([77], dtype=np.int64)
+    path = np.zeros(1, dtype=np.int64)
+    value = measure(a, x, n, orders, lengths, START, INFINITY, computes)
+    keep(a, x, n, orders, lengths, orders, lengths, START)
+    begins = set()
+    for turn in range(MOVES):
+        tried, tried_lengths = orders.copy(), lengths.copy()
+        move(a, n, tried, tried_lengths, path, 0, problem.offload, False, random)
+        at = common_mark(a, n, orders, lengths, tried, tried_lengths)
+        if at == SAME:
+            continue
+        begins.add(at)
+        if at != START:
+            resume(a, x, n, orders, lengths, at)
+        threshold = INFINITY if turn % 2 else value
+        found = measure(a, x, n, tried, tried_lengths, at, threshold, computes)
+        found = INFINITY if found > threshold else found
+        assert found == measure(a, fresh_x, fresh_n, tried, tried_lengths, START, threshold, computes)
+        if found == INFINITY or turn % 3 == 0:
+            put_back(a, x, n, orders, lengths, tried, tried_lengths, at)
+            continue
+        assert (x[a.end : a.end + 7 * 40] == fresh_x[a.end : a.end + 7 * 40]).all()
+        keep(a, x, n, tried, tried_lengths, orders, lengths, at)
+        orders, lengths, value = tried, tried_lengths, found
+    assert len(begins) > 10
