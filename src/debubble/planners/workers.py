@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
 from debubble.ir import DebubbleError, InfeasibleError
@@ -22,38 +22,47 @@ from debubble.planners.problem import Problem, Solution
 Answer = tuple[Solution, float]
 """What a planner found, and the seconds that it took."""
 
+Worker = subprocess.Popen[bytes]
+
 PATIENCE = 60.0
 """Seconds beyond its effort after which a worker is given up."""
 
 
 @contextmanager
 def searching(names: Sequence[str], problem: Problem) -> Iterator[dict[str, Future[Answer]]]:
-    """Start a worker for each planner, as many at a time as there are cores; each future is its answer or error."""
+    """Start a worker for each planner, as many at a time as there are cores; each future is its answer or error.
+
+    Those that still search at the end, as after a Ctrl-C, are ended.
+    """
+    running: set[Worker] = set()
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        futures = {name: pool.submit(_ask, name, problem) for name in names}
+        futures = {name: pool.submit(_ask, name, problem, running) for name in names}
         try:
             yield futures
         finally:
             for future in futures.values():
                 future.cancel()
+            while wait(futures.values(), timeout=0.05).not_done:
+                for worker in tuple(running):
+                    worker.kill()
 
 
-def _ask(name: str, problem: Problem) -> Answer:
-    """Run one worker to its end; raises the DebubbleError that it ended with."""
-    try:
-        worker = subprocess.run(
-            [sys.executable, "-m", "debubble.planners.workers"],
-            input=pickle.dumps((name, problem)),
-            capture_output=True,
-            timeout=problem.effort + PATIENCE,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise InfeasibleError(f"It did not answer {PATIENCE:.0f} s after its time was up.") from None
+def _ask(name: str, problem: Problem, running: set[Worker]) -> Answer:
+    """Run one worker to its end, among those `running`; raises the DebubbleError that it ended with."""
+    command, pipe = [sys.executable, "-m", "debubble.planners.workers"], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as worker:
+        running.add(worker)
+        try:
+            said, told = worker.communicate(pickle.dumps((name, problem)), timeout=problem.effort + PATIENCE)
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            raise InfeasibleError(f"It did not answer {PATIENCE:.0f} s after its time was up.") from None
+        finally:
+            running.discard(worker)
     if worker.returncode:
-        last = worker.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        last = told.decode(errors="replace").strip().splitlines()[-1:]
         raise InfeasibleError(f"It failed: {' '.join(last)}")
-    answer = pickle.loads(worker.stdout)
+    answer = pickle.loads(said)
     if isinstance(answer, DebubbleError):
         raise answer
     solution, seconds = answer
