@@ -55,6 +55,12 @@ def test_memory_is_drawn_with_its_limit() -> None:
     assert drawn["memory"][-1][1] == 1
 
 
+def test_the_memory_axis_ends_at_the_peak_where_the_limit_is_far_above() -> None:
+    near, far = (data(page(Scene.predicted(small_plan(memory_limit=limit))))["scenes"][0] for limit in (6, 60))
+
+    assert (near["highest"], far["highest"]) == (6, 3)
+
+
 def test_prediction_and_measurement_share_the_page() -> None:
     plan = small_plan()
     text = page(*Scene.beside(plan, trace_of(plan, slower=1.5)))

@@ -52,3 +52,14 @@ def test_a_plan_without_a_limit_or_memory_is_drawn_too() -> None:
     scene = Scene.predicted(small_plan(memory_limit=None, activation=0, static=0))
 
     assert views["png"]([scene]).startswith(b"\x89PNG")
+
+
+def test_a_limit_far_above_the_peak_is_said_instead_of_drawn() -> None:
+    from debubble.views.picture import figure
+
+    near, far = (figure([Scene.predicted(small_plan(memory_limit=limit))]).axes[1] for limit in (6, 60))
+
+    assert near.get_ylim()[1] > 6
+    assert [text.get_text() for text in near.texts] == []
+    assert far.get_ylim()[1] < 6
+    assert [text.get_text() for text in far.texts] == ["limit 60"]

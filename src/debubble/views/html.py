@@ -133,6 +133,7 @@ def _scene(scene: Scene) -> dict[str, Any]:
         "title": scene.title.partition(":")[0].lower(),
         "seconds": scene.seconds,
         "makespan": _short(scene.timeline.makespan),
+        "highest": scene.highest,
         "devices": [
             {
                 "lanes": [[lane.value, operations[device][lane]] for lane in Lane if lane in operations[device]],

@@ -23,6 +23,8 @@ CAUSE_COLORS = {
     Cause.TRANSFER: "#e2d6f1", Cause.OVERHEAD: "#efe6dc",
 }  # fmt: skip
 
+LIMIT_COLOR = "#d22f27"
+
 PHASE_COLOR = "#8a7f9c"
 """Of what a device does before and after its program: data, updates."""
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from debubble.ir import Kind, Lane
 from debubble.simulator import Cause
-from debubble.views.palette import CAUSE_COLORS, KIND_COLORS, KIND_WORDS, PHASE_COLOR, shade
+from debubble.views.palette import CAUSE_COLORS, KIND_COLORS, KIND_WORDS, LIMIT_COLOR, PHASE_COLOR, shade
 from debubble.views.registry import view
 from debubble.views.scene import Scene
 from debubble.views.summary import present_causes, present_kinds
 from debubble.views.terminal import headline
+from debubble.views.words import size_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -114,10 +115,13 @@ def _draw_memory(axes: Axes, scene: Scene) -> None:
         points[float(scene.timeline.makespan)] = float(curve[-1][1]) / scale
         color = shade("#2b5c8f", device, chunks=max(scene.devices, 2))
         axes.step(list(points), list(points.values()), where="post", color=color, linewidth=1)
-    for limit in sorted({float(limit) for limit in scene.limits if limit is not None}):
-        axes.axhline(limit / scale, color="#d22f27", linewidth=1, linestyle=(0, (5, 4)))
-    highest = max([most, *(float(limit) for limit in scene.limits if limit is not None)]) / scale
-    axes.set_ylim(0, 1.12 * highest or 1)
+    limits = sorted({float(limit) for limit in scene.limits if limit is not None})
+    for limit in limits:
+        axes.axhline(limit / scale, color=LIMIT_COLOR, linewidth=1, linestyle=(0, (5, 4)))
+    if limits and limits[-1] > scene.highest:
+        words = f"limit {size_words(limits[-1])}"
+        axes.text(0.995, 0.96, words, transform=axes.transAxes, ha="right", va="top", color=LIMIT_COLOR, fontsize=8)
+    axes.set_ylim(0, 1.12 * scene.highest / scale or 1)
     axes.set_ylabel(f"memory{f' ({unit})' if unit else ''}", fontsize=9)
     axes.tick_params(labelbottom=True, labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)

@@ -14,6 +14,9 @@ from debubble.simulator.shared_cores import run_shared
 from debubble.views.measured import measured_memory, measured_timeline
 from debubble.views.words import cores_words
 
+FAR = 3
+"""Limits of more than so many times the peak are off the memory axes."""
+
 Curve = Sequence[tuple[Number, Number]]
 """(time, bytes from then on), in order of time."""
 
@@ -91,6 +94,12 @@ class Scene:
     def limits(self) -> tuple[Number | None, ...]:
         """Per device, in bytes."""
         return tuple(self.timeline.program.costs.limit_of(device) for device in range(self.devices))
+
+    @property
+    def highest(self) -> float:
+        """Where a memory axis ends: the limits are on it unless the curves would be flat below them."""
+        most = max(map(float, self.peak_memory))
+        return max([most, *(float(limit) for limit in self.limits if limit is not None and limit <= FAR * most)])
 
     def chunk_of(self, stage: int) -> int:
         """Which of its device's stages this is, counted from 0."""

@@ -37,8 +37,7 @@
       y += GAP;
     }
     scene.height = y;
-    const peaks = scene.devices.map(d => Math.max(d.limit || 0, ...d.memory.map(point => point[1])));
-    scene.mostMemory = Math.max(...peaks) * 1.06 || 1;
+    scene.mostMemory = scene.highest * 1.06 || 1;
   }
 
   function draw() {
@@ -151,7 +150,7 @@
     g.stroke();
     g.strokeStyle = "#dfe3ea";
     g.beginPath(); g.moveTo(LEFT, floor + 0.5); g.lineTo(width - RIGHT, floor + 0.5); g.stroke();
-    if (device.limit === null) return;
+    if (device.limit === null || device.limit > scene.mostMemory) return;
     const at = Math.round(y(device.limit)) + 0.5;
     g.strokeStyle = "#d22f27";
     g.setLineDash([5, 4]);
