@@ -11,7 +11,7 @@ import debubble as db
 from debubble.exports import exports
 from debubble.exports.layers import stage_layers
 from debubble.exports.megatron import layout
-from debubble.ir import ExportError, Kind, Op, Plan, PlannedUnit, Schedule, StageCosts
+from debubble.ir import ExportError, Kind, Op, Plan, PlannedUnit, RunOptions, Schedule, StageCosts
 
 Strategy = Callable[[int], tuple[str, str]]
 
@@ -189,11 +189,49 @@ class TestTorchHosts:
         assert distributed["activation_checkpointing"] is True
         assert made.losses == ("Automodel recomputes all layers or none: here all, which is slower than planned.",)
 
-    def test_tied_embeddings_are_refused(self) -> None:
-        tied = replace(one_f_one_b([1, 1]), model={"tie_word_embeddings": True})
+    @pytest.mark.parametrize(
+        "family", ["falcon", "gpt_neox", "granite", "olmo2", "persimmon", "phi", "phi3", "qwen2_moe"]
+    )
+    def test_the_names_are_those_of_transformers_modules(self, family: str) -> None:
+        transformers = pytest.importorskip("transformers", minversion="5")
+        torch = pytest.importorskip("torch")
+        with torch.device("meta"):
+            config = type(transformers.AutoConfig.for_model(family))(num_hidden_layers=2)
+            model = transformers.AutoModelForCausalLM.from_config(config)
+        made = exports["automodel"](
+            replace(one_f_one_b([1, 1]), model={"model_type": family, "tie_word_embeddings": False})
+        )
+        parts = yaml.safe_load(made.files["plan.yaml"])["distributed"]["pipeline"]["module_fqns_per_model_part"]
+        named = [parameter for part in parts for name in part for parameter in model.get_submodule(name).parameters()]
+
+        assert {id(p) for p in named} == {id(p) for p in model.parameters()}
+
+    @pytest.mark.parametrize(
+        "model", [{"tie_word_embeddings": True}, {"model_type": "cohere", "hidden_size": 8, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 8}],
+    )  # fmt: skip
+    def test_tied_embeddings_are_refused(self, model: dict[str, object]) -> None:
+        tied = replace(one_f_one_b([1, 1]), model=model)
 
         with pytest.raises(ExportError, match="does not train tied embeddings over a pipeline"):
             exports["torchtitan"](tied)
+
+    def test_whole_layers_are_exported_as_layers(self) -> None:
+        units = [
+            PlannedUnit("embedding", None),
+            *(PlannedUnit("layer", i, "full") for i in range(2)),
+            PlannedUnit("head", None),
+        ]
+        halves = one_f_one_b([1, 1], full(0, 1))
+        whole = replace(halves, partition=(tuple(units[:2]), tuple(units[2:])))
+
+        assert exports["torchtitan"](whole) == exports["torchtitan"](halves)
+        assert exports["megatron"](whole) == exports["megatron"](halves)
+
+    def test_adapters_are_reported(self) -> None:
+        lora = replace(one_f_one_b([1, 1]), options=RunOptions(lora=8))
+        for target in ("torchtitan", "megatron", "torch"):
+            assert exports[target](lora).losses[0].startswith("LoRA of rank 8: configure adapters of that rank")
 
 
 class TestOffload:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from debubble.exports.layers import StageLayers
+from debubble.ir import ExportError
 
 
 def hf_names(model: Mapping[str, Any], stages: Sequence[StageLayers]) -> list[list[str]]:
@@ -14,8 +15,23 @@ def hf_names(model: Mapping[str, Any], stages: Sequence[StageLayers]) -> list[li
         return _names(
             stages, ["transformer.wte", "transformer.wpe"], "transformer.h.{}", ["transformer.ln_f", "lm_head"]
         )
-    names = _names(stages, ["model.embed_tokens"], "model.layers.{}", ["model.norm", "lm_head"])
-    return [[*part, "model.rotary_emb"] for part in names]
+    family = str(model.get("model_type"))
+    if family in _UNNAMED:
+        raise ExportError(f"debubble does not know the names of the modules of '{family}'; export to megatron.")
+    base, embedding, layers, last = _OTHERS.get(family, ("model", "embed_tokens", "layers", "norm"))
+    names = _names(stages, [f"{base}.{embedding}"], f"{base}.{layers}.{{}}", [f"{base}.{last}", "lm_head"])
+    return [[*part, f"{base}.rotary_emb"] for part in names]
+
+
+_OTHERS = {
+    "falcon": ("transformer", "word_embeddings", "h", "ln_f"),
+    "gpt_neox": ("gpt_neox", "embed_in", "layers", "final_layer_norm"),
+    "persimmon": ("model", "embed_tokens", "layers", "final_layernorm"),
+    "phi": ("model", "embed_tokens", "layers", "final_layernorm"),
+}
+"""Families that call the base model, its embedding, layers and last norm otherwise."""
+_UNNAMED = ("bloom", "gptj", "mpt")
+"""Families without rotary embeddings of their own in the base model, or with a norm after the table."""
 
 
 def torchtitan_names(stages: Sequence[StageLayers]) -> list[list[str]]:

@@ -30,6 +30,15 @@ class Exporter(Protocol):
 exports: Registry[Exporter] = Registry("debubble.exports", what="export target")
 
 
+def _adapters(plan: Plan) -> tuple[str, ...]:
+    if not plan.options.lora:
+        return ()
+    return (
+        f"LoRA of rank {plan.options.lora}: configure adapters of that rank in the target; whole parameters take more"
+        " memory than the plan counts on.",
+    )
+
+
 def exporter(name: str) -> Callable[[Exporter], Exporter]:
     """Register an exporter under its target's name; it is given plans of whole layers, if possible."""
 
@@ -37,7 +46,7 @@ def exporter(name: str) -> Callable[[Exporter], Exporter]:
         def with_whole_layers(plan: Plan, /) -> Export:
             whole, losses = to_whole_layers(plan)
             made = export(whole)
-            return replace(made, losses=(*losses, *made.losses))
+            return replace(made, losses=(*_adapters(plan), *losses, *made.losses))
 
         exports.add(name, with_whole_layers)
         return export

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from debubble.costs import Model
 from debubble.ir import ExportError, Placement, Plan
 
 
@@ -26,11 +30,16 @@ def placing_schedule(plan: Plan, *, target: str) -> str:
 
 def refuse_tied(plan: Plan, *, target: str) -> None:
     """Raise ExportError for a model whose head is its embedding, which no host trains over a pipeline."""
-    if plan.model is not None and plan.model.get("tie_word_embeddings") and plan.devices > 1:
+    if plan.model is not None and plan.devices > 1 and _tied(plan.model):
         raise ExportError(
             f"{target} does not train tied embeddings over a pipeline; set tie_word_embeddings to false in the model's"
             " config and plan again."
         )
+
+
+def _tied(config: Mapping[str, Any]) -> bool:
+    said = config.get("tie_word_embeddings")
+    return Model.from_hf(config).tied if said is None else bool(said)
 
 
 def split_losses(plan: Plan) -> list[str]:
