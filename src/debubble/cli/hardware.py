@@ -10,7 +10,7 @@ from debubble.cli.output import Json, console, print_json
 
 @app.command()
 def hardware(json: Json = False) -> None:
-    """List the devices that --cluster knows by name, with their peak rates; a cluster file can change every number."""
+    """List the devices that --cluster knows by name, with their peak rates; a cluster file can change them."""
     from rich.table import Table
 
     from debubble.costs import hardware as registry

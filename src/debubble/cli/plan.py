@@ -57,7 +57,7 @@ def plan(
     planners[planner]
     if sum(given is not None for given in (model, costs, units)) != 1:
         raise InputError("Give a MODEL with --cluster, or --costs FILE, or --units FILE with --devices P.")
-    with log().status(f"Searching, for about {effort:g} s per core at most ..."):
+    with log().status(f"Searching; every planner may take {effort:g} s ..."):
         if model is not None:
             from debubble.costs import named_model
             from debubble.planners.making import plan as plan_model
