@@ -126,6 +126,19 @@ def test_layers_with_experts_have_costs_of_their_own(tmp_path):
     assert mlps == [by_layer[layer in (1, 3, 4)] for layer in range(5)]
 
 
+def test_whole_layers_of_another_family_are_measured(tmp_path):
+    pytest.importorskip("transformers", minversion="5")
+    output = tmp_path / "costs.json"
+    config = {**CONFIG, "model_type": "phi3", "pad_token_id": None, "sliding_window": None}
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    profile(ProfileOptions(config=config, run=RUN, output=output, repetitions=1))
+    dist.destroy_process_group()
+    units = load_profile(output).units
+    assert [(u.type, u.layer) for u in units[:3]] == [("embedding", None), ("layer", 0), ("layer", 1)]
+    assert units[1].static == 16 * (32 * (32 + 16 + 16) + 32 * 32 + 3 * 32 * 48 + 2 * 32)
+    assert {s: kept.activation for s, kept in units[1].strategies.items()}["full"] == 4 * TOKENS * 32
+
+
 def test_adapters_are_measured_beside_frozen_layers(tmp_path):
     output, rank = tmp_path / "costs.json", 4
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

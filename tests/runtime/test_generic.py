@@ -8,13 +8,15 @@ import torch
 import debubble as db
 from debubble.ir import InputError, PlannedUnit
 from debubble.runtime import Pipeline
+from debubble.runtime.hf_model import Anatomy
 from debubble.runtime.memory import Ledger
 from debubble.runtime.models import build_stage, model_units
 from debubble.runtime.stage import Stage
 from debubble.runtime.transport import Threads
 from debubble.runtime.units import MicroBatch
+from tests.runtime import gloo_ranks
 from tests.runtime.generic_cases import GENERIC
-from tests.runtime.runtime_cases import plan_of, run_threads, tokens_of
+from tests.runtime.runtime_cases import gradients_of, plan_of, run_threads, tokens_of
 
 pytest.importorskip("transformers", minversion="5")
 
@@ -56,6 +58,35 @@ def test_split_backwards_give_transformers_gradients(family):
 @pytest.mark.parametrize("family", ["cohere", "falcon", "gpt_oss"])
 def test_every_way_to_run_gives_transformers_gradients(family, name, devices, strategy):
     check(GENERIC[family], db.schedules[name](devices=devices, micro_batches=4), strategy=strategy)
+
+
+def test_two_gloo_ranks_equal_one_process(tmp_path):
+    config = GENERIC["cohere"]
+    tokens = tokens_of(config, rows=4)
+    paths = [tmp_path / "split.json", tmp_path / "recomputing.json"]
+    plan_of(db.schedules["zb-h1"](devices=2, micro_batches=4), config).save(paths[0])
+    plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), config, strategy="full").save(paths[1])
+    folder = gloo_ranks.spawn(2, gloo_ranks.gradients, paths, [tokens] * 2)
+    expected_loss, expected = gradients_of(plan_of(db.schedules["gpipe"](devices=1, micro_batches=4), config), tokens)
+
+    for loss, gradients, _ in (answer for rank in range(2) for answer in torch.load(folder / f"rank{rank}.pt")):
+        torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
+        for name, gradient in gradients.items():
+            table = "model.embed_tokens.weight" if name == "lm_head.weight" else name
+            assert (gradient - expected[table]).abs().max() <= 1e-12 * expected[table].abs().max(), name
+
+
+def test_a_stage_has_its_own_parameters_alone():
+    config = GENERIC["granite"]
+    units = [build_stage(config, [unit])[0] for unit in model_units(config)]
+    names = [{*unit.hf_parameters()} for unit in units]
+
+    assert names[0] == {"model.embed_tokens.weight"}
+    assert all(name.startswith("model.layers.2.") for name in names[3])
+    assert names[-1] == {"model.norm.weight", "lm_head.weight"}
+    anatomy = Anatomy(config)
+    assert sum(map(len, names)) == len({name for unit in names for name in unit})
+    assert all(p.is_meta for p in (*anatomy.model.parameters(), *anatomy.layers.parameters()))
 
 
 def test_a_model_starts_alike_whatever_the_partition():
