@@ -142,9 +142,10 @@ def _report(failures: dict[int, Any], words: dict[int, _Word]) -> RankFailedErro
     The ranks that lose a peer fail too, often before the agent has noticed the cause; the agent then ends the others
     with SIGTERM.
     """
-    of_run = [word.message for word in words.values() if word.of_run]
+    of_run = [word for word in words.values() if word.of_run]
     if of_run:
-        return RankFailedError(of_run[0])
+        # A later one has found the first one gone.
+        return RankFailedError(min(of_run, key=lambda word: word.moment).message)
     rank = min(failures, key=lambda r: _order(failures[r], words.get(r)))
     failure, word = failures[rank], words.get(rank)
     others = _others({r: w for r, w in words.items() if r != rank})
