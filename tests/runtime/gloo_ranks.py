@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 
 from debubble.ir import Plan
@@ -54,3 +55,21 @@ def loss_and_norm(rank, folder, plan, tokens):
     """Of one step, saved by rank."""
     pipeline = Pipeline(None, Plan.load(plan))
     torch.save([pipeline.step(tokens), pipeline.clip_grad_norm(float("inf"))], folder / f"rank{rank}.pt")
+
+
+def as_torch_sees_them(rank, folder, plans, tokens):
+    """What torch's own tools make of the parameters of each plan after one step, saved by rank."""
+    answers = {}
+    for name, path in plans.items():
+        pipeline = Pipeline(None, Plan.load(path))
+        pipeline.step(tokens)
+        named = dict(pipeline.named_parameters())
+        answer = answers[name] = {"mesh": dict(zip(("dp", "pp", "tp"), pipeline.ranks.mesh.shape, strict=True))}
+        answer["gradients"] = {name: p.grad.full_tensor() for name, p in named.items()}
+        answer["norm"] = torch.nn.utils.clip_grad_norm_(pipeline.parameters(), float("inf")).full_tensor()
+        if name == "llama":
+            dcp.save(named, checkpoint_id=folder / "checkpoint")
+            answer["before"] = {name: p.full_tensor().detach() for name, p in named.items()}
+            torch.optim.Muon([p for p in pipeline.parameters() if p.dim() == 2], lr=0.1).step()
+            answer["after"] = {name: p.full_tensor().detach() for name, p in named.items()}
+    torch.save(answers, folder / f"rank{rank}.pt")

@@ -6,8 +6,8 @@ import pytest
 import debubble as db
 from debubble.ir import Plan
 from debubble.runtime import Pipeline
+from debubble.runtime.pieces import Piece
 from debubble.runtime.transport import Threads
-from debubble.runtime.weights import Piece
 from debubble.training.state import adamw, state_of
 
 

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from time import perf_counter
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import torch
@@ -25,6 +25,9 @@ from debubble.runtime.replicas import Replicas
 from debubble.runtime.tally import Tally
 from debubble.runtime.tensor_parallel import TensorGroup
 from debubble.runtime.transport import Alone, Distributed, Transport
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 T = TypeVar("T")
 
@@ -66,8 +69,17 @@ class Ranks:
     @cached_property
     def tensor(self) -> TensorGroup:
         """The ranks that divide this device's stages among them."""
-        parts = range(self._plan.options.tensor)
-        return TensorGroup(self.transport, tuple(self.rank(self.replica, self.device, part) for part in parts))
+        ranks = tuple(self.rank(self.replica, self.device, part) for part in range(self._plan.options.tensor))
+        return TensorGroup(self.transport, ranks, self.mesh["tp"] if len(ranks) > 1 and self.mesh else None)
+
+    @cached_property
+    def mesh(self) -> DeviceMesh | None:
+        """All ranks as torch's own tools see them: dp (replicas) x pp (devices) x tp (parts).
+
+        None where torch.distributed does not carry the messages.
+        """
+        replicas, devices, parts = map(len, self._sizes)
+        return self.transport.mesh({"dp": replicas, "pp": devices, "tp": parts})
 
     @cached_property
     def tied(self) -> tuple[int, ...]:

@@ -27,25 +27,29 @@ class Replicas:
         if not self.divided:
             self.transport.all_reduce(gradient, self.ranks)
             return gradient
-        parts = [gradient[self._rows(gradient, rank)].clone() for rank in self.ranks]
+        parts = [self._part(gradient, rank).clone() for rank in self.ranks]
         for part, rank in zip(parts, self.ranks, strict=True):
             self.transport.reduce(part, self.ranks, to=rank)
         return parts[self.ranks.index(self.transport.rank)]
 
     def own(self, tensor: Tensor) -> Tensor:
         """This replica's rows of a tensor, as a view; all of them if not divided."""
-        return tensor[self._rows(tensor, self.transport.rank)] if self.divided else tensor
+        return self._part(tensor, self.transport.rank) if self.divided else tensor
 
-    def first_row(self, rows: int) -> int:
-        """Where this replica's rows begin in a tensor of so many; 0 if not divided."""
-        return rows * self.ranks.index(self.transport.rank) // len(self.ranks) if self.divided else 0
+    def rows(self, of: int) -> range:
+        """Which of so many rows are this replica's; all of them if not divided."""
+        return self._rows(of, self.transport.rank) if self.divided else range(of)
 
     def gather(self, tensor: Tensor) -> None:
         """Fill a tensor, in which every replica has its own rows, with all."""
         if self.divided:
             for rank in self.ranks:
-                self.transport.broadcast(tensor[self._rows(tensor, rank)], self.ranks, source=rank)
+                self.transport.broadcast(self._part(tensor, rank), self.ranks, source=rank)
 
-    def _rows(self, tensor: Tensor, rank: int) -> slice:
+    def _part(self, tensor: Tensor, rank: int) -> Tensor:
+        rows = self._rows(len(tensor), rank)
+        return tensor[rows.start : rows.stop]
+
+    def _rows(self, of: int, rank: int) -> range:
         index, count = self.ranks.index(rank), len(self.ranks)
-        return slice(len(tensor) * index // count, len(tensor) * (index + 1) // count)
+        return range(of * index // count, of * (index + 1) // count)

@@ -2,14 +2,14 @@
 
 A pair of linear layers is divided by columns, then by rows: between them each rank has its own heads or features, and
 the sum of all ranks' results is that of the whole pair.  What lies outside of such pairs is the same on all ranks.
-Parameters are local shards.
+Units hold local shards alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from torch.autograd import Function
 
 from debubble.runtime.operators import Linear, call, deferrable_linear
 from debubble.runtime.transport import Alone, Transport
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class TensorGroup:
 
     transport: Transport
     ranks: tuple[int, ...]
+    mesh: DeviceMesh | None = None
+    """They as torch's own tools see them."""
 
     @property
     def size(self) -> int:
@@ -89,6 +94,10 @@ class TensorGroup:
         start = min(most * (self.part if part is None else part), size)
         return start, min(most, size - start)
 
+    def lengths(self, cut: Cut) -> list[int]:
+        """How many rows (columns, ...) each rank has of what is so divided."""
+        return [cut.fused * self.span(cut.size // cut.fused, part)[1] for part in range(self.size)]
+
     def own(self, whole: Tensor, cut: Cut) -> Tensor:
         """This rank's part of a tensor; as a view, unless layers are fused."""
         parts = [layer.narrow(cut.dim, *self.span(layer.shape[cut.dim])) for layer in whole.chunk(cut.fused, cut.dim)]
@@ -97,11 +106,10 @@ class TensorGroup:
     def gather(self, own: Tensor, cut: Cut) -> Tensor:
         """The whole of all ranks' parts; they all call it."""
         parts = []
-        for part, rank in enumerate(self.ranks):
-            shape = list(own.shape)
-            shape[cut.dim] = cut.fused * self.span(cut.size // cut.fused, part)[1]
-            parts.append(own.contiguous() if part == self.part else own.new_empty(shape))
-            self.transport.broadcast(parts[part], self.ranks, source=rank)
+        for rank, length in zip(self.ranks, self.lengths(cut), strict=True):
+            shape = (*own.shape[: cut.dim], length, *own.shape[cut.dim + 1 :])
+            parts.append(own.contiguous() if rank == self.transport.rank else own.new_empty(shape))
+            self.transport.broadcast(parts[-1], self.ranks, source=rank)
         layers = zip(*(part.chunk(cut.fused, cut.dim) for part in parts), strict=True)
         return torch.cat([part for layer in layers for part in layer], cut.dim)
 

@@ -7,15 +7,19 @@ each end, so no message waits for one of another pair, and none for the compute 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from functools import cached_property
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from debubble.ir import DebubbleError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class Channel(Enum):
@@ -36,6 +40,12 @@ class Transport(Protocol):
 
     def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[tuple[int, ...]]) -> None:
         """Make ready for these channels (from, to, what) and sums.  All ranks call it, with the same arguments."""
+
+    def mesh(self, shape: Mapping[str, int]) -> DeviceMesh | None:
+        """All ranks in row-major order, by named dimensions, as torch's own tools see them; None: these see nothing.
+
+        The ranks of each dimension are one of the `groups` that are open.
+        """
 
     def send(self, tensor: Tensor, to: int, channel: Channel) -> None: ...
 
@@ -77,6 +87,22 @@ class Distributed:
             if len(ranks) > 1 and ranks not in self._groups:
                 self._groups[ranks] = self._dist.new_group(list(ranks))
 
+    def mesh(self, shape: Mapping[str, int]) -> DeviceMesh:
+        from torch.distributed.device_mesh import DeviceMesh
+
+        ranks = torch.arange(self.size).view(*shape.values())
+        lines = [line for dim in range(len(shape)) for line in ranks.movedim(dim, -1).flatten(0, -2).tolist()]
+        groups = [self._groups.get(tuple(line)) or self._alone for line in lines if self.rank in line]
+        return DeviceMesh.from_group(groups, self._device_type, mesh=ranks, mesh_dim_names=tuple(shape))
+
+    @cached_property
+    def _alone(self) -> Any:
+        return self._dist.new_group([self.rank], use_local_synchronization=True)
+
+    @property
+    def _device_type(self) -> str:
+        return "cuda" if self._dist.get_backend() == "nccl" else "cpu"
+
     def send(self, tensor: Tensor, to: int, channel: Channel) -> None:
         group = self._channels[self.rank, to, channel]
         work = self._dist.isend(tensor.contiguous(), to, group=group)
@@ -115,6 +141,8 @@ class Alone:
 
     def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[tuple[int, ...]]) -> None: ...
 
+    def mesh(self, shape: Mapping[str, int]) -> None: ...
+
     def send(self, tensor: Tensor, to: int, channel: Channel) -> None:
         raise AssertionError("a single rank sends nothing")
 
@@ -141,6 +169,8 @@ class Threads:
         self._hub, self.rank, self.size = hub, rank, hub.size
 
     def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[tuple[int, ...]]) -> None: ...
+
+    def mesh(self, shape: Mapping[str, int]) -> None: ...
 
     def send(self, tensor: Tensor, to: int, channel: Channel) -> None:
         self._hub.mail[self.rank, to, channel].put(tensor.detach())

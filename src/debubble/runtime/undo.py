@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from debubble.runtime.dtensors import local
+
 
 class Undo:
     """Takes back the last step of one optimizer.  Its buffers stay, for the next step."""
@@ -32,7 +34,7 @@ class Undo:
         parameters = [p for p in parameters_of(self._optimizer) if p.grad is not None]
         self._states = {p: dict(self._optimizer.state.get(p, {})) for p in parameters}
         states = [value for state in self._states.values() for value in state.values() if isinstance(value, Tensor)]
-        changing = [p.detach() if p.requires_grad else p for p in (*parameters, *states)]
+        changing = [local(tensor) for tensor in (*parameters, *states)]
         if [(t.shape, t.dtype) for t in changing] != [(t.shape, t.dtype) for t in self._copies]:
             self._copies = {t: torch.empty_like(t) for t in changing}
         else:

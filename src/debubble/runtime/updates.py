@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from debubble.ir import InputError, Kind, Plan
 from debubble.runtime.assembly import DevicePart
+from debubble.runtime.dtensors import local
 from debubble.runtime.hf_names import HEAD_TABLE
 from debubble.runtime.tally import Tally
 from debubble.runtime.undo import Undo, parameters_of
@@ -98,7 +99,7 @@ class Updates:
         return counted
 
     def _squares(self, stage: int) -> float:
-        gradients = [p.grad for p in self._counted[stage] if p.grad is not None]
+        gradients = [local(p.grad) for p in self._counted[stage] if p.grad is not None]
         return float(sum(g.double().square().sum() for g in gradients)) if gradients else 0.0
 
 
@@ -174,7 +175,7 @@ def scale_gradients(parameters: Iterable[Tensor], scale: float) -> None:
     """Multiply the gradients of these."""
     for parameter in parameters:
         if parameter.grad is not None and scale != 1.0:
-            parameter.grad.mul_(scale)
+            local(parameter.grad).mul_(scale)
 
 
 def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:

@@ -3,12 +3,13 @@
 A stage computes with *working* parameters in the run's dtype.  The optimizer sees *masters*: the same tensors in fp32
 or fp64; for bf16, fp32 copies.  Gradients of bf16 parameters are taken after every backward and summed in fp32.
 A stage whose step is the host's has its masters there: D brings the gradients down, P the parameters up.
-Where replicas divide the optimizer states (ZeRO), a master is this replica's rows of the parameter.
+Where replicas divide the optimizer states (ZeRO), a master is this replica's rows of the parameter.  Where the ranks of
+a device divide the parameter, the optimizer sees the master as a DTensor (see dtensors.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -16,7 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from debubble.ir import Op
+from debubble.runtime.dtensors import alike, show
 from debubble.runtime.operators import add_gradient
+from debubble.runtime.pieces import Piece, blocks_of, cropped
 from debubble.runtime.replicas import Replicas
 from debubble.runtime.tensor_parallel import ALONE, Cut, TensorGroup
 from debubble.runtime.units import Unit
@@ -32,46 +35,14 @@ class Pair(NamedTuple):
     master: nn.Parameter
 
 
-class Block(NamedTuple):
-    """Part of a tensor and where it lies in the whole that several ranks hold, per dimension."""
-
-    start: tuple[int, ...]
-    """In the rank's own tensor."""
-    size: tuple[int, ...]
-    offsets: tuple[int, ...]
-    """In the whole."""
-
-
-class Piece(NamedTuple):
-    """What this rank has of a tensor that several may hold parts of."""
-
-    tensor: Tensor
-    """The live one, detached."""
-    shape: torch.Size
-    """Of the whole."""
-    blocks: tuple[Block, ...]
-    """What the tensor consists of."""
-
-    @classmethod
-    def whole(cls, tensor: Tensor) -> Piece:
-        """All of it."""
-        nowhere = (0,) * tensor.dim()
-        return cls(tensor, tensor.shape, (Block(nowhere, tuple(tensor.shape), nowhere),))
-
-    def of(self, block: Block) -> Tensor:
-        """The block itself, live."""
-        tensor = self.tensor
-        for dim, (start, length) in enumerate(zip(block.start, block.size, strict=True)):
-            tensor = tensor.narrow(dim, start, length)
-        return tensor
-
-
 class Working:
     """Makes the working and the master parameter of each parameter; a table that two units share stays one."""
 
     def __init__(self, dtype: torch.dtype, on: torch.device, replicas: Replicas) -> None:
         self._dtype, self._on, self.replicas = dtype, on, replicas
         self._made: dict[nn.Parameter, Pair] = {}
+        self.shown: dict[nn.Parameter, nn.Parameter] = {}
+        """What the optimizer sees of each master."""
 
     def of(self, parameter: nn.Parameter, *, on_host: bool) -> Pair:
         if parameter not in self._made:
@@ -114,13 +85,18 @@ class StageWeights:
         for module in (module for unit in units for module in unit.modules()):
             for name, parameter in module.named_parameters(recurse=False):
                 setattr(module, name, working.of(parameter, on_host=on_host).working)
-        self.masters: Mapping[str, nn.Parameter] = {name: pair.master for name, pair in named.items()}
-        self._group, self._cuts = group, cuts
+        self._group, self._cuts, self._replicas = group, cuts, working.replicas
         self._local = {name: pair.working.shape for name, pair in named.items()}
         self.shapes: Mapping[str, torch.Size] = {name: self._whole_shape(name) for name in named}
         """Of the whole parameters."""
+        self._masters = {name: pair.master for name, pair in named.items()}
+        for name, master in self._masters.items():
+            if master not in working.shown:
+                working.shown[master] = self._show(name, master)
+        self.masters: Mapping[str, nn.Parameter] = {n: working.shown[master] for n, master in self._masters.items()}
+        """As an optimizer sees them."""
         self._pairs = [pair for pair in dict.fromkeys(named.values()) if pair.master.requires_grad]
-        self._replicas = working.replicas
+        self._shown = [working.shown[pair.master] for pair in self._pairs]
         self.on_host = on_host
         self._sums: Sums = [None] * len(self._pairs)
         self._aside: dict[Op, Sums] = {}
@@ -141,7 +117,7 @@ class StageWeights:
 
     def whole(self, name: str) -> Tensor:
         """The master of a parameter with all ranks' parts; they all call it.  The live one, unless divided."""
-        master = self.masters[name]
+        master = self._masters[name]
         tensor = master.detach()
         if self._divides(master):
             tensor = master.new_empty(self._local[name])
@@ -151,17 +127,16 @@ class StageWeights:
 
     def piece(self, name: str) -> Piece:
         """The master of a parameter, and where it lies in the whole."""
-        local, master = self._local[name], self.masters[name]
-        blocks = tuple(_blocks(local, self._cuts.get(name), self._group))
+        local, master = self._local[name], self._masters[name]
+        blocks = tuple(blocks_of(local, self._cuts.get(name), self._group))
         if self._divides(master):
-            first = self._replicas.first_row(local[0])
-            rows = range(first, first + len(master))
-            blocks = tuple(block for whole in blocks if (block := _cropped(whole, rows)) is not None)
+            rows = self._replicas.rows(local[0])
+            blocks = tuple(block for whole in blocks if (block := cropped(whole, rows)) is not None)
         return Piece(master.detach(), self.shapes[name], blocks)
 
     def take(self, name: str, whole: Tensor) -> None:
         """Give the master of a parameter the values of a whole one."""
-        master = self.masters[name]
+        master = self._masters[name]
         whole = self._group.own(whole, self._cuts[name]) if name in self._cuts else whole
         with torch.no_grad():
             master.copy_(self._replicas.own(whole) if self._divides(master) else whole)
@@ -175,6 +150,16 @@ class StageWeights:
         if name in self._cuts:
             shape[self._cuts[name].dim] = self._cuts[name].size
         return torch.Size(shape)
+
+    def _show(self, name: str, master: nn.Parameter) -> nn.Parameter:
+        """The master as a part of what all ranks of the group have of the parameter."""
+        cut, shape = self._cuts.get(name), list(self.shapes[name])
+        if self._divides(master):
+            shape[0] = len(master)
+            if cut is not None and cut.dim == 0:
+                shape[0] = sum(len(self._replicas.rows(length)) for length in self._group.lengths(cut))
+                cut = Cut(0, shape[0])
+        return show(master, torch.Size(shape), cut, self._group.mesh)
 
     def _divides(self, master: nn.Parameter) -> bool:
         """Whether it is this replica's rows alone."""
@@ -227,33 +212,10 @@ class StageWeights:
         for index, (_, master) in enumerate(self._pairs):
             gradient = self._reduced[index]
             if gradient is not None:
-                add_gradient(master, gradient.to(master.device))
+                shown = self._shown[index]
+                add_gradient(shown, alike(shown, gradient.to(master.device)))
                 self._reduced[index] = None
 
 
 def _plus(total: Tensor | None, gradient: Tensor) -> Tensor:
     return gradient if total is None else total.add_(gradient)
-
-
-def _blocks(local: torch.Size, cut: Cut | None, group: TensorGroup) -> Iterator[Block]:
-    """Where the shard of a parameter lies in the whole: fused layers' parts lie apart."""
-    nowhere = (0,) * len(local)
-    if cut is None:
-        yield Block(nowhere, tuple(local), nowhere)
-        return
-    layer = cut.size // cut.fused
-    first, length = group.span(layer)
-    before, after = nowhere[: cut.dim], nowhere[cut.dim + 1 :]
-    size = (*local[: cut.dim], length, *local[cut.dim + 1 :])
-    for k in range(cut.fused):
-        yield Block((*before, k * length, *after), size, (*before, k * layer + first, *after))
-
-
-def _cropped(block: Block, rows: range) -> Block | None:
-    """What of a shard's block lies in these rows of the shard, as part of the tensor that has these alone."""
-    first = max(block.start[0], rows.start)
-    length = min(block.start[0] + block.size[0], rows.stop) - first
-    if length <= 0 or 0 in block.size:
-        return None
-    offset = block.offsets[0] + first - block.start[0]
-    return Block((first - rows.start, *block.start[1:]), (length, *block.size[1:]), (offset, *block.offsets[1:]))

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from debubble.runtime.dtensors import local
+from debubble.runtime.pieces import Piece
 from debubble.runtime.pipeline import Pipeline
-from debubble.runtime.weights import Piece
 
 
 def adamw(*, weight_decay: float) -> Callable[[list[nn.Parameter]], Optimizer]:
@@ -44,7 +45,7 @@ def state_of(pipeline: Pipeline) -> dict[str, Piece]:
         if parameter in optimizer_of:
             for what, tensor in _moments(optimizer_of[parameter], parameter).items():
                 state[f"optimizer.{name}.{what}"] = (
-                    piece._replace(tensor=tensor) if tensor.dim() else Piece.whole(tensor)
+                    piece._replace(tensor=local(tensor)) if tensor.dim() else Piece.whole(tensor)
                 )
     return state
 
