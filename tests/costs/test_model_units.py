@@ -125,7 +125,8 @@ def test_without_sequence_parallelism_ten_tensors_are_not_divided() -> None:
 @pytest.mark.parametrize("zero", [0, 2])
 def test_a_whole_layer_costs_what_its_halves_do_and_keeps_one_input(zero: int) -> None:
     options = RunOptions(sequence_length=S, data=2, zero=zero)
-    halves, whole = (model_units(replace(LLAMA, whole_layers=w), A100S, options) for w in (False, True))
+    unfused, m = replace(MEGATRON, fused_activation=False), replace(LLAMA, norm="layernorm")
+    halves, whole = (model_units(replace(m, whole_layers=w), A100S, options, framework=unfused) for w in (False, True))
     place = Placement.linear(2)
     half = LLAMA.layers + 1
 

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 import debubble as db
+from debubble import costs
 from debubble.costs import load_profile
 from debubble.ir import InputError, PlannedUnit, RunOptions
 from debubble.profiler.profile import ProfileOptions, profile
@@ -137,6 +138,19 @@ def test_whole_layers_of_another_family_are_measured(tmp_path):
     assert [(u.type, u.layer) for u in units[:3]] == [("embedding", None), ("layer", 0), ("layer", 1)]
     assert units[1].static == 16 * (32 * (32 + 16 + 16) + 32 * 32 + 3 * 32 * 48 + 2 * 32)
     assert {s: kept.activation for s, kept in units[1].strategies.items()}["full"] == 4 * TOKENS * 32
+
+
+@pytest.mark.parametrize("family", ["granite", "smollm3", "starcoder2"])
+def test_whole_layers_keep_what_they_are_priced_to(family):
+    transformers = pytest.importorskip("transformers", minversion="5")
+    sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 1, "num_attention_heads": 8}
+    more = {"num_key_value_heads": 4, "head_dim": 64, "vocab_size": 512, "pad_token_id": 0, "eos_token_id": 1}
+    config = type(transformers.AutoConfig.for_model(family))(**sizes, **more).to_dict()
+    run = RunOptions(sequence_length=256, dtype="bf16")
+    measured = Slice(config, run, torch.device("cpu")).measure(repetitions=1, warm_up=0)
+    priced = costs.model_units(db.Model.from_hf(config), db.Cluster.parse("2xA100-80GB"), run, pipeline=1).units[1]
+    assert measured[1, "none"].kept == pytest.approx(priced.activation, rel=0.02)
+    assert measured[1, "full"].kept == priced.strategies["full"].activation
 
 
 def test_adapters_are_measured_beside_frozen_layers(tmp_path):

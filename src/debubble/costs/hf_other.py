@@ -24,6 +24,12 @@ TIED = frozenset(
     )
 )  # fmt: skip
 """Families whose tables are tied unless the config says otherwise."""
+QK_NORMED = frozenset(("apertus", "exaone4", "flex_olmo", "olmo2", "olmo3", "olmoe", "persimmon"))
+"""Families that norm queries and keys."""
+FOUR_NORMS = frozenset(("glm4", "vaultgemma"))
+"""Families that norm the results of both halves of a layer, too."""
+FP32_NORMS = frozenset(("cohere", "cohere2"))
+"""Families whose norm is called a LayerNorm, but is written out like an RMSNorm."""
 _LAYERS = ("full_attention", "sliding_attention")
 _OTHER_LAYERS = (
     "kv_lora_rank", "state_size", "ssm_state_size", "mamba_d_state", "conv_L_cache", "linear_num_key_heads",
@@ -38,6 +44,7 @@ def other(config: Entries) -> Model:
     entries, family = config.entries, str(config.entries["model_type"])
     hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
     layers, gated = config.number("num_hidden_layers"), family not in UNGATED
+    layer_norm = any("layer_norm" in key or key == "norm_epsilon" for key in entries)
     biased = any(entries.get(key) for key in ("use_bias", "bias"))
     return Model(
         family=family,
@@ -52,7 +59,9 @@ def other(config: Entries) -> Model:
         vocab=config.number("vocab_size"),
         gated=gated,
         tied=config.flag("tie_word_embeddings", family in TIED),
-        norm="layernorm" if any("layer_norm" in key for key in entries) else "rmsnorm",
+        norm="layernorm" if layer_norm and family not in FP32_NORMS else "rmsnorm",
+        qk_norm=family in QK_NORMED,
+        norms_results=family in FOUR_NORMS,
         qkv_bias=biased or any(entries.get(key) for key in ("attention_bias", "qkv_bias", "use_qkv_bias")),
         output_bias=biased,
         mlp_bias=biased or bool(entries.get("mlp_bias")),

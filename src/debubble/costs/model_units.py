@@ -45,6 +45,8 @@ def model_units(
     options = options or RunOptions()
     layout = Layout.of(cluster, options, pipeline)
     check(model, options)
+    if model.whole_layers:
+        framework = replace(framework, fused_activation=False)
     speed = Speed(cluster.slowest, element_bytes(options.dtype))
     builder = _Builder(Shapes(model=model, options=options, framework=framework, speed=speed))
     units = [builder.embedding()]

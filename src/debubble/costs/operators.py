@@ -75,6 +75,12 @@ class Shapes:
         return self.tokens * self.model.hidden / self.division
 
     @property
+    def norm_bytes(self) -> int:
+        """That a norm keeps per number: transformers' own RMSNorm also keeps what it widens to fp32."""
+        eager = self.model.whole_layers and self.model.norm == "rmsnorm" and self.element < 4
+        return self.element + 4 * eager
+
+    @property
     def element(self) -> int:
         return self.speed.element
 
@@ -126,7 +132,7 @@ def elementwise(shapes: Shapes, name: str, *, forward: float, backward: float, s
 def norm(shapes: Shapes) -> Operator:
     """The norm with the residual addition beside it."""
     size = shapes.stream
-    return elementwise(shapes, "norm", forward=5 * size, backward=6 * size, saved=shapes.element * size)
+    return elementwise(shapes, "norm", forward=5 * size, backward=6 * size, saved=shapes.norm_bytes * size)
 
 
 def collectives(shapes: Shapes) -> Operator:
@@ -150,7 +156,8 @@ def attention(shapes: Shapes, layer: int) -> Iterator[Operator]:
     yield collectives(shapes)
     yield matmul(shapes, "projections", tokens=n, local=q + 2 * kv, saved=e * n * (q + 2 * kv), layers=m.qkv_layers)
     if m.qk_norm:
-        yield elementwise(shapes, "norm", forward=2 * n * (q + kv), backward=3 * n * (q + kv), saved=e * n * (q + kv))
+        size = n * (q + kv)
+        yield elementwise(shapes, "norm", forward=2 * size, backward=3 * size, saved=shapes.norm_bytes * size)
     if not m.positions:
         yield elementwise(shapes, "rotary", forward=2 * n * (q + kv), backward=2 * n * (q + kv))
     yield from (fused_core(shapes, layer) if f.flash else core(shapes))
