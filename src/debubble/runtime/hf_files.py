@@ -20,12 +20,12 @@ from debubble.runtime.lora import CONFIG, PREFIX, WEIGHTS, Adapters, is_adapter
 from debubble.runtime.outline import tied_names
 
 if TYPE_CHECKING:
-    from debubble.runtime.pipeline import Pipeline
+    from debubble.runtime.held import Held
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 
 
-def load_pretrained(pipeline: Pipeline, folder: str | Path) -> None:
+def load_pretrained(pipeline: Held, folder: str | Path) -> None:
     """Give this rank's parameters the values of a Hugging Face checkpoint, or its adapters those of peft's.
 
     It reads these alone, one at a time.  Raises InputError if the folder has no safetensors checkpoint, or it lacks a
@@ -54,7 +54,7 @@ def load_pretrained(pipeline: Pipeline, folder: str | Path) -> None:
         pipeline.take(name, tensor)
 
 
-def save_pretrained(pipeline: Pipeline, folder: str | Path) -> None:
+def save_pretrained(pipeline: Held, folder: str | Path) -> None:
     """Write a checkpoint that `from_pretrained` opens: a shard per pipeline device.  All ranks call it.
 
     Parameters are written as the optimizer has them (fp32).
@@ -87,12 +87,12 @@ def save_pretrained(pipeline: Pipeline, folder: str | Path) -> None:
     ranks.transport.gather(None)
 
 
-def _check_model(pipeline: Pipeline) -> None:
+def _check_model(pipeline: Held) -> None:
     if pipeline.plan.model is None:
         raise InputError("Modules of your own are no Hugging Face model: save and load `pipeline.state_dict()`.")
 
 
-def _save_adapters(pipeline: Pipeline, adapters: Adapters, folder: Path) -> None:
+def _save_adapters(pipeline: Held, adapters: Adapters, folder: Path) -> None:
     """What peft's `from_pretrained` opens: one file, which rank 0 writes, because adapters are small."""
     ranks = pipeline.ranks
     state = {PREFIX + name: t.cpu() for name, t in pipeline.state_dict().items() if is_adapter(name)}

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Sequence
 
 from torch import Tensor
 
-from debubble.ir.trace import MemorySample, TraceEvent, TracePhase, TraceStep
-from debubble.runtime.activity import Phase
+from debubble.ir import Plan
+from debubble.ir.trace import MemorySample, Trace, TraceEvent, TracePhase, TraceStep
+from debubble.runtime.activity import Activity, Phase
 from debubble.runtime.assembly import DevicePart
 from debubble.runtime.dtensors import local
 from debubble.runtime.lanes import CpuLanes, CudaLanes
 from debubble.runtime.memory import Ledger
 from debubble.runtime.moments import Ran
+from debubble.runtime.ranks import Ranks
 from debubble.runtime.updates import Updates
 
 
@@ -51,3 +54,70 @@ def step_of_trace(
     memory = tuple(MemorySample(device, at - origin, static + held) for at, held in saved.samples)
     around = tuple(TracePhase(each.what, device, each.start - origin, each.end - origin) for each in phases)
     return TraceStep(step=step, events=events, memory=memory, phases=around)
+
+
+class Measured(ABC):
+    """What `Pipeline` says of its last step."""
+
+    plan: Plan
+    ranks: Ranks
+    device: int
+    steps: int
+    activity: Activity
+    _part: DevicePart
+    _updates: Updates
+    _lanes: CpuLanes | CudaLanes
+    _saved: Ledger
+    _mail: Ledger
+    _ran: Sequence[Ran]
+    _origin: float
+    """When the step began, on the host's clock."""
+    _static: int
+    """Static bytes when its program had run: gradients may be gone since."""
+
+    @property
+    def peak_activation(self) -> int:
+        """Most bytes of saved activations, and of what a deferred W needs, at any moment of the last step."""
+        return self._saved.peak
+
+    @property
+    def held(self) -> int:
+        """Bytes of parameters, states and saved activations that are on the device now."""
+        return self.static_bytes + self._saved.bytes
+
+    @property
+    def peak_memory(self) -> int:
+        """Most bytes on the device at any moment of the last step, of static memory and saved activations."""
+        return self._static + self._saved.peak
+
+    @property
+    def peak_messages(self) -> int:
+        """Most bytes received and not yet used, or computed and not yet sent, in the last step."""
+        return self._mail.peak
+
+    @property
+    def peak_offloaded(self) -> int:
+        """Most bytes that offload held elsewhere in the last step."""
+        return self._saved.elsewhere_peak
+
+    @property
+    def static_bytes(self) -> int:
+        """Bytes of parameters, working copies, gradients and the states of `optimizers` on the device.
+
+        What the plan leaves to the host is the host's, also where both are the CPU.
+        """
+        return static_bytes(self._part, self._updates)
+
+    def trace(self) -> Trace:
+        """What this rank measured in the last step; `Trace.joined` of all ranks' is the whole."""
+        step = step_of_trace(
+            self._ran, self.activity.phases, self._saved, self._lanes,
+            device=self.device, step=self.steps - 1, origin=self._origin, static=self._static,
+        )  # fmt: skip
+        return Trace(devices=self.plan.devices, steps=(step,))
+
+    def gather_trace(self) -> Trace:
+        """The whole trace of the last step, on every rank (of replica 0's ranks).  All ranks call it."""
+        self._origin = self.ranks.earliest(self._origin)
+        parts = self.ranks.of_devices(self.ranks.transport.gather(self.trace().to_json()))
+        return Trace.joined([Trace.from_json(part) for part in parts])

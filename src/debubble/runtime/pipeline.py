@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -14,22 +14,19 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from debubble.ir import InputError, Plan, lower
-from debubble.ir.trace import Trace
 from debubble.runtime.activity import Activity
 from debubble.runtime.assembly import DTYPES, balance_of, build_part, check_runnable, tied_tables
 from debubble.runtime.batch import Batch, Rows, read_batch
 from debubble.runtime.dtensors import local
-from debubble.runtime.hf_files import load_pretrained, save_pretrained
+from debubble.runtime.held import Held
 from debubble.runtime.interpreter import Interpreter, StepState
 from debubble.runtime.lanes import lanes_of
-from debubble.runtime.lora import Adapters
-from debubble.runtime.measuring import static_bytes, step_of_trace
+from debubble.runtime.measuring import Measured
 from debubble.runtime.memory import Ledger
 from debubble.runtime.modules import Loss, cross_entropy, sequence_of
 from debubble.runtime.moments import Ran
 from debubble.runtime.operators import add_gradient
 from debubble.runtime.outline import hidden_size
-from debubble.runtime.pieces import Piece
 from debubble.runtime.post_validation import PostValidation, Settled
 from debubble.runtime.ranks import Ranks, default_device, default_transport
 from debubble.runtime.tally import Tally
@@ -40,7 +37,7 @@ MEETS, UPDATES = "meets the other ranks", "updates parameters"
 """Phases of a step; the others have one place."""
 
 
-class Pipeline:
+class Pipeline(Held, Measured):
     """This rank's part of a plan that runs.
 
     `model` is None (units are built from the plan's model, the same on any ranks for the same `seed`), or a Hugging
@@ -186,69 +183,6 @@ class Pipeline:
         self._interpreter = replace(self._interpreter, program=program)
         self.plan = plan
 
-    def parameters(self) -> list[nn.Parameter]:
-        """What an optimizer steps on this rank, each once: fp32 (or fp64) masters, whatever the run's dtype.
-
-        With ZeRO they are this replica's rows.
-        """
-        return list(dict.fromkeys(p for p in self._part.masters.values() if p.requires_grad))
-
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The same with frozen ones, by Hugging Face name; a table that is tied on this rank comes once."""
-        seen: set[nn.Parameter] = set()
-        for name, parameter in self._part.masters.items():
-            if parameter not in seen:
-                seen.add(parameter)
-                yield name, parameter
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """This device's parameters by Hugging Face name, whole.  With ZeRO all replicas call it."""
-        self.settle()
-        return {name: held.whole(name) for held in self._part.weights.values() for name in held.masters}
-
-    def shape_of(self, name: str) -> torch.Size:
-        """Of a whole parameter."""
-        return next(held.shapes[name] for held in self._part.weights.values() if name in held.shapes)
-
-    def pieces(self) -> Iterator[tuple[str, nn.Parameter, Piece]]:
-        """What this rank has of each parameter and where it lies in the whole one: what checkpoints are made of.
-
-        By Hugging Face name; both copies of a tied table go by the embedding's.
-        """
-        self.settle()
-        own = {} if self._tables is None else {self._tables[1]: self._tables[0]}
-        for held in self._part.weights.values():
-            for name, parameter in held.masters.items():
-                yield own.get(name, name), parameter, held.piece(name)
-
-    @property
-    def adapters(self) -> Adapters | None:
-        """What this rank trains instead of its model's own parameters, if it does (LoRA)."""
-        return self._part.adapters
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take this rank's parameters from a state by Hugging Face name, which may hold more."""
-        self.settle()
-        for name in self._part.masters:
-            if name not in state:
-                raise InputError(f"The state has no parameter '{name}'.")
-            self.take(name, state[name])
-
-    def take(self, name: str, whole: Tensor) -> None:
-        """Give one of this rank's parameters, by its Hugging Face name, the values of a whole one."""
-        next(held for held in self._part.weights.values() if name in held.masters).take(name, whole)
-
-    def load_pretrained(self, folder: str | Path) -> None:
-        """Take this rank's parameters from a Hugging Face checkpoint (safetensors), reading these alone.
-
-        A folder that peft wrote has adapters alone: the others stay.
-        """
-        load_pretrained(self, folder)
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write a checkpoint that Hugging Face's `from_pretrained` opens; of adapters, peft's.  All ranks call it."""
-        save_pretrained(self, folder)
-
     def clip_grad_norm(self, max_norm: float) -> Tensor:
         """Scale all gradients so that their norm over all ranks is at most `max_norm`; returns the norm before.
 
@@ -282,53 +216,6 @@ class Pipeline:
     def optimizers(self) -> list[Optimizer]:
         """Those made by `optimizer`, for learning-rate schedules and checkpoints."""
         return self._updates.optimizers
-
-    @property
-    def peak_activation(self) -> int:
-        """Most bytes of saved activations, and of what a deferred W needs, at any moment of the last step."""
-        return self._saved.peak
-
-    @property
-    def held(self) -> int:
-        """Bytes of parameters, states and saved activations that are on the device now."""
-        return self.static_bytes + self._saved.bytes
-
-    @property
-    def peak_memory(self) -> int:
-        """Most bytes on the device at any moment of the last step, of static memory and saved activations."""
-        return self._static + self._saved.peak
-
-    @property
-    def peak_messages(self) -> int:
-        """Most bytes received and not yet used, or computed and not yet sent, in the last step."""
-        return self._mail.peak
-
-    @property
-    def peak_offloaded(self) -> int:
-        """Most bytes that offload held elsewhere in the last step."""
-        return self._saved.elsewhere_peak
-
-    @property
-    def static_bytes(self) -> int:
-        """Bytes of parameters, working copies, gradients and the states of `optimizers` on the device.
-
-        What the plan leaves to the host is the host's, also where both are the CPU.
-        """
-        return static_bytes(self._part, self._updates)
-
-    def trace(self) -> Trace:
-        """What this rank measured in the last step; `Trace.joined` of all ranks' is the whole."""
-        step = step_of_trace(
-            self._ran, self.activity.phases, self._saved, self._lanes,
-            device=self.device, step=self.steps - 1, origin=self._origin, static=self._static,
-        )  # fmt: skip
-        return Trace(devices=self.plan.devices, steps=(step,))
-
-    def gather_trace(self) -> Trace:
-        """The whole trace of the last step, on every rank (of replica 0's ranks).  All ranks call it."""
-        self._origin = self.ranks.earliest(self._origin)
-        parts = self.ranks.of_devices(self.ranks.transport.gather(self.trace().to_json()))
-        return Trace.joined([Trace.from_json(part) for part in parts])
 
     def _count(self, rows: Rows, *, overlapping: bool) -> int:
         """Targets over all replicas; while other devices may be in the step before, none is asked."""
