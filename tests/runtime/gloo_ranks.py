@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -73,3 +74,17 @@ def as_torch_sees_them(rank, folder, plans, tokens):
             torch.optim.Muon([p for p in pipeline.parameters() if p.dim() == 2], lr=0.1).step()
             answer["after"] = {name: p.full_tensor().detach() for name, p in named.items()}
     torch.save(answers, folder / f"rank{rank}.pt")
+
+
+def trained(rank, folder, plans, batches):
+    """The losses of each plan's training with AdamW, clipped: synchronous, then ahead of the norm; saved by rank."""
+    losses = []
+    for path in plans:
+        plan, make = Plan.load(path), partial(torch.optim.AdamW, lr=1e-2, fused=True)
+        pipeline, ahead = (Pipeline(None, plan, optimizer=make) for _ in range(2))
+        rows = [tokens.chunk(plan.options.data)[pipeline.ranks.replica] for tokens in batches]
+        synchronous = [(float(pipeline.step(tokens)), pipeline.update(0.5)) for tokens in rows]
+        settled = [ahead.advance(tokens, max_norm=0.5) for tokens in rows]
+        told = [float(s.loss) for s in (*settled[1:], ahead.settle())]
+        losses.append(([loss for loss, _ in synchronous], told))
+    torch.save(losses, folder / f"rank{rank}.pt")

@@ -1,5 +1,7 @@
 """What torch's own tools see of a pipeline whose ranks divide layers: DTensors, of the whole parameters."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -7,7 +9,7 @@ import torch.distributed.checkpoint as dcp
 import debubble as db
 from debubble.runtime.models import Model
 from tests.runtime import gloo_ranks
-from tests.runtime.runtime_cases import GPT2, LLAMA, MIXTRAL, plan_of, reference_gradients, tokens_of
+from tests.runtime.runtime_cases import GPT2, LLAMA, MIXTRAL, plan_of, reference_gradients, run_threads, tokens_of
 
 FAMILIES = {"llama": LLAMA, "gpt2": GPT2, "mixtral": MIXTRAL}
 TOKENS = tokens_of(LLAMA, rows=2)
@@ -60,3 +62,31 @@ def test_an_optimizer_that_needs_whole_matrices_has_them(answers):
             update = parameters[name].detach() - told["before"][name]
             # It orthogonalises in bf16; shard by shard, divided matrices are off by 0.6 to 0.95.
             assert (tensor - parameters[name].detach()).norm() <= 0.2 * update.norm(), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"data": 2, "zero": 2}, {"dtype": "bf16"}], ids=["whole", "zero", "bf16"])
+def test_training_with_dtensors_is_training_without(options, tmp_path):
+    """Over Gloo parameters are DTensors, over threads plain shards."""
+    schedule, batches = (
+        db.schedules["1f1b"](devices=2, micro_batches=2),
+        [tokens_of(LLAMA, rows=4, seed=i) for i in (1, 2, 3)],
+    )
+    plans = [plan_of(schedule, config, tensor=2, **options) for config in (GPT2, MIXTRAL)]
+    for number, plan in enumerate(plans):
+        plan.save(tmp_path / f"{number}.json")
+    told = gloo_ranks.spawn(plans[0].ranks, gloo_ranks.trained, [tmp_path / "0.json", tmp_path / "1.json"], batches)
+
+    def train(pipeline):
+        losses = []
+        for tokens in batches:
+            losses.append(float(pipeline.step(tokens.chunk(pipeline.plan.options.data)[pipeline.ranks.replica])))
+            pipeline.update(0.5)
+        return losses
+
+    make = partial(torch.optim.AdamW, lr=1e-2, fused=True)
+    for number, plan in enumerate(plans):
+        expected = run_threads(plan, train, ranks=plan.ranks, optimizer=make)
+        for rank in range(plan.ranks):
+            synchronous, ahead = torch.load(told / f"rank{rank}.pt")[number]
+            assert synchronous == ahead == pytest.approx(expected[rank], rel=1e-12)

@@ -223,14 +223,16 @@ def test_four_gloo_ranks_equal_one_process(tmp_path):
         torch.testing.assert_close(torch.stack(told), torch.stack([loss, norm]), rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gemma3", "mixtral"])
 def test_units_are_divided_as_transformers_own_plan_says(family):
     config = FAMILIES[family]
     theirs = transformers.AutoConfig.for_model(**config).base_model_tp_plan
     units = [build_unit(config, unit) for unit in model_units(config)[1:3]]
     ours = {f"layers.*.{path}": "colwise" for unit in units for path in unit.columns}
     ours |= {f"layers.*.{path}": "rowwise" for unit in units for path in unit.rows}
-    assert ours == {name: how for name, how in theirs.items() if how in ("colwise", "rowwise")}
+    for path, cut in ((path, cut) for unit in units for path, cut in unit.cuts().items() if "experts" in path):
+        ours[f"layers.*.{path}"] = "packed_colwise" if cut.fused == 2 else "rowwise"
+    assert ours == {name: how for name, how in theirs.items() if how in ("colwise", "rowwise", "packed_colwise")}
 
 
 @pytest.mark.parametrize("size", [12, 13])
