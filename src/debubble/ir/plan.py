@@ -24,7 +24,8 @@ class PlannedUnit:
     """One model unit in its stage."""
 
     type: str
-    """`embedding`, `attention`, `mlp`, `layer` (both in one), `head`, a units file's own type, or `stage` for stages given by their costs."""
+    """`embedding`, `attention`, `mlp`, `layer` (both in one), `head`, a units file's own type, or `stage` for stages
+    given by their costs."""
     layer: int | None
     """Index of the decoder layer, None for embedding and head; a units file counts per type."""
     strategy: str = "none"
