@@ -73,6 +73,8 @@ def as_torch_sees_them(rank, folder, plans, tokens):
             answer["before"] = {name: p.full_tensor().detach() for name, p in named.items()}
             torch.optim.Muon([p for p in pipeline.parameters() if p.dim() == 2], lr=0.1).step()
             answer["after"] = {name: p.full_tensor().detach() for name, p in named.items()}
+            dcp.load(named, checkpoint_id=folder / "checkpoint")
+            answer["again"] = {name: p.full_tensor().detach() for name, p in named.items()}
     torch.save(answers, folder / f"rank{rank}.pt")
 
 

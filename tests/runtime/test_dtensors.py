@@ -40,12 +40,13 @@ def test_full_gradients_and_their_norm_are_those_of_one_process(family, answers)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_torchs_checkpoint_of_two_ranks_opens_whole(answers):
+def test_torchs_checkpoint_of_two_ranks_opens_divided_and_whole(answers):
     folder, told = answers
     expected = told["llama"][0]["before"]
     state = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
     dcp.load(state, checkpoint_id=folder / "checkpoint")
     for name, tensor in expected.items():
+        assert torch.equal(told["llama"][1]["again"][name], tensor), name
         assert torch.equal(state[name], tensor), name
 
 

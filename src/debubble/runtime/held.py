@@ -33,7 +33,8 @@ class Held(ABC):
     def parameters(self) -> list[nn.Parameter]:
         """What an optimizer steps on this rank, each once: fp32 (or fp64) masters, whatever the run's dtype.
 
-        With ZeRO they are this replica's rows.
+        With ZeRO they are this replica's rows; what ranks of torch.distributed divide among them (tensor parallelism) are
+        DTensors.
         """
         return list(dict.fromkeys(p for p in self._part.masters.values() if p.requires_grad))
 
