@@ -17,7 +17,7 @@ class _Wide(TorchFunctionMode):
             return args[0]
         if wide and kwargs.get("dtype") is torch.float32 and function is torch.nn.functional.softmax:
             kwargs["dtype"] = torch.float64
-        if function is torch.zeros and kwargs.get("dtype") is torch.float32:  # where its auxiliary loss adds up
+        if function is torch.zeros and len(args) == 1 and isinstance(args[0], int):  # where its auxiliary loss adds up
             kwargs["dtype"] = torch.float64
         return function(*args, **kwargs)
 

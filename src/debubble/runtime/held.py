@@ -33,8 +33,7 @@ class Held(ABC):
     def parameters(self) -> list[nn.Parameter]:
         """What an optimizer steps on this rank, each once: fp32 (or fp64) masters, whatever the run's dtype.
 
-        With ZeRO they are this replica's rows; what ranks of torch.distributed divide among them (tensor parallelism) are
-        DTensors.
+        With ZeRO they are this replica's rows.  Under tensor parallelism over torch.distributed they are DTensors.
         """
         return list(dict.fromkeys(p for p in self._part.masters.values() if p.requires_grad))
 
