@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import debubble as db
 from debubble.ir import InputError, Plan, Trace
@@ -104,6 +105,14 @@ def test_a_plan_for_larger_devices_than_this_machine_is_refused_before_anything_
     plan = db.plan(db.models["llama2-70b"], db.Cluster.parse("64xB200-192GB"), planner="merak", zero=0)
     with pytest.raises(InputError, match=r"The plan's 64 ranks need .* in all, but this machine has"):
         check_room(plan)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="two ranks have GPUs here")
+@pytest.mark.parametrize(("cluster", "said"), [("2xA100-80GB", "planned for 2xA100-80GB"), ("2xCPU", None)])
+def test_a_plan_for_gpus_that_runs_on_the_cpu_is_told_so(cluster, said):
+    plan = db.plan(db.models["llama-tiny"], db.Cluster.parse(cluster), planner="dapple", sequence_length=128)
+    remark = check_room(plan)
+    assert remark is None if said is None else said in remark
 
 
 def test_a_plan_of_abstract_costs_is_refused(options, tmp_path):

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from debubble.cli.app import app
-from debubble.cli.output import Json
+from debubble.cli.output import Json, log
 from debubble.cli.torch_extra import require_torch
 
 
@@ -96,6 +96,6 @@ def train(
     from debubble.runtime.launcher import joined, packed, start
     from debubble.training.room import check_room
 
-    if not joined():
-        check_room(checked)
+    if not joined() and (remark := check_room(checked)):
+        log().print(remark)
     start("debubble.training.rank", packed(options), ranks=checked.ranks)
