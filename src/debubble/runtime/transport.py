@@ -32,6 +32,9 @@ class Channel(Enum):
     """A few numbers of the host's, never on the device."""
 
 
+_TAGS = {channel: tag for tag, channel in enumerate(Channel)}
+
+
 class Transport(Protocol):
     """The ranks as one of them sees them."""
 
@@ -80,9 +83,9 @@ class Distributed:
 
     def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[tuple[int, ...]]) -> None:
         for channel in channels:
-            # A group per channel: NCCL runs all messages of a group in one order.
-            backend = "gloo" if channel[2] is Channel.TALLY else None
-            self._channels[channel] = self._dist.new_group(sorted(channel[:2]), backend=backend)
+            # Gloo tells a group's messages apart by tags, and every group more polls; NCCL runs all in one order.
+            by_tag = self._dist.get_backend() == "gloo" or channel[2] is Channel.TALLY
+            self._channels[channel] = self._control if by_tag else self._dist.new_group(sorted(channel[:2]))
         for ranks in groups:
             if len(ranks) > 1 and ranks not in self._groups:
                 self._groups[ranks] = self._dist.new_group(list(ranks))
@@ -105,13 +108,13 @@ class Distributed:
 
     def send(self, tensor: Tensor, to: int, channel: Channel) -> None:
         group = self._channels[self.rank, to, channel]
-        work = self._dist.isend(tensor.contiguous(), to, group=group)
+        work = self._dist.isend(tensor.contiguous(), to, group=group, tag=_TAGS[channel])
         assert work is not None
         work.wait()
 
     def receive(self, buffer: Tensor, source: int, channel: Channel) -> Tensor:
         group = self._channels[source, self.rank, channel]
-        work = self._dist.irecv(buffer, source, group=group)
+        work = self._dist.irecv(buffer, source, group=group, tag=_TAGS[channel])
         assert work is not None
         work.wait()
         return buffer
