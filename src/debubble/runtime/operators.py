@@ -2,7 +2,8 @@
 
 A backward is split by the linear operators alone: they hold nearly all weight-gradient work, and nothing else
 depends on it (the weight-gradient store of zero-bubble pipelines, Qi et al., ICLR 2024).  Norms and embeddings
-compute their small weight gradients with the input gradients.
+compute their small weight gradients with the input gradients.  Matrices' and tables' gradients add up where they are
+to be, without a tensor of the parameter's size per micro-batch.
 """
 
 from __future__ import annotations
@@ -119,6 +120,31 @@ def deferrable_linear(
 ) -> Tensor:
     """x W^T + b (or x W + b if `transposed`) of parameters; the backward adds to their gradients itself, or later."""
     return call(_Linear, x, weight, bias, transposed, later)
+
+
+class _LookUp(Function):
+    """Rows of a table."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, table: Tensor, padding: int | None) -> Tensor:
+        ctx.save_for_backward(tokens if table.requires_grad else None)
+        ctx.table, ctx.padding = table, padding
+        return functional.embedding(tokens, table)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
+        (gy,), (tokens,) = gradients, ctx.saved_tensors
+        if ctx.padding is not None:
+            gy = gy * (tokens != ctx.padding).unsqueeze(-1)
+        if ctx.table.grad is None:
+            ctx.table.grad = torch.zeros_like(ctx.table)
+        ctx.table.grad.index_put_((tokens,), gy, accumulate=True)
+        return None, None, None
+
+
+def look_up(tokens: Tensor, table: Tensor, *, padding: int | None = None) -> Tensor:
+    """The tokens' rows of a table; the backward adds to these rows' gradients alone, and not to that of `padding`."""
+    return call(_LookUp, tokens, table, padding)
 
 
 class Deferring(torch.nn.Module):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from debubble.runtime.operators import call, widen
+from debubble.runtime.operators import call, look_up, widen
 from debubble.runtime.tensor_parallel import TensorGroup
 
 
@@ -48,11 +48,10 @@ def divided_token_loss(logits: Tensor, *, targets: Tensor, scale: float, group: 
 def embed(tokens: Tensor, table: nn.Embedding, group: TensorGroup) -> Tensor:
     """The rows of the tokens, of a table divided over the group along the vocabulary."""
     if group.size == 1:
-        y: Tensor = table(tokens)
-        return y
+        return look_up(tokens, table.weight, padding=table.padding_idx)
     first, rows = group.span(table.num_embeddings)
     local = tokens - first
     mine = (local >= 0) & (local < rows)
     padding = None if table.padding_idx is None else table.padding_idx - first
     here = padding if padding is not None and 0 <= padding < rows else None
-    return group.leave(nn.functional.embedding(local.where(mine, 0), table.weight, here) * mine.unsqueeze(-1))
+    return group.leave(look_up(local.where(mine, 0), table.weight, padding=here) * mine.unsqueeze(-1))

@@ -1,0 +1,74 @@
+"""Operators that add to their parameters' gradients themselves, against torch's own."""
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import nn
+
+from debubble.runtime.operators import WeightGradients, deferrable_linear, look_up
+
+X = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+TOKENS = torch.tensor([[1, 4, 1], [0, 2, 4]])
+
+
+def parameter(*size: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(*size, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))
+
+
+def gradients(function, *tensors, times: int = 2):
+    """Of the sum of squares, added up over that many backwards."""
+    copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
+    for _ in range(times):
+        function(*copies).square().sum().backward()
+    return [t.grad for t in copies]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("trained", ["x weight bias", "weight bias", "x bias", "x weight", "bias"])
+def test_a_linear_operator_has_torchs_gradients(transposed, trained):
+    tensors = [X.clone(), parameter(4, 5) if transposed else parameter(5, 4), parameter(5)]
+    for name, tensor in zip(("x", "weight", "bias"), tensors, strict=True):
+        tensor.requires_grad_(name in trained.split())
+
+    def ours(x, weight, bias):
+        return deferrable_linear(x, weight, bias, later=WeightGradients(), transposed=transposed)
+
+    def torchs(x, weight, bias):
+        return functional.linear(x, weight.t() if transposed else weight, bias)
+
+    for found, expected in zip(gradients(ours, *tensors), gradients(torchs, *tensors), strict=True):
+        assert (found is None) == (expected is None)
+        if expected is not None:
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("padding", [None, 4])
+def test_a_look_up_has_torchs_gradient(padding):
+    [found] = gradients(lambda table: look_up(TOKENS, table, padding=padding), parameter(6, 4))
+    [expected] = gradients(lambda table: functional.embedding(TOKENS, table, padding), parameter(6, 4))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [lambda w: deferrable_linear(X, w, None, later=WeightGradients()), lambda w: look_up(TOKENS, w)],
+    ids=["linear", "look-up"],
+)
+def test_gradients_add_up_where_they_are(operator):
+    weight = parameter(6, 4)
+    operator(weight).sum().backward()
+    at = weight.grad.data_ptr()
+    operator(weight).sum().backward()
+    assert weight.grad.data_ptr() == at
+
+
+def test_a_weight_that_is_used_twice_gets_both_gradients():
+    def both(x, weight):
+        return deferrable_linear(x, weight, None, later=later) * deferrable_linear(x + 1, weight, None, later=later)
+
+    later = WeightGradients()
+    found = gradients(both, X, parameter(5, 4), times=1)
+    expected = gradients(
+        lambda x, w: functional.linear(x, w) * functional.linear(x + 1, w), X, parameter(5, 4), times=1
+    )
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-12, atol=1e-12)
