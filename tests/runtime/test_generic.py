@@ -125,8 +125,19 @@ def started(config, stages, *, seed):
     return {name: parameter for unit in units for name, parameter in unit.hf_parameters().items()}
 
 
-def test_dropout_does_not_depend_on_the_schedule_or_on_recomputation():
-    config = {**GENERIC["phi"], "embd_pdrop": 0.3, "resid_pdrop": 0.2, "attention_dropout": 0.4}
+DROPOUT = {**GENERIC["phi"], "embd_pdrop": 0.3, "resid_pdrop": 0.2, "attention_dropout": 0.4}
+JITTER = {
+    **GENERIC["olmo2"], "model_type": "phimoe", "num_local_experts": 4, "router_jitter_noise": 0.3,
+    "input_jitter_noise": 0.2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "still"),
+    [(DROPOUT, GENERIC["phi"]), (JITTER, {**JITTER, "input_jitter_noise": 0.0})],
+    ids=["phi", "phimoe"],
+)
+def test_random_numbers_do_not_depend_on_the_schedule_or_on_recomputation(config, still):
 
     def step(name, devices, strategy, config=config):
         plan = plan_of(db.schedules[name](devices=devices, micro_batches=4), config, strategy=strategy)
@@ -143,7 +154,7 @@ def test_dropout_does_not_depend_on_the_schedule_or_on_recomputation():
         assert loss == alone[0]
         for parameter, gradient in gradients.items():
             torch.testing.assert_close(gradient, alone[1][parameter], rtol=1e-12, atol=1e-15)
-    assert alone[0] != step("gpipe", 1, "none", GENERIC["phi"])[0]
+    assert alone[0] != step("gpipe", 1, "none", still)[0]
 
 
 @pytest.mark.parametrize("family", GENERIC)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from debubble.ir import InputError
+from debubble.runtime.drawing import DRAWING, drawn
 
 
 def materialise(module: nn.Module, model: Any, *, prefix: str, seed: int, dtype: torch.dtype) -> None:
@@ -25,7 +26,7 @@ def materialise(module: nn.Module, model: Any, *, prefix: str, seed: int, dtype:
         for tensor in _floats(module):
             tensor.fill_(torch.nan)
         for name, part in reversed(list(module.named_modules(prefix=prefix.removesuffix(".")))):
-            with _Drawn(zlib.crc32(f"{seed} {name}".encode())):
+            with _Drawn(f"{seed} {name}"):
                 model._init_weights(part)
         if any(tensor.isnan().any() for tensor in _floats(module)):
             raise InputError(f"transformers does not say with what '{prefix}' starts, so it cannot be built piecewise.")
@@ -38,21 +39,15 @@ def _floats(module: nn.Module) -> list[Tensor]:
     return [t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()]
 
 
-_DRAWING = {
-    Tensor.normal_, Tensor.uniform_, Tensor.exponential_, torch.rand, torch.randn, nn.init.normal_, nn.init.uniform_,
-    nn.init.kaiming_uniform_,
-}  # fmt: skip
-
-
 class _Drawn(TorchFunctionMode):
-    """Where random numbers come from a seed, and torch's global generator is left alone."""
+    """Where random numbers come from a name, and torch's global generator is left alone."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__()
-        self._generator = torch.Generator().manual_seed(seed)
+        self._name, self._draws = name, 0
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if function in _DRAWING:
-            kwargs["generator"] = self._generator
-        return function(*args, **kwargs)
+        if function not in DRAWING:
+            return function(*args, **(kwargs or {}))
+        self._draws += 1
+        return drawn(function, args, kwargs or {}, seed=zlib.crc32(f"{self._name} {self._draws}".encode()))

@@ -1,7 +1,8 @@
 """A user's own model as units: a sequence of modules, each of which maps one tensor to one.
 
 While a module runs, its linear layers and dropouts are replaced by those that can leave their weight gradients for
-later and whose masks follow from the micro-batch: so backwards split, and no order of operations changes a mask.
+later and whose masks follow from the micro-batch, as all random numbers do: so backwards split, and no order of
+operations changes a mask.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from debubble.ir import InputError, Plan
+from debubble.runtime.drawing import DRAWING, drawn
 from debubble.runtime.operators import Deferring, WeightGradients, deferrable_linear, drop, token_loss
 from debubble.runtime.tape import Operators
 from debubble.runtime.units import MicroBatch, Unit
@@ -80,6 +82,8 @@ class _Rewired(TorchFunctionMode):
             return self._linear(*args, **kwargs)
         if function is functional.dropout:
             return self._dropout(*args, **kwargs)
+        if function in DRAWING:
+            return drawn(function, args, kwargs, seed=self._next_seed())
         if function is functional.scaled_dot_product_attention and (kwargs.get("dropout_p") or any(args[4:5])):
             raise InputError("The runtime has no dropout inside attention for modules of your own: set it to 0.")
         return function(*args, **kwargs)
@@ -93,8 +97,11 @@ class _Rewired(TorchFunctionMode):
     def _dropout(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         if not training or not p:
             return x
+        return drop(x, p, self._next_seed())
+
+    def _next_seed(self) -> int:
         self._places += 1
-        return drop(x, p, zlib.crc32(f"{self._seed} {self._places}".encode()))
+        return zlib.crc32(f"{self._seed} {self._places}".encode())
 
 
 @dataclass(frozen=True)
