@@ -210,3 +210,23 @@ def test_what_cannot_be_built_is_refused_with_a_sentence(config, options, messag
     plan = plan_of(db.schedules["gpipe"](devices=1, micro_batches=1), {**GENERIC["olmo2"], **config}, **options)
     with pytest.raises(InputError, match=message):
         run_threads(plan, lambda pipeline: None)
+
+
+def test_a_step_ahead_in_bf16_with_divided_states_loses_what_a_synchronous_one_does():
+    config = GENERIC["qwen2_moe"]
+    plan = plan_of(db.schedules["zb-h1"](devices=2, micro_batches=2), config, dtype="bf16", data=2, zero=2)
+    tokens = tokens_of(config, rows=2)
+
+    def synchronous(pipeline):
+        return [(float(pipeline.step(tokens)), pipeline.update(1.0))[0] for _ in range(3)]
+
+    def ahead(pipeline):
+        settled = [pipeline.advance(tokens, max_norm=1.0) for _ in range(3)] + [pipeline.settle()]
+        return [float(before.loss) for before in settled if before is not None]
+
+    def adamw(parameters):
+        return torch.optim.AdamW(parameters, lr=1e-3)
+
+    losses = run_threads(plan, synchronous, optimizer=adamw)[0]
+    assert losses == sorted(losses, reverse=True)
+    assert run_threads(plan, ahead, optimizer=adamw)[0] == losses
