@@ -33,48 +33,100 @@ def find(orders: Ints, lengths: Ints, d: int, op: int) -> int:
 
 
 @jit
-def is_fence(a: Layout, n: Ints, op: int) -> bool:
-    """Whether nothing may pass it: the forward of a micro-batch between which and another the order is periodic."""
-    return op < a.stages * a.micro_batches and n[a.fence + op] == 1
-
-
-@jit
-def fenced(a: Layout, n: Ints, orders: Ints, d: int, begin: int, end: int) -> bool:
-    """Whether there is a fence between two places of a list."""
-    for index in range(begin + 1, end):  # noqa: SIM110 - compiles to less
-        if is_fence(a, n, orders[d, index]):
-            return True
-    return False
-
-
-@jit
 def shift(a: Layout, n: Ints, orders: Ints, lengths: Ints, op: int, by: int) -> int:
-    """Move an operation by up to `by` places, as far as no fence and nothing of its kind or micro-batch is in the way."""
+    """Move an operation by up to `by` places, as far as nothing of its kind or its micro-batch is in the way.
+
+    In the block the same is done in every period; nothing leaves or enters it.
+    """
     size = a.stages * a.micro_batches
     pair = op % size
     d = n[a.device_of + pair // a.micro_batches]
     index = find(orders, lengths, d, op)
-    if index < 0 or is_fence(a, n, op):
+    if index < 0:
         return 0
+    low, high, window, periods = 0, lengths[d], 0, 1
+    if a.periods > 0:
+        begin = n[a.begin + d]
+        end = begin + a.periods * n[a.window + d]
+        if index < begin:
+            high = begin
+        elif index >= end:
+            low = end
+        else:
+            window, periods = n[a.window + d], a.periods
+            index = begin + (index - begin) % window
+            low, high = begin, begin + window
+            op = orders[d, index]
+            pair = op % size
     step = 1 if by > 0 else -1
     moved = 0
     while moved != by:
         other = index + step
-        if other < 0 or other >= lengths[d]:
+        if other < low or other >= high:
             break
         beside = orders[d, other]
-        if beside % size == pair or beside // a.micro_batches == op // a.micro_batches or is_fence(a, n, beside):
+        if beside % size == pair or beside // a.micro_batches == op // a.micro_batches:
             break
-        orders[d, index] = beside
-        orders[d, other] = op
+        for k in range(periods):
+            here, there = index + k * window, other + k * window
+            orders[d, here], orders[d, there] = orders[d, there], orders[d, here]
         index = other
         moved += step
     return moved
 
 
 @jit
-def insert(orders: Ints, lengths: Ints, d: int, index: int, op: int) -> None:
+def in_block(a: Layout, n: Ints, orders: Ints, lengths: Ints, op: int) -> bool:
+    """Whether an operation is in the periodic block."""
+    if a.periods == 0:
+        return False
+    d = n[a.device_of + op % (a.stages * a.micro_batches) // a.micro_batches]
+    place = find(orders, lengths, d, op) - n[a.begin + d]
+    inside: bool = 0 <= place < a.periods * n[a.window + d]
+    return inside
+
+
+@jit
+def carry(a: Layout, orders: Ints, d: int, source: int, to: int) -> bool:
+    """Move an operation to another place, unless it is not there or something of its kind or micro-batch is between."""
+    if source < 0:
+        return False
+    size = a.stages * a.micro_batches
+    op = orders[d, source]
+    step = 1 if to > source else -1
+    for index in range(source + step, to + step, step):
+        beside = orders[d, index]
+        if beside % size == op % size or beside // a.micro_batches == op // a.micro_batches:
+            return False
+    for index in range(source, to, step):
+        orders[d, index] = orders[d, index + step]
+    orders[d, to] = op
+    return True
+
+
+@jit
+def rotate(a: Layout, n: Ints, orders: Ints, lengths: Ints, d: int, later: bool) -> None:
+    """Let the block of a device begin and end an operation later, or earlier.
+
+    What leaves it at one end enters it at the other: the next of that operation in the tail, or in the head.
+    """
+    begin, by, m = n[a.begin + d], a.periods * a.step, a.micro_batches
+    end = begin + a.periods * n[a.window + d]
+    if later:
+        op = orders[d, begin]
+        if op % m + by < m and carry(a, orders, d, find(orders, lengths, d, op + by), end):
+            n[a.begin + d] = begin + 1
+    elif begin > 0:
+        op = orders[d, end - 1]
+        if op % m >= by and carry(a, orders, d, find(orders, lengths, d, op - by), begin - 1):
+            n[a.begin + d] = begin - 1
+
+
+@jit
+def insert(a: Layout, n: Ints, orders: Ints, lengths: Ints, d: int, index: int, op: int) -> None:
     """Put an operation into a list."""
+    if index <= n[a.begin + d]:
+        n[a.begin + d] += 1
     for at in range(lengths[d], index, -1):
         orders[d, at] = orders[d, at - 1]
     orders[d, index] = op
@@ -82,8 +134,10 @@ def insert(orders: Ints, lengths: Ints, d: int, index: int, op: int) -> None:
 
 
 @jit
-def remove(orders: Ints, lengths: Ints, d: int, index: int) -> None:
+def remove(a: Layout, n: Ints, orders: Ints, lengths: Ints, d: int, index: int) -> None:
     """Take an operation out of a list."""
+    if index < n[a.begin + d]:
+        n[a.begin + d] -= 1
     lengths[d] -= 1
     for at in range(index, lengths[d]):
         orders[d, at] = orders[d, at + 1]
@@ -105,21 +159,22 @@ def backward_at(a: Layout, orders: Ints, lengths: Ints, d: int, pair: int) -> in
 def toggle_offload(a: Layout, n: Ints, orders: Ints, lengths: Ints, pair: int, random: Ints) -> None:
     """Take an offload and its reload out, or put them in: O behind F, L a few places before the backward.
 
-    Where a fence stands between, micro-batches beyond it do the same, and nothing is changed.
+    Nothing is changed if part of the block lies between.
     """
     size = a.stages * a.micro_batches
     d = n[a.device_of + pair // a.micro_batches]
     forward, backward = find(orders, lengths, d, F * size + pair), backward_at(a, orders, lengths, d, pair)
-    if fenced(a, n, orders, d, forward, backward):
+    begin = n[a.begin + d]
+    if a.periods > 0 and backward >= begin and forward < begin + a.periods * n[a.window + d]:
         return
     at = find(orders, lengths, d, O * size + pair)
     if at >= 0:
-        remove(orders, lengths, d, at)
-        remove(orders, lengths, d, find(orders, lengths, d, L * size + pair))
+        remove(a, n, orders, lengths, d, at)
+        remove(a, n, orders, lengths, d, find(orders, lengths, d, L * size + pair))
         return
-    insert(orders, lengths, d, forward + 1, O * size + pair)
+    insert(a, n, orders, lengths, d, forward + 1, O * size + pair)
     backward += 1
-    insert(orders, lengths, d, max(forward + 2, backward - draw(random, 5)), L * size + pair)
+    insert(a, n, orders, lengths, d, max(forward + 2, backward - draw(random, 5)), L * size + pair)
 
 
 @jit
@@ -129,11 +184,11 @@ def toggle_recompute(a: Layout, n: Ints, orders: Ints, lengths: Ints, pair: int,
     d = n[a.device_of + pair // a.micro_batches]
     at = find(orders, lengths, d, R * size + pair)
     if at >= 0:
-        remove(orders, lengths, d, at)
+        remove(a, n, orders, lengths, d, at)
         return
     behind = max(find(orders, lengths, d, F * size + pair), find(orders, lengths, d, L * size + pair))
     backward = backward_at(a, orders, lengths, d, pair)
-    insert(orders, lengths, d, max(behind + 1, backward - draw(random, 3)), R * size + pair)
+    insert(a, n, orders, lengths, d, max(behind + 1, backward - draw(random, 3)), R * size + pair)
 
 
 @jit
@@ -158,6 +213,11 @@ def move(
     pair = op % size
     stage, j = pair // m, pair % m
     dice = draw(random, 100)
+    if a.periods > 0 and draw(random, 10) == 0:
+        later, d = draw(random, 2) == 0, n[a.device_of + stage]
+        for _ in range(1 + draw(random, 3)):
+            rotate(a, n, orders, lengths, d, later)
+        return
     if offload and dice < 15:
         run, stride = 1, 1
         if draw(random, 3) == 0:
@@ -189,7 +249,7 @@ def move(
         for k in range(run):
             # The first to move makes room for the next.
             step = k if by < 0 else run - 1 - k
-            if j + step < m:
+            if j + step < m and not (k > 0 and in_block(a, n, orders, lengths, op + step)):
                 shift(a, n, orders, lengths, op + step, by)
     else:
         run = 2 + draw(random, a.stages)
@@ -257,6 +317,7 @@ def anneal(
     """
     value = measure(a, x, n, orders, lengths, START, INFINITY, only_computes)
     keep(a, x, n, orders, lengths, orders, lengths, START)
+    n[a.kept_begin : a.kept_begin + a.devices] = n[a.begin : a.begin + a.devices]
     cost = value + weight * spread(a, x, orders, lengths)
     path = np.zeros(7 * a.stages * a.micro_batches, dtype=np.int64)
     count = critical_path(a, x, n, path)
@@ -266,6 +327,7 @@ def anneal(
         move(a, n, tried, tried_lengths, path, count, offload, recompute, random)
         at = common_mark(a, n, orders, lengths, tried, tried_lengths)
         if at == SAME:
+            n[a.kept_begin : a.kept_begin + a.devices] = n[a.begin : a.begin + a.devices]
             continue
         if recompute or not a.resumable:
             at = START
@@ -276,11 +338,13 @@ def anneal(
         price = found + weight * spread(a, x, tried, tried_lengths) if found < INFINITY else INFINITY
         if price > allowed:
             put_back(a, x, n, orders, lengths, tried, tried_lengths, at)
+            n[a.begin : a.begin + a.devices] = n[a.kept_begin : a.kept_begin + a.devices]
             tried[:] = orders
             tried_lengths[:] = lengths
             continue
         cost = price
         keep(a, x, n, tried, tried_lengths, orders, lengths, at)
+        n[a.kept_begin : a.kept_begin + a.devices] = n[a.begin : a.begin + a.devices]
         orders[:] = tried
         lengths[:] = tried_lengths
         count = critical_path(a, x, n, path)

@@ -17,6 +17,7 @@ from debubble.ir import Number, Op, Schedule
 from debubble.solver import cache
 from debubble.solver.bounds import lower_bound
 from debubble.solver.cp_sat import device_bound, solve
+from debubble.solver.growing import grown
 from debubble.solver.patterns import periodic
 from debubble.solver.problem import Incumbent, OrderProblem
 from debubble.solver.search import Clock, improve, search
@@ -65,8 +66,9 @@ def _methods(
     candidates.extend(() if cached is None else (cached,))
     pairs = problem.stages * problem.micro_batches
     if pairs >= LARGE:
-        pattern = periodic(problem, seconds=min(left() / 4, 10.0), seed=seed)
-        candidates.extend(() if pattern is None else (pattern,))
+        start = grown(problem, seconds=left() * 0.6, seed=seed, workers=workers)
+        start = start or periodic(problem, seconds=min(left() / 4, 10.0), seed=seed)
+        candidates.extend(() if start is None else (start,))
     only_order = pairs <= LARGEST and not (problem.offload or problem.recompute)
     first = max(0.5, left() * (0.1 if only_order or pairs <= PROVABLE else 0.6))
     best: Incumbent | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,27 +26,53 @@ STRETCH = (1.0, 1.02, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0)
 
 @dataclass(frozen=True)
 class Pattern:
-    """Starts of micro-batch 0's operations (ends of its offloads), and the period."""
+    """Starts of micro-batch 0's operations (ends of its offloads), and the period, in steps of `unit`."""
 
     moments: dict[Op, int]
     period: int
+    unit: Number
+
+    @property
+    def depth(self) -> int:
+        """Periods from a micro-batch's forward to its last operation on the same device, begun ones counted."""
+        spans = (moment - self.moments[Op(Kind.F, op.stage, 0)] for op, moment in self.moments.items())
+        return max(spans) // self.period + 1
 
 
 def periodic(problem: OrderProblem, *, seconds: float, seed: int = 0) -> Schedule | None:
-    """The unrolled schedule of the shortest period found.
+    """The unrolled schedule of the shortest period found."""
+    pattern = next(patterns(problem, 1, seconds=seconds, seed=seed), None)
+    return None if pattern is None else unrolled(problem, pattern)
 
-    For linear placements, alike micro-batches, asynchronous messages and a full-duplex host link; None for others.
+
+def patterns(problem: OrderProblem, number: int, *, seconds: float, seed: int = 0) -> Iterator[Pattern]:
+    """Up to `number` patterns with the shortest period found, each a period longer under way than the one before.
+
+    For linear placements, alike micro-batches, asynchronous messages and a full-duplex host link; none for others.
     """
     costs = problem.costs
     if problem.placement.chunks > 1 or costs.micro_batch_scale is not None or problem.recompute:
-        return None
+        return
     if costs.communication_model != "latency" or costs.link_groups or costs.host_link == "half-duplex":
-        return None
+        return
     for stretch in STRETCH:
-        pattern = _Model(problem, stretch).solve(seconds / 4, seed)
-        if pattern is not None:
-            return unrolled(problem, pattern)
-    return None
+        first = _Model(problem, stretch).solve(seconds / 4, seed)
+        if first is None:
+            continue
+        yield first
+        shortest = _under_way(first)
+        for more in range(1, number):
+            model = _Model(problem, stretch, least=shortest + more * first.period)
+            longer = model.solve(seconds / (2 * number), seed)
+            if longer is not None:
+                yield longer
+        return
+
+
+def _under_way(pattern: Pattern) -> int:
+    """From the first device's forward to its backward."""
+    backward = min(moment for op, moment in pattern.moments.items() if op.stage == 0 and op.kind in (Kind.I, Kind.B))
+    return backward - pattern.moments[Op(Kind.F, 0, 0)]
 
 
 def unrolled(problem: OrderProblem, pattern: Pattern) -> Schedule:
@@ -63,10 +90,10 @@ def unrolled(problem: OrderProblem, pattern: Pattern) -> Schedule:
 class _Model:
     """The CP-SAT model of one period."""
 
-    def __init__(self, problem: OrderProblem, stretch: float) -> None:
+    def __init__(self, problem: OrderProblem, stretch: float, *, least: int = 0) -> None:
         from ortools.sat.python import cp_model
 
-        self.problem, self.cp, costs = problem, cp_model.CpModel(), problem.costs
+        self.problem, self.cp, self.least, costs = problem, cp_model.CpModel(), least, problem.costs
         self.compute = (Kind.F, Kind.I, Kind.W) if problem.split else (Kind.F, Kind.B)
         self.transfers = (Kind.O, Kind.L) if problem.offload else ()
         self.template = problem.schedule("pattern", ())
@@ -75,7 +102,7 @@ class _Model:
         self.time = {(k, s): math.ceil(self._duration(k, s) / self.unit - 1e-9) for k in kinds for s in stages}
         self.message = [math.ceil(c / self.unit - 1e-9) for c in costs.communication]
         self.period = math.ceil(max(sum(self.time[k, s] for k in self.compute) for s in stages) * stretch)
-        self.horizon = 2 * (sum(self.time.values()) + 2 * sum(self.message)) + 4 * self.period
+        self.horizon = least + 2 * (sum(self.time.values()) + 2 * sum(self.message)) + 4 * self.period
         self.at = {Op(k, s, 0): self.cp.new_int_var(0, self.horizon, "") for k in kinds for s in stages}
         self.away = [self.cp.new_bool_var("") for _ in stages]
 
@@ -88,7 +115,8 @@ class _Model:
             for kinds in (self.compute, *((kind,) for kind in self.transfers)):
                 self._lane(stage, kinds)
             self._memory(stage)
-        self.cp.minimize(self._end(self.compute[1], 0) - self.at[Op(Kind.F, 0, 0)])
+        self.cp.add(self.at[Op(self.compute[1], 0, 0)] - self.at[Op(Kind.F, 0, 0)] >= self.least)
+        self.cp.minimize(self.at[Op(self.compute[1], 0, 0)] - self.at[Op(Kind.F, 0, 0)])
         solver = cp_model.CpSolver()
         solver.parameters.max_time_in_seconds = seconds
         solver.parameters.num_workers = 1
@@ -102,6 +130,7 @@ class _Model:
                 if op.kind in self.compute or solver.value(self.away[op.stage])
             },
             self.period,
+            self.unit,
         )
 
     def _duration(self, kind: Kind, stage: int) -> Number:

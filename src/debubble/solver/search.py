@@ -11,6 +11,7 @@ from debubble.ir import DebubbleError, InfeasibleError, Kind, Number, Op, Schedu
 from debubble.solver.bounds import lower_bound
 from debubble.solver.problem import Incumbent, OrderProblem
 from debubble.solver.starts import constructed
+from debubble.solver.tables import Block
 
 BURST = 2000
 """Moves between two looks at the clock."""
@@ -87,16 +88,24 @@ class Clock:
 
 
 def improve(
-    problem: OrderProblem, best: Incumbent, *, clock: Clock, steps: int | None, seed: int, workers: int = 1
+    problem: OrderProblem,
+    best: Incumbent,
+    *,
+    clock: Clock,
+    steps: int | None,
+    seed: int,
+    workers: int = 1,
+    block: Block | None = None,
 ) -> Iterator[Incumbent]:
     """Local search from an incumbent: cooling cycles, each restarted from the best.
 
-    `workers` walk side by side, each `steps` in all; the result depends on their number and the seed.
+    `workers` walk side by side, each `steps` in all; the result depends on their number and the seed.  `block`:
+    what of the lists stays periodic.
     """
     # The kernel's import and compilation cost more than a search that ends at its start.
     from debubble.solver.walker import Walker
 
-    walkers = [Walker.of(problem, best, seed=seed * 7919 + worker) for worker in range(workers)]
+    walkers = [Walker.of(problem, best, seed=seed * 7919 + worker, block=block) for worker in range(workers)]
     done, cycle = 0, FIRST_CYCLE
     with ThreadPoolExecutor(workers) as pool:
         while steps is None or done < steps:

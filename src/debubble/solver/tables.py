@@ -10,7 +10,7 @@ code passes three things from function to function this way, instead of counting
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -43,6 +43,10 @@ class Layout(NamedTuple):
     span: int
     resumable: int
     """Whether an evaluation may begin in the middle: a link group's turns depend on how it got there."""
+    periods: int
+    """Periods of the block; 0 if there is none."""
+    step: int
+    """Micro-batches of a period of the block."""
     # In the block of floats.
     time: int
     """[R in list, op]"""
@@ -99,8 +103,10 @@ class Layout(NamedTuple):
     """[d]: first in the queue that no reload has waited for."""
     newest: int
     """[d]: end of the queue."""
-    fence: int
-    """[stage and micro-batch]: 1 where moves may take nothing past its F."""
+    begin: int
+    """[d]: where the periodic block begins in the list."""
+    window: int
+    """[d]: operations of a period of the block."""
     # What the search evaluates again from (resuming.py).
     mark_floats: int
     """[2, MARKS, numbers of all devices]: state of the devices during the last evaluation kept, and during this one."""
@@ -112,6 +118,25 @@ class Layout(NamedTuple):
     """[start, end and arrival, op]: of the last evaluation kept."""
     kept_cause: int
     kept_queue: int
+    kept_begin: int
+
+
+class Block(NamedTuple):
+    """A part of every device's list that repeats itself, with `step` micro-batches later each time."""
+
+    windows: tuple[int, ...]
+    """Operations of one period, by device."""
+    periods: int
+    step: int
+
+    def begins(self, schedule: Schedule) -> tuple[int, ...]:
+        """Where it begins in each list of a schedule that has it."""
+        return tuple(map(self._begin, schedule.orders, self.windows))
+
+    def _begin(self, order: tuple[Op, ...], window: int) -> int:
+        length = window * (self.periods - 1)
+        again = [later(op, self.step) == then for op, then in zip(order, order[window:], strict=False)]
+        return next(begin for begin in range(len(again)) if all(again[begin : begin + length]))
 
 
 class Tables(NamedTuple):
@@ -128,10 +153,10 @@ class Tables(NamedTuple):
         return self.floats[begin : begin + size]
 
 
-def tables(problem: OrderProblem, *, fences: Collection[int] = ()) -> Tables:
+def tables(problem: OrderProblem, *, block: Block | None = None) -> Tables:
     """The arrays of a problem.
 
-    `fences`: micro-batches whose forwards no move may pass.  Raises InputError if messages are blocking.
+    `block`: what of the lists stays periodic.  Raises InputError if messages are blocking.
     """
     costs, devices = problem.costs, problem.devices
     if costs.communication_model == "blocking":
@@ -172,9 +197,9 @@ def tables(problem: OrderProblem, *, fences: Collection[int] = ()) -> Tables:
         "marked": np.zeros(2, dtype=np.int64),
         "kept_cause": np.zeros(count, dtype=np.int64),
         "kept_queue": np.zeros(devices * room, dtype=np.int64),
-        "fence": np.array(
-            [j in fences for _ in range(problem.stages) for j in range(problem.micro_batches)], dtype=np.int64
-        ),
+        "begin": np.zeros(devices, dtype=np.int64),
+        "window": np.array(block.windows if block else (0,) * devices, dtype=np.int64),
+        "kept_begin": np.zeros(devices, dtype=np.int64),
     }
     layout = Layout(
         stages=problem.stages,
@@ -185,10 +210,17 @@ def tables(problem: OrderProblem, *, fences: Collection[int] = ()) -> Tables:
         half_duplex=int(costs.host_link == "half-duplex"),
         span=int(problem.objective == "span"),
         resumable=int(not costs.link_groups),
+        periods=block.periods if block else 0,
+        step=block.step if block else 0,
         **_begins(floats),
         **_begins(ints),
     )
     return Tables(layout, np.concatenate([*floats.values()]), np.concatenate([*ints.values()]), time_scale)
+
+
+def later(op: Op, by: int) -> Op:
+    """The same operation of a later micro-batch."""
+    return op._replace(micro_batch=op.micro_batch + by)
 
 
 def _begins(parts: Mapping[str, Floats | Ints]) -> dict[str, int]:

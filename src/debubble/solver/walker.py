@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from debubble.ir import Kind, Schedule
 from debubble.solver.anneal import anneal
 from debubble.solver.problem import Incumbent, OrderProblem
-from debubble.solver.tables import KIND_INDEX, Ints, Tables, decode, encode, tables
+from debubble.solver.tables import KIND_INDEX, Block, Ints, Tables, decode, encode, tables
 
 SLOPE = 0.05
 """Weight of the mean end of the devices' last backwards, beside the objective."""
@@ -23,6 +22,7 @@ class Walker:
 
     problem: OrderProblem
     name: str
+    block: Block | None
     tables: Tables
     orders: Ints
     lengths: Ints
@@ -36,9 +36,9 @@ class Walker:
     """Mean time of an operation."""
 
     @staticmethod
-    def of(problem: OrderProblem, start: Incumbent, *, seed: int, fences: Collection[int] = ()) -> Walker:
-        """At an incumbent's lists.  `fences`: micro-batches whose forwards no operation may pass."""
-        arrays = tables(problem, fences=fences)
+    def of(problem: OrderProblem, start: Incumbent, *, seed: int, block: Block | None = None) -> Walker:
+        """At an incumbent's lists.  `block`: what of them stays periodic."""
+        arrays = tables(problem, block=block)
         layout = arrays.layout
         orders, lengths = encode(problem, start.schedule)
         times = arrays.table("time", layout.allocated - layout.time)
@@ -47,6 +47,7 @@ class Walker:
         return Walker(
             problem=problem,
             name=start.schedule.name,
+            block=block,
             tables=arrays,
             orders=orders,
             lengths=lengths,
@@ -64,6 +65,9 @@ class Walker:
         self.orders, self.lengths = encode(self.problem, best.schedule)
         self.best_orders, self.best_lengths = self.orders.copy(), self.lengths.copy()
         self.best = self.told = float(best.value)
+        if self.block is not None:
+            begin = self.tables.layout.begin
+            self.tables.ints[begin : begin + self.problem.devices] = self.block.begins(best.schedule)
 
     def walk(self, steps: int, *, hot: float, cold: float, target: float) -> int:
         """Take up to `steps` moves while cooling, temperatures in mean operation times; stop at the target."""

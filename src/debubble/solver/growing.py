@@ -1,0 +1,102 @@
+"""Schedules for many micro-batches that are searched with few: a periodic middle is repeated.
+
+A pattern (patterns.py) is unrolled for as many micro-batches as its way up, a few periods, and its way down need.  The
+search changes what lies before and behind these periods, and all of them alike; then they are repeated.  Each repetition
+takes a period, so that what is above the bound stays the same, however many micro-batches there are.
+
+How far forwards run ahead of backwards in the middle decides how fast the last micro-batches can drain: several
+patterns are tried, and the worse half is given up again and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from debubble.ir import Kind, Number, Op, Schedule
+from debubble.solver.bounds import lower_bound
+from debubble.solver.patterns import patterns, unrolled
+from debubble.solver.problem import Incumbent, OrderProblem
+from debubble.solver.search import Clock, improve
+from debubble.solver.tables import Block, later
+
+PERIODS = 6
+"""Periods that the search sees: with fewer, one that takes longer than it should goes unnoticed."""
+HEAD, TAIL = 3, 3
+"""Micro-batches beside those that are under way when the periodic part begins, and when it ends."""
+AHEAD = 5
+"""Patterns that are tried."""
+
+
+def grown(problem: OrderProblem, *, seconds: float, seed: int = 0, workers: int = 1) -> Schedule | None:
+    """The best schedule found in this way; None where there is no pattern or too few micro-batches."""
+    clock = Clock.starting(seconds)
+    left = list(_seedlings(problem, seconds=seconds / 4, seed=seed))
+    while left:
+        rounds = len(left).bit_length()
+        share = (seconds - clock.passed) / (rounds * len(left))
+        left = sorted((each.searched(share, seed=seed, workers=workers) for each in left), key=lambda s: s.excess)
+        if len(left) == 1 or clock.over:
+            return left[0].grown(problem)
+        left = left[: (len(left) + 1) // 2]
+    return None
+
+
+@dataclass(frozen=True)
+class _Seedling:
+    """A schedule of few micro-batches with a periodic middle."""
+
+    small: OrderProblem
+    best: Incumbent
+    period: Number
+    block: Block
+
+    @property
+    def excess(self) -> float:
+        """Its time beyond the periods, once these are repeated: what seedlings of different size are compared by."""
+        larger = replace(self.small, micro_batches=self.small.micro_batches + 3 * PERIODS)
+        return float(larger.value(self.grown(larger)) - larger.micro_batches * self.period)
+
+    def searched(self, seconds: float, *, seed: int, workers: int) -> _Seedling:
+        """With its head and its tail improved."""
+        *_, best = (
+            self.best,
+            *improve(
+                self.small,
+                self.best,
+                clock=Clock.starting(seconds),
+                steps=None,
+                seed=seed,
+                workers=workers,
+                block=self.block,
+            ),
+        )
+        return replace(self, best=best)
+
+    def grown(self, problem: OrderProblem) -> Schedule:
+        """The schedule of the whole problem."""
+        copies, step = problem.micro_batches - self.small.micro_batches, self.block.step
+        orders = []
+        places = zip(self.block.begins(self.best.schedule), self.block.windows, strict=True)
+        for order, (begin, window) in zip(self.best.schedule.orders, places, strict=True):
+            repeated = (later(op, by) for by in range(0, copies, step) for op in order[begin : begin + window])
+            orders.append((*order[:begin], *repeated, *(later(op, copies) for op in order[begin:])))
+        return problem.schedule("searched", tuple(orders))
+
+
+def _seedlings(problem: OrderProblem, *, seconds: float, seed: int) -> Iterator[_Seedling]:
+    for pattern in patterns(problem, AHEAD, seconds=seconds, seed=seed):
+        middle, m = pattern.depth + HEAD, 2 * pattern.depth + HEAD + PERIODS + TAIL
+        if 3 * m > 2 * problem.micro_batches:
+            continue
+        small = replace(problem, micro_batches=m)
+        schedule = unrolled(small, pattern)
+        start = Incumbent(schedule=schedule, value=small.value(schedule), bound=lower_bound(small), source="pattern")
+        windows = tuple(_between(order, middle, middle + 1) for order in schedule.orders)
+        yield _Seedling(small, start, pattern.period * pattern.unit, Block(windows, PERIODS, 1))
+
+
+def _between(order: tuple[Op, ...], first: int, last: int) -> int:
+    """How many operations there are from the forward of one micro-batch to that of another."""
+    stage = order[0].stage
+    return order.index(Op(Kind.F, stage, last)) - order.index(Op(Kind.F, stage, first))
