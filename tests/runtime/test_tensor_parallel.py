@@ -16,6 +16,7 @@ from debubble.runtime.tensor_parallel import Cut, TensorGroup
 from debubble.runtime.transport import Threads
 from debubble.runtime.vocabulary import divided_token_loss
 from tests.runtime import gloo_ranks
+from tests.runtime.generic_cases import GENERIC
 from tests.runtime.runtime_cases import (
     FAMILIES,
     GPT2,
@@ -33,7 +34,7 @@ pytest.importorskip("peft")
 
 import transformers
 
-from tests.runtime.hf_reference import hf_model, loss_of, peft_model
+from tests.runtime.hf_reference import exactly, hf_model, loss_of, peft_model
 
 # peft uses names that transformers is about to change, and says what it makes of a config.
 pytestmark = [
@@ -69,7 +70,17 @@ def whole_gradients(pipeline):
 @pytest.mark.parametrize("strategy", ["none", "full"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_two_by_two_ranks_give_transformers_gradients(family, strategy):
-    config = FAMILIES[family]
+    check(FAMILIES[family], strategy=strategy)
+
+
+@pytest.mark.parametrize("strategy", ["none", "full"])
+@pytest.mark.parametrize("family", ["granite", "starcoder2", "smollm3", "cohere2", "gpt_neox", "phi", "helium"])
+def test_transformers_modules_are_divided_by_their_own_plan(family, strategy):
+    check(GENERIC[family], strategy=strategy)
+
+
+def check(config, *, strategy):
+    """Loss, gradients and norm of two devices of two ranks each, against the model alone."""
     model = hf_model(config)
     plan = plan_of(schedule("zb-h1"), model.config.to_dict(), strategy=strategy, tensor=2)
     tokens = tokens_of(config, rows=4)
@@ -79,8 +90,9 @@ def test_two_by_two_ranks_give_transformers_gradients(family, strategy):
 
     def one(transport):
         pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport)
-        loss, norm = pipeline.step(tokens), pipeline.clip_grad_norm(float("inf"))
-        return loss, norm, whole_gradients(pipeline)
+        with exactly():
+            loss = pipeline.step(tokens)
+        return loss, pipeline.clip_grad_norm(float("inf")), whole_gradients(pipeline)
 
     answers = Threads.run(4, one)
     found = wholes(part for *_, part in answers)
@@ -264,6 +276,12 @@ def test_the_loss_of_divided_logits_is_that_of_whole_ones(dtype, size):
         ({**MIXTRAL, "intermediate_size": 25}, {}, "25 columns of the MLP cannot be divided among 2"),
         ({**SMALL, "vocab_size": 1}, {}, "vocabulary of 1 leaves nothing"),
         (SMALL, {"context": 2}, "make the plan with context 1"),
+        (GENERIC["olmo2"], {}, "plan has 'colwise_gather_output' for 'self_attn.q_proj'"),
+        (GENERIC["stablelm"], {}, "transformers has no plan for it"),
+        (GENERIC["qwen2_moe"], {}, "plan has 'packed_colwise' for 'mlp.experts.gate_up_proj'"),
+        ({**GENERIC["cohere"], "use_qk_norm": True}, {}, "leaves 'self_attn.q_norm.weight' to the ranks"),
+        ({**GENERIC["granite"], "attention_dropout": 0.1}, {}, "set 'attention_dropout' to 0"),
+        ({**GENERIC["phi"], "num_key_value_heads": 1}, {}, "1 key-value heads cannot be divided among 2"),
     ],
 )
 def test_what_cannot_be_divided_is_refused(config, options, message):

@@ -13,6 +13,7 @@ from debubble.ir import InputError, Kind, Plan, RunOptions
 from debubble.ir.hf_config import halved
 from debubble.runtime.balanced_stage import BalancedStage
 from debubble.runtime.families import read_shape
+from debubble.runtime.hf_division import check_division
 from debubble.runtime.lora import Adapters, given_adapters, new_adapters, plain_name
 from debubble.runtime.memory import Ledger
 from debubble.runtime.models import add_adapters, build_stage, model_units
@@ -72,13 +73,15 @@ def check_runnable(plan: Plan, ranks: int) -> None:
     stepped = {op.stage for op in plan.schedule.operations if op.kind is Kind.S}
     if tied_tables(plan) is not None and stepped & {0, plan.schedule.stages - 1} and tied_devices(plan):
         raise InputError("The plan steps a stage with a tied table inside the step; untie it or step it afterwards.")
-    if not halved(plan.model) and (options.tensor > 1 or options.lora):
+    if not halved(plan.model) and options.lora:
         raise InputError(
-            f"The runtime has neither tensor parallelism nor LoRA for '{plan.model.get('model_type')}', which runs with"
-            " transformers' modules: make the plan without."
+            f"The runtime has no LoRA for '{plan.model.get('model_type')}', which runs with transformers' modules: make"
+            " the plan without."
         )
-    if options.tensor > 1:
+    if options.tensor > 1 and halved(plan.model):
         _check_divisible(read_shape(plan.model), options)
+    elif options.tensor > 1:
+        check_division(plan.model, options.tensor)
 
 
 def _check_divisible(shape: Shape, options: RunOptions) -> None:

@@ -7,37 +7,55 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from debubble.ir import InputError, PlannedUnit
+from debubble.runtime.hf_division import divide_module, planned
 from debubble.runtime.hf_model import Anatomy, Frame
 from debubble.runtime.hf_start import materialise
 from debubble.runtime.memory import Ledger
 from debubble.runtime.modules import ModuleUnit, cross_entropy
+from debubble.runtime.tensor_parallel import Cut, TensorGroup
+from debubble.runtime.vocabulary import divided_token_loss
 
 Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
-class HfEmbedding(ModuleUnit):
+class _HfUnit(ModuleUnit):
+    """A part of the model."""
+
+    def divide(self, group: TensorGroup, made: dict[nn.Parameter, nn.Parameter]) -> Mapping[str, Cut]:
+        cuts = super().divide(group, made)
+        for path in (*self.columns, *self.rows):
+            divide_module(self.get_submodule(path), group, by_rows=path in self.rows)
+        return cuts
+
+
+class HfEmbedding(_HfUnit):
     """What the model does before its first layer."""
 
     def __init__(self, frame: Frame) -> None:
         super().__init__(frame.causal, prefix="", salt=0)
         self.frame = frame
+        self.columns = (_path(frame.causal, frame.causal.get_input_embeddings()),)
 
     def call(self, x: Tensor) -> Tensor:
         return self.frame.up_to_layers(x)
 
 
-class HfLayer(ModuleUnit):
+class HfLayer(_HfUnit):
     """One layer."""
 
     def __init__(self, anatomy: Anatomy, layer: int, surroundings: Surroundings) -> None:
         super().__init__(anatomy.layers[layer], prefix=f"{anatomy.path}.{layer}.", salt=layer + 1)
         self.layer, self.surroundings = layer, surroundings
+        self.columns, self.rows = (
+            tuple(f"module.{name}" for name in planned(anatomy, how)) for how in ("colwise", "rowwise")
+        )
 
     def call(self, x: Tensor) -> Tensor:
         arguments, named = self.surroundings.of(self.layer, x)
@@ -51,15 +69,29 @@ class HfLayer(ModuleUnit):
         self.surroundings.ledger = ledger
 
 
-class HfHead(ModuleUnit):
+class HfHead(_HfUnit):
     """What the model does after its last layer, and the loss."""
 
     def __init__(self, frame: Frame, layers: int) -> None:
         super().__init__(frame.causal, prefix="", salt=layers + 1, loss=cross_entropy)
         self.frame = frame
+        self.columns = (_path(frame.causal, frame.causal.get_output_embeddings()),)
+
+    def divide(self, group: TensorGroup, made: dict[nn.Parameter, nn.Parameter]) -> Mapping[str, Cut]:
+        vocab = len(self.frame.causal.get_output_embeddings().weight)
+        self.loss = partial(_divided_loss, group=group, vocab=vocab)
+        return super().divide(group, made)
 
     def call(self, x: Tensor) -> Tensor:
         return self.frame.from_layers(x)
+
+
+def _path(model: nn.Module, part: nn.Module) -> str:
+    return next(f"module.{name}" for name, module in model.named_modules() if module is part)
+
+
+def _divided_loss(logits: Tensor, targets: Tensor, *, group: TensorGroup, vocab: int) -> Tensor:
+    return divided_token_loss(logits, targets=targets, scale=1.0, group=group, vocab=vocab)
 
 
 class Surroundings:
