@@ -2,6 +2,7 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 
 import debubble as db
 from debubble.ir import Plan
@@ -9,6 +10,7 @@ from debubble.runtime import Pipeline
 from debubble.runtime.pieces import Piece
 from debubble.runtime.transport import Threads
 from debubble.training.state import adamw, state_of
+from tests.runtime.runtime_cases import GPT2, MIXTRAL, plan_of, run_threads
 
 
 def names(plan: db.Plan, *, tied: bool) -> list[set[str]]:
@@ -46,3 +48,25 @@ def test_the_ranks_pieces_make_up_every_tensor_whole_and_once(plan_file, degrees
         places = {block.offsets: math.prod(block.size) for state in ranks for block in state[name].blocks}
         assert sum(places.values()) == piece.shape.numel(), name
     assert any(ranks[0][name].blocks != ranks[-1][name].blocks for name in ranks[0])
+
+
+@pytest.mark.parametrize("config", [GPT2, MIXTRAL], ids=["gpt2", "mixtral"])
+@pytest.mark.parametrize("options", [{}, {"data": 3, "zero": 2}, {"lora": 3, "data": 2, "zero": 1}])
+def test_blocks_of_fused_layers_and_of_rows_make_up_what_one_rank_has(config, options):
+    def of(pipeline: Pipeline) -> dict[str, Piece]:
+        return state_of(pipeline)
+
+    alone, divided = (
+        plan_of(db.schedules["1f1b"](devices=1, micro_batches=1), config, **more)
+        for more in ({"lora": options.get("lora", 0)}, {"tensor": 2, **options})
+    )
+    make = adamw(weight_decay=0.1)
+    (expected,) = run_threads(alone, of, optimizer=make)
+    ranks = run_threads(divided, of, ranks=divided.ranks, optimizer=make)
+    for name, piece in expected.items():
+        found = torch.full_like(piece.tensor, torch.nan)
+        for state in ranks:
+            for block in state[name].blocks:
+                where = tuple(slice(at, at + size) for at, size in zip(block.offsets, block.size, strict=True))
+                found[where] = state[name].of(block)
+        assert torch.equal(found, piece.tensor), name

@@ -125,7 +125,10 @@ def initialise(parameter: Tensor, name: str, shape: Shape, *, seed: int) -> None
 
 
 class Model(nn.Module):
-    """The whole model in one process, from the same units: what every pipeline must equal."""
+    """The whole model in one process, from the same units: what every pipeline must equal.
+
+    Its loss is without the routers' auxiliary one.
+    """
 
     def __init__(self, config: Mapping[str, Any], *, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
