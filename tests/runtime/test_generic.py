@@ -180,6 +180,12 @@ def test_a_checkpoint_goes_in_and_out_unchanged(family, tmp_path):
         assert torch.equal(back.state_dict()[name], tensor), name
 
 
+def test_a_unit_that_is_no_part_of_the_model_is_refused():
+    for planned in (PlannedUnit("layer", 4), PlannedUnit("attention", 0)):
+        with pytest.raises(InputError, match=f"no unit of type '{planned.type}' and layer {planned.layer}"):
+            build_stage(GENERIC["olmo2"], [planned])
+
+
 def test_offload_leaves_what_all_micro_batches_share():
     planned, ledger = PlannedUnit("layer", 0), Ledger()
     (unit,) = build_stage(GENERIC["cohere2"], [planned])

@@ -165,6 +165,8 @@ class Anatomy:
         why = ""
         for self._walk.tupled in (False, True):
             frame = self._frame(lambda _: False)
+            for name, _ in frame.causal.named_parameters():
+                raise _refusal(config, f"'{name}' belongs to no module beside or in them")
             materialise(frame.causal, self.model, prefix="", seed=0, dtype=torch.float32)
             frame.causal.eval()
             try:

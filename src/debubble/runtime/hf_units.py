@@ -145,9 +145,11 @@ def _unit(anatomy: Anatomy, planned: PlannedUnit, surroundings: Surroundings) ->
     match planned.type, planned.layer:
         case "embedding", _:
             return HfEmbedding(anatomy.before)
-        case "layer", int(layer):
+        case "layer", int(layer) if layer < len(anatomy.layers):
             return HfLayer(anatomy, layer, surroundings)
         case "head", _:
             return HfHead(anatomy.after, len(anatomy.layers))
         case _:
-            raise InputError(f"transformers' modules make no unit of type '{planned.type}': make the plan again.")
+            raise InputError(
+                f"The model has no unit of type '{planned.type}' and layer {planned.layer}: make the plan again."
+            )
