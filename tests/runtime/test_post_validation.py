@@ -27,11 +27,11 @@ def batch_of(pipeline, step):
 
 
 def overflow(pipeline, steps):
-    """In these steps the embedding's gradient has an inf, or a NaN; no other device's has."""
+    """In these steps the gradient of device 0's first norm has an inf, or a NaN; no other device's has."""
     if steps and 0 in pipeline._part.stages:
-        table, *_ = pipeline._part.stages[0].units[0].parameters()
+        norm = next(p for unit in pipeline._part.stages[0].units for p in unit.parameters() if p.dim() == 1)
         wrong = dict(zip(steps, itertools.cycle([math.inf, math.nan])))
-        table.register_hook(lambda gradient: gradient + wrong.get(pipeline.steps, 0))
+        norm.register_hook(lambda gradient: gradient + wrong.get(pipeline.steps, 0))
 
 
 def synchronous(pipeline, *, max_norm, overflows=()):

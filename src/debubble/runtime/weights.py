@@ -168,7 +168,7 @@ class StageWeights:
     def collect(self) -> None:
         """After a backward: sum what it gave to working copies in the masters' dtype."""
         for index, (working, master) in enumerate(self._pairs):
-            if working is not master and working.grad is not None:
+            if working.dtype != master.dtype and working.grad is not None:
                 self._sums[index] = _plus(self._sums[index], working.grad.to(master.dtype))
                 working.grad = None
 
@@ -194,7 +194,7 @@ class StageWeights:
     def _take(self) -> Sums:
         taken: Sums = []
         for index, (working, master) in enumerate(self._pairs):
-            if working is master:
+            if working.dtype == master.dtype:
                 taken.append(working.grad)
                 working.grad = None
             else:
