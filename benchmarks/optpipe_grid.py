@@ -1,6 +1,7 @@
 """OptPipe's grid: what each method reaches, how far from the bound, and how long it took.
 
-    python benchmarks/optpipe_grid.py [--quick] [--milp SECONDS] [--only 'P,M;P,M,TO,LIMIT'] [--wall 1] [--json FILE]
+    python benchmarks/optpipe_grid.py [--quick] [--milp SECONDS] [--only 'P,M;P,M,TO,LIMIT'] [--wall 1] [--workers 2]
+        [--json FILE]
 
 F = I = W = 10, C = 1, an activation of 2 of which W keeps 1, full duplex; offload and reload take To; the limit is in
 activations.  `cpu` is the processor time that this process used until the last improvement and until it stopped: on a
@@ -65,16 +66,19 @@ def cells(*, quick: bool) -> Iterator[tuple[int, int, int, int, float]]:
         yield from ((8, m, 10, 4, 60.0), (8, m, 20, 8, 60.0))
 
 
-def row(p: int, m: int, to: int, limit: int, seconds: float, milp_seconds: float, wall: float) -> dict[str, Any]:
+def row(
+    p: int, m: int, to: int, limit: int, seconds: float, *, milp: float, wall: float, workers: int
+) -> dict[str, Any]:
     problem = problem_of(p, m, to, limit)
     begin = time.process_time()
     best_at, end = 0.0, 0.0
     value = bound = float("inf")
     steps = 0
     # The wall gets more than the processor may have: a neighbour may be using it.
-    for found in optimize(problem, starts=initial(problem.costs, m), deadline=wall * seconds, use_cache=False):
+    starts = initial(problem.costs, m)
+    for found in optimize(problem, starts=starts, deadline=wall * seconds, workers=workers, use_cache=False):
         end = time.process_time() - begin
-        if end > seconds and value < float("inf"):
+        if end > workers * seconds and value < float("inf"):
             break
         if float(found.value) < value:
             best_at = end
@@ -90,7 +94,7 @@ def row(p: int, m: int, to: int, limit: int, seconds: float, milp_seconds: float
     result["zb"] = _value(
         lambda: schedules["zb"](devices=p, micro_batches=m, costs=costs, memory_limit=2 * limit), problem
     )
-    return result | _milp(problem, milp_seconds)
+    return result | _milp(problem, milp)
 
 
 def _milp(problem: OrderProblem, seconds: float) -> dict[str, Any]:
@@ -116,6 +120,7 @@ def main() -> None:
     parser.add_argument("--milp", type=float, default=60.0, help="seconds for the plain MILP per cell; 0: leave it out")
     parser.add_argument("--only", default="", help="cells whose P,M,TO,LIMIT begins so, separated by ;")
     parser.add_argument("--wall", type=float, default=4.0, help="seconds on the wall per second of processor")
+    parser.add_argument("--workers", type=int, default=2, help="threads of the search, which each have those seconds")
     parser.add_argument("--json", default="")
     arguments = parser.parse_args()
     # The kernel's compilation is kept on disk; it is no part of a search.
@@ -127,7 +132,7 @@ def main() -> None:
         name = ",".join(map(str, cell[:4]))
         if cell[:4] in done or not any(name.startswith(only) for only in arguments.only.split(";")):
             continue
-        rows.append(row(*cell, arguments.milp, arguments.wall))
+        rows.append(row(*cell, milp=arguments.milp, wall=arguments.wall, workers=arguments.workers))
         print(rows[-1], flush=True)
         if place:
             place.write_text(json.dumps(rows, indent=1) + "\n")

@@ -24,6 +24,11 @@ def lower_bound(problem: OrderProblem) -> Number:
     return max(_chain(problem), *(_work(problem, d) for d in devices), *(_memory(problem, d) for d in devices))
 
 
+def round_trip(problem: OrderProblem, device: int) -> Number:
+    """Least time from the end of the forward of a device's last stage to the start of its backward."""
+    return _delays(problem, device).round_trip
+
+
 @dataclass(frozen=True)
 class _Delays:
     """Least times of one micro-batch around a device's first stage, without the device's own lanes."""

@@ -1,8 +1,8 @@
 """Schedules for many micro-batches that are searched with few: a periodic middle is repeated.
 
-A pattern (patterns.py) is unrolled for as many micro-batches as its way up, a few periods, and its way down need.  The
-search changes what lies before and behind these periods, and all of them alike; then they are repeated.  Each repetition
-takes a period, so that what is above the bound stays the same, however many micro-batches there are.
+A pattern (patterns.py) is unrolled for as many micro-batches as its way up, a few periods, and its way down need.
+The search changes what lies before and behind these periods, and all of them alike; then they are repeated.  Each
+repetition takes a period, so that what is above the bound stays the same, however many micro-batches there are.
 
 How far forwards run ahead of backwards in the middle decides how fast the last micro-batches can drain: several
 patterns are tried, and the worse half is given up again and again.
@@ -10,12 +10,11 @@ patterns are tried, and the worse half is given up again and again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from debubble.ir import Kind, Number, Op, Schedule
 from debubble.solver.bounds import lower_bound
-from debubble.solver.patterns import patterns, unrolled
+from debubble.solver.patterns import Pattern, patterns, unrolled
 from debubble.solver.problem import Incumbent, OrderProblem
 from debubble.solver.search import Clock, improve
 from debubble.solver.tables import Block, later
@@ -29,17 +28,35 @@ AHEAD = 5
 
 
 def grown(problem: OrderProblem, *, seconds: float, seed: int = 0, workers: int = 1) -> Schedule | None:
-    """The best schedule found in this way; None where there is no pattern or too few micro-batches."""
+    """The best schedule found in this way; None where there is no pattern.
+
+    With too few micro-batches it is the shortest pattern unrolled.
+    """
     clock = Clock.starting(seconds)
-    left = list(_seedlings(problem, seconds=seconds / 4, seed=seed))
-    while left:
+    found = patterns(problem, AHEAD, seconds=seconds / 4, seed=seed)
+    first = next(found, None)
+    if first is None:
+        return None
+    if not _enough(problem, first):
+        return unrolled(problem, first)
+    left = [_Seedling.of(problem, pattern) for pattern in (first, *found) if _enough(problem, pattern)]
+    while True:
         rounds = len(left).bit_length()
         share = (seconds - clock.passed) / (rounds * len(left))
         left = sorted((each.searched(share, seed=seed, workers=workers) for each in left), key=lambda s: s.excess)
         if len(left) == 1 or clock.over:
             return left[0].grown(problem)
         left = left[: (len(left) + 1) // 2]
-    return None
+
+
+def _size(pattern: Pattern) -> int:
+    """Micro-batches that a seedling has."""
+    return 2 * pattern.depth + HEAD + PERIODS + TAIL
+
+
+def _enough(problem: OrderProblem, pattern: Pattern) -> bool:
+    """Whether a seedling is so much smaller than the problem that it is worth its time."""
+    return 3 * _size(pattern) <= 2 * problem.micro_batches
 
 
 @dataclass(frozen=True)
@@ -50,6 +67,16 @@ class _Seedling:
     best: Incumbent
     period: Number
     block: Block
+
+    @staticmethod
+    def of(problem: OrderProblem, pattern: Pattern) -> _Seedling:
+        """The pattern unrolled."""
+        small = replace(problem, micro_batches=_size(pattern))
+        schedule = unrolled(small, pattern)
+        best = Incumbent(schedule=schedule, value=small.value(schedule), bound=lower_bound(small), source="pattern")
+        middle = pattern.depth + HEAD
+        windows = tuple(_between(order, middle, middle + 1) for order in schedule.orders)
+        return _Seedling(small, best, pattern.period * pattern.unit, Block(windows, PERIODS, 1))
 
     @property
     def excess(self) -> float:
@@ -82,18 +109,6 @@ class _Seedling:
             repeated = (later(op, by) for by in range(0, copies, step) for op in order[begin : begin + window])
             orders.append((*order[:begin], *repeated, *(later(op, copies) for op in order[begin:])))
         return problem.schedule("searched", tuple(orders))
-
-
-def _seedlings(problem: OrderProblem, *, seconds: float, seed: int) -> Iterator[_Seedling]:
-    for pattern in patterns(problem, AHEAD, seconds=seconds, seed=seed):
-        middle, m = pattern.depth + HEAD, 2 * pattern.depth + HEAD + PERIODS + TAIL
-        if 3 * m > 2 * problem.micro_batches:
-            continue
-        small = replace(problem, micro_batches=m)
-        schedule = unrolled(small, pattern)
-        start = Incumbent(schedule=schedule, value=small.value(schedule), bound=lower_bound(small), source="pattern")
-        windows = tuple(_between(order, middle, middle + 1) for order in schedule.orders)
-        yield _Seedling(small, start, pattern.period * pattern.unit, Block(windows, PERIODS, 1))
 
 
 def _between(order: tuple[Op, ...], first: int, last: int) -> int:

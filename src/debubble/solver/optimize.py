@@ -11,16 +11,16 @@ import itertools
 import random
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from debubble.ir import Number, Op, Schedule
 from debubble.solver import cache
 from debubble.solver.bounds import lower_bound
+from debubble.solver.counting import proving
 from debubble.solver.cp_sat import device_bound, solve
 from debubble.solver.growing import grown
-from debubble.solver.patterns import periodic
 from debubble.solver.problem import Incumbent, OrderProblem
-from debubble.solver.search import Clock, improve, search
+from debubble.solver.search import Clock, improve, search, verified
 from debubble.solver.tight import LARGEST, skeleton_bound
 
 PROVABLE = 72
@@ -44,66 +44,102 @@ def optimize(
     Raises InfeasibleError if nothing fits.
     """
     begin = time.monotonic()
-    best: Incumbent | None = None
-    for best in _methods(problem, starts=starts, deadline=deadline, seed=seed, workers=workers, use_cache=use_cache):
-        yield replace(best, seconds=time.monotonic() - begin)
+    cached = cache.nearest(problem) if use_cache else None
+    candidates = [*starts, *(() if cached is None else (cached,))]
+    *_, best = search(problem, starts=candidates, deadline=deadline, steps=0, seed=seed)
+    run = _Run(problem, best, Clock(begin, begin + deadline), seed, workers)
+    for best in run.methods():
+        yield replace(best, seconds=run.clock.passed)
         if best.optimal:
             break
-    if best is not None and use_cache:
-        cache.keep(problem, best)
+    if use_cache:
+        cache.keep(problem, run.best)
 
 
-def _methods(
-    problem: OrderProblem, *, starts: Iterable[Schedule], deadline: float, seed: int, workers: int, use_cache: bool
-) -> Iterator[Incumbent]:
-    begin = time.monotonic()
+@dataclass
+class _Run:
+    """Every method in turn, and the best that they have found so far."""
 
-    def left() -> float:
-        return deadline - (time.monotonic() - begin)
+    problem: OrderProblem
+    best: Incumbent
+    clock: Clock
+    seed: int
+    workers: int
 
-    candidates = list(starts)
-    cached = cache.nearest(problem) if use_cache else None
-    candidates.extend(() if cached is None else (cached,))
-    pairs = problem.stages * problem.micro_batches
-    if pairs >= LARGE:
-        start = grown(problem, seconds=left() * 0.6, seed=seed, workers=workers)
-        start = start or periodic(problem, seconds=min(left() / 4, 10.0), seed=seed)
-        candidates.extend(() if start is None else (start,))
-    only_order = pairs <= LARGEST and not (problem.offload or problem.recompute)
-    first = max(0.5, left() * (0.1 if only_order or pairs <= PROVABLE else 0.6))
-    best: Incumbent | None = None
-    for best in search(problem, starts=candidates, deadline=first, seed=seed, workers=workers):
-        yield best
-    assert best is not None
-    if best.optimal:
-        return
-    if pairs <= PROVABLE:
-        yield from solve(problem, best, seconds=left(), seed=seed, workers=workers)
-        return
-    if problem.offload or problem.recompute:
-        best = replace(
-            best, bound=max(best.bound, single_device_bounds(problem, best.value, seconds=min(5, left() / 4)))
-        )
-    else:
-        for incumbent in solve(problem, best, seconds=left() / 2, seed=seed, workers=workers):
-            best = incumbent
-            yield best
-        best = replace(best, bound=skeleton_bound(problem, horizon=best.value, seconds=left() / 2, bound=best.bound))
-    yield best
-    if best.optimal:
-        return
-    for turn in itertools.count(1):
-        slot = min(left(), max(2.0, deadline / 10))
-        clock = Clock.starting(slot)
-        for incumbent in improve(problem, best, clock=clock, steps=None, seed=seed + turn, workers=workers):
-            best = incumbent
-            yield best
-        if left() < 1 or best.optimal:
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self.clock.end - time.monotonic()
+
+    @property
+    def pairs(self) -> int:
+        return self.problem.stages * self.problem.micro_batches
+
+    def methods(self) -> Iterator[Incumbent]:
+        """What each finds."""
+        yield self.best
+        if self.best.optimal:
             return
-        window = _window(problem, best.schedule, seed + turn)
-        for incumbent in solve(problem, best, seconds=min(left(), 3.0), seed=turn, workers=workers, free=window):
-            best = incumbent
-            yield best
+        with proving(self.problem, bound=self.best.bound, below=self.best.value, seconds=self.left) as prover:
+            if self.pairs >= LARGE:
+                yield from self.repeated()
+            only_order = self.pairs <= LARGEST and not (self.problem.offload or self.problem.recompute)
+            yield from self.searched(self.left * (0.1 if only_order or self.pairs <= PROVABLE else 0.6), turn=0)
+            yield self.bounded(prover.bound)
+            if self.pairs <= PROVABLE:
+                yield from self.solved(self.left)
+                return
+            yield from self.relaxed()
+            for turn in itertools.count(1):
+                yield from self.searched(max(2.0, (self.clock.end - self.clock.begin) / 10), turn=turn)
+                yield self.bounded(prover.bound)
+                if self.left < 1:
+                    return
+                yield from self.solved(3.0, turn=turn)
+
+    def follow(self, found: Iterator[Incumbent]) -> Iterator[Incumbent]:
+        """Remember the best of a stream that goes on from the best so far."""
+        for self.best in found:
+            yield self.best
+
+    def bounded(self, bound: Number) -> Incumbent:
+        """The best with a better bound."""
+        self.best = replace(self.best, bound=max(self.best.bound, bound))
+        return self.best
+
+    def repeated(self) -> Iterator[Incumbent]:
+        """A schedule with a periodic middle."""
+        schedule = grown(self.problem, seconds=self.left * 0.6, seed=self.seed, workers=self.workers)
+        better = None if schedule is None else verified(self.problem, schedule, self.best)
+        if better is not None:
+            self.best = replace(better, source="pattern")
+            yield self.best
+
+    def searched(self, seconds: float, *, turn: int) -> Iterator[Incumbent]:
+        """Local search for some seconds."""
+        clock = Clock.starting(min(self.left, max(seconds, 0.5)))
+        seed = self.seed + turn
+        yield from self.follow(
+            improve(self.problem, self.best, clock=clock, steps=None, seed=seed, workers=self.workers)
+        )
+
+    def solved(self, seconds: float, *, turn: int | None = None) -> Iterator[Incumbent]:
+        """CP-SAT on the whole, or on a window of micro-batches that differs by turn."""
+        free = None if turn is None else _window(self.problem, self.best.schedule, self.seed + turn)
+        seconds, seed = min(self.left, seconds), turn or self.seed
+        yield from self.follow(
+            solve(self.problem, self.best, seconds=seconds, seed=seed, workers=self.workers, free=free)
+        )
+
+    def relaxed(self) -> Iterator[Incumbent]:
+        """CP-SAT's bounds: of single devices where something is moved, else of the order that all have."""
+        if self.problem.offload or self.problem.recompute:
+            seconds = min(5, self.left / 4)
+            yield self.bounded(single_device_bounds(self.problem, self.best.value, seconds=seconds))
+            return
+        yield from self.solved(self.left / 2)
+        best, seconds = self.best, self.left / 2
+        yield self.bounded(skeleton_bound(self.problem, horizon=best.value, seconds=seconds, bound=best.bound))
 
 
 def single_device_bounds(problem: OrderProblem, horizon: Number, *, seconds: float) -> Number:

@@ -17,7 +17,7 @@ BURST = 2000
 """Moves between two looks at the clock."""
 HOT, COLD = 0.05, 0.005
 """Temperatures of a cooling, in mean operation times."""
-FIRST_CYCLE = 8 * BURST
+FIRST_CYCLE = 16 * BURST
 """Moves of the first cooling; each later one, restarted from the best, takes half as long again."""
 
 
@@ -116,7 +116,11 @@ def improve(
                 hot, cold = (HOT * (COLD / HOT) ** (k / bursts) for k in (burst, burst + 1))
                 count = BURST if steps is None else min(BURST, steps - done)
                 target = float(best.bound)
-                ends = [pool.submit(w.walk, count, hot=hot, cold=cold, target=target) for w in walkers]
+                # Every other worker is hotter: some problems want that.
+                ends = [
+                    pool.submit(w.walk, count, hot=(1 + k % 2) * hot, cold=(1 + k % 2) * cold, target=target)
+                    for k, w in enumerate(walkers)
+                ]
                 taken = max(end.result() for end in ends)
                 done += taken
                 for walker in walkers:
