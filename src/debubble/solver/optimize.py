@@ -28,6 +28,9 @@ PROVABLE = 72
 LARGE = 200
 """Stages x micro-batches from which a periodic pattern is a start worth its time."""
 
+WIDE = 0.02
+"""Gap from which relaxations are worth their time: near the bound it is mostly the schedule that can be better."""
+
 
 def optimize(
     problem: OrderProblem,
@@ -89,7 +92,8 @@ class _Run:
             if self.pairs <= PROVABLE:
                 yield from self.solved(self.left)
                 return
-            yield from self.relaxed()
+            if self.best.gap > WIDE:
+                yield from self.relaxed()
             for turn in itertools.count(1):
                 yield from self.searched(max(2.0, (self.clock.end - self.clock.begin) / 10), turn=turn)
                 yield self.bounded(prover.bound)
