@@ -1,0 +1,77 @@
+"""Schedules grown from a periodic block that the search has changed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from debubble.ir import Kind, Placement, StageCosts
+from debubble.solver.bounds import lower_bound
+from debubble.solver.growing import _Seedling, grown
+from debubble.solver.patterns import patterns, unrolled
+from debubble.solver.problem import OrderProblem
+from debubble.solver.walker import Walker
+
+
+def problem_of(micro_batches: int, *, offload: int | None = 10, limit: int = 6) -> OrderProblem:
+    costs = StageCosts.of(
+        stages=4,
+        forward=10,
+        backward_input=10,
+        backward_weight=10,
+        activation=2,
+        activation_after_input=1,
+        communication=1,
+        offload=offload,
+        memory_limit=limit,
+    )
+    return OrderProblem(
+        placement=Placement.linear(4), micro_batches=micro_batches, costs=costs, offload=offload is not None
+    )
+
+
+@pytest.fixture(scope="module")
+def seedling() -> _Seedling:
+    problem = problem_of(64)
+    return _Seedling.of(problem, next(patterns(problem, 1, seconds=20)))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_moves_keep_the_block_periodic(seedling: _Seedling, seed: int) -> None:
+    walker = Walker.of(seedling.small, seedling.best, seed=seed, block=seedling.block)
+    walker.restart(seedling.best)
+    assert walker.walk(3000, hot=0.5, cold=0.05, target=0) == 3000
+    found = walker.news()
+    assert found is not None
+    begins = seedling.block.begins(found)
+    for order, begin, window in zip(found.orders, begins, seedling.block.windows, strict=True):
+        kinds = sorted(op.kind.name for op in order[begin : begin + window])
+        assert kinds == sorted({op.kind.name for op in order})
+
+
+def test_each_further_micro_batch_takes_a_period(seedling: _Seedling) -> None:
+    searched = seedling.searched(1.0, seed=0, workers=1)
+    values = [problem.value(searched.grown(problem)) for problem in map(problem_of, (64, 65, 128))]
+    assert values[1] - values[0] == 30
+    assert values[2] - values[1] == 63 * 30
+
+
+def test_many_micro_batches_meet_the_bound() -> None:
+    problem = problem_of(256)
+    schedule = grown(problem, seconds=20)
+    assert schedule is not None
+    assert problem.value(schedule) == lower_bound(problem) == 7713
+    assert sum(op.kind is Kind.F for order in schedule.orders for op in order) == 4 * 256
+
+
+def test_too_few_micro_batches_give_the_pattern_unrolled() -> None:
+    problem = problem_of(12)
+    pattern = next(patterns(problem, 1, seconds=20))
+    assert grown(problem, seconds=20) == unrolled(problem, pattern)
+
+
+def test_what_is_not_periodic_is_not_grown() -> None:
+    problem = problem_of(64)
+    uneven = replace(problem, costs=problem.costs.replace(micro_batch_scale=[1, *([2] * 63)]))
+    assert grown(uneven, seconds=5) is None
