@@ -34,9 +34,9 @@ import debubble as db
 from debubble.ir import Plan, Schedule, StageCosts
 from debubble.planners import Problem
 from debubble.planners.making import solve
-from debubble.runtime.models import build_stage, model_units
+from debubble.runtime.models.building import build_stage, model_units
+from debubble.runtime.models.units import MicroBatch, Unit
 from debubble.runtime.tape import directly
-from debubble.runtime.units import MicroBatch, Unit
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 4,

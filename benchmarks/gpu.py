@@ -27,9 +27,9 @@ from debubble.profiler.links import host_bandwidth
 from debubble.profiler.profile import layered
 from debubble.profiler.units import Slice, costs_of
 from debubble.runtime.lanes import lanes_of
-from debubble.runtime.models import model_units as units_of
+from debubble.runtime.models.building import model_units as units_of
+from debubble.runtime.parallel.transport import Alone
 from debubble.runtime.pipeline import Pipeline
-from debubble.runtime.transport import Alone
 from debubble.training.flops import flops_per_token
 from debubble.views.comparison import compare
 

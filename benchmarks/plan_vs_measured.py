@@ -26,7 +26,7 @@ from debubble.profiler.links import message_time
 from debubble.profiler.profile import layered
 from debubble.profiler.units import Measured, Slice, costs_of, merged
 from debubble.runtime.launcher import as_rank, launch
-from debubble.runtime.models import model_units
+from debubble.runtime.models.building import model_units
 from debubble.runtime.pipeline import Pipeline
 from debubble.training.report import available_cores
 from debubble.training.state import adamw

@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 
 from debubble.runtime.memory import Ledger
-from debubble.runtime.models import build_stage, model_units
+from debubble.runtime.models.building import build_stage, model_units
+from debubble.runtime.models.units import MicroBatch
 from debubble.runtime.stage import Stage
 from debubble.runtime.tape import directly
-from debubble.runtime.units import MicroBatch
 
 BLOCK = {
     "model_type": "llama", "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4,

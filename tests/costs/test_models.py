@@ -158,6 +158,7 @@ def test_a_config_is_read_from_a_file_and_from_its_folder(tmp_path: Path) -> Non
     [
         ({"num_hidden_layers": None}, "has no `num_hidden_layers`, which a llama model needs."),
         ({"num_hidden_layers": 0}, "`num_hidden_layers` must be a positive whole number"),
+        ({"num_hidden_layers": 10**7}, "has 10000000 layers; debubble plans models of up to 10000"),
         ({"hidden_size": "64"}, "`hidden_size` must be a positive whole number"),
         ({"tie_word_embeddings": 1}, "`tie_word_embeddings` must be true or false"),
         ({"num_key_value_heads": 3}, "8 attention heads cannot share 3 key-value heads"),

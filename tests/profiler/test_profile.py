@@ -14,9 +14,9 @@ from debubble.profiler.profile import ProfileOptions, profile
 from debubble.profiler.request import measure
 from debubble.profiler.units import STRATEGIES, Slice, measured_layers
 from debubble.runtime.memory import Ledger
-from debubble.runtime.models import build_stage, model_units
+from debubble.runtime.models.building import build_stage, model_units
+from debubble.runtime.models.units import MicroBatch
 from debubble.runtime.stage import Stage
-from debubble.runtime.units import MicroBatch
 
 CONFIG = {
     "model_type": "llama",

@@ -10,9 +10,9 @@ from debubble.ir import Kind, Lane, Op, RunOptions
 from debubble.planners import Problem
 from debubble.planners.making import solve
 from debubble.runtime.memory import Ledger
-from debubble.runtime.models import build_stage, model_units
+from debubble.runtime.models.building import build_stage, model_units
+from debubble.runtime.models.units import MicroBatch
 from debubble.runtime.stage import Stage
-from debubble.runtime.units import MicroBatch
 from tests.runtime import gloo_ranks
 from tests.runtime.runtime_cases import gradients_of, reference_gradients, run_threads, tokens_of
 

@@ -10,7 +10,7 @@ from debubble.ir import Kind, Lane, Placement, Plan
 from debubble.planners.problem import cut
 from debubble.runtime import Pipeline
 from debubble.runtime.batch import read_batch
-from debubble.runtime.models import Model
+from debubble.runtime.models.building import Model
 from tests.runs.run_cases import (
     LLAMA8,
     batch_for,

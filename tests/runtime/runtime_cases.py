@@ -8,8 +8,8 @@ import torch
 from debubble.ir import Plan, RunOptions, StageCosts
 from debubble.runtime import Pipeline
 from debubble.runtime.batch import read_batch
-from debubble.runtime.models import Model, model_units
-from debubble.runtime.transport import Threads
+from debubble.runtime.models.building import Model, model_units
+from debubble.runtime.parallel.transport import Threads
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,

@@ -8,9 +8,9 @@ import torch
 import debubble as db
 from debubble.ir import Placement, PlannedUnit, Schedule, StageCosts
 from debubble.runtime.memory import Ledger
-from debubble.runtime.models import build_stage, model_units
+from debubble.runtime.models.building import build_stage, model_units
+from debubble.runtime.models.units import MicroBatch
 from debubble.runtime.stage import Stage
-from debubble.runtime.units import MicroBatch
 from tests.runtime.runtime_cases import LLAMA, plan_of, run_threads, tokens_of
 
 HIDDEN, FFN, ROWS, LENGTH = LLAMA["hidden_size"], LLAMA["intermediate_size"], 2, 16

@@ -11,10 +11,10 @@ import debubble as db
 from debubble.ir import InputError, Plan, PlannedUnit, RunOptions, StageCosts
 from debubble.runtime import Pipeline
 from debubble.runtime.memory import Ledger
-from debubble.runtime.modules import ModuleUnit
+from debubble.runtime.models.modules import ModuleUnit
+from debubble.runtime.models.units import MicroBatch
+from debubble.runtime.parallel.transport import Threads
 from debubble.runtime.stage import Stage
-from debubble.runtime.transport import Threads
-from debubble.runtime.units import MicroBatch
 
 VOCABULARY, WIDTH = 19, 8
 

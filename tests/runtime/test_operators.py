@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
-from debubble.runtime.operators import WeightGradients, deferrable_linear, look_up
+from debubble.runtime.models.operators import WeightGradients, deferrable_linear, look_up
 
 X = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 TOKENS = torch.tensor([[1, 4, 1], [0, 2, 4]])

@@ -9,12 +9,12 @@ import torch
 import debubble as db
 from debubble.ir import InputError
 from debubble.runtime import Pipeline
-from debubble.runtime.lora import plain_name
-from debubble.runtime.models import Model, build_unit, model_units
-from debubble.runtime.operators import token_loss
-from debubble.runtime.tensor_parallel import Cut, TensorGroup
-from debubble.runtime.transport import Threads
-from debubble.runtime.vocabulary import divided_token_loss
+from debubble.runtime.models.building import Model, build_unit, model_units
+from debubble.runtime.models.lora import plain_name
+from debubble.runtime.models.operators import token_loss
+from debubble.runtime.models.vocabulary import divided_token_loss
+from debubble.runtime.parallel.tensor_parallel import Cut, TensorGroup
+from debubble.runtime.parallel.transport import Threads
 from tests.runtime import gloo_ranks
 from tests.runtime.generic_cases import GENERIC
 from tests.runtime.runtime_cases import (

@@ -11,7 +11,9 @@ from debubble.solver.optimize import optimize
 from debubble.solver.problem import OrderProblem
 
 
-def problem_of(p: int, m: int, *, offload: int, limit: int, duplex: str = "full-duplex", time: int = 10) -> OrderProblem:
+def problem_of(
+    p: int, m: int, *, offload: int, limit: int, duplex: str = "full-duplex", time: int = 10
+) -> OrderProblem:
     costs = StageCosts.of(
         stages=p,
         forward=time,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from debubble.ir import InputError
-from debubble.runtime.pieces import Block, Piece
+from debubble.runtime.parallel.pieces import Block, Piece
 from debubble.training import checkpoint, checkpoint_folder
 from debubble.training.checkpoint import CheckpointError, Saver
 from debubble.training.checkpoint_folder import Progress

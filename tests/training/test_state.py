@@ -7,8 +7,8 @@ import torch
 import debubble as db
 from debubble.ir import Plan
 from debubble.runtime import Pipeline
-from debubble.runtime.pieces import Piece
-from debubble.runtime.transport import Threads
+from debubble.runtime.parallel.pieces import Piece
+from debubble.runtime.parallel.transport import Threads
 from debubble.training.state import adamw, state_of
 from tests.runtime.runtime_cases import GPT2, MIXTRAL, plan_of, run_threads
 

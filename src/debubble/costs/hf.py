@@ -30,7 +30,7 @@ def _llama_like(config: Entries, **changes: Any) -> Model:
     """Llama and what differs from it in a few entries; `changes` override."""
     hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
     bias = config.flag("attention_bias", False)
-    layers = config.number("num_hidden_layers")
+    layers = config.layers()
     shape: dict[str, Any] = {
         "family": config.entries["model_type"],
         "hidden": hidden,
@@ -86,7 +86,7 @@ def _mixtral(config: Entries) -> Model:
 
 
 def _qwen3_moe(config: Entries) -> Model:
-    config.number("num_hidden_layers")
+    config.layers()
     config.number("decoder_sparse_step", 1)
     experts = Experts(
         count=config.number("num_experts", config.entries.get("num_local_experts")),
@@ -100,7 +100,7 @@ def _qwen3_moe(config: Entries) -> Model:
 def _gpt2(config: Entries) -> Model:
     hidden, heads = config.number("n_embd"), config.number("n_head")
     # transformers lets GPT-2 configs use the common names too.
-    layers = config.number("n_layer", config.entries.get("num_hidden_layers"))
+    layers = config.layers()
     if hidden % heads:
         raise InputError(f"{config.name} has {heads} heads for a hidden size of {hidden}, which they cannot divide.")
     return Model(

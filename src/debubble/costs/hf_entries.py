@@ -10,6 +10,9 @@ from typing import Any
 from debubble.ir import InputError
 from debubble.ir.hf_config import entry, windows
 
+MOST_LAYERS = 10_000
+"""Far more than any model has; a plan names each of them."""
+
 
 class Entries:
     """A config's entries, with errors that name the one that is missing or wrong."""
@@ -28,6 +31,13 @@ class Entries:
             raise InputError(f"`{key}` must be a positive whole number, but {self.name[0].lower()}{self.name[1:]} has"
                              f" {value!r}.")  # fmt: skip
         return value
+
+    def layers(self) -> int:
+        """How many layers the model has."""
+        count = self.number("num_hidden_layers")
+        if count > MOST_LAYERS:
+            raise InputError(f"{self.name} has {count} layers; debubble plans models of up to {MOST_LAYERS}.")
+        return count
 
     def flag(self, key: str, default: bool) -> bool:
         value = self.entries.get(key, default)

@@ -43,7 +43,7 @@ def other(config: Entries) -> Model:
     _check_layers(config)
     entries, family = config.entries, str(config.entries["model_type"])
     hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
-    layers, gated = config.number("num_hidden_layers"), family not in UNGATED
+    layers, gated = config.layers(), family not in UNGATED
     layer_norm = any("layer_norm" in key or key == "norm_epsilon" for key in entries)
     biased = any(entries.get(key) for key in ("use_bias", "bias"))
     return Model(

@@ -23,7 +23,7 @@ from debubble.ir.files import write_whole
 from debubble.profiler.links import host_bandwidth, message_time
 from debubble.profiler.units import Kind, Measured, Slice, costs_of, kind_of, merged
 from debubble.runtime.lanes import lanes_of
-from debubble.runtime.models import model_units
+from debubble.runtime.models.building import model_units
 
 ALIASES: Mapping[str, Mapping[str, str]] = {
     "cmb": {"attention": "norm", "mlp": "norm+activation+multiply"},

@@ -10,7 +10,7 @@ from debubble.ir import InputError
 from debubble.profiler.profile import ProfileOptions
 from debubble.profiler.units import DTYPES
 from debubble.runtime.launcher import launch, packed
-from debubble.runtime.models import model_units
+from debubble.runtime.models.building import model_units
 
 
 def measure(options: ProfileOptions, *, processes: int | None = None) -> Units:

@@ -25,15 +25,15 @@ from debubble.costs.units import Strategy, Unit
 from debubble.ir import Number, PlannedUnit, RunOptions
 from debubble.ir.hf_config import halved
 from debubble.profiler.clock import wait
-from debubble.runtime.families import read_shape
 from debubble.runtime.host_memory import HostMemory
-from debubble.runtime.lora import new_adapters
 from debubble.runtime.memory import Ledger
-from debubble.runtime.models import add_adapters, build_stage, model_units
-from debubble.runtime.shape import Layer
+from debubble.runtime.models.building import add_adapters, build_stage, model_units
+from debubble.runtime.models.families import read_shape
+from debubble.runtime.models.lora import new_adapters
+from debubble.runtime.models.shape import Layer
+from debubble.runtime.models.units import MicroBatch
 from debubble.runtime.stage import Stage
 from debubble.runtime.tape import directly
-from debubble.runtime.units import MicroBatch
 
 STRATEGIES: Mapping[str, Sequence[str]] = {
     "embedding": ("none",),

@@ -12,19 +12,19 @@ from torch import nn
 from debubble.ir import InputError, Kind, Plan, RunOptions
 from debubble.ir.hf_config import halved
 from debubble.runtime.balanced_stage import BalancedStage
-from debubble.runtime.families import read_shape
-from debubble.runtime.hf_division import check_division
-from debubble.runtime.lora import Adapters, given_adapters, new_adapters, plain_name
 from debubble.runtime.memory import Ledger
-from debubble.runtime.models import add_adapters, build_stage, model_units
-from debubble.runtime.modules import Modules
-from debubble.runtime.outline import tied_names
-from debubble.runtime.replicas import Replicas
-from debubble.runtime.routing import Balance
-from debubble.runtime.shape import Shape
+from debubble.runtime.models.building import add_adapters, build_stage, model_units
+from debubble.runtime.models.families import read_shape
+from debubble.runtime.models.hf_division import check_division
+from debubble.runtime.models.lora import Adapters, given_adapters, new_adapters, plain_name
+from debubble.runtime.models.modules import Modules
+from debubble.runtime.models.outline import tied_names
+from debubble.runtime.models.routing import Balance
+from debubble.runtime.models.shape import Shape
+from debubble.runtime.models.units import Unit
+from debubble.runtime.parallel.replicas import Replicas
+from debubble.runtime.parallel.tensor_parallel import TensorGroup
 from debubble.runtime.stage import Stage
-from debubble.runtime.tensor_parallel import TensorGroup
-from debubble.runtime.units import Unit
 from debubble.runtime.weights import StageWeights, Working
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}

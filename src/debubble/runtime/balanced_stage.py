@@ -9,9 +9,9 @@ from torch import Tensor
 
 from debubble.ir import PlannedUnit
 from debubble.runtime.memory import Ledger
-from debubble.runtime.routing import Balance, Routing
+from debubble.runtime.models.routing import Balance, Routing
+from debubble.runtime.models.units import MicroBatch, Unit
 from debubble.runtime.stage import Stage
-from debubble.runtime.units import MicroBatch, Unit
 
 
 class BalancedStage(Stage):

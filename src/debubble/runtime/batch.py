@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from debubble.ir import InputError
-from debubble.runtime.units import MicroBatch
+from debubble.runtime.models.units import MicroBatch
 
 IGNORED = -100
 """Target of a token that has no part in the loss."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from debubble.ir import Kind, Lane, Op, Program
-from debubble.runtime.transport import Channel, Transport
+from debubble.runtime.parallel.transport import Channel, Transport
 
 
 @dataclass

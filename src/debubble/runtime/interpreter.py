@@ -23,11 +23,11 @@ from debubble.runtime.ahead import ahead_of_gradients
 from debubble.runtime.guests import Guests
 from debubble.runtime.lanes import CpuLanes, CudaLanes
 from debubble.runtime.memory import Ledger
+from debubble.runtime.models.units import MicroBatch
 from debubble.runtime.moments import Moments, Ran
 from debubble.runtime.out_of_memory import DeviceMemoryError, is_out_of_memory
+from debubble.runtime.parallel.transport import Channel, Transport
 from debubble.runtime.stage import Stage
-from debubble.runtime.transport import Channel, Transport
-from debubble.runtime.units import MicroBatch
 from debubble.runtime.weights import StageWeights
 
 

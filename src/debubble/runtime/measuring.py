@@ -11,11 +11,11 @@ from debubble.ir import Plan
 from debubble.ir.trace import MemorySample, Trace, TraceEvent, TracePhase, TraceStep
 from debubble.runtime.activity import Activity, Phase
 from debubble.runtime.assembly import DevicePart
-from debubble.runtime.dtensors import local
 from debubble.runtime.lanes import CpuLanes, CudaLanes
 from debubble.runtime.memory import Ledger
 from debubble.runtime.moments import Ran
-from debubble.runtime.ranks import Ranks
+from debubble.runtime.parallel.dtensors import local
+from debubble.runtime.parallel.ranks import Ranks
 from debubble.runtime.updates import Updates
 
 

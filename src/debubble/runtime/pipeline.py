@@ -17,20 +17,20 @@ from debubble.ir import InputError, Plan, lower
 from debubble.runtime.activity import Activity
 from debubble.runtime.assembly import DTYPES, balance_of, build_part, check_runnable, tied_tables
 from debubble.runtime.batch import Batch, Rows, read_batch
-from debubble.runtime.dtensors import local
 from debubble.runtime.held import Held
 from debubble.runtime.interpreter import Interpreter, StepState
 from debubble.runtime.lanes import lanes_of
 from debubble.runtime.measuring import Measured
 from debubble.runtime.memory import Ledger
-from debubble.runtime.modules import Loss, cross_entropy, sequence_of
+from debubble.runtime.models.modules import Loss, cross_entropy, sequence_of
+from debubble.runtime.models.operators import add_gradient
+from debubble.runtime.models.outline import hidden_size
 from debubble.runtime.moments import Ran
-from debubble.runtime.operators import add_gradient
-from debubble.runtime.outline import hidden_size
+from debubble.runtime.parallel.dtensors import local
+from debubble.runtime.parallel.ranks import Ranks, default_device, default_transport
+from debubble.runtime.parallel.tally import Tally
+from debubble.runtime.parallel.transport import Transport
 from debubble.runtime.post_validation import PostValidation, Settled
-from debubble.runtime.ranks import Ranks, default_device, default_transport
-from debubble.runtime.tally import Tally
-from debubble.runtime.transport import Transport
 from debubble.runtime.updates import MakeOptimizer, Updates, scale_gradients
 
 MEETS, UPDATES = "meets the other ranks", "updates parameters"

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import torch
 
-from debubble.runtime.relay import Relay
-from debubble.runtime.tally import Tally
+from debubble.runtime.parallel.relay import Relay
+from debubble.runtime.parallel.tally import Tally
 from debubble.runtime.updates import Attempt
 
 

@@ -17,9 +17,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from debubble.ir import InputError, PlannedUnit
 from debubble.runtime.memory import Ledger, Saved
-from debubble.runtime.operators import Deferred, Deferring, WeightGradients, call
+from debubble.runtime.models.operators import Deferred, Deferring, WeightGradients, call
+from debubble.runtime.models.units import MicroBatch, Unit
 from debubble.runtime.tape import Tape
-from debubble.runtime.units import MicroBatch, Unit
 
 OPERATORS = {
     "norm": ("norm",),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from debubble.runtime.dtensors import local
+from debubble.runtime.parallel.dtensors import local
 
 
 class Undo:

@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 
 from debubble.ir import InputError, Kind, Plan
 from debubble.runtime.assembly import DevicePart
-from debubble.runtime.dtensors import local
-from debubble.runtime.hf_names import HEAD_TABLE
-from debubble.runtime.tally import Tally
+from debubble.runtime.models.hf_names import HEAD_TABLE
+from debubble.runtime.parallel.dtensors import local
+from debubble.runtime.parallel.tally import Tally
 from debubble.runtime.undo import Undo, parameters_of
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]

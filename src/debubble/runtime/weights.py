@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from debubble.ir import Op
-from debubble.runtime.dtensors import alike, show
-from debubble.runtime.operators import add_gradient
-from debubble.runtime.pieces import Piece, blocks_of, cropped
-from debubble.runtime.replicas import Replicas
-from debubble.runtime.tensor_parallel import ALONE, Cut, TensorGroup
-from debubble.runtime.units import Unit
+from debubble.runtime.models.operators import add_gradient
+from debubble.runtime.models.units import Unit
+from debubble.runtime.parallel.dtensors import alike, show
+from debubble.runtime.parallel.pieces import Piece, blocks_of, cropped
+from debubble.runtime.parallel.replicas import Replicas
+from debubble.runtime.parallel.tensor_parallel import ALONE, Cut, TensorGroup
 
 Sums = list[Tensor | None]
 """Gradients in the order of a stage's parameters; None where there is none yet."""

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from debubble.runtime.pieces import Block, Piece
+from debubble.runtime.parallel.pieces import Block, Piece
 
 State = Mapping[str, Piece]
 """What a rank has of each tensor, by name."""

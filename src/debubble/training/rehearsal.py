@@ -22,9 +22,9 @@ from debubble.runtime.guests import channels
 from debubble.runtime.interpreter import Interpreter, StepState
 from debubble.runtime.lanes import CpuLanes
 from debubble.runtime.memory import Ledger
+from debubble.runtime.models.outline import hidden_size
 from debubble.runtime.moments import Ran
-from debubble.runtime.outline import hidden_size
-from debubble.runtime.transport import Distributed, Transport
+from debubble.runtime.parallel.transport import Distributed, Transport
 
 _TIMES = (
     "forward", "backward_input", "backward_weight", "recompute", "communication", "offload", "reload",

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from debubble.runtime.dtensors import local
-from debubble.runtime.pieces import Piece
+from debubble.runtime.parallel.dtensors import local
+from debubble.runtime.parallel.pieces import Piece
 from debubble.runtime.pipeline import Pipeline
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from debubble.runtime.transport import Transport
+from debubble.runtime.parallel.transport import Transport
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from debubble.runtime.operators import Linear, call, deferrable_linear
-from debubble.runtime.transport import Alone, Transport
+from debubble.runtime.models.operators import Linear, call, deferrable_linear
+from debubble.runtime.parallel.transport import Alone, Transport
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from debubble.runtime.operators import call, widen
-from debubble.runtime.shape import Shape
+from debubble.runtime.models.operators import call, widen
+from debubble.runtime.models.shape import Shape
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import torch
 from debubble.ir import Kind, Program
 from debubble.ir.graph import predecessors, topological_order
 from debubble.ir.program import Moment
-from debubble.runtime.tally import Tally
-from debubble.runtime.transport import Channel, Transport
+from debubble.runtime.parallel.tally import Tally
+from debubble.runtime.parallel.transport import Channel, Transport
 
 
 class Passed(NamedTuple):

@@ -16,17 +16,17 @@ from torch import Tensor, nn
 
 from debubble.ir import InputError, PlannedUnit
 from debubble.ir.hf_config import halved
-from debubble.runtime.experts import MoeMlp
-from debubble.runtime.families import read_shape
-from debubble.runtime.gpt2 import Gpt2Attention, Gpt2Embedding, Gpt2Mlp
-from debubble.runtime.hf_names import TABLE
-from debubble.runtime.hf_units import build_hf_stage
-from debubble.runtime.llama import GemmaMlp, LlamaAttention, LlamaEmbedding, LlamaMlp
-from debubble.runtime.lora import Adapters, adapt, is_adapter
-from debubble.runtime.outline import layer_count
-from debubble.runtime.shape import Shape
+from debubble.runtime.models.experts import MoeMlp
+from debubble.runtime.models.families import read_shape
+from debubble.runtime.models.gpt2 import Gpt2Attention, Gpt2Embedding, Gpt2Mlp
+from debubble.runtime.models.hf_names import TABLE
+from debubble.runtime.models.hf_units import build_hf_stage
+from debubble.runtime.models.llama import GemmaMlp, LlamaAttention, LlamaEmbedding, LlamaMlp
+from debubble.runtime.models.lora import Adapters, adapt, is_adapter
+from debubble.runtime.models.outline import layer_count
+from debubble.runtime.models.shape import Shape
+from debubble.runtime.models.units import Head, MicroBatch, Unit
 from debubble.runtime.tape import Operators, directly
-from debubble.runtime.units import Head, MicroBatch, Unit
 
 
 def model_units(config: Mapping[str, Any]) -> tuple[PlannedUnit, ...]:

@@ -16,12 +16,12 @@ from types import MappingProxyType
 from torch import Tensor, nn
 
 from debubble.runtime.memory import Ledger
-from debubble.runtime.operators import Linear, RMSNorm, capped, drop, token_loss
-from debubble.runtime.routing import Routing
-from debubble.runtime.shape import Shape
+from debubble.runtime.models.operators import Linear, RMSNorm, capped, drop, token_loss
+from debubble.runtime.models.routing import Routing
+from debubble.runtime.models.shape import Shape
+from debubble.runtime.models.vocabulary import divided_token_loss
+from debubble.runtime.parallel.tensor_parallel import ALONE, Cut, TensorGroup, column_cuts, row_cuts
 from debubble.runtime.tape import Operators
-from debubble.runtime.tensor_parallel import ALONE, Cut, TensorGroup, column_cuts, row_cuts
-from debubble.runtime.vocabulary import divided_token_loss
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from debubble.runtime.attention import attention, rotary_table, rotate
-from debubble.runtime.operators import Linear, RMSNorm, activation
-from debubble.runtime.shape import Shape
+from debubble.runtime.models.attention import attention, rotary_table, rotate
+from debubble.runtime.models.operators import Linear, RMSNorm, activation
+from debubble.runtime.models.shape import Shape
+from debubble.runtime.models.units import MicroBatch, Unit, norm
+from debubble.runtime.models.vocabulary import embed
 from debubble.runtime.tape import Operators
-from debubble.runtime.units import MicroBatch, Unit, norm
-from debubble.runtime.vocabulary import embed
 
 
 class LlamaEmbedding(Unit):

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from debubble.ir import InputError
-from debubble.runtime.operators import Linear
-from debubble.runtime.units import Unit
+from debubble.runtime.models.operators import Linear
+from debubble.runtime.models.units import Unit
 
 PREFIX = "base_model.model."
 """What peft puts before a parameter's Hugging Face name."""

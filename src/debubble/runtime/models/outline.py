@@ -7,9 +7,9 @@ from typing import Any
 
 from debubble.ir import InputError
 from debubble.ir.hf_config import entry, halved
-from debubble.runtime.families import read_shape
-from debubble.runtime.hf_model import on_meta, tables_of
-from debubble.runtime.hf_names import HEAD_TABLE, TABLE
+from debubble.runtime.models.families import read_shape
+from debubble.runtime.models.hf_model import on_meta, tables_of
+from debubble.runtime.models.hf_names import HEAD_TABLE, TABLE
 
 
 def layer_count(config: Mapping[str, Any]) -> int:

@@ -19,12 +19,12 @@ from debubble.ir.plan_file import encode
 from debubble.runtime.assembly import tied_devices
 from debubble.runtime.batch import Rows
 from debubble.runtime.guests import channels
-from debubble.runtime.relay import Relay, turns
-from debubble.runtime.relay import channels as relay_channels
-from debubble.runtime.replicas import Replicas
-from debubble.runtime.tally import Tally
-from debubble.runtime.tensor_parallel import TensorGroup
-from debubble.runtime.transport import Alone, Distributed, Transport
+from debubble.runtime.parallel.relay import Relay, turns
+from debubble.runtime.parallel.relay import channels as relay_channels
+from debubble.runtime.parallel.replicas import Replicas
+from debubble.runtime.parallel.tally import Tally
+from debubble.runtime.parallel.tensor_parallel import TensorGroup
+from debubble.runtime.parallel.transport import Alone, Distributed, Transport
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

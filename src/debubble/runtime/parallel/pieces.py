@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from debubble.runtime.tensor_parallel import Cut, TensorGroup
+from debubble.runtime.parallel.tensor_parallel import Cut, TensorGroup
 
 
 class Block(NamedTuple):

@@ -22,10 +22,10 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from debubble.ir import InputError, Plan
-from debubble.runtime.drawing import DRAWING, drawn
-from debubble.runtime.operators import Deferring, WeightGradients, deferrable_linear, drop, token_loss
+from debubble.runtime.models.drawing import DRAWING, drawn
+from debubble.runtime.models.operators import Deferring, WeightGradients, deferrable_linear, drop, token_loss
+from debubble.runtime.models.units import MicroBatch, Unit
 from debubble.runtime.tape import Operators
-from debubble.runtime.units import MicroBatch, Unit
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Of the last module's output and the targets: summed over the targets that count."""

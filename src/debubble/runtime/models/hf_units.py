@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from debubble.ir import InputError, PlannedUnit
-from debubble.runtime.hf_division import divide_module, planned
-from debubble.runtime.hf_model import Anatomy, Frame
-from debubble.runtime.hf_start import materialise
 from debubble.runtime.memory import Ledger
-from debubble.runtime.modules import ModuleUnit, cross_entropy
-from debubble.runtime.tensor_parallel import Cut, TensorGroup
-from debubble.runtime.vocabulary import divided_token_loss
+from debubble.runtime.models.hf_division import divide_module, planned
+from debubble.runtime.models.hf_model import Anatomy, Frame
+from debubble.runtime.models.hf_start import materialise
+from debubble.runtime.models.modules import ModuleUnit, cross_entropy
+from debubble.runtime.models.vocabulary import divided_token_loss
+from debubble.runtime.parallel.tensor_parallel import Cut, TensorGroup
 
 Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 

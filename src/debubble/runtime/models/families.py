@@ -10,7 +10,7 @@ from typing import Any
 
 from debubble.ir import InputError
 from debubble.ir.hf_config import expert_layers, sliding_layers, windows
-from debubble.runtime.shape import Experts, Layer, Rope, Shape
+from debubble.runtime.models.shape import Experts, Layer, Rope, Shape
 
 Config = Mapping[str, Any]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from debubble.runtime.tensor_parallel import Cut
+from debubble.runtime.parallel.tensor_parallel import Cut
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

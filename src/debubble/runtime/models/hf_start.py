@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from debubble.ir import InputError
-from debubble.runtime.drawing import DRAWING, drawn
+from debubble.runtime.models.drawing import DRAWING, drawn
 
 
 def materialise(module: nn.Module, model: Any, *, prefix: str, seed: int, dtype: torch.dtype) -> None:
