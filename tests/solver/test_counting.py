@@ -29,7 +29,7 @@ def problem_of(
     return OrderProblem(placement=Placement.linear(p), micro_batches=m, costs=costs, offload=True)
 
 
-def proved(problem: OrderProblem, *, below: int = 10**6) -> float:
+def proved(problem: OrderProblem, *, below: int = 1900) -> float:
     prover = Prover(problem, bound=lower_bound(problem), below=below)
     prover.run(60)
     return float(prover.bound)

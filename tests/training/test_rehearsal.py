@@ -57,7 +57,7 @@ def test_every_step_is_in_the_trace_and_can_be_compared():
     plan = abstract_plan("gpipe", devices=2)
     trace = rehearsed(plan, steps=3)
     assert [step.step for step in trace.steps] == [0, 1, 2]
-    comparison = compared(plan, trace, cores=None, html=None)
+    comparison = compared(plan, trace, html=None)
     assert comparison.makespan.predicted == pytest.approx(0.015)
     assert comparison.makespan.ratio >= 1
 
