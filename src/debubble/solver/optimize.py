@@ -78,6 +78,14 @@ class _Run:
     def pairs(self) -> int:
         return self.problem.stages * self.problem.micro_batches
 
+    @property
+    def opening(self) -> float:
+        """Seconds of local search before CP-SAT gets its turn: few where that can prove the optimum."""
+        if self.pairs <= PROVABLE:
+            return min(self.left * 0.1, 2.0)
+        only_order = self.pairs <= LARGEST and not (self.problem.offload or self.problem.recompute)
+        return self.left * (0.1 if only_order else 0.6)
+
     def methods(self) -> Iterator[Incumbent]:
         """What each finds."""
         yield self.best
@@ -86,8 +94,7 @@ class _Run:
         with proving(self.problem, bound=self.best.bound, below=self.best.value, seconds=self.left) as prover:
             if self.pairs >= LARGE:
                 yield from self.repeated()
-            only_order = self.pairs <= LARGEST and not (self.problem.offload or self.problem.recompute)
-            yield from self.searched(self.left * (0.1 if only_order or self.pairs <= PROVABLE else 0.6), turn=0)
+            yield from self.searched(self.opening, turn=0)
             yield self.bounded(prover.bound)
             if self.pairs <= PROVABLE:
                 yield from self.solved(self.left)
