@@ -13,7 +13,6 @@ from debubble.ir import DebubbleError, Number, Placement, Schedule, StageCosts
 from debubble.simulator import simulate
 from debubble.solver.anneal import shift
 from debubble.solver.evaluate import evaluate
-from debubble.solver.evaluate_computing import evaluate_computing
 from debubble.solver.problem import Objective, OrderProblem
 from debubble.solver.starts import one_at_a_time
 from debubble.solver.tables import decode, encode, tables
@@ -72,7 +71,7 @@ def test_lists_without_transfers_take_what_simulation_says_whatever_their_order(
     for op, by in data.draw(st.lists(st.tuples(st.integers(0, 3 * p * m - 1), st.integers(-6, 6)), max_size=40)):
         shift(layout, ints, numbers, lengths, op, by)
     schedule = decode(problem, numbers, lengths, name="any")
-    found = evaluate_computing(layout, floats, ints, numbers, lengths, np.inf) / scale
+    found = evaluate(layout, floats, ints, numbers, lengths, np.inf) / scale
     expected = simulated(schedule, costs, objective)
     assert found == pytest.approx(np.inf if expected is None else float(expected), rel=1e-12, abs=0)
 

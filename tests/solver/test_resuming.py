@@ -50,10 +50,10 @@ def test_it_says_what_one_from_the_start_says(problem: OrderProblem) -> None:
     a, x, n, _ = walker.tables
     _, fresh_x, fresh_n, _ = tables(problem)
     orders, lengths = encode(problem, start.schedule)
-    computes, random = walker.only_computes, np.array([77], dtype=np.int64)
+    random = np.array([77], dtype=np.int64)
     path = np.zeros(1, dtype=np.int64)
-    value = measure(a, x, n, orders, lengths, START, INFINITY, computes)
-    keep(a, x, n, orders, lengths, orders, lengths, START)
+    value = measure(a, x, n, orders, lengths, START, INFINITY)
+    keep(a, x, n, START)
     begins = set()
     for turn in range(MOVES):
         tried, tried_lengths = orders.copy(), lengths.copy()
@@ -65,13 +65,13 @@ def test_it_says_what_one_from_the_start_says(problem: OrderProblem) -> None:
         if at != START:
             resume(a, x, n, orders, lengths, at)
         threshold = INFINITY if turn % 2 else value
-        found = measure(a, x, n, tried, tried_lengths, at, threshold, computes)
+        found = measure(a, x, n, tried, tried_lengths, at, threshold)
         found = INFINITY if found > threshold else found
-        assert found == measure(a, fresh_x, fresh_n, tried, tried_lengths, START, threshold, computes)
+        assert found == measure(a, fresh_x, fresh_n, tried, tried_lengths, START, threshold)
         if found == INFINITY or turn % 3 == 0:
-            put_back(a, x, n, orders, lengths, tried, tried_lengths, at)
+            put_back(a, x, n)
             continue
         assert (x[a.end : a.end + 7 * 40] == fresh_x[a.end : a.end + 7 * 40]).all()
-        keep(a, x, n, tried, tried_lengths, orders, lengths, at)
+        keep(a, x, n, at)
         orders, lengths, value = tried, tried_lengths, found
     assert len(begins) > 10

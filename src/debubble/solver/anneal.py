@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from debubble.solver.evaluate import INFINITY, B, F, I, L, O, R, evaluate, length_of, walk
-from debubble.solver.evaluate_computing import evaluate_computing, walk_computing
 from debubble.solver.jit import jit
 from debubble.solver.resuming import SAME, START, common_mark, keep, put_back, resume
 from debubble.solver.tables import Floats, Ints, Layout
@@ -271,6 +270,9 @@ def critical_path(a: Layout, x: Floats, n: Ints, path: Ints) -> int:
         path[count] = last
         count += 1
         last = n[a.cause + last]
+        if last >= 0 and x[a.end + last] < 0:
+            # The input of a backward is noted as that of an I.
+            last += (B - I) * a.stages * a.micro_batches
     return count
 
 
@@ -289,17 +291,8 @@ def spread(a: Layout, x: Floats, orders: Ints, lengths: Ints) -> float:
 
 
 @jit
-def measure(
-    a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, at: int, threshold: float, only_computes: bool
-) -> float:
-    """What `evaluate` says of lists that begin as those kept, up to a mark.
-
-    `only_computes`: the lists hold F, I and W alone, and messages are asynchronous.
-    """
-    if only_computes:
-        if at == START:
-            return evaluate_computing(a, x, n, orders, lengths, threshold)
-        return walk_computing(a, x, n, orders, lengths, threshold)
+def measure(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, at: int, threshold: float) -> float:
+    """What `evaluate` says of lists that begin as those kept, up to a mark."""
     if at == START:
         return evaluate(a, x, n, orders, lengths, threshold)
     return walk(a, x, n, orders, lengths, threshold)
@@ -309,14 +302,14 @@ def measure(
 def anneal(
     a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, best_orders: Ints, best_lengths: Ints,
     best_value: float, steps: int, hot: float, cold: float, weight: float, target: float, offload: bool,
-    recompute: bool, only_computes: bool, random: Ints,
+    recompute: bool, random: Ints,
 ) -> tuple[float, int]:  # fmt: skip
     """Walk `steps` moves from (orders, lengths), cooling from `hot` to `cold`; keep the best in `best_*`.
 
     Returns (best objective, steps taken); stops at `target`.  The start must be feasible.
     """
-    value = measure(a, x, n, orders, lengths, START, INFINITY, only_computes)
-    keep(a, x, n, orders, lengths, orders, lengths, START)
+    value = measure(a, x, n, orders, lengths, START, INFINITY)
+    keep(a, x, n, START)
     n[a.kept_begin : a.kept_begin + a.devices] = n[a.begin : a.begin + a.devices]
     cost = value + weight * spread(a, x, orders, lengths)
     path = np.zeros(7 * a.stages * a.micro_batches, dtype=np.int64)
@@ -334,16 +327,16 @@ def anneal(
         if at != START:
             resume(a, x, n, orders, lengths, at)
         allowed = cost - temperature * np.log((1 + draw(random, 1000000)) / 1000000.0)
-        found = measure(a, x, n, tried, tried_lengths, at, allowed, only_computes)
+        found = measure(a, x, n, tried, tried_lengths, at, allowed)
         price = found + weight * spread(a, x, tried, tried_lengths) if found < INFINITY else INFINITY
         if price > allowed:
-            put_back(a, x, n, orders, lengths, tried, tried_lengths, at)
+            put_back(a, x, n)
             n[a.begin : a.begin + a.devices] = n[a.kept_begin : a.kept_begin + a.devices]
             tried[:] = orders
             tried_lengths[:] = lengths
             continue
         cost = price
-        keep(a, x, n, tried, tried_lengths, orders, lengths, at)
+        keep(a, x, n, at)
         n[a.kept_begin : a.kept_begin + a.devices] = n[a.begin : a.begin + a.devices]
         orders[:] = tried
         lengths[:] = tried_lengths

@@ -4,213 +4,204 @@ It walks the lists as the lanes would, with the same static admission (ir/admiss
 stops as soon as the result cannot be better than a threshold.  Link groups are walked in the order of the lists'
 progress, which may differ from lowering's order of arrival: results are simulated again before anyone sees them.
 
-Everywhere `a` is the Layout, `x` the block of floats and `n` that of whole numbers.
+Everywhere `a` is the Layout, `x` the block of floats and `n` that of whole numbers.  What a device's walk changes at
+every operation is in local variables, and in the blocks between its turns only.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from debubble.solver.jit import jit
+from debubble.solver.jit import inlined, jit
 from debubble.solver.resuming import mark
-from debubble.solver.tables import Floats, Ints, Layout
+from debubble.solver.tables import NEEDED, RELOADED, ROW, SENT, Floats, Ints, Layout
 
 INFINITY = np.inf
-F, I, W, B, R, O, L = 0, 1, 2, 3, 4, 5, 6  # noqa: E741 - the order of tables.KINDS
+F, I, W, B, R, O, L = range(7)  # noqa: E741 - the order of tables.KINDS
 
 
 @jit
 def reset(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints) -> None:
     """Set every lane to time 0, and count the compute time of every device."""
     size = a.stages * a.micro_batches
-    x[a.end : a.end + 7 * size] = -1.0
+    x[a.end : a.end + a.times] = -1.0
+    x[a.arrival + 2 * size] = 0.0
+    x[a.reserved : a.reserved + a.device_floats] = 0.0
     x[a.reserved : a.reserved + a.devices] = x[a.static : a.static + a.devices]
-    x[a.last_freed : a.last_freed + a.devices] = 0.0
-    x[a.link : a.link + a.devices * a.devices] = 0.0
-    n[a.recomputed : a.recomputed + size] = 0
-    n[a.cursor : a.cursor + a.devices] = 0
+    n[a.cursor : a.cursor + a.device_ints] = 0
     n[a.compute : a.compute + a.devices] = -1
     n[a.transfer : a.transfer + 2 * a.devices] = -1
-    n[a.oldest : a.oldest + a.devices] = 0
-    n[a.known : a.known + a.devices] = 0
-    n[a.newest : a.newest + a.devices] = 0
     n[a.marked + 1] = 0
-    for d in range(a.devices):
-        for index in range(lengths[d]):
-            op = orders[d, index]
-            if R * size <= op < O * size:
-                n[a.recomputed + op - R * size] = 1
+    if a.recompute:
+        choose_rows(a, n, orders, lengths)
     for d in range(a.devices):
         work = 0.0
         for index in range(lengths[d]):
             op = orders[d, index]
             if op < O * size:
-                work += x[a.time + n[a.recomputed + n[a.pair + op]] * 7 * size + op]
+                work += x[a.time + n[a.facts + 4 * op + ROW]]
         x[a.rest + d] = work
 
 
 @jit
-def admit_compute(a: Layout, x: Floats, n: Ints, d: int, allocated: float) -> int:
-    """The offload to wait for so that memory suffices; -1 for none, -2 if nothing helps."""
-    size, waited = a.stages * a.micro_batches, -1
-    while x[a.reserved + d] + allocated > x[a.limit + d] and n[a.oldest + d] < n[a.newest + d]:
-        waited = n[a.queue + d * a.room + n[a.oldest + d]]
-        x[a.reserved + d] -= x[a.freed + n[a.recomputed + n[a.pair + waited]] * 7 * size + waited]
+def choose_rows(a: Layout, n: Ints, orders: Ints, lengths: Ints) -> None:
+    """Let every operation take and free what it does with or without the R's that are in the lists."""
+    size = a.stages * a.micro_batches
+    for op in range(7 * size):
+        n[a.facts + 4 * op + ROW] = op // a.grain
+    for d in range(a.devices):
+        for index in range(lengths[d]):
+            op = orders[d, index]
+            if R * size <= op < O * size:
+                for other in range(op - R * size, 7 * size, size):
+                    n[a.facts + 4 * other + ROW] = (other + 7 * size) // a.grain
+
+
+@inlined
+def freed_by(a: Layout, x: Floats, n: Ints, offload: int) -> float:
+    """What an offload frees at its end."""
+    freed: float = x[a.freed + n[a.facts + 4 * offload + ROW]]
+    return freed
+
+
+@inlined
+def admit_compute(a: Layout, x: Floats, n: Ints, d: int, reserved: float, most: float) -> tuple[float, int]:
+    """(what is reserved, the last offload to wait for or -1) once as many have ended that no more than `most` is."""
+    waited = -1
+    while reserved > most and n[a.oldest + d] < n[a.newest + d]:
+        waited = n[a.queue + d * a.queued + n[a.oldest + d]]
+        freed = freed_by(a, x, n, waited)
+        reserved -= freed
+        if n[a.known + d] > n[a.oldest + d]:
+            x[a.accounted + d] -= freed
         n[a.oldest + d] += 1
-    return -2 if x[a.reserved + d] + allocated > x[a.limit + d] else waited
+    return reserved, waited
 
 
-@jit
-def admit_reload(a: Layout, x: Floats, n: Ints, d: int, allocated: float) -> tuple[int, bool]:
-    """(the offload to wait for or -1, whether to wait for the last compute operation); -2 if nothing helps."""
-    size, begin = a.stages * a.micro_batches, a.queue + d * a.room
-    n[a.known + d] = max(n[a.known + d], n[a.oldest + d])
-    accounted = 0.0
-    for index in range(n[a.oldest + d], n[a.known + d]):
-        op = n[begin + index]
-        accounted += x[a.freed + n[a.recomputed + n[a.pair + op]] * 7 * size + op]
-    needed = x[a.reserved + d] + x[a.last_freed + d] - accounted + allocated - x[a.limit + d]
-    waited, last = -1, False
+@inlined
+def admit_reload(a: Layout, x: Floats, n: Ints, d: int, needed: float) -> tuple[float, int]:
+    """(what is still needed, the last offload to wait for or -1) where memory lacks `needed` for a reload.
+
+    It may count on what earlier reloads waited for.
+    """
+    if n[a.known + d] < n[a.oldest + d]:
+        n[a.known + d] = n[a.oldest + d]
+    needed -= x[a.accounted + d]
+    waited = -1
     while needed > 0 and n[a.known + d] < n[a.newest + d]:
-        waited = n[begin + n[a.known + d]]
-        needed -= x[a.freed + n[a.recomputed + n[a.pair + waited]] * 7 * size + waited]
+        waited = n[a.queue + d * a.queued + n[a.known + d]]
+        freed = freed_by(a, x, n, waited)
+        needed -= freed
+        x[a.accounted + d] += freed
         n[a.known + d] += 1
-    if needed > 0 and x[a.last_freed + d] > 0:
-        needed -= x[a.last_freed + d]
-        x[a.last_freed + d] = 0.0
-        last = True
-    return (-2 if needed > 0 else waited), last
+    return needed, waited
 
 
 @jit
-def walk_transfer(a: Layout, x: Floats, n: Ints, d: int, op: int) -> bool:
-    """Time an O or L: its lane, its own F or O, and for L the compute operation before it and the memory."""
+def sent(a: Layout, x: Floats, n: Ints, d: int, op: int, free: float, message: float) -> float:
+    """When the message behind an operation arrives if it has to wait for the one before it on its link."""
+    if message < 0:
+        return free
+    stage = op % (a.stages * a.micro_batches) // a.micro_batches
+    link = a.link + d * a.devices + n[a.device_of + (stage + 1 if op < a.stages * a.micro_batches else stage - 1)]
+    arrival: float = max(free, x[link]) + message
+    x[link] = arrival
+    return arrival
+
+
+@jit
+def walk_list(a: Layout, x: Floats, n: Ints, orders: Ints, length: int, d: int, threshold: float) -> int:
+    """Walk a device's list as far as its data have arrived: the number of operations, or -1 if it cannot be better."""
     size = a.stages * a.micro_batches
-    pair = n[a.pair + op]
-    offload = op < L * size
-    variant = n[a.recomputed + pair] * 7 * size
-    lane = a.transfer + n[a.lane + d] + (0 if offload or a.half_duplex else a.devices)
-    begin, why = 0.0, n[lane]
-    if why >= 0:
-        begin = x[a.end + why]
-    source = pair if offload else O * size + pair
-    if x[a.end + source] > begin:
-        begin, why = x[a.end + source], source
-    if offload:
-        n[a.queue + d * a.room + n[a.newest + d]] = op
-        n[a.newest + d] += 1
-    else:
-        before = n[a.compute + d]
-        if before >= 0 and x[a.start + before] > begin:
-            begin, why = x[a.start + before], before
-        allocated = x[a.allocated + variant + op]
-        if x[a.limit + d] < INFINITY:
-            waited, last = admit_reload(a, x, n, d, allocated)
-            if waited == -2:
-                return False
-            if waited >= 0 and x[a.end + waited] > begin:
+    limit, lane = x[a.limit + d], a.transfer + n[a.lane + d]
+    begun: int = n[a.cursor + d]
+    index, last = begun, n[a.compute + d]
+    start, free = x[a.begun + d], x[a.free + d]
+    reserved, last_freed, rest = x[a.reserved + d], x[a.last_freed + d], x[a.rest + d]
+    while index < length:
+        op = orders[d, index]
+        facts = a.facts + 4 * op
+        row = n[facts + ROW]
+        allocated = x[a.allocated + row]
+        if op >= O * size:
+            # Its lane, its own F or O, and for L the compute operation before it and the memory.
+            offload = op < L * size
+            to = lane if offload or a.half_duplex else lane + a.devices
+            begin, why = 0.0, n[to]
+            if why >= 0:
+                begin = x[a.end + why]
+            source = n[facts + NEEDED]
+            if x[source] > begin:
+                begin, why = x[source], source - a.end
+            if offload:
+                n[a.queue + d * a.queued + n[a.newest + d]] = op
+                n[a.newest + d] += 1
+            else:
+                if last >= 0 and start > begin:
+                    begin, why = start, last
+                if reserved + last_freed + allocated > limit:
+                    needed, waited = admit_reload(a, x, n, d, reserved + last_freed + allocated - limit)
+                    if waited >= 0 and x[a.end + waited] > begin:
+                        begin, why = x[a.end + waited], waited
+                    if needed > 0:
+                        if needed > last_freed:
+                            return -1
+                        last_freed = 0.0
+                        if free > begin:
+                            begin, why = free, last
+                reserved += allocated
+            n[to] = op
+            x[a.end + op] = begin + x[a.time + row]
+            n[a.cause + op] = why
+            index += 1
+            continue
+        begin, why = free, last
+        source, reload = n[facts + NEEDED], n[facts + RELOADED]
+        if x[source] < 0:
+            break
+        if x[source] > begin:
+            begin, why = x[source], source - a.arrival
+        if x[reload] > begin:
+            begin, why = x[reload], reload - a.end
+        if allocated > 0 and reserved + allocated > limit:
+            reserved, waited = admit_compute(a, x, n, d, reserved, limit - allocated)
+            if reserved + allocated > limit:
+                return -1
+            if x[a.end + waited] > begin:
                 begin, why = x[a.end + waited], waited
-            if last and x[a.end + before] > begin:
-                begin, why = x[a.end + before], before
-        x[a.reserved + d] += allocated
-    n[lane] = op
-    x[a.start + op] = begin
-    x[a.end + op] = begin + x[a.time + variant + op]
-    n[a.cause + op] = why
-    return True
-
-
-@jit
-def source_of(a: Layout, x: Floats, op: int) -> int:
-    """The operation of another stage whose output an F, I or B needs; -1 if there is none."""
-    size = a.stages * a.micro_batches
-    if op < size:
-        return op - a.micro_batches if op >= a.micro_batches else -1
-    if op >= R * size or W * size <= op < B * size:
-        return -1
-    pair = op - (I if op < W * size else B) * size + a.micro_batches
-    if pair >= size:
-        return -1
-    return I * size + pair if x[a.end + I * size + pair] >= 0 else B * size + pair
-
-
-@jit
-def walk_compute(a: Layout, x: Floats, n: Ints, d: int, op: int, source: int) -> bool:
-    """Time an F, I, B, W or R: its lane, its data, its reload, and its memory."""
-    size = a.stages * a.micro_batches
-    pair = n[a.pair + op]
-    variant = n[a.recomputed + pair] * 7 * size
-    begin, why = 0.0, n[a.compute + d]
-    is_first = why < 0
-    if not is_first:
-        begin = x[a.end + why]
-    if source >= 0 and x[a.arrival + source] > begin:
-        begin, why = x[a.arrival + source], source
-    reload = L * size + pair
-    if (I * size <= op < W * size or op >= B * size) and x[a.end + reload] > begin:
-        begin, why = x[a.end + reload], reload
-    allocated = x[a.allocated + variant + op]
-    if allocated > 0 and x[a.limit + d] < INFINITY:
-        waited = admit_compute(a, x, n, d, allocated)
-        if waited == -2:
-            return False
-        if waited >= 0 and x[a.end + waited] > begin:
-            begin, why = x[a.end + waited], waited
-    if is_first:
-        x[a.first + d] = begin
-    freed, time = x[a.freed + variant + op], x[a.time + variant + op]
-    x[a.last_freed + d] = freed
-    x[a.reserved + d] = x[a.reserved + d] - freed + allocated
-    x[a.rest + d] -= time
-    n[a.compute + d] = op
-    x[a.start + op] = begin
-    x[a.end + op] = begin + time
-    n[a.cause + op] = why
-    x[a.arrival + op] = begin + time
-    if x[a.message + op] >= 0:
-        send(a, x, n, d, op)
-    return True
-
-
-@jit
-def send(a: Layout, x: Floats, n: Ints, d: int, op: int) -> None:
-    """Time the message behind a compute operation."""
-    size = a.stages * a.micro_batches
-    begin = x[a.end + op]
-    if a.exclusive:
-        stage = n[a.pair + op] // a.micro_batches
-        peer = n[a.device_of + (stage + 1 if op < size else stage - 1)]
-        link = a.link + d * a.devices + peer
-        begin = max(begin, x[link])
-        x[link] = begin + x[a.message + op]
-    x[a.arrival + op] = begin + x[a.message + op]
-
-
-@jit
-def at_least(a: Layout, x: Floats, d: int, op: int) -> float:
-    """What the objective is at least, once a compute operation is timed."""
-    bound: float = x[a.end + op] + x[a.rest + d]
-    if a.span:
-        bound -= x[a.first + d]
-    else:
-        bound = max(bound, x[a.end + op] + x[a.tail + op])
-    return bound
+        if last < 0:
+            x[a.first + d] = begin
+        time = x[a.time + row]
+        start, free, last_freed = begin, begin + time, x[a.freed + row]
+        reserved += allocated - last_freed
+        rest -= time
+        least = free + rest - x[a.first + d] if a.span else free + max(rest, x[a.tail + row])
+        if least > threshold:
+            return -1
+        x[a.end + op] = free
+        n[a.cause + op] = why
+        message = x[a.message + row]
+        x[n[facts + SENT]] = sent(a, x, n, d, op, free, message) if a.exclusive else free + max(message, 0.0)
+        last = op
+        index += 1
+    n[a.cursor + d], n[a.compute + d] = index, last
+    x[a.begun + d], x[a.free + d] = start, free
+    x[a.reserved + d], x[a.last_freed + d], x[a.rest + d] = reserved, last_freed, rest
+    return index - begun
 
 
 @jit
 def length_of(a: Layout, x: Floats, n: Ints, d: int) -> float:
     """A device's part in the objective: its last end, from its first start where the span counts."""
-    end: float = x[a.end + n[a.compute + d]]
-    if a.span:
-        end -= x[a.first + d]
-    return end
+    end: float = x[a.free + d]
+    return end - x[a.first + d] if a.span else end
 
 
 @jit
 def evaluate(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float) -> float:
     """Objective of the lists, or infinity if they deadlock, break a limit or come out above `threshold`.
 
-    Leaves starts, ends and causes in the blocks.
+    Leaves ends and causes in the blocks.
     """
     reset(a, x, n, orders, lengths)
     return walk(a, x, n, orders, lengths, threshold)
@@ -219,7 +210,6 @@ def evaluate(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, thresho
 @jit
 def walk(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float) -> float:
     """The rest of an evaluation, from where the devices are."""
-    size = a.stages * a.micro_batches
     remaining = (lengths - n[a.cursor : a.cursor + a.devices]).sum()
     upward = True
     while remaining > 0:
@@ -227,19 +217,10 @@ def walk(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: 
         mark(a, x, n, remaining)
         for step in range(a.devices):
             d = step if upward else a.devices - 1 - step
-            while n[a.cursor + d] < lengths[d]:
-                op = orders[d, n[a.cursor + d]]
-                if op >= O * size:
-                    if not walk_transfer(a, x, n, d, op):
-                        return INFINITY
-                else:
-                    source = source_of(a, x, op)
-                    if source >= 0 and x[a.end + source] < 0:
-                        break
-                    if not walk_compute(a, x, n, d, op, source) or at_least(a, x, d, op) > threshold:
-                        return INFINITY
-                n[a.cursor + d] += 1
-                remaining -= 1
+            walked = walk_list(a, x, n, orders, lengths[d], d, threshold)
+            if walked < 0:
+                return INFINITY
+            remaining -= walked
         if remaining == before:
             return INFINITY
         upward = not upward

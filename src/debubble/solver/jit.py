@@ -16,3 +16,10 @@ except ImportError:
 def jit(function: C) -> C:
     """Compile the function when it is first called, and keep the result on disk."""
     return function if _njit is None else cast("C", _njit(cache=True, nogil=True, error_model="numpy")(function))
+
+
+def inlined(function: C) -> C:
+    """The same, copied into its callers: passing a Layout takes longer than what a short function does."""
+    if _njit is None:
+        return function
+    return cast("C", _njit(cache=True, nogil=True, error_model="numpy", inline="always")(function))

@@ -24,6 +24,9 @@ from debubble.solver.problem import OrderProblem
 KINDS = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.R, Kind.O, Kind.L)
 MARKS = 24
 """States of the devices that an evaluation leaves behind, at most."""
+NEEDED, RELOADED, SENT, ROW = range(4)
+"""What is known of an operation: where in the block of floats the time is at which its data are there, and that at which
+its reload is; where it puts the time at which its message arrives; its row in the tables of costs."""
 KIND_INDEX = {kind: index for index, kind in enumerate(KINDS)}
 
 Floats = NDArray[np.float64]
@@ -36,11 +39,23 @@ class Layout(NamedTuple):
     stages: int
     micro_batches: int
     devices: int
-    room: int
-    """Operations that a device's list may have."""
     exclusive: int
     half_duplex: int
     span: int
+    grain: int
+    """Operations to a row of the tables of costs: all of a stage's micro-batches where they are alike, else one."""
+    queued: int
+    """Offloads that a device may have."""
+    recompute: int
+    """Whether there may be R's in the lists."""
+    times: int
+    """Numbers of ends and arrivals."""
+    causes: int
+    """Numbers of causes and queues."""
+    device_floats: int
+    """Numbers that are the state of all devices, in the block of floats."""
+    device_ints: int
+    """The same, in that of whole numbers."""
     resumable: int
     """Whether an evaluation may begin in the middle: a link group's turns depend on how it got there."""
     periods: int
@@ -49,25 +64,24 @@ class Layout(NamedTuple):
     """Micro-batches of a period of the block."""
     # In the block of floats.
     time: int
-    """[R in list, op]"""
+    """[R in list, row]"""
     allocated: int
-    """[R in list, op]"""
+    """[R in list, row]"""
     freed: int
-    """[R in list, op]"""
+    """[R in list, row]"""
     message: int
-    """[op]: time of the message behind F, I, B; negative where the consumer is on the same device."""
+    """[R in list, row]: time of the message behind F, I, B; negative where the consumer is on the same device."""
     tail: int
-    """[op]: least time from its end to the end of everything."""
+    """[R in list, row]: least time from its end to the end of everything."""
     static: int
     """[d]"""
     limit: int
     """[d], infinite where there is none."""
-    start: int
-    """[op]"""
     end: int
     """[op], negative until it is known."""
     arrival: int
-    """[op]: when its message is there."""
+    """[direction, stage and micro-batch]: when its message is there, negative until it is known; then 0 for what waits
+    for no message, a place that nobody reads, and -1 for what waits for no reload."""
     reserved: int
     """[d]: bytes, as static admission counts them."""
     last_freed: int
@@ -76,19 +90,23 @@ class Layout(NamedTuple):
     """[d]: compute time still to come."""
     first: int
     """[d]: start of the first compute operation."""
+    begun: int
+    """[d]: start of the last compute operation."""
+    free: int
+    """[d]: its end."""
+    accounted: int
+    """[d]: what the offloads from `oldest` to `known` free."""
     link: int
     """[d, d]: when the last message has gone, if messages are exclusive."""
     # In the block of whole numbers.
     device_of: int
     """[stage]"""
-    pair: int
-    """[op]: its stage and micro-batch, as stage * micro_batches + micro_batch; dividing would take longer."""
     lane: int
     """[d]: the host link's lane, which a link group shares."""
     cause: int
     """[op]: the one whose start or end it waited for, -1 for none."""
-    recomputed: int
-    """[stage and micro-batch]: 1 where an R is in the list."""
+    facts: int
+    """[op, NEEDED to ROW]"""
     cursor: int
     """[d]: operations walked."""
     compute: int
@@ -115,9 +133,9 @@ class Layout(NamedTuple):
     marked: int
     """[2]: how many marks there are of each."""
     kept_times: int
-    """[start, end and arrival, op]: of the last evaluation kept."""
-    kept_cause: int
-    kept_queue: int
+    """Ends and arrivals of the last evaluation kept."""
+    kept_causes: int
+    """Its causes and queues."""
     kept_begin: int
 
 
@@ -161,42 +179,53 @@ def tables(problem: OrderProblem, *, block: Block | None = None) -> Tables:
     costs, devices = problem.costs, problem.devices
     if costs.communication_model == "blocking":
         raise InputError("The search does not handle 'blocking' messages; use 'exclusive' or 'latency'.")
-    times, allocated, freed = _operations(problem)
+    grain = problem.micro_batches if costs.micro_batch_scale is None else 1
+    durations, allocated, freed = _operations(problem)
     message = _messages(problem)
-    time_scale = _common_denominator([*times, *message])
+    time_scale = _common_denominator([*durations, *message])
     statics = [costs.static_of(d) for d in range(devices)]
     limits = [costs.limit_of(d) for d in range(devices)]
     size_scale = _common_denominator([*allocated, *freed, *statics, *(x for x in limits if x is not None)])
-    room = 6 * problem.micro_batches * problem.placement.chunks
-    count = len(message)
-    time, sent = _floats(times, time_scale), _floats(message, time_scale)
+    queued = problem.micro_batches * problem.placement.chunks
+    size = problem.stages * problem.micro_batches
+    count = len(KINDS) * size
+    times, causes = count + 2 * size + 3, count + devices * queued
+    time, sent = _floats(durations, time_scale), _floats(message, time_scale)
+    links = devices * devices if costs.communication_model == "exclusive" else 0
+    state_floats: dict[str, Floats] = {
+        **{name: np.zeros(devices) for name in ("reserved", "last_freed", "rest", "first", "begun", "free")},
+        "accounted": np.zeros(devices),
+        "link": np.zeros(links),
+    }
+    state_ints: dict[str, Ints] = {
+        **{name: np.zeros(devices, dtype=np.int64) for name in ("cursor", "compute", "oldest", "known", "newest")},
+        "transfer": np.zeros(2 * devices, dtype=np.int64),
+    }
+    device_floats, device_ints = (sum(map(len, state.values())) for state in (state_floats, state_ints))
     floats: dict[str, Floats] = {
         "time": time,
         "allocated": _floats(allocated, size_scale),
         "freed": _floats(freed, size_scale),
-        "message": sent,
-        "tail": _tails(problem, time.reshape(2, -1).min(axis=0), sent),
+        "message": np.tile(sent, 2),
+        "tail": np.tile(_tails(problem, time.reshape(2, -1).min(axis=0), sent), 2),
         "static": _floats(statics, size_scale),
         "limit": np.array([math.inf if x is None else float(x * size_scale) for x in limits]),
-        **{name: np.zeros(count) for name in ("start", "end", "arrival")},
-        **{name: np.zeros(devices) for name in ("reserved", "last_freed", "rest", "first")},
-        "link": np.zeros(devices * devices),
-        "mark_floats": np.zeros(2 * MARKS * devices * (4 + devices)),
-        "kept_times": np.zeros(3 * count),
+        "end": np.zeros(count),
+        "arrival": np.full(2 * size + 3, -1.0),
+        **state_floats,
+        "mark_floats": np.zeros(2 * MARKS * device_floats),
+        "kept_times": np.zeros(times),
     }
     ints: dict[str, Ints] = {
         "device_of": np.array(problem.placement.device_of),
-        "pair": np.arange(count) % (count // len(KINDS)),
         "lane": _lanes(problem),
         "cause": np.zeros(count, dtype=np.int64),
-        "recomputed": np.zeros(count // len(KINDS), dtype=np.int64),
-        **{name: np.zeros(devices, dtype=np.int64) for name in ("cursor", "compute", "oldest", "known", "newest")},
-        "transfer": np.zeros(2 * devices, dtype=np.int64),
-        "queue": np.zeros(devices * room, dtype=np.int64),
-        "mark_ints": np.zeros(2 * MARKS * 7 * devices, dtype=np.int64),
+        "queue": np.zeros(devices * queued, dtype=np.int64),
+        "facts": np.zeros(4 * count, dtype=np.int64),
+        **state_ints,
+        "mark_ints": np.zeros(2 * MARKS * device_ints, dtype=np.int64),
         "marked": np.zeros(2, dtype=np.int64),
-        "kept_cause": np.zeros(count, dtype=np.int64),
-        "kept_queue": np.zeros(devices * room, dtype=np.int64),
+        "kept_causes": np.zeros(causes, dtype=np.int64),
         "begin": np.zeros(devices, dtype=np.int64),
         "window": np.array(block.windows if block else (0,) * devices, dtype=np.int64),
         "kept_begin": np.zeros(devices, dtype=np.int64),
@@ -205,7 +234,13 @@ def tables(problem: OrderProblem, *, block: Block | None = None) -> Tables:
         stages=problem.stages,
         micro_batches=problem.micro_batches,
         devices=devices,
-        room=room,
+        grain=grain,
+        queued=queued,
+        recompute=int(problem.recompute),
+        times=times,
+        causes=causes,
+        device_floats=device_floats,
+        device_ints=device_ints,
         exclusive=int(costs.communication_model == "exclusive"),
         half_duplex=int(costs.host_link == "half-duplex"),
         span=int(problem.objective == "span"),
@@ -215,7 +250,29 @@ def tables(problem: OrderProblem, *, block: Block | None = None) -> Tables:
         **_begins(floats),
         **_begins(ints),
     )
+    ints["facts"][:] = _facts(layout).reshape(-1)
     return Tables(layout, np.concatenate([*floats.values()]), np.concatenate([*ints.values()]), time_scale)
+
+
+def _facts(a: Layout) -> Ints:
+    """NEEDED, RELOADED, SENT and ROW by operation."""
+    m, size = a.micro_batches, a.stages * a.micro_batches
+    at_once, unread, never = a.arrival + 2 * size, a.arrival + 2 * size + 1, a.arrival + 2 * size + 2
+    pair = np.arange(size)
+    F, I, B, R, O, L = (KIND_INDEX[k] for k in (Kind.F, Kind.I, Kind.B, Kind.R, Kind.O, Kind.L))  # noqa: E741
+    facts = np.empty((len(KINDS), size, 4), dtype=np.int64)
+    facts[:, :] = at_once, never, unread, 0
+    facts[F, m:, NEEDED] = a.arrival + pair[:-m]
+    facts[F, :, SENT] = a.arrival + pair
+    for kind in (I, B):
+        facts[kind, :-m, NEEDED] = a.arrival + size + pair[m:]
+        facts[kind, :, SENT] = a.arrival + size + pair
+    for kind in (I, B, R):
+        facts[kind, :, RELOADED] = a.end + L * size + pair
+    facts[O, :, NEEDED] = a.end + pair
+    facts[L, :, NEEDED] = a.end + O * size + pair
+    facts[:, :, ROW] = np.arange(len(KINDS) * size).reshape(len(KINDS), size) // a.grain
+    return facts
 
 
 def later(op: Op, by: int) -> Op:
@@ -264,47 +321,50 @@ def decode(problem: OrderProblem, orders: Ints, lengths: Ints, *, name: str) -> 
     return problem.schedule(name, lists)
 
 
+def _rows(problem: OrderProblem) -> range:
+    """The micro-batches that have rows of their own: the first for all if they are alike."""
+    return range(1 if problem.costs.micro_batch_scale is None else problem.micro_batches)
+
+
 def _operations(problem: OrderProblem) -> tuple[list[Number], list[Number], list[Number]]:
-    """(times, allocated, freed) by operation, first as without, then as with an R in the list."""
-    costs, m = problem.costs, problem.micro_batches
-    distinct = range(m) if costs.micro_batch_scale is not None else range(1)
+    """(times, allocated, freed) by kind, stage and micro-batch, first as without, then as with an R in the list."""
+    costs = problem.costs
     rows: tuple[list[Number], list[Number], list[Number]] = ([], [], [])
     for recomputed in (False, True):
-        template = _template(problem, distinct, recomputed=recomputed)
-        for op in (Op(kind, s, j) for kind in KINDS for s in range(problem.stages) for j in distinct):
+        template = _template(problem, recomputed=recomputed)
+        for op in (Op(kind, s, j) for kind in KINDS for s in range(problem.stages) for j in _rows(problem)):
             absent = op.kind in (Kind.O, Kind.L) and costs.offload is None
             time = 0 if absent else duration(template, costs, op, Lane.COMPUTE)
             for row, value in zip(rows, (time, *change(template, costs, op)), strict=True):
-                row.extend([value] * (m // len(distinct)))
+                row.append(value)
     return rows
 
 
-def _template(problem: OrderProblem, micro_batches: Iterable[int], *, recomputed: bool) -> Schedule:
+def _template(problem: OrderProblem, *, recomputed: bool) -> Schedule:
     """A list of lists that is no schedule, but tells `ir.effects` what is recomputed."""
-    ops = [Op(Kind.R, s, j) for s in range(problem.stages) for j in micro_batches] if recomputed else []
+    ops = [Op(Kind.R, s, j) for s in range(problem.stages) for j in _rows(problem)] if recomputed else []
     return problem.schedule("template", (tuple(ops),))
 
 
 def _messages(problem: OrderProblem) -> list[Number]:
     """Time of the message behind each operation; -1 where there is none."""
-    S, m, costs = problem.stages, problem.micro_batches, problem.costs
-    device_of = problem.placement.device_of
-    result: list[Number] = [-1] * (len(KINDS) * S * m)
-    for kind in (Kind.F, Kind.I, Kind.B):
-        for stage in range(S):
+    costs, device_of = problem.costs, problem.placement.device_of
+    result: list[Number] = []
+    for kind in KINDS:
+        for stage in range(problem.stages):
             other = stage + 1 if kind is Kind.F else stage - 1
-            if not 0 <= other < S or device_of[other] == device_of[stage]:
-                continue
-            for j in range(m):
-                at = (KIND_INDEX[kind] * S + stage) * m + j
-                result[at] = costs.communication[min(stage, other)] * costs.scale_of(j)
+            sends = kind in (Kind.F, Kind.I, Kind.B) and 0 <= other < problem.stages
+            if sends and device_of[other] != device_of[stage]:
+                result.extend(costs.communication[min(stage, other)] * costs.scale_of(j) for j in _rows(problem))
+            else:
+                result.extend(-1 for _ in _rows(problem))
     return result
 
 
 def _tails(problem: OrderProblem, time: Floats, message: Floats) -> Floats:
     """Longest chain of data behind each operation, with the backward split where it may be."""
-    S, m = problem.stages, problem.micro_batches
-    shape = (len(KINDS), S, m)
+    S = problem.stages
+    shape = (len(KINDS), S, len(_rows(problem)))
     t, c = time.reshape(shape), np.maximum(message.reshape(shape), 0)
     tail = np.zeros(shape)
     F, I, W, B = (KIND_INDEX[k] for k in (Kind.F, Kind.I, Kind.W, Kind.B))  # noqa: E741

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from debubble.ir import Kind, Schedule
+from debubble.ir import Schedule
 from debubble.solver.anneal import anneal
 from debubble.solver.problem import Incumbent, OrderProblem
-from debubble.solver.tables import KIND_INDEX, Block, Ints, Tables, decode, encode, tables
+from debubble.solver.tables import Block, Ints, Tables, decode, encode, tables
 
 SLOPE = 0.05
 """Weight of the mean end of the devices' last backwards, beside the objective."""
@@ -31,7 +31,6 @@ class Walker:
     best: float
     told: float
     random: Ints
-    only_computes: bool
     unit: float
     """Mean time of an operation."""
 
@@ -42,8 +41,6 @@ class Walker:
         layout = arrays.layout
         orders, lengths = encode(problem, start.schedule)
         times = arrays.table("time", layout.allocated - layout.time)
-        transfers = problem.offload or problem.recompute or layout.exclusive
-        computes = KIND_INDEX[Kind.B] * layout.stages * layout.micro_batches
         return Walker(
             problem=problem,
             name=start.schedule.name,
@@ -56,7 +53,6 @@ class Walker:
             best=float(start.value),
             told=float(start.value),
             random=np.array([(seed + 12345) % (PRIME - 1) + 1], dtype=np.int64),
-            only_computes=not transfers and bool(orders.max() < computes),
             unit=float(times[times > 0].mean()),
         )
 
@@ -75,7 +71,7 @@ class Walker:
         best, taken = anneal(
             layout, floats, ints, self.orders, self.lengths, self.best_orders, self.best_lengths, self.best * scale,
             steps, hot * self.unit, cold * self.unit, SLOPE, target * scale * (1 + 1e-12), self.problem.offload,
-            self.problem.recompute, self.only_computes, self.random,
+            self.problem.recompute, self.random,
         )  # fmt: skip
         self.best = best / scale
         return int(taken)
