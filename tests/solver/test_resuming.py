@@ -54,7 +54,7 @@ def test_it_says_what_one_from_the_start_says(problem: OrderProblem) -> None:
     path = np.zeros(1, dtype=np.int64)
     value = measure(a, x, n, orders, lengths, START, INFINITY)
     keep(a, x, n, START)
-    begins = set()
+    begins, meetings = set(), set()
     for turn in range(MOVES):
         tried, tried_lengths = orders.copy(), lengths.copy()
         move(a, n, tried, tried_lengths, path, 0, problem.offload, False, random)
@@ -67,6 +67,7 @@ def test_it_says_what_one_from_the_start_says(problem: OrderProblem) -> None:
         threshold = INFINITY if turn % 2 else value
         found = measure(a, x, n, tried, tried_lengths, at, threshold)
         found = INFINITY if found > threshold else found
+        meetings.add(n[a.marked + 2])
         assert found == measure(a, fresh_x, fresh_n, tried, tried_lengths, START, threshold)
         if found == INFINITY or turn % 3 == 0:
             put_back(a, x, n)
@@ -75,3 +76,4 @@ def test_it_says_what_one_from_the_start_says(problem: OrderProblem) -> None:
         keep(a, x, n, at)
         orders, lengths, value = tried, tried_lengths, found
     assert len(begins) > 10
+    assert len(meetings) > 10

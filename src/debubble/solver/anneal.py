@@ -308,6 +308,7 @@ def anneal(
 
     Returns (best objective, steps taken); stops at `target`.  The start must be feasible.
     """
+    n[a.marked] = 0
     value = measure(a, x, n, orders, lengths, START, INFINITY)
     keep(a, x, n, START)
     n[a.kept_begin : a.kept_begin + a.devices] = n[a.begin : a.begin + a.devices]
@@ -323,7 +324,7 @@ def anneal(
             n[a.kept_begin : a.kept_begin + a.devices] = n[a.begin : a.begin + a.devices]
             continue
         if recompute or not a.resumable:
-            at = START
+            at, n[a.marked] = START, 0
         if at != START:
             resume(a, x, n, orders, lengths, at)
         allowed = cost - temperature * np.log((1 + draw(random, 1000000)) / 1000000.0)

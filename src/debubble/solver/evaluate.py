@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from debubble.solver.jit import inlined, jit
-from debubble.solver.resuming import mark
+from debubble.solver.resuming import go_to_end, mark, met
 from debubble.solver.tables import NEEDED, RELOADED, ROW, SENT, Floats, Ints, Layout
 
 INFINITY = np.inf
@@ -211,19 +211,22 @@ def evaluate(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, thresho
 def walk(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float) -> float:
     """The rest of an evaluation, from where the devices are."""
     remaining = (lengths - n[a.cursor : a.cursor + a.devices]).sum()
-    upward = True
+    n[a.marked + 2] = -1
     while remaining > 0:
+        if met(a, x, n, remaining):
+            go_to_end(a, x, n, orders, lengths)
+            break
         before = remaining
         mark(a, x, n, remaining)
         for step in range(a.devices):
-            d = step if upward else a.devices - 1 - step
+            d = a.devices - 1 - step if n[a.downward] else step
             walked = walk_list(a, x, n, orders, lengths[d], d, threshold)
             if walked < 0:
                 return INFINITY
             remaining -= walked
         if remaining == before:
             return INFINITY
-        upward = not upward
+        n[a.downward] = 1 - n[a.downward]
     return longest(a, x, n)
 
 

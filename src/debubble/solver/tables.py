@@ -25,8 +25,8 @@ KINDS = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.R, Kind.O, Kind.L)
 MARKS = 24
 """States of the devices that an evaluation leaves behind, at most."""
 NEEDED, RELOADED, SENT, ROW = range(4)
-"""What is known of an operation: where in the block of floats the time is at which its data are there, and that at which
-its reload is; where it puts the time at which its message arrives; its row in the tables of costs."""
+"""What is known of an operation: where in the block of floats the times are at which its data and its reload are there,
+and where it puts that at which its message arrives; its row in the tables of costs."""
 KIND_INDEX = {kind: index for index, kind in enumerate(KINDS)}
 
 Floats = NDArray[np.float64]
@@ -121,6 +121,8 @@ class Layout(NamedTuple):
     """[d]: first in the queue that no reload has waited for."""
     newest: int
     """[d]: end of the queue."""
+    downward: int
+    """Whether the next round over the devices begins with the last."""
     begin: int
     """[d]: where the periodic block begins in the list."""
     window: int
@@ -130,8 +132,16 @@ class Layout(NamedTuple):
     """[2, MARKS, numbers of all devices]: state of the devices during the last evaluation kept, and during this one."""
     mark_ints: int
     """The same, of the whole numbers."""
+    mark_left: int
+    """[2, MARKS]: operations that were still to come."""
     marked: int
-    """[2]: how many marks there are of each."""
+    """[2]: how many marks there are of each; then the one of those kept at which this evaluation met the last, or -1."""
+    shared: int
+    """[d]: from where on the list is that of the last evaluation kept."""
+    last_floats: int
+    """State of the devices at the end of the last evaluation kept."""
+    last_ints: int
+    """The same, of the whole numbers."""
     kept_times: int
     """Ends and arrivals of the last evaluation kept."""
     kept_causes: int
@@ -200,6 +210,7 @@ def tables(problem: OrderProblem, *, block: Block | None = None) -> Tables:
     state_ints: dict[str, Ints] = {
         **{name: np.zeros(devices, dtype=np.int64) for name in ("cursor", "compute", "oldest", "known", "newest")},
         "transfer": np.zeros(2 * devices, dtype=np.int64),
+        "downward": np.zeros(1, dtype=np.int64),
     }
     device_floats, device_ints = (sum(map(len, state.values())) for state in (state_floats, state_ints))
     floats: dict[str, Floats] = {
@@ -214,6 +225,7 @@ def tables(problem: OrderProblem, *, block: Block | None = None) -> Tables:
         "arrival": np.full(2 * size + 3, -1.0),
         **state_floats,
         "mark_floats": np.zeros(2 * MARKS * device_floats),
+        "last_floats": np.zeros(device_floats),
         "kept_times": np.zeros(times),
     }
     ints: dict[str, Ints] = {
@@ -224,7 +236,10 @@ def tables(problem: OrderProblem, *, block: Block | None = None) -> Tables:
         "facts": np.zeros(4 * count, dtype=np.int64),
         **state_ints,
         "mark_ints": np.zeros(2 * MARKS * device_ints, dtype=np.int64),
-        "marked": np.zeros(2, dtype=np.int64),
+        "mark_left": np.zeros(2 * MARKS, dtype=np.int64),
+        "marked": np.zeros(3, dtype=np.int64),
+        "shared": np.zeros(devices, dtype=np.int64),
+        "last_ints": np.zeros(device_ints, dtype=np.int64),
         "kept_causes": np.zeros(causes, dtype=np.int64),
         "begin": np.zeros(devices, dtype=np.int64),
         "window": np.array(block.windows if block else (0,) * devices, dtype=np.int64),
