@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from debubble.ir import Kind, Number, Op, Schedule
+from debubble.ir import Kind, Op, Schedule
 from debubble.solver.bounds import lower_bound
 from debubble.solver.patterns import Pattern, patterns, unrolled
 from debubble.solver.problem import Incumbent, OrderProblem
@@ -33,7 +33,7 @@ def grown(problem: OrderProblem, *, seconds: float, seed: int = 0, workers: int 
     With too few micro-batches it is the shortest pattern unrolled.
     """
     clock = Clock.starting(seconds)
-    found = patterns(problem, AHEAD, seconds=seconds / 4, seed=seed)
+    found = patterns(problem, AHEAD, seconds=seconds / 3, seed=seed)
     first = next(found, None)
     if first is None:
         return None
@@ -50,8 +50,8 @@ def grown(problem: OrderProblem, *, seconds: float, seed: int = 0, workers: int 
 
 
 def _size(pattern: Pattern) -> int:
-    """Micro-batches that a seedling has."""
-    return 2 * pattern.depth + HEAD + PERIODS + TAIL
+    """Micro-batches that a seedling has, at least."""
+    return HEAD + (2 * pattern.depth + PERIODS) * pattern.step + TAIL
 
 
 def _enough(problem: OrderProblem, pattern: Pattern) -> bool:
@@ -65,24 +65,27 @@ class _Seedling:
 
     small: OrderProblem
     best: Incumbent
-    period: Number
+    time: float
+    """Of a micro-batch in the middle."""
     block: Block
 
     @staticmethod
     def of(problem: OrderProblem, pattern: Pattern) -> _Seedling:
         """The pattern unrolled."""
-        small = replace(problem, micro_batches=_size(pattern))
+        size = _size(pattern)
+        # Whole periods are left to be repeated.
+        small = replace(problem, micro_batches=size + (problem.micro_batches - size) % pattern.step)
         schedule = unrolled(small, pattern)
         best = Incumbent(schedule=schedule, value=small.value(schedule), bound=lower_bound(small), source="pattern")
-        middle = pattern.depth + HEAD
-        windows = tuple(_between(order, middle, middle + 1) for order in schedule.orders)
-        return _Seedling(small, best, pattern.period * pattern.unit, Block(windows, PERIODS, 1))
+        middle = HEAD + pattern.depth * pattern.step
+        windows = tuple(_between(order, middle, middle + pattern.step) for order in schedule.orders)
+        return _Seedling(small, best, pattern.time, Block(windows, PERIODS, pattern.step))
 
     @property
     def excess(self) -> float:
         """Its time beyond the periods, once these are repeated: what seedlings of different size are compared by."""
-        larger = replace(self.small, micro_batches=self.small.micro_batches + 3 * PERIODS)
-        return float(larger.value(self.grown(larger)) - larger.micro_batches * self.period)
+        larger = replace(self.small, micro_batches=self.small.micro_batches + 3 * PERIODS * self.block.step)
+        return float(larger.value(self.grown(larger)) - larger.micro_batches * self.time)
 
     def searched(self, seconds: float, *, seed: int, workers: int) -> _Seedling:
         """With its head and its tail improved."""

@@ -1,15 +1,19 @@
-"""Periodic patterns (modulo scheduling), for large m: what one micro-batch does, repeated every period.
+"""Periodic patterns (modulo scheduling), for large m: what a few micro-batches do, repeated every period.
 
-Per device, an operation of micro-batch j starts j periods after that of micro-batch 0.  Lanes must be exclusive and
-memory must suffice modulo the period, in the steady state where micro-batches overlap; the way up and down holds less.
-CP-SAT finds the starts, for the shortest period that works and within it the shortest way of a micro-batch; unrolling
-gives a schedule that the search then compacts at both ends.
+Per device, an operation of micro-batch j + step starts a period after that of micro-batch j.  Lanes must be exclusive
+and memory must suffice modulo the period, in the steady state where micro-batches overlap; the way up and down holds
+less.  CP-SAT finds the starts, for the shortest period that works and within it the shortest way of a micro-batch;
+unrolling gives a schedule that the search then compacts at both ends.
+
+Mostly one micro-batch a period is enough.  Where the host link is too slow to move every micro-batch in the time that
+one takes, it pays to move two of three.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,21 +26,32 @@ from debubble.solver.problem import OrderProblem
 
 STRETCH = (1.0, 1.02, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0)
 """Periods that are tried, as multiples of the least possible one."""
+STEPS = (3, 2)
+"""Micro-batches of a period that are tried where one has to wait for its transfers."""
+TRIES = 4
+"""Periods that are tried for each."""
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """Starts of micro-batch 0's operations (ends of its offloads), and the period, in steps of `unit`."""
+    """Starts of the first micro-batches' operations (ends of their offloads), and the period, in steps of `unit`."""
 
     moments: dict[Op, int]
     period: int
     unit: Number
+    step: int = 1
+    """Micro-batches of a period."""
 
     @property
     def depth(self) -> int:
         """Periods from a micro-batch's forward to its last operation on the same device, begun ones counted."""
-        spans = (moment - self.moments[Op(Kind.F, op.stage, 0)] for op, moment in self.moments.items())
+        spans = (moment - self.moments[op._replace(kind=Kind.F)] for op, moment in self.moments.items())
         return max(spans) // self.period + 1
+
+    @property
+    def time(self) -> float:
+        """Of a micro-batch, in the costs' unit."""
+        return float(self.period * self.unit / self.step)
 
 
 def periodic(problem: OrderProblem, *, seconds: float, seed: int = 0) -> Schedule | None:
@@ -56,9 +71,15 @@ def patterns(problem: OrderProblem, number: int, *, seconds: float, seed: int = 
     if costs.communication_model != "latency" or costs.link_groups or costs.host_link == "half-duplex":
         return
     for stretch in STRETCH:
-        first = _Model(problem, stretch).solve(seconds / 4, seed)
+        model = _Model(problem, stretch)
+        first = model.solve(seconds / 4, seed)
         if first is None:
             continue
+        if model.period > model.work and problem.offload:
+            faster = _faster(problem, first, model.work, seconds=seconds, seed=seed)
+            if faster is not None:
+                yield faster
+                return
         yield first
         shortest = _under_way(first)
         for more in range(1, number):
@@ -67,6 +88,25 @@ def patterns(problem: OrderProblem, number: int, *, seconds: float, seed: int = 
             if longer is not None:
                 yield longer
         return
+
+
+def _faster(problem: OrderProblem, than: Pattern, work: int, *, seconds: float, seed: int) -> Pattern | None:
+    """A pattern of several micro-batches that take less time than in another."""
+    begin, best, tries = time.monotonic(), None, len(STEPS) * TRIES
+    for step in STEPS:
+        low, high = step * work, math.ceil((than if best is None else best).time * step / than.unit) - 1
+        for _ in range(TRIES):
+            if low <= high:
+                # Where there is none it takes all the time to find none: most are tried near those that are known.
+                period = high - (high - low) // 4
+                model = _Model(problem, period / (step * work), step=step)
+                found = model.solve((begin + seconds - time.monotonic()) / tries, seed)
+                if found is None:
+                    low = period + 1
+                else:
+                    best, high = found, period - 1
+            tries -= 1
+    return best
 
 
 def _under_way(pattern: Pattern) -> int:
@@ -81,7 +121,8 @@ def unrolled(problem: OrderProblem, pattern: Pattern) -> Schedule:
     for op, moment in pattern.moments.items():
         rank = 0 if op.kind is Kind.O else 1 if op.kind is Kind.L else 2
         orders[problem.placement.device_of[op.stage]].extend(
-            (moment + j * pattern.period, rank, op._replace(micro_batch=j)) for j in range(problem.micro_batches)
+            (moment + j // pattern.step * pattern.period, rank, op._replace(micro_batch=j))
+            for j in range(op.micro_batch, problem.micro_batches, pattern.step)
         )
     lists = [sorted(order, key=lambda entry: (entry[0], entry[1], entry[2].micro_batch)) for order in orders]
     return problem.schedule("searched", tuple(tuple(op for *_, op in order) for order in lists))
@@ -90,7 +131,7 @@ def unrolled(problem: OrderProblem, pattern: Pattern) -> Schedule:
 class _Model:
     """The CP-SAT model of one period."""
 
-    def __init__(self, problem: OrderProblem, stretch: float, *, least: int = 0) -> None:
+    def __init__(self, problem: OrderProblem, stretch: float, *, least: int = 0, step: int = 1) -> None:
         from ortools.sat.python import cp_model
 
         self.problem, self.cp, self.least, costs = problem, cp_model.CpModel(), least, problem.costs
@@ -101,25 +142,40 @@ class _Model:
         self.unit = grid([*(self._duration(k, s) for k in kinds for s in stages), *costs.communication])
         self.time = {(k, s): math.ceil(self._duration(k, s) / self.unit - 1e-9) for k in kinds for s in stages}
         self.message = [math.ceil(c / self.unit - 1e-9) for c in costs.communication]
-        self.period = math.ceil(max(sum(self.time[k, s] for k in self.compute) for s in stages) * stretch)
-        self.horizon = least + 2 * (sum(self.time.values()) + 2 * sum(self.message)) + 4 * self.period
-        self.at = {Op(k, s, 0): self.cp.new_int_var(0, self.horizon, "") for k in kinds for s in stages}
-        self.away = [self.cp.new_bool_var("") for _ in stages]
+        self.work = max(sum(self.time[k, s] for k in self.compute) for s in stages)
+        self.period = math.ceil(step * self.work * stretch - 1e-9)
+        way = sum(self.time[k, s] for k in self.compute[:2] for s in stages) + 2 * sum(self.message)
+        aside = max(sum(self.time[k, s] for k in (*self.compute[2:], *self.transfers)) for s in stages)
+        # The longer several micro-batches may take, the longer CP-SAT takes to find, or not to find, where they are.
+        self.horizon = way + aside + self.period if step > 1 else least + 2 * (way + aside) + 4 * self.period
+        self.own = range(step)
+        self.at = {
+            Op(k, s, j): self.cp.new_int_var(0, self.horizon, "") for k in kinds for s in stages for j in self.own
+        }
+        self.away = {(s, j): self.cp.new_bool_var("") for s in stages for j in self.own}
 
     def solve(self, seconds: float, seed: int) -> Pattern | None:
         """The pattern with the shortest way of a micro-batch, or None if none was found in time."""
         from ortools.sat.python import cp_model
 
         for stage in range(self.problem.stages):
-            self._data(stage)
+            for j in self.own:
+                self._data(stage, j)
             for kinds in (self.compute, *((kind,) for kind in self.transfers)):
                 self._lane(stage, kinds)
+            self._in_turn(stage)
             self._memory(stage)
-        self.cp.add(self.at[Op(self.compute[1], 0, 0)] - self.at[Op(Kind.F, 0, 0)] >= self.least)
-        self.cp.minimize(self.at[Op(self.compute[1], 0, 0)] - self.at[Op(Kind.F, 0, 0)])
+        self.cp.add(self.at[Op(Kind.F, 0, 0)] == 0)
+        ways = [self.at[Op(self.compute[1], 0, j)] - self.at[Op(Kind.F, 0, j)] for j in self.own]
+        self.cp.add(ways[0] >= self.least)
+        if len(ways) == 1:
+            self.cp.minimize(ways[0])
         solver = cp_model.CpSolver()
         solver.parameters.max_time_in_seconds = seconds
         solver.parameters.num_workers = 1
+        # Relaxations say little of lanes modulo a period, and probing takes longer than the search.
+        solver.parameters.linearization_level = 0
+        solver.parameters.cp_model_probing_level = 0
         solver.parameters.random_seed = seed
         if solver.status_name(solver.solve(self.cp)) not in ("OPTIMAL", "FEASIBLE"):
             return None
@@ -127,40 +183,56 @@ class _Model:
             {
                 op: solver.value(start) + (self.time[Kind.O, op.stage] if op.kind is Kind.O else 0)
                 for op, start in self.at.items()
-                if op.kind in self.compute or solver.value(self.away[op.stage])
+                if op.kind in self.compute or solver.value(self.away[op.stage, op.micro_batch])
             },
             self.period,
             self.unit,
+            len(self.own),
         )
 
     def _duration(self, kind: Kind, stage: int) -> Number:
         return duration(self.template, self.problem.costs, Op(kind, stage, 0), Lane.COMPUTE)
 
-    def _end(self, kind: Kind, stage: int) -> Any:
-        return self.at[Op(kind, stage, 0)] + self.time[kind, stage]
+    def _end(self, kind: Kind, s: int, j: int) -> Any:
+        return self.at[Op(kind, s, j)] + self.time[kind, s]
 
-    def _data(self, s: int) -> None:
+    def _data(self, s: int, j: int) -> None:
         """Dependencies of one micro-batch."""
         backward = self.compute[1]
         for kind, then in itertools.pairwise(self.compute):
-            self.cp.add(self.at[Op(then, s, 0)] >= self._end(kind, s))
+            self.cp.add(self.at[Op(then, s, j)] >= self._end(kind, s, j))
         if s + 1 < self.problem.stages:
-            self.cp.add(self.at[Op(Kind.F, s + 1, 0)] >= self._end(Kind.F, s) + self.message[s])
-            self.cp.add(self.at[Op(backward, s, 0)] >= self._end(backward, s + 1) + self.message[s])
+            self.cp.add(self.at[Op(Kind.F, s + 1, j)] >= self._end(Kind.F, s, j) + self.message[s])
+            self.cp.add(self.at[Op(backward, s, j)] >= self._end(backward, s + 1, j) + self.message[s])
         if self.transfers:
-            self.cp.add(self.at[Op(Kind.O, s, 0)] >= self._end(Kind.F, s))
-            self.cp.add(self.at[Op(Kind.L, s, 0)] >= self._end(Kind.O, s)).only_enforce_if(self.away[s])
-            self.cp.add(self.at[Op(backward, s, 0)] >= self._end(Kind.L, s)).only_enforce_if(self.away[s])
+            self.cp.add(self.at[Op(Kind.O, s, j)] >= self._end(Kind.F, s, j))
+            self.cp.add(self.at[Op(Kind.L, s, j)] >= self._end(Kind.O, s, j)).only_enforce_if(self.away[s, j])
+            self.cp.add(self.at[Op(backward, s, j)] >= self._end(Kind.L, s, j)).only_enforce_if(self.away[s, j])
+            for kind in self.transfers:
+                # One place for what is not there.
+                absent = self.cp.add(self.at[Op(kind, s, j)] == self._end(Kind.F, s, j))
+                absent.only_enforce_if(~self.away[s, j])
+
+    def _in_turn(self, s: int) -> None:
+        """Micro-batches keep their order."""
+        for kind in self.compute:
+            for j in self.own[1:]:
+                self.cp.add(self.at[Op(kind, s, j)] >= self._end(kind, s, j - 1))
+            self.cp.add(self.at[Op(kind, s, 0)] + self.period >= self._end(kind, s, self.own[-1]))
 
     def _lane(self, s: int, kinds: tuple[Kind, ...]) -> None:
         """No two operations of a lane at the same time, modulo the period."""
-        reference, intervals = self.at[Op(kinds[0], s, 0)], []
-        for kind in kinds:
-            phase, _ = self._modulo(self.at[Op(kind, s, 0)] - reference)
-            fits = self.cp.add(phase + self.time[kind, s] <= self.period)
-            if kind in self.transfers:
-                fits.only_enforce_if(self.away[s])
-            intervals.append(self.cp.new_fixed_size_interval_var(phase, self.time[kind, s], ""))
+        intervals = []
+        for kind, j in itertools.product(kinds, self.own):
+            phase, _ = self._modulo(self.at[Op(kind, s, j)])
+            length = self.time[kind, s]
+            # Twice, for those that end in the next period.
+            for start in (phase, phase + self.period):
+                if kind in self.transfers:
+                    away = self.away[s, j]
+                    intervals.append(self.cp.new_optional_fixed_size_interval_var(start, length, away, ""))
+                else:
+                    intervals.append(self.cp.new_fixed_size_interval_var(start, length, ""))
         self.cp.add_no_overlap(intervals)
 
     def _memory(self, s: int) -> None:
@@ -172,27 +244,27 @@ class _Model:
         changes = {kind: change(self.template, costs, Op(kind, s, 0)) for kind in (*self.compute, *self.transfers)}
         unit = grid([size for pair in changes.values() for size in pair])
         room = math.floor((limit - costs.static_of(device)) / unit + 1e-9)
-        for taker, (taken, _) in changes.items():
+        for (taker, (taken, _)), j in itertools.product(changes.items(), self.own):
             if not taken:
                 continue
             held = [
-                round(size / unit) * self._count(self.at[Op(taker, s, 0)] - when, kind, s)
-                for kind, (allocated, freed) in changes.items()
-                for size, when in ((allocated, self.at[Op(kind, s, 0)]), (-freed, self._end(kind, s)))
+                round(size / unit) * self._count(self.at[Op(taker, s, j)] - when, kind, s, other)
+                for (kind, (allocated, freed)), other in itertools.product(changes.items(), self.own)
+                for size, when in ((allocated, self.at[Op(kind, s, other)]), (-freed, self._end(kind, s, other)))
                 if size
             ]
             fits = self.cp.add(sum(held) <= room)
             if taker in self.transfers:
-                fits.only_enforce_if(self.away[s])
+                fits.only_enforce_if(self.away[s, j])
 
-    def _count(self, since: Any, kind: Kind, s: int) -> Any:
+    def _count(self, since: Any, kind: Kind, s: int, j: int) -> Any:
         """How often something has happened that first did so `since` ago; never for a transfer that is not there."""
         _, turns = self._modulo(since)
         if kind not in self.transfers:
             return turns + 1
         counted = self.cp.new_int_var(-self.horizon, self.horizon, "")
-        self.cp.add(counted == turns + 1).only_enforce_if(self.away[s])
-        self.cp.add(counted == 0).only_enforce_if(~self.away[s])
+        self.cp.add(counted == turns + 1).only_enforce_if(self.away[s, j])
+        self.cp.add(counted == 0).only_enforce_if(~self.away[s, j])
         return counted
 
     def _modulo(self, value: Any) -> tuple[Any, Any]:

@@ -135,7 +135,7 @@ class Layout(NamedTuple):
     mark_left: int
     """[2, MARKS]: operations that were still to come."""
     marked: int
-    """[2]: how many marks there are of each; then the one of those kept at which this evaluation met the last, or -1."""
+    """[2]: how many marks there are of each; then that of those kept at which this evaluation met it, or -1."""
     shared: int
     """[d]: from where on the list is that of the last evaluation kept."""
     last_floats: int
