@@ -31,6 +31,9 @@ LARGE = 200
 WIDE = 0.02
 """Gap from which relaxations are worth their time: near the bound it is mostly the schedule that can be better."""
 
+FRUITLESS = 2
+"""Neighbourhoods in a row without a better schedule after which CP-SAT is given no more of them."""
+
 
 def optimize(
     problem: OrderProblem,
@@ -79,12 +82,16 @@ class _Run:
         return self.problem.stages * self.problem.micro_batches
 
     @property
+    def moves(self) -> bool:
+        """Whether anything may leave memory."""
+        return self.problem.offload or self.problem.recompute
+
+    @property
     def opening(self) -> float:
         """Seconds of local search before CP-SAT gets its turn: few where that can prove the optimum."""
         if self.pairs <= PROVABLE:
             return min(self.left * 0.1, 2.0)
-        only_order = self.pairs <= LARGEST and not (self.problem.offload or self.problem.recompute)
-        return self.left * (0.1 if only_order else 0.6)
+        return self.left * (0.1 if self.pairs <= LARGEST and not self.moves else 0.5)
 
     def methods(self) -> Iterator[Incumbent]:
         """What each finds."""
@@ -94,6 +101,7 @@ class _Run:
         with proving(self.problem, bound=self.best.bound, below=self.best.value, seconds=self.left) as prover:
             if self.pairs >= LARGE:
                 yield from self.repeated()
+            start = self.best
             yield from self.searched(self.opening, turn=0)
             yield self.bounded(prover.bound)
             if self.pairs <= PROVABLE:
@@ -101,12 +109,18 @@ class _Run:
                 return
             if self.best.gap > WIDE:
                 yield from self.relaxed()
+            elif not self.best.optimal and self.moves:
+                yield from self.again(start)
+            fruitless = 0
             for turn in itertools.count(1):
                 yield from self.searched(max(2.0, (self.clock.end - self.clock.begin) / 10), turn=turn)
                 yield self.bounded(prover.bound)
                 if self.left < 1:
                     return
-                yield from self.solved(3.0, turn=turn)
+                if fruitless < FRUITLESS:
+                    before = self.best.value
+                    yield from self.solved(3.0, turn=turn)
+                    fruitless = 0 if self.best.value < before else fruitless + 1
 
     def follow(self, found: Iterator[Incumbent]) -> Iterator[Incumbent]:
         """Remember the best of a stream that goes on from the best so far."""
@@ -134,6 +148,15 @@ class _Run:
             improve(self.problem, self.best, clock=clock, steps=None, seed=seed, workers=self.workers)
         )
 
+    def again(self, start: Incumbent) -> Iterator[Incumbent]:
+        """Another search from an earlier start for all the time: mostly luck decides about the last steps."""
+        clock, seed = Clock.starting(self.left), self.seed + 1
+        start = replace(start, bound=self.best.bound)
+        for found in improve(self.problem, start, clock=clock, steps=None, seed=seed, workers=self.workers):
+            if found.value < self.best.value:
+                self.best = found
+                yield found
+
     def solved(self, seconds: float, *, turn: int | None = None) -> Iterator[Incumbent]:
         """CP-SAT on the whole, or on a window of micro-batches that differs by turn."""
         free = None if turn is None else _window(self.problem, self.best.schedule, self.seed + turn)
@@ -144,7 +167,7 @@ class _Run:
 
     def relaxed(self) -> Iterator[Incumbent]:
         """CP-SAT's bounds: of single devices where something is moved, else of the order that all have."""
-        if self.problem.offload or self.problem.recompute:
+        if self.moves:
             seconds = min(5, self.left / 4)
             yield self.bounded(single_device_bounds(self.problem, self.best.value, seconds=seconds))
             return

@@ -18,7 +18,10 @@ BURST = 2000
 HOT, COLD = 0.05, 0.005
 """Temperatures of a cooling, in mean operation times."""
 FIRST_CYCLE = 16 * BURST
-"""Moves of the first cooling; each later one, restarted from the best, takes half as long again."""
+"""Moves of the first cooling; each later one takes half as long again."""
+
+FAR = 1.005
+"""Times the best, a walker's own best is given up for it; nearer ones are kept apart, as each may get stuck."""
 
 
 def search(
@@ -97,7 +100,7 @@ def improve(
     workers: int = 1,
     block: Block | None = None,
 ) -> Iterator[Incumbent]:
-    """Local search from an incumbent: cooling cycles, each restarted from the best.
+    """Local search from an incumbent: cooling cycles, each restarted from the best of its walker.
 
     `workers` walk side by side, each `steps` in all; the result depends on their number and the seed.  `block`:
     what of the lists stays periodic.
@@ -110,7 +113,10 @@ def improve(
     with ThreadPoolExecutor(workers) as pool:
         while steps is None or done < steps:
             for walker in walkers:
-                walker.restart(best)
+                if walker.best > FAR * float(best.value):
+                    walker.restart(best)
+                else:
+                    walker.go_back()
             bursts = max(1, cycle // BURST)
             for burst in range(bursts):
                 hot, cold = (HOT * (COLD / HOT) ** (k / bursts) for k in (burst, burst + 1))
@@ -124,7 +130,7 @@ def improve(
                 taken = max(end.result() for end in ends)
                 done += taken
                 for walker in walkers:
-                    schedule = walker.news()
+                    schedule = walker.news() if walker.best < best.value else None
                     better = None if schedule is None else verified(problem, schedule, best)
                     if better is not None:
                         best = replace(better, source="search", steps=done, seconds=clock.passed)

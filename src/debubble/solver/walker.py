@@ -58,12 +58,20 @@ class Walker:
 
     def restart(self, best: Incumbent) -> None:
         """Go to an incumbent's lists."""
-        self.orders, self.lengths = encode(self.problem, best.schedule)
-        self.best_orders, self.best_lengths = self.orders.copy(), self.lengths.copy()
+        self.best_orders, self.best_lengths = encode(self.problem, best.schedule)
         self.best = self.told = float(best.value)
+        self._go(self.best_orders, self.best_lengths)
+
+    def go_back(self) -> None:
+        """Go to the best lists of its own."""
+        self._go(self.best_orders, self.best_lengths)
+
+    def _go(self, orders: Ints, lengths: Ints) -> None:
+        self.orders, self.lengths = orders.copy(), lengths.copy()
         if self.block is not None:
             begin = self.tables.layout.begin
-            self.tables.ints[begin : begin + self.problem.devices] = self.block.begins(best.schedule)
+            schedule = decode(self.problem, orders, lengths, name=self.name)
+            self.tables.ints[begin : begin + self.problem.devices] = self.block.begins(schedule)
 
     def walk(self, steps: int, *, hot: float, cold: float, target: float) -> int:
         """Take up to `steps` moves while cooling, temperatures in mean operation times; stop at the target."""
