@@ -59,7 +59,7 @@ def cells(*, quick: bool) -> Iterator[tuple[int, int, int, int, float]]:
     if quick:
         return
     for to in (5, 10):
-        for limit in (3, 4, 8, 12, 16):
+        for limit in range(3, 17):
             yield 16, 32, to, limit, 60.0
     yield from ((4, 8, 20, 3, 60.0), (8, 32, 20, 4, 60.0), (8, 32, 20, 8, 60.0), (8, 32, 40, 4, 300.0))
     for m in (64, 256):

@@ -97,6 +97,47 @@ def admit_reload(a: Layout, x: Floats, n: Ints, d: int, needed: float) -> tuple[
     return needed, waited
 
 
+@inlined
+def walk_transfer(
+    a: Layout, x: Floats, n: Ints, d: int, op: int, last: int, start: float, free: float, reserved: float,
+    last_freed: float,
+) -> tuple[bool, float, float]:  # fmt: skip
+    """Time an O or L: its lane, its own F or O, and for L the compute operation before it and the memory.
+
+    Returns (whether it fits, what is reserved, what the last compute operation frees that nothing counts on yet).
+    """
+    row, source = n[a.facts + 4 * op + ROW], n[a.facts + 4 * op + NEEDED]
+    offload = op < L * a.stages * a.micro_batches
+    lane = a.transfer + n[a.lane + d] + (0 if offload or a.half_duplex else a.devices)
+    begin, why = 0.0, n[lane]
+    if why >= 0:
+        begin = x[a.end + why]
+    if x[source] > begin:
+        begin, why = x[source], source - a.end
+    fits = True
+    if offload:
+        n[a.queue + d * a.queued + n[a.newest + d]] = op
+        n[a.newest + d] += 1
+    else:
+        if last >= 0 and start > begin:
+            begin, why = start, last
+        needed = reserved + last_freed + x[a.allocated + row] - x[a.limit + d]
+        if needed > 0:
+            needed, waited = admit_reload(a, x, n, d, needed)
+            if waited >= 0 and x[a.end + waited] > begin:
+                begin, why = x[a.end + waited], waited
+            if needed > 0:
+                fits = needed <= last_freed
+                last_freed = 0.0
+                if free > begin:
+                    begin, why = free, last
+        reserved += x[a.allocated + row]
+    n[lane] = op
+    x[a.end + op] = begin + x[a.time + row]
+    n[a.cause + op] = why
+    return fits, reserved, last_freed
+
+
 @jit
 def sent(a: Layout, x: Floats, n: Ints, d: int, op: int, free: float, message: float) -> float:
     """When the message behind an operation arrives if it has to wait for the one before it on its link."""
@@ -113,7 +154,7 @@ def sent(a: Layout, x: Floats, n: Ints, d: int, op: int, free: float, message: f
 def walk_list(a: Layout, x: Floats, n: Ints, orders: Ints, length: int, d: int, threshold: float) -> int:
     """Walk a device's list as far as its data have arrived: the number of operations, or -1 if it cannot be better."""
     size = a.stages * a.micro_batches
-    limit, lane = x[a.limit + d], a.transfer + n[a.lane + d]
+    limit = x[a.limit + d]
     begun: int = n[a.cursor + d]
     index, last = begun, n[a.compute + d]
     start, free = x[a.begun + d], x[a.free + d]
@@ -124,35 +165,9 @@ def walk_list(a: Layout, x: Floats, n: Ints, orders: Ints, length: int, d: int, 
         row = n[facts + ROW]
         allocated = x[a.allocated + row]
         if op >= O * size:
-            # Its lane, its own F or O, and for L the compute operation before it and the memory.
-            offload = op < L * size
-            to = lane if offload or a.half_duplex else lane + a.devices
-            begin, why = 0.0, n[to]
-            if why >= 0:
-                begin = x[a.end + why]
-            source = n[facts + NEEDED]
-            if x[source] > begin:
-                begin, why = x[source], source - a.end
-            if offload:
-                n[a.queue + d * a.queued + n[a.newest + d]] = op
-                n[a.newest + d] += 1
-            else:
-                if last >= 0 and start > begin:
-                    begin, why = start, last
-                if reserved + last_freed + allocated > limit:
-                    needed, waited = admit_reload(a, x, n, d, reserved + last_freed + allocated - limit)
-                    if waited >= 0 and x[a.end + waited] > begin:
-                        begin, why = x[a.end + waited], waited
-                    if needed > 0:
-                        if needed > last_freed:
-                            return -1
-                        last_freed = 0.0
-                        if free > begin:
-                            begin, why = free, last
-                reserved += allocated
-            n[to] = op
-            x[a.end + op] = begin + x[a.time + row]
-            n[a.cause + op] = why
+            fits, reserved, last_freed = walk_transfer(a, x, n, d, op, last, start, free, reserved, last_freed)
+            if not fits:
+                return -1
             index += 1
             continue
         begin, why = free, last

@@ -26,8 +26,8 @@ from debubble.solver.problem import OrderProblem
 
 STRETCH = (1.0, 1.02, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0)
 """Periods that are tried, as multiples of the least possible one."""
-STEPS = (3, 2)
-"""Micro-batches of a period that are tried where one has to wait for its transfers."""
+STEPS = (1, 3, 2)
+"""Micro-batches of a period that are tried where one takes longer than its work."""
 TRIES = 4
 """Periods that are tried for each."""
 
@@ -75,7 +75,7 @@ def patterns(problem: OrderProblem, number: int, *, seconds: float, seed: int = 
         first = model.solve(seconds / 4, seed)
         if first is None:
             continue
-        if model.period > model.work and problem.offload:
+        if model.period > model.work:
             faster = _faster(problem, first, model.work, seconds=seconds, seed=seed)
             if faster is not None:
                 yield faster
@@ -91,7 +91,7 @@ def patterns(problem: OrderProblem, number: int, *, seconds: float, seed: int = 
 
 
 def _faster(problem: OrderProblem, than: Pattern, work: int, *, seconds: float, seed: int) -> Pattern | None:
-    """A pattern of several micro-batches that take less time than in another."""
+    """A pattern whose micro-batches take less time than those of another."""
     begin, best, tries = time.monotonic(), None, len(STEPS) * TRIES
     for step in STEPS:
         low, high = step * work, math.ceil((than if best is None else best).time * step / than.unit) - 1
