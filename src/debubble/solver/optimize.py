@@ -109,8 +109,8 @@ class _Run:
                 return
             if self.best.gap > WIDE:
                 yield from self.relaxed()
-            elif not self.best.optimal and self.moves:
-                yield from self.again(start)
+            if self.moves and not self.best.optimal:
+                yield from self.again(start, seconds=self.left / 2 if self.best.gap > WIDE else self.left)
             fruitless = 0
             for turn in itertools.count(1):
                 yield from self.searched(max(2.0, (self.clock.end - self.clock.begin) / 10), turn=turn)
@@ -148,9 +148,9 @@ class _Run:
             improve(self.problem, self.best, clock=clock, steps=None, seed=seed, workers=self.workers)
         )
 
-    def again(self, start: Incumbent) -> Iterator[Incumbent]:
-        """Another search from an earlier start for all the time: mostly luck decides about the last steps."""
-        clock, seed = Clock.starting(self.left), self.seed + 1
+    def again(self, start: Incumbent, *, seconds: float) -> Iterator[Incumbent]:
+        """Another search from an earlier start: mostly luck decides about the last steps."""
+        clock, seed = Clock.starting(seconds), self.seed + 1
         start = replace(start, bound=self.best.bound)
         for found in improve(self.problem, start, clock=clock, steps=None, seed=seed, workers=self.workers):
             if found.value < self.best.value:
