@@ -13,9 +13,10 @@ from debubble.ir import DebubbleError, Number, Placement, Schedule, StageCosts
 from debubble.simulator import simulate
 from debubble.solver.anneal import shift
 from debubble.solver.evaluate import evaluate
+from debubble.solver.lists import decode, encode
 from debubble.solver.problem import Objective, OrderProblem
 from debubble.solver.starts import one_at_a_time
-from debubble.solver.tables import decode, encode, tables
+from debubble.solver.tables import tables
 from tests.strategies import random_schedules, stage_costs
 
 

@@ -8,10 +8,11 @@ import pytest
 from debubble.ir import Placement, StageCosts
 from debubble.solver.anneal import measure, move
 from debubble.solver.evaluate import INFINITY
+from debubble.solver.lists import encode
 from debubble.solver.problem import OrderProblem
 from debubble.solver.resuming import SAME, START, common_mark, keep, put_back, resume
 from debubble.solver.search import search
-from debubble.solver.tables import encode, tables
+from debubble.solver.tables import tables
 from debubble.solver.walker import Walker
 
 MOVES = 400

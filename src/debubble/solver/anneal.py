@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from debubble.solver.evaluate import INFINITY, B, F, I, L, O, R, evaluate, length_of, walk
+from debubble.solver.evaluate import INFINITY, evaluate, length_of, walk
 from debubble.solver.jit import jit
+from debubble.solver.layout import B, F, Floats, I, Ints, L, Layout, O, R
 from debubble.solver.resuming import SAME, START, common_mark, keep, put_back, resume
-from debubble.solver.tables import Floats, Ints, Layout
 
 
 @jit

@@ -13,11 +13,10 @@ from __future__ import annotations
 import numpy as np
 
 from debubble.solver.jit import inlined, jit
+from debubble.solver.layout import NEEDED, RELOADED, ROW, SENT, Floats, Ints, L, Layout, O, R
 from debubble.solver.resuming import go_to_end, mark, met
-from debubble.solver.tables import NEEDED, RELOADED, ROW, SENT, Floats, Ints, Layout
 
 INFINITY = np.inf
-F, I, W, B, R, O, L = range(7)  # noqa: E741 - the order of tables.KINDS
 
 
 @jit
@@ -25,15 +24,14 @@ def reset(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints) -> None:
     """Set every lane to time 0, and count the compute time of every device."""
     size = a.stages * a.micro_batches
     x[a.end : a.end + a.times] = -1.0
-    x[a.arrival + 2 * size] = 0.0
+    x[a.at_once] = 0.0
     x[a.reserved : a.reserved + a.device_floats] = 0.0
     x[a.reserved : a.reserved + a.devices] = x[a.static : a.static + a.devices]
     n[a.cursor : a.cursor + a.device_ints] = 0
     n[a.compute : a.compute + a.devices] = -1
     n[a.transfer : a.transfer + 2 * a.devices] = -1
     n[a.marked + 1] = 0
-    if a.recompute:
-        choose_rows(a, n, orders, lengths)
+    choose_rows(a, n, orders, lengths)
     for d in range(a.devices):
         work = 0.0
         for index in range(lengths[d]):

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 
 from debubble.ir import Kind, Op, Schedule
 from debubble.solver.bounds import lower_bound
+from debubble.solver.lists import Block, later
 from debubble.solver.patterns import Pattern, patterns, unrolled
 from debubble.solver.problem import Incumbent, OrderProblem
 from debubble.solver.search import Clock, improve
-from debubble.solver.tables import Block, later
 
 PERIODS = 6
 """Periods that the search sees: with fewer, one that takes longer than it should goes unnoticed."""

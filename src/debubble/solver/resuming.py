@@ -9,7 +9,7 @@ What an evaluation overwrites is put back if its result is not accepted.
 from __future__ import annotations
 
 from debubble.solver.jit import jit
-from debubble.solver.tables import KINDS, MARKS, SENT, Floats, Ints, Layout
+from debubble.solver.layout import MARKS, SENT, B, Floats, I, Ints, L, Layout, O
 
 SAME = -2
 """Nothing differs."""
@@ -17,7 +17,6 @@ START = -1
 """Nothing can be used again."""
 NEVER = 2**40
 """A place that no list has."""
-F, I, W, B, R, O, L = range(len(KINDS))  # noqa: E741
 
 
 @jit
@@ -60,10 +59,10 @@ def copy_mark(a: Layout, x: Floats, n: Ints, source: int, to: int) -> None:
     if source == to:
         return
     floats, ints = a.device_floats, a.device_ints
-    for k in range(floats):
-        x[a.mark_floats + to * floats + k] = x[a.mark_floats + source * floats + k]
-    for k in range(ints):
-        n[a.mark_ints + to * ints + k] = n[a.mark_ints + source * ints + k]
+    there, here = a.mark_floats + to * floats, a.mark_floats + source * floats
+    x[there : there + floats] = x[here : here + floats]
+    there, here = a.mark_ints + to * ints, a.mark_ints + source * ints
+    n[there : there + ints] = n[here : here + ints]
     n[a.mark_left + to] = n[a.mark_left + source]
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from debubble.ir import DebubbleError, InfeasibleError, Kind, Number, Op, Schedule
 from debubble.solver.bounds import lower_bound
+from debubble.solver.lists import Block
 from debubble.solver.problem import Incumbent, OrderProblem
 from debubble.solver.starts import constructed
-from debubble.solver.tables import Block
 
 BURST = 2000
 """Moves between two looks at the clock."""

@@ -8,8 +8,10 @@ import numpy as np
 
 from debubble.ir import Schedule
 from debubble.solver.anneal import anneal
+from debubble.solver.layout import Ints
+from debubble.solver.lists import Block, decode, encode
 from debubble.solver.problem import Incumbent, OrderProblem
-from debubble.solver.tables import Block, Ints, Tables, decode, encode, tables
+from debubble.solver.tables import Tables, tables
 
 SLOPE = 0.05
 """Weight of the mean end of the devices' last backwards, beside the objective."""

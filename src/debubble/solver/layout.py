@@ -1,0 +1,146 @@
+"""The words that the search kernel and the tables share: kinds, and where each table lies in the kernel's two blocks.
+
+An operation is a number: `(kind * stages + stage) * micro_batches + micro_batch`, with the kinds in the order of KINDS.
+All tables lie in two blocks, one of floats and one of whole numbers, and a Layout says where each begins: compiled
+code passes three things from function to function this way, instead of counting references to thirty arrays.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.ir import Kind
+
+KINDS = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.R, Kind.O, Kind.L)
+F, I, W, B, R, O, L = range(7)  # noqa: E741 - the order of KINDS
+KIND_INDEX = {kind: index for index, kind in enumerate(KINDS)}
+MARKS = 24
+"""States of the devices that an evaluation leaves behind, at most."""
+NEEDED, RELOADED, SENT, ROW = range(4)
+"""What is known of an operation: where in the block of floats the times are at which its data and its reload are there,
+and where it puts that at which its message arrives; its row in the tables of costs."""
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class Layout(NamedTuple):
+    """Sizes, flags, and where each table begins; `op` stands for an operation's number, `d` for a device."""
+
+    stages: int
+    micro_batches: int
+    devices: int
+    exclusive: int
+    half_duplex: int
+    span: int
+    grain: int
+    """Operations to a row of the tables of costs: all of a stage's micro-batches where they are alike, else one."""
+    queued: int
+    """Offloads that a device may have."""
+    times: int
+    """Numbers of ends and arrivals, with the three that stand for none."""
+    causes: int
+    """Numbers of causes and queues."""
+    device_floats: int
+    """Numbers that are the state of all devices, in the block of floats."""
+    device_ints: int
+    """The same, in that of whole numbers."""
+    resumable: int
+    """Whether an evaluation may begin in the middle: a link group's turns depend on how it got there."""
+    periods: int
+    """Periods of the block; 0 if there is none."""
+    step: int
+    """Micro-batches of a period of the block."""
+    # In the block of floats.
+    time: int
+    """[R in list, row]"""
+    allocated: int
+    """[R in list, row]"""
+    freed: int
+    """[R in list, row]"""
+    message: int
+    """[R in list, row]: time of the message behind F, I, B; negative where the consumer is on the same device."""
+    tail: int
+    """[R in list, row]: least time from its end to the end of everything."""
+    static: int
+    """[d]"""
+    limit: int
+    """[d], infinite where there is none."""
+    end: int
+    """[op], negative until it is known."""
+    arrival: int
+    """[direction, stage and micro-batch]: when its message is there, negative until it is known."""
+    at_once: int
+    """Holds 0: the arrival for what waits for no message."""
+    never: int
+    """Holds -1: the end of a reload for what waits for none."""
+    unread: int
+    """Where nobody reads: the arrival of a message that is none."""
+    reserved: int
+    """[d]: bytes, as static admission counts them."""
+    last_freed: int
+    """[d]: what the last compute operation frees at its end."""
+    rest: int
+    """[d]: compute time still to come."""
+    first: int
+    """[d]: start of the first compute operation."""
+    begun: int
+    """[d]: start of the last compute operation."""
+    free: int
+    """[d]: its end."""
+    accounted: int
+    """[d]: what the offloads from `oldest` to `known` free."""
+    link: int
+    """[d, d]: when the last message has gone, if messages are exclusive."""
+    # In the block of whole numbers.
+    device_of: int
+    """[stage]"""
+    lane: int
+    """[d]: the host link's lane, which a link group shares."""
+    cause: int
+    """[op]: the one whose start or end it waited for, -1 for none."""
+    facts: int
+    """[op, NEEDED to ROW]"""
+    cursor: int
+    """[d]: operations walked."""
+    compute: int
+    """[d]: last compute operation, -1 before the first."""
+    transfer: int
+    """[direction, lane]: last transfer, -1 before the first."""
+    queue: int
+    """[d, n]: offloads, oldest first."""
+    oldest: int
+    """[d]: first in the queue that may still be in flight."""
+    known: int
+    """[d]: first in the queue that no reload has waited for."""
+    newest: int
+    """[d]: end of the queue."""
+    downward: int
+    """Whether the next round over the devices begins with the last."""
+    begin: int
+    """[d]: where the periodic block begins in the list."""
+    window: int
+    """[d]: operations of a period of the block."""
+    # What the search evaluates again from (resuming.py).
+    mark_floats: int
+    """[2, MARKS, numbers of all devices]: state of the devices during the last evaluation kept, and during this one."""
+    mark_ints: int
+    """The same, of the whole numbers."""
+    mark_left: int
+    """[2, MARKS]: operations that were still to come."""
+    marked: int
+    """[2]: how many marks there are of each; then that of those kept at which this evaluation met it, or -1."""
+    shared: int
+    """[d]: from where on the list is that of the last evaluation kept."""
+    last_floats: int
+    """State of the devices at the end of the last evaluation kept."""
+    last_ints: int
+    """The same, of the whole numbers."""
+    kept_times: int
+    """Ends and arrivals of the last evaluation kept."""
+    kept_causes: int
+    """Its causes and queues."""
+    kept_begin: int
