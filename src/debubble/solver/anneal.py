@@ -217,7 +217,7 @@ def move(
         for _ in range(1 + draw(random, 3)):
             rotate(a, n, orders, lengths, d, later)
         return
-    if offload and dice < 15:
+    if offload and dice < 22:
         run, stride = 1, 1
         if draw(random, 3) == 0:
             run, stride = 1 + draw(random, 8), 1 + draw(random, 3)
@@ -225,14 +225,14 @@ def move(
             if j + k * stride < m:
                 toggle_offload(a, n, orders, lengths, pair + k * stride, random)
         return
-    if offload and dice < 20:
+    if offload and dice < 28:
         # To the neighbouring micro-batch.
         other = pair + 1 if j + 1 < m and (j == 0 or draw(random, 2) == 0) else pair - 1
         if m > 1:
             toggle_offload(a, n, orders, lengths, pair, random)
             toggle_offload(a, n, orders, lengths, other, random)
         return
-    if recompute and dice < 30:
+    if recompute and dice < 38:
         run = 1 if draw(random, 3) > 0 else 1 + draw(random, 8)
         for k in range(run):
             if j + k < m:
@@ -277,17 +277,15 @@ def critical_path(a: Layout, x: Floats, n: Ints, path: Ints) -> int:
 
 
 @jit
-def spread(a: Layout, x: Floats, orders: Ints, lengths: Ints) -> float:
-    """Mean end of the devices' last backwards for inputs: a slope on the plateaus of the objective."""
+def mean_backward(a: Layout, x: Floats) -> float:
+    """Mean end of the backwards for inputs, but for a constant: a slope on the plateaus of the objective.
+
+    The longest path is shorter only when all of the longest are; this sees each of them.
+    """
     size = a.stages * a.micro_batches
-    total = 0.0
-    for d in range(a.devices):
-        for index in range(lengths[d] - 1, -1, -1):
-            kind = orders[d, index] // size
-            if kind == I or kind == B:  # noqa: SIM109 - compiles to less
-                total += x[a.end + orders[d, index]]
-                break
-    return total / a.devices
+    apart, fused = a.end + I * size, a.end + B * size
+    mean: float = (x[apart : apart + size].sum() + x[fused : fused + size].sum()) / size
+    return mean
 
 
 @jit
@@ -301,10 +299,10 @@ def measure(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, at: int,
 @jit
 def anneal(
     a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, best_orders: Ints, best_lengths: Ints,
-    best_value: float, steps: int, hot: float, cold: float, weight: float, target: float, offload: bool,
-    recompute: bool, random: Ints,
+    best_value: float, steps: int, temperature: float, weight: float, target: float, offload: bool, recompute: bool,
+    random: Ints,
 ) -> tuple[float, int]:  # fmt: skip
-    """Walk `steps` moves from (orders, lengths), cooling from `hot` to `cold`; keep the best in `best_*`.
+    """Walk `steps` moves from (orders, lengths) at a temperature; keep the best in `best_*`.
 
     Returns (best objective, steps taken); stops at `target`.  The start must be feasible.
     """
@@ -312,12 +310,11 @@ def anneal(
     value = measure(a, x, n, orders, lengths, START, INFINITY)
     keep(a, x, n, START)
     n[a.kept_begin : a.kept_begin + a.devices] = n[a.begin : a.begin + a.devices]
-    cost = value + weight * spread(a, x, orders, lengths)
+    cost = value + weight * mean_backward(a, x)
     path = np.zeros(7 * a.stages * a.micro_batches, dtype=np.int64)
     count = critical_path(a, x, n, path)
     tried, tried_lengths = orders.copy(), lengths.copy()
     for step in range(steps):
-        temperature = hot * (cold / hot) ** (step / steps)
         move(a, n, tried, tried_lengths, path, count, offload, recompute, random)
         at = common_mark(a, n, orders, lengths, tried, tried_lengths)
         if at == SAME:
@@ -329,7 +326,7 @@ def anneal(
             resume(a, x, n, orders, lengths, at)
         allowed = cost - temperature * np.log((1 + draw(random, 1000000)) / 1000000.0)
         found = measure(a, x, n, tried, tried_lengths, at, allowed)
-        price = found + weight * spread(a, x, tried, tried_lengths) if found < INFINITY else INFINITY
+        price = found + weight * mean_backward(a, x) if found < INFINITY else INFINITY
         if price > allowed:
             put_back(a, x, n)
             n[a.begin : a.begin + a.devices] = n[a.kept_begin : a.kept_begin + a.devices]

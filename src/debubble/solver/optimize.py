@@ -75,7 +75,7 @@ class _Run:
     @property
     def left(self) -> float:
         """Seconds."""
-        return self.clock.end - time.monotonic()
+        return self.clock.left
 
     @property
     def pairs(self) -> int:
@@ -91,7 +91,7 @@ class _Run:
         """Seconds of local search before CP-SAT gets its turn: few where that can prove the optimum."""
         if self.pairs <= PROVABLE:
             return min(self.left * 0.1, 2.0)
-        return self.left * (0.1 if self.pairs <= LARGEST and not self.moves else 0.5)
+        return self.left * (0.1 if self.pairs <= LARGEST and not self.moves else 0.25)
 
     def methods(self) -> Iterator[Incumbent]:
         """What each finds."""
@@ -149,10 +149,13 @@ class _Run:
         )
 
     def again(self, start: Incumbent, *, seconds: float) -> Iterator[Incumbent]:
-        """Another search from an earlier start: mostly luck decides about the last steps."""
+        """Another search from an earlier start, as slow as can be: the slower it cools, the surer it is."""
         clock, seed = Clock.starting(seconds), self.seed + 1
         start = replace(start, bound=self.best.bound)
-        for found in improve(self.problem, start, clock=clock, steps=None, seed=seed, workers=self.workers):
+        slow = improve(
+            self.problem, start, clock=clock, steps=None, seed=seed, workers=self.workers, coolings=(0.0, 1.0)
+        )
+        for found in slow:
             if found.value < self.best.value:
                 self.best = found
                 yield found

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -14,12 +16,13 @@ from debubble.solver.problem import Incumbent, OrderProblem
 from debubble.solver.starts import constructed
 
 BURST = 2000
-"""Moves between two looks at the clock."""
-HOT, COLD = 0.05, 0.005
+"""Moves between two looks at the clock, at most."""
+HOT, COLD = 0.25, 0.005
 """Temperatures of a cooling, in mean operation times."""
-FIRST_CYCLE = 16 * BURST
-"""Moves of the first cooling; each later one takes half as long again."""
-
+COOLINGS = (0.0, 0.03, 0.1, 0.3, 1.0)
+"""Short ones for easy problems, then a slow one."""
+STAIRS = 16
+"""Temperatures of a cooling, at least."""
 FAR = 1.005
 """Times the best, a walker's own best is given up for it; nearer ones are kept apart, as each may get stuck."""
 
@@ -79,15 +82,19 @@ class Clock:
     @staticmethod
     def starting(deadline: float | None) -> Clock:
         now = time.monotonic()
-        return Clock(now, float("inf") if deadline is None else now + deadline)
+        return Clock(now, math.inf if deadline is None else now + deadline)
 
     @property
     def passed(self) -> float:
         return time.monotonic() - self.begin
 
     @property
+    def left(self) -> float:
+        return self.end - time.monotonic()
+
+    @property
     def over(self) -> bool:
-        return time.monotonic() >= self.end
+        return self.left <= 0
 
 
 def improve(
@@ -99,45 +106,62 @@ def improve(
     seed: int,
     workers: int = 1,
     block: Block | None = None,
+    coolings: Sequence[float] = COOLINGS,
 ) -> Iterator[Incumbent]:
-    """Local search from an incumbent: cooling cycles, each restarted from the best of its walker.
+    """Local search from an incumbent: coolings, each from the best of its walker, until the clock or `steps` end it.
 
     `workers` walk side by side, each `steps` in all; the result depends on their number and the seed.  `block`:
-    what of the lists stays periodic.
+    what of the lists stays periodic.  `coolings`: parts of the search at which one begins, and the last ends.
     """
     # The kernel's import and compilation cost more than a search that ends at its start.
     from debubble.solver.walker import Walker
 
     walkers = [Walker.of(problem, best, seed=seed * 7919 + worker, block=block) for worker in range(workers)]
-    done, cycle = 0, FIRST_CYCLE
+    budget, done = _Budget(math.inf if steps is None else steps, time.monotonic(), clock.end), 0
     with ThreadPoolExecutor(workers) as pool:
-        while steps is None or done < steps:
+        for begin, end in itertools.pairwise(coolings):
             for walker in walkers:
                 if walker.best > FAR * float(best.value):
                     walker.restart(best)
                 else:
                     walker.go_back()
-            bursts = max(1, cycle // BURST)
-            for burst in range(bursts):
-                hot, cold = (HOT * (COLD / HOT) ** (k / bursts) for k in (burst, burst + 1))
-                count = BURST if steps is None else min(BURST, steps - done)
-                target = float(best.bound)
+            while (spent := budget.spent(done)) < end:
+                temperature = HOT * (COLD / HOT) ** ((spent - begin) / (end - begin))
+                count, target = budget.burst(done, end - begin), float(best.bound)
                 # Every other worker is hotter: some problems want that.
-                ends = [
-                    pool.submit(w.walk, count, hot=(1 + k % 2) * hot, cold=(1 + k % 2) * cold, target=target)
-                    for k, w in enumerate(walkers)
+                walks = [
+                    pool.submit(walker.walk, count, temperature=(1 + k % 2 / 2) * temperature, target=target)
+                    for k, walker in enumerate(walkers)
                 ]
-                taken = max(end.result() for end in ends)
-                done += taken
+                done += max(walk.result() for walk in walks)
                 for walker in walkers:
                     schedule = walker.news() if walker.best < best.value else None
                     better = None if schedule is None else verified(problem, schedule, best)
                     if better is not None:
                         best = replace(better, source="search", steps=done, seconds=clock.passed)
                         yield best
-                if best.optimal or clock.over or (steps is not None and done >= steps):
+                if best.optimal:
                     return
-            cycle += cycle // 2
+
+
+@dataclass(frozen=True)
+class _Budget:
+    """What a search may spend: moves, time or both; infinite where it has no end."""
+
+    moves: float
+    begin: float
+    end: float
+
+    def spent(self, done: int) -> float:
+        """The part that is spent, at least 1 where nothing is left."""
+        now = time.monotonic()
+        if done >= self.moves or now >= self.end:
+            return 1.0
+        return max(done / self.moves, (now - self.begin) / (self.end - self.begin))
+
+    def burst(self, done: int, part: float) -> int:
+        """Moves until the next look at the clock, in a cooling that takes a part of all."""
+        return max(1, int(min(BURST, self.moves - done, self.moves * part / STAIRS)))
 
 
 def verified(problem: OrderProblem, schedule: Schedule, best: Incumbent) -> Incumbent | None:

@@ -13,8 +13,8 @@ from debubble.solver.lists import Block, decode, encode
 from debubble.solver.problem import Incumbent, OrderProblem
 from debubble.solver.tables import Tables, tables
 
-SLOPE = 0.05
-"""Weight of the mean end of the devices' last backwards, beside the objective."""
+SLOPE = 0.4
+"""Weight of the mean end of the backwards for inputs, beside the objective."""
 PRIME = 2147483647
 
 
@@ -75,12 +75,12 @@ class Walker:
             schedule = decode(self.problem, orders, lengths, name=self.name)
             self.tables.ints[begin : begin + self.problem.devices] = self.block.begins(schedule)
 
-    def walk(self, steps: int, *, hot: float, cold: float, target: float) -> int:
-        """Take up to `steps` moves while cooling, temperatures in mean operation times; stop at the target."""
+    def walk(self, steps: int, *, temperature: float, target: float) -> int:
+        """Take up to `steps` moves at a temperature, in mean operation times; stop at the target."""
         layout, floats, ints, scale = self.tables
         best, taken = anneal(
             layout, floats, ints, self.orders, self.lengths, self.best_orders, self.best_lengths, self.best * scale,
-            steps, hot * self.unit, cold * self.unit, SLOPE, target * scale * (1 + 1e-12), self.problem.offload,
+            steps, temperature * self.unit, SLOPE, target * scale * (1 + 1e-12), self.problem.offload,
             self.problem.recompute, self.random,
         )  # fmt: skip
         self.best = best / scale
