@@ -6,34 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from debubble.ir import Kind, Placement, StageCosts
+from debubble.ir import Kind
 from debubble.solver.bounds import lower_bound
 from debubble.solver.growing import _Seedling, grown
 from debubble.solver.patterns import patterns, unrolled
-from debubble.solver.problem import OrderProblem
 from debubble.solver.walker import Walker
-
-
-def problem_of(micro_batches: int, *, offload: int | None = 10, limit: int = 6) -> OrderProblem:
-    costs = StageCosts.of(
-        stages=4,
-        forward=10,
-        backward_input=10,
-        backward_weight=10,
-        activation=2,
-        activation_after_input=1,
-        communication=1,
-        offload=offload,
-        memory_limit=limit,
-    )
-    return OrderProblem(
-        placement=Placement.linear(4), micro_batches=micro_batches, costs=costs, offload=offload is not None
-    )
+from tests.solver.orders import uniform
 
 
 @pytest.fixture(scope="module")
 def seedling() -> _Seedling:
-    problem = problem_of(64)
+    problem = uniform(4, 64, offload=10, limit=6)
     return _Seedling.of(problem, next(patterns(problem, 1, seconds=20)))
 
 
@@ -52,13 +35,14 @@ def test_moves_keep_the_block_periodic(seedling: _Seedling, seed: int) -> None:
 
 def test_each_further_micro_batch_takes_a_period(seedling: _Seedling) -> None:
     searched = seedling.searched(1.0, seed=0, workers=1)
-    values = [problem.value(searched.grown(problem)) for problem in map(problem_of, (64, 65, 128))]
+    problems = [uniform(4, m, offload=10, limit=6) for m in (64, 65, 128)]
+    values = [problem.value(searched.grown(problem)) for problem in problems]
     assert values[1] - values[0] == 30
     assert values[2] - values[1] == 63 * 30
 
 
 def test_many_micro_batches_meet_the_bound() -> None:
-    problem = problem_of(256)
+    problem = uniform(4, 256, offload=10, limit=6)
     schedule = grown(problem, seconds=20)
     assert schedule is not None
     assert problem.value(schedule) == lower_bound(problem) == 7713
@@ -66,12 +50,12 @@ def test_many_micro_batches_meet_the_bound() -> None:
 
 
 def test_too_few_micro_batches_give_the_pattern_unrolled() -> None:
-    problem = problem_of(12)
+    problem = uniform(4, 12, offload=10, limit=6)
     pattern = next(patterns(problem, 1, seconds=20))
     assert grown(problem, seconds=20) == unrolled(problem, pattern)
 
 
 def test_what_is_not_periodic_is_not_grown() -> None:
-    problem = problem_of(64)
+    problem = uniform(4, 64, offload=10, limit=6)
     uneven = replace(problem, costs=problem.costs.replace(micro_batch_scale=[1, *([2] * 63)]))
     assert grown(uneven, seconds=5) is None

@@ -6,31 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from debubble.ir import Kind, Placement, StageCosts
+from debubble.ir import Kind
 from debubble.solver.growing import _Seedling
-from debubble.solver.patterns import Pattern, _Model, patterns, unrolled
+from debubble.solver.patterns import Pattern, _Model, _Times, patterns, unrolled
 from debubble.solver.problem import OrderProblem
+from tests.solver.orders import uniform
 
 
-def problem_of(micro_batches: int = 24, *, offload: int = 35, limit: int = 6) -> OrderProblem:
-    costs = StageCosts.of(
-        stages=4,
-        forward=10,
-        backward_input=10,
-        backward_weight=10,
-        activation=2,
-        activation_after_input=1,
-        communication=1,
-        offload=offload,
-        memory_limit=limit,
-    )
-    return OrderProblem(placement=Placement.linear(4), micro_batches=micro_batches, costs=costs, offload=True)
+def _model(problem: OrderProblem, period: int, *, step: int = 1) -> _Model:
+    return _Model(problem, _Times.of(problem), period, step=step)
 
 
 @pytest.fixture(scope="module")
 def pattern() -> Pattern:
     """Three micro-batches in 105."""
-    found = _Model(problem_of(), 105 / 90, step=3).solve(60, 0)
+    found = _model(uniform(4, 24, offload=35, limit=6), 105, step=3).solve(60, 0)
     assert found is not None
     return found
 
@@ -42,20 +32,21 @@ def test_micro_batches_of_a_period_may_do_different_things(pattern: Pattern) -> 
 
 
 def test_three_micro_batches_fit_where_each_alone_needs_longer() -> None:
-    problem = problem_of(offload=40)
-    assert _Model(problem, 36 / 30).solve(60, 0) is None
-    together = _Model(problem, 106 / 90, step=3).solve(60, 0)
+    problem = uniform(4, 24, offload=40, limit=6)
+    assert _model(problem, 36).solve(60, 0) is None
+    together = _model(problem, 106, step=3).solve(60, 0)
     assert together is not None
     assert together.time < 36
 
 
 def test_unrolled_a_period_more_takes_a_period_longer(pattern: Pattern) -> None:
-    values = [problem.value(unrolled(problem, pattern)) for problem in map(problem_of, (24, 27, 30))]
+    problems = [uniform(4, m, offload=35, limit=6) for m in (24, 27, 30)]
+    values = [problem.value(unrolled(problem, pattern)) for problem in problems]
     assert values[1] - values[0] == values[2] - values[1] == 105
 
 
 def test_a_seedling_repeats_whole_periods(pattern: Pattern) -> None:
-    problem = problem_of(61)
+    problem = uniform(4, 61, offload=35, limit=6)
     seedling = _Seedling.of(problem, pattern)
     assert (problem.micro_batches - seedling.small.micro_batches) % 3 == 0
     searched = seedling.searched(1.0, seed=0, workers=1)
@@ -64,7 +55,7 @@ def test_a_seedling_repeats_whole_periods(pattern: Pattern) -> None:
 
 
 def test_patterns_take_the_faster_of_one_and_several_micro_batches() -> None:
-    problem = problem_of()
-    one = next(pattern for stretch in (1.35, 1.6) if (pattern := _Model(problem, stretch).solve(5, 0)) is not None)
+    problem = uniform(4, 24, offload=35, limit=6)
+    one = next(pattern for period in (41, 48) if (pattern := _model(problem, period).solve(5, 0)) is not None)
     best = next(patterns(problem, 1, seconds=20))
     assert best.time < one.time

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from debubble.ir import Placement, StageCosts
 from debubble.solver.anneal import measure, move
 from debubble.solver.evaluate import INFINITY
 from debubble.solver.lists import encode
@@ -14,34 +15,19 @@ from debubble.solver.resuming import SAME, START, common_mark, keep, put_back, r
 from debubble.solver.search import search
 from debubble.solver.tables import tables
 from debubble.solver.walker import Walker
+from tests.solver.orders import uniform
 
 MOVES = 400
-
-
-def problem_of(*, offload: bool = True, duplex: str = "full-duplex", model: str = "latency") -> OrderProblem:
-    costs = StageCosts.of(
-        stages=4,
-        forward=10,
-        backward_input=11,
-        backward_weight=9,
-        activation=2,
-        activation_after_input=1,
-        communication=1,
-        offload=14,
-        memory_limit=8,
-        host_link=duplex,
-        communication_model=model,
-    )
-    return OrderProblem(placement=Placement.linear(4), micro_batches=10, costs=costs, offload=offload)
+SMALL = uniform(4, 10, offload=14, limit=8, backward_input=11, backward_weight=9)
 
 
 @pytest.mark.parametrize(
     "problem",
     [
-        problem_of(),
-        problem_of(duplex="half-duplex"),
-        problem_of(model="exclusive"),
-        problem_of(offload=False),
+        SMALL,
+        replace(SMALL, costs=SMALL.costs.replace(host_link="half-duplex")),
+        replace(SMALL, costs=SMALL.costs.replace(communication_model="exclusive")),
+        replace(SMALL, offload=False),
     ],
     ids=["full duplex", "half duplex", "exclusive messages", "without offload"],
 )

@@ -15,17 +15,8 @@ from debubble.solver.optimize import optimize
 from debubble.solver.patterns import periodic
 from debubble.solver.problem import Incumbent, OrderProblem
 from debubble.solver.search import search
+from tests.solver.orders import uniform
 from tests.strategies import random_schedules, stage_costs
-
-
-def problem_of(p: int, m: int, to: int | None, limit: int, **changes: object) -> OrderProblem:
-    costs = StageCosts.of(
-        stages=p, forward=10, backward_input=10, backward_weight=10, activation=2, activation_after_input=1,
-        communication=1, offload=to, memory_limit=2 * limit,
-    )  # fmt: skip
-    return OrderProblem(
-        placement=Placement.linear(p), micro_batches=m, costs=costs.replace(**changes), offload=to is not None
-    )
 
 
 def check_independently(timeline: Timeline, problem: OrderProblem) -> None:
@@ -92,7 +83,7 @@ def test_no_schedule_beats_the_lower_bound(data: st.DataObject) -> None:
 
 
 def test_the_same_seed_and_steps_give_the_same_schedule() -> None:
-    problem = problem_of(4, 6, 20, 3)
+    problem = uniform(4, 6, offload=20, limit=6)
     answers = [last(problem, steps=6000, seed=seed) for seed in (3, 3, 4)]
     assert answers[0].schedule == answers[1].schedule
     assert answers[0].schedule != answers[2].schedule
@@ -100,12 +91,12 @@ def test_the_same_seed_and_steps_give_the_same_schedule() -> None:
 
 @pytest.mark.parametrize(("p", "m", "to", "limit"), [(4, 8, 10, 3), (4, 16, 5, 4), (8, 16, 5, 8)])
 def test_local_search_meets_the_bound_where_the_link_keeps_up(p: int, m: int, to: int, limit: int) -> None:
-    best = last(problem_of(p, m, to, limit), steps=400_000)
+    best = last(uniform(p, m, offload=to, limit=2 * limit), steps=400_000)
     assert best.optimal
 
 
 def test_a_given_start_is_improved_and_its_name_kept() -> None:
-    problem = problem_of(3, 4, 10, 2)
+    problem = uniform(3, 4, offload=10, limit=4)
     start = Schedule.of(
         "mine", problem.placement, 4, [[f"{s}{k}{j}" for j in range(4) for k in "FB"] for s in range(3)]
     )
@@ -123,7 +114,7 @@ def test_several_chunks_in_a_v_are_searched() -> None:
 
 
 def test_recomputation_frees_memory_that_there_is_no_link_for() -> None:
-    problem = problem_of(4, 8, None, 1)
+    problem = uniform(4, 8, limit=2)
     without = last(problem, steps=3000)
     problem = OrderProblem(
         placement=problem.placement, micro_batches=8, costs=problem.costs.replace(recompute=2), recompute=True
@@ -134,7 +125,7 @@ def test_recomputation_frees_memory_that_there_is_no_link_for() -> None:
 
 
 def test_link_groups_share_their_lane() -> None:
-    problem = problem_of(4, 6, 10, 2, link_groups=[(0, 1), (2, 3)])
+    problem = uniform(4, 6, offload=10, limit=4, link_groups=[(0, 1), (2, 3)])
     best = last(problem, steps=2000)
     timeline = simulate(best.schedule, problem.costs)
     spans = sorted((o.start, o.end) for o in timeline.operations if o.lane is Lane.D2H and o.device in (0, 1))
@@ -143,11 +134,11 @@ def test_link_groups_share_their_lane() -> None:
 
 def test_what_fits_nowhere_is_refused() -> None:
     with pytest.raises(InfeasibleError, match="use devices with"):
-        next(search(problem_of(2, 2, 10, 0), steps=1))
+        next(search(uniform(2, 2, offload=10, limit=0), steps=1))
 
 
 def test_a_periodic_pattern_fits_and_comes_within_a_round_of_the_bound() -> None:
-    problem = problem_of(4, 40, 10, 3)
+    problem = uniform(4, 40, offload=10, limit=6)
     schedule = periodic(problem, seconds=20)
     assert schedule is not None
     timeline = simulate(schedule, problem.costs)
@@ -156,7 +147,7 @@ def test_a_periodic_pattern_fits_and_comes_within_a_round_of_the_bound() -> None
 
 
 def test_optimize_streams_better_values_and_higher_bounds() -> None:
-    stream = list(optimize(problem_of(3, 5, 20, 2), deadline=20.0, use_cache=False))
+    stream = list(optimize(uniform(3, 5, offload=20, limit=4), deadline=20.0, use_cache=False))
     values, bounds = [float(i.value) for i in stream], [float(i.bound) for i in stream]
     assert values == sorted(values, reverse=True)
     assert bounds == sorted(bounds)

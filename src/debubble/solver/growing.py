@@ -17,7 +17,7 @@ from debubble.solver.bounds import lower_bound
 from debubble.solver.lists import Block, later
 from debubble.solver.patterns import Pattern, patterns, unrolled
 from debubble.solver.problem import Incumbent, OrderProblem
-from debubble.solver.search import Clock, improve
+from debubble.solver.search import MILD, Clock, improve
 
 PERIODS = 6
 """Periods that the search sees: with fewer, one that takes longer than it should goes unnoticed."""
@@ -99,6 +99,7 @@ class _Seedling:
                 seed=seed,
                 workers=workers,
                 block=self.block,
+                hot=MILD,
             ),
         )
         return replace(self, best=best)

@@ -20,7 +20,7 @@ from debubble.solver.counting import proving
 from debubble.solver.cp_sat import device_bound, solve
 from debubble.solver.growing import grown
 from debubble.solver.problem import Incumbent, OrderProblem
-from debubble.solver.search import Clock, improve, search, verified
+from debubble.solver.search import HOT, MILD, Clock, improve, search, verified
 from debubble.solver.tight import LARGEST, skeleton_bound
 
 PROVABLE = 72
@@ -87,6 +87,11 @@ class _Run:
         return self.problem.offload or self.problem.recompute
 
     @property
+    def hot(self) -> float:
+        """Temperature for a search that is not the first: far from the bound the start's structure is all there is."""
+        return MILD if self.best.gap > WIDE else HOT
+
+    @property
     def opening(self) -> float:
         """Seconds of local search before CP-SAT gets its turn: few where that can prove the optimum."""
         if self.pairs <= PROVABLE:
@@ -102,7 +107,7 @@ class _Run:
             if self.pairs >= LARGE:
                 yield from self.repeated()
             start = self.best
-            yield from self.searched(self.opening, turn=0)
+            yield from self.searched(self.opening, turn=0, hot=MILD if start.source == "pattern" else HOT)
             yield self.bounded(prover.bound)
             if self.pairs <= PROVABLE:
                 yield from self.solved(self.left)
@@ -113,7 +118,7 @@ class _Run:
                 yield from self.again(start, seconds=self.left / 2 if self.best.gap > WIDE else self.left)
             fruitless = 0
             for turn in itertools.count(1):
-                yield from self.searched(max(2.0, (self.clock.end - self.clock.begin) / 10), turn=turn)
+                yield from self.searched(max(2.0, (self.clock.end - self.clock.begin) / 10), turn=turn, hot=self.hot)
                 yield self.bounded(prover.bound)
                 if self.left < 1:
                     return
@@ -140,12 +145,12 @@ class _Run:
             self.best = replace(better, source="pattern")
             yield self.best
 
-    def searched(self, seconds: float, *, turn: int) -> Iterator[Incumbent]:
+    def searched(self, seconds: float, *, turn: int, hot: float) -> Iterator[Incumbent]:
         """Local search for some seconds."""
         clock = Clock.starting(min(self.left, max(seconds, 0.5)))
         seed = self.seed + turn
         yield from self.follow(
-            improve(self.problem, self.best, clock=clock, steps=None, seed=seed, workers=self.workers)
+            improve(self.problem, self.best, clock=clock, steps=None, seed=seed, workers=self.workers, hot=hot)
         )
 
     def again(self, start: Incumbent, *, seconds: float) -> Iterator[Incumbent]:
@@ -153,7 +158,14 @@ class _Run:
         clock, seed = Clock.starting(seconds), self.seed + 1
         start = replace(start, bound=self.best.bound)
         slow = improve(
-            self.problem, start, clock=clock, steps=None, seed=seed, workers=self.workers, coolings=(0.0, 1.0)
+            self.problem,
+            start,
+            clock=clock,
+            steps=None,
+            seed=seed,
+            workers=self.workers,
+            hot=self.hot,
+            coolings=(0.0, 1.0),
         )
         for found in slow:
             if found.value < self.best.value:

@@ -70,36 +70,36 @@ def patterns(problem: OrderProblem, number: int, *, seconds: float, seed: int = 
         return
     if costs.communication_model != "latency" or costs.link_groups or costs.host_link == "half-duplex":
         return
-    for stretch in STRETCH:
-        model = _Model(problem, stretch)
-        first = model.solve(seconds / 4, seed)
+    times = _Times.of(problem)
+    for period in (math.ceil(times.work * stretch - 1e-9) for stretch in STRETCH):
+        first = _Model(problem, times, period).solve(seconds / 4, seed)
         if first is None:
             continue
-        if model.period > model.work:
-            faster = _faster(problem, first, model.work, seconds=seconds, seed=seed)
+        if period > times.work:
+            faster = _faster(problem, times, first, seconds=seconds, seed=seed)
             if faster is not None:
                 yield faster
                 return
         yield first
         shortest = _under_way(first)
         for more in range(1, number):
-            model = _Model(problem, stretch, least=shortest + more * first.period)
+            model = _Model(problem, times, period, least=shortest + more * period)
             longer = model.solve(seconds / (2 * number), seed)
             if longer is not None:
                 yield longer
         return
 
 
-def _faster(problem: OrderProblem, than: Pattern, work: int, *, seconds: float, seed: int) -> Pattern | None:
+def _faster(problem: OrderProblem, times: _Times, than: Pattern, *, seconds: float, seed: int) -> Pattern | None:
     """A pattern whose micro-batches take less time than those of another."""
     begin, best, tries = time.monotonic(), None, len(STEPS) * TRIES
     for step in STEPS:
-        low, high = step * work, math.ceil((than if best is None else best).time * step / than.unit) - 1
+        low, high = step * times.work, math.ceil((than if best is None else best).time * step / than.unit) - 1
         for _ in range(TRIES):
             if low <= high:
                 # Where there is none it takes all the time to find none: most are tried near those that are known.
                 period = high - (high - low) // 4
-                model = _Model(problem, period / (step * work), step=step)
+                model = _Model(problem, times, period, step=step)
                 found = model.solve((begin + seconds - time.monotonic()) / tries, seed)
                 if found is None:
                     low = period + 1
@@ -128,22 +128,49 @@ def unrolled(problem: OrderProblem, pattern: Pattern) -> Schedule:
     return problem.schedule("searched", tuple(tuple(op for *_, op in order) for order in lists))
 
 
+@dataclass(frozen=True)
+class _Times:
+    """What a micro-batch does, and how many steps of `unit` it takes."""
+
+    compute: tuple[Kind, ...]
+    transfers: tuple[Kind, ...]
+    unit: Number
+    time: dict[tuple[Kind, int], int]
+    """By kind and stage."""
+    message: tuple[int, ...]
+
+    @staticmethod
+    def of(problem: OrderProblem) -> _Times:
+        template, costs, stages = problem.schedule("pattern", ()), problem.costs, range(problem.stages)
+        compute = (Kind.F, Kind.I, Kind.W) if problem.split else (Kind.F, Kind.B)
+        transfers = (Kind.O, Kind.L) if problem.offload else ()
+        exact = {
+            (kind, s): duration(template, costs, Op(kind, s, 0), Lane.COMPUTE)
+            for kind in (*compute, *transfers)
+            for s in stages
+        }
+        unit = grid([*exact.values(), *costs.communication])
+        steps = {each: math.ceil(time / unit - 1e-9) for each, time in exact.items()}
+        message = tuple(math.ceil(time / unit - 1e-9) for time in costs.communication)
+        return _Times(compute, transfers, unit, steps, message)
+
+    @property
+    def work(self) -> int:
+        """Of the busiest stage: no period is shorter."""
+        return max(sum(self.time[kind, s] for kind in self.compute) for s in {stage for _, stage in self.time})
+
+
 class _Model:
     """The CP-SAT model of one period."""
 
-    def __init__(self, problem: OrderProblem, stretch: float, *, least: int = 0, step: int = 1) -> None:
+    def __init__(self, problem: OrderProblem, times: _Times, period: int, *, least: int = 0, step: int = 1) -> None:
         from ortools.sat.python import cp_model
 
-        self.problem, self.cp, self.least, costs = problem, cp_model.CpModel(), least, problem.costs
-        self.compute = (Kind.F, Kind.I, Kind.W) if problem.split else (Kind.F, Kind.B)
-        self.transfers = (Kind.O, Kind.L) if problem.offload else ()
+        self.problem, self.cp, self.period, self.least = problem, cp_model.CpModel(), period, least
+        self.unit, self.time, self.message = times.unit, times.time, times.message
+        self.compute, self.transfers = times.compute, times.transfers
         self.template = problem.schedule("pattern", ())
         kinds, stages = (*self.compute, *self.transfers), range(problem.stages)
-        self.unit = grid([*(self._duration(k, s) for k in kinds for s in stages), *costs.communication])
-        self.time = {(k, s): math.ceil(self._duration(k, s) / self.unit - 1e-9) for k in kinds for s in stages}
-        self.message = [math.ceil(c / self.unit - 1e-9) for c in costs.communication]
-        self.work = max(sum(self.time[k, s] for k in self.compute) for s in stages)
-        self.period = math.ceil(step * self.work * stretch - 1e-9)
         way = sum(self.time[k, s] for k in self.compute[:2] for s in stages) + 2 * sum(self.message)
         aside = max(sum(self.time[k, s] for k in (*self.compute[2:], *self.transfers)) for s in stages)
         # The longer several micro-batches may take, the longer CP-SAT takes to find, or not to find, where they are.
@@ -189,9 +216,6 @@ class _Model:
             self.unit,
             len(self.own),
         )
-
-    def _duration(self, kind: Kind, stage: int) -> Number:
-        return duration(self.template, self.problem.costs, Op(kind, stage, 0), Lane.COMPUTE)
 
     def _end(self, kind: Kind, s: int, j: int) -> Any:
         return self.at[Op(kind, s, j)] + self.time[kind, s]
