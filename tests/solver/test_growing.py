@@ -24,7 +24,7 @@ def seedling() -> _Seedling:
 def test_moves_keep_the_block_periodic(seedling: _Seedling, seed: int) -> None:
     walker = Walker.of(seedling.small, seedling.best, seed=seed, block=seedling.block)
     walker.restart(seedling.best)
-    assert walker.walk(3000, hot=0.5, cold=0.05, target=0) == 3000
+    assert walker.walk(3000, temperature=0.1, target=0) == 3000
     found = walker.news()
     assert found is not None
     begins = seedling.block.begins(found)
