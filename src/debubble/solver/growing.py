@@ -88,7 +88,7 @@ class _Seedling:
         return float(larger.value(self.grown(larger)) - larger.micro_batches * self.time)
 
     def searched(self, seconds: float, *, seed: int, workers: int) -> _Seedling:
-        """With its head and its tail improved."""
+        """With its head and its tail improved, unless that is paid for by every repetition."""
         *_, best = (
             self.best,
             *improve(
@@ -102,7 +102,7 @@ class _Seedling:
                 hot=MILD,
             ),
         )
-        return replace(self, best=best)
+        return min((replace(self, best=best), self), key=lambda each: each.excess)
 
     def grown(self, problem: OrderProblem) -> Schedule:
         """The schedule of the whole problem."""
