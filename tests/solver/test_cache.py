@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from debubble.ir import Placement, StageCosts
 from debubble.solver import cache
 from debubble.solver.problem import Incumbent, OrderProblem
 from debubble.solver.search import search
+from tests.solver.orders import uniform
 
 
 @pytest.fixture(autouse=True)
@@ -20,11 +20,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def problem_of(forward: float = 10, micro_batches: int = 5) -> OrderProblem:
-    costs = StageCosts.of(
-        stages=3, forward=forward, backward_input=10, backward_weight=10, activation=2, activation_after_input=1,
-        offload=15, memory_limit=4,
-    )  # fmt: skip
-    return OrderProblem(placement=Placement.linear(3), micro_batches=micro_batches, costs=costs, offload=True)
+    return uniform(3, micro_batches, offload=15, limit=4, communication=0, forward=forward)
 
 
 def searched(problem: OrderProblem, steps: int = 500) -> Incumbent:

@@ -11,6 +11,7 @@ patterns are tried, and the worse half is given up again and again.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from debubble.ir import Kind, Op, Schedule
 from debubble.solver.bounds import lower_bound
@@ -81,7 +82,7 @@ class _Seedling:
         windows = tuple(_between(order, middle, middle + pattern.step) for order in schedule.orders)
         return _Seedling(small, best, pattern.time, Block(windows, PERIODS, pattern.step))
 
-    @property
+    @cached_property
     def excess(self) -> float:
         """Its time beyond the periods, once these are repeated: what seedlings of different size are compared by."""
         larger = replace(self.small, micro_batches=self.small.micro_batches + 3 * PERIODS * self.block.step)
