@@ -13,6 +13,10 @@ from debubble.solver.jit import jit
 from debubble.solver.layout import B, F, Floats, I, Ints, L, Layout, O, R
 from debubble.solver.resuming import SAME, START, common_mark, keep, put_back, resume
 
+OFFLOAD, NEIGHBOUR, RECOMPUTE, SHIFT, RUN = 22, 28, 38, 60, 80
+"""Dice of 100 below which a move changes offloads, hands one to the next micro-batch, changes recomputations, or shifts
+one operation or a run of micro-batches; else it shifts those of neighbouring stages.  What may not be falls through."""
+
 
 @jit
 def draw(state: Ints, below: int) -> int:
@@ -217,7 +221,7 @@ def move(
         for _ in range(1 + draw(random, 3)):
             rotate(a, n, orders, lengths, d, later)
         return
-    if offload and dice < 22:
+    if offload and dice < OFFLOAD:
         run, stride = 1, 1
         if draw(random, 3) == 0:
             run, stride = 1 + draw(random, 8), 1 + draw(random, 3)
@@ -225,14 +229,14 @@ def move(
             if j + k * stride < m:
                 toggle_offload(a, n, orders, lengths, pair + k * stride, random)
         return
-    if offload and dice < 28:
+    if offload and dice < NEIGHBOUR:
         # To the neighbouring micro-batch.
         other = pair + 1 if j + 1 < m and (j == 0 or draw(random, 2) == 0) else pair - 1
         if m > 1:
             toggle_offload(a, n, orders, lengths, pair, random)
             toggle_offload(a, n, orders, lengths, other, random)
         return
-    if recompute and dice < 38:
+    if recompute and dice < RECOMPUTE:
         run = 1 if draw(random, 3) > 0 else 1 + draw(random, 8)
         for k in range(run):
             if j + k < m:
@@ -241,9 +245,9 @@ def move(
     by = 1 + draw(random, 4 if draw(random, 3) > 0 else 4 * orders.shape[0])
     if draw(random, 2) == 0:
         by = -by
-    if dice < 60:
+    if dice < SHIFT:
         shift(a, n, orders, lengths, op, by)
-    elif dice < 80:
+    elif dice < RUN:
         run = 2 + draw(random, 8 if draw(random, 2) == 0 else m)
         for k in range(run):
             # The first to move makes room for the next.
