@@ -14,7 +14,7 @@ from debubble.solver.bounds import lower_bound
 from debubble.solver.optimize import optimize
 from debubble.solver.patterns import periodic
 from debubble.solver.problem import Incumbent, OrderProblem
-from debubble.solver.search import HOT, MILD, Clock, improve, search
+from debubble.solver.search import search
 from tests.solver.orders import uniform
 from tests.strategies import random_schedules, stage_costs
 
@@ -98,18 +98,6 @@ def test_local_search_meets_the_bound_where_the_link_keeps_up(p: int, m: int, to
 def test_no_more_moves_are_made_than_allowed() -> None:
     for steps in (0, 1, 500):
         assert all(each.steps <= steps for each in search(uniform(4, 8, offload=20, limit=6), steps=steps, deadline=60))
-
-
-def test_heat_loses_what_a_pattern_begins_with() -> None:
-    problem = uniform(4, 24, offload=35, limit=6)
-    pattern = periodic(problem, seconds=20)
-    assert pattern is not None
-    start = Incumbent(schedule=pattern, value=problem.value(pattern), bound=0, source="pattern")
-    streams = (
-        improve(problem, start, clock=Clock.starting(None), steps=60_000, seed=1, hot=hot) for hot in (MILD, 20 * HOT)
-    )
-    mild, hot = (min(each.value for each in (start, *stream)) for stream in streams)
-    assert mild < hot
 
 
 def test_a_given_start_is_improved_and_its_name_kept() -> None:

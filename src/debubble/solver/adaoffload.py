@@ -13,7 +13,7 @@ import itertools
 from dataclasses import replace
 
 from debubble.ir import InfeasibleError, Kind, Number, Op, Placement, Schedule, StageCosts
-from debubble.solver.eviction import offload_to_fit
+from debubble.solver.eviction import all_pairs, offload_to_fit
 from debubble.solver.problem import OrderProblem
 
 
@@ -72,7 +72,7 @@ def _schedule(name: str, costs: StageCosts, micro_batches: int, warm_up: list[in
         placement=Placement.linear(costs.stages), micro_batches=micro_batches, costs=costs, split=split, offload=True
     )
     orders = [_order(s, micro_batches, warm_up[s], split=split) for s in range(costs.stages)]
-    schedule = offload_to_fit(problem, orders, everything=True)
+    schedule = offload_to_fit(problem, orders, eager=all_pairs(problem))
     if schedule is None:
         raise InfeasibleError(f"{name} does not fit the memory limit: it needs at least two activations per device.")
     return replace(schedule, name=name)

@@ -24,9 +24,17 @@ def lower_bound(problem: OrderProblem) -> Number:
     return max(_chain(problem), *(_work(problem, d) for d in devices), *(_memory(problem, d) for d in devices))
 
 
-def round_trip(problem: OrderProblem, device: int) -> Number:
-    """Least time from the end of the forward of a device's last stage to the start of its backward."""
-    return _delays(problem, device).round_trip
+def round_trip(problem: OrderProblem, stage: int) -> Number:
+    """Least time from the end of a stage's forward to the start of its backward."""
+    costs, top = problem.costs, problem.stages - 1
+    up = _forward_chain(problem, stage, top) + costs.forward[top] - costs.forward[stage]
+    return (up + _backward_chain(problem, top, stage)) * _scale(problem)
+
+
+def idle_allowed(problem: OrderProblem) -> list[Number]:
+    """Per device, the idle time beyond what is forced before its first backward that the lower bound leaves it."""
+    bound = lower_bound(problem)
+    return [bound - _work(problem, device) for device in range(problem.devices)]
 
 
 @dataclass(frozen=True)
@@ -83,10 +91,9 @@ def _delays(problem: OrderProblem, device: int) -> _Delays:
     tail: Number = 0
     if low > 0:
         tail = _communication(problem, low - 1) + _backward_chain(problem, low - 1, 0) + _backward(problem, 0) + weight
-    up = _forward_chain(problem, high, top) + costs.forward[top]
     return _Delays(
         head=_forward_chain(problem, 0, low) * scale,
-        round_trip=(up - costs.forward[high] + _backward_chain(problem, top, high)) * scale,
+        round_trip=round_trip(problem, high),
         tail=tail * scale,
         own_chain=(_forward_chain(problem, low, top) + costs.forward[top] + _backward_chain(problem, top, high))
         * scale,

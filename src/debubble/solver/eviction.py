@@ -7,27 +7,54 @@ takes, if memory allows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Container, Iterable, Sequence
 
 from debubble.ir import Kind, Number, Op, Schedule
 from debubble.ir.effects import change, duration
 from debubble.ir.ops import BACKWARDS, Lane
+from debubble.solver.list_scheduling import Timetable
 from debubble.solver.problem import OrderProblem
 
 Pair = tuple[int, int]
 
 
 def offload_to_fit(
-    problem: OrderProblem, orders: Sequence[Sequence[Op]], *, everything: bool = False
+    problem: OrderProblem, orders: Sequence[Sequence[Op]], *, eager: Container[Pair] = ()
 ) -> Schedule | None:
     """Lists with offloads, so that every device stays under its limit; None if that does not suffice.
 
-    `everything` offloads all activations (PipeOffload's rule) but those whose backward follows at once.
+    `eager`: (stage, micro-batch) pairs that are offloaded in any case, unless their backward follows at once.
     """
     base = problem.schedule("searched", tuple(map(tuple, orders)))
-    fitted = [_Device(problem, base, d, everything).run() for d in range(problem.devices)]
+    fitted = [_Device(problem, base, d, eager).run() for d in range(problem.devices)]
     complete = [order for order in fitted if order is not None]
     return None if len(complete) < len(fitted) else problem.schedule("searched", tuple(complete))
+
+
+def all_pairs(problem: OrderProblem) -> frozenset[Pair]:
+    """Every (stage, micro-batch)."""
+    return frozenset(itertools.product(range(problem.stages), range(problem.micro_batches)))
+
+
+def in_pace(problem: OrderProblem, timetable: Timetable) -> frozenset[Pair]:
+    """The (stage, micro-batch) pairs that there is time to move: until their backward, and on the link.
+
+    At their F's end the link is free, or soon will be.
+    """
+    costs, pairs = problem.costs, set[Pair]()
+    assert costs.offload is not None
+    assert costs.reload is not None
+    for order, ends in zip(timetable.orders, timetable.ends, strict=True):
+        due = {op[1:]: end for op, end in zip(order, ends, strict=True) if op.kind in BACKWARDS}
+        free: Number = 0
+        for op, end in zip(order, ends, strict=True):
+            scale = costs.scale_of(op.micro_batch)
+            out, back = costs.offload[op.stage] * scale, costs.reload[op.stage] * scale
+            if op.kind is Kind.F and 2 * (free - end) <= out and due[op[1:]] - end > out + back:
+                pairs.add(op[1:])
+                free = max(free, end) + out
+    return frozenset(pairs)
 
 
 def recompute_to_fit(problem: OrderProblem, orders: Sequence[Sequence[Op]]) -> Schedule | None:
@@ -76,8 +103,8 @@ def _first_excess(problem: OrderProblem, schedule: Schedule, room: Number, chose
 class _Device:
     """Walks one device's compute operations and puts transfers between them."""
 
-    def __init__(self, problem: OrderProblem, base: Schedule, device: int, everything: bool) -> None:
-        self.problem, self.base, self.everything = problem, base, everything
+    def __init__(self, problem: OrderProblem, base: Schedule, device: int, eager: Container[Pair]) -> None:
+        self.problem, self.base, self.eager = problem, base, eager
         self.order = base.orders[device]
         limit = problem.costs.limit_of(device)
         self.room = None if limit is None else limit - problem.costs.static_of(device)
@@ -104,7 +131,7 @@ class _Device:
             elif op.kind in BACKWARDS:
                 self.resident.discard(pair)
                 self.protected.discard(pair)
-            if self.everything and op.kind is Kind.F and self.due[pair] > at + 2:
+            if op.kind is Kind.F and pair in self.eager and self.due[pair] > at + 2:
                 self._evict(pair, offloaded)
             self._reload_early(at, offloaded)
         return self._merged(offloaded)

@@ -18,7 +18,7 @@ from debubble.solver.bounds import lower_bound
 from debubble.solver.lists import Block, later
 from debubble.solver.patterns import Pattern, patterns, unrolled
 from debubble.solver.problem import Incumbent, OrderProblem
-from debubble.solver.search import MILD, Clock, improve
+from debubble.solver.search import Clock, improve
 
 PERIODS = 6
 """Periods that the search sees: with fewer, one that takes longer than it should goes unnoticed."""
@@ -100,7 +100,6 @@ class _Seedling:
                 seed=seed,
                 workers=workers,
                 block=self.block,
-                hot=MILD,
             ),
         )
         return min((replace(self, best=best), self), key=lambda each: each.excess)

@@ -1,38 +1,63 @@
-"""Constructive list scheduling, event by event: the backward first, then the forward if memory allows, W in gaps."""
+"""Constructive list scheduling, event by event: the backward first, then the forward if memory allows, W in gaps.
+
+A W may fill a gap that is shorter than itself, or leave it idle.  What that costs depends on the device: one whose work
+alone makes up the lower bound has no time to lose, and one with less work delays others if it begins a W too many.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from math import inf
 
 from debubble.ir import Kind, Number, Op
 from debubble.solver.problem import OrderProblem
 
 
-def list_schedule(problem: OrderProblem, *, room: Sequence[Number | None]) -> list[list[Op]] | None:
-    """Per device, its compute operations in the order in which they start, with activations within `room[d]`.
+@dataclass(frozen=True)
+class Timetable:
+    """Per device, its compute operations in the order in which they start, and when each ends."""
 
-    None if that gets stuck.  Nothing is offloaded or recomputed explicitly.
+    orders: list[list[Op]]
+    ends: list[list[Number]]
+
+
+def list_schedule(
+    problem: OrderProblem,
+    *,
+    room: Sequence[Number | None],
+    least_gap: Fraction = Fraction(1, 2),
+    idle: Sequence[Number] | None = None,
+) -> Timetable | None:
+    """Activations within `room[d]`, nothing offloaded or recomputed explicitly; None if that gets stuck.
+
+    `least_gap`: part of W's time from which a gap is filled with it.  `idle`: time that each device may lose behind its
+    first backward before it fills every gap.
     """
-    return _Run(problem, room).run()
+    return _Run(problem, room, least_gap, [inf] * len(room) if idle is None else idle).run()
 
 
 @dataclass
 class _Device:
     stages: tuple[int, ...]
     room: Number | None
+    idle: Number
+    """Time that it may still lose."""
     free: Number = 0
     used: Number = 0
     order: list[Op] = field(default_factory=list)
+    ends: list[Number] = field(default_factory=list)
     waiting: list[Op] = field(default_factory=list)
     """W operations, oldest first."""
 
 
 class _Run:
-    def __init__(self, problem: OrderProblem, room: Sequence[Number | None]) -> None:
-        self.problem, self.costs = problem, problem.costs
-        self.devices = [_Device(stages, r) for stages, r in zip(problem.placement.stages_of, room, strict=True)]
+    def __init__(
+        self, problem: OrderProblem, room: Sequence[Number | None], least_gap: Fraction, idle: Sequence[Number]
+    ) -> None:
+        self.problem, self.costs, self.least_gap = problem, problem.costs, least_gap
+        self.devices = [_Device(*each) for each in zip(problem.placement.stages_of, room, idle, strict=True)]
         self.forwards = [0] * problem.stages
         self.backwards = [0] * problem.stages
         self.forward_at: list[list[Number]] = [[] for _ in range(problem.stages)]
@@ -42,15 +67,20 @@ class _Run:
         split = problem.split
         self.remains = [self.costs.activation_after_input[s] if split else 0 for s in range(problem.stages)]
 
-    def run(self) -> list[list[Op]] | None:
-        work = 2 + self.problem.split
+    def run(self) -> Timetable | None:
+        work, device_of = 2 + self.problem.split, self.problem.placement.device_of
+        choices = [self._choose(device) for device in self.devices]
         for _ in range(work * self.problem.stages * self.problem.micro_batches):
-            choices = [(*choice, d) for d, device in enumerate(self.devices) if (choice := self._choose(device))]
-            if not choices:
+            first = min(((choice[0], d) for d, choice in enumerate(choices) if choice), default=None)
+            if first is None:
                 return None
-            start, op, d = min(choices, key=lambda c: (c[0], c[2]))
+            d = first[1]
+            start, op = choices[d]  # type: ignore[misc]
             self._do(self.devices[d], op, start)
-        return [device.order for device in self.devices]
+            # Nobody else's choice has changed.
+            for other in {d, *(device_of[s] for s in (op.stage - 1, op.stage + 1) if 0 <= s < self.problem.stages)}:
+                choices[other] = self._choose(self.devices[other])
+        return Timetable([device.order for device in self.devices], [device.ends for device in self.devices])
 
     def _choose(self, device: _Device) -> tuple[Number, Op] | None:
         """What the device starts next, and when, as far as is known now."""
@@ -64,7 +94,8 @@ class _Run:
         if device.waiting:
             op = device.waiting[0]
             gap = inf if upcoming is None else upcoming[0] - device.free
-            if 2 * gap >= self.costs.backward_weight[op.stage] * self.costs.scale_of(op.micro_batch):
+            time = self.costs.backward_weight[op.stage] * self.costs.scale_of(op.micro_batch)
+            if gap >= self.least_gap * time or gap > device.idle:
                 return device.free, op
         return None if upcoming is None else (upcoming[0], upcoming[1])
 
@@ -100,6 +131,8 @@ class _Run:
     def _do(self, device: _Device, op: Op, start: Number) -> None:
         kind, s, j = op
         scale, costs = self.costs.scale_of(j), self.costs
+        if any(self.backwards[stage] for stage in device.stages):
+            device.idle -= start - device.free
         size, remains = self.size[s] * scale, self.remains[s] * scale
         if kind is Kind.F:
             device.free = start + costs.forward[s] * scale
@@ -122,6 +155,7 @@ class _Run:
             if s > 0:
                 self.backward_at[s - 1].append(device.free + self._message(s - 1))
         device.order.append(op)
+        device.ends.append(device.free)
 
     def _message(self, stage: int) -> Number:
         device_of = self.problem.placement.device_of

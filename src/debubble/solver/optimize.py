@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 
 from debubble.ir import Number, Op, Schedule
 from debubble.solver import cache
-from debubble.solver.bounds import lower_bound
+from debubble.solver.bounds import idle_allowed, lower_bound
 from debubble.solver.counting import proving
 from debubble.solver.cp_sat import device_bound, solve
 from debubble.solver.growing import grown
 from debubble.solver.problem import Incumbent, OrderProblem
-from debubble.solver.search import HOT, MILD, Clock, improve, search, verified
+from debubble.solver.search import Clock, improve, search, verified
+from debubble.solver.starts import moving
 from debubble.solver.tight import LARGEST, skeleton_bound
 
 PROVABLE = 72
@@ -30,6 +31,9 @@ LARGE = 200
 
 WIDE = 0.02
 """Gap from which relaxations are worth their time: near the bound it is mostly the schedule that can be better."""
+
+WORSE = 0.1
+"""By how much more a start may take that keeps the bottleneck busy: what it lacks a search finds sooner."""
 
 FRUITLESS = 2
 """Neighbourhoods in a row without a better schedule after which CP-SAT is given no more of them."""
@@ -52,7 +56,7 @@ def optimize(
     begin = time.monotonic()
     cached = cache.nearest(problem) if use_cache else None
     candidates = [*starts, *(() if cached is None else (cached,))]
-    *_, best = search(problem, starts=candidates, deadline=deadline, steps=0, seed=seed)
+    *_, best = search(problem, starts=candidates, deadline=deadline / 4, steps=0, seed=seed)
     run = _Run(problem, best, Clock(begin, begin + deadline), seed, workers)
     for best in run.methods():
         yield replace(best, seconds=run.clock.passed)
@@ -87,11 +91,6 @@ class _Run:
         return self.problem.offload or self.problem.recompute
 
     @property
-    def hot(self) -> float:
-        """Temperature for a search that is not the first: far from the bound the start's structure is all there is."""
-        return MILD if self.best.gap > WIDE else HOT
-
-    @property
     def opening(self) -> float:
         """Seconds of local search before CP-SAT gets its turn: few where that can prove the optimum."""
         if self.pairs <= PROVABLE:
@@ -107,7 +106,7 @@ class _Run:
             if self.pairs >= LARGE:
                 yield from self.repeated()
             start = self.best
-            yield from self.searched(self.opening, turn=0, hot=MILD if start.source == "pattern" else HOT)
+            yield from self.searched(self.opening, turn=0)
             yield self.bounded(prover.bound)
             if self.pairs <= PROVABLE:
                 yield from self.solved(self.left)
@@ -118,7 +117,7 @@ class _Run:
                 yield from self.again(start, seconds=self.left / 2 if self.best.gap > WIDE else self.left)
             fruitless = 0
             for turn in itertools.count(1):
-                yield from self.searched(max(2.0, (self.clock.end - self.clock.begin) / 10), turn=turn, hot=self.hot)
+                yield from self.searched(max(2.0, (self.clock.end - self.clock.begin) / 10), turn=turn)
                 yield self.bounded(prover.bound)
                 if self.left < 1:
                     return
@@ -145,32 +144,33 @@ class _Run:
             self.best = replace(better, source="pattern")
             yield self.best
 
-    def searched(self, seconds: float, *, turn: int, hot: float) -> Iterator[Incumbent]:
+    def searched(self, seconds: float, *, turn: int) -> Iterator[Incumbent]:
         """Local search for some seconds."""
         clock = Clock.starting(min(self.left, max(seconds, 0.5)))
         seed = self.seed + turn
         yield from self.follow(
-            improve(self.problem, self.best, clock=clock, steps=None, seed=seed, workers=self.workers, hot=hot)
+            improve(self.problem, self.best, clock=clock, steps=None, seed=seed, workers=self.workers)
         )
 
     def again(self, start: Incumbent, *, seconds: float) -> Iterator[Incumbent]:
-        """Another search from an earlier start, as slow as can be: the slower it cools, the surer it is."""
+        """Another search, from another start, as slow as can be: the slower it cools, the surer it is."""
         clock, seed = Clock.starting(seconds), self.seed + 1
-        start = replace(start, bound=self.best.bound)
-        slow = improve(
-            self.problem,
-            start,
-            clock=clock,
-            steps=None,
-            seed=seed,
-            workers=self.workers,
-            hot=self.hot,
-            coolings=(0.0, 1.0),
-        )
-        for found in slow:
+        start = replace(self.busy(start), bound=self.best.bound)
+        for found in improve(
+            self.problem, start, clock=clock, steps=None, seed=seed, workers=self.workers, coolings=(0.0, 1.0)
+        ):
             if found.value < self.best.value:
                 self.best = found
                 yield found
+
+    def busy(self, start: Incumbent) -> Incumbent:
+        """The best start that keeps the bottleneck busy, even if it is worse than another."""
+        limit: Number = (1 + WORSE) * start.value
+        for schedule in moving(self.problem, idle=idle_allowed(self.problem)) if self.problem.offload else ():
+            found = verified(self.problem, schedule, replace(start, value=limit))
+            if found is not None:
+                start, limit = found, found.value
+        return start
 
     def solved(self, seconds: float, *, turn: int | None = None) -> Iterator[Incumbent]:
         """CP-SAT on the whole, or on a window of micro-batches that differs by turn."""

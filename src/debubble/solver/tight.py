@@ -19,7 +19,7 @@ from debubble.solver.bounds import lower_bound
 from debubble.solver.cp_model import Model, build, grid, schedule_of
 from debubble.solver.cp_sat import ROOMY, proven, solve, solver_of
 from debubble.solver.problem import Incumbent, OrderProblem
-from debubble.solver.search import MILD, Clock, improve, verified
+from debubble.solver.search import Clock, improve, verified
 
 LARGEST = 1024
 """Stages x micro-batches up to which the whole problem is given to CP-SAT."""
@@ -49,7 +49,7 @@ def tightened(
             best = better
             yield best
     if not best.optimal:
-        yield from improve(problem, best, clock=Clock.starting(None), steps=steps, seed=seed, hot=MILD)
+        yield from improve(problem, best, clock=Clock.starting(None), steps=steps, seed=seed)
 
 
 def _exact(problem: OrderProblem, best: Incumbent, seed: int, complete: Completion | None) -> Iterator[Incumbent]:
