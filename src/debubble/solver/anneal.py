@@ -293,11 +293,13 @@ def mean_backward(a: Layout, x: Floats) -> float:
 
 
 @jit
-def measure(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, at: int, threshold: float) -> float:
+def measure(
+    a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, at: int, threshold: float, latest: float
+) -> float:
     """What `evaluate` says of lists that begin as those kept, up to a mark."""
     if at == START:
         return evaluate(a, x, n, orders, lengths, threshold)
-    return walk(a, x, n, orders, lengths, threshold)
+    return walk(a, x, n, orders, lengths, threshold, latest)
 
 
 @jit
@@ -311,7 +313,7 @@ def anneal(
     Returns (best objective, steps taken); stops at `target`.  The start must be feasible.
     """
     n[a.marked] = 0
-    value = measure(a, x, n, orders, lengths, START, INFINITY)
+    value = measure(a, x, n, orders, lengths, START, INFINITY, INFINITY)
     keep(a, x, n, START)
     n[a.kept_begin : a.kept_begin + a.devices] = n[a.begin : a.begin + a.devices]
     cost = value + weight * mean_backward(a, x)
@@ -329,7 +331,7 @@ def anneal(
         if at != START:
             resume(a, x, n, orders, lengths, at)
         allowed = cost - temperature * np.log((1 + draw(random, 1000000)) / 1000000.0)
-        found = measure(a, x, n, tried, tried_lengths, at, allowed)
+        found = measure(a, x, n, tried, tried_lengths, at, allowed, (allowed - cost) / weight)
         price = found + weight * mean_backward(a, x) if found < INFINITY else INFINITY
         if price > allowed:
             put_back(a, x, n)

@@ -14,7 +14,7 @@ import numpy as np
 
 from debubble.solver.jit import inlined, jit
 from debubble.solver.layout import NEEDED, RELOADED, ROW, SENT, Floats, Ints, L, Layout, O, R
-from debubble.solver.resuming import go_to_end, mark, met
+from debubble.solver.resuming import delay, go_to_end, mark, met
 
 INFINITY = np.inf
 
@@ -217,12 +217,16 @@ def evaluate(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, thresho
     Leaves ends and causes in the blocks.
     """
     reset(a, x, n, orders, lengths)
-    return walk(a, x, n, orders, lengths, threshold)
+    return walk(a, x, n, orders, lengths, threshold, INFINITY)
 
 
 @jit
-def walk(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float) -> float:
-    """The rest of an evaluation, from where the devices are."""
+def walk(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float, latest: float) -> float:
+    """The rest of an evaluation, from where the devices are.
+
+    It is given up where they are behind the one kept, by more than `latest` times all operations to those to come: what
+    is late behind the last change mostly stays late.
+    """
     remaining = (lengths - n[a.cursor : a.cursor + a.devices]).sum()
     n[a.marked + 2] = -1
     while remaining > 0:
@@ -230,7 +234,8 @@ def walk(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: 
             go_to_end(a, x, n, orders, lengths)
             break
         before = remaining
-        mark(a, x, n, remaining)
+        if mark(a, x, n, remaining) and delay(a, x, n) * remaining > latest * lengths.sum():
+            return INFINITY
         for step in range(a.devices):
             d = a.devices - 1 - step if n[a.downward] else step
             walked = walk_list(a, x, n, orders, lengths[d], d, threshold)

@@ -68,18 +68,20 @@ class _Run:
         self.remains = [self.costs.activation_after_input[s] if split else 0 for s in range(problem.stages)]
 
     def run(self) -> Timetable | None:
-        work, device_of = 2 + self.problem.split, self.problem.placement.device_of
-        choices = [self._choose(device) for device in self.devices]
-        for _ in range(work * self.problem.stages * self.problem.micro_batches):
-            first = min(((choice[0], d) for d, choice in enumerate(choices) if choice), default=None)
-            if first is None:
+        problem, choices = self.problem, dict[int, tuple[Number, Op]]()
+        changed = set(range(problem.devices))
+        for _ in range((2 + problem.split) * problem.stages * problem.micro_batches):
+            for d in changed:
+                choice = self._choose(self.devices[d])
+                if choice is not None:
+                    choices[d] = choice
+            if not choices:
                 return None
-            d = first[1]
-            start, op = choices[d]  # type: ignore[misc]
+            d = min(choices, key=lambda d: (choices[d][0], d))
+            start, op = choices.pop(d)
             self._do(self.devices[d], op, start)
-            # Nobody else's choice has changed.
-            for other in {d, *(device_of[s] for s in (op.stage - 1, op.stage + 1) if 0 <= s < self.problem.stages)}:
-                choices[other] = self._choose(self.devices[other])
+            beside = (op.stage - 1, op.stage, op.stage + 1)
+            changed = {problem.placement.device_of[s] for s in beside if 0 <= s < problem.stages}
         return Timetable([device.order for device in self.devices], [device.ends for device in self.devices])
 
     def _choose(self, device: _Device) -> tuple[Number, Op] | None:

@@ -20,14 +20,16 @@ from debubble.solver.counting import proving
 from debubble.solver.cp_sat import device_bound, solve
 from debubble.solver.growing import grown
 from debubble.solver.problem import Incumbent, OrderProblem
-from debubble.solver.search import Clock, improve, search, verified
+from debubble.solver.search import HOT, Clock, improve, search, verified
 from debubble.solver.starts import moving
-from debubble.solver.tight import LARGEST, skeleton_bound
+from debubble.solver.tight import skeleton_bound
 
 PROVABLE = 72
 """Stages x micro-batches up to which CP-SAT usually closes the gap."""
 LARGE = 200
 """Stages x micro-batches from which a periodic pattern is a start worth its time."""
+LONG = 4
+"""Micro-batches per stage above which it still is where list schedules may offload."""
 
 WIDE = 0.02
 """Gap from which relaxations are worth their time: near the bound it is mostly the schedule that can be better."""
@@ -95,15 +97,22 @@ class _Run:
         """Seconds of local search before CP-SAT gets its turn: few where that can prove the optimum."""
         if self.pairs <= PROVABLE:
             return min(self.left * 0.1, 2.0)
-        return self.left * (0.1 if self.pairs <= LARGEST and not self.moves else 0.25)
+        return self.left * 0.1
+
+    @property
+    def periodic(self) -> bool:
+        """Whether a periodic middle may be a better start than the constructed ones."""
+        many = self.problem.micro_batches > LONG * self.problem.stages
+        return self.pairs >= LARGE and (many or not self.problem.offload)
 
     def methods(self) -> Iterator[Incumbent]:
         """What each finds."""
         yield self.best
         if self.best.optimal:
             return
-        with proving(self.problem, bound=self.best.bound, below=self.best.value, seconds=self.left) as prover:
-            if self.pairs >= LARGE:
+        seconds = self.left if self.best.gap > WIDE else 0
+        with proving(self.problem, bound=self.best.bound, below=self.best.value, seconds=seconds) as prover:
+            if self.periodic:
                 yield from self.repeated()
             start = self.best
             yield from self.searched(self.opening, turn=0)
@@ -153,12 +162,20 @@ class _Run:
         )
 
     def again(self, start: Incumbent, *, seconds: float) -> Iterator[Incumbent]:
-        """Another search, from another start, as slow as can be: the slower it cools, the surer it is."""
+        """Another search, from another start, hotter and as slow as can be: the slower it cools, the surer it is."""
         clock, seed = Clock.starting(seconds), self.seed + 1
         start = replace(self.busy(start), bound=self.best.bound)
-        for found in improve(
-            self.problem, start, clock=clock, steps=None, seed=seed, workers=self.workers, coolings=(0.0, 1.0)
-        ):
+        slow = improve(
+            self.problem,
+            start,
+            clock=clock,
+            steps=None,
+            seed=seed,
+            workers=self.workers,
+            hot=HOT,
+            coolings=(0.0, 1.0),
+        )
+        for found in slow:
             if found.value < self.best.value:
                 self.best = found
                 yield found

@@ -20,12 +20,12 @@ NEVER = 2**40
 
 
 @jit
-def mark(a: Layout, x: Floats, n: Ints, remaining: int) -> None:
-    """Note the state of the devices if enough was walked since the last mark."""
+def mark(a: Layout, x: Floats, n: Ints, remaining: int) -> bool:
+    """Note the state of the devices, and say so, if enough was walked since the last mark."""
     count = n[a.marked + 1]
     total = 5 * a.stages * a.micro_batches
     if count == MARKS or (total - remaining) * MARKS < (count + 1) * total:
-        return
+        return False
     floats, ints = a.device_floats, a.device_ints
     to = a.mark_floats + (MARKS + count) * floats
     x[to : to + floats] = x[a.reserved : a.reserved + floats]
@@ -33,6 +33,20 @@ def mark(a: Layout, x: Floats, n: Ints, remaining: int) -> None:
     n[to : to + ints] = n[a.cursor : a.cursor + ints]
     n[a.mark_left + MARKS + count] = remaining
     n[a.marked + 1] = count + 1
+    return True
+
+
+@jit
+def delay(a: Layout, x: Floats, n: Ints) -> float:
+    """How much later the devices are on average than in the evaluation kept; nothing while their lists differ."""
+    total = 0.0
+    for d in range(a.devices):
+        last = n[a.compute + d]
+        if n[a.cursor + d] < n[a.shared + d]:
+            return 0.0
+        if last >= 0:
+            total += x[a.end + last] - x[a.kept_times + last]
+    return total / a.devices
 
 
 @jit

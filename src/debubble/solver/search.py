@@ -17,9 +17,9 @@ from debubble.solver.starts import constructed
 
 BURST = 2000
 """Moves between two looks at the clock, at most."""
-HOT, COLD = 0.05, 0.005
-"""Temperatures at which a cooling begins and ends, in mean operation times: mild, as starts are worth more than what
-heat finds again."""
+HOT, MILD, COLD = 0.15, 0.05, 0.005
+"""Temperatures of a cooling, in mean operation times: it begins mildly, as most starts are worth more than what heat
+finds again, or hot where there is time for one that is slow; and it ends cold."""
 COOLINGS = (0.0, 0.03, 0.1, 0.3, 1.0)
 """Short ones for easy problems, then a slow one."""
 STAIRS = 16
@@ -109,12 +109,14 @@ def improve(
     seed: int,
     workers: int = 1,
     block: Block | None = None,
+    hot: float = MILD,
     coolings: Sequence[float] = COOLINGS,
 ) -> Iterator[Incumbent]:
     """Local search from an incumbent: coolings, each from the best of its walker, until the clock or `steps` end it.
 
     `workers` walk side by side, each `steps` in all; the result depends on their number and the seed.  `block`:
-    what of the lists stays periodic.  `coolings`: parts of the search at which one begins, and the last ends.
+    what of the lists stays periodic.  `hot`: temperature at which a cooling begins.  `coolings`: parts of the search at
+    which one begins, and the last ends.
     """
     # The kernel's import and compilation cost more than a search that ends at its start.
     from debubble.solver.walker import Walker
@@ -129,7 +131,7 @@ def improve(
                 else:
                     walker.go_back()
             while (spent := budget.spent(done)) < end:
-                temperature = HOT * (COLD / HOT) ** ((spent - begin) / (end - begin))
+                temperature = hot * (COLD / hot) ** ((spent - begin) / (end - begin))
                 count, target = budget.burst(done, end - begin), float(best.bound)
                 # Every other worker is hotter: some problems want that.
                 walks = [

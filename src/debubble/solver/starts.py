@@ -104,7 +104,7 @@ def one_at_a_time(problem: OrderProblem) -> Schedule:
 
 
 def _rooms(problem: OrderProblem) -> Iterator[list[Number | None]]:
-    """Bytes of activations per device to plan with: the limit, 1F1B's, and, if memory can be freed, up to twice it."""
+    """Bytes of activations per device to plan with: the limit, 1F1B's, and, if R can free memory, up to twice it."""
     costs, p = problem.costs, problem.devices
     limits = [costs.limit_of(d) for d in range(p)]
     free: list[Number | None] = [
@@ -114,7 +114,7 @@ def _rooms(problem: OrderProblem) -> Iterator[list[Number | None]]:
     yield free
     one_f_one_b: list[Number | None] = [size * (p - d) for d, size in enumerate(whole)]
     yield [_least(a, b) for a, b in zip(free, one_f_one_b, strict=True)]
-    if not problem.offload and not problem.recompute:
+    if not problem.recompute:
         return
     yield one_f_one_b
     for extra in sorted({1, 2, max(3, p // 2), p}):
