@@ -38,6 +38,17 @@ def test_a_start_is_two_round_trips_of_a_message_from_the_bound(p: int, m: int, 
     assert best_of(problem) == bound + 4
 
 
+def test_on_a_half_duplex_link_a_reload_goes_before_the_offload_that_would_delay_it() -> None:
+    problem = uniform(8, 32, offload=10, limit=12, host_link="half-duplex")
+    assert best_of(problem) == lower_bound(problem) == 1037
+
+
+def test_devices_that_share_a_link_leave_each_other_time() -> None:
+    problem = uniform(8, 32, offload=5, limit=8, link_groups=((0, 1, 2, 3), (4, 5, 6, 7)))
+    assert best_of(problem) == 1059
+    assert lower_bound(problem) == 1054
+
+
 def test_over_a_slow_link_only_those_leave_that_it_has_time_for() -> None:
     def moved(to: int) -> int:
         schedule = min(moving(problem := uniform(8, 32, offload=to, limit=8)), key=problem.value)

@@ -45,15 +45,17 @@ def in_pace(problem: OrderProblem, timetable: Timetable) -> frozenset[Pair]:
     costs, pairs = problem.costs, set[Pair]()
     assert costs.offload is not None
     assert costs.reload is not None
-    for order, ends in zip(timetable.orders, timetable.ends, strict=True):
+    for device, (order, ends) in enumerate(zip(timetable.orders, timetable.ends, strict=True)):
+        sharers = next((len(group) for group in costs.link_groups if device in group), 1)
         due = {op[1:]: end for op, end in zip(order, ends, strict=True) if op.kind in BACKWARDS}
         free: Number = 0
         for op, end in zip(order, ends, strict=True):
             scale = costs.scale_of(op.micro_batch)
             out, back = costs.offload[op.stage] * scale, costs.reload[op.stage] * scale
-            if op.kind is Kind.F and 2 * (free - end) <= out and due[op[1:]] - end > out + back:
+            busy = sharers * (out + back if costs.host_link == "half-duplex" else max(out, back))
+            if op.kind is Kind.F and 2 * (free - end) <= busy and due[op[1:]] - end > out + back:
                 pairs.add(op[1:])
-                free = max(free, end) + out
+                free = max(free, end) + busy
     return frozenset(pairs)
 
 
@@ -138,7 +140,6 @@ class _Device:
 
     def _reload_early(self, at: int, offloaded: set[Pair]) -> None:
         """Bring back what is due within the time that its reload takes."""
-        assert self.problem.costs.reload is not None
         passed: Number = 0
         spare: Number = 0
         for then in range(at + 1, len(self.order)):
@@ -150,8 +151,17 @@ class _Device:
                 return
             passed += self.time[then]
             spare = max(spare, change(self.base, self.problem.costs, self.order[then])[0])
-            if passed >= self.problem.costs.reload[pair[0]]:
+            if self._too_early(pair[0], passed):
                 return
+
+    def _too_early(self, stage: int, passed: Number) -> bool:
+        """Whether a reload need not begin yet for what is due then; one that shares the link goes before an offload."""
+        costs = self.problem.costs
+        assert costs.offload is not None
+        assert costs.reload is not None
+        if costs.host_link == "half-duplex":
+            return passed > costs.reload[stage] + costs.offload[stage]
+        return passed >= costs.reload[stage]
 
     def _reload(self, pair: Pair, at: int, offloaded: set[Pair], *, must: bool) -> bool:
         size = self.away[pair]

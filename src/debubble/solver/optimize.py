@@ -187,6 +187,8 @@ class _Run:
             found = verified(self.problem, schedule, replace(start, value=limit))
             if found is not None:
                 start, limit = found, found.value
+            if self.clock.over:
+                break
         return start
 
     def solved(self, seconds: float, *, turn: int | None = None) -> Iterator[Incumbent]:
