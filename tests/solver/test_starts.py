@@ -85,6 +85,12 @@ def test_the_bottleneck_may_lose_nothing() -> None:
     assert idle_allowed(uniform(4, 16, offload=10, limit=6))[-1] == 0
 
 
+def test_operations_that_take_no_time_have_starts_too() -> None:
+    problem = uniform(2, 3, offload=1, limit=4, forward=0, backward_input=0, backward_weight=0)
+    assert lower_bound(problem) == 3
+    assert best_of(problem) == 4
+
+
 def test_a_round_trip_is_the_way_up_and_down() -> None:
     problem = uniform(4, 4)
     assert [round_trip(problem, stage) for stage in range(4)] == [66, 44, 22, 0]

@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from debubble.ir import Kind, Number, Op, Schedule
 from debubble.solver.bounds import idle_allowed, round_trip
-from debubble.solver.eviction import in_pace, offload_to_fit, recompute_to_fit
+from debubble.solver.eviction import Pair, in_pace, offload_to_fit, recompute_to_fit
 from debubble.solver.list_scheduling import list_schedule
 from debubble.solver.problem import OrderProblem
 
@@ -33,7 +33,7 @@ def constructed(problem: OrderProblem) -> Iterator[Schedule]:
             continue
         yield problem.schedule("searched", tuple(map(tuple, timetable.orders)))
         if problem.offload:
-            for eager in (frozenset[tuple[int, int]](), in_pace(problem, timetable)):
+            for eager in (frozenset[Pair](), in_pace(problem, timetable)):
                 moved = offload_to_fit(problem, timetable.orders, eager=eager)
                 if moved is not None:
                     yield moved
@@ -71,7 +71,7 @@ def _with_host(problem: OrderProblem, pace: Fraction) -> tuple[Number | None, ..
         away: Number = 0
         for s in held:
             spare = round_trip(problem, s) - costs.offload[s] - costs.reload[s]
-            away += costs.activation[s] * max(0, int(spare // apart))
+            away += costs.activation[s] * max(0, int(spare // apart) if apart else problem.micro_batches)
         result.append(None if limit is None else limit - costs.static_of(device) + away)
     return tuple(result)
 
