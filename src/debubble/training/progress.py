@@ -66,7 +66,7 @@ class Display(AbstractContextManager["Display"]):
     def show(self, report: StepReport) -> None:
         self._bar.update(self._task, completed=report.step, description=str(report))
         if not self._console.is_terminal and (report.step % self._every == 0 or report.step == self._steps):
-            self._console.print(f"step {report.step}/{self._steps}   {report}")
+            self._console.print(f"step {report.step}/{self._steps}   {report}", soft_wrap=True)
         for sentence in report.news:
             self._console.print(sentence, soft_wrap=True)
 
