@@ -313,8 +313,9 @@ def anneal(
     Returns (best objective, steps taken); stops at `target`.  The start must be feasible.
     """
     n[a.marked] = 0
-    value = measure(a, x, n, orders, lengths, START, INFINITY, INFINITY)
-    keep(a, x, n, START)
+    value = evaluate(a, x, n, orders, lengths, INFINITY)
+    # START; a literal would be compiled apart.
+    keep(a, x, n, n[a.marked] - 1)
     n[a.kept_begin : a.kept_begin + a.devices] = n[a.begin : a.begin + a.devices]
     cost = value + weight * mean_backward(a, x)
     path = np.zeros(7 * a.stages * a.micro_batches, dtype=np.int64)

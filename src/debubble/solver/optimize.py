@@ -20,7 +20,7 @@ from debubble.solver.counting import proving
 from debubble.solver.cp_sat import device_bound, solve
 from debubble.solver.growing import grown
 from debubble.solver.problem import Incumbent, OrderProblem
-from debubble.solver.search import HOT, Clock, improve, search, verified
+from debubble.solver.search import HOT, Clock, improve, readied, search, verified
 from debubble.solver.starts import moving
 from debubble.solver.tight import skeleton_bound
 
@@ -52,6 +52,7 @@ def optimize(
 ) -> Iterator[Incumbent]:
     """Better and better schedules with rising bounds until the optimum is proven or `deadline` seconds are over.
 
+    Those that compiling the kernel takes, once on a machine, are not counted.
     `starts`: schedules to improve.  The cache gives another one if it holds a similar problem's, and keeps the result.
     Raises InfeasibleError if nothing fits.
     """
@@ -110,6 +111,7 @@ class _Run:
         yield self.best
         if self.best.optimal:
             return
+        self.clock = self.clock.later(readied(self.problem, self.best))
         seconds = self.left if self.best.gap > WIDE else 0
         with proving(self.problem, bound=self.best.bound, below=self.best.value, seconds=seconds) as prover:
             if self.periodic:

@@ -40,9 +40,9 @@ def search(
 ) -> Iterator[Incumbent]:
     """Better and better schedules of a problem, each with its exact objective and a lower bound.
 
-    `starts`: schedules to improve, tried beside the constructed ones.  `deadline`: seconds from now.  `steps`: number
-    of moves; with it and without a deadline the result depends on the seed and the number of `workers` alone.
-    `bound`: one that is already known.
+    `starts`: schedules to improve, tried beside the constructed ones.  `deadline`: seconds from now, without those that
+    compiling the kernel takes, once on a machine.  `steps`: number of moves; with it and without a deadline the result
+    depends on the seed and the number of `workers` alone.  `bound`: one that is already known.
     Stops when the bound is met.  Raises InfeasibleError if no start fits the memory limit.
     """
     clock = Clock.starting(deadline)
@@ -65,10 +65,12 @@ def search(
     if best is None:
         # The last candidate needs the least memory.
         raise InfeasibleError(f"No order of operations was found that fits. {reason}")
+    if steps == 0:
+        return
     yield from improve(
         problem,
         best,
-        clock=clock,
+        clock=clock.later(readied(problem, best)),
         steps=steps if deadline is not None else steps or 50 * BURST,
         seed=seed,
         workers=workers,
@@ -99,6 +101,20 @@ class Clock:
     def over(self) -> bool:
         return self.left <= 0
 
+    def later(self, seconds: float) -> Clock:
+        """The clock as if it had begun some seconds later."""
+        return Clock(self.begin + seconds, self.end + seconds)
+
+
+def readied(problem: OrderProblem, best: Incumbent) -> float:
+    """Seconds until the kernel is there: some twenty if it was never compiled on this machine, else next to none."""
+    # Its import costs more than a search that ends at its start.
+    from debubble.solver.walker import Walker
+
+    begin = time.monotonic()
+    Walker.of(problem, best, seed=0).walk(0, temperature=1.0, target=0.0)
+    return time.monotonic() - begin
+
 
 def improve(
     problem: OrderProblem,
@@ -118,7 +134,6 @@ def improve(
     what of the lists stays periodic.  `hot`: temperature at which a cooling begins.  `coolings`: parts of the search at
     which one begins, and the last ends.
     """
-    # The kernel's import and compilation cost more than a search that ends at its start.
     from debubble.solver.walker import Walker
 
     walkers = [Walker.of(problem, best, seed=seed * 7919 + worker, block=block) for worker in range(workers)]
