@@ -164,7 +164,7 @@ class _Run:
         )
 
     def again(self, start: Incumbent, *, seconds: float) -> Iterator[Incumbent]:
-        """Another search, from another start, hotter and as slow as can be: the slower it cools, the surer it is."""
+        """Another search, from another start, and as slow as can be: the slower it cools, the surer it is."""
         clock, seed = Clock.starting(seconds), self.seed + 1
         start = replace(self.busy(start), bound=self.best.bound)
         slow = improve(

@@ -17,9 +17,9 @@ from debubble.solver.starts import constructed
 
 BURST = 2000
 """Moves between two looks at the clock, at most."""
-HOT, MILD, COLD = 0.15, 0.05, 0.005
-"""Temperatures of a cooling, in mean operation times: it begins mildly, as most starts are worth more than what heat
-finds again, or hot where there is time for one that is slow; and it ends cold."""
+MILD, HOT, COLD = (0.05, 0.075), (0.15, 0.1), 0.005
+"""Temperatures of a cooling, in mean operation times: it begins mildly, which keeps what a start is worth, or hot,
+which is surer if there is time for a slow one, and ends cold.  Of two, walkers take the one and the other in turn."""
 COOLINGS = (0.0, 0.03, 0.1, 0.3, 1.0)
 """Short ones for easy problems, then a slow one."""
 STAIRS = 16
@@ -125,14 +125,14 @@ def improve(
     seed: int,
     workers: int = 1,
     block: Block | None = None,
-    hot: float = MILD,
+    hot: Sequence[float] = MILD,
     coolings: Sequence[float] = COOLINGS,
 ) -> Iterator[Incumbent]:
     """Local search from an incumbent: coolings, each from the best of its walker, until the clock or `steps` end it.
 
     `workers` walk side by side, each `steps` in all; the result depends on their number and the seed.  `block`:
-    what of the lists stays periodic.  `hot`: temperature at which a cooling begins.  `coolings`: parts of the search at
-    which one begins, and the last ends.
+    what of the lists stays periodic.  `hot`: temperatures at which a cooling begins, of the first walker, the second
+    and so on in turn.  `coolings`: parts of the search at which one begins, and the last ends.
     """
     from debubble.solver.walker import Walker
 
@@ -146,12 +146,11 @@ def improve(
                 else:
                     walker.go_back()
             while (spent := budget.spent(done)) < end:
-                temperature = hot * (COLD / hot) ** ((spent - begin) / (end - begin))
+                cooled = (spent - begin) / (end - begin)
                 count, target = budget.burst(done, end - begin), float(best.bound)
-                # Every other worker is hotter: some problems want that.
                 walks = [
-                    pool.submit(walker.walk, count, temperature=(1 + k % 2 / 2) * temperature, target=target)
-                    for k, walker in enumerate(walkers)
+                    pool.submit(walker.walk, count, temperature=first * (COLD / first) ** cooled, target=target)
+                    for walker, first in zip(walkers, itertools.cycle(hot), strict=False)
                 ]
                 done += max(walk.result() for walk in walks)
                 for walker in walkers:
