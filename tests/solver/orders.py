@@ -1,11 +1,14 @@
-"""The problems that the solver's tests order: all stages alike, on a device each."""
+"""The problems that the solver's tests order: all stages alike, on a device each, or of random costs."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from hypothesis import strategies as st
+
 from debubble.ir import Placement, StageCosts
 from debubble.solver.problem import OrderProblem
+from tests.strategies import stage_costs
 
 
 def uniform(p: int, m: int, *, offload: int | None = None, limit: int | None = None, **changes: Any) -> OrderProblem:
@@ -23,3 +26,11 @@ def uniform(p: int, m: int, *, offload: int | None = None, limit: int | None = N
         costs=StageCosts.of(stages=p, **(costs | changes)),
         offload=offload is not None,
     )
+
+
+@st.composite
+def offload_problems(draw: st.DrawFn, *, micro_batches: int) -> OrderProblem:
+    """Up to four devices that differ, up to so many micro-batches, and a limit that one activation fits."""
+    p, m = draw(st.integers(1, 4)), draw(st.integers(1, micro_batches))
+    costs = draw(stage_costs(stages=p, offload=True)).with_limit(draw(st.integers(19, 60)))
+    return OrderProblem(placement=Placement.linear(p), micro_batches=m, costs=costs, offload=True)

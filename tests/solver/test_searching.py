@@ -15,7 +15,7 @@ from debubble.solver.optimize import optimize
 from debubble.solver.patterns import periodic
 from debubble.solver.problem import Incumbent, OrderProblem
 from debubble.solver.search import search
-from tests.solver.orders import uniform
+from tests.solver.orders import offload_problems, uniform
 from tests.strategies import random_schedules, stage_costs
 
 
@@ -56,12 +56,10 @@ def last(problem: OrderProblem, *, steps: int, seed: int = 0) -> Incumbent:
 @given(data=st.data())
 @settings(max_examples=25, deadline=None)
 def test_every_incumbent_passes_an_independent_checker(data: st.DataObject) -> None:
-    p, m = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 5))
-    costs = data.draw(stage_costs(stages=p, offload=True)).with_limit(data.draw(st.integers(19, 60)))
-    problem = OrderProblem(placement=Placement.linear(p), micro_batches=m, costs=costs, offload=True)
+    problem = data.draw(offload_problems(micro_batches=5))
     previous = float("inf")
     for incumbent in search(problem, steps=400):
-        timeline = simulate(incumbent.schedule, costs)
+        timeline = simulate(incumbent.schedule, problem.costs)
         check_independently(timeline, problem)
         assert timeline.makespan == incumbent.value < previous
         assert incumbent.bound <= incumbent.value

@@ -16,8 +16,7 @@ from debubble.solver.eviction import in_pace, offload_to_fit
 from debubble.solver.list_scheduling import list_schedule
 from debubble.solver.problem import OrderProblem
 from debubble.solver.starts import constructed, moving
-from tests.solver.orders import uniform
-from tests.strategies import stage_costs
+from tests.solver.orders import offload_problems, uniform
 
 
 def best_of(problem: OrderProblem) -> Number:
@@ -105,15 +104,13 @@ def test_between_chunks_on_one_device_nothing_travels() -> None:
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
 def test_every_start_that_fits_is_complete_and_no_better_than_the_bound(data: st.DataObject) -> None:
-    p, m = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6))
-    costs = data.draw(stage_costs(stages=p, offload=True)).with_limit(data.draw(st.integers(19, 60)))
-    problem = OrderProblem(placement=Placement.linear(p), micro_batches=m, costs=costs, offload=True)
+    problem = data.draw(offload_problems(micro_batches=6))
     bound = lower_bound(problem)
     for schedule in constructed(problem):
         forwards = [op for order in schedule.orders for op in order if op.kind is Kind.F]
-        assert len(forwards) == len(set(forwards)) == p * m
+        assert len(forwards) == len(set(forwards)) == problem.stages * problem.micro_batches
         try:
-            timeline = simulate(schedule, costs)
+            timeline = simulate(schedule, problem.costs)
         except DebubbleError:
             continue
         assert float(timeline.makespan) >= float(bound) - 1e-9

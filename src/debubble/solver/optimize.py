@@ -8,6 +8,7 @@ CP-SAT.
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import time
 from collections.abc import Iterable, Iterator
@@ -96,9 +97,7 @@ class _Run:
     @property
     def opening(self) -> float:
         """Seconds of local search before CP-SAT gets its turn: few where that can prove the optimum."""
-        if self.pairs <= PROVABLE:
-            return min(self.left * 0.1, 2.0)
-        return self.left * 0.1
+        return min(self.left * 0.1, 2.0 if self.pairs <= PROVABLE else math.inf)
 
     @property
     def periodic(self) -> bool:
