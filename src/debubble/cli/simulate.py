@@ -32,7 +32,13 @@ def simulate(
     option: Annotated[
         list[str] | None, typer.Option("--option", help="An option of the schedule, as NAME=VALUE.")
     ] = None,
-    recompute: Annotated[str, typer.Option(help="With MODEL: none, selective or full, on every layer.")] = "none",
+    recompute: Annotated[
+        str | None,
+        typer.Option(
+            help="With MODEL: none, selective or full, on every layer, or on those of the stages that the schedule's"
+            " options choose (default: full on such stages, none elsewhere)."
+        ),
+    ] = None,
     cluster: o.ClusterOption = None,
     pipeline: o.Pipeline = None,
     tensor: o.Tensor = 1,

@@ -5,7 +5,7 @@ Source: Fan et al., DAPPLE, PPoPP 2021 (arXiv:2007.01045); Narayanan et al., SC 
 
 from __future__ import annotations
 
-from debubble.ir import Kind, Op, Placement, Schedule, StageCosts
+from debubble.ir import InputError, Kind, Op, Placement, Schedule, StageCosts
 from debubble.schedules.registry import schedule
 
 
@@ -21,8 +21,10 @@ def one_f_one_b(
 ) -> Schedule:
     """Stage s runs p - s forwards, then one backward and one forward in turn.
 
-    `recomputed_stages`: that many first stages recompute on demand (fused).
+    `recomputed_stages`: that many first stages recompute on demand (fused).  Raises InputError if there are fewer.
     """
+    if not 0 <= recomputed_stages <= devices:
+        raise InputError(f"recomputed_stages must be between 0 and {devices}, the devices; it is {recomputed_stages}.")
     orders = [alternate(s, micro_batches, warm_up=devices - s) for s in range(devices)]
     return Schedule(
         name="1f1b",

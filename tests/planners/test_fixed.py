@@ -1,0 +1,77 @@
+"""A fixed configuration of a model: which stages recompute, and what the others cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import debubble as db
+from debubble.planners.fixed import fixed_configuration
+
+MODEL, CLUSTER = db.models["llama2-7b"], db.Cluster.parse("4xA100-80GB")
+
+
+def configuration(
+    schedule: str, *, recompute: str | None = "full", **options: Any
+) -> tuple[db.Schedule, db.StageCosts]:
+    return fixed_configuration(
+        MODEL, CLUSTER, schedule=schedule, micro_batches=13, recompute=recompute, schedule_options=options
+    )
+
+
+def recompute_per_device(schedule: str, *, recompute: str | None = "full", **options: Any) -> list[bool]:
+    made, costs = configuration(schedule, recompute=recompute, **options)
+    return [time > 0 for time in db.simulate(made, costs).recompute]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "option"),
+    [
+        ("1f1b", "recomputed_stages"), ("strawman", "adjusted_stages"), ("dependency-relaxed", "adjusted_stages"),
+        ("obscura", "adjusted_stages"), ("obscura-minimal", "adjusted_stages"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_the_stages_that_the_schedule_chooses_recompute_and_no_others(schedule: str, option: str, count: int) -> None:
+    assert recompute_per_device(schedule, **{option: count}) == [device < count for device in range(4)]
+
+
+def test_a_stage_that_keeps_everything_costs_what_it_costs_without_recomputation() -> None:
+    plain, full = configuration("1f1b", recompute="none")[1], configuration("1f1b")[1]
+    mixed = configuration("1f1b", recomputed_stages=1)[1]
+    for entry in ("recompute", "activation_recomputed", "recompute_workspace", "static"):
+        assert getattr(mixed, entry) == (getattr(full, entry)[0], *getattr(plain, entry)[1:])
+
+
+def test_more_stages_that_recompute_take_longer_and_hold_less() -> None:
+    one, four = (db.simulate(*configuration("1f1b", recomputed_stages=count)) for count in (1, 4))
+    assert one.makespan < four.makespan
+    assert one.peak_memory[0] == four.peak_memory[0]
+    assert one.peak_memory[1] > four.peak_memory[1]
+
+
+def test_the_chunks_that_chronos_recomputes_do_and_no_others() -> None:
+    made, costs = configuration("chronos-recomp")
+    assert {stage for stage, _ in made.explicit_recompute} == {0, 1, 2, 3}
+    assert [time > 0 for time in costs.recompute] == [True] * 4 + [False] * 4
+    assert not made.fused_recompute
+
+
+def test_stages_that_are_chosen_recompute_in_full_if_nothing_is_said() -> None:
+    assert configuration("strawman", recompute=None, adjusted_stages=2) == configuration("strawman", adjusted_stages=2)
+    assert recompute_per_device("1f1b", recompute=None) == [False] * 4
+
+
+def test_without_a_choice_of_the_schedule_every_stage_recomputes() -> None:
+    assert recompute_per_device("1f1b") == [True] * 4
+
+
+def test_stages_to_recompute_and_nothing_to_recompute_do_not_go_together() -> None:
+    with pytest.raises(db.InputError, match="is to recompute 2 of its 4 stages, but --recompute none leaves nothing"):
+        configuration("1f1b", recompute="none", recomputed_stages=2)
+
+
+def test_more_stages_than_there_are_cannot_recompute() -> None:
+    with pytest.raises(db.InputError, match="recomputed_stages must be between 0 and 4"):
+        configuration("1f1b", recomputed_stages=5)
