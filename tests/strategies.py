@@ -43,10 +43,13 @@ def placements(draw: st.DrawFn, *, max_stages: int = 6) -> Placement:
 
 
 @st.composite
-def random_schedules(draw: st.DrawFn, *, offload: bool = True, max_micro_batches: int = 4) -> Schedule:
-    """Correct, deadlock-free schedules of any order: a random linear extension of the dependencies.
+def random_schedules(
+    draw: st.DrawFn, *, offload: bool = True, max_micro_batches: int = 4, deadlocks: bool = False
+) -> Schedule:
+    """Correct schedules of any order: a random linear extension of the dependencies, so that nothing deadlocks.
 
-    Backwards are split or not per operation; activations may be recomputed (fused or explicit) and offloaded.
+    Backwards are split or not per operation; activations may be recomputed (fused or explicit) and offloaded.  With
+    `deadlocks` the dependencies between stages are left out, and most schedules deadlock.
     """
     placement = draw(placements())
     micro_batches = draw(st.integers(1, max_micro_batches))
@@ -56,7 +59,11 @@ def random_schedules(draw: st.DrawFn, *, offload: bool = True, max_micro_batches
         for j in range(micro_batches)
     ]  # fmt: skip
     orders: list[list[Op]] = [[] for _ in range(placement.devices)]
-    pending = {op: set(before) for chain in chains for op, before in chain.items()}
+    pending = {
+        op: {b for b in before if b.stage == op.stage or not deadlocks}
+        for chain in chains
+        for op, before in chain.items()
+    }
     while pending:
         ready = sorted((op for op, before in pending.items() if not before), key=lambda op: op.name)
         op = draw(st.sampled_from(ready))

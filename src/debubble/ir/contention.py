@@ -55,8 +55,7 @@ class _Rendezvous:
         while any(self.pending) or any(self.outbox):
             start, _, device = min(self._candidates(), default=(None, 0, 0))
             if start is None:
-                waiting = tuple(p[-1].name for p in self.pending if p)
-                raise DeadlockError(waiting)
+                raise DeadlockError(tuple(op.name for op in self._cycle()))
             producer = self.outbox[device]
             if producer is not None:
                 self._deliver(device, producer, start)
@@ -84,6 +83,23 @@ class _Rendezvous:
         if op.kind in BACKWARDS and op.stage + 1 < self.schedule.stages:
             return self.schedule.backward_of(op.stage + 1, op.micro_batch)
         return None
+
+    def _cycle(self) -> list[Op]:
+        """Operations that wait for each other in turn, once every device that has work left waits for another.
+
+        The next operation of a device waits for one whose own device has something to do before it.
+        """
+        device = next(d for d, pending in enumerate(self.pending) if pending)
+        path: list[Op] = []
+        reached: dict[int, int] = {}
+        while device not in reached:
+            reached[device] = len(path)
+            waiting = self.pending[device][-1]
+            needed = self._needed(waiting)
+            assert needed is not None, "an operation that needs nothing can start"
+            device = self.schedule.placement.device_of[needed.stage]
+            path += [waiting] if needed == self.pending[device][-1] else [waiting, needed]
+        return path[reached[device] :]
 
     def _deliver(self, device: int, producer: Op, start: Number) -> None:
         send, receive = self.messages[producer]
