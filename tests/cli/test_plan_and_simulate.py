@@ -92,6 +92,19 @@ def test_plan_partitions_a_units_file(run, tmp_path: Path) -> None:  # type: ign
         (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--planner", "scop"), "did you mean 'scope'?"),
         (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--effort", "nan"), "must be a number of seconds"),
         (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--effort", "-1"), "must be a number of seconds"),
+        (
+            ("plan", "llama2-70b", "--cluster", "64xH100-80GB", "--tensor", "8", "--pipeline", "5"),
+            "--tensor 8 --pipeline 5 use 40 of 64 devices: --pipeline 8 or --pipeline 4 --data 2 uses all;"
+            " or give a cluster of 40.",
+        ),
+        (
+            ("simulate", "llama2-7b", "--schedule", "1f1b", "--cluster", "8xH100-80GB", "--pipeline", "4"),
+            "--pipeline 4 uses 4 of 8 devices: --pipeline 8 or --data 2 uses all; or give a cluster of 4.",
+        ),
+        (
+            ("plan", "llama2-7b", "--cluster", "8xH100-80GB", "--tensor", "3", "--pipeline", "2"),
+            "--tensor 3 --pipeline 2 use 6 of 8 devices: choose degrees whose product is 8; or give a cluster of 6.",
+        ),
         (("plan",), "Give a MODEL with --cluster"),
         (("plan", "--costs", "missing.json", "--devices", "4"), "missing.json cannot be read"),
         (("simulate",), "Give a plan file, or a schedule"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from debubble.costs.cluster import Cluster
@@ -47,6 +48,34 @@ class Layout:
                 f" has {cluster.count}."
             )
         return Layout(cluster, ranks, pipeline)
+
+    def check_all_used(self, options: RunOptions) -> None:
+        """Refuse degrees that leave devices idle; raises InputError, which names degrees that do not."""
+        count, used = self.cluster.count, self.pipeline * self.ranks
+        if used == count:
+            return
+        given = {name: getattr(options, name) for name in ("tensor", "context", "data")}
+        degrees = {**{name: n for name, n in given.items() if n > 1}, "pipeline": self.pipeline}
+        words = " ".join(f"--{name} {n}" for name, n in degrees.items())
+        better = [" ".join(f"--{name} {n}" for name, n in choice.items()) for choice in self._filling(options)]
+        advice = f"{' or '.join(better)} uses all" if better else f"choose degrees whose product is {count}"
+        raise InputError(
+            f"{words} {'use' if len(degrees) > 1 else 'uses'} {used} of {count} devices: {advice}; or give a cluster of"
+            f" {used}."
+        )
+
+    def _filling(self, options: RunOptions) -> Iterator[dict[str, int]]:
+        """Degrees that use all devices: a longer pipeline, and more replicas, of a shorter pipeline if need be."""
+        count = self.cluster.count
+        if count % self.ranks == 0:
+            yield {"pipeline": count // self.ranks}
+        replica = options.tensor * options.context
+        for pipeline in range(self.pipeline, 0, -1):
+            data, rest = divmod(count, pipeline * replica)
+            if not rest and (data * options.context) % options.expert == 0:
+                shorter = {"pipeline": pipeline} if pipeline < self.pipeline else {}
+                yield {**shorter, "data": data}
+                return
 
     @property
     def across_nodes(self) -> bool:

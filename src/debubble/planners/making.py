@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from debubble.costs import Cluster, Model, model_units, profiled, read_profile, step_tail
-from debubble.ir import InputError, Number, Plan, PlannedUnit, RunOptions
+from debubble.costs.layout import Layout
+from debubble.ir import Number, Plan, PlannedUnit, RunOptions
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planners
 from debubble.simulator import Timeline
@@ -75,18 +76,9 @@ def problem_of(
 
 def pipeline_devices(cluster: Cluster, options: RunOptions, pipeline: int | None = None) -> int:
     """The pipeline's length; raises InputError if the parallel degrees do not make up the cluster."""
-    beside = options.tensor * options.data * options.context
-    if pipeline is None:
-        if cluster.count % beside:
-            raise InputError(
-                f"{cluster.count} devices cannot be divided by tensor x data x context = {beside}; change the degrees."
-            )
-        pipeline = cluster.count // beside
-    if pipeline * beside > cluster.count:
-        raise InputError(
-            f"pipeline x tensor x data x context = {pipeline * beside} devices, but the cluster has {cluster.count}."
-        )
-    return pipeline
+    layout = Layout.of(cluster, options, pipeline)
+    layout.check_all_used(options)
+    return layout.pipeline
 
 
 def solve(
