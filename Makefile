@@ -32,7 +32,14 @@ check: $(VENV)/.ready ## ruff and mypy
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
+$(VENV)/.docs-ready: $(VENV)/.ready
+	$(BIN)/pip install --quiet --editable ".[docs]"
+	touch $@
+
+docs: $(VENV)/.docs-ready ## build the documentation in build/docs; warnings are errors
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
+
 clean: ## remove what was built
 	rm -rf $(VENV) build dist runs
 
-.PHONY: help setup run test test-slow check clean
+.PHONY: help setup run test test-slow check docs clean

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from debubble.schedules import schedules
     from debubble.simulator import Timeline, simulate
 
+__version__ = "0.1.0"
+
 _HOME = {
     "Cluster": "costs",
     "DeadlockError": "ir",
@@ -80,6 +82,7 @@ __all__ = [
     "StageCosts",
     "Timeline",
     "Trace",
+    "__version__",
     "hardware",
     "lower",
     "models",
