@@ -9,6 +9,7 @@ import difflib
 import importlib
 import pkgutil
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any, Generic, TypeVar
@@ -25,10 +26,14 @@ class Registry(Mapping[str, T], Generic[T]):
         self._package = package
         self._what = what
         self._members: dict[str, T] = {}
-        self._loaded = False
+        self._loaded = self._loading = False
+        self._again: set[str] = set()
+        """Names registered by an import that failed; the next one registers some of them anew."""
+        # A module of the package may look into its registry while it is imported.
+        self._lock = threading.RLock()
 
     def add(self, name: str, member: T) -> T:
-        assert name not in self._members, f"{name} is registered twice"
+        assert name not in self._members or name in self._again, f"{name} is registered twice"
         self._members[name] = member
         return member
 
@@ -55,10 +60,18 @@ class Registry(Mapping[str, T], Generic[T]):
     def _load(self) -> None:
         if self._loaded:
             return
-        self._loaded = True
-        package = importlib.import_module(self._package)
-        for module in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"{self._package}.{module.name}")
+        with self._lock:
+            if self._loaded or self._loading:
+                return
+            self._loading = True
+            try:
+                package = importlib.import_module(self._package)
+                for module in pkgutil.iter_modules(package.__path__):
+                    importlib.import_module(f"{self._package}.{module.name}")
+                self._loaded = True
+            finally:
+                self._again = set() if self._loaded else set(self._members)
+                self._loading = False
 
 
 class _Folder(ModuleType, Mapping[str, Any]):

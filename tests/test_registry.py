@@ -1,0 +1,70 @@
+"""Members are found by importing a package's modules, also after an import that failed and by several threads."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from debubble.registry import Registry
+
+FAILS_ONCE = """
+from pathlib import Path
+from library import registry
+registry.add("broken", "b")
+mark = Path(__file__).with_name("mark")
+if not mark.exists():
+    mark.touch()
+    raise ImportError("not yet")
+"""
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package with a registry and the members a and c; tests add more modules."""
+    folder = tmp_path / "library"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(
+        "from debubble.registry import Registry\nregistry = Registry('library', what='thing')\n"
+    )
+    for name in ("a", "c"):
+        (folder / f"{name}.py").write_text(f"from library import registry\nregistry.add('{name}', '{name}')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield folder
+    for name in [name for name in sys.modules if name.partition(".")[0] == "library"]:
+        del sys.modules[name]
+
+
+def registry() -> Registry[str]:
+    import library  # type: ignore[import-not-found]
+
+    return library.registry  # type: ignore[no-any-return]
+
+
+def test_an_import_that_failed_is_tried_again(library: Path) -> None:
+    (library / "b.py").write_text(FAILS_ONCE)
+    with pytest.raises(ImportError, match="not yet"):
+        len(registry())
+    assert sorted(registry()) == ["a", "broken", "c"]
+
+
+def test_a_module_may_ask_the_registry_that_imports_it(library: Path) -> None:
+    (library / "b.py").write_text("from library import registry\nseen = list(registry)\n")
+    assert list(registry()) == ["a", "c"]
+    assert sys.modules["library.b"].seen == ["a"]
+
+
+def test_a_second_thread_waits_until_all_members_are_there(library: Path) -> None:
+    (library / "b.py").write_text(
+        "import threading\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from library import registry\n"
+        "started = threading.Event()\n"
+        "def ask():\n    started.set()\n    return len(registry)\n"
+        "answer = ThreadPoolExecutor(1).submit(ask)\n"
+        "started.wait()\n"
+    )
+    assert len(registry()) == 2
+    assert sys.modules["library.b"].answer.result() == 2
