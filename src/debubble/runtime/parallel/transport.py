@@ -243,25 +243,35 @@ class _Hub:
         }
         self._barriers: dict[tuple[int, ...], threading.Barrier] = {}
         self._values: dict[tuple[int, ...], dict[int, Any]] = {}
+        self._failed: int | None = None
+        """The rank that failed first: from then on, nobody waits for another."""
         self._lock = threading.Lock()
 
     def exchange(self, ranks: tuple[int, ...], rank: int, value: Any) -> list[Any]:
+        """The values of these ranks, on each of them.  Raises PeerError if a rank has failed."""
         if len(ranks) == 1:
             return [value]
         with self._lock:
+            if self._failed is not None:
+                raise PeerError(self._failed)
             barrier = self._barriers.setdefault(ranks, threading.Barrier(len(ranks)))
-            self._values.setdefault(ranks, {})[rank] = value
+            told = self._values.setdefault(ranks, {})
+            told[rank] = value
         try:
             barrier.wait()
-            values = [self._values[ranks][r] for r in ranks]
+            values = [told[r] for r in ranks]
             barrier.wait()
         except threading.BrokenBarrierError:
-            raise PeerError(rank) from None
+            assert self._failed is not None
+            raise PeerError(self._failed) from None
+        del told[rank]
         return values
 
     def abort(self, rank: int) -> None:
         """A rank has failed: nobody waits for it any more."""
         with self._lock:
+            if self._failed is None:
+                self._failed = rank
             for barrier in self._barriers.values():
                 barrier.abort()
         for (source, _, _), box in self.mail.items():

@@ -1,0 +1,57 @@
+"""Ranks on threads of one process: one that fails ends them all, and nothing is kept of what they exchange."""
+
+import weakref
+
+import pytest
+import torch
+
+from debubble.runtime.parallel.transport import Channel, PeerError, Threads
+
+
+def test_a_rank_that_fails_before_the_others_ask_it_ends_them():
+    told = []
+
+    def one(transport):
+        if transport.rank == 0:
+            raise ValueError("broken")
+        with pytest.raises(PeerError):
+            transport.receive(torch.zeros(1), 0, Channel.MESSAGE)
+        with pytest.raises(PeerError, match="Rank 0 has stopped"):
+            transport.gather(1)
+        told.append(transport.rank)
+
+    with pytest.raises(ValueError, match="broken"):
+        Threads.run(2, one)
+    assert told == [1]
+
+
+def test_ranks_that_wait_for_each_other_are_told_which_has_failed():
+    told = []
+
+    def one(transport):
+        if transport.rank == 2:
+            transport.receive(torch.zeros(1), 0, Channel.MESSAGE)
+            raise ValueError("broken")
+        if transport.rank == 0:
+            transport.send(torch.zeros(1), 2, Channel.MESSAGE)
+        with pytest.raises(PeerError, match="Rank 2 has stopped"):
+            transport.gather(1)
+        told.append(transport.rank)
+
+    with pytest.raises(ValueError, match="broken"):
+        Threads.run(3, one)
+    assert sorted(told) == [0, 1]
+
+
+def test_exchanged_tensors_are_not_kept():
+    def one(transport):
+        tensor = torch.zeros(1)
+        seen = weakref.ref(tensor)
+        transport.gather(tensor)
+        del tensor
+        other = 1 - transport.rank
+        transport.send(torch.zeros(1), other, Channel.MESSAGE)  # this rank has let go of the other's
+        transport.receive(torch.zeros(1), other, Channel.MESSAGE)
+        return seen() is None
+
+    assert Threads.run(2, one) == [True, True]
