@@ -1,3 +1,4 @@
+import logging
 import os
 import signal
 import subprocess
@@ -32,6 +33,18 @@ def test_the_first_failure_is_named_and_no_process_stays(tmp_path, monkeypatch):
         start("raise", tmp_path, monkeypatch)
     assert str(caught.value) == "Rank 1 failed: ValueError: one plus one is three"
     assert alive(tmp_path) == []
+
+
+def test_nothing_in_the_launching_process_is_changed_for_good(tmp_path, monkeypatch):
+    agent = logging.getLogger("torch.distributed.elastic.agent.server.api")
+
+    def state():
+        return dict(os.environ), agent.level, signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    before = state()
+    launch("launched_rank", f"end {tmp_path}", ranks=2)
+    assert state() == before
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 
 from debubble.ir import DebubbleError, InfeasibleError
 from debubble.planners.problem import Problem, Solution
+from debubble.processes import PYTHON
 
 Answer = tuple[Solution, float]
 """What a planner found, and the seconds that it took."""
@@ -49,7 +50,7 @@ def searching(names: Sequence[str], problem: Problem) -> Iterator[dict[str, Futu
 
 def _ask(name: str, problem: Problem, running: set[Worker]) -> Answer:
     """Run one worker to its end, among those `running`; raises the DebubbleError that it ended with."""
-    command, pipe = [sys.executable, "-m", "debubble.planners.workers"], subprocess.PIPE
+    command, pipe = [*PYTHON, "-m", "debubble.planners.workers"], subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as worker:
         running.add(worker)
         try:

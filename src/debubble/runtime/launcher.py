@@ -14,14 +14,17 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from debubble.ir import DebubbleError, InputError
+from debubble.processes import PYTHON
 from debubble.runtime.leaving import REPORTED, leave
 
 T = TypeVar("T")
@@ -51,18 +54,20 @@ def start(module: str, argument: str, *, ranks: int) -> None:
 def launch(module: str, argument: str, *, ranks: int, threads: int = 1) -> None:
     """Run `python -m module argument` as `ranks` processes and wait for all of them.
 
-    The port is chosen by the system.  Raises RankFailedError if one fails, KeyboardInterrupt on Ctrl-C.
+    The port is chosen by the system.  Of this process, neither environment, loggers nor signal handlers are changed
+    when the ranks have ended.  Raises RankFailedError if one fails, KeyboardInterrupt on Ctrl-C.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    os.environ["OMP_NUM_THREADS"] = str(threads)
-    os.environ[REPORTED] = "1"
-    for name in list(logging.root.manager.loggerDict):
-        if name.startswith("torch.distributed.elastic"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # what it has to say is raised instead
-    with tempfile.TemporaryDirectory(prefix="debubble-") as scratch:
+    environment = {"OMP_NUM_THREADS": str(threads), REPORTED: "1"}
+    with (
+        tempfile.TemporaryDirectory(prefix="debubble-") as scratch,
+        _environment(environment),
+        _quiet("torch.distributed.elastic"),  # what it has to say is raised instead
+        _own_signal_handlers(),
+    ):
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -76,13 +81,58 @@ def launch(module: str, argument: str, *, ranks: int, threads: int = 1) -> None:
             shutdown_timeout=GRACE,
         )
         try:
-            elastic_launch(config, sys.executable)("-m", module, argument)
+            elastic_launch(config, PYTHON[0])(*PYTHON[1:], "-m", module, argument)
         except ChildFailedError as error:
             raise _report(error.failures, _last_words(Path(scratch))) from None
         except SignalException as error:
             if error.sigval is signal.SIGINT:
                 raise KeyboardInterrupt from None
             raise RankFailedError(f"The run was ended by {error.sigval.name}.") from None
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for the processes that are started here; afterwards the environment is what it was."""
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in {name for name in os.environ.keys() | before.keys() if os.environ.get(name) != before.get(name)}:
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                del os.environ[name]
+
+
+@contextmanager
+def _quiet(package: str) -> Iterator[None]:
+    """Let the loggers of a package say nothing."""
+    levels = {
+        name: logging.getLogger(name).level for name in logging.root.manager.loggerDict if name.startswith(package)
+    }
+    for name in levels:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+
+
+@contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Put back the handlers that torch's agent replaces, which it does on the main thread alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    replaced = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.getsignal(number) for number in replaced}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def packed(options: Any) -> str:

@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from debubble.processes import PYTHON
 from debubble.training.report import available_cores
 
 MODEL = ["llama-tiny"]
@@ -53,7 +54,7 @@ def _debubble(console: Console, *arguments: str) -> None:
     """Run one command as if it had been typed; its failure is ours."""
     console.print(f"[green]$ debubble {shlex.join(arguments)}[/green]", soft_wrap=True)
     program = "import sys; from debubble.cli import main; sys.exit(main())"
-    finished = subprocess.run([sys.executable, "-c", program, *arguments], check=False)
+    finished = subprocess.run([*PYTHON, "-c", program, *arguments], check=False)
     if finished.returncode:
         sys.exit(finished.returncode)
 

@@ -9,7 +9,8 @@ import importlib
 import os
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -104,7 +105,8 @@ def _checked(item: Any, place: int, length: int) -> Tensor | Mapping[str, Tensor
 def samples_of(options: TrainOptions, plan: Plan, dataset: Dataset | None = None) -> Samples:
     """What a run trains on: the given dataset, or what its options say."""
     if dataset is None and options.dataset is not None:
-        dataset = named_dataset(options.dataset)(plan)
+        with _current_folder_last():  # the function may import more from there
+            dataset = named_dataset(options.dataset)(plan)
     if dataset is None:
         return Text(sequences_of(options, plan))
     return Items(dataset=dataset, sequence_length=plan.options.sequence_length, seed=options.seed)
@@ -113,15 +115,25 @@ def samples_of(options: TrainOptions, plan: Plan, dataset: Dataset | None = None
 def named_dataset(name: str) -> Callable[[Plan], Dataset]:
     """The function that `module:function` names; the module may be in the current folder.
 
-    Raises InputError if there is none.
+    What is installed goes before what is in that folder.  Raises InputError if there is none.
     """
     module, _, function = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
     try:
-        found = getattr(importlib.import_module(module), function)
+        with _current_folder_last():
+            found = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise InputError(f"--dataset {name} cannot be loaded: {error}; give it as module:function.") from error
     if not callable(found):
         raise InputError(f"--dataset {name} is no function: give one that takes the plan and returns a Dataset.")
     return found  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _current_folder_last() -> Iterator[None]:
+    """Let imports find modules in the current folder that are nowhere else."""
+    before = sys.path.copy()
+    sys.path.append(os.getcwd())
+    try:
+        yield
+    finally:
+        sys.path[:] = before

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from debubble.ir import Plan
+from debubble.processes import PYTHON
 from debubble.training.online.cores import step_back
 from debubble.training.online.searching import FOUND, PLAN
 
@@ -24,7 +24,7 @@ class Search:
         plan.save(self.folder / PLAN)
         with (self.folder / "errors").open("wb") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "debubble.training.online.searching", self._folder.name, str(seconds)],
+                [*PYTHON, "-m", "debubble.training.online.searching", self._folder.name, str(seconds)],
                 stdin=subprocess.PIPE,  # its end tells the process that its parent is gone
                 stdout=subprocess.DEVNULL,
                 stderr=errors,

@@ -1,0 +1,45 @@
+"""Files in the current folder that are called like modules of the standard library change nothing."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DEBUBBLE = [sys.executable, "-P", "-c", "import sys; from debubble.cli import main; sys.exit(main())"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with modules that say that they were imported, and then fail."""
+    for name in ("random", "queue", "types"):
+        (tmp_path / f"{name}.py").write_text(
+            f"open({str(tmp_path / 'imported')!r}, 'a').write(__name__ + ' ')\nraise ImportError('not the library')\n"
+        )
+    return tmp_path
+
+
+def test_planners_that_search_run_beside_a_users_random(folder: Path) -> None:
+    (folder / "costs.json").write_text('{"stages": 2, "memory_limit": 2}')
+    call = ["plan", "--costs", "costs.json", "--devices", "2", "--micro-batches", "4", "--effort", "1", "--json"]
+    done = subprocess.run([*DEBUBBLE, *call], cwd=folder, capture_output=True, text=True, check=True)
+    candidates = json.loads(done.stdout)["candidates"]
+    assert [c for c in candidates if "failed" in (c.get("rejected") or "")] == []
+    assert not (folder / "imported").exists()
+
+
+def test_ranks_train_beside_a_users_queue(folder: Path, plan_file) -> None:
+    (folder / "text.txt").write_text("some text " * 100)
+    call = ["train", str(plan_file(2)), "--data", "text.txt", "--steps", "1", "--json"]
+    done = subprocess.run([*DEBUBBLE, *call], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not (folder / "imported").exists()
+
+
+def test_a_dataset_in_the_current_folder_is_found_after_the_library(folder: Path, plan_file) -> None:
+    (folder / "mine.py").write_text("import random\ndef data(plan):\n    return [[random.randrange(9)] * 33] * 4\n")
+    call = ["train", str(plan_file(1)), "--steps", "1", "--json", "--dataset", "mine:data"]
+    done = subprocess.run([*DEBUBBLE, *call], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not (folder / "imported").exists()
