@@ -143,10 +143,11 @@ def test_a_model_of_another_family_is_planned_in_whole_layers_and_that_is_said(r
     sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 96}
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"model_type": "olmo2", "vocab_size": 256, **sizes}))
-    code, out, said = run(
+    code, out, _ = run(
         "plan", str(config), "--cluster", "2xA100-80GB", "--micro-batches", "4", "--sequence-length", "64",
         "--planner", "dapple", "--json",
     )  # fmt: skip
     units = [unit["type"] for stage in json.loads(out)["partition"] for unit in stage]
     assert (code, units) == (0, ["embedding", *["layer"] * 4, "head"])
-    assert "'olmo2' is priced as a Llama of its sizes" in said
+    [remark] = json.loads(out)["remarks"]
+    assert "'olmo2' is priced as a Llama of its sizes" in remark

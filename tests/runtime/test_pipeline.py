@@ -335,6 +335,8 @@ def test_plans_that_cannot_run_are_refused():
         run_threads(plan_of(schedule_1f1b(), LLAMA, dtype="fp8"), lambda _: None)
     with pytest.raises(InputError, match="make the plan with context 1"):
         run_threads(plan_of(schedule_1f1b(), LLAMA, context=2), lambda _: None)
+    with pytest.raises(InputError, match="make the plan with expert 1"):
+        run_threads(plan_of(schedule_1f1b(), LLAMA, data=2, expert=2), lambda _: None)
     with pytest.raises(InputError, match="make the plan with zero 2 or less"):
         run_threads(plan_of(schedule_1f1b(), LLAMA, data=2, zero=3), lambda _: None)
     with pytest.raises(InputError, match="does not list the units of its model in order"):

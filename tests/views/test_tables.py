@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rich.console import Console, RenderableType
 
 import debubble as db
-from debubble.ir import CandidateSummary, Kind, PlannedUnit
+from debubble.ir import CandidateSummary, Kind, Plan, PlannedUnit
 from debubble.views import Scene
 from debubble.views.plan_table import render as render_plan
 from debubble.views.summary import as_dict, device_summaries, kind_summaries, stage_summaries, why_not_faster
-from debubble.views.terminal import render
+from debubble.views.terminal import headline, render_scene
 from debubble.views.words import size_words, time_words
-from tests.views.scenes import small_plan
+from tests.views.scenes import small_plan, surrounded
 
 
 def printed(what: RenderableType) -> str:
@@ -20,7 +22,7 @@ def printed(what: RenderableType) -> str:
 
 
 def test_the_table_gives_each_devices_shares_and_peak() -> None:
-    text = printed(render(small_plan().simulate()))
+    text = printed(render_scene(Scene.predicted(small_plan())))
 
     rows = [line.split() for line in text.splitlines()]
     assert ["device", "busy", "warm-up", "cool-down", "dependency", "transfer", "peak"] in rows
@@ -40,7 +42,7 @@ def test_recomputation_has_a_column_of_its_own() -> None:
     schedule = db.schedules["1f1b"](devices=2, micro_batches=4, recomputed_stages=1)
     timeline = db.simulate(schedule, db.StageCosts.of(stages=2))
 
-    assert " recompute " in printed(render(timeline))
+    assert " recompute " in printed(render_scene(Scene.of(timeline, title="")))
     assert [d.recompute for d in device_summaries(Scene.of(timeline, title=""))] == [4, 0]
 
 
@@ -90,8 +92,6 @@ def test_the_json_summary_has_the_promised_figures() -> None:
 
 
 def test_a_plan_is_shown_with_its_layers_and_the_other_planners() -> None:
-    from dataclasses import replace
-
     plan = replace(
         small_plan(),
         lower_bound=16,
@@ -105,12 +105,49 @@ def test_a_plan_is_shown_with_its_layers_and_the_other_planners() -> None:
         ),
     )
 
-    text = printed(render_plan(plan, plan.simulate()))
+    text = printed(render_plan(plan, Scene.predicted(plan)))
 
     assert "embedding, layers 0-1" in text
     assert "attention 2, head" in text
     assert "No plan takes less than 16: the gap is 15.8%." in text
     assert "Device 0 lacks 3." in text
+
+
+def headline_of(plan: Plan, **changes: object) -> str:
+    return headline(replace(Scene.predicted(plan), **changes))
+
+
+def test_the_headline_is_the_whole_step_with_the_pipelines_part_beside() -> None:
+    assert headline_of(small_plan()).startswith("19 per step, 36.8% bubble")
+    assert headline_of(small_plan(), tail=2).startswith(
+        "21 per step (the pipeline 19, gradients and optimizer after it 2), 36.8% bubble"
+    )
+
+
+def test_with_post_validation_the_longest_span_counts() -> None:
+    plan = small_plan(schedule="zb-h2", communication=0, memory_limit=None)
+    timeline = plan.simulate()
+    assert (timeline.makespan, timeline.span) == (13, 12)
+    assert headline_of(plan, post_validation=True).startswith("12 per step (the pipeline 13, its longest span 12),")
+
+
+def test_what_surrounds_a_measured_program_is_of_the_step() -> None:
+    plan = small_plan()
+    measured = Scene.beside(plan, surrounded(plan))[1]
+    assert measured.step_time == 27
+    assert headline(measured).startswith("27 s per step (the pipeline 19 s, before and after it 8 s),")
+
+
+def test_planners_are_listed_by_the_whole_step() -> None:
+    first = CandidateSummary(planner="first", step_time=21, makespan=20, gap=0.2, schedule="chronos")
+    second = CandidateSummary(planner="second", step_time=22, makespan=18, gap=0.3, schedule="1f1b")
+    plan = replace(small_plan(), candidates=(second, first))
+    rows = [line.split() for line in printed(render_plan(plan, Scene.predicted(plan))).splitlines()]
+    places = [
+        rows.index(["first", "chronos", "21", "20", "20.0%"]),
+        rows.index(["second", "1f1b", "22", "18", "30.0%"]),
+    ]
+    assert places == sorted(places)
 
 
 def test_times_and_sizes_are_readable() -> None:

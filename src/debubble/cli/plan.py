@@ -52,7 +52,7 @@ def plan(
 ) -> None:
     """Find the fastest plan that fits: schedule, partition, recomputation and offload together."""
     from debubble.planners import planners
-    from debubble.planners.making import solve, tail_of
+    from debubble.planners.making import solve
 
     planners[planner]
     if sum(given is not None for given in (model, costs, units)) != 1:
@@ -63,8 +63,6 @@ def plan(
             from debubble.planners.making import plan as plan_model
 
             shape, where = named_model(model), o.cluster_of(cluster)
-            if shape.remark is not None and profile is None:
-                log().print(shape.remark)
             result = plan_model(
                 shape, where, micro_batches=micro_batches, planner=planner, pipeline=pipeline,
                 chunks=chunks, memory_limit=memory_limit, effort=effort, seed=seed, profile=profile, tensor=tensor,
@@ -82,7 +80,7 @@ def plan(
     if output is not None:
         result.save(output)
         log().print(f"The plan is in {output}.")
-    _print(result, tail=tail_of(result), json=json)
+    _print(result, json=json)
 
 
 def _abstract(
@@ -118,22 +116,16 @@ def _abstract(
     return Problem(costs=stage_costs if limit is None else stage_costs.with_limit(limit), **search)
 
 
-def _print(plan: Plan, *, tail: float, json: bool) -> None:
-    """`tail`: seconds that a model's step takes after its pipeline, for gradients and optimizer."""
-    from debubble.planners.making import pipeline_time, step_time
+def _print(plan: Plan, *, json: bool) -> None:
+    from debubble.views.scene import Scene
 
-    timeline = plan.simulate()
+    scene = Scene.predicted(plan)
     if not json:
         from debubble.views.plan_table import render
-        from debubble.views.words import time_words
 
-        console().print(render(plan, timeline))
-        if tail:
-            added = time_words(tail, seconds=True)
-            console().print(f"Gradients and optimizer take another {added} after the pipeline's step.")
+        console().print(render(plan, scene))
         return
-    time = pipeline_time(timeline, plan.options)
-    gap = max(0.0, float((time - plan.lower_bound) / time))
+    timeline, step_time = scene.timeline, scene.step_time
     print_json(
         {
             "planner": plan.planner,
@@ -141,15 +133,16 @@ def _print(plan: Plan, *, tail: float, json: bool) -> None:
             "devices": plan.devices,
             "chunks": plan.schedule.placement.chunks,
             "micro_batches": plan.micro_batches,
+            "step_time": step_time,
             "makespan": timeline.makespan,
             "span": timeline.span,
-            "step_time": step_time(timeline, plan.options, tail=tail),
             "lower_bound": plan.lower_bound,
-            "gap": gap,
+            "gap": max(0.0, float((step_time - plan.lower_bound) / step_time)),
             "peak_memory": list(timeline.peak_memory),
             "partition": [[asdict(unit) for unit in stage] for stage in plan.partition],
             "recompute": list(plan.recompute),
             "solve_seconds": plan.solve_seconds,
             "candidates": [asdict(candidate) for candidate in plan.candidates],
+            "remarks": list(scene.remarks),
         }
     )

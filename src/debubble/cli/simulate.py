@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +14,7 @@ from debubble.cli.output import Json, console, print_json
 from debubble.ir import InputError, Plan, RunOptions, Schedule, StageCosts
 
 if TYPE_CHECKING:
-    from debubble.simulator import Timeline
+    from debubble.views.scene import Scene
 
 
 @app.command()
@@ -56,18 +56,16 @@ def simulate(
 ) -> None:
     """Simulate a plan, or a schedule by name with costs, with a model, or with unit costs."""
     from debubble import simulate as run
+    from debubble.planners.remarks import model_remarks, timeline_remarks
+    from debubble.views.scene import Scene
 
-    tail, seconds, options = 0.0, False, RunOptions(post_validation=post_validation)
     if schedule is None and csv is None:
         if source is None:
             raise InputError("Give a plan file, or a schedule with --schedule NAME (see `debubble schedules`).")
-        from debubble.planners.making import tail_of
-
         plan = Plan.load(source)
-        chosen, stage_costs, options = plan.schedule, plan.costs, plan.options
-        tail, seconds = tail_of(plan), plan.model is not None
         if memory_limit is not None:
-            stage_costs = stage_costs.with_limit(o.abstract_limit(memory_limit))
+            plan = replace(plan, costs=plan.costs.with_limit(o.abstract_limit(memory_limit)))
+        scene = replace(Scene.predicted(plan), title=plan.schedule.name)
     elif source is not None and schedule is not None:
         from debubble.costs import named_model, step_tail
         from debubble.planners.fixed import fixed_configuration
@@ -84,25 +82,32 @@ def simulate(
             model, where, schedule=schedule, micro_batches=micro_batches, pipeline=pipeline, chunks=chunks,
             recompute=recompute, memory_limit=memory_limit, schedule_options=_given(option), **asdict(options),
         )  # fmt: skip
-        tail, seconds = step_tail(model, where, options, pipeline=pipeline, schedule=chosen), True
+        timeline = run(chosen, stage_costs)
+        scene = Scene.of(
+            timeline, title=chosen.name, seconds=True, post_validation=post_validation,
+            tail=step_tail(model, where, options, pipeline=pipeline, schedule=chosen),
+            remarks=model_remarks(timeline, options, model=model, cluster=where),
+        )  # fmt: skip
     else:
         limit = o.abstract_limit(memory_limit)
         chosen, stage_costs = _abstract(schedule, csv, costs, devices, micro_batches, chunks, limit, _given(option))
-    _show(run(chosen, stage_costs), options=options, tail=tail, seconds=seconds, json=json)
+        timeline = run(chosen, stage_costs)
+        scene = Scene.of(
+            timeline, title=chosen.name, post_validation=post_validation, remarks=timeline_remarks(timeline)
+        )
+    _show(scene, json=json)
 
 
-def _show(timeline: Timeline, *, options: RunOptions, tail: float, seconds: bool, json: bool) -> None:
-    """`tail`: seconds that a model's step takes after its pipeline; `seconds`: whether times are seconds."""
-    from debubble.planners.making import step_time
-
+def _show(scene: Scene, *, json: bool) -> None:
+    timeline = scene.timeline
     schedule = timeline.program.schedule
     if json:
         print_json(
             {
                 "schedule": schedule.name,
+                "step_time": scene.step_time,
                 "makespan": timeline.makespan,
                 "span": timeline.span,
-                "step_time": step_time(timeline, options, tail=tail),
                 "ideal_fraction": timeline.ideal_fraction,
                 "bubble_fraction": timeline.bubble_fraction,
                 "peak_memory": list(timeline.peak_memory),
@@ -110,17 +115,13 @@ def _show(timeline: Timeline, *, options: RunOptions, tail: float, seconds: bool
                 "stages": schedule.stages,
                 "micro_batches": schedule.micro_batches,
                 "operations": len(timeline.operations),
+                "remarks": list(scene.remarks),
             }
         )
         return
-    from debubble.views.terminal import render
-    from debubble.views.words import time_words
+    from debubble.views.terminal import render_scene
 
-    console().print(render(timeline, seconds=seconds))
-    if tail:
-        step = step_time(timeline, options, tail=tail)
-        whole, added = (time_words(time, seconds=True) for time in (step, tail))
-        console().print(f"The step takes {whole}: reducing gradients and the optimizer add {added}.")
+    console().print(render_scene(scene))
 
 
 def _given(options: list[str] | None) -> dict[str, Any]:

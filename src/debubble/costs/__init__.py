@@ -8,7 +8,7 @@ from debubble.costs.known_models import models, named_model
 from debubble.costs.model import Experts, Model
 from debubble.costs.model_units import model_units
 from debubble.costs.operators import DEEPSPEED, EAGER, MEGATRON, Framework
-from debubble.costs.step import step_tail
+from debubble.costs.step import StepTail, step_tail
 from debubble.costs.units import Partition, Strategy, Unit, Units
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "MEGATRON",
     "Model",
     "Partition",
+    "StepTail",
     "Strategy",
     "Unit",
     "Units",

@@ -113,6 +113,17 @@ class Cluster:
         """The type that sets the pace: the one with the lowest peak."""
         return min(self.types, key=lambda t: (t.flops, t.memory_bandwidth))
 
+    @property
+    def remark(self) -> str | None:
+        """How devices of several types are treated, as a sentence; None if they are all of one type."""
+        names = list(dict.fromkeys(t.name for t in self.types))
+        if len(names) == 1:
+            return None
+        return (
+            f"{' and '.join(names)} are mixed: every stage and every link is timed as on the slowest type,"
+            f" {self.slowest.name}, and every pipeline device has the memory limit of its own smallest device."
+        )
+
 
 def parse_size(size: int | float | str) -> int:
     """Bytes of a number, or of a text such as `72GiB` or `80GB`."""

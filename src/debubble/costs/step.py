@@ -7,6 +7,7 @@ without `--overlap-grad-reduce`.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from debubble.costs.cluster import Cluster
 from debubble.costs.layout import Layout
@@ -30,16 +31,42 @@ def step_tail(
 
     `schedule`: what it sums (G) or steps (S) itself, device or host, is not in the tail; None: nothing.
     """
-    layout = Layout.of(cluster, options, pipeline)
-    speed = Speed(cluster.slowest, element_bytes(options.dtype))
-    parameters = model.trained_parameters(options.lora) / layout.pipeline / options.tensor
-    ranks = options.data * options.context
-    scattered = scattered_bytes(options, gradient=framework.gradient_bytes if speed.element == 2 else 4)
-    gathered = speed.element if options.zero else 0
-    moved = parameters * (scattered * _left(schedule, Kind.G) + gathered)
-    reduce = speed.gather(moved, ranks, beside=beside(speed, options))
-    stepped = parameters / (ranks if options.zero else 1) * _left(schedule, Kind.S)
-    return reduce + speed.stream(step_traffic(options) * stepped)
+    tail = StepTail(model=model, cluster=cluster, options=options, pipeline=pipeline, framework=framework)
+    return tail.of(schedule)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTail:
+    """What a model's step takes after its pipeline, by what the schedule has done inside the pipeline already."""
+
+    model: Model
+    cluster: Cluster
+    options: RunOptions
+    pipeline: int | None = None
+    framework: Framework = MEGATRON
+
+    def of(self, schedule: Schedule | None) -> float:
+        """Seconds after this schedule's pipeline; None: after one without G and S."""
+        return self._seconds(unsummed=_left(schedule, Kind.G), unstepped=_left(schedule, Kind.S))
+
+    @property
+    def least(self) -> float:
+        """Seconds after any schedule's pipeline at least: with all gradients summed and all stages stepped inside."""
+        return self._seconds(unsummed=0.0, unstepped=0.0)
+
+    def _seconds(self, *, unsummed: float, unstepped: float) -> float:
+        """The tail of a device that has left these shares of its gradients and its optimizer step to it."""
+        options = self.options
+        layout = Layout.of(self.cluster, options, self.pipeline)
+        speed = Speed(self.cluster.slowest, element_bytes(options.dtype))
+        parameters = self.model.trained_parameters(options.lora) / layout.pipeline / options.tensor
+        ranks = options.data * options.context
+        scattered = scattered_bytes(options, gradient=self.framework.gradient_bytes if speed.element == 2 else 4)
+        gathered = speed.element if options.zero else 0
+        moved = parameters * (scattered * unsummed + gathered)
+        reduce = speed.gather(moved, ranks, beside=beside(speed, options))
+        stepped = parameters / (ranks if options.zero else 1) * unstepped
+        return reduce + speed.stream(step_traffic(options) * stepped)
 
 
 def scattered_bytes(options: RunOptions, *, gradient: float) -> float:

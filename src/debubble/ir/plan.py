@@ -58,6 +58,8 @@ class CandidateSummary:
     """One planner's answer, or why it has none."""
 
     planner: str
+    step_time: float | None = None
+    """Of the whole step, with what gradients and optimizer take after the pipeline."""
     makespan: float | None = None
     span: float | None = None
     lower_bound: float | None = None
@@ -78,7 +80,7 @@ class Plan:
     schedule: Schedule
     costs: StageCosts
     lower_bound: Number
-    """No plan for the same input takes less."""
+    """No plan's step for the same input takes less."""
     solve_seconds: float = 0.0
     partition: tuple[tuple[PlannedUnit, ...], ...]
     """Per stage, its units; a stage that was given by its costs alone is one unit of type `stage`."""

@@ -1,4 +1,4 @@
-"""`auto`: the fastest plan of all registered planners.
+"""`auto`: the plan with the shortest step, gradients and optimizer included, of all registered planners.
 
 It gives every planner the same problem and keeps the fastest verified answer, so it is never worse than any of them;
 what the others answered, or why they could not, stays with the plan.  Planners that search get the whole effort each,
@@ -29,11 +29,11 @@ def auto(problem: Problem) -> Solution:
         schedule=best.solution.schedule,
         costs=best.solution.costs,
         partition=best.solution.partition,
-        lower_bound=max(result.lower_bound for result in results),
+        lower_bound=max(result.pipeline_bound for result in results),
         candidates=tuple(
             sorted(
                 (_summary(name, answer) for name, answer in answers.items()),
-                key=lambda c: (c.makespan is None, c.makespan if problem.objective == "makespan" else c.span),
+                key=lambda c: (c.step_time is None, c.step_time),
             )
         ),
     )

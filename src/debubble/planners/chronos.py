@@ -59,7 +59,7 @@ def chronos(problem: Problem) -> Solution:
         taken = _needed(problem, fit)
         solution = build(problem, fit.setting, taken, micro_batches=problem.micro_batches)
         try:
-            took = problem.time_of(simulate(solution.schedule, solution.costs))
+            took = problem.step_time(simulate(solution.schedule, solution.costs))
         except InfeasibleError as error:
             reason = error
             continue
@@ -87,7 +87,8 @@ def _least_recomputation(problem: Problem, setting: Setting) -> _Fit:
                 low = middle
     timeline = simulate(solution.schedule, solution.costs)
     short = solution.schedule.micro_batches
-    return _Fit(setting, taken, timeline.makespan + (problem.micro_batches - short) * max(timeline.busy) / short)
+    further = (problem.micro_batches - short) * max(timeline.busy) / short
+    return _Fit(setting, taken, problem.step_time(timeline) + further)
 
 
 def _needed(problem: Problem, fit: _Fit) -> Sequence[Increment]:

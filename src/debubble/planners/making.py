@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from debubble.costs import Cluster, Model, model_units, profiled, read_profile, step_tail
+from debubble.costs import Cluster, Model, StepTail, model_units, profiled, read_profile, step_tail
 from debubble.costs.layout import Layout
 from debubble.ir import Number, Plan, PlannedUnit, RunOptions
 from debubble.planners.problem import Problem, Solution
@@ -71,6 +71,7 @@ def problem_of(
     return Problem(
         devices=devices, micro_batches=micro_batches, units=units, chunks=chunks, effort=effort, seed=seed,
         objective=objective_of(options),
+        tail=StepTail(model=model, cluster=cluster, options=options, pipeline=devices),
     )  # fmt: skip
 
 

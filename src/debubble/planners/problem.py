@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from debubble.costs import StepTail
 from debubble.costs.units import Partition, Units
 from debubble.ir import CandidateSummary, DebubbleError, InfeasibleError, InputError, Number, Schedule, StageCosts
 from debubble.simulator import Price, Timeline
@@ -29,7 +30,9 @@ class Problem:
     """Seconds that a planner may search."""
     seed: int = 0
     objective: Objective = "makespan"
-    """What a step takes: with post-validation of the optimizer step, the longest span of a device."""
+    """What the pipeline's part of a step takes: with post-validation, the longest span of a device."""
+    tail: StepTail | None = None
+    """What follows the pipeline, if these are a model's units; None: nothing."""
 
     def __post_init__(self) -> None:
         if self.devices < 1:
@@ -49,8 +52,17 @@ class Problem:
             )
 
     def time_of(self, run: Timeline | Price) -> Number:
-        """What a step takes that runs so."""
+        """What the pipeline's part of a step takes that runs so."""
         return run.makespan if self.objective == "makespan" else run.span
+
+    def step_time(self, timeline: Timeline) -> Number:
+        """What the whole step takes, with gradient reduction and optimizer: what plans are ranked by."""
+        tail = 0 if self.tail is None else self.tail.of(timeline.program.schedule)
+        return self.time_of(timeline) + tail
+
+    def step_bound(self, bound: Number) -> Number:
+        """What every whole step takes at least, if its pipeline takes at least `bound`."""
+        return bound + (0 if self.tail is None else self.tail.least)
 
     @property
     def memory_limit(self) -> tuple[Number, ...] | None:
@@ -82,7 +94,7 @@ class Solution:
     costs: StageCosts
     partition: Partition | None = None
     lower_bound: Number = 0
-    """As far as the planner knows; the generic bound is added to it."""
+    """Of the pipeline's part of a step, as far as the planner knows; the generic bound is added to it."""
     candidates: tuple[CandidateSummary, ...] = ()
     """What else was tried, if the planner compares others."""
     remark: str | None = None

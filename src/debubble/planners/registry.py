@@ -26,10 +26,12 @@ class Result:
     solution: Solution
     timeline: Timeline
     lower_bound: Number
-    """No plan for the same problem takes less."""
+    """No plan's step for the same problem takes less."""
+    pipeline_bound: Number
+    """What of that is the pipeline's."""
     solve_seconds: float
     time: Number
-    """Of a step: makespan or span, as the problem says."""
+    """Of the whole step: makespan or span, as the problem says, and what gradients and optimizer take after it."""
 
     @property
     def makespan(self) -> Number:
@@ -44,6 +46,7 @@ class Result:
     def summary(self) -> CandidateSummary:
         return CandidateSummary(
             planner=self.planner,
+            step_time=float(self.time),
             makespan=float(self.timeline.makespan),
             span=float(self.timeline.span),
             lower_bound=float(self.lower_bound),
@@ -80,12 +83,14 @@ class PlannerEntry:
 def verified(name: str, problem: Problem, solution: Solution, solve_seconds: float) -> Result:
     """A planner's answer, lowered under the limit and simulated; raises what lowering and simulation raise."""
     timeline = simulate(solution.schedule, solution.costs)
+    bound = max(solution.lower_bound, lower_bound(problem))
     return Result(
         planner=name,
         solution=solution,
         timeline=timeline,
-        time=problem.time_of(timeline),
-        lower_bound=max(solution.lower_bound, lower_bound(problem)),
+        time=problem.step_time(timeline),
+        lower_bound=problem.step_bound(bound),
+        pipeline_bound=bound,
         solve_seconds=solve_seconds,
     )
 

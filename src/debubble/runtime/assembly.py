@@ -11,6 +11,7 @@ from torch import nn
 
 from debubble.ir import InputError, Kind, Plan, RunOptions
 from debubble.ir.hf_config import halved
+from debubble.ir.runtime_limits import beyond_runtime
 from debubble.runtime.balanced_stage import BalancedStage
 from debubble.runtime.memory import Ledger
 from debubble.runtime.models.building import add_adapters, build_stage, model_units
@@ -28,6 +29,7 @@ from debubble.runtime.stage import Stage
 from debubble.runtime.weights import StageWeights, Working
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+"""Those of `runtime_limits`."""
 
 
 @dataclass
@@ -52,17 +54,14 @@ class DevicePart:
 def check_runnable(plan: Plan, ranks: int) -> None:
     """Refuse a plan that these ranks cannot run, with one sentence."""
     options = plan.options
-    if options.context > 1:
-        raise InputError("The runtime runs pipeline, data and tensor parallelism; make the plan with context 1.")
-    if options.zero > 2:
-        raise InputError("The runtime keeps whole parameters on every replica; make the plan with zero 2 or less.")
+    refusal = beyond_runtime(options, plan.model)
+    if refusal is not None:
+        raise InputError(refusal)
     if ranks != plan.ranks:
         raise InputError(
             f"The plan needs {plan.ranks} ranks ({plan.devices} pipeline devices x {options.tensor} tensor x"
             f" {options.data} data parallel), but {ranks} were started."
         )
-    if options.dtype not in DTYPES:
-        raise InputError(f"The runtime computes in {', '.join(DTYPES)}, not in '{options.dtype}'.")
     if plan.model is None:
         return
     planned = [(unit.type, unit.layer) for stage in plan.partition for unit in stage]
@@ -73,11 +72,6 @@ def check_runnable(plan: Plan, ranks: int) -> None:
     stepped = {op.stage for op in plan.schedule.operations if op.kind is Kind.S}
     if tied_tables(plan) is not None and stepped & {0, plan.schedule.stages - 1} and tied_devices(plan):
         raise InputError("The plan steps a stage with a tied table inside the step; untie it or step it afterwards.")
-    if not halved(plan.model) and options.lora:
-        raise InputError(
-            f"The runtime has no LoRA for '{plan.model.get('model_type')}', which runs with transformers' modules: make"
-            " the plan without."
-        )
     if options.tensor > 1 and halved(plan.model):
         _check_divisible(read_shape(plan.model), options)
     elif options.tensor > 1:

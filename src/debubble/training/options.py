@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from debubble.ir import InputError, Kind, Plan
+from debubble.ir.runtime_limits import beyond_runtime
 from debubble.training.checkpoint_folder import checkpoints, latest, progress_of
 from debubble.training.data import VOCABULARY, Corpus, Sequences
 from debubble.training.online.journal import Journal
@@ -134,10 +135,13 @@ def validates_after(wanted: bool | None, plan: Plan) -> bool:
 
 
 def runnable(path: Path) -> Plan:
-    """Load a plan that was made for a model.  Raises InputError if it was made from abstract costs."""
+    """Load a plan that the runtime can run.  Raises InputError if it cannot, as if the plan has no model."""
     plan = Plan.load(path)
     if plan.model is None:
         raise InputError(f"{path} was made from abstract costs and has no model to run: plan a MODEL instead.")
+    refusal = beyond_runtime(plan.options, plan.model)
+    if refusal is not None:
+        raise InputError(refusal)
     return plan
 
 

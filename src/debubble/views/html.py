@@ -60,6 +60,7 @@ def _section(scene: Scene) -> dict[str, Any]:
         "title": scene.title,
         "headline": headline(scene),
         "why": why_not_faster(scene),
+        "remarks": scene.remarks,
         "tables": [_device_table(scene), _stage_table(scene)],
     }
 

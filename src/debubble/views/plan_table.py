@@ -9,31 +9,28 @@ from rich.table import Table
 from rich.text import Text
 
 from debubble.ir import CandidateSummary, Plan, PlannedUnit
-from debubble.planners.making import pipeline_time
-from debubble.simulator import Timeline
 from debubble.views.scene import Scene
 from debubble.views.summary import why_not_faster
-from debubble.views.terminal import device_table, headline, stage_table, titled_table
+from debubble.views.terminal import device_table, headline, remark_lines, stage_table, titled_table
 from debubble.views.words import size_words, time_words
 
 
-def render(plan: Plan, timeline: Timeline) -> RenderableType:
-    """A plan beside the other planners' answers."""
-    seconds, spans = plan.model is not None, plan.options.post_validation
-    scene = Scene.of(timeline, title="", seconds=seconds)
-    time = pipeline_time(timeline, plan.options)
-    gap = max(0.0, float((time - plan.lower_bound) / time))
+def render(plan: Plan, scene: Scene) -> RenderableType:
+    """A plan, with what it was predicted to do, beside the other planners' answers."""
+    seconds = scene.seconds
+    gap = max(0.0, float((scene.step_time - plan.lower_bound) / scene.step_time))
     bound = f"No plan takes less than {time_words(plan.lower_bound, seconds=seconds)}: the gap is {100 * gap:.1f}%."
     parts: list[RenderableType] = [
         Text(f"{plan.schedule.name}, planned by {plan.planner}", style="bold"),
         Text(f"{headline(scene)}\n{bound}\n{why_not_faster(scene)}\n"),
+        *remark_lines(scene),
         _partition(plan),
         device_table(scene),
         *([stage_table(scene)] if plan.schedule.placement.chunks > 1 else []),
     ]
     if plan.candidates:
         parts += [
-            _candidates(plan.candidates, seconds=seconds, spans=spans),
+            _candidates(plan.candidates, seconds=seconds, post_validation=plan.options.post_validation),
             _lines("Remarks", {c.planner: c.remark for c in plan.candidates if c.remark}),
             _lines("Rejected", {c.planner: c.rejected for c in plan.candidates if c.rejected}),
         ]
@@ -73,18 +70,22 @@ def _runs(units: Sequence[PlannedUnit]) -> Iterator[str]:
             yield f"layer {last}" if last == unit.layer else f"layers {unit.layer}-{last}"
 
 
-def _candidates(candidates: Sequence[CandidateSummary], *, seconds: bool, spans: bool) -> Table:
+def _candidates(candidates: Sequence[CandidateSummary], *, seconds: bool, post_validation: bool) -> Table:
+    def pipeline(candidate: CandidateSummary) -> float:
+        return (candidate.span if post_validation else candidate.makespan) or 0
+
     def step(candidate: CandidateSummary) -> float:
-        return (candidate.span if spans else candidate.makespan) or 0
+        return pipeline(candidate) if candidate.step_time is None else candidate.step_time
 
     table = titled_table("Planners")
-    for column in ("planner", "schedule", "step", "gap", "peak memory"):
+    for column in ("planner", "schedule", "step", "pipeline", "gap", "peak memory"):
         table.add_column(column, justify="left" if column in ("planner", "schedule") else "right")
     for c in sorted((c for c in candidates if c.makespan is not None), key=step):
         table.add_row(
             c.planner,
             c.schedule or "",
             time_words(step(c), seconds=seconds),
+            time_words(pipeline(c), seconds=seconds),
             "" if c.gap is None else f"{100 * c.gap:.1f}%",
             size_words(max(c.peak_memory)) if c.peak_memory else "",
         )

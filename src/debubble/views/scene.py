@@ -9,6 +9,8 @@ from functools import cached_property
 from debubble.ir import Kind, Number, Plan, Trace
 from debubble.ir.ops import BACKWARDS
 from debubble.ir.trace import TracePhase
+from debubble.planners.making import tail_of
+from debubble.planners.remarks import plan_remarks
 from debubble.simulator import Bubble, TimedOperation, Timeline, bubbles, critical_path
 from debubble.simulator.shared_cores import run_shared
 from debubble.views.measured import measured_memory, measured_timeline
@@ -33,17 +35,41 @@ class Scene:
     """Whether times are seconds, or abstract units."""
     phases: tuple[TracePhase, ...] = ()
     """What devices did before and after the program, if it was measured."""
+    tail: Number = 0
+    """What gradient reduction and optimizer take after the pipeline, if it was predicted."""
+    post_validation: bool = False
+    """Whether devices begin the next step one by one, so that the longest span counts and not the makespan."""
+    remarks: tuple[str, ...] = ()
+    """What a reader of the figures has to know, as sentences."""
 
     @staticmethod
-    def of(timeline: Timeline, *, title: str, seconds: bool = False) -> Scene:
+    def of(
+        timeline: Timeline,
+        *,
+        title: str,
+        seconds: bool = False,
+        tail: Number = 0,
+        post_validation: bool = False,
+        remarks: Sequence[str] = (),
+    ) -> Scene:
         """The scene of a simulated timeline."""
-        return Scene(title=title, timeline=timeline, memory=timeline.memory, seconds=seconds)
+        return Scene(
+            title=title, timeline=timeline, memory=timeline.memory, seconds=seconds, tail=tail,
+            post_validation=post_validation, remarks=tuple(remarks),
+        )  # fmt: skip
 
     @staticmethod
     def predicted(plan: Plan) -> Scene:
         """What a plan was predicted to do."""
-        title = f"Predicted: {plan.schedule.name}, planned by {plan.planner}"
-        return Scene.of(plan.simulate(), title=title, seconds=plan.model is not None)
+        timeline = plan.simulate()
+        return Scene.of(
+            timeline,
+            title=f"Predicted: {plan.schedule.name}, planned by {plan.planner}",
+            seconds=plan.model is not None,
+            tail=tail_of(plan),
+            post_validation=plan.options.post_validation,
+            remarks=plan_remarks(plan, timeline),
+        )
 
     @staticmethod
     def beside(plan: Plan, trace: Trace) -> tuple[Scene, Scene]:
@@ -64,7 +90,21 @@ class Scene:
     def _on(self, cores: int) -> Scene:
         """The same if the devices share that many cores."""
         title = f"{self.title}, {self.devices} devices on {cores_words(cores)}"
-        return Scene.of(run_shared(self.timeline.program, cores=cores), title=title, seconds=self.seconds)
+        timeline = run_shared(self.timeline.program, cores=cores)
+        return replace(self, title=title, timeline=timeline, memory=timeline.memory)
+
+    @property
+    def pipeline_time(self) -> Number:
+        """What the pipeline's part of the step takes."""
+        return self.timeline.span if self.post_validation else self.timeline.makespan
+
+    @property
+    def step_time(self) -> Number:
+        """What the whole step takes."""
+        if self.phases:
+            first, last = self.extent
+            return last - first
+        return self.pipeline_time + self.tail
 
     @cached_property
     def extent(self) -> tuple[float, float]:

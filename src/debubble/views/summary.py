@@ -165,6 +165,7 @@ def as_dict(scene: Scene) -> dict[str, Any]:
     """The whole summary for `--json`; times and sizes in the costs' units."""
     timeline = scene.timeline
     return {
+        "step_time": float(scene.step_time),
         "makespan": float(timeline.makespan),
         "span": float(timeline.span),
         "ideal_fraction": timeline.ideal_fraction,
@@ -199,4 +200,5 @@ def as_dict(scene: Scene) -> dict[str, Any]:
             k.kind.value: {"count": k.count, "mean": k.mean, "total": float(k.total)} for k in kind_summaries(scene)
         },
         "critical_path": why_not_faster(scene),
+        "remarks": list(scene.remarks),
     }

@@ -7,7 +7,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from debubble.simulator import Timeline
 from debubble.views.palette import KIND_COLORS, KIND_WORDS
 from debubble.views.scene import Scene
 from debubble.views.summary import (
@@ -21,17 +20,13 @@ from debubble.views.summary import (
 from debubble.views.words import percent, size_words, time_words
 
 
-def render(timeline: Timeline, *, title: str = "", seconds: bool = False) -> RenderableType:
-    """Everything about a simulated timeline."""
-    return render_scene(Scene.of(timeline, title=title or timeline.program.schedule.name, seconds=seconds))
-
-
 def render_scene(scene: Scene) -> RenderableType:
     """Everything about a predicted or measured timeline."""
     return Group(
         Text(scene.title, style="bold"),
         Text(headline(scene)),
         Text(why_not_faster(scene) + "\n"),
+        *remark_lines(scene),
         device_table(scene),
         kind_table(scene),
     )
@@ -41,10 +36,29 @@ def headline(scene: Scene) -> str:
     """The figures that count, in one line."""
     timeline = scene.timeline
     return (
-        f"{time_words(timeline.makespan, seconds=scene.seconds)} per step,"
+        f"{time_words(scene.step_time, seconds=scene.seconds)} per step{_parts(scene)},"
         f" {100 * timeline.bubble_fraction:.1f}% bubble, {100 * timeline.ideal_fraction:.1f}% of the ideal,"
         f" peak memory {size_words(max(scene.peak_memory))}"
     )
+
+
+def _parts(scene: Scene) -> str:
+    """What of the step is the pipeline's, of which bubble and ideal are shares, and what the rest is."""
+    around = scene.step_time - scene.pipeline_time
+    if scene.step_time == scene.timeline.makespan:
+        return ""
+    parts = [f"the pipeline {time_words(scene.timeline.makespan, seconds=scene.seconds)}"]
+    if scene.post_validation:
+        parts.append(f"its longest span {time_words(scene.timeline.span, seconds=scene.seconds)}")
+    if around:
+        what = "before and after it" if scene.phases else "gradients and optimizer after it"
+        parts.append(f"{what} {time_words(around, seconds=scene.seconds)}")
+    return f" ({', '.join(parts)})"
+
+
+def remark_lines(scene: Scene) -> list[Text]:
+    """One line per remark."""
+    return [Text("\n".join(scene.remarks) + "\n", style="yellow")] if scene.remarks else []
 
 
 def device_table(scene: Scene) -> Table:

@@ -1,0 +1,46 @@
+"""`auto` keeps the shortest whole step, and every figure says which part of it is the pipeline's."""
+
+from __future__ import annotations
+
+import pytest
+
+import debubble as db
+from debubble.costs import StepTail
+from debubble.ir import Kind, RunOptions
+from debubble.planners.making import problem_of
+from debubble.schedules.chronos_offload import offload_states
+from tests.planners.test_fixed import MODEL
+
+OPTIONS = RunOptions(data=2, sequence_length=2048)
+CLUSTER = db.Cluster.parse("4xA100-80GB")
+TAIL = StepTail(model=MODEL, cluster=CLUSTER, options=OPTIONS, pipeline=2)
+
+
+def problem() -> db.planners.Problem:
+    return problem_of(MODEL, CLUSTER, OPTIONS, micro_batches=8, effort=0.5)
+
+
+def test_a_planners_answer_takes_what_follows_its_pipeline_too() -> None:
+    result = db.planners["dapple"](problem())
+    assert result.time == result.timeline.makespan + TAIL.of(result.solution.schedule)
+    assert result.summary.step_time == result.time
+    assert result.lower_bound == result.pipeline_bound + TAIL.least
+
+
+def test_every_candidate_has_its_step_and_the_shortest_is_the_plan() -> None:
+    plan = db.plan(MODEL, CLUSTER, micro_batches=8, effort=0.5, data=2, sequence_length=2048)
+    steps = [c.step_time for c in plan.candidates if c.step_time is not None]
+    assert steps == sorted(steps)
+    assert steps[0] == pytest.approx(float(plan.simulate().makespan) + TAIL.of(plan.schedule))
+
+
+def test_a_stage_that_is_stepped_inside_the_pipeline_leaves_less_behind_it() -> None:
+    made = db.schedules["chronos"](devices=2, micro_batches=8, chunks=2)
+    hosted = offload_states(made, chunks=[1])
+    assert {op.stage for op in hosted.operations if op.kind is Kind.S} == {2, 3}
+    costs = db.StageCosts.of(stages=4)
+    slower = db.simulate(hosted, costs.replace(host_step=1))
+    assert problem().step_time(db.simulate(made, costs)) - problem().step_time(slower) == pytest.approx(
+        TAIL.of(made) - TAIL.of(hosted) - float(slower.makespan - db.simulate(made, costs).makespan)
+    )
+    assert TAIL.least < TAIL.of(hosted) < TAIL.of(made)

@@ -1,0 +1,78 @@
+"""What is said beside a plan's figures: how they were made, what the runtime cannot run, what is amiss."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import debubble as db
+from debubble.ir import Plan, RunOptions
+from debubble.ir.runtime_limits import beyond_runtime
+from debubble.planners.remarks import plan_remarks, timeline_remarks
+from debubble.views import Scene, views
+from debubble.views.summary import as_dict
+
+
+def planned(cluster: str = "4xA100-80GB", *, model: str = "llama-tiny", **options: object) -> Plan:
+    return db.plan(
+        db.models[model], db.Cluster.parse(cluster), planner="dapple", micro_batches=16, sequence_length=128,
+        **options,
+    )  # fmt: skip
+
+
+def remarks(plan: Plan) -> tuple[str, ...]:
+    return plan_remarks(plan, plan.simulate())
+
+
+def test_nothing_is_said_of_an_ordinary_plan() -> None:
+    assert remarks(planned()) == ()
+
+
+def test_it_is_said_how_mixed_devices_are_timed() -> None:
+    assert remarks(planned("2xH100-80GB+2xA100-40GB")) == (
+        "H100-80GB and A100-40GB are mixed: every stage and every link is timed as on the slowest type, A100-40GB,"
+        " and every pipeline device has the memory limit of its own smallest device.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"context": 2}, "it has no context parallelism: make the plan with context 1"),
+        ({"data": 2, "zero": 3}, "it keeps whole parameters on every replica: make the plan with zero 2 or less"),
+        ({"dtype": "fp16"}, "it computes in fp32, bf16, fp64, not in 'fp16'"),
+    ],
+)
+def test_it_is_said_that_the_runtime_cannot_run_a_plan(options: dict[str, object], reason: str) -> None:
+    [remark] = remarks(planned(**options))
+    assert remark.startswith(f"The runtime cannot run this plan, because {reason}")
+
+
+def test_experts_on_ranks_of_their_own_are_beyond_the_runtime() -> None:
+    assert beyond_runtime(RunOptions(data=2), db.models["mixtral-8x7b"].config) is None
+    assert "no expert parallelism" in str(beyond_runtime(RunOptions(data=2, expert=2), None))
+
+
+def test_more_than_half_a_bubble_is_remarked_on_with_what_would_help() -> None:
+    costs = db.StageCosts.of(stages=8)
+    few, many = (db.simulate(db.schedules["1f1b"](devices=8, micro_batches=m), costs) for m in (4, 16))
+    assert timeline_remarks(many) == ()
+    assert timeline_remarks(few) == (
+        "The devices are idle for 63.6% of the pipeline's time, mostly while it fills and drains: 4 micro-batches are"
+        " few for 8 pipeline devices; use more micro-batches, or fewer pipeline devices with data parallelism.",
+    )
+
+
+def test_a_bubble_of_another_cause_is_not_laid_to_the_micro_batches() -> None:
+    slow_links = db.StageCosts.of(stages=2, communication=20)
+    [remark] = timeline_remarks(db.simulate(db.schedules["1f1b"](devices=2, micro_batches=16), slow_links))
+    assert remark.endswith("most of it by transfer: see the shares of each device.")
+
+
+def test_remarks_are_in_the_page_and_in_the_summary() -> None:
+    plan = planned(context=2)
+    scene = Scene.predicted(plan)
+    assert as_dict(scene)["remarks"] == list(remarks(plan))
+    assert "it has no context parallelism" in views["html"]([scene]).decode()
+    assert "it has no context parallelism" not in views["html"]([replace(scene, remarks=())]).decode()
