@@ -155,7 +155,7 @@ def test_data_parallel_replicas_share_the_gradient_of_all_tokens(schedule):
     plan = plan_of(made, LLAMA_TIED, data=2)
     tokens = tokens_of(LLAMA_TIED, rows=8)
     tokens[5, 3:] = -100  # replicas may have different numbers of targets
-    batches = [{"input_ids": t[:, :-1].clamp(min=0), "labels": t[:, 1:]} for t in tokens.chunk(2)]
+    batches = [{"input_ids": t[:, :-1].clamp(min=0), "targets": t[:, 1:]} for t in tokens.chunk(2)]
     whole = {name: torch.cat([b[name] for b in batches]) for name in batches[0]}
 
     def one(transport):
@@ -295,8 +295,14 @@ def test_batches_that_do_not_fit_are_refused():
     for batch, message in [
         (torch.zeros(3, 5, dtype=torch.long), "3 rows cannot be cut into 4 equal micro-batches"),
         (torch.zeros(4, dtype=torch.long), r"shape \[rows, length \+ 1\], not \[4\]"),
-        ({"input_ids": torch.zeros(4, 5)}, "no entry 'labels'"),
+        ({"labels": torch.zeros(4, 5)}, "no entry 'input_ids'"),
+        ({"input_ids": torch.zeros(4, 5)}, "must have either 'labels' .* or 'targets'"),
+        ({name: torch.zeros(4, 5) for name in ("input_ids", "labels", "targets")}, "must have either 'labels'"),
         ({"input_ids": torch.zeros(4, 5), "labels": torch.zeros(4, 6)}, r"not \[4, 5\] and \[4, 6\]"),
+        (
+            {"input_ids": torch.zeros(4, 5), "loss_mask": torch.zeros(4, 5)},
+            "an entry 'loss_mask', which the runtime does",
+        ),
         ({"input_ids": torch.zeros(4, 5), "labels": torch.full((4, 5), -100)}, "no target to learn from"),
     ]:
         with pytest.raises(InputError, match=message):
@@ -307,6 +313,32 @@ def test_ranks_with_different_batches_are_told_which():
     plan = plan_of(schedule_1f1b(), LLAMA)
     with pytest.raises(InputError, match=r"Rank 1 has a batch of shape \[4, 13\].* but rank 0 one of \[4, 12\]"):
         run_threads(plan, lambda pipeline: pipeline.step(tokens_of(LLAMA, rows=4, length=12 + pipeline.device)))
+
+
+@pytest.mark.parametrize("name", ["tokens", "targets"])
+def test_ranks_with_other_numbers_in_their_batch_are_told_which(name):
+    plan = plan_of(schedule_1f1b(devices=3), LLAMA)
+
+    def one(pipeline):
+        batch = {"input_ids": tokens_of(LLAMA, rows=4)[:, 1:], "targets": tokens_of(LLAMA, rows=4)[:, 1:]}
+        changed = batch["input_ids" if name == "tokens" else "targets"]
+        changed[0, 0] = pipeline.device + 1
+        pipeline.step(batch)
+
+    with pytest.raises(InputError, match="Ranks 1, 2 have other tokens or targets than rank 0 of the same replica"):
+        run_threads(plan, one)
+
+
+def test_replicas_have_batches_of_their_own_and_their_ranks_the_same():
+    plan = plan_of(schedule_1f1b(), LLAMA, data=2)
+
+    def one(transport):
+        pipeline = Pipeline(None, plan, transport=transport)
+        pipeline.step(tokens_of(LLAMA, rows=4, seed=pipeline.ranks.replica))
+        pipeline.step(tokens_of(LLAMA, rows=4, seed=max(transport.rank, 1)))
+
+    with pytest.raises(InputError, match="Rank 3 has other tokens or targets than rank 2"):
+        Threads.run(4, one)
 
 
 def test_ranks_with_different_plans_are_told_which():

@@ -350,3 +350,13 @@ def own_norm(model, trained):
     logits = model(tokens[:, :-1]).logits.flatten(0, 1)
     torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten()).backward()
     return math.hypot(*(float(p.grad.norm()) for name, p in model.named_parameters() if name in trained))
+
+
+def test_different_batches_of_steps_that_overlap_are_found_when_they_are_settled():
+    def work(pipeline):
+        pipeline.advance(tokens_of(LLAMA, rows=4))
+        pipeline.advance(tokens_of(LLAMA, rows=4, seed=pipeline.device))
+        pipeline.settle()
+
+    with pytest.raises(InputError, match="Rank 1 has other tokens or targets than rank 0"):
+        run(plan_of(schedule_1f1b(), LLAMA), work)

@@ -53,11 +53,19 @@ def test_making_samples_leaves_torchs_generator_alone():
     assert torch.equal(torch.rand(1), expected)
 
 
-def test_items_may_have_labels_of_their_own():
-    pairs = [{"input_ids": [1, 2], "labels": [2, -100]}]
-    batch = Items(dataset=pairs, sequence_length=2).batch(0, count=2)
-    assert batch["input_ids"].tolist() == [[1, 2], [1, 2]]
-    assert batch["labels"].tolist() == [[2, -100], [2, -100]]
+@pytest.mark.parametrize("name", ["labels", "targets"])
+def test_items_may_have_the_entries_of_a_batch(name):
+    mapping = {"input_ids": [1, 2], name: [2, -100], "attention_mask": [1, 1]}
+    batch = Items(dataset=[mapping], sequence_length=2).batch(0, count=2)
+    assert {name: entry.tolist() for name, entry in batch.items()} == {
+        name: [value] * 2 for name, value in mapping.items()
+    }
+
+
+def test_items_of_different_forms_are_refused():
+    mixed = [{"input_ids": [1, 2], "labels": [1, 2]}, [1, 2, 3]]
+    with pytest.raises(InputError, match="items of the dataset differ in form"):
+        Items(dataset=mixed, sequence_length=2).batch(0, count=2)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +73,7 @@ def test_items_may_have_labels_of_their_own():
     [
         ([1, 2, 3], r"Item 0 of the dataset has \{'tokens': \[3\]\}: it must be 3 tokens"),
         ({"input_ids": [1, 2], "labels": [1]}, r"'labels': \[1\]"),
+        ({"input_ids": [1, 2], "text": "ab"}, "Item 0 of the dataset has an entry 'text', which the runtime does not"),
         (None, "NoneType"),
     ],
 )

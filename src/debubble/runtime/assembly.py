@@ -147,6 +147,15 @@ def balance_of(plan: Plan) -> Balance | None:
     return Balance.of(read_shape(plan.model), micro_batches=micro_batches, dtype=DTYPES[plan.options.dtype])
 
 
+def may_pad(plan: Plan) -> bool:
+    """Whether an attention mask that hides the end of rows changes nothing before it.
+
+    Attention is causal and each position passes the rest alone in the units that are our own; but an auxiliary loss of
+    routers counts all positions, and of other modules nothing is known.
+    """
+    return plan.model is not None and halved(plan.model) and balance_of(plan) is None
+
+
 def _hf_stages(
     plan: Plan, held: Sequence[int], model: nn.Module | None, seed: int
 ) -> tuple[dict[int, list[Unit]], Adapters | None]:

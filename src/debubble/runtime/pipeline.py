@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from debubble.ir import InputError, Plan, lower
 from debubble.runtime.activity import Activity
-from debubble.runtime.assembly import DTYPES, balance_of, build_part, check_runnable, tied_tables
+from debubble.runtime.assembly import DTYPES, balance_of, build_part, check_runnable, may_pad, tied_tables
 from debubble.runtime.batch import Batch, Rows, read_batch
 from debubble.runtime.held import Held
 from debubble.runtime.interpreter import Interpreter, StepState
@@ -90,6 +90,9 @@ class Pipeline(Held, Measured):
         self._validation: PostValidation | None = None
         self._agreed = torch.Size()
         """Shape of the batches, while the ranks do not ask each other."""
+        self._unchecked = 0
+        """Checksum of the batches since they did."""
+        self._may_pad = may_pad(plan)
         self.activity = Activity()
         """What this rank does at the moment."""
         self._interpreter = Interpreter(
@@ -111,13 +114,13 @@ class Pipeline(Held, Measured):
         """Forward and backward of one batch by the plan; the gradients are then on `parameters()`.
 
         The batch is this replica's, the same on all its ranks (see `Batch`); it is cut into the plan's micro-batches.
-        Returns the mean loss over all tokens, on every rank.  Raises InputError if the batch does not fit the plan or
-        the other ranks'.
+        Returns the mean loss over all tokens, on every rank.  Raises InputError if the batch does not fit the plan, is
+        not that of the replica's other ranks, or has an entry that cannot be honoured.
         """
         self.settle()
         self.activity.begin_step()
         with self.activity.during(MEETS, own=False):
-            rows = read_batch(batch, micro_batches=self.plan.micro_batches, device=self._lanes.device)
+            rows = self._read(batch)
             counted, self._origin = self.ranks.agree(rows)
         before = self._set_aside_gradients()
         state = self._begin(rows, counted, self._updates.step)
@@ -133,14 +136,15 @@ class Pipeline(Held, Measured):
 
         The parameters are right, to the bit as after `step` and `update`, once the update is settled: by the next
         `advance`, or by `settle`.  Returns what the update before came to; None at first.  Until it is settled, all
-        batches have the shape of the first.  Raises what `step` does.
+        batches have the shape of the first.  Raises what `step` does; that a replica's ranks have different batches may
+        be found by `settle` alone.
         """
         self.activity.begin_step()
         validation = self._validation = self._validation or PostValidation(
             self.ranks.open_relay(), loss_dtype=self._loss_dtype
         )
         with self.activity.during(MEETS, own=False):
-            rows = read_batch(batch, micro_batches=self.plan.micro_batches, device=self._lanes.device)
+            rows = self._read(batch)
             counted = self._count(rows, overlapping=validation.pending)
         attempt = self._updates.attempt(max_norm)
         state = self._begin(rows, counted, attempt.step)
@@ -167,7 +171,9 @@ class Pipeline(Held, Measured):
         if self._validation is None or not self._validation.pending:
             return None
         with self.activity.during("settles the update", own=False):
-            return self._validation.settle()
+            settled = self._validation.settle()
+            self.ranks.check_batches(self._unchecked)
+            return settled
 
     def follow(self, plan: Plan) -> None:
         """Go on with this plan: another order of the same stages.  All ranks call it between two steps.
@@ -217,11 +223,16 @@ class Pipeline(Held, Measured):
         """Those made by `optimizer`, for learning-rate schedules and checkpoints."""
         return self._updates.optimizers
 
+    def _read(self, batch: Batch) -> Rows:
+        return read_batch(
+            batch, micro_batches=self.plan.micro_batches, device=self._lanes.device, may_pad=self._may_pad
+        )
+
     def _count(self, rows: Rows, *, overlapping: bool) -> int:
         """Targets over all replicas; while other devices may be in the step before, none is asked."""
         if not overlapping:
             counted, self._origin = self.ranks.agree(rows)
-            self._agreed = rows.tokens.shape
+            self._agreed, self._unchecked = rows.tokens.shape, 0
             for parameter in self.parameters():
                 parameter.grad = None
             return counted
@@ -231,6 +242,7 @@ class Pipeline(Held, Measured):
                 " batches of different shapes."
             )
         self._origin = perf_counter()
+        self._unchecked = zlib.crc32(rows.checksum.to_bytes(4, "big"), self._unchecked)
         return self.ranks.count(rows)
 
     def _begin(self, rows: Rows, counted: int, update: Callable[[int], None]) -> StepState:

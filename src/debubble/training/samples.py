@@ -20,6 +20,7 @@ from torch import Tensor
 
 from debubble.ir import InputError, Plan
 from debubble.runtime import Batch
+from debubble.runtime.batch import check_entries
 from debubble.training.data import Sequences, shuffled
 from debubble.training.options import TrainOptions, sequences_of
 
@@ -43,7 +44,10 @@ class Text:
 
 
 class Dataset(Protocol):
-    """What torch calls a map-style dataset: `length + 1` tokens per item, or `input_ids` and `labels` of `length`."""
+    """What torch calls a map-style dataset.
+
+    An item is `length + 1` tokens, or a mapping with entries of a `Batch` (`input_ids` and `labels`, say) of `length`.
+    """
 
     def __len__(self) -> int: ...
 
@@ -69,9 +73,12 @@ class Items:
         """The items side by side: [count, length + 1], or a mapping with [count, length] each."""
         places = shuffled(first, count=count, per_epoch=len(self.dataset), seed=self.seed)
         items = [self._item(first + i, int(place)) for i, place in enumerate(places)]
+        forms = {tuple(item) if isinstance(item, Mapping) else None for item in items}
+        if len(forms) > 1:
+            raise InputError("The items of the dataset differ in form: all must be tokens, or have the same entries.")
         if isinstance(items[0], Tensor):
             return torch.stack(items)
-        return {name: torch.stack([item[name] for item in items]) for name in ("input_ids", "labels")}
+        return {name: torch.stack([item[name] for item in items]) for name in items[0]}
 
     def _item(self, sample: int, place: int) -> Any:
         with torch.random.fork_rng(devices=[]):
@@ -84,10 +91,11 @@ class Items:
 
 def _checked(item: Any, place: int, length: int) -> Tensor | Mapping[str, Tensor]:
     """An item as tensors.  Raises InputError if it has another form or length."""
-    if isinstance(item, Mapping) and {"input_ids", "labels"} <= item.keys():
-        entries = {name: torch.as_tensor(item[name], dtype=torch.int64) for name in ("input_ids", "labels")}
+    if isinstance(item, Mapping):
+        check_entries(item, f"Item {place} of the dataset")
+        entries = {name: torch.as_tensor(item[name], dtype=torch.int64) for name in sorted(item)}
         shapes = {name: list(entry.shape) for name, entry in entries.items()}
-        if set(map(tuple, shapes.values())) == {(length,)}:
+        if "input_ids" in entries and set(map(tuple, shapes.values())) == {(length,)}:
             return entries
     elif isinstance(item, Tensor | np.ndarray | Sequence):
         tokens = torch.as_tensor(item, dtype=torch.int64)
@@ -98,7 +106,7 @@ def _checked(item: Any, place: int, length: int) -> Tensor | Mapping[str, Tensor
         shapes = {type(item).__name__: []}
     raise InputError(
         f"Item {place} of the dataset has {shapes}: it must be {length + 1} tokens, or a mapping with 'input_ids' and"
-        f" 'labels' of {length} each."
+        f" 'labels' or 'targets' of {length} each."
     )
 
 

@@ -180,20 +180,40 @@ class Ranks:
 
         Raises InputError if the ranks of a replica have different batches, or the replicas different shapes.
         """
-        told = self.transport.gather((tuple(rows.tokens.shape), rows.counted, perf_counter()))
-        size = self._plan.devices * self._plan.options.tensor
-        for rank, (shape, counted, _) in enumerate(told):
-            first = rank // size * size
+        told = self.transport.gather((tuple(rows.tokens.shape), rows.counted, rows.checksum, perf_counter()))
+        for rank, (shape, counted, _, _) in enumerate(told):
+            first = rank // self._replica_size * self._replica_size
             if shape != told[0][0] or counted != told[first][1]:
                 raise InputError(
                     f"Rank {rank} has a batch of shape {list(shape)} with {counted} targets, but rank {first} one of"
                     f" {list(told[first][0])} with {told[first][1]}."
                 )
-        total: int = sum(counted for rank, (_, counted, _) in enumerate(told) if rank % size == 0)
+        self._check_checksums([checksum for _, _, checksum, _ in told])
+        total: int = sum(counted for _, counted, _, _ in told[:: self._replica_size])
         if not total:
             raise InputError("The batch has no target to learn from.")
         # Hosts have clocks of their own: there, the moment of the answer stands for it.
-        return total, max(at for _, _, at in told) if self._one_clock else perf_counter()
+        return total, max(at for _, _, _, at in told) if self._one_clock else perf_counter()
+
+    def check_batches(self, checksum: int) -> None:
+        """Raise InputError if the ranks of a replica have had different batches, by a checksum of these."""
+        self._check_checksums(self.transport.gather(checksum))
+
+    def _check_checksums(self, told: Sequence[int]) -> None:
+        for first in range(0, len(told), self._replica_size):
+            ranks = range(first, first + self._replica_size)
+            others = [str(rank) for rank in ranks if told[rank] != told[first]]
+            if others:
+                others_have = f"Ranks {', '.join(others)} have" if len(others) > 1 else f"Rank {others[0]} has"
+                raise InputError(
+                    f"{others_have} other tokens or targets than rank {first} of the same replica: give them the same"
+                    " batch (a DataLoader that shuffles needs the same seed on all of them)."
+                )
+
+    @property
+    def _replica_size(self) -> int:
+        """Ranks of one replica."""
+        return self._plan.devices * self._plan.options.tensor
 
 
 def default_transport() -> Transport:
