@@ -9,6 +9,7 @@ from debubble.ir.errors import (
     InputError,
     OutOfMemoryError,
     ScheduleError,
+    SolverError,
 )
 from debubble.ir.lowering import lower
 from debubble.ir.ops import Kind, Lane, Op
@@ -42,6 +43,7 @@ __all__ = [
     "RunOptions",
     "Schedule",
     "ScheduleError",
+    "SolverError",
     "StageCosts",
     "Trace",
     "TraceEvent",

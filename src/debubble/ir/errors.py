@@ -37,6 +37,10 @@ class InfeasibleError(DebubbleError):
         super().__init__(sentence)
 
 
+class SolverError(DebubbleError):
+    """An exact model contradicts a schedule that it must hold: a fault of debubble's, not of the input."""
+
+
 class ExportError(DebubbleError):
     """Another framework cannot keep what the plan depends on: its order, its partition, or its fit in memory."""
 

@@ -5,7 +5,8 @@ Source: OptPipe, appendix D; see solver/adaoffload.py for the algorithm as it is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from debubble.ir import InfeasibleError, Schedule
 from debubble.planners.orders import Setting, best_of, with_offload
@@ -18,11 +19,10 @@ from debubble.solver.adaoffload import ada_offload, pipe_offload
 def adaoffload(problem: Problem) -> Solution:
     """PipeOffload with a denser fill phase, and PipeOffload where that does not fit."""
 
-    def answers(setting: Setting) -> Iterator[Schedule]:
+    def rules(setting: Setting) -> Sequence[Callable[[], Schedule]]:
         if setting.placement.chunks > 1:
             raise InfeasibleError("AdaOffload holds one stage per device; ask for one chunk.")
         costs = with_offload(setting)
-        yield pipe_offload(costs, problem.micro_batches)
-        yield ada_offload(costs, problem.micro_batches)
+        return [partial(rule, costs, problem.micro_batches) for rule in (pipe_offload, ada_offload)]
 
-    return best_of(problem, answers)
+    return best_of(problem, rules)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from debubble.costs.units import Partition
@@ -55,20 +55,22 @@ def settings(problem: Problem) -> Iterator[Setting]:
         yield Setting(costs=costs, partition=partition, placement=placement, objective=problem.objective)
 
 
-def best_of(problem: Problem, answers: Callable[[Setting], Iterator[Schedule]]) -> Solution:
-    """The fastest schedule that any setting's answers give within memory.
+def best_of(problem: Problem, rules: Callable[[Setting], Sequence[Callable[[], Schedule]]]) -> Solution:
+    """The fastest schedule that any of a setting's rules makes within memory; one that fails leaves the others.
 
     Raises InfeasibleError with the last reason if none fits.
     """
     found: list[tuple[Number, Solution]] = []
     reason: DebubbleError | None = None
     for setting in settings(problem):
-        try:
-            for schedule in answers(setting):
-                solution = setting.solution(schedule)
-                found.append((problem.time_of(simulate(schedule, setting.costs)), solution))
-        except DebubbleError as error:
-            reason = error
+        for rule in rules(setting):
+            try:
+                schedule = rule()
+                time = problem.time_of(simulate(schedule, setting.costs))
+            except DebubbleError as error:
+                reason = error
+                continue
+            found.append((time, setting.solution(schedule)))
     if not found:
         raise InfeasibleError(str(reason))
     return min(found, key=lambda entry: entry[0])[1]

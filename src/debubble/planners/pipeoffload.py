@@ -6,9 +6,10 @@ Source: Wan et al., PipeOffload, ICML 2025, as OptPipe (section 4.1.3) uses it: 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from debubble.ir import DebubbleError, InfeasibleError, Schedule
+from debubble.ir import Schedule
 from debubble.planners.orders import Setting, best_of, with_offload
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planner
@@ -20,21 +21,15 @@ from debubble.solver.adaoffload import pipe_offload
 def pipeoffload(problem: Problem) -> Solution:
     """Offload every activation, whatever the limit, and reload it just in time."""
 
-    def answers(setting: Setting) -> Iterator[Schedule]:
+    def rules(setting: Setting) -> Sequence[Callable[[], Schedule]]:
         costs = with_offload(setting)
         chunks = setting.placement.chunks
         if chunks == 1:
-            yield pipe_offload(costs, problem.micro_batches)
-            return
-        entry = schedules["pipeoffload"]
-        for offload in ("half", "full"):
-            try:
-                yield entry(
-                    devices=problem.devices, micro_batches=problem.micro_batches, chunks=chunks, costs=costs,
-                    offload=offload,
-                )  # fmt: skip
-            except DebubbleError as error:
-                if offload == "full":
-                    raise InfeasibleError(str(error)) from error
+            return [partial(pipe_offload, costs, problem.micro_batches)]
+        interleaved = partial(
+            schedules["pipeoffload"], devices=problem.devices, micro_batches=problem.micro_batches, chunks=chunks,
+            costs=costs,
+        )  # fmt: skip
+        return [partial(interleaved, offload=offload) for offload in ("half", "full")]
 
-    return best_of(problem, answers)
+    return best_of(problem, rules)

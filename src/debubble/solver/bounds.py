@@ -169,7 +169,7 @@ def _most_behind_backward(problem: OrderProblem, device: int) -> Number:
     if room is None or len(held) > 1 or not remains or costs.micro_batch_scale is not None:
         return most
     # During the last backward its own activation is there too.
-    waiting = 1 + int((room - max(_kept(problem, held[0]), remains)) / remains + 1e-9)
+    waiting = 1 + max(0, int((room - max(_kept(problem, held[0]), remains)) / remains + 1e-9))
     return min(most, waiting * costs.backward_weight[held[0]])
 
 

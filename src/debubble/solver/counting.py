@@ -101,6 +101,8 @@ def _slot(problem: OrderProblem) -> Number | None:
     costs = problem.costs
     if problem.placement.chunks > 1 or costs.micro_batch_scale is not None or problem.recompute or not problem.split:
         return None
+    if not problem.halves_cover_wholes:
+        return None
     if not problem.offload or problem.fused_recompute or costs.link_groups or problem.objective == "span":
         return None
     times = [_duration(problem, kind) for kind in KINDS]

@@ -5,8 +5,9 @@ Sizes are whole numbers of a grid, rounded in favour of the schedule.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,11 @@ from debubble.ir import Kind, Number, Op, Schedule
 from debubble.ir.effects import change
 from debubble.solver.problem import OrderProblem
 from debubble.solver.staircase import staircase
+
+Pair = tuple[int, int]
+"""A stage and a micro-batch."""
+SIZED = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.O, Kind.L)
+"""What changes a device's memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +32,20 @@ class Variables:
     ends: Mapping[Op, Any]
     present: Mapping[Op, Any]
     """Presence literals of the optional operations."""
+    whole: frozenset[Pair]
+    """What keeps its backward in one operation."""
     template: Mapping[bool, Schedule]
     """A schedule that tells `ir.effects` of no recomputation, and one of explicit recomputation everywhere."""
     horizon: int
     size_unit: Number
+
+    def backward(self, stage: int, j: int) -> Op:
+        """What the gradient leaves the stage with: B, or I."""
+        return Op(Kind.B if (stage, j) in self.whole else Kind.I, stage, j)
+
+    def weight(self, stage: int, j: int) -> Op:
+        """What computes the gradients of the weights: B, or W."""
+        return Op(Kind.B if (stage, j) in self.whole else Kind.W, stage, j)
 
     def size(self, op: Op, which: int, *, recomputed: bool = False) -> int:
         """Steps of the grid that an operation allocates (which = 0) or frees (1)."""
@@ -37,14 +53,18 @@ class Variables:
         return math.floor(size / self.size_unit + 1e-9)
 
 
-def limit_memory(variables: Variables, device: int, *, weights: bool = True) -> None:
-    """Keep a device under its limit.  Without `weights`, a W is thought to end together with its I."""
+def limit_memory(variables: Variables, device: int, *, weights: bool = True, ordered: bool = True) -> None:
+    """Keep a device under its limit.  Without `weights`, a W is thought to end together with its I.
+
+    `ordered`: micro-batches keep their order within each kind.
+    """
     problem = variables.problem
     limit = problem.costs.limit_of(device)
     if limit is None:
         return
     room = math.floor((limit - problem.costs.static_of(device)) / variables.size_unit + 1e-9)
-    if _only_computes(problem, device):
+    room += _slack(variables, device)
+    if ordered and _only_computes(variables, device):
         _Waits(variables, problem.placement.stages_of[device][0], room, weights).add()
         return
     resident = _Resident(variables)
@@ -54,12 +74,27 @@ def limit_memory(variables: Variables, device: int, *, weights: bool = True) -> 
     variables.cp.add_cumulative(resident.intervals, resident.sizes, room)
 
 
-def _only_computes(problem: OrderProblem, device: int) -> bool:
+def _only_computes(variables: Variables, device: int) -> bool:
     """Whether the staircase says all of a device's memory: one stage, alike micro-batches, only F takes memory."""
+    problem = variables.problem
     held = problem.placement.stages_of[device]
     free = not problem.offload and not problem.recompute and problem.costs.micro_batch_scale is None
-    backward = Op(Kind.I if problem.split else Kind.B, held[0], 0)
-    return free and len(held) == 1 and not change(problem.schedule("kept", ()), problem.costs, backward)[0]
+    backwards = {variables.backward(held[0], j)._replace(micro_batch=0) for j in range(problem.micro_batches)}
+    takes = any(change(variables.template[False], problem.costs, backward)[0] for backward in backwards)
+    return free and len(held) == 1 and not takes
+
+
+def _slack(variables: Variables, device: int) -> int:
+    """Steps of the grid that rounding may cost a device: what is freed is rounded down too."""
+    problem = variables.problem
+    held = problem.placement.stages_of[device]
+    sizes: list[Number] = []
+    for stage, kind, template in itertools.product(held, SIZED, variables.template.values()):
+        if kind not in (Kind.O, Kind.L) or problem.offload:
+            sizes += [size / variables.size_unit for size in change(template, problem.costs, Op(kind, stage, 0))]
+    if problem.costs.micro_batch_scale is None and all(abs(size - round(size)) < 1e-9 for size in sizes):
+        return 0
+    return 4 * len(held) * problem.micro_batches
 
 
 class _Waits:
@@ -67,9 +102,8 @@ class _Waits:
 
     def __init__(self, variables: Variables, stage: int, room: int, weights: bool) -> None:
         self.variables, self.stage = variables, stage
-        self.backward = Kind.I if variables.problem.split else Kind.B
-        by_input = variables.size(Op(self.backward, stage, 0), 1)
-        by_weight = variables.size(Op(Kind.W, stage, 0), 1) if variables.problem.split else 0
+        # What a whole backward frees comes at the end of both halves.
+        by_input, by_weight = (variables.size(Op(kind, stage, 0), 1) for kind in (Kind.I, Kind.W))
         self.stairs = staircase(
             room=room,
             kept=variables.size(Op(Kind.F, stage, 0), 0),
@@ -83,18 +117,18 @@ class _Waits:
         for j, corners in enumerate(self.stairs):
             chosen = [cp.new_bool_var("") for _ in corners]
             cp.add_bool_or(chosen)
-            for which, kind in enumerate((self.backward, Kind.W)):
+            for which, half in enumerate((self.variables.backward, self.variables.weight)):
                 least = min((corner[which] for corner in corners), default=0)
-                self._wait(j, kind, least)
+                self._wait(j, half, least)
                 for literal, corner in zip(chosen, corners, strict=True):
                     if corner[which] > least:
-                        self._wait(j, kind, corner[which], when=[literal])
+                        self._wait(j, half, corner[which], when=[literal])
 
-    def _wait(self, j: int, kind: Kind, count: int, *, when: Iterable[Any] = ()) -> None:
-        """Forward j comes after the first `count` of a kind."""
+    def _wait(self, j: int, half: Callable[[int, int], Op], count: int, *, when: Iterable[Any] = ()) -> None:
+        """Forward j comes after the first `count` of a half of the backward."""
         if count:
             start = self.variables.starts[Op(Kind.F, self.stage, j)]
-            waits = self.variables.cp.add(start >= self.variables.ends[Op(kind, self.stage, count - 1)])
+            waits = self.variables.cp.add(start >= self.variables.ends[half(self.stage, count - 1)])
             waits.only_enforce_if(list(when))
 
 
@@ -109,10 +143,9 @@ class _Resident:
     def add(self, stage: int, j: int) -> None:
         """Everything of a micro-batch on a stage."""
         v, problem = self.variables, self.variables.problem
-        forward, backward = Op(Kind.F, stage, j), Op(Kind.I if problem.split else Kind.B, stage, j)
+        forward, backward, weight = Op(Kind.F, stage, j), v.backward(stage, j), v.weight(stage, j)
         out, back, recompute = (Op(kind, stage, j) for kind in (Kind.O, Kind.L, Kind.R))
-        if problem.split:
-            weight = Op(Kind.W, stage, j)
+        if weight != backward:
             self._lies(v.ends[backward], v.ends[weight], v.size(weight, 1))
         self._lies(v.starts[backward], v.ends[backward], v.size(backward, 0))
         begin, end = v.starts[forward], v.ends[backward]

@@ -9,6 +9,7 @@ Times and sizes are whole numbers of a grid, rounded in favour of the schedule, 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -17,9 +18,11 @@ from typing import Any
 
 from debubble.ir import Kind, Lane, Number, Op, Schedule
 from debubble.ir.effects import duration
-from debubble.solver.cp_memory import Variables, limit_memory
+from debubble.solver.cp_memory import Pair, Variables, limit_memory
 from debubble.solver.problem import OrderProblem
 
+LAST = (Kind.W, Kind.B)
+"""What ends a micro-batch on its stage."""
 GRID = 2**20
 """Steps that the longest time or the largest size is divided into where numbers are no fractions."""
 
@@ -45,24 +48,36 @@ def build(
     horizon: Number,
     exact: Collection[int] | None = None,
     weights: Collection[int] | None = None,
+    whole: Collection[Pair] = (),
+    ordered: bool = True,
 ) -> Model:
-    """The model of all schedules that take at most `horizon`, or of a relaxation.
+    """The model of all schedules that take at most `horizon`, of some of them, or of a relaxation.
 
-    `exact`: the devices whose lanes and memory count; the others are delays only.  `weights`: those of them where a W
-    takes the lane; elsewhere it runs beside others, and for the memory it ends together with its I.
+    `whole`: the (stage, micro-batch) pairs whose backward stays one operation; where backwards may be split, all others
+    have an I and a W.  `ordered`: micro-batches that are alike pass each kind of each stage in their order.  `exact`:
+    the devices whose lanes and memory count; the others are delays only.  `weights`: those of them where a W takes the
+    lane; elsewhere it runs beside others, and for the memory it ends together with its I.
     """
     everyone = range(problem.devices)
     exact = everyone if exact is None else exact
-    return _Builder(problem, horizon, exact, exact if weights is None else weights).run()
+    if not problem.split:
+        whole = [(s, j) for s in range(problem.stages) for j in range(problem.micro_batches)]
+    return _Builder(problem, horizon, exact, exact if weights is None else weights, frozenset(whole), ordered).run()
 
 
 class _Builder:
     def __init__(
-        self, problem: OrderProblem, horizon: Number, exact: Collection[int], weights: Collection[int]
+        self,
+        problem: OrderProblem,
+        horizon: Number,
+        exact: Collection[int],
+        weights: Collection[int],
+        whole: frozenset[Pair],
+        ordered: bool,
     ) -> None:
         from ortools.sat.python import cp_model
 
-        self.problem, self.exact, self.weights = problem, exact, weights
+        self.problem, self.exact, self.weights, self.ordered = problem, exact, weights, ordered
         self.cp = cp_model.CpModel()
         costs = problem.costs
         pairs = [(s, j) for s in range(problem.stages) for j in range(problem.micro_batches)]
@@ -78,7 +93,7 @@ class _Builder:
         self.present: dict[Op, Any] = {}
         self.lanes: dict[tuple[int, Lane, int], list[Any]] = {}
         self.variables = Variables(
-            problem=problem, cp=self.cp, starts=self.starts, ends=self.ends, present=self.present,
+            problem=problem, cp=self.cp, starts=self.starts, ends=self.ends, present=self.present, whole=whole,
             template=self.template, horizon=self.horizon, size_unit=self.size_unit,
         )  # fmt: skip
 
@@ -88,12 +103,13 @@ class _Builder:
             for j in range(problem.micro_batches):
                 self._micro_batch(stage, j)
         self._messages()
-        if problem.costs.micro_batch_scale is None:
+        ordered = self.ordered and problem.costs.micro_batch_scale is None
+        if ordered:
             self._keep_order()
         for intervals in self.lanes.values():
             self.cp.add_no_overlap(intervals)
         for device in self.exact:
-            limit_memory(self.variables, device, weights=device in self.weights)
+            limit_memory(self.variables, device, weights=device in self.weights, ordered=ordered)
         objective = self._objective()
         return Model(
             problem=problem, cp=self.cp, starts=self.starts, ends=self.ends, present=self.present,
@@ -102,12 +118,12 @@ class _Builder:
 
     def _micro_batch(self, stage: int, j: int) -> None:
         problem = self.problem
-        forward, backward = Op(Kind.F, stage, j), Op(Kind.I if problem.split else Kind.B, stage, j)
+        forward, backward = Op(Kind.F, stage, j), self.variables.backward(stage, j)
         self._operation(forward)
         self._operation(backward)
         self.cp.add(self.starts[backward] >= self.ends[forward])
-        if problem.split:
-            weight = Op(Kind.W, stage, j)
+        weight = self.variables.weight(stage, j)
+        if weight != backward:
             self._operation(weight)
             self.cp.add(self.starts[weight] >= self.ends[backward])
         if problem.placement.device_of[stage] not in self.exact:
@@ -142,12 +158,13 @@ class _Builder:
         if optional:
             literal = self.present.setdefault(op, self.cp.new_bool_var(f"{op.name} there"))
             interval = self.cp.new_optional_fixed_size_interval_var(start, time, literal, op.name)
-            # An absent operation has no start worth deciding.
-            self.cp.add(start == self.horizon).only_enforce_if(~literal) if op.kind is not Kind.O else None
+            if op.kind is not Kind.O:
+                # An absent operation has no start worth deciding.
+                self.cp.add(start == self.horizon).only_enforce_if(~literal)
         else:
             interval = self.cp.new_fixed_size_interval_var(start, time, op.name)
+            self.cp.add(end <= self.horizon)
         self.lanes.setdefault(key, []).append(interval)
-        self.cp.add(end <= self.horizon) if not optional else None
 
     def _lane(self, kind: Kind, device: int) -> tuple[int, Lane, int]:
         if kind not in (Kind.O, Kind.L):
@@ -159,18 +176,18 @@ class _Builder:
     def _messages(self) -> None:
         """Data between stages; an exclusive link carries one message at a time."""
         problem, costs, device_of = self.problem, self.problem.costs, self.problem.placement.device_of
-        backward = Kind.I if problem.split else Kind.B
+        backward = self.variables.backward
         for s in range(problem.stages - 1):
             here, there = device_of[s], device_of[s + 1]
             for j in range(problem.micro_batches):
                 scaled = 0 if here == there else costs.communication[s] * costs.scale_of(j)
                 time = math.floor(scaled / self.unit + 1e-9)
-                up, down = Op(Kind.F, s, j), Op(backward, s + 1, j)
+                up, down = Op(Kind.F, s, j), backward(s + 1, j)
                 for op, then, link in (
                     (up, Op(Kind.F, s + 1, j), (here, there)),
-                    (down, Op(backward, s, j), (there, here)),
+                    (down, backward(s, j), (there, here)),
                 ):
-                    if costs.communication_model == "latency" or not time:
+                    if costs.communication_model == "latency" or s in problem.asynchronous or not time:
                         self.cp.add(self.starts[then] >= self.ends[op] + time)
                         continue
                     sent = self.cp.new_int_var(0, self.horizon, "")
@@ -181,25 +198,23 @@ class _Builder:
 
     def _keep_order(self) -> None:
         """Micro-batches that are alike pass each kind of each stage in their order."""
-        problem = self.problem
-        for op, start in self.starts.items():
-            following = Op(op.kind, op.stage, op.micro_batch + 1)
-            if op.kind in (Kind.F, Kind.I, Kind.B, Kind.W) and following in self.starts:
-                counts = problem.placement.device_of[op.stage] in self.exact
-                self.cp.add(self.starts[following] >= (self.ends[op] if counts else start))
+        kinds = [lambda s, j: Op(Kind.F, s, j), self.variables.backward, self.variables.weight]
+        for stage, device in enumerate(self.problem.placement.device_of):
+            for j, kind in itertools.product(range(self.problem.micro_batches - 1), kinds):
+                op, following = kind(stage, j), kind(stage, j + 1)
+                self.cp.add(self.starts[following] >= (self.ends if device in self.exact else self.starts)[op])
 
     def _objective(self) -> Any:
         value = self.cp.new_int_var(0, self.horizon, "objective")
-        last = Kind.W if self.problem.split else Kind.B
         if self.problem.objective == "makespan":
             for op, end in self.ends.items():
-                if op.kind is last:
+                if op.kind in LAST:
                     self.cp.add(value >= end)
         else:
             for device, held in enumerate(self.problem.placement.stages_of):
                 first = self.starts[Op(Kind.F, held[0], 0)]
                 for op, end in self.ends.items():
-                    if op.kind is last and op.stage in held and device in self.exact:
+                    if op.kind in LAST and op.stage in held and device in self.exact:
                         self.cp.add(value >= end - first)
         self.cp.minimize(value)
         return value

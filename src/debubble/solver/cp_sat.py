@@ -8,16 +8,20 @@ import math
 import queue
 import threading
 import time
+import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from debubble.ir import DebubbleError, Kind, Number, Op, Schedule
+from debubble.ir import DebubbleError, Kind, Number, Op, Schedule, SolverError
 from debubble.simulator import simulate
 from debubble.solver.cp_model import Model, build, schedule_of
 from debubble.solver.problem import Incumbent, OrderProblem
 
 COMPUTE = (Kind.F, Kind.I, Kind.B, Kind.W, Kind.R)
+HALVES = {Kind.F: ("F",), Kind.I: ("I",), Kind.W: ("W",), Kind.B: ("I", "W")}
+"""Which orders of micro-batches a compute operation is part of."""
 ROOMY = 4
 """Horizon, in the value to beat: where any order fits below it, a first solution and good bounds come at once; with a
 horizon as short as the value the solver stays in a hard search for feasibility."""
@@ -37,9 +41,19 @@ def solve(
 
     `work`: a limit in the solver's own unit, some seconds of one core; where it comes first, and with one worker, the
     result depends on the seed alone.  `free`: only these operations may change their place in their lists; the result
-    then says nothing of the bound.
+    then says nothing of the bound.  Nor does it where the incumbent has whole backwards in a problem that may split
+    them: they stay whole.
+
+    Raises SolverError if the model turns out not to hold the incumbent.
     """
-    model = build(problem, horizon=best.value if free is not None else ROOMY * best.value)
+    whole = {(op.stage, op.micro_batch) for op in best.schedule.operations if op.kind is Kind.B}
+    everything = free is None and problem.halves_cover_wholes and not (whole and problem.split)
+    model = build(
+        problem,
+        horizon=best.value if free is not None else ROOMY * best.value,
+        whole=whole,
+        ordered=everything or keeps_order(best.schedule),
+    )
     hint(model, best.schedule)
     if free is not None:
         fix_order(model, best.schedule, free)
@@ -47,7 +61,7 @@ def solve(
     solver = solver_of(seconds=seconds, work=work, seed=seed, workers=workers)
     begin = time.monotonic()
     for schedule, bound in _stream(solver, model):
-        known = best.bound if free is not None else min(max(best.bound, bound * model.unit), best.value)
+        known = min(max(best.bound, bound * model.unit), best.value) if everything else best.bound
         candidate = replace(best, bound=known)
         if schedule is not None:
             try:
@@ -63,19 +77,55 @@ def solve(
 
 
 def device_bound(problem: OrderProblem, device: int, *, horizon: Number, seconds: float, workers: int = 1) -> Number:
-    """A lower bound: this device's lanes and memory exact, the other devices as delays."""
+    """A lower bound: this device's lanes and memory exact, the other devices as delays.
+
+    `horizon`: what some schedule takes.  Raises SolverError if the model holds none.
+    """
     model = build(problem, horizon=horizon, exact=(device,))
     solver = solver_of(seconds=seconds, workers=workers)
     return proven(solver, model, horizon)
 
 
 def proven(solver: Any, model: Model, horizon: Number) -> Number:
-    """What a solver proves of a model's objective, at most the horizon that the model has."""
-    status = solver.solve(model.cp)
-    if solver.status_name(status) == "INFEASIBLE":
-        return horizon
+    """What a solver proves of a model's objective, at most the horizon, which some schedule is known to take.
+
+    Raises SolverError if the model holds no such schedule.
+    """
+    require_sound(solver.status_name(solver.solve(model.cp)))
+    if not model.problem.halves_cover_wholes:
+        return 0
     bound: Number = math.ceil(solver.best_objective_bound - 1e-6) * model.unit
     return min(bound, horizon)
+
+
+def require_sound(status: str) -> None:
+    """Raise SolverError if CP-SAT says that there is no solution where an incumbent is one."""
+    if status in ("INFEASIBLE", "MODEL_INVALID"):
+        raise SolverError(
+            f"CP-SAT calls a model {status.lower()} that holds a schedule already known: a fault of debubble's, so"
+            " nothing is concluded from it."
+        )
+
+
+@contextmanager
+def without_wrong_models() -> Iterator[None]:
+    """Go on, with a warning, without the answer of a model that turns out to be wrong."""
+    try:
+        yield
+    except SolverError as error:
+        warnings.warn(str(error), stacklevel=3)
+
+
+def keeps_order(schedule: Schedule) -> bool:
+    """Whether the micro-batches pass F, I (or B) and W (or B) of every stage in their order."""
+    last: dict[tuple[int, str], int] = {}
+    for order in schedule.orders:
+        for op in order:
+            for half in HALVES.get(op.kind, ()):
+                if last.get((op.stage, half), -1) > op.micro_batch:
+                    return False
+                last[op.stage, half] = op.micro_batch
+    return True
 
 
 def hint(model: Model, schedule: Schedule) -> None:
@@ -141,7 +191,6 @@ def _stream(solver: Any, model: Model) -> Iterator[tuple[Schedule | None, int]]:
     finally:
         solver.stop_search()
         thread.join()
-    if status == ["INFEASIBLE"]:
-        yield None, math.ceil(2**62)
-    elif status:
+    if status:
+        require_sound(status[0])
         yield None, math.ceil(solver.best_objective_bound - 1e-6)

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from debubble.ir import InputError, Kind, Number, Op, Schedule
+from debubble.ir import InfeasibleError, InputError, Kind, Number, Op, Schedule
 from debubble.solver.problem import Incumbent, OrderProblem
 
 Backend = Literal["SCIP", "HIGHS"]
@@ -64,7 +64,7 @@ def solve_milp(
     """Solve the programme.
 
     Raises InputError for what it does not model: several stages per device, fused backwards, recomputation,
-    exclusive links, micro-batches that differ.
+    exclusive links, micro-batches that differ; InfeasibleError if it proves that nothing fits.
     """
     costs = problem.costs
     if problem.placement.chunks > 1 or not problem.split or problem.recompute or problem.fused_recompute:
@@ -137,6 +137,8 @@ class Programme:
             self._tighten(deadline)
         self.solver.SetTimeLimit(max(1, int(1000 * (deadline - time.monotonic()))))
         self.status = self.solver.Solve()
+        if self.status == self.solver.INFEASIBLE:
+            raise InfeasibleError("The MILP has no solution: nothing fits the memory limit.")
         return float(self.solver.Objective().BestBound())
 
     def schedule(self) -> Schedule | None:
@@ -213,7 +215,7 @@ class Programme:
     def _triangle(self, a: Op, b: Op, c: Op) -> bool:
         """P_ac >= P_ab + P_bc - 1, unless it holds anyway; says whether there is such a row."""
         rows = self.before[a, c], self.before[a, b], self.before[b, c]
-        if any(isinstance(p, int) for p in rows) and all(isinstance(p, int) for p in rows):
+        if all(isinstance(p, int) for p in rows):
             return False
         self.solver.Add(rows[0] >= rows[1] + rows[2] - 1)
         return True

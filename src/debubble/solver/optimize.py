@@ -18,7 +18,7 @@ from debubble.ir import Number, Op, Schedule
 from debubble.solver import cache
 from debubble.solver.bounds import idle_allowed, lower_bound
 from debubble.solver.counting import proving
-from debubble.solver.cp_sat import device_bound, solve
+from debubble.solver.cp_sat import device_bound, solve, without_wrong_models
 from debubble.solver.growing import grown
 from debubble.solver.problem import Incumbent, OrderProblem
 from debubble.solver.search import HOT, Clock, improve, readied, search, verified
@@ -138,8 +138,9 @@ class _Run:
 
     def follow(self, found: Iterator[Incumbent]) -> Iterator[Incumbent]:
         """Remember the best of a stream that goes on from the best so far."""
-        for self.best in found:
-            yield self.best
+        for better in found:
+            self.best = better
+            yield better
 
     def bounded(self, bound: Number) -> Incumbent:
         """The best with a better bound."""
@@ -149,7 +150,7 @@ class _Run:
     def repeated(self) -> Iterator[Incumbent]:
         """A schedule with a periodic middle."""
         schedule = grown(self.problem, seconds=self.left * 0.6, seed=self.seed, workers=self.workers)
-        better = None if schedule is None else verified(self.problem, schedule, self.best)
+        better = None if schedule is None else verified(self.problem, schedule, self.best, below=self.best.value)
         if better is not None:
             self.best = replace(better, source="pattern")
             yield self.best
@@ -185,7 +186,7 @@ class _Run:
         """The best start that keeps the bottleneck busy, even if it is worse than another."""
         limit: Number = (1 + WORSE) * start.value
         for schedule in moving(self.problem, idle=idle_allowed(self.problem)) if self.problem.offload else ():
-            found = verified(self.problem, schedule, replace(start, value=limit))
+            found = verified(self.problem, schedule, start, below=limit)
             if found is not None:
                 start, limit = found, found.value
             if self.clock.over:
@@ -196,19 +197,22 @@ class _Run:
         """CP-SAT on the whole, or on a window of micro-batches that differs by turn."""
         free = None if turn is None else _window(self.problem, self.best.schedule, self.seed + turn)
         seconds, seed = min(self.left, seconds), turn or self.seed
-        yield from self.follow(
-            solve(self.problem, self.best, seconds=seconds, seed=seed, workers=self.workers, free=free)
-        )
+        with without_wrong_models():
+            yield from self.follow(
+                solve(self.problem, self.best, seconds=seconds, seed=seed, workers=self.workers, free=free)
+            )
 
     def relaxed(self) -> Iterator[Incumbent]:
         """CP-SAT's bounds: of single devices where something is moved, else of the order that all have."""
         if self.moves:
             seconds = min(5, self.left / 4)
-            yield self.bounded(single_device_bounds(self.problem, self.best.value, seconds=seconds))
+            with without_wrong_models():
+                yield self.bounded(single_device_bounds(self.problem, self.best.value, seconds=seconds))
             return
         yield from self.solved(self.left / 2)
         best, seconds = self.best, self.left / 2
-        yield self.bounded(skeleton_bound(self.problem, horizon=best.value, seconds=seconds, bound=best.bound))
+        with without_wrong_models():
+            yield self.bounded(skeleton_bound(self.problem, horizon=best.value, seconds=seconds, bound=best.bound))
 
 
 def single_device_bounds(problem: OrderProblem, horizon: Number, *, seconds: float) -> Number:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from debubble.ir import InputError, Number, Placement, Schedule, StageCosts
+from debubble.ir import InputError, Kind, Number, Op, Placement, Schedule, StageCosts
+from debubble.ir.effects import change
 from debubble.simulator import simulate
 
 Objective = Literal["makespan", "span"]
@@ -18,7 +19,8 @@ class OrderProblem:
 
     `split` lets I and W stand apart, `offload` lets activations go to the host (which needs `costs.offload`),
     `recompute` lets them be dropped and brought back by an R.  What a schedule fixes for a whole stage is given:
-    `fused_recompute`, `recompute_fraction` and `offload_fraction` mean what they mean there.
+    `fused_recompute`, `recompute_fraction`, `offload_fraction` and `asynchronous` mean what they mean there.
+    With `split`, any backward may still be one operation.
     """
 
     placement: Placement
@@ -31,6 +33,7 @@ class OrderProblem:
     fused_recompute: frozenset[int] = frozenset()
     recompute_fraction: Mapping[int, Number] = field(default_factory=dict)
     offload_fraction: Mapping[int, Number] = field(default_factory=dict)
+    asynchronous: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         if self.costs.stages != self.placement.stages:
@@ -53,6 +56,7 @@ class OrderProblem:
             fused_recompute=schedule.fused_recompute,
             recompute_fraction=schedule.recompute_fraction,
             offload_fraction=schedule.offload_fraction,
+            asynchronous=schedule.asynchronous,
         )
 
     @property
@@ -73,6 +77,22 @@ class OrderProblem:
             fused_recompute=self.fused_recompute,
             recompute_fraction=self.recompute_fraction,
             offload_fraction=self.offload_fraction,
+            asynchronous=self.asynchronous,
+        )
+
+    @property
+    def halves_cover_wholes(self) -> bool:
+        """Whether an I with its W behind it can stand for every B, so that what holds for all I and W holds for B too.
+
+        It cannot where the I needs more memory: its recomputation may bring back more at a time, or leave the W more.
+        """
+        stages = range(self.stages)
+        again = tuple(Op(Kind.R, s, 0) for s in stages)
+        templates = [self.schedule("template", orders) for orders in ((), *(((again,),) if self.recompute else ()))]
+        return not self.split or all(
+            change(template, self.costs, Op(Kind.I, s, 0))[0] <= change(template, self.costs, Op(Kind.B, s, 0))[0]
+            for template in templates
+            for s in stages
         )
 
     def value(self, schedule: Schedule) -> Number:

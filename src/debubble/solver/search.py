@@ -155,7 +155,7 @@ def improve(
                 done += max(walk.result() for walk in walks)
                 for walker in walkers:
                     schedule = walker.news() if walker.best < best.value else None
-                    better = None if schedule is None else verified(problem, schedule, best)
+                    better = None if schedule is None else verified(problem, schedule, best, below=best.value)
                     if better is not None:
                         best = replace(better, source="search", steps=done, seconds=clock.passed)
                         yield best
@@ -183,13 +183,13 @@ class _Budget:
         return max(1, int(min(BURST, self.moves - done, self.moves * part / STAIRS)))
 
 
-def verified(problem: OrderProblem, schedule: Schedule, best: Incumbent) -> Incumbent | None:
-    """The schedule as an incumbent, if exact simulation agrees that it is better."""
+def verified(problem: OrderProblem, schedule: Schedule, best: Incumbent, *, below: Number) -> Incumbent | None:
+    """The schedule with the best's bound, if exact simulation agrees that it takes less than `below`."""
     try:
         value = problem.value(schedule)
     except DebubbleError:
         return None
-    return replace(best, schedule=schedule, value=value) if value < best.value else None
+    return replace(best, schedule=schedule, value=value) if value < below else None
 
 
 def _candidates(problem: OrderProblem, given: Iterable[Schedule]) -> Iterator[Schedule]:

@@ -17,7 +17,7 @@ from typing import Any
 from debubble.ir import Number, Schedule
 from debubble.solver.bounds import lower_bound
 from debubble.solver.cp_model import Model, build, grid, schedule_of
-from debubble.solver.cp_sat import ROOMY, proven, solve, solver_of
+from debubble.solver.cp_sat import ROOMY, proven, solve, solver_of, without_wrong_models
 from debubble.solver.problem import Incumbent, OrderProblem
 from debubble.solver.search import Clock, improve, verified
 
@@ -45,9 +45,10 @@ def tightened(
     it the skeleton is not tried.
     """
     if problem.stages * problem.micro_batches <= LARGEST:
-        for better in _exact(problem, best, seed, complete):
-            best = better
-            yield best
+        with without_wrong_models():
+            for better in _exact(problem, best, seed, complete):
+                best = better
+                yield best
     if not best.optimal:
         yield from improve(problem, best, clock=Clock.starting(None), steps=steps, seed=seed)
 
@@ -66,7 +67,7 @@ def _exact(problem: OrderProblem, best: Incumbent, seed: int, complete: Completi
     coarse = rounded(problem)
     start = replace(best, value=coarse.value(best.schedule), bound=lower_bound(coarse))
     for found in solve(coarse, start, seconds=math.inf, work=WORK, seed=seed):
-        better_here = verified(problem, found.schedule, best)
+        better_here = verified(problem, found.schedule, best, below=best.value)
         if better_here is not None:
             best = replace(better_here, source="cp-sat")
             yield best
@@ -83,7 +84,7 @@ def _from_skeleton(problem: OrderProblem, best: Incumbent, seed: int, complete: 
     if not solver.response_proto.solution:
         return best
     completed = complete(schedule_of(model, solver.value))
-    better = None if completed is None else verified(problem, completed, best)
+    better = None if completed is None else verified(problem, completed, best, below=best.value)
     return best if better is None else replace(better, source="cp-sat")
 
 
