@@ -92,7 +92,7 @@ def _slack(variables: Variables, device: int) -> int:
     for stage, kind, template in itertools.product(held, SIZED, variables.template.values()):
         if kind not in (Kind.O, Kind.L) or problem.offload:
             sizes += [size / variables.size_unit for size in change(template, problem.costs, Op(kind, stage, 0))]
-    if problem.costs.micro_batch_scale is None and all(abs(size - round(size)) < 1e-9 for size in sizes):
+    if problem.costs.micro_batch_scale is None and all(abs(float(size) - round(size)) < 1e-9 for size in sizes):
         return 0
     return 4 * len(held) * problem.micro_batches
 
