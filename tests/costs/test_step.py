@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from debubble.costs import Cluster, Model, model_units, models, step_tail
+from debubble.costs import Cluster, Model, model_units, models, profiled, step_tail
 from debubble.costs.files import units_from_dict, units_to_dict
+from debubble.costs.states import HOST_MEMORY_BANDWIDTH
 from debubble.costs.units import Units
 from debubble.ir import Kind, Op, Placement, RunOptions, Schedule, StageCosts
 from debubble.planners.making import plan, step_time, tail_of
@@ -145,12 +146,24 @@ def test_copies_that_take_updates_back_are_planned_for(zero: int, shards: int) -
     assert step == pytest.approx(LAUNCH + 54 * MODEL.parameters / shards / MEMORY, rel=1e-9)
 
 
-def test_copies_of_the_hosts_states_are_the_hosts() -> None:
+def test_the_host_copies_what_it_steps_whatever_the_devices_do() -> None:
+    """It reads and writes the 12 bytes of states and those of their copies, and moves gradient and parameter."""
     for plain, copying in zip(units().units, units(post_validation=True).units, strict=True):
         assert plain.on_host is not None
-        assert copying.on_host is not None
-        assert copying.on_host.static == plain.on_host.static
-        assert copying.on_host.step > plain.on_host.step
+        assert plain.on_host == copying.on_host
+        assert plain.on_host.step == pytest.approx(
+            (2 * 12 + 2 * 12 + 4 + 2) * plain.on_host.parameters / 2 / HOST_MEMORY_BANDWIDTH
+        )
+
+
+def test_a_profile_leaves_the_copies_and_the_sharded_states_counted() -> None:
+    measured = {"model": dict(MODEL.config), "dtype": "bf16", "sequence_length": 2048, "micro_batch_size": 1, "lora": 0,
+                "device": "cpu"}  # fmt: skip
+    profile = {"measured": measured, **units_to_dict(units())}
+    options = RunOptions(data=4, zero=1, post_validation=True)
+    planned = model_units(MODEL, cluster(), options)
+    taken = profiled(planned, profile, model=MODEL, options=options)
+    assert [unit.static for unit in taken.units] == [unit.static for unit in planned.units]
 
 
 @pytest.mark.parametrize("validated_after", [False, True])

@@ -11,6 +11,8 @@ from debubble.planners.problem import cut
 from debubble.runtime import Pipeline
 from debubble.runtime.batch import read_batch
 from debubble.runtime.models.building import Model
+from debubble.training.options import validates_after
+from debubble.training.updating import PostValidated, Synchronous
 from tests.runs.run_cases import (
     LLAMA8,
     batch_for,
@@ -22,7 +24,7 @@ from tests.runs.run_cases import (
     units_of,
 )
 from tests.runtime import gloo_ranks
-from tests.runtime.runtime_cases import run_threads
+from tests.runtime.runtime_cases import run_threads, tokens_of
 from tests.runtime.test_pipeline import ADAMW
 
 STATES, ON_DEVICE = 16, 8
@@ -128,10 +130,7 @@ def test_the_host_steps_bit_for_bit_as_the_device_does(plan, trained):
 
 def test_host_steps_are_clipped_as_the_synchronous_optimizer_clips(plan):
     """The host steps deep chunks while other gradients are still to come, and takes that back where it was wrong."""
-    kept = tuple(tuple(op for op in order if op.kind not in (Kind.P, Kind.D, Kind.S)) for order in plan.schedule.orders)
-    afterwards = replace(
-        plan, schedule=replace(plan.schedule, orders=kept), costs=plan.costs.replace(memory_limit=None)
-    )
+    afterwards = stepped_afterwards(plan)
 
     def synchronous(pipeline):
         norms = []
@@ -155,6 +154,70 @@ def test_host_steps_are_clipped_as_the_synchronous_optimizer_clips(plan):
         assert found == expected
         assert min(expected) < max_norm < max(expected)
         assert all(torch.equal(state[name], parameters[name]) for name in state)
+
+
+TINY_LIMIT = 32 * 2**20
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    """ChronosPipe under a limit that the copies of its devices' states would break."""
+    return db.plan(
+        db.models["llama-tiny"], db.Cluster.parse("4xCPU"), planner="chronos", chunks=2, memory_limit=TINY_LIMIT,
+        sequence_length=256, dtype="fp32", micro_batches=8,
+    )  # fmt: skip
+
+
+def stepped_afterwards(plan):
+    """The same plan with every stage on its device, stepped when all is over."""
+    kept = tuple(tuple(op for op in order if op.kind not in (Kind.P, Kind.D, Kind.S)) for order in plan.schedule.orders)
+    return replace(plan, schedule=replace(plan.schedule, orders=kept), costs=plan.costs.replace(memory_limit=None))
+
+
+def updated(plan, *, clip):
+    """Per rank, what `debubble train` makes of three steps: results, largest counted peak, and parameters."""
+
+    def one(pipeline):
+        updating = (PostValidated if validates_after(None, plan) else Synchronous)(pipeline, clip=clip)
+        results, peaks = [], []
+        for step in range(3):
+            tokens = tokens_of(plan.model, rows=plan.micro_batches, length=256, seed=step)
+            results += updating.take(tokens, lambda: peaks.append(pipeline.peak_memory), settle=True)
+        return results, max(peaks), pipeline.state_dict()
+
+    return run_threads(plan, one, optimizer=ADAMW)
+
+
+@pytest.mark.parametrize(("clip", "clips"), [(1000.0, False), (0.1, True)])
+def test_a_clipped_run_with_host_steps_stays_within_its_limit(tiny, clip, clips):
+    assert {Kind.P, Kind.D, Kind.S} <= kinds_of(tiny)
+    expected = updated(stepped_afterwards(tiny), clip=clip)
+    found = updated(tiny, clip=clip)
+    for (results, peak, parameters), (synchronous, _, reference) in zip(found, expected, strict=True):
+        assert [(r.loss, r.norm) for r in results] == [(r.loss, r.norm) for r in synchronous]
+        assert all((r.norm > clip) == clips for r in results)
+        # A host that was wrong once waits for the norm in the next steps.
+        assert [r.rolled_back for r in results] == ([4, 0, 0] if clips else [0, 0, 0])
+        assert peak <= TINY_LIMIT
+        assert all(torch.equal(parameters[name], reference[name]) for name in reference)
+
+
+def test_a_second_step_before_the_update_of_host_steps_is_refused(plan):
+    def twice(pipeline):
+        for step in range(2):
+            pipeline.step(batch_for(plan, seed=step))
+
+    with pytest.raises(db.InputError, match="call `update` after each `step`"):
+        run_threads(plan, twice, optimizer=ADAMW)
+
+
+def test_the_norm_without_an_update_is_refused_where_stages_have_stepped(plan):
+    def clip(pipeline):
+        pipeline.step(batch_for(plan))
+        pipeline.clip_grad_norm(1.0)
+
+    with pytest.raises(db.InputError, match=r"clip with `update\(max_norm\)`"):
+        run_threads(plan, clip, optimizer=ADAMW)
 
 
 def over_gloo(rank, folder, path):

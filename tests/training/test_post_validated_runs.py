@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+import debubble as db
 from debubble.ir import InputError, Kind, Op, Plan
 from debubble.training import checkpoint_folder
 from debubble.training.options import TrainOptions, validates_after
@@ -51,14 +52,42 @@ def test_ranks_that_update_ahead_say_what_they_took_back(options, plan_file):
     assert "step 1: the gradients' norm was 1.75: 1 device took the update back" in ran.stderr
 
 
-def test_a_plan_that_steps_inside_the_step_needs_it(options):
+def post_validated(plan):
+    return replace(plan, options=replace(plan.options, post_validation=True))
+
+
+def test_devices_validate_afterwards_where_the_plan_counts_their_copies(options):
     plan = Plan.load(options.plan)
     assert not validates_after(None, plan)
+    assert validates_after(None, post_validated(plan))
+    assert not validates_after(False, post_validated(plan))
+
+
+def test_host_steps_alone_do_not_make_devices_step_ahead(options):
+    plan = Plan.load(options.plan)
+    [order] = plan.schedule.orders
+    hosted = replace(plan.schedule, orders=((Op(Kind.P, 0, 0), *order, Op(Kind.D, 0, 3), Op(Kind.S, 0, 3)),))
+    assert not validates_after(None, replace(plan, schedule=hosted))
+
+
+def test_a_plan_that_steps_inside_the_step_on_the_device_needs_it(options):
+    plan = Plan.load(options.plan)
     stepping = replace(plan.schedule, orders=((*plan.schedule.orders[0], Op(Kind.S, 0, 3)),))
     inside = replace(plan, schedule=stepping)
-    assert validates_after(None, inside)
-    made_for_it = replace(plan, options=replace(plan.options, post_validation=True))
-    assert validates_after(None, made_for_it)
-    assert not validates_after(False, made_for_it)
-    with pytest.raises(InputError, match="train it with --post-validation"):
-        validates_after(False, inside)
+    assert validates_after(None, post_validated(inside))
+    for wanted in (None, False):
+        with pytest.raises(InputError, match="steps stage 0 on its device before"):
+            validates_after(wanted, inside)
+
+
+def test_copies_that_a_plan_has_no_room_for_are_refused():
+    def plan(**limit):
+        return db.plan(
+            db.models["llama-tiny"], db.Cluster.parse("2xCPU"), planner="dapple", sequence_length=128, dtype="fp32",
+            micro_batches=4, **limit,
+        )  # fmt: skip
+
+    assert validates_after(True, plan())
+    limit = int(max(plan().simulate().peak_memory)) + 1
+    with pytest.raises(InputError, match="The copies that take updates back need"):
+        validates_after(True, plan(memory_limit=limit))

@@ -39,7 +39,7 @@ PostValidation = Annotated[
     typer.Option(
         "--post-validation/--no-post-validation",
         help="Update before the gradients' norm is known, and take it back where that was wrong (default: only"
-        " where the plan steps stages inside the step).",
+        " for plans made with it; what hosts step does so in any case).",
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Of the initial weights and the order of the data.")]

@@ -115,10 +115,16 @@ def read_profile(path: str | Path) -> dict[str, Any]:
 def profiled(units: Units, profile: Mapping[str, Any], *, model: Model, options: RunOptions) -> Units:
     """Put what a profile measured in place of computed costs.
 
-    Raises InputError if it was measured of another model or run than these.
+    Bytes of parameters and states stay computed: they follow ZeRO, tensor parallelism and post-validation, which a
+    profile does not have.  A units file that was written by hand says its own.  Raises InputError if it was measured of
+    another model or run than these.
     """
     check_measured(profile, model, options)
-    return apply_profile(units, units_from_dict(profile))
+    applied = apply_profile(units, units_from_dict(profile))
+    if "measured" not in profile:
+        return applied
+    states = zip(applied.units, units.units, strict=True)
+    return replace(applied, units=tuple(replace(unit, static=computed.static) for unit, computed in states))
 
 
 def units_from_dict(entries: Any) -> Units:

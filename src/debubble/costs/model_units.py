@@ -244,26 +244,31 @@ class _Builder:
         return sum(count * each.total for count, each in self._divided(parameters, experts, adapters))
 
     def _on_host(self, parameters: int, experts: int = 0, adapters: int = 0) -> HostStates:
-        """With the optimizer on the host, weights and gradients stay; each rank moves its own share of them."""
-        o = self.shapes.options
-        divided = self._divided(parameters, experts, adapters)
+        """With the optimizer on the host, weights and gradients stay; each rank moves its own share of them.
+
+        The host steps before the norm of all gradients is known, so it copies what it changes.
+        """
+        o = replace(self.shapes.options, post_validation=True)
+        divided = self._divided(parameters, experts, adapters, options=o)
         share = 1 / (o.data * o.context) if o.zero else 1.0
         gradients = sum(count * each.gradient for count, each in divided) * (1.0 if o.zero >= 2 else share)
         weights = sum(count * each.weight for count, each in divided if each.gradient) * (1.0 if o.zero >= 3 else share)
         optimizer = sum(count * each.optimizer for count, each in divided)
         return HostStates(
-            static=self._states(parameters, experts, adapters) - optimizer,
+            static=sum(count * (each.weight + each.gradient) for count, each in divided),
             gradients=gradients,
             parameters=weights,
             step=(2 * optimizer + gradients + weights) / HOST_MEMORY_BANDWIDTH,
         )
 
-    def _divided(self, parameters: int, experts: int, adapters: int) -> list[tuple[float, ParameterBytes]]:
+    def _divided(
+        self, parameters: int, experts: int, adapters: int, *, options: RunOptions | None = None
+    ) -> list[tuple[float, ParameterBytes]]:
         """Parameters on one device with the bytes of each; ZeRO divides experts over what expert ranks leave.
 
         With LoRA all but the adapters are frozen.
         """
-        o, gradient_bytes = self.shapes.options, self.shapes.framework.gradient_bytes
+        o, gradient_bytes = options or self.shapes.options, self.shapes.framework.gradient_bytes
         shards = o.data * o.context
         each = parameter_bytes(o, shards=shards, gradient_bytes=gradient_bytes)
         of_experts = parameter_bytes(o, shards=shards / o.expert, gradient_bytes=gradient_bytes)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from debubble.costs import Cluster, Model, StepTail, model_units, profiled, read_profile, step_tail
 from debubble.costs.layout import Layout
 from debubble.ir import Number, Plan, PlannedUnit, RunOptions
-from debubble.planners.problem import Problem, Solution
+from debubble.planners.problem import Problem, Solution, cut
 from debubble.planners.registry import planners
 from debubble.simulator import Timeline
 
@@ -114,6 +114,20 @@ def tail_of(plan: Plan) -> float:
         Model.from_hf(plan.model), Cluster.from_dict(plan.cluster), plan.options, pipeline=plan.devices,
         schedule=plan.schedule,
     )  # fmt: skip
+
+
+def undo_bytes(plan: Plan) -> list[Number]:
+    """Bytes per device of the copies that take updates back, which only a post-validated plan of a model counts."""
+    assert plan.model is not None
+    assert plan.cluster is not None
+    model, cluster = Model.from_hf(plan.model), Cluster.from_dict(plan.cluster)
+    static = []
+    for counted in (False, True):
+        options = replace(plan.options, post_validation=counted)
+        units = model_units(model, cluster, options, pipeline=plan.devices)
+        partition = cut(units, [len(stage) for stage in plan.partition])
+        static.append(units.stage_costs(partition, plan.schedule.placement, on_host=plan.schedule.host_steps).static)
+    return [more - less for less, more in zip(*static, strict=True)]
 
 
 def step_time(timeline: Timeline, options: RunOptions, *, tail: float) -> Number:

@@ -50,7 +50,8 @@ class Pipeline(Held, Measured):
     `loss(output, targets)` of the last one's output is summed over the targets (default: cross entropy of logits).
 
     `optimizer` makes the optimizer of a list of parameters, for `update`, and for the stages that the plan steps
-    inside the step.  Without it, give `parameters()` to an optimizer of your own.
+    inside the step.  Without it, give `parameters()` to an optimizer of your own.  What a host steps inside the step
+    (ChronosPipe) can be clipped by `update` all the same: it is copied before, and taken back where the norm says so.
 
     `offload_to`: a folder on a fast disk that takes offloaded activations, where the host's memory is short.
     """
@@ -88,6 +89,11 @@ class Pipeline(Held, Measured):
         )  # fmt: skip
         self._updates = Updates(plan, self._part, optimizer, shares_table=self.ranks.shares_table)
         self._validation: PostValidation | None = None
+        self._attempt = self._updates.attempt()
+        self._unfinished = False
+        """Whether hosts have taken steps that no `update` has made right."""
+        self.rolled_back = 0
+        """Devices whose hosts took their steps back in the last `update`."""
         self._agreed = torch.Size()
         """Shape of the batches, while the ranks do not ask each other."""
         self._unchecked = 0
@@ -115,16 +121,19 @@ class Pipeline(Held, Measured):
 
         The batch is this replica's, the same on all its ranks (see `Batch`); it is cut into the plan's micro-batches.
         Returns the mean loss over all tokens, on every rank.  Raises InputError if the batch does not fit the plan, is
-        not that of the replica's other ranks, or has an entry that cannot be honoured.
+        not that of the replica's other ranks, or has an entry that cannot be honoured, or if hosts have stepped stages
+        since the last `update`.
         """
         self.settle()
+        self._check_updated()
         self.activity.begin_step()
         with self.activity.during(MEETS, own=False):
             rows = self._read(batch)
             counted, self._origin = self.ranks.agree(rows)
         before = self._set_aside_gradients()
-        state = self._begin(rows, counted, self._updates.step)
+        state = self._begin(rows, counted, self._step_stage)
         self._ran = self._interpreter.run(state)
+        self._unfinished = bool(self._updates.on_host)
         self._finish()
         for parameter, gradient in before.items():
             add_gradient(parameter, gradient)
@@ -139,6 +148,7 @@ class Pipeline(Held, Measured):
         batches have the shape of the first.  Raises what `step` does; that a replica's ranks have different batches may
         be found by `settle` alone.
         """
+        self._check_updated()
         self.activity.begin_step()
         validation = self._validation = self._validation or PostValidation(
             self.ranks.open_relay(), loss_dtype=self._loss_dtype
@@ -192,8 +202,10 @@ class Pipeline(Held, Measured):
     def clip_grad_norm(self, max_norm: float) -> Tensor:
         """Scale all gradients so that their norm over all ranks is at most `max_norm`; returns the norm before.
 
-        They stay as they are if one is inf or NaN: the norm says so.
+        They stay as they are if one is inf or NaN: the norm says so.  Raises InputError if the plan has stepped stages.
         """
+        if self._updates.on_host or self._updates.on_device:
+            raise InputError("The plan has stepped stages inside the step: clip with `update(max_norm)`.")
         total = self._total()
         scale_gradients(self.parameters(), total.scale(max_norm))
         return torch.tensor(total.norm, dtype=torch.float64)
@@ -201,22 +213,24 @@ class Pipeline(Held, Measured):
     def update(self, max_norm: float | None = None) -> Tensor | None:
         """Clip, step the optimizers that the plan has not stepped, and clear the gradients; returns the norm.
 
-        If it is inf or NaN, no parameter changes.  Without `max_norm` there is no norm.  Raises InputError if the plan
-        has stepped stages that were to be clipped: `advance` can.
+        If it is inf or NaN, no parameter changes.  Without `max_norm` there is no norm.  What hosts have stepped by
+        then is taken back and stepped again where the norm says so.  Raises InputError if devices have stepped stages
+        that were to be clipped: `advance` can.
         """
-        if max_norm is None:
-            with self.activity.during(UPDATES, own=True):
-                self._updates.step_all(self._updates.outside, Tally(), math.inf)
-            return None
-        if self._updates.steps_inside:
+        if max_norm is not None and self._updates.on_device:
             raise InputError(
-                "The plan steps stages before the norm of all gradients is known: clip them with `advance`"
-                " (post-validation), or train without clipping."
+                "The plan steps stages on their devices before the norm of all gradients is known: clip them with"
+                " `advance` (post-validation), or train without clipping."
             )
-        total = self._total()
+        total = Tally() if max_norm is None else self._total()
+        clip = math.inf if max_norm is None else max_norm
         with self.activity.during(UPDATES, own=True):
-            self._updates.step_all(self._updates.outside, total, max_norm)
-        return torch.tensor(total.norm, dtype=torch.float64)
+            self._attempt.end(total, clip)
+        stood = total.harmless(clip)
+        # Where gradients are clipped, they often are for many steps: the next step's hosts then wait for the norm.
+        self._attempt, self._unfinished = self._updates.attempt(trusting=stood), False
+        self.rolled_back = 0 if stood else total.ahead
+        return None if max_norm is None else torch.tensor(total.norm, dtype=torch.float64)
 
     @property
     def optimizers(self) -> list[Optimizer]:
@@ -227,6 +241,18 @@ class Pipeline(Held, Measured):
         return read_batch(
             batch, micro_batches=self.plan.micro_batches, device=self._lanes.device, may_pad=self._may_pad
         )
+
+    def _step_stage(self, stage: int) -> None:
+        """S of a synchronous step: the host has room for the copies that take it back, the device has none."""
+        if stage in self._updates.on_host:
+            self._attempt.step(stage)
+        else:
+            self._updates.step(stage)
+
+    def _check_updated(self) -> None:
+        """Raise InputError if hosts have stepped and `update` was not called."""
+        if self._unfinished:
+            raise InputError("The plan's hosts step their stages in every step: call `update` after each `step`.")
 
     def _count(self, rows: Rows, *, overlapping: bool) -> int:
         """Targets over all replicas; while other devices may be in the step before, none is asked."""
@@ -308,4 +334,5 @@ class Pipeline(Held, Measured):
         """Of the gradients of all ranks."""
         on = self._lanes.device
         with self.activity.during("sums the norm", own=False):
-            return self.ranks.whole(self.ranks.tally(self._updates.squares(), 0.0, on=on), on=on)
+            own = self.ranks.tally(self._updates.squares(), 0.0, on=on)
+            return self.ranks.whole(own + Tally(ahead=int(self._attempt.ahead)), on=on)

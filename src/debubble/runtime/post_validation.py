@@ -71,7 +71,7 @@ class PostValidation:
         if ahead:
             attempt.step_outside(known)
         else:
-            attempt.end(whole.result())
+            attempt.end(whole.result(), attempt.max_norm)
 
     def stands(self) -> bool:
         """Wait until all is known: whether what was computed since may be kept.  If so, its gradients are cleared."""
@@ -80,7 +80,7 @@ class PostValidation:
         total = self._pending.whole.result()
         if not total.harmless(self._pending.attempt.max_norm):
             return False
-        self._pending.attempt.end(total)
+        self._pending.attempt.end(total, self._pending.attempt.max_norm)
         return True
 
     def settle(self) -> Settled | None:
@@ -89,7 +89,7 @@ class PostValidation:
             return None
         done, self._pending = self._pending, None
         total = done.whole.result()
-        done.attempt.end(total)
+        done.attempt.end(total, done.attempt.max_norm)
         self._trusting = total.harmless(done.attempt.max_norm)
         return Settled(
             step=done.step,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -33,8 +34,10 @@ class Updates:
         stepped = sorted({op.stage for op in plan.schedule.operations if op.kind is Kind.S})
         if stepped and make is None:
             raise InputError("The plan steps stages inside the step: give Pipeline an `optimizer`.")
-        self.steps_inside = bool(stepped)
-        """Whether any device of the plan steps stages inside the step."""
+        self.on_host = plan.schedule.host_steps & set(stepped)
+        """The stages of all devices that their hosts step inside the step."""
+        self.on_device = set(stepped) - self.on_host
+        """The stages that their devices step inside the step."""
         self.inside: dict[int, Optimizer] = {}
         self.outside: list[Optimizer] = []
         if make is not None:
@@ -72,9 +75,9 @@ class Updates:
                 optimizer.step()
             optimizer.zero_grad()
 
-    def attempt(self, max_norm: float) -> Attempt:
+    def attempt(self, max_norm: float = math.inf, *, trusting: bool = True) -> Attempt:
         """An update of all parameters that may begin before the norm of all gradients is known."""
-        return Attempt(self, max_norm)
+        return Attempt(self, max_norm, trusting=trusting)
 
     def undo_of(self, optimizer: Optimizer) -> Undo:
         """What takes this optimizer's steps back."""
@@ -131,8 +134,10 @@ class Attempt:
     Gradients are kept until all is known.
     """
 
-    def __init__(self, updates: Updates, max_norm: float) -> None:
-        self._updates, self.max_norm = updates, max_norm
+    def __init__(self, updates: Updates, max_norm: float, *, trusting: bool) -> None:
+        self._updates, self._trusting = updates, trusting
+        self.max_norm = max_norm
+        """The clip, as far as it is known when the step begins: `end` has the last word."""
         self._taken: list[Taken] = []
         self._ended = False
 
@@ -151,20 +156,20 @@ class Attempt:
         for optimizer in self._updates.outside:
             self._take(optimizer, known)
 
-    def end(self, tally: Tally) -> None:
+    def end(self, tally: Tally, max_norm: float) -> None:
         """All is known: make right what was not, step what has waited, and clear the gradients.  Only once."""
         if self._ended:
             return
         for taken in self._taken:
-            if not tally.harmless(self.max_norm):
-                taken.again(tally, self.max_norm)
+            if taken.undo is None or not tally.harmless(max_norm):
+                taken.again(tally, max_norm)
             taken.optimizer.zero_grad()
         tried = [taken.optimizer for taken in self._taken]
-        self._updates.step_all([o for o in self._updates.outside if o not in tried], tally, self.max_norm)
+        self._updates.step_all([o for o in self._updates.outside if o not in tried], tally, max_norm)
         self._ended = True
 
     def _take(self, optimizer: Optimizer, known: Tally) -> None:
-        undo = self._updates.undo_of(optimizer) if known.harmless(self.max_norm) else None
+        undo = self._updates.undo_of(optimizer) if self._trusting and known.harmless(self.max_norm) else None
         self._taken.append(Taken(optimizer, settings_of(optimizer), undo))
         if undo is not None:
             undo.save()

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from debubble.ir import InputError, Kind, Plan
+from debubble.ir.errors import readable
 from debubble.ir.runtime_limits import beyond_runtime
+from debubble.planners.making import undo_bytes
 from debubble.training.checkpoint_folder import checkpoints, latest, progress_of
 from debubble.training.data import VOCABULARY, Corpus, Sequences
 from debubble.training.online.journal import Journal
@@ -35,8 +37,7 @@ class TrainOptions:
     clip: float = 1.0
     """Largest global norm of the gradients."""
     post_validation: bool | None = None
-    """Whether devices update before the norm is known, to validate it later; None: if the plan is made
-    for it, or cannot do otherwise."""
+    """Whether devices update before the norm is known, to validate it later; None: if the plan is made for it."""
     load: tuple[Path, ...] = ()
     """Hugging Face checkpoints to start from, each on top of those before it; empty: initial weights from the seed."""
     save: Path | None = None
@@ -121,17 +122,36 @@ def _check_numbers(options: TrainOptions) -> None:
 
 
 def validates_after(wanted: bool | None, plan: Plan) -> bool:
-    """Whether updates are validated after they are made; unless told, where the plan makes some before the norm.
+    """Whether devices update before the norm is known; unless told, if the plan is made for it.
 
-    Raises InputError if the plan does and may not.
+    Steps on the host do so in any case: the host has room for the copies that take them back.  Raises InputError if
+    the plan has no room for the devices' copies, or if it steps stages on its devices and may not.
     """
-    inside = any(op.kind is Kind.S for op in plan.schedule.operations)
-    if inside and wanted is False:
+    validates = plan.options.post_validation if wanted is None else wanted
+    on_device = {op.stage for op in plan.schedule.operations if op.kind is Kind.S} - plan.schedule.host_steps
+    if on_device and not validates:
         raise InputError(
-            "The plan steps stages on the host or inside the step, before the norm of all gradients is known: train it"
-            " with --post-validation."
+            f"The plan steps stage {min(on_device)} on its device before the norm of all gradients is known: plan and"
+            " train it with --post-validation."
         )
-    return inside or plan.options.post_validation if wanted is None else wanted
+    if validates and not plan.options.post_validation:
+        _check_copies(plan)
+    return validates
+
+
+def _check_copies(plan: Plan) -> None:
+    """Raise InputError if the copies that take a device's update back break a memory limit that was planned without."""
+    if plan.model is None or plan.cluster is None or plan.costs.memory_limit is None:
+        return
+    copies = undo_bytes(plan)
+    for device, (peak, more) in enumerate(zip(plan.simulate().peak_memory, copies, strict=True)):
+        limit = plan.costs.limit_of(device)
+        if limit is not None and peak + more > limit:
+            raise InputError(
+                f"The copies that take updates back need {readable(float(more))} more than the plan has on device"
+                f" {device}, {readable(float(peak + more))} of {readable(float(limit))}: plan with --post-validation,"
+                " which counts them."
+            )
 
 
 def runnable(path: Path) -> Plan:

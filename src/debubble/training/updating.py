@@ -36,7 +36,7 @@ class Result:
 
 
 class Synchronous:
-    """Every step is over on all ranks before the next begins."""
+    """Every step is over on all ranks before the next begins; what hosts step inside it is validated at its end."""
 
     def __init__(self, pipeline: Pipeline, *, clip: float) -> None:
         self._pipeline, self._clip = pipeline, clip
@@ -47,7 +47,8 @@ class Synchronous:
         norm = self._pipeline.update(self._clip)
         assert norm is not None
         observe()
-        return [Result(loss=loss, norm=float(norm), skipped=not math.isfinite(norm))]
+        back = self._pipeline.rolled_back
+        return [Result(loss=loss, norm=float(norm), rolled_back=back, skipped=not math.isfinite(norm))]
 
 
 class PostValidated:

@@ -6,6 +6,7 @@ import os
 import socket
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
@@ -118,10 +119,10 @@ class Ranks:
 
     def whole(self, own: Tally, *, on: torch.device) -> Tally:
         """That of the whole pipeline, added in the order of the relay's turns; all its ranks wait for it."""
-        slots = torch.zeros(self._plan.devices, 2, dtype=torch.float64, device=on)
-        slots[self.device] = torch.tensor([own.squares, own.loss], dtype=torch.float64)
+        slots = torch.zeros(self._plan.devices, 3, dtype=torch.float64, device=on)
+        slots[self.device] = torch.tensor(astuple(own), dtype=torch.float64)
         self.sum_over_pipeline(slots)
-        told = [Tally(*numbers) for numbers in slots.tolist()]
+        told = [Tally(squares, loss, round(ahead)) for squares, loss, ahead in slots.tolist()]
         return Tally.of(told[device] for device in self._turns)
 
     def open_relay(self) -> Relay:
