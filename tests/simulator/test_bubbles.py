@@ -10,6 +10,8 @@ import debubble as db
 from debubble.ir import Lane, Moment, Number, Schedule, StageCosts
 from debubble.ir.graph import predecessors, topological_order
 from debubble.simulator import Cause, Timeline, bubbles, by_cause, critical_path
+from debubble.views import Scene
+from debubble.views.summary import why_not_faster
 from tests.strategies import random_schedules, stage_costs
 
 
@@ -148,3 +150,62 @@ def test_a_measured_delay_that_nothing_explains_is_overhead() -> None:
     measured = Timeline(program=predicted.program, starts=(0, 3), ends=(1, 4))
 
     assert causes(measured, 0) == {Cause.OVERHEAD: 2}
+
+
+def test_waiting_for_the_optimizer_on_the_host_is_a_cause_of_its_own() -> None:
+    """The parameters come up in 2, then 1 forward and 2 backward; gradients go down in 3 and the host steps for 4."""
+    orders = [["0P0", "0F0", "0B0", "0D0", "0S0"]]
+    schedule = Schedule.of("hosted", db.Placement.linear(1), 1, orders)
+    costs = StageCosts.of(stages=1, parameter_load=2, gradient_offload=3, host_step=4)
+
+    timeline = db.simulate(schedule, costs)
+
+    assert timeline.makespan == 2 + 3 + 3 + 4
+    assert causes(timeline, 0) == {Cause.HOST_OPTIMIZER: 2 + 3 + 4}
+    assert why_not_faster(Scene.of(timeline, title="")) == (
+        "The critical path spends 25.0% computing on device 0, 33.3% optimizer on the host, 25.0% gradients to host,"
+        " 16.7% parameters from host."
+    )
+
+
+def test_a_step_on_the_device_is_work() -> None:
+    schedule = Schedule.of("stepped", db.Placement.linear(1), 1, [["0F0", "0B0", "0S0"]])
+    timeline = db.simulate(schedule, StageCosts.of(stages=1, optimizer_step=4))
+    assert causes(timeline, 0) == {}
+
+
+def stage_0(name: str, *, recompute: Number, **options: int) -> tuple[Number, Number]:
+    """Forward and backward bubbles of stage 0 in Obscura's Figure 5: 4 stages, 13 micro-batches, b = 2 f."""
+    schedule = db.schedules[name](devices=4, micro_batches=13, **options)
+    timeline = db.simulate(schedule, StageCosts.of(stages=4, recompute=recompute))
+    return timeline.forward_bubbles[0], timeline.backward_bubbles[0]
+
+
+def test_forward_and_backward_bubbles_are_those_of_obscuras_figure_5() -> None:
+    """Recomp-0 leaves the forward bubbles, Strawman-0 none, and recomputing MLPs alone backward bubbles unused."""
+    mlp = Fraction(394, 1000)
+    assert stage_0("1f1b", recompute=1) == (6, 3)
+    assert stage_0("1f1b", recompute=1, recomputed_stages=1) == (6, 0)
+    assert stage_0("strawman", recompute=1, adjusted_stages=1) == (0, 0)
+    assert stage_0("strawman", recompute=mlp, adjusted_stages=1) == (0, 9 * (1 - mlp))
+
+
+def test_idle_time_before_the_first_forward_is_no_forward_bubble() -> None:
+    """Device 1 waits 6 for its first forward; device 0 waits 11 for its first backward and 1 for its second."""
+    orders = [["0F0", "0F1", "0I0", "0W0", "0I1", "0W1"], ["1F0", "1I0", "1W0", "1F1", "1I1", "1W1"]]
+    schedule = Schedule.of("split", db.Placement.linear(2), 2, orders)
+
+    timeline = db.simulate(schedule, StageCosts.of(stages=2, communication=5))
+
+    assert timeline.makespan == 18
+    assert timeline.forward_bubbles == (11, 0)
+    assert timeline.backward_bubbles == (1, 0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(timelines())
+def test_forward_and_backward_bubbles_are_part_of_the_idle_time(timeline: Timeline) -> None:
+    for device, busy in enumerate(timeline.busy):
+        forward, backward = timeline.forward_bubbles[device], timeline.backward_bubbles[device]
+        assert min(forward, backward) >= 0
+        assert forward + backward <= timeline.makespan - busy

@@ -6,10 +6,12 @@ from rich.console import Console, RenderableType
 
 import debubble as db
 from debubble.ir import CandidateSummary, Kind, Plan, PlannedUnit
+from debubble.schedules.chronos_offload import offload_states
+from debubble.simulator import Cause, Timeline
 from debubble.views import Scene
 from debubble.views.plan_table import render as render_plan
 from debubble.views.summary import as_dict, device_summaries, kind_summaries, stage_summaries, why_not_faster
-from debubble.views.terminal import headline, render_scene
+from debubble.views.terminal import device_table, headline, render_scene, stage_table
 from debubble.views.words import size_words, time_words
 from tests.views.scenes import small_plan, surrounded
 
@@ -167,3 +169,34 @@ def test_the_stages_of_a_device_make_up_the_step() -> None:
     for device in range(4):
         held = [s for s in stages if s.device == device]
         assert sum(s.compute + s.recompute + sum(s.idle.values()) for s in held) == timeline.makespan
+
+
+def all_causes() -> Timeline:
+    """Two chunks per device under ChronosPipe: recomputation, the optimizer of the deep chunk on the host, messages."""
+    made = offload_states(db.schedules["chronos-recomp"](devices=4, micro_batches=8, chunks=2), chunks=[1])
+    costs = db.StageCosts.of(
+        stages=8, forward=[3, 5, 3, 5, 3, 5, 3, 5], static=60 * 2**30, activation=2**20, communication=1, host_step=90,
+        gradient_offload=2, parameter_load=2, memory_limit=72 * 2**30,
+    )  # fmt: skip
+    return db.simulate(made, costs)
+
+
+def test_the_optimizer_on_the_host_has_a_column_in_tables_that_fit_into_80_characters() -> None:
+    scene = Scene.of(all_causes(), title="")
+    console = Console(width=80, highlight=False)
+    with console.capture() as capture:
+        console.print(device_table(scene), stage_table(scene))
+    assert {cause for d in device_summaries(scene) for cause, time in d.idle.items() if time} == {
+        cause for cause in Cause if cause is not Cause.OVERHEAD
+    }
+    assert capture.get().count("host") == 2
+    assert "\N{HORIZONTAL ELLIPSIS}" not in capture.get()
+
+
+def test_forward_and_backward_bubbles_are_in_the_tables_and_the_summary() -> None:
+    scene = Scene.predicted(small_plan())
+    timeline = scene.timeline
+    assert (timeline.forward_bubbles, timeline.backward_bubbles) == ((4, 0), (3, 2))
+    rows = [line.split() for line in printed(render_scene(scene)).splitlines()]
+    assert ["1", "0.0%", "10.5%", "26.3%"] in rows
+    assert [(d["forward_bubbles"], d["backward_bubbles"]) for d in as_dict(scene)["per_device"]] == [(4, 3), (0, 2)]

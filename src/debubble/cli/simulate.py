@@ -102,6 +102,8 @@ def _show(scene: Scene, *, json: bool) -> None:
     timeline = scene.timeline
     schedule = timeline.program.schedule
     if json:
+        from debubble.simulator import by_cause
+
         print_json(
             {
                 "schedule": schedule.name,
@@ -110,6 +112,9 @@ def _show(scene: Scene, *, json: bool) -> None:
                 "span": timeline.span,
                 "ideal_fraction": timeline.ideal_fraction,
                 "bubble_fraction": timeline.bubble_fraction,
+                "forward_bubbles": list(timeline.forward_bubbles),
+                "backward_bubbles": list(timeline.backward_bubbles),
+                "bubbles": [{cause.value: t for cause, t in by_cause(idle).items() if t} for idle in scene.bubbles],
                 "peak_memory": list(timeline.peak_memory),
                 "devices": schedule.devices,
                 "stages": schedule.stages,

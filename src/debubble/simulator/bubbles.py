@@ -3,7 +3,8 @@
 An idle moment is explained by the chain of operations that the device's next operation waits for: whatever runs on
 that chain at that moment is what the device waits for.  From it the cause follows:
 
-* `transfer`: a message, offload, reload, gradient or optimizer transfer, or a blocking message on the lane itself;
+* `optimizer on the host`: an optimizer step there, or the gradients and parameters that move for it;
+* `transfer`: a message, offload, reload or gradient reduction, or a blocking message on the lane itself;
 * otherwise `warm-up` before the device's first backward, and `cool-down` after its last forward;
 * between them `imbalance`, as long as it sums to no more than the work that the busiest device has more than this
   one, which no order can fill, and `dependency` beyond;
@@ -32,6 +33,7 @@ class Cause(Enum):
     DEPENDENCY = "dependency"
     IMBALANCE = "imbalance"
     TRANSFER = "transfer"
+    HOST_OPTIMIZER = "optimizer on the host"
     OVERHEAD = "overhead"
 
     __hash__ = object.__hash__
@@ -97,6 +99,8 @@ def _of_device(timeline: Timeline, before: Edges, device: int) -> Iterator[Bubbl
         awaited = None if index is None else timeline.operations[index]
         if awaited is None:
             cause = Cause.OVERHEAD
+        elif awaited.lane is Lane.HOST or awaited.op.kind in (Kind.D, Kind.P):
+            cause = Cause.HOST_OPTIMIZER
         elif awaited.lane is not Lane.COMPUTE or awaited.op.kind not in WORK:
             cause = Cause.TRANSFER
         elif start < first_backward:

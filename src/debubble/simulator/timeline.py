@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -86,6 +86,26 @@ class Timeline:
             spent.append(total)
         return tuple(spent)
 
+    @cached_property
+    def forward_bubbles(self) -> tuple[Number, ...]:
+        """Per device, idle time of the compute lane from its first forward to its first backward.
+
+        Source: Huang et al., Obscura, USENIX ATC 2025, section 1: "Forward Bubbles, defined as bubbles between the
+        first forward pass and the first backward pass".  No recomputation can fill them.  A device that holds several
+        stages has them all on one lane: the first forward and the first backward of any of them count.
+        """
+        return tuple(_idle(lane, _first(lane, (Kind.F,)), _first(lane, BACKWARDS)) for lane in self.compute)
+
+    @cached_property
+    def backward_bubbles(self) -> tuple[Number, ...]:
+        """Per device, idle time of the compute lane from the start of its first backward to the end of its last.
+
+        Source: Huang et al., Obscura, USENIX ATC 2025, section 1: "Backward Bubbles, defined as bubbles between the
+        first and last backward passes".  Recomputation fills them.  The last backward may be one for weights (W).
+        """
+        ends = [max(o.end for o in lane if o.op.kind in (*BACKWARDS, Kind.W)) for lane in self.compute]
+        return tuple(_idle(lane, _first(lane, BACKWARDS), end) for lane, end in zip(self.compute, ends, strict=True))
+
     @property
     def ideal_fraction(self) -> float:
         """(Bubble-free, recompute-free work of the busiest device) / makespan."""
@@ -117,6 +137,17 @@ class Timeline:
     @cached_property
     def by_name(self) -> Mapping[str, TimedOperation]:
         return {operation.name: operation for operation in self.operations}
+
+
+def _first(lane: Sequence[TimedOperation], kinds: Collection[Kind]) -> Number:
+    """When the first operation of these kinds starts."""
+    return min(o.start for o in lane if o.op.kind in kinds)
+
+
+def _idle(lane: Sequence[TimedOperation], begin: Number, end: Number) -> Number:
+    """Time in between in which the lane does no work."""
+    worked = (min(o.end, end) - max(o.start, begin) for o in lane if o.op.kind in WORK)
+    return end - begin - sum(time for time in worked if time > 0)
 
 
 def _accumulate(static: Number, changes: list[tuple[Number, Number]]) -> Iterator[tuple[Number, Number]]:

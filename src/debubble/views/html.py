@@ -75,12 +75,15 @@ def _device_table(scene: Scene) -> dict[str, Any]:
             percent(d.busy, makespan),
             percent(d.recompute, makespan),
             *(percent(d.idle[c], makespan) for c in causes),
+            percent(d.forward_bubbles, makespan),
+            percent(d.backward_bubbles, makespan),
             size_words(d.peak_memory),
             size_words(d.memory_limit),
         ]
         for d in devices
     ]
-    columns = ["device", "busy", "recompute", *(c.value for c in causes), "peak memory", "limit"]
+    bubbles = ["forward bubbles", "backward bubbles"]
+    columns = ["device", "busy", "recompute", *(c.value for c in causes), *bubbles, "peak memory", "limit"]
     return {"title": "Share of the step, per device", "columns": columns, "rows": rows}
 
 

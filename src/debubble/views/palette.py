@@ -20,7 +20,7 @@ KIND_WORDS = {
 
 CAUSE_COLORS = {
     Cause.WARM_UP: "#e3e8ef", Cause.COOL_DOWN: "#d3dae4", Cause.DEPENDENCY: "#f6cfcb", Cause.IMBALANCE: "#fae3b4",
-    Cause.TRANSFER: "#e2d6f1", Cause.OVERHEAD: "#efe6dc",
+    Cause.TRANSFER: "#e2d6f1", Cause.HOST_OPTIMIZER: "#d3bcae", Cause.OVERHEAD: "#efe6dc",
 }  # fmt: skip
 
 LIMIT_COLOR = "#d22f27"

@@ -22,6 +22,8 @@ class DeviceSummary:
     busy: Number
     recompute: Number
     idle: dict[Cause, Number]
+    forward_bubbles: Number
+    backward_bubbles: Number
     peak_memory: Number
     memory_limit: Number | None
 
@@ -65,6 +67,8 @@ def device_summaries(scene: Scene) -> list[DeviceSummary]:
             busy=scene.timeline.busy[device],
             recompute=scene.timeline.recompute[device],
             idle=by_cause(scene.bubbles[device]),
+            forward_bubbles=scene.timeline.forward_bubbles[device],
+            backward_bubbles=scene.timeline.backward_bubbles[device],
             peak_memory=scene.peak_memory[device],
             memory_limit=scene.limits[device],
         )
@@ -151,7 +155,8 @@ def why_not_faster(scene: Scene) -> str:
         if o.lane is Lane.COMPUTE and o.op.kind in WORK:
             compute[o.device] = compute.get(o.device, 0) + o.duration
         else:
-            other[KIND_WORDS[o.op.kind]] = other.get(KIND_WORDS[o.op.kind], 0) + o.duration
+            what = Cause.HOST_OPTIMIZER.value if o.lane is Lane.HOST else KIND_WORDS[o.op.kind]
+            other[what] = other.get(what, 0) + o.duration
     first = max(compute, key=compute.__getitem__)
     parts = {f"computing on device {first}": compute.pop(first), "computing on other devices": sum(compute.values())}
     makespan = scene.timeline.makespan
@@ -179,6 +184,8 @@ def as_dict(scene: Scene) -> dict[str, Any]:
                 "busy": float(d.busy),
                 "recompute": float(d.recompute),
                 "bubbles": {cause.value: float(time) for cause, time in d.idle.items()},
+                "forward_bubbles": float(d.forward_bubbles),
+                "backward_bubbles": float(d.backward_bubbles),
                 "peak_memory": float(d.peak_memory),
                 "memory_limit": None if d.memory_limit is None else float(d.memory_limit),
             }

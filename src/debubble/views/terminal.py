@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -28,6 +30,7 @@ def render_scene(scene: Scene) -> RenderableType:
         Text(why_not_faster(scene) + "\n"),
         *remark_lines(scene),
         device_table(scene),
+        bubble_table(scene),
         kind_table(scene),
     )
 
@@ -71,16 +74,27 @@ def device_table(scene: Scene) -> Table:
     title = "Share of the step, per device" + (f"; memory limit {limits.pop()}" if len(limits) == 1 else "")
     table = titled_table(title)
     columns = ["device", "busy", *(["recompute"] if recomputing else []), *(c.value for c in causes), "peak"]
-    for column in columns:
-        table.add_column(_TWO_LINES.get(column, column) if len(columns) > 7 else column, justify="right", no_wrap=True)
+    digits = _add_columns(table, columns)
     for d in devices:
         table.add_row(
             str(d.device),
-            percent(d.busy, makespan),
-            *([percent(d.recompute, makespan)] if recomputing else []),
-            *(percent(d.idle[cause], makespan) if d.idle[cause] else "" for cause in causes),
+            percent(d.busy, makespan, digits=digits),
+            *([percent(d.recompute, makespan, digits=digits)] if recomputing else []),
+            *(percent(d.idle[cause], makespan, digits=digits) if d.idle[cause] else "" for cause in causes),
             _peak(d, share=len(columns) <= 8),
         )
+    return table
+
+
+def bubble_table(scene: Scene) -> Table:
+    """When each device is idle: Obscura's forward bubbles, its backward bubbles, and the rest."""
+    table = titled_table("Idle share of the step, per device")
+    for column in ("device", "forward bubbles", "backward bubbles", "before and after"):
+        table.add_column(column, justify="right")
+    for d in device_summaries(scene):
+        outside = sum(d.idle.values()) - d.forward_bubbles - d.backward_bubbles
+        times = (d.forward_bubbles, d.backward_bubbles, outside)
+        table.add_row(str(d.device), *(percent(time, scene.timeline.makespan) for time in times))
     return table
 
 
@@ -90,19 +104,30 @@ def stage_table(scene: Scene) -> Table:
     makespan = scene.timeline.makespan
     causes = occurring(stages, makespan)
     table = titled_table("Share of the step, per stage")
-    for column in ("stage", "device", "compute", "recompute", *(c.value for c in causes)):
-        table.add_column(_TWO_LINES.get(column, column), justify="right", no_wrap=True)
+    digits = _add_columns(table, ["stage", "device", "compute", "recompute", *(c.value for c in causes)])
     for s in stages:
         times = (s.compute, s.recompute, *(s.idle[c] for c in causes))
-        table.add_row(str(s.stage), str(s.device), *(percent(t, makespan) if t else "" for t in times))
+        table.add_row(str(s.stage), str(s.device), *(percent(t, makespan, digits=digits) if t else "" for t in times))
     return table
+
+
+def _add_columns(table: Table, columns: Sequence[str]) -> int:
+    """Add columns with headers that fit into 80 characters; returns how many decimals their shares have room for."""
+    words = {} if len(columns) <= 7 else _TWO_LINES if len(columns) <= 9 else _TWO_LINES | _SHORT
+    for column in columns:
+        table.add_column(words.get(column, column), justify="right", no_wrap=True)
+    return 1 if len(columns) <= 9 else 0
 
 
 _TWO_LINES = {
     "recompute": "re-\ncompute", "warm-up": "warm-\nup", "cool-down": "cool-\ndown", "dependency": "depend-\nency",
     "imbalance": "imbal-\nance", "transfer": "trans-\nfer", "overhead": "over-\nhead",
+    "optimizer on the host": "optim.\non host",
 }  # fmt: skip
 """Headers for tables of many columns, so that they fit into 80 characters."""
+
+_SHORT = {"device": "dev.", "recompute": "re-\ncomp.", "optimizer on the host": "host\noptim."}
+"""Headers that tables of all columns have instead."""
 
 
 def kind_table(scene: Scene) -> Table:

@@ -22,9 +22,9 @@ def size_words(size: Number | None) -> str:
     return "-" if size is None else readable(float(size))
 
 
-def percent(part: Number, whole: Number) -> str:
-    """A share with one decimal."""
-    return f"{100 * float(part) / float(whole):.1f}%"
+def percent(part: Number, whole: Number, *, digits: int = 1) -> str:
+    """A share with that many decimals."""
+    return f"{100 * float(part) / float(whole):.{digits}f}%"
 
 
 def cores_words(cores: int) -> str:
