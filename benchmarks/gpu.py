@@ -203,7 +203,7 @@ def of_program(plan: db.Plan, device: torch.device, *, repetitions: int, warm_up
             allocated = torch.cuda.max_memory_allocated() - before
         for parameter in pipeline.parameters():
             parameter.grad = None
-    comparison = compare(plan, Trace(devices=1, steps=tuple(replace(s, step=i) for i, s in enumerate(steps))))
+    comparison = compare(plan, Trace(devices=1, steps=tuple(replace(s, step=i) for i, s in enumerate(steps, warm_up))))
     predicted = float(plan.simulate().peak_memory[0])
     return {
         "step_seconds": {**vars(comparison.makespan), "ratio": comparison.makespan.ratio},

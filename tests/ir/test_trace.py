@@ -32,6 +32,15 @@ def test_the_typical_step_has_the_median_makespan() -> None:
     assert trace.typical.step == 2
 
 
+def test_step_0_is_typical_only_if_it_is_the_only_one() -> None:
+    """Of steps of 2, 1 and 3 the first would be the median."""
+    steps = step(0, length=2), step(1, length=1), step(2, length=3)
+
+    assert Trace(devices=1, steps=steps).typical.step == 2
+    assert [s.step for s in Trace(devices=1, steps=steps).warm] == [1, 2]
+    assert Trace(devices=1, steps=steps[:1]).typical.step == 0
+
+
 def test_a_whole_step_goes_from_the_first_phase_to_the_last() -> None:
     assert (step(0).makespan, step(0).seconds) == (1.0, 2.5)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from debubble.ir import Kind, Trace
+from debubble.ir import Kind, Plan, Trace
 from debubble.views import Scene
 from debubble.views.comparison import Comparison, Pair, as_dict, compare, render
 from tests.views.scenes import small_plan, surrounded, trace_of
@@ -30,6 +30,33 @@ def test_memory_is_compared_per_device() -> None:
     plan = small_plan()
 
     assert compare(plan, trace_of(plan)).peak_memory == (Pair(predicted=3, measured=6), Pair(predicted=2, measured=4))
+
+
+def three_steps(plan: Plan) -> Trace:
+    """Step 0 is of median length and holds half as much as the others; step 1 holds most of all."""
+    first, second, third = (trace_of(plan, slower=slower).typical for slower in (2, 1, 3))
+    half = tuple(sample._replace(bytes=sample.bytes / 2) for sample in first.memory)
+    double = tuple(sample._replace(bytes=sample.bytes * 2) for sample in second.memory)
+    steps = (replace(first, step=0, memory=half), replace(second, step=1, memory=double), replace(third, step=2))
+    return Trace(devices=2, steps=steps)
+
+
+def test_the_warm_up_is_left_out_and_the_step_is_named() -> None:
+    plan = small_plan()
+
+    comparison = compare(plan, three_steps(plan))
+
+    assert comparison.makespan == Pair(predicted=19, measured=57)
+    assert printed(comparison).startswith("Step 2, the typical one of steps 1 to 2: 57 s, predicted 19 s;")
+    assert (as_dict(comparison)["step"], as_dict(comparison)["steps"]) == (2, [1, 2])
+
+
+def test_peak_memory_is_the_most_of_all_steps_but_the_warm_up() -> None:
+    plan = small_plan()
+    assert compare(plan, three_steps(plan)).peak_memory == (
+        Pair(predicted=3, measured=12),
+        Pair(predicted=2, measured=8),
+    )
 
 
 def test_the_drift_names_what_is_furthest_off() -> None:

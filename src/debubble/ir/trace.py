@@ -94,9 +94,18 @@ class Trace:
     """Cores that the devices shared, if they were processes of one machine that computed on its CPU."""
 
     @property
+    def warm(self) -> tuple[TraceStep, ...]:
+        """The steps that say what the run is like: all but step 0, if there are others.
+
+        Step 0 is the warm-up.  It begins without gradients and optimizer states, so it holds less memory, and it
+        allocates and compiles what later steps reuse.
+        """
+        return tuple(step for step in self.steps if step.step) or self.steps
+
+    @property
     def typical(self) -> TraceStep:
-        """The step of median makespan."""
-        return sorted(self.steps, key=lambda step: step.makespan)[len(self.steps) // 2]
+        """The warm step of median makespan."""
+        return sorted(self.warm, key=lambda step: step.makespan)[len(self.warm) // 2]
 
     @staticmethod
     def joined(parts: Sequence[Trace]) -> Trace:

@@ -11,6 +11,7 @@ from rich.text import Text
 from debubble.ir import Kind, Lane, Plan, Trace
 from debubble.simulator import TimedOperation
 from debubble.simulator.timeline import WORK
+from debubble.views.measured import measured_peaks
 from debubble.views.palette import KIND_WORDS
 from debubble.views.scene import Scene
 from debubble.views.terminal import titled_table
@@ -35,6 +36,9 @@ class Comparison:
     """The plan beside the typical measured step."""
 
     step: int
+    """Which one that is: of median length."""
+    steps: tuple[int, ...]
+    """Those among which it is typical: all that were measured but the warm-up."""
     cores: int | None
     """That the devices shared, as the prediction has it too; None: each device has its own."""
     makespan: Pair
@@ -44,7 +48,7 @@ class Comparison:
     busy: tuple[Pair, ...]
     """Per device, seconds."""
     peak_memory: tuple[Pair, ...]
-    """Per device, bytes."""
+    """Per device, bytes; measured over all of `steps`."""
     worst: tuple[tuple[str, Pair], ...]
     """The compute operations that are furthest from their prediction."""
     drift: str
@@ -63,12 +67,13 @@ def compare(plan: Plan, trace: Trace) -> Comparison:
     makespan = _pair(predicted.timeline.makespan, measured.timeline.makespan)
     return Comparison(
         step=trace.typical.step,
+        steps=tuple(step.step for step in trace.warm),
         cores=trace.cores,
         makespan=makespan,
         bubble_fraction=_pair(predicted.timeline.bubble_fraction, measured.timeline.bubble_fraction),
         kinds=_kinds(both),
         busy=tuple(map(_pair, predicted.timeline.busy, measured.timeline.busy)),
-        peak_memory=tuple(map(_pair, predicted.peak_memory, measured.peak_memory)),
+        peak_memory=tuple(map(_pair, predicted.peak_memory, measured_peaks(trace) or measured.peak_memory)),
         worst=tuple((p.name, _pair(p.duration, m.duration)) for p, m in worst),
         drift=_drift(makespan, compute),
         around=_around(trace),
@@ -144,7 +149,7 @@ def render(comparison: Comparison) -> RenderableType:
         "" if comparison.cores is None else f" for {len(comparison.busy)} devices on {cores_words(comparison.cores)}"
     )
     head = (
-        f"Step {comparison.step}: {measured}, predicted {predicted}{where}; bubble {100 * bubble.measured:.1f}%,"
+        f"{_which(comparison)}: {measured}, predicted {predicted}{where}; bubble {100 * bubble.measured:.1f}%,"
         f" predicted {100 * bubble.predicted:.1f}%."
     )
     return Group(
@@ -157,10 +162,19 @@ def render(comparison: Comparison) -> RenderableType:
     )
 
 
+def _which(comparison: Comparison) -> str:
+    """The step that the figures are of, and how it was chosen."""
+    first, last = min(comparison.steps), max(comparison.steps)
+    if first == last:
+        return f"Step {comparison.step}"
+    return f"Step {comparison.step}, the typical one of steps {first} to {last}"
+
+
 def as_dict(comparison: Comparison) -> dict[str, Any]:
     """The comparison for `--json`."""
     return {
         "step": comparison.step,
+        "steps": list(comparison.steps),
         "cores": comparison.cores,
         "makespan": _entry(comparison.makespan),
         "bubble_fraction": _entry(comparison.bubble_fraction),

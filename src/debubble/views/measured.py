@@ -37,6 +37,13 @@ def measured_memory(trace: Trace) -> tuple[tuple[tuple[Number, Number], ...], ..
     return curves if all(curves) else None
 
 
+def measured_peaks(trace: Trace) -> tuple[Number, ...] | None:
+    """Per device, the most bytes sampled in any warm step; None if some device has no sample."""
+    samples = [sample for step in trace.warm for sample in step.memory]
+    held = [[s.bytes for s in samples if s.device == device] for device in range(trace.devices)]
+    return tuple(map(max, held)) if all(held) else None
+
+
 def _check(program: Program, trace: Trace) -> None:
     if trace.devices != program.devices:
         raise InputError(f"The trace is of {trace.devices} devices, but the plan is for {program.devices}.")
