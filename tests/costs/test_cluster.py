@@ -86,6 +86,12 @@ def test_sizes_are_read_with_their_units(text: float | str, size: int) -> None:
         ({"devices": "2xCPU", "host_link": "simplex"}, "must be full-duplex or half-duplex"),
         ({"devices": "2xCPU", "efficiency": {"mamory": 1}}, "unknown field `mamory`"),
         ({"devices": "2xCPU", "efficiency": {"matmul": []}}, "matmul"),
+        ({"devices": "2xCPU", "link_bandwidth": float("inf")}, "link_bandwidth must be positive and at most 1e+18"),
+        ({"devices": "2xCPU", "link_latency": float("nan")}, "link_latency must be positive"),
+        ({"devices": "2xCPU", "memory_limit": "9" * 400}, "A memory limit must be positive and at most 1e+18"),
+        ({"devices": "9999999999xCPU"}, "A cluster may have up to 1000000 devices"),
+        ({"devices": "2xCPU", "efficiency": {"memory": 5}}, "memory must be positive and at most 1, the whole peak"),
+        ({"devices": "2xCPU", "efficiency": {"matmul": [[8, 0.1], [8, 0.2]]}}, "with positive, ascending sizes"),
         ([], "cluster file is wrong"),
     ],
 )
@@ -99,8 +105,16 @@ def test_a_missing_file_is_refused_with_a_sentence(tmp_path: Path) -> None:
         Cluster.parse(tmp_path / "none.yaml")
 
 
-def test_a_file_that_is_not_yaml_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("devices: [")
+@pytest.mark.parametrize("text", ["devices: [", "devices: 2020-99-99", "devices: !!timestamp x", "a: " + "9" * 5000])
+def test_a_file_that_is_not_yaml_is_refused_with_a_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / "c.yaml").write_text(text)
 
     with pytest.raises(InputError, match="is not YAML"):
+        Cluster.parse(tmp_path / "c.yaml")
+
+
+def test_a_file_that_is_nested_too_deeply_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("[" * 10_000)
+
+    with pytest.raises(InputError, match="is nested too deeply"):
         Cluster.parse(tmp_path / "c.yaml")

@@ -96,6 +96,13 @@ def test_a_models_units_come_back_with_the_same_stage_costs() -> None:
         ({"units": [DENSE], "host_link": "simplex"}, "Invalid enum value 'simplex'"),
         ({"units": [DENSE], "memory_limit": []}, "memory_limit"),
         ({"units": [DENSE], "offload_bandwidth": 0}, "'offload_bandwidth' must be positive"),
+        ({"units": [DENSE], "offload_bandwidth": 5e-324}, "'offload_bandwidth' must be positive"),
+        ({"units": [DENSE], "communication": 10**400}, "'communication' must not be more than 1e+18"),
+        ({"units": [{**DENSE, "count": 10**12}]}, "A units file may have up to 100000 units"),
+        ({"units": [DENSE], "link_groups": [[0], [0]]}, "'link_groups' names device 0 twice"),
+        ({"units": [DENSE], "micro_batch_scale": []}, "'micro_batch_scale' must be a number or a list of numbers"),
+        ("", "is not JSON"),
+        ("[" * 100_000, "is not JSON: it is nested too deeply"),
     ],
 )
 def test_a_wrong_units_file_is_refused_with_a_sentence(tmp_path: Path, content: Any, sentence: str) -> None:
@@ -115,6 +122,7 @@ def test_a_costs_file_is_read(tmp_path: Path) -> None:
     ("content", "sentence"),
     [
         ("[1", "is not JSON"),
+        ("[" * 100_000, "is not JSON: it is nested too deeply"),
         ([], "A costs file is a JSON object"),
         ({"stages": 3}, "The costs are for 3 stages, but 4 are asked for"),
         ({"forward": [1, 2]}, "'forward' has 2 numbers for 4 stages"),
@@ -125,6 +133,13 @@ def test_a_costs_file_is_read(tmp_path: Path) -> None:
 def test_a_wrong_costs_file_is_refused_with_a_sentence(tmp_path: Path, content: Any, sentence: str) -> None:
     with pytest.raises(InputError, match=re.escape(sentence)):
         load_costs(written(tmp_path, content), stages=4)
+
+
+def test_a_file_that_is_not_utf_8_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "costs.json").write_bytes(b'{"stages": "\xff"}')
+
+    with pytest.raises(InputError, match="is not JSON: it is not UTF-8"):
+        load_costs(tmp_path / "costs.json")
 
 
 def test_a_missing_file_is_refused_with_a_sentence(tmp_path: Path) -> None:

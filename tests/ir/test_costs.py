@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
-from debubble.ir import InputError, StageCosts
+from debubble.ir import InputError, StageCosts, lower
+from debubble.planners import Problem
+from debubble.schedules import schedules
 
 
 def test_numbers_hold_for_every_stage_and_defaults_follow_the_costs_file() -> None:
@@ -26,6 +31,32 @@ def test_costs_survive_a_round_trip_through_a_dict() -> None:
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
+        ({"link_groups": [[0, 9]]}, "'link_groups' names device 9, but there are 4 devices"),
+        ({"static": [1, 2, 3]}, "'static' has 3 numbers for 4 devices"),
+        ({"memory_limit": [9, 9, 9]}, "'memory_limit' has 3 numbers for 4 devices"),
+        ({"micro_batch_scale": [1, 2]}, "'micro_batch_scale' has 2 numbers for 8 micro-batches"),
+    ],
+)
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda costs: schedules["zb"](devices=4, micro_batches=8, costs=costs),
+        lambda costs: Problem(devices=4, micro_batches=8, costs=costs),
+        lambda costs: lower(schedules["1f1b"](devices=4, micro_batches=8), costs),
+    ],
+    ids=["to build a schedule", "to plan", "to lower"],
+)
+def test_entries_for_another_number_of_devices_or_micro_batches_are_refused_wherever_they_are_used(
+    use: Callable[[StageCosts], object], entries: dict[str, Any], message: str
+) -> None:
+    costs = StageCosts.of(stages=4, **entries)
+    with pytest.raises(InputError, match=message):
+        use(costs)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
         ({"forward": [1, 2], "stages": 3}, "'forward' has 2 numbers for 3 stages"),
         ({"forward": -1}, "must not be negative"),
         ({"forward": "fast"}, "must be a number or a list of numbers"),
@@ -36,6 +67,13 @@ def test_costs_survive_a_round_trip_through_a_dict() -> None:
         ({"communication_model": "magic"}, "latency, exclusive or blocking"),
         ({"reload": 1}, "no meaning without 'offload'"),
         ({"forward": float("nan")}, "must not be negative or infinite"),
+        ({"forward": 10**400}, "'forward' must not be more than 1e\\+18"),
+        ({"forward": None}, "'forward' must be a number or a list of numbers, not None"),
+        ({"link_groups": 3}, "'link_groups' must be a list of lists of devices"),
+        ({"link_groups": [3]}, "'link_groups' must be a list of lists of devices"),
+        ({"link_groups": [["0"]]}, "'link_groups' must be a list of lists of devices"),
+        ({"link_groups": [[-1]]}, "'link_groups' must be a list of lists of devices"),
+        ({"link_groups": [[0, 1], [1]]}, "'link_groups' names device 1 twice"),
     ],
 )
 def test_malformed_entries_are_answered_in_a_sentence(entries: dict[str, object], message: str) -> None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from debubble.ir import InputError, Kind, Op, Placement, Schedule, ScheduleError, check
@@ -14,7 +17,7 @@ def test_an_operation_is_read_back_from_its_name() -> None:
     assert Op(Kind.I, 0, 7).name == "0I7"
 
 
-@pytest.mark.parametrize("name", ["", "F0", "0X1", "0F", "0F1 ", "-1F0", "0F1junk"])
+@pytest.mark.parametrize("name", ["", "F0", "0X1", "0F", "0F1 ", "-1F0", "0F1junk", "0F" + "9" * 5000])
 def test_a_malformed_name_is_refused(name: str) -> None:
     with pytest.raises(InputError, match="is not an operation"):
         Op.parse(name)
@@ -50,6 +53,33 @@ def test_an_operation_on_another_device_than_its_stage_is_refused() -> None:
     schedule = Schedule.of("test", Placement.linear(2), 1, [["0F0", "0B0", "1F0"], ["1B0"]])
     with pytest.raises(ScheduleError, match="1F0 is on device 0, but its stage is on device 1"):
         check(schedule)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"fused_recompute": frozenset({55})}, "'fused_recompute' names stage 55, but the schedule has 2 stages"),
+        ({"recompute_fraction": {2: 0.5}}, "'recompute_fraction' names stage 2, but the schedule has 2 stages"),
+        ({"recompute_fraction": {0: 7}}, "'recompute_fraction' of stage 0 must be between 0 and 1, not 7"),
+        ({"offload_fraction": {-1: 0.5}}, "'offload_fraction' names stage -1, but the schedule has 2 stages"),
+        ({"offload_fraction": {1: float("nan")}}, "'offload_fraction' of stage 1 must be between 0 and 1, not nan"),
+        ({"peers": {0: 9}}, "'peers' names device 9, but the schedule has 2 devices"),
+        ({"peers": {1: 1}}, "'peers' lets device 1 offload to itself"),
+        ({"asynchronous": frozenset({1})}, "'asynchronous' names the boundary after stage 1"),
+    ],
+)
+def test_an_entry_about_a_stage_or_device_that_is_not_there_is_refused(entries: dict[str, Any], message: str) -> None:
+    schedule = Schedule.of("test", Placement.linear(2), 1, [["0F0", "0B0"], ["1F0", "1B0"]])
+    with pytest.raises(ScheduleError, match=message):
+        check(replace(schedule, **entries))
+
+
+def test_equal_schedules_have_equal_hashes() -> None:
+    one, other = (
+        replace(one_device("0F0", "0B0"), fused_recompute=frozenset({0}), recompute_fraction={0: share})
+        for share in (0.5, 0.5)
+    )
+    assert {one: "found"}[other] == "found"
 
 
 def test_placements_number_their_stages() -> None:

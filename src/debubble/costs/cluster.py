@@ -12,8 +12,11 @@ from typing import Any
 import msgspec
 import yaml
 
+from debubble.costs.efficiency import Table
 from debubble.costs.known_hardware import Hardware, hardware
 from debubble.ir import InputError
+from debubble.ir.costs import LARGEST
+from debubble.ir.files import read_file
 
 SAFETY_MARGIN = 0.1
 """Share of a device's memory that is left for the framework, communication buffers and fragmentation.
@@ -52,6 +55,12 @@ class ClusterFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit
     memory_limit: int | float | str | list[int | float | str] | None = None
     safety_margin: float = SAFETY_MARGIN
     efficiency: EfficiencyFile = EfficiencyFile()
+
+
+MOST_DEVICES = 1_000_000
+"""More than any cluster has."""
+SMALLEST = 1e-12
+"""Of rates, latencies and shares; nothing real is smaller, and nothing that is divided by it overflows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,9 +140,9 @@ def parse_size(size: int | float | str) -> int:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)?\s*", size)
         if match is None:
             raise InputError(f"'{size}' is no size; write bytes as a number, or a text such as 72GiB or 80GB.")
-        return int(float(match[1]) * _SCALES[match[2] or "B"])
-    if not 0 < size < float("inf"):
-        raise InputError(f"A memory limit must be positive and finite, not {size}.")
+        return parse_size(float(match[1]) * _SCALES[match[2] or "B"])
+    if not 1 <= size <= LARGEST:
+        raise InputError(f"A memory limit must be positive and at most {LARGEST:.0e} bytes, not {size:g}.")
     return int(size)
 
 
@@ -148,6 +157,8 @@ def _types(text: str) -> list[Hardware]:
         match = re.fullmatch(r"\s*(\d+)\s*x\s*(\S+)\s*", part)
         if match is None:
             raise InputError(f"'{text}' is no cluster; write NxNAME, such as 8xA100-80GB, or name a YAML file.")
+        if len(match[1]) > len(str(MOST_DEVICES)) or len(types) + int(match[1]) > MOST_DEVICES:
+            raise InputError(f"A cluster may have up to {MOST_DEVICES} devices.")
         if not int(match[1]):
             raise InputError("A cluster needs at least one device.")
         types += [hardware[match[2]]] * int(match[1])
@@ -161,17 +172,32 @@ def _changed(type_: Hardware, file: ClusterFile) -> Hardware:
     shares = {k: v for k, v in msgspec.structs.asdict(file.efficiency).items() if v is not None}
     if changes.get("host_link", "full-duplex") not in ("full-duplex", "half-duplex"):
         raise InputError(f"host_link is '{changes['host_link']}'; it must be full-duplex or half-duplex.")
-    for name, value in {**changes, **shares}.items():
-        numbers = [n for row in value for n in row] if isinstance(value, tuple) else [value]
-        if name != "host_link" and not all(n > 0 for n in numbers or [0]):
-            raise InputError(f"{name} must be positive, not {value}.")
+    for name, value in changes.items():
+        if name != "host_link" and not SMALLEST <= value <= LARGEST:
+            raise InputError(f"{name} must be positive and at most {LARGEST:.0e}, not {value}.")
+    for name, value in shares.items():
+        _check_share(name, value)
     return dataclasses.replace(type_, **changes, efficiency=dataclasses.replace(type_.efficiency, **shares))
 
 
+def _check_share(name: str, value: float | Table) -> None:
+    """A share of a peak, or a table of them by ascending size; `launch` is a time."""
+    sizes = [size for size, _ in value] if isinstance(value, tuple) else [1.0]
+    values = [share for _, share in value] if isinstance(value, tuple) else [value]
+    if not sizes or sizes != sorted(set(sizes)) or not all(SMALLEST <= size <= LARGEST for size in sizes):
+        raise InputError(f"{name} must be a list of [size, share] with positive, ascending sizes, not {value}.")
+    if name != "launch" and not all(SMALLEST <= share <= 1 for share in values):
+        raise InputError(f"{name} must be positive and at most 1, the whole peak, not {value}.")
+    if name == "launch" and not SMALLEST <= values[0] <= LARGEST:
+        raise InputError(f"launch must be positive and at most {LARGEST:.0e} seconds, not {value}.")
+
+
 def _read(path: Path) -> Any:
+    content = read_file(path, "cluster file")
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"The cluster file {path} cannot be read: {error.strerror}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        return yaml.safe_load(content)
+    except RecursionError as error:
+        raise InputError(f"The cluster file {path} is nested too deeply.") from error
+    except (yaml.YAMLError, ValueError, AttributeError) as error:
+        # PyYAML lets what its constructors of dates and numbers raise pass.
         raise InputError(f"The cluster file {path} is not YAML: {str(error).splitlines()[0]}.") from error

@@ -17,8 +17,11 @@ from debubble.costs.measured import check_measured
 from debubble.costs.model import Model
 from debubble.costs.units import HostStates, Strategy, Unit, Units
 from debubble.ir import InputError, RunOptions, StageCosts
-from debubble.ir.costs import CommunicationModel, HostLink
+from debubble.ir.costs import LARGEST, CommunicationModel, HostLink, check_number, link_groups_of
+from debubble.ir.files import decode_json, read_file
 
+MOST_UNITS = 100_000
+"""Far more than any model has; a plan names each of them."""
 _PER_STAGE_ENTRIES = ("optimizer_step", "host_step", "gradient_offload", "parameter_load", "gradient_reduce")
 
 
@@ -138,18 +141,19 @@ def units_from_dict(entries: Any) -> Units:
     if not file.units:
         raise InputError("A units file needs at least one unit.")
     _check_numbers("", msgspec.to_builtins(file))
-    if file.offload_bandwidth == 0:
+    if file.offload_bandwidth is not None and file.offload_bandwidth < 1 / LARGEST:
         raise InputError("'offload_bandwidth' must be positive; leave it out if there is no offload.")
     limit = file.memory_limit
-    if limit == []:
-        raise InputError("'memory_limit' must be a number or a list of numbers, not an empty list.")
+    if [] in (limit, file.micro_batch_scale):
+        name = "memory_limit" if limit == [] else "micro_batch_scale"
+        raise InputError(f"'{name}' must be a number or a list of numbers, not an empty list.")
     return Units(
         units=tuple(_expand(file.units)),
         communication=file.communication,
         communication_model=file.communication_model,
         offload_bandwidth=file.offload_bandwidth,
         host_link=file.host_link,
-        link_groups=tuple(tuple(group) for group in file.link_groups),
+        link_groups=link_groups_of(file.link_groups),
         memory_limit=None if limit is None else tuple(limit) if isinstance(limit, list) else (limit,),
         static=file.static,
         micro_batch_scale=None if file.micro_batch_scale is None else tuple(file.micro_batch_scale),
@@ -232,6 +236,8 @@ def _measured(unit: Unit, found: Mapping[int | None, Unit] | None) -> Unit:
 def _expand(entries: list[UnitFile]) -> list[Unit]:
     units: list[Unit] = []
     seen: dict[str, int] = {}
+    if sum(entry.count for entry in entries) > MOST_UNITS:
+        raise InputError(f"A units file may have up to {MOST_UNITS} units.")
     for entry in entries:
         if entry.count < 1:
             raise InputError(f"The count of '{entry.type}' must be at least 1, not {entry.count}.")
@@ -268,15 +274,14 @@ def _check_numbers(where: str, value: Any) -> None:
     elif isinstance(value, list):
         for entry in value:
             _check_numbers(where, entry)
-    elif isinstance(value, int | float) and not 0 <= value < float("inf"):
-        raise InputError(f"'{where}' must not be negative or infinite: {value}.")
+    elif isinstance(value, int | float):
+        check_number(where, value)
 
 
 def _json(path: Path, what: str) -> Any:
+    content = read_file(path, what)
     try:
-        return msgspec.json.decode(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"The {what} {path} cannot be read: {error.strerror}.") from error
+        return decode_json(content, object)
     except msgspec.DecodeError as error:
         raise InputError(f"The {what} {path} is not JSON: {error}.") from error
 

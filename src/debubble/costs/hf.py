@@ -20,10 +20,10 @@ from debubble.ir.hf_config import expert_layers
 def parse(source: str | Path | Mapping[str, Any]) -> Model:
     """The model of a config file, a folder with one, or a config's content."""
     config = Entries(source, "The config") if isinstance(source, Mapping) else read_entries(Path(source))
-    family = config.entries.get("model_type")
-    if family is None:
+    if config.entries.get("model_type") is None:
         raise InputError(f"{config.name} has no `model_type`: it is no Hugging Face config.")
-    return _FAMILIES.get(family, other)(config)
+    config.check_types()
+    return _FAMILIES.get(config.entries["model_type"], other)(config)
 
 
 def _llama_like(config: Entries, **changes: Any) -> Model:
@@ -69,10 +69,12 @@ def _gemma(config: Entries, **changes: Any) -> Model:
 
 
 def _gemma2(config: Entries) -> Model:
+    config.number("sliding_window_pattern", 2)
     return _gemma(config, norms_results=True)
 
 
 def _gemma3(config: Entries) -> Model:
+    config.number("sliding_window_pattern", 6)
     return _gemma(config, norms_results=True, qk_norm=True)
 
 

@@ -5,13 +5,37 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from debubble.ir import InputError
 from debubble.ir.hf_config import entry, windows
 
 MOST_LAYERS = 10_000
 """Far more than any model has; a plan names each of them."""
+MOST = 10**9
+"""More than any size or number in a config; products of several are still finite."""
+_Number = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+_Size = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
+
+
+class _Types(msgspec.Struct):
+    """Types of the entries that are read in several places."""
+
+    model_type: str
+    architectures: list[str] | None = None
+    layer_types: list[str] | None = None
+    mlp_only_layers: list[_Number] | None = None
+    max_window_layers: _Number = 0
+    sliding_window: _Number | None = None
+    decoder_sparse_step: _Size | None = None
+    first_k_dense_replace: _Number | None = None
+    num_local_experts: _Number | None = None
+    num_experts: _Number | None = None
+    n_routed_experts: _Number | None = None
+    n_shared_experts: _Number | None = None
+    shared_expert_intermediate_size: _Number | None = None
 
 
 class Entries:
@@ -20,6 +44,13 @@ class Entries:
     def __init__(self, entries: Mapping[str, Any], name: str) -> None:
         self.entries = entries
         self.name = name
+
+    def check_types(self) -> None:
+        """Raise InputError if an entry that is read in several places is of another type than it must be."""
+        try:
+            msgspec.convert(self.entries, _Types)
+        except msgspec.ValidationError as error:
+            raise InputError(f"{self.name} is wrong: {error}.") from error
 
     def number(self, key: str, default: int | None = None) -> int:
         value = entry(self.entries, key)
@@ -30,6 +61,8 @@ class Entries:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InputError(f"`{key}` must be a positive whole number, but {self.name[0].lower()}{self.name[1:]} has"
                              f" {value!r}.")  # fmt: skip
+        if value > MOST:
+            raise InputError(f"`{key}` is more than {MOST:.0e} in {self.name[0].lower()}{self.name[1:]}.")
         return value
 
     def layers(self) -> int:
@@ -69,6 +102,8 @@ def read_entries(path: Path) -> Entries:
         entries = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"The model config {file} cannot be read: {error.strerror}.") from error
+    except RecursionError as error:
+        raise InputError(f"{file} is not a model config: it is nested too deeply.") from error
     except ValueError as error:
         raise InputError(f"{file} is not a JSON file: {error}.") from error
     if not isinstance(entries, dict):

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from debubble.ir import Number, Placement, StageCosts
-from debubble.ir.costs import CommunicationModel, HostLink
+from debubble.ir.costs import CommunicationModel, HostLink, check_counts
 from debubble.ir.plan import PlannedUnit
 
 
@@ -99,6 +99,17 @@ class Units:
     """Further entries of StageCosts that every stage has, beside what its units add up to."""
     divides_gradients: bool = True
     """Whether a rank keeps only its part of gradients that are summed (ZeRO-2), so that it is done inside the step."""
+
+    def check_for(self, *, devices: int, micro_batches: int) -> None:
+        """Raise InputError if an entry is for another number of devices or micro-batches."""
+        check_counts(
+            devices=devices,
+            micro_batches=micro_batches,
+            static=(self.static,),
+            memory_limit=self.memory_limit,
+            micro_batch_scale=self.micro_batch_scale,
+            link_groups=self.link_groups,
+        )
 
     @cached_property
     def work(self) -> Number:

@@ -94,7 +94,7 @@ def _placement(orders: tuple[tuple[Op, ...], ...], path: Path) -> Placement:
     device_of = {op.stage: rank for rank, order in enumerate(orders) for op in order}
     if not device_of:
         raise InputError(f"{path} holds no operation.")
-    missing = set(range(max(device_of) + 1)).difference(device_of)
-    if missing:
-        raise InputError(f"{path} has no operation of stage {min(missing)}.")
+    missing = next(stage for stage in range(len(device_of) + 1) if stage not in device_of)
+    if missing < len(device_of):
+        raise InputError(f"{path} has no operation of stage {missing}.")
     return Placement.of([device_of[stage] for stage in range(len(device_of))])

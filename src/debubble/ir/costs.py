@@ -18,6 +18,9 @@ PerStage = tuple[Number, ...]
 CommunicationModel = Literal["latency", "exclusive", "blocking"]
 HostLink = Literal["full-duplex", "half-duplex"]
 
+LARGEST = 10**18
+"""Far more seconds or bytes than any run has; sums and products of such numbers are still exact or finite."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StageCosts:
@@ -100,14 +103,15 @@ class StageCosts:
         """Build costs from numbers (the same for every stage) or lists (one number per stage).
 
         `recompute` defaults to `forward`; `activation_after_input` to half of `activation`; `reload` to `offload`.
-        Raises InputError if a list has another length than `stages`, or a number is negative.
+        Raises InputError if a list has another length than `stages`, a number is negative or out of all proportion,
+        or a device is in two link groups.
         """
         given = locals()
         lists = {k: v for k, v in given.items() if k in _PER_STAGE and isinstance(v, Sequence)}
         count = stages if stages is not None else max((len(v) for v in lists.values()), default=1) or 1
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise InputError(f"Costs need at least one stage; stages is {count!r}.")
-        each = {k: _per_stage(k, given[k], count) for k in _PER_STAGE if given[k] is not None}
+        each = {k: _per_stage(k, given[k], count) for k in _PER_STAGE if given[k] is not None or k not in _OPTIONAL}
         each.setdefault("recompute", each["forward"])
         each.setdefault("activation_after_input", tuple(_half(a) for a in each["activation"]))
         if "offload" in each:
@@ -124,7 +128,7 @@ class StageCosts:
             **each,
             communication_model=communication_model,
             host_link=host_link,
-            link_groups=tuple(tuple(g) for g in link_groups),
+            link_groups=link_groups_of(link_groups),
             static=_numbers("static", static),
             memory_limit=None if memory_limit is None else _numbers("memory_limit", memory_limit),
             micro_batch_scale=None if micro_batch_scale is None else _numbers("micro_batch_scale", micro_batch_scale),
@@ -162,6 +166,17 @@ class StageCosts:
         """A copy under another memory limit per device."""
         return replace(self, memory_limit=None if memory_limit is None else _numbers("memory_limit", memory_limit))
 
+    def check_for(self, *, devices: int, micro_batches: int) -> None:
+        """Raise InputError if an entry is for another number of devices or micro-batches."""
+        check_counts(
+            devices=devices,
+            micro_batches=micro_batches,
+            static=self.static,
+            memory_limit=self.memory_limit,
+            micro_batch_scale=self.micro_batch_scale,
+            link_groups=self.link_groups,
+        )
+
     def static_of(self, device: int) -> Number:
         return self.static[device if len(self.static) > 1 else 0]
 
@@ -193,6 +208,12 @@ _PER_STAGE = (
 )  # fmt: skip
 
 
+_OPTIONAL = (
+    "recompute", "activation_after_input", "recompute_workspace", "recompute_workspace_input", "offload", "reload",
+)  # fmt: skip
+"""Entries per stage that may be left out, or None."""
+
+
 def _half(number: Number) -> Number:
     return number // 2 if isinstance(number, int) and number % 2 == 0 else number / 2
 
@@ -204,9 +225,48 @@ def _numbers(name: str, value: Any) -> tuple[Number, ...]:
     for v in values:
         if isinstance(v, bool) or not isinstance(v, int | float | Fraction):
             raise InputError(f"'{name}' must be a number or a list of numbers, not {v!r}.")
-        if not 0 <= v < float("inf"):
-            raise InputError(f"'{name}' must not be negative or infinite: {v}.")
+        check_number(name, v)
     return values
+
+
+def check_number(name: str, value: Number) -> None:
+    """Refuse a time or size that is negative, or no size that anything has, with an InputError that names the entry."""
+    if not 0 <= value < float("inf"):
+        raise InputError(f"'{name}' must not be negative or infinite: {value}.")
+    if value > LARGEST:
+        raise InputError(f"'{name}' must not be more than {LARGEST:.0e}.")
+
+
+def check_counts(
+    *,
+    devices: int,
+    micro_batches: int,
+    static: Sequence[Number],
+    memory_limit: Sequence[Number] | None,
+    micro_batch_scale: Sequence[Number] | None,
+    link_groups: Sequence[Sequence[int]],
+) -> None:
+    """Refuse entries that are for another number of devices or micro-batches, with an InputError that names one."""
+    for name, values in (("static", static), ("memory_limit", memory_limit)):
+        if values is not None and len(values) not in (1, devices):
+            raise InputError(f"'{name}' has {len(values)} numbers for {devices} devices.")
+    if micro_batch_scale is not None and len(micro_batch_scale) != micro_batches:
+        raise InputError(f"'micro_batch_scale' has {len(micro_batch_scale)} numbers for {micro_batches} micro-batches.")
+    last = max((device for group in link_groups for device in group), default=0)
+    if last >= devices:
+        raise InputError(f"'link_groups' names device {last}, but there are {devices} devices.")
+
+
+def link_groups_of(value: Any) -> tuple[tuple[int, ...], ...]:
+    """Link groups: lists of devices, each in at most one of them."""
+    lists = isinstance(value, Sequence) and all(isinstance(g, Sequence) and not isinstance(g, str) for g in value)
+    devices = [device for group in value for device in group] if lists else [None]
+    if not all(isinstance(d, int) and not isinstance(d, bool) and d >= 0 for d in devices):
+        raise InputError("'link_groups' must be a list of lists of devices, such as [[0, 1], [2, 3]].")
+    twice = next((d for d in devices if devices.count(d) > 1), None)
+    if twice is not None:
+        raise InputError(f"'link_groups' names device {twice} twice; a device has one link to the host.")
+    return tuple(tuple(group) for group in value)
 
 
 def _per_stage(name: str, value: Any, stages: int) -> PerStage:

@@ -1,12 +1,35 @@
-"""Writing a file whole or not at all, and where the user's caches are."""
+"""Reading a user's file, writing one whole or not at all, and where the user's caches are."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from debubble.ir.errors import InputError
+
+T = TypeVar("T")
+
+
+def read_file(path: Path, what: str) -> bytes:
+    """Read a file that a user named; raises InputError, which calls it `what`, if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"The {what} {path} cannot be read: {error.strerror}.") from error
+
+
+def decode_json(content: bytes, type_: type[T]) -> T:
+    """Decode JSON of that type; raises msgspec.DecodeError for all other content, whatever it is."""
+    try:
+        return msgspec.json.decode(content, type=type_)
+    except UnicodeDecodeError as error:
+        raise msgspec.DecodeError("it is not UTF-8") from error
+    except RecursionError as error:
+        raise msgspec.DecodeError("it is nested too deeply") from error
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -207,14 +207,7 @@ _MESSAGES = (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B)
 def _check_costs(schedule: Schedule, costs: StageCosts) -> None:
     if costs.stages != schedule.stages:
         raise InputError(f"The costs are for {costs.stages} stages, but the schedule has {schedule.stages}.")
-    for name, values in (("static", costs.static), ("memory_limit", costs.memory_limit)):
-        if values is not None and len(values) not in (1, schedule.devices):
-            raise InputError(f"'{name}' has {len(values)} numbers for {schedule.devices} devices.")
-    if costs.micro_batch_scale is not None and len(costs.micro_batch_scale) != schedule.micro_batches:
-        raise InputError(
-            f"'micro_batch_scale' has {len(costs.micro_batch_scale)} numbers"
-            f" for {schedule.micro_batches} micro-batches."
-        )
+    costs.check_for(devices=schedule.devices, micro_batches=schedule.micro_batches)
     if schedule.offloaded and costs.offload is None:
         raise InputError(f"The schedule '{schedule.name}' offloads, but the costs have no 'offload' time.")
 

@@ -98,4 +98,4 @@ class Op(NamedTuple):
         return Op(Kind(match[2]), int(match[1]), int(match[3]))
 
 
-_NAME = re.compile(rf"(\d+)({'|'.join(kind.value for kind in Kind)})(\d+)")
+_NAME = re.compile(rf"([0-9]{{1,9}})({'|'.join(kind.value for kind in Kind)})([0-9]{{1,9}})")

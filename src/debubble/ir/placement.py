@@ -18,7 +18,7 @@ class Placement:
     def __post_init__(self) -> None:
         if not self.device_of:
             raise InputError("A placement needs at least one stage.")
-        if sorted(set(self.device_of)) != list(range(max(self.device_of) + 1)):
+        if set(self.device_of) != set(range(len(set(self.device_of)))):
             raise InputError(f"Every device from 0 up must hold a stage; the placement is {list(self.device_of)}.")
 
     @staticmethod

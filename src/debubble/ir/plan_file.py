@@ -6,13 +6,13 @@ Orders are written in torch's letters, one string per device, so that a person c
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from debubble.ir.costs import StageCosts
 from debubble.ir.errors import InputError
-from debubble.ir.files import write_whole
+from debubble.ir.files import decode_json, read_file, write_whole
 from debubble.ir.ops import Op
 from debubble.ir.placement import Placement
 from debubble.ir.plan import CandidateSummary, Plan, PlannedUnit, RunOptions
@@ -29,9 +29,9 @@ class ScheduleFile(msgspec.Struct, forbid_unknown_fields=True):
     micro_batches: int
     orders: list[str]
     fused_recompute: list[int] = []
-    recompute_fraction: dict[str, float] = {}
-    offload_fraction: dict[str, float] = {}
-    peers: dict[str, int] = {}
+    recompute_fraction: dict[int, float] = {}
+    offload_fraction: dict[int, float] = {}
+    peers: dict[int, int] = {}
     asynchronous: list[int] = []
 
 
@@ -43,13 +43,17 @@ class PlanFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     schedule: ScheduleFile
     costs: dict[str, Any]
     partition: list[list[PlannedUnit]]
-    lower_bound: float
+    lower_bound: Annotated[float, msgspec.Meta(ge=0)]
     solve_seconds: float = 0.0
     candidates: list[CandidateSummary] = []
     model: dict[str, Any] | None = None
     cluster: dict[str, Any] | None = None
     profile: dict[str, Any] | None = None
     options: RunOptions = msgspec.field(default_factory=RunOptions)
+
+
+class _Header(msgspec.Struct):
+    debubble_plan: int | None = None
 
 
 def save(plan: Plan, path: Path) -> None:
@@ -60,20 +64,17 @@ def save(plan: Plan, path: Path) -> None:
 
 def load(path: Path) -> Plan:
     """Read, validate and check a plan file; raises InputError with one sentence."""
+    content = read_file(path, "plan file")
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"The plan file {path} cannot be read: {error.strerror}.") from error
-    try:
-        version = msgspec.json.decode(content, type=dict[str, msgspec.Raw]).get("debubble_plan")
+        version = decode_json(content, _Header).debubble_plan
         if version is None:
             raise InputError(f"{path} is not a debubble plan: it has no entry 'debubble_plan'.")
-        if msgspec.json.decode(version) != VERSION:
+        if version != VERSION:
             raise InputError(
-                f"{path} has plan version {bytes(version).decode()}; this debubble reads version {VERSION}: make the"
-                " plan again with `debubble plan`."
+                f"{path} has plan version {version}; this debubble reads version {VERSION}: make the plan again with"
+                " `debubble plan`."
             )
-        return decode(msgspec.json.decode(content, type=PlanFile))
+        return decode(decode_json(content, PlanFile))
     except msgspec.DecodeError as error:
         raise InputError(f"{path} is not a whole plan file: {error}.") from error
 
@@ -90,9 +91,9 @@ def encode(plan: Plan) -> PlanFile:
             micro_batches=s.micro_batches,
             orders=[" ".join(op.name for op in order) for order in s.orders],
             fused_recompute=sorted(s.fused_recompute),
-            recompute_fraction={str(k): float(v) for k, v in s.recompute_fraction.items()},
-            offload_fraction={str(k): float(v) for k, v in s.offload_fraction.items()},
-            peers={str(k): v for k, v in s.peers.items()},
+            recompute_fraction={stage: float(share) for stage, share in s.recompute_fraction.items()},
+            offload_fraction={stage: float(share) for stage, share in s.offload_fraction.items()},
+            peers=dict(s.peers),
             asynchronous=sorted(s.asynchronous),
         ),
         costs=plan.costs.to_dict(),
@@ -116,18 +117,20 @@ def decode(file: PlanFile) -> Plan:
         micro_batches=s.micro_batches,
         orders=tuple(tuple(Op.parse(name) for name in order.split()) for order in s.orders),
         fused_recompute=frozenset(s.fused_recompute),
-        recompute_fraction={int(k): v for k, v in s.recompute_fraction.items()},
-        offload_fraction={int(k): v for k, v in s.offload_fraction.items()},
-        peers={int(k): v for k, v in s.peers.items()},
+        recompute_fraction=s.recompute_fraction,
+        offload_fraction=s.offload_fraction,
+        peers=s.peers,
         asynchronous=frozenset(s.asynchronous),
     )
     check(schedule)
     if len(file.partition) != schedule.stages:
         raise InputError(f"The plan has {len(file.partition)} partitions for {schedule.stages} stages.")
+    costs = StageCosts.from_dict(file.costs, stages=schedule.stages)
+    costs.check_for(devices=schedule.devices, micro_batches=schedule.micro_batches)
     return Plan(
         planner=file.planner,
         schedule=schedule,
-        costs=StageCosts.from_dict(file.costs, stages=schedule.stages),
+        costs=costs,
         lower_bound=file.lower_bound,
         solve_seconds=file.solve_seconds,
         partition=tuple(map(tuple, file.partition)),

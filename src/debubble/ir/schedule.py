@@ -31,11 +31,11 @@ class Schedule:
     orders: tuple[tuple[Op, ...], ...]
     fused_recompute: frozenset[int] = frozenset()
     """Stages whose backward recomputes first."""
-    recompute_fraction: Mapping[int, Number] = field(default_factory=dict)
+    recompute_fraction: Mapping[int, Number] = field(default_factory=dict, hash=False)
     """Stage -> share of what it could recompute that it does (absent: all)."""
-    offload_fraction: Mapping[int, Number] = field(default_factory=dict)
+    offload_fraction: Mapping[int, Number] = field(default_factory=dict, hash=False)
     """Stage -> share of the activation that O moves (absent: all)."""
-    peers: Mapping[int, int] = field(default_factory=dict)
+    peers: Mapping[int, int] = field(default_factory=dict, hash=False)
     """Device -> the device that holds what it offloads (absent: the host)."""
     asynchronous: frozenset[int] = frozenset()
     """Boundaries (the stage before each) whose messages overlap compute even where the costs say `blocking`."""
@@ -111,15 +111,18 @@ def check(schedule: Schedule) -> None:
     """Refuse a schedule that is no correct order of one training step.
 
     Every (stage, micro-batch) has one F and either one B or one I and one W, on the stage's device; the order
-    within a device is F, O, L, R, B or I, W.  Deadlocks between devices are lowering's to find.
+    within a device is F, O, L, R, B or I, W.  What is said of a stage, a boundary or a device is said of one that the
+    schedule has.  Deadlocks between devices are lowering's to find.
 
-    Raises ScheduleError naming the operation.
+    Raises ScheduleError naming the operation or the entry.
     """
     p = schedule.placement
     if schedule.micro_batches < 1:
         raise ScheduleError(f"A step needs at least one micro-batch, not {schedule.micro_batches}.")
     if len(schedule.orders) != p.devices:
         raise ScheduleError(f"The schedule has {len(schedule.orders)} orders for {p.devices} devices.")
+    _check_stages(schedule)
+    _check_peers(schedule)
     position: dict[Op, int] = {}
     for device, order in enumerate(schedule.orders):
         for index, op in enumerate(order):
@@ -129,6 +132,33 @@ def check(schedule: Schedule) -> None:
         for j in range(schedule.micro_batches):
             _check_micro_batch(stage, j, position)
     _check_once_per_step(position)
+
+
+def _check_stages(schedule: Schedule) -> None:
+    """Every entry that is about stages names stages of the schedule, and every fraction is one."""
+    fractions = {"recompute_fraction": schedule.recompute_fraction, "offload_fraction": schedule.offload_fraction}
+    for name, stages in {"fused_recompute": schedule.fused_recompute, **fractions}.items():
+        for stage in stages:
+            if stage not in range(schedule.stages):
+                raise ScheduleError(f"'{name}' names stage {stage}, but the schedule has {schedule.stages} stages.")
+    for name, shares in fractions.items():
+        for stage, share in shares.items():
+            if not 0 <= share <= 1:
+                raise ScheduleError(f"'{name}' of stage {stage} must be between 0 and 1, not {share}.")
+    for stage in schedule.asynchronous:
+        if stage not in range(schedule.stages - 1):
+            raise ScheduleError(
+                f"'asynchronous' names the boundary after stage {stage}, but the schedule has {schedule.stages} stages."
+            )
+
+
+def _check_peers(schedule: Schedule) -> None:
+    for device, peer in schedule.peers.items():
+        for named in (device, peer):
+            if named not in range(schedule.devices):
+                raise ScheduleError(f"'peers' names device {named}, but the schedule has {schedule.devices} devices.")
+        if device == peer:
+            raise ScheduleError(f"'peers' lets device {device} offload to itself.")
 
 
 def _check_op(schedule: Schedule, device: int, op: Op, seen: Mapping[Op, int]) -> None:

@@ -16,7 +16,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from debubble.ir.errors import InputError
-from debubble.ir.files import write_whole
+from debubble.ir.files import decode_json, read_file, write_whole
 from debubble.ir.ops import Lane, Op
 
 VERSION = 1
@@ -134,17 +134,13 @@ class Trace:
     @staticmethod
     def load(path: str | Path) -> Trace:
         """Read a trace file.  Raises InputError with a sentence if it is none, cut short, or of an unknown version."""
-        try:
-            content = Path(path).read_bytes()
-        except OSError as error:
-            raise InputError(f"The trace file {path} cannot be read: {error.strerror}.") from error
-        return Trace.from_json(content, name=str(path))
+        return Trace.from_json(read_file(Path(path), "trace file"), name=str(path))
 
     @staticmethod
     def from_json(content: bytes, *, name: str = "This") -> Trace:
         """The trace of a file's content; `name` begins the sentence of an InputError."""
         try:
-            version = msgspec.json.decode(content, type=_Header).debubble_trace
+            version = decode_json(content, _Header).debubble_trace
             if version is None:
                 raise InputError(f"{name} is not a debubble trace: it has no entry 'debubble_trace'.")
             if version != VERSION:
@@ -152,7 +148,7 @@ class Trace:
                     f"{name} has trace version {version}; this debubble reads version {VERSION}: measure again with"
                     " `debubble train`."
                 )
-            file = msgspec.json.decode(content, type=_TraceFile)
+            file = decode_json(content, _TraceFile)
         except msgspec.DecodeError as error:
             raise InputError(f"{name} is not a whole trace file: {error}.") from error
         trace = Trace(devices=file.devices, steps=tuple(file.steps), cores=file.cores)
@@ -168,7 +164,7 @@ class _TraceFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
     debubble_trace: int
     devices: int
     steps: list[TraceStep]
-    cores: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    cores: Annotated[int, msgspec.Meta(ge=1, le=10**6)] | None = None
 
 
 def _join(number: int, pieces: Sequence[TraceStep]) -> TraceStep:

@@ -51,6 +51,10 @@ class Problem:
                 f" with {self.chunks or 1} chunks each have {self.devices * (self.chunks or 1)}."
             )
 
+        given = self.costs or self.units
+        assert given is not None
+        given.check_for(devices=self.devices, micro_batches=self.micro_batches)
+
     def time_of(self, run: Timeline | Price) -> Number:
         """What the pipeline's part of a step takes that runs so."""
         return run.makespan if self.objective == "makespan" else run.span

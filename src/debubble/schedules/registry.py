@@ -53,6 +53,8 @@ class ScheduleEntry:
             raise InputError(f"A pipeline needs at least one device, not {devices}.")
         if micro_batches < 1:
             raise InputError(f"A step needs at least one micro-batch, not {micro_batches}.")
+        if costs is not None:
+            costs.check_for(devices=devices, micro_batches=micro_batches)
         given = {name: value for name, value in options.items() if value is not None}
         if given.get("chunks") == self.default_chunks and "chunks" not in self.options:
             del given["chunks"]

@@ -1,0 +1,83 @@
+"""Plan files: what is read comes back, and what is wrong is said in one sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from debubble.ir import InputError, Placement, Plan, PlannedUnit, Schedule, StageCosts
+
+
+@pytest.fixture
+def content(tmp_path: Path) -> dict[str, Any]:
+    """A valid plan file of two devices."""
+    schedule = Schedule.of("test", Placement.linear(2), 1, [["0F0", "0B0"], ["1F0", "1B0"]])
+    units = tuple((PlannedUnit("stage", stage),) for stage in range(2))
+    plan = Plan(planner="test", schedule=schedule, costs=StageCosts.of(stages=2), lower_bound=0, partition=units)
+    plan.save(tmp_path / "valid.json")
+    assert Plan.load(tmp_path / "valid.json") == plan
+    read: dict[str, Any] = json.loads((tmp_path / "valid.json").read_text())
+    return read
+
+
+@pytest.mark.parametrize(
+    ("entries", "sentence"),
+    [
+        ({"recompute_fraction": {"a": 0.5}}, "Expected `int`, got `str` - at `key` in `$.schedule.recompute_fraction`"),
+        ({"recompute_fraction": {"0": "all"}}, "Expected `float`, got `str`"),
+        ({"recompute_fraction": {"0": 7}}, "'recompute_fraction' of stage 0 must be between 0 and 1, not 7"),
+        ({"offload_fraction": {"0": -0.5}}, "'offload_fraction' of stage 0 must be between 0 and 1, not -0.5"),
+        ({"fused_recompute": [55]}, "'fused_recompute' names stage 55, but the schedule has 2 stages"),
+        ({"peers": {"0": 9}}, "'peers' names device 9, but the schedule has 2 devices"),
+        ({"asynchronous": [-1]}, "'asynchronous' names the boundary after stage -1"),
+        ({"placement": [0, 10**18]}, "Every device from 0 up must hold a stage"),
+        ({"placement": []}, "A placement needs at least one stage"),
+        ({"micro_batches": 10**18}, "0F1 is missing"),
+        ({"orders": ["0F0 0B0", "1F0 1F0 1B0"]}, "1F0 appears twice"),
+        ({"orders": ["0F0 0B0"]}, "The schedule has 1 orders for 2 devices"),
+    ],
+)
+def test_a_wrong_schedule_is_refused_with_a_sentence(
+    content: dict[str, Any], tmp_path: Path, entries: dict[str, Any], sentence: str
+) -> None:
+    content["schedule"].update(entries)
+    (tmp_path / "plan.json").write_text(json.dumps(content))
+
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        Plan.load(tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize(
+    ("entries", "sentence"),
+    [
+        ({"debubble_plan": 99}, "has plan version 99; this debubble reads version 1"),
+        ({"debubble_plan": "1"}, "is not a whole plan file: Expected `int | null`, got `str`"),
+        ({"debubble_plan": None}, "is not a debubble plan"),
+        ({"partition": []}, "The plan has 0 partitions for 2 stages"),
+        ({"costs": {"stages": 3}}, "The costs are for 3 stages, but 2 are asked for"),
+        ({"costs": {"link_groups": 3}}, "'link_groups' must be a list of lists of devices"),
+        ({"costs": {"link_groups": [[0, 9]]}}, "'link_groups' names device 9, but there are 2 devices"),
+        ({"lower_bound": -1}, "Expected `float` >= 0.0 - at `$.lower_bound`"),
+    ],
+)
+def test_a_wrong_entry_is_refused_with_a_sentence(
+    content: dict[str, Any], tmp_path: Path, entries: dict[str, Any], sentence: str
+) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps({**content, **entries}))
+
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        Plan.load(tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "[" * 100_000, '{"debubble_plan": 1}', "\x00", '{"debubble_plan": 1e999}']
+)
+def test_what_is_no_plan_file_is_refused_with_a_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+
+    with pytest.raises(InputError, match="is not a whole plan file: "):
+        Plan.load(tmp_path / "plan.json")
