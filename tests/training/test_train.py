@@ -14,7 +14,7 @@ import torch
 import debubble as db
 from debubble.ir import InputError, Plan, Trace
 from debubble.training import checkpoint_folder
-from debubble.training.options import TrainOptions, check, settle
+from debubble.training.options import TrainOptions, check, rate_remark, settle
 from debubble.training.room import check_room
 from debubble.training.run import train
 
@@ -136,6 +136,34 @@ def test_a_resumed_run_keeps_the_settings_that_are_not_given_anew(options, tmp_p
     again = TrainOptions(plan=options.plan, checkpoint=tmp_path / "c", resume=True)
     settled = settle({"steps": 4, "learning_rate": None, "clip": None}, again)
     assert (settled.steps, settled.learning_rate, settled.warmup, settled.clip) == (4, 0.01, 2, 0.5)
+
+
+def rates(options: TrainOptions) -> list[float]:
+    """The learning rate of each step."""
+    return [report.learning_rate for report in train(options).reports]
+
+
+@pytest.mark.usefixtures("process_group")
+def test_loaded_weights_are_trained_at_a_rate_that_does_not_undo_them_unless_one_is_given(options, tmp_path):
+    pytest.importorskip("safetensors")
+    fresh = changed(options, steps=2, warmup=1, learning_rate=None, save=tmp_path / "whole")
+    loaded = changed(fresh, load=(tmp_path / "whole",), save=None)
+    given = changed(loaded, learning_rate=2e-4)
+    assert [rates(o)[0] for o in (fresh, loaded, given)] == [3e-3, 1e-5, 2e-4]
+    assert (
+        rate_remark(loaded) == "The learning rate's peak is 1e-05, as the weights are loaded: choose another with --lr."
+    )
+    assert [rate_remark(o) for o in (fresh, given)] == [None, None]
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_run_from_loaded_weights_is_resumed_at_its_rate(options, tmp_path):
+    pytest.importorskip("safetensors")
+    train(changed(options, steps=1, save=tmp_path / "whole"))
+    loaded = changed(options, learning_rate=None, load=(tmp_path / "whole",), checkpoint=tmp_path / "c")
+    train(changed(loaded, steps=2))
+    again = settle({}, TrainOptions(plan=options.plan, checkpoint=tmp_path / "c", resume=True))
+    assert again.peak_rate == 1e-5
 
 
 @pytest.mark.usefixtures("process_group")

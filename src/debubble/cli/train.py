@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from debubble.cli import train_options as opt
 from debubble.cli.app import app
 from debubble.cli.output import Json, log
@@ -38,7 +40,7 @@ def train(
 ) -> None:
     """Run a plan: start its ranks here, or join when started by torchrun."""
     require_torch()
-    from debubble.training.options import TrainOptions, check, settle
+    from debubble.training.options import TrainOptions, check, rate_remark, settle
 
     recipe = {
         "steps": steps, "learning_rate": learning_rate, "warmup": warmup, "weight_decay": weight_decay, "clip": clip,
@@ -56,5 +58,7 @@ def train(
     from debubble.training.room import check_room
 
     if not joined() and (remark := check_room(checked)):
+        log().print(remark)
+    if os.environ.get("RANK", "0") == "0" and (remark := rate_remark(options)):
         log().print(remark)
     start("debubble.training.rank", packed(options), ranks=checked.ranks)

@@ -30,7 +30,9 @@ Save = Annotated[
 Steps = Annotated[
     int | None, typer.Option(help="Training steps, those before a resumed checkpoint included (default: 100).")
 ]
-LearningRate = Annotated[float | None, typer.Option("--lr", help="Peak of the learning rate (default: 3e-3).")]
+LearningRate = Annotated[
+    float | None, typer.Option("--lr", help="Peak of the learning rate (default: 3e-3; with --load 1e-5).")
+]
 Warmup = Annotated[int | None, typer.Option(help="Steps until the peak; then a cosine to a tenth of it (default: 10).")]
 WeightDecay = Annotated[float | None, typer.Option(help="AdamW's weight decay (default: 0.01).")]
 Clip = Annotated[float | None, typer.Option(help="Largest global norm of the gradients (default: 1).")]

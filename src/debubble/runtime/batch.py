@@ -143,4 +143,4 @@ def _check_positions(positions: Tensor, length: int) -> None:
 
 
 def _checksum(tensor: Tensor, start: int = 0) -> int:
-    return zlib.crc32(tensor.cpu().view(torch.uint8).numpy(), start)
+    return zlib.crc32(tensor.cpu().view(torch.uint8).numpy().data, start)

@@ -31,7 +31,8 @@ class TrainOptions:
     dataset: str | None = None
     """`module:function`, which takes the plan and returns a Dataset, instead of text."""
     steps: int = 100
-    learning_rate: float = 3e-3
+    learning_rate: float | None = None
+    """Its peak; None: 3e-3 from initial weights, 1e-5 from loaded ones."""
     warmup: int = 10
     weight_decay: float = 0.01
     clip: float = 1.0
@@ -67,9 +68,31 @@ class TrainOptions:
     """Search a better order beside the training, and go on with it."""
     json: bool = False
 
+    @property
+    def peak_rate(self) -> float:
+        """The learning rate's peak, chosen by where the run starts from unless given."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        return FINE_TUNING_RATE if self.load else TRAINING_RATE
 
-RECIPE = ("steps", "learning_rate", "warmup", "weight_decay", "clip")
-"""Settings that a checkpoint remembers."""
+    @property
+    def recipe(self) -> dict[str, int | float]:
+        """The settings that a checkpoint remembers."""
+        return {
+            "steps": self.steps, "learning_rate": self.peak_rate, "warmup": self.warmup,
+            "weight_decay": self.weight_decay, "clip": self.clip,
+        }  # fmt: skip
+
+
+TRAINING_RATE, FINE_TUNING_RATE = 3e-3, 1e-5
+"""Peaks of the learning rate: for initial weights, and for those of a checkpoint, which the former would undo."""
+
+
+def rate_remark(options: TrainOptions) -> str | None:
+    """Which learning rate was chosen because the run starts from loaded weights, if it was."""
+    if not options.load or options.learning_rate is not None:
+        return None
+    return f"The learning rate's peak is {FINE_TUNING_RATE:g}, as the weights are loaded: choose another with --lr."
 
 
 def settle(given: Mapping[str, float | None], options: TrainOptions) -> TrainOptions:
@@ -114,7 +137,7 @@ def _check_numbers(options: TrainOptions) -> None:
         if getattr(options, name) < 1:
             raise InputError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(options, name)}.")
     for option, value in {
-        "--lr": options.learning_rate, "--warmup": options.warmup, "--weight-decay": options.weight_decay,
+        "--lr": options.peak_rate, "--warmup": options.warmup, "--weight-decay": options.weight_decay,
         "--clip": options.clip, "--hang-timeout": options.hang_timeout,
     }.items():  # fmt: skip
         if not 0 <= value < math.inf:

@@ -27,7 +27,7 @@ from debubble.training.computed import NOTHING, Computed, bubble_fraction
 from debubble.training.flops import Utilization
 from debubble.training.learning_rate import learning_rate
 from debubble.training.online.switching import Online
-from debubble.training.options import RECIPE, TrainOptions, journal_of, plan_of, start_of, validates_after
+from debubble.training.options import TrainOptions, journal_of, plan_of, start_of, validates_after
 from debubble.training.prefetch import Prefetched
 from debubble.training.progress import Display, StepReport
 from debubble.training.report import Outcome, available_cores, compared
@@ -142,7 +142,7 @@ class Run:
     def _step(self) -> Iterator[StepReport]:
         """Take a step, and report all that are known now: without post-validation, this one."""
         o, start = self.options, perf_counter()
-        rate = learning_rate(self.done, peak=o.learning_rate, warmup=o.warmup, steps=o.steps)
+        rate = learning_rate(self.done, peak=o.peak_rate, warmup=o.warmup, steps=o.steps)
         set_learning_rate(self.pipeline, rate)
         replica = self.pipeline.ranks.replica
         self.pipeline.activity.begin_step()
@@ -225,7 +225,7 @@ class Run:
             samples=self.seen,
             seed=self.options.seed,
             model=self.plan.model,
-            recipe={name: getattr(self.options, name) for name in RECIPE},
+            recipe=self.options.recipe,
         )
 
 
