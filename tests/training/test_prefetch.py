@@ -1,7 +1,12 @@
 """The next batch is made beside the training, and is the one that training would have made."""
 
-import threading
+import multiprocessing
+import os
+import random
+import signal
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,12 +14,14 @@ from debubble.ir import InputError
 from debubble.training.prefetch import Prefetched
 from debubble.training.samples import Items
 
+FORK = multiprocessing.get_context("fork")
+
 
 class Noisy:
-    """Item i is i and a random number; notes that it was made."""
+    """Item i is i and a random number; notes that it was made, for other processes too."""
 
     def __init__(self) -> None:
-        self.made = {index: threading.Event() for index in range(8)}
+        self.made = {index: FORK.Event() for index in range(8)}
 
     def __len__(self) -> int:
         return len(self.made)
@@ -23,7 +30,7 @@ class Noisy:
         if index == 5:
             raise InputError("Item 5 is broken.")
         self.made[index].set()
-        return [index, int(torch.randint(1000, ()))]
+        return [index, int(torch.randint(1000, ())) + np.random.randint(1000) + random.randrange(1000)]
 
 
 class InOrder(Items):
@@ -45,12 +52,53 @@ def test_batches_are_those_of_the_samples_themselves_also_after_a_leap():
 
 def test_the_next_batch_is_made_before_it_is_asked_for():
     ahead = samples()
-    Prefetched(ahead, stride=3).batch(0, count=1)
+    prefetched = Prefetched(ahead, stride=3)
+    prefetched.batch(0, count=1)
     assert ahead.dataset.made[3].wait(timeout=30)
 
 
 def test_what_is_wrong_with_a_batch_is_said_when_it_is_asked_for():
     prefetched = Prefetched(samples(), stride=1)
     prefetched.batch(4, count=1)
-    with pytest.raises(InputError, match="Item 5 is broken"):
+    with pytest.raises(InputError, match=r"^Item 5 is broken\.$"):
         prefetched.batch(5, count=1)
+
+
+def test_random_numbers_of_the_training_are_its_own_while_items_are_made():
+    def drawn() -> tuple[float, float, float]:
+        return float(torch.rand(())), float(np.random.rand()), random.random()
+
+    def seeded() -> None:
+        torch.manual_seed(1)
+        np.random.seed(1)
+        random.seed(1)
+
+    seeded()
+    expected = [drawn() for _ in range(4)]
+    seeded()
+    prefetched = Prefetched(samples(), stride=1)
+    found = []
+    for first in range(4):
+        prefetched.batch(first, count=1)
+        found.append(drawn())
+    assert found == expected
+
+
+def test_the_process_that_makes_items_ends_with_a_rank_that_is_killed():
+    told, tell = FORK.Pipe(duplex=False)
+
+    class Waiting(Noisy):
+        def __getitem__(self, index):
+            tell.send(os.getpid())
+            signal.pause()
+
+    def rank() -> None:
+        Prefetched(Items(dataset=Waiting(), sequence_length=1), stride=1).batch(0, count=1)
+
+    process = FORK.Process(target=rank)
+    process.start()
+    worker = told.recv()
+    process.kill()
+    process.join()
+    while Path(f"/proc/{worker}/cmdline").exists() and Path(f"/proc/{worker}/cmdline").read_bytes():
+        os.sched_yield()

@@ -1,4 +1,6 @@
 import random
+import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -45,12 +47,20 @@ def test_a_sample_is_the_same_however_it_is_asked_for_random_numbers_included():
     assert torch.equal(whole, parts)
 
 
-def test_making_samples_leaves_torchs_generator_alone():
-    torch.manual_seed(1)
-    expected = torch.rand(1)
-    torch.manual_seed(1)
+def test_making_samples_leaves_the_generators_alone():
+    def drawn():
+        return float(torch.rand(())), float(np.random.rand()), random.random()
+
+    def seeded():
+        torch.manual_seed(1)
+        np.random.seed(1)
+        random.seed(1)
+
+    seeded()
+    expected = drawn()
+    seeded()
     items().batch(0, count=3)
-    assert torch.equal(torch.rand(1), expected)
+    assert drawn() == expected
 
 
 @pytest.mark.parametrize("name", ["labels", "targets"])
@@ -103,3 +113,13 @@ def test_a_dataset_is_trained_on_by_name_as_by_itself(plan_file, tmp_path, monke
     check(named)
     given = train(options, dataset=counting(Plan.load(options.plan)))
     assert [r.loss for r in train(named).reports] == [r.loss for r in given.reports]
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_run_on_a_dataset_is_resumed_bit_for_bit(plan_file, tmp_path):
+    dataset = counting(Plan.load(plan_file(1)))
+    options = TrainOptions(plan=plan_file(1), steps=4, warmup=1, checkpoint=tmp_path / "c", save_every=2, keep=9)
+    whole = [r.loss for r in train(options, dataset=dataset).reports]
+    shutil.rmtree(tmp_path / "c" / "step-000004")
+    resumed = [r.loss for r in train(replace(options, resume=True), dataset=dataset).reports]
+    assert resumed == whole[2:]

@@ -156,13 +156,18 @@ def as_rank(main: Callable[[str], None], argument: str | None = None) -> None:
     The rank ends at once on Ctrl-C, and with the launcher, even while it waits for a message.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if sys.platform == "linux":
-        parent_death_signal = 1
-        ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)
+    end_with_parent()
     try:
         main(sys.argv[1] if argument is None else argument)
     except Exception as error:
         leave(error)
+
+
+def end_with_parent() -> None:
+    """Let the system end this process when the thread that has started it ends (on Linux)."""
+    if sys.platform == "linux":
+        parent_death_signal = 1
+        ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)
 
 
 class _Word(msgspec.Struct):

@@ -67,7 +67,7 @@ def heard_while_waiting(act: Callable[[signal.Signals], None], *signals: signal.
     os.set_blocking(writes, False)
 
     def listen() -> None:
-        for number in iter(lambda: os.read(reads, 1), b""):
+        for number in iter(lambda: os.read(reads, 1), _END):
             if (heard := signal.Signals(number[0])) in signals:
                 act(heard)
 
@@ -83,6 +83,18 @@ def heard_while_waiting(act: Callable[[signal.Signals], None], *signals: signal.
         signal.set_wakeup_fd(previous)
         for number, handler in before.items():
             signal.signal(number, handler)
-        os.close(writes)
+        os.write(writes, _END)
         listener.join()
+        os.close(writes)
         os.close(reads)
+
+
+_END = b"\0"
+"""Ends the listener: closing the pipe does not while a forked process has it too.  No signal has this number."""
+
+
+def hear_no_signals() -> None:
+    """In a process that was forked: do not tell the parent's listener of signals, but end on them."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)

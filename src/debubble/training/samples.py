@@ -28,6 +28,10 @@ from debubble.training.options import TrainOptions, sequences_of
 class Samples(Protocol):
     """An endless row of samples."""
 
+    @property
+    def beside(self) -> bool:
+        """Whether a process beside the training is to make them, as that may take long."""
+
     def batch(self, first: int, *, count: int) -> Batch:
         """Samples `first` to `first + count`, as `Pipeline.step` takes them."""
 
@@ -37,6 +41,7 @@ class Text:
     """Windows of a text."""
 
     sequences: Sequences
+    beside = False
 
     def batch(self, first: int, *, count: int) -> Tensor:
         """[count, length + 1]."""
@@ -58,12 +63,14 @@ class Dataset(Protocol):
 class Items:
     """The items of a Dataset, all once per epoch, each epoch shuffled anew.
 
-    While an item is made, the random numbers of torch, numpy and Python follow from the seed and the sample.
+    While an item is made, the random numbers of torch, numpy and Python follow from the seed and the sample; afterwards
+    their generators are as they were.  Meant for a process of its own: threads share these generators.
     """
 
     dataset: Dataset
     sequence_length: int
     seed: int = 0
+    beside = True
 
     def __post_init__(self) -> None:
         if not len(self.dataset):
@@ -81,12 +88,23 @@ class Items:
         return {name: torch.stack([item[name] for item in items]) for name in items[0]}
 
     def _item(self, sample: int, place: int) -> Any:
-        with torch.random.fork_rng(devices=[]):
-            seed = random.Random(f"{self.seed} {sample}").getrandbits(32)
-            torch.manual_seed(seed)
-            np.random.seed(seed)
-            random.seed(seed)
+        with _random_numbers(random.Random(f"{self.seed} {sample}").getrandbits(32)):
             return _checked(self.dataset[place], place, self.sequence_length)
+
+
+@contextmanager
+def _random_numbers(seed: int) -> Iterator[None]:
+    """Let the generators of this process follow from a seed."""
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])
 
 
 def _checked(item: Any, place: int, length: int) -> Tensor | Mapping[str, Tensor]:
