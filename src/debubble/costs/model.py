@@ -190,6 +190,12 @@ class Model:
         """Of the whole model, if its adapters of that rank are trained, or itself (0)."""
         return self.layers * (self.attention_adapters(rank) + self.mlp_adapters(rank)) if rank else self.parameters
 
+    def matrix_parameters(self, rank: int) -> int:
+        """Those of them in the layers, whose matrices Muon orthogonalizes; norms and biases are few and count too."""
+        if rank:
+            return self.trained_parameters(rank)
+        return sum(self.attention_parameters + self.mlp_parameters(layer) for layer in range(self.layers))
+
     @property
     def active_parameters(self) -> int:
         """Those that one token passes through: of a mixture, only the experts that it is routed to."""

@@ -21,7 +21,7 @@ from debubble.costs.states import (
     parameter_bytes,
     step_traffic,
 )
-from debubble.costs.step import beside, scattered_bytes
+from debubble.costs.step import beside, scattered_bytes, step_seconds
 from debubble.costs.strategies import strategies
 from debubble.costs.units import HostStates, Strategy, Unit, Units
 from debubble.ir import InputError, RunOptions
@@ -213,7 +213,7 @@ class _Builder:
             activation_after_input=sum(op.held for op in operators),
             workspace=workspace,
             on_host=self._on_host(parameters, experts, adapters),
-            **self._step(parameters, experts, adapters),
+            **self._step(parameters, experts, adapters, matrices=kind != "head"),
         )
 
     def per_stage(self) -> dict[str, float]:
@@ -224,21 +224,26 @@ class _Builder:
         step = {"optimizer_step": s.speed.hardware.efficiency.launch}
         return {**step, "gradient_reduce": latency} if ranks > 1 else step
 
-    def _step(self, parameters: int, experts: int = 0, adapters: int = 0) -> dict[str, float]:
-        """What summing gradients and stepping on the device take."""
+    def _step(
+        self, parameters: int, experts: int = 0, adapters: int = 0, *, matrices: bool = False
+    ) -> dict[str, float]:
+        """What summing gradients and stepping on the device take; whether Muon orthogonalizes its `matrices`."""
         s = self.shapes
         ranks = s.options.data * s.options.context
         _, bandwidth = s.speed.ring(ranks, beside=beside(s.speed, s.options))
-        moved = stepped = 0.0
+        moved = 0.0
         for count, each in self._divided(parameters, experts, adapters):
             if each.summed:
                 scattered = scattered_bytes(s.options, gradient=each.summed)
                 moved += count * scattered * (each.shards - 1) / each.shards
-                stepped += count / (each.shards if s.options.zero else 1)
-        return {
-            "gradient_reduce": moved / bandwidth,
-            "optimizer_step": step_traffic(s.options) * stepped / s.speed.traffic,
-        }
+        stepped = self._stepped(parameters, experts, adapters)
+        step = step_seconds(s.model, s.speed, s.options, s.framework, stepped, matrices=stepped if matrices else 0.0)
+        return {"gradient_reduce": moved / bandwidth, "optimizer_step": step}
+
+    def _stepped(self, parameters: int, experts: int, adapters: int) -> float:
+        """Parameters that the optimizer of one rank updates."""
+        divided = self._divided(parameters, experts, adapters)
+        return sum(count / (each.shards if self.shapes.options.zero else 1) for count, each in divided if each.summed)
 
     def _states(self, parameters: int, experts: int = 0, adapters: int = 0) -> float:
         return sum(count * each.total for count, each in self._divided(parameters, experts, adapters))
@@ -246,19 +251,20 @@ class _Builder:
     def _on_host(self, parameters: int, experts: int = 0, adapters: int = 0) -> HostStates:
         """With the optimizer on the host, weights and gradients stay; each rank moves its own share of them.
 
-        The host steps before the norm of all gradients is known, so it copies what it changes.
+        The host steps before the norm of all gradients is known, so it copies what it changes.  Its step takes the time
+        of its memory traffic: Muon's products are left out.
         """
         o = replace(self.shapes.options, post_validation=True)
         divided = self._divided(parameters, experts, adapters, options=o)
         share = 1 / (o.data * o.context) if o.zero else 1.0
         gradients = sum(count * each.gradient for count, each in divided) * (1.0 if o.zero >= 2 else share)
         weights = sum(count * each.weight for count, each in divided if each.gradient) * (1.0 if o.zero >= 3 else share)
-        optimizer = sum(count * each.optimizer for count, each in divided)
+        traffic = step_traffic(o, gradient_bytes=self.shapes.framework.gradient_bytes)
         return HostStates(
             static=sum(count * (each.weight + each.gradient) for count, each in divided),
             gradients=gradients,
             parameters=weights,
-            step=(2 * optimizer + gradients + weights) / HOST_MEMORY_BANDWIDTH,
+            step=traffic * self._stepped(parameters, experts, adapters) / HOST_MEMORY_BANDWIDTH,
         )
 
     def _divided(

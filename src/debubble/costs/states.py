@@ -79,12 +79,54 @@ def copied_bytes(options: RunOptions) -> int:
     return MOMENTS[options.optimizer] + 4 if options.post_validation else 0
 
 
-def step_traffic(options: RunOptions) -> int:
-    """Bytes per parameter that an update moves through memory.
+def step_traffic(options: RunOptions, *, gradient_bytes: int) -> int:
+    """Bytes per parameter that an update reads and writes in memory, each once (a fused kernel).
 
-    Adam reads gradient, weight, master and moments, and writes all but the first; a copy is read and written.
+    Every optimizer reads the gradient and reads and writes the fp32 parameter and its moments (`MOMENTS`); in mixed
+    precision the parameter is the master copy, and the 16-bit weight is written beside it.  Read + written:
+
+    ==========  ===========================  =====================  =================================================
+    optimizer   bf16, fp32 gradients         fp32                   moments, and the source of the update rule
+    ==========  ===========================  =====================  =================================================
+    sgd         4+4 + 4+2 = 14               4+4 + 4 = 12           none
+    momentum    4+4+4 + 4+4+2 = 22           4+4+4 + 4+4 = 20       one in fp32 (torch.optim.SGD)
+    lion        22                           20                     one in fp32 (Chen et al., arXiv:2302.06675)
+    adam(w)     4+4+8 + 4+8+2 = 30           4+4+8 + 4+8 = 28       two in fp32 (Loshchilov and Hutter, ICLR 2019)
+    adamw-8bit  4+4+2 + 4+2+2 = 18           4+4+2 + 4+2 = 16       two in 8 bits (Dettmers et al., ICLR 2022)
+    muon        22 + 34 = 56                 20 + 34 = 54           one in fp32, and the orthogonalization
+    ==========  ===========================  =====================  =================================================
+
+    Muon (Jordan et al., 2024, kellerjordan.github.io/posts/muon) orthogonalizes the momentum in bf16: it writes the
+    matrix (2), in each of five Newton-Schulz steps reads it twice and writes it once (5 x 6), and reads the result (2);
+    the products of the smaller sides are left out.  With post-validation a copy of what changes, master and moments, is
+    read and written too.
+
+    Args:
+        options: Optimizer, dtype and post-validation of the run.
+        gradient_bytes: Bytes of a gradient in mixed precision; in fp32 it has 4.
     """
-    return 30 + 2 * copied_bytes(options)
+    mixed = element_bytes(options.dtype) == 2
+    changed = 4 + MOMENTS[options.optimizer]
+    gradient, weight = (gradient_bytes, 2) if mixed else (4, 0)
+    orthogonalized = 2 + 6 * NEWTON_SCHULZ_STEPS + 2 if options.optimizer == "muon" else 0
+    return gradient + 2 * changed + weight + orthogonalized + 2 * copied_bytes(options)
+
+
+NEWTON_SCHULZ_STEPS = 5
+"""Of Muon, by its authors' default."""
+
+
+def step_operations(options: RunOptions, *, side: int) -> int:
+    """Floating-point operations per parameter of an update, beside those that its memory traffic hides.
+
+    Muon alone has them.  A Newton-Schulz step on an n x m matrix, m <= n, takes X X^T, its square, and their sum times
+    X: 4 n m^2 + 2 m^3 operations, at most 6 m per parameter (Jordan et al., 2024).
+
+    Args:
+        options: The run's optimizer.
+        side: The smaller side m of the matrices.
+    """
+    return 6 * side * NEWTON_SCHULZ_STEPS if options.optimizer == "muon" else 0
 
 
 def element_bytes(dtype: str) -> int:

@@ -10,11 +10,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from debubble.costs.cluster import Cluster
+from debubble.costs.efficiency import share
 from debubble.costs.layout import Layout
 from debubble.costs.model import Model
 from debubble.costs.operators import MEGATRON, Framework
 from debubble.costs.speed import Speed
-from debubble.costs.states import element_bytes, step_traffic
+from debubble.costs.states import element_bytes, step_operations, step_traffic
 from debubble.ir import Kind, RunOptions, Schedule
 
 
@@ -65,8 +66,25 @@ class StepTail:
         gathered = speed.element if options.zero else 0
         moved = parameters * (scattered * unsummed + gathered)
         reduce = speed.gather(moved, ranks, beside=beside(speed, options))
-        stepped = parameters / (ranks if options.zero else 1) * unstepped
-        return reduce + speed.stream(step_traffic(options) * stepped)
+        shards = ranks if options.zero else 1
+        stepped = parameters / shards * unstepped
+        matrices = self.model.matrix_parameters(options.lora) / layout.pipeline / options.tensor / shards * unstepped
+        launch = speed.hardware.efficiency.launch if stepped else 0.0
+        return reduce + launch + step_seconds(self.model, speed, options, self.framework, stepped, matrices=matrices)
+
+
+def step_seconds(
+    model: Model, speed: Speed, options: RunOptions, framework: Framework, parameters: float, *, matrices: float
+) -> float:
+    """The optimizer step of so many parameters, so many of which are in matrices that Muon orthogonalizes.
+
+    The smaller side of these matrices is taken to be the hidden size (or the rank of LoRA), which is the most that it
+    can be; embedding and head, which are Adam's beside Muon, count with Muon's traffic.
+    """
+    side = options.lora or model.hidden
+    traffic = step_traffic(options, gradient_bytes=framework.gradient_bytes) / speed.traffic
+    pace = speed.hardware.flops * share(speed.hardware.efficiency.matmul, side)
+    return parameters * traffic + matrices * step_operations(options, side=side) / pace
 
 
 def scattered_bytes(options: RunOptions, *, gradient: float) -> float:

@@ -1,0 +1,87 @@
+"""What an optimizer step moves and computes, per parameter."""
+
+from __future__ import annotations
+
+import pytest
+
+from debubble.costs import DEEPSPEED, Cluster, StepTail, model_units, models
+from debubble.costs.states import HOST_MEMORY_BANDWIDTH, step_operations, step_traffic
+from debubble.ir import RunOptions
+
+MODEL = models["llama2-7b"]
+LAUNCH, MEMORY = 2e-6, 1e12
+CLUSTER = Cluster.from_dict(
+    {
+        "devices": "4xA100-80GB",
+        "memory_bandwidth": MEMORY,
+        "flops": 3e14,
+        "efficiency": {"memory": 1.0, "matmul": [[1, 0.5]], "launch": LAUNCH},
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "bf16", "fp32"),
+    [
+        ("sgd", 14, 12), ("momentum", 22, 20), ("lion", 22, 20), ("adam", 30, 28), ("adamw", 30, 28),
+        ("adamw-8bit", 18, 16), ("muon", 56, 54),
+    ],
+)  # fmt: skip
+def test_every_optimizer_moves_its_own_states(optimizer: str, bf16: int, fp32: int) -> None:
+    moved = {
+        dtype: step_traffic(RunOptions(optimizer=optimizer, dtype=dtype), gradient_bytes=4)
+        for dtype in ("bf16", "fp16", "fp32")
+    }
+    assert moved == {"bf16": bf16, "fp16": bf16, "fp32": fp32}
+
+
+def test_gradients_of_two_bytes_are_read_as_such() -> None:
+    assert step_traffic(RunOptions(), gradient_bytes=2) == 28
+    assert step_traffic(RunOptions(dtype="fp32"), gradient_bytes=2) == 28
+
+
+def test_copies_that_take_an_update_back_are_read_and_written() -> None:
+    sgd, adam = (step_traffic(RunOptions(optimizer=o, post_validation=True), gradient_bytes=4) for o in ("sgd", "adam"))
+    assert (sgd, adam) == (14 + 2 * 4, 30 + 2 * 12)
+
+
+def tail(optimizer: str, **options: int) -> float:
+    return StepTail(model=MODEL, cluster=CLUSTER, options=RunOptions(optimizer=optimizer, **options), pipeline=4).of(
+        None
+    )  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("optimizer", "moved"), [("sgd", 14), ("lion", 22), ("adamw-8bit", 18), ("adamw", 30)])
+def test_the_tail_is_the_optimizers_own(optimizer: str, moved: int) -> None:
+    assert tail(optimizer) == pytest.approx(LAUNCH + moved * MODEL.parameters / 4 / MEMORY)
+
+
+def test_muon_computes_on_the_matrices_of_the_layers() -> None:
+    """Five steps of 6 m operations per parameter, m = 4096, at half of 3e14 per second; not in embedding and head."""
+    assert step_operations(RunOptions(optimizer="muon"), side=4096) == 5 * 6 * 4096
+    assert step_operations(RunOptions(), side=4096) == 0
+    layers = MODEL.layers * (MODEL.attention_parameters + MODEL.mlp_parameters(0))
+    computed = layers / 4 * 5 * 6 * 4096 / 1.5e14
+    assert tail("muon") == pytest.approx(LAUNCH + 56 * MODEL.parameters / 4 / MEMORY + computed)
+
+
+def test_a_unit_takes_its_part_of_the_step() -> None:
+    embedding, attention, *_, head = model_units(MODEL, CLUSTER, RunOptions(optimizer="muon")).units
+    assert embedding.optimizer_step == pytest.approx(56 * MODEL.embedding_parameters / MEMORY)
+    assert head.optimizer_step == pytest.approx(56 * MODEL.head_parameters / MEMORY)
+    assert attention.optimizer_step == pytest.approx(MODEL.attention_parameters * (56 / MEMORY + 5 * 6 * 4096 / 1.5e14))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "dtype", "moved"), [("adamw", "bf16", 54), ("sgd", "bf16", 22), ("adamw", "fp32", 52)]
+)
+def test_the_host_moves_its_states_and_their_copies(optimizer: str, dtype: str, moved: int) -> None:
+    unit = model_units(MODEL, CLUSTER, RunOptions(optimizer=optimizer, dtype=dtype)).units[1]
+    assert unit.on_host is not None
+    assert unit.on_host.step == pytest.approx(moved * MODEL.attention_parameters / HOST_MEMORY_BANDWIDTH)
+
+
+def test_the_tail_of_a_framework_with_gradients_of_two_bytes_moves_less() -> None:
+    made = StepTail(model=MODEL, cluster=CLUSTER, options=RunOptions(), pipeline=4, framework=DEEPSPEED)
+    assert DEEPSPEED.gradient_bytes == 2
+    assert made.of(None) == pytest.approx(LAUNCH + 28 * MODEL.parameters / 4 / MEMORY)
