@@ -1,46 +1,147 @@
-"""NeMo Automodel: the `distributed` section of its YAML recipe, with the order as CSV and the modules of each stage."""
+"""NeMo Automodel: the parts of its YAML recipe that a plan decides, with the order as CSV and each stage's modules."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import yaml
 
-from debubble.exports.layers import stage_layers
-from debubble.exports.module_names import hf_names
-from debubble.exports.reduction import compute_only
-from debubble.exports.registry import Export, exporter
+from debubble.exports.layers import StageLayers, stage_layers
+from debubble.exports.module_names import hf_names, plain_causal_model
+from debubble.exports.options import (
+    Decision,
+    Lost,
+    OptionTable,
+    Written,
+    choice,
+    nested,
+    post_validation,
+    written,
+)
+from debubble.exports.recomputation import Choice, fastest
+from debubble.exports.registry import Made, exporter
 from debubble.exports.torch_csv import to_csv
-from debubble.exports.torch_hosts import placing_schedule, refuse_tied, split_losses
-from debubble.ir import Plan
+from debubble.exports.torch_hosts import (
+    FSDP_ZERO,
+    expert_degree,
+    fsdp,
+    placing_schedule,
+    refuse_mtp,
+    refuse_tied,
+    whole_backwards,
+)
+from debubble.ir import ExportError, Plan
+
+_TARGET = "NeMo Automodel"
 
 
-@exporter("automodel")
-def automodel(plan: Plan) -> Export:
-    """`plan.yaml`, to be merged into a recipe, and `schedule.csv`."""
-    refuse_tied(plan, target="NeMo Automodel")
-    stages = stage_layers(plan, target="NeMo Automodel")
-    schedule = placing_schedule(plan, target="NeMo Automodel")
-    reduction = compute_only(plan, target="NeMo Automodel")
-    layers = [layer for stage in stages for layer in stage.layers]
-    recomputing = any(layer.recomputes for layer in layers)
-    losses = [*reduction.losses, *split_losses(plan)]
-    if recomputing and not all(layer.whole for layer in layers):
-        losses.append("Automodel recomputes all layers or none: here all, which is slower than planned.")
-    options = plan.options
-    recipe = {
-        "step_scheduler": {"local_batch_size": options.micro_batch_size * plan.micro_batches},
-        "distributed": {
-            "strategy": "fsdp2",
-            "pp_size": plan.devices,
-            "tp_size": options.tensor,
-            "cp_size": options.context,
-            "activation_checkpointing": recomputing,
-            "pipeline": {
-                "pp_schedule": schedule,
-                "pp_schedule_csv": "schedule.csv",
-                "pp_microbatch_size": options.micro_batch_size,
-                "module_fqns_per_model_part": hf_names(plan.model or {}, stages),
-            },
-        },
+def _batch(plan: Plan) -> Decision:
+    local = plan.options.micro_batch_size * plan.micro_batches
+    return Written(
+        {
+            "step_scheduler.local_batch_size": local,
+            "step_scheduler.global_batch_size": local * plan.options.data,
+            "distributed.pipeline.pp_microbatch_size": plan.options.micro_batch_size,
+        }
+    )
+
+
+def _length(plan: Plan) -> Decision:
+    return Lost(
+        f"Sequences of {plan.options.sequence_length} tokens: set that in your recipe's dataset, each of which has its"
+        " own setting."
+    )
+
+
+def _dtype(plan: Plan) -> Decision:
+    """Weights are stored in fp32, from which FSDP computes in bf16; frozen ones, under LoRA, in bf16."""
+    stored = "bfloat16" if plan.options.lora else "float32"
+    policy = {"_target_": "torch.distributed.fsdp.MixedPrecisionPolicy", "reduce_dtype": "float32"}
+    computed = {"bf16": "bfloat16", "fp32": "float32"}
+    settings = {
+        name: {
+            "model.torch_dtype": stored if name == "bf16" else "float32",
+            "distributed.mp_policy": policy | {"param_dtype": dtype, "output_dtype": dtype},
+        }
+        for name, dtype in computed.items()
     }
-    files = {"plan.yaml": yaml.safe_dump(recipe, sort_keys=False), "schedule.csv": to_csv(reduction.schedule)}
-    return Export(files=files, losses=tuple(losses))
+    return choice("dtype", settings, target=_TARGET)(plan)
+
+
+def _lora(plan: Plan) -> Decision:
+    if not plan.options.lora:
+        return Written({})
+    peft = "nemo_automodel.components._peft.lora.PeftConfig"
+    return Written({"peft._target_": peft, "peft.target_modules": ["*_proj"], "peft.dim": plan.options.lora})
+
+
+OPTIONS: OptionTable = {
+    "micro_batch_size": _batch,
+    "sequence_length": _length,
+    "tensor": lambda plan: Written(
+        {"distributed.tp_size": plan.options.tensor, "distributed.sequence_parallel": plan.options.tensor > 1}
+    ),
+    "data": written("distributed.dp_size", lambda plan: plan.options.data),
+    "context": written("distributed.cp_size", lambda plan: plan.options.context),
+    "expert": lambda plan: expert_degree(plan, target=_TARGET, name="distributed.ep_size"),
+    "zero": lambda plan: fsdp(plan, target=_TARGET),
+    "optimizer": choice(
+        "optimizer",
+        {
+            "adamw": {"optimizer._target_": "torch.optim.AdamW"},
+            "adam": {"optimizer._target_": "torch.optim.Adam"},
+            "momentum": {"optimizer._target_": "torch.optim.SGD", "optimizer.momentum": 0.9},
+            "sgd": {"optimizer._target_": "torch.optim.SGD"},
+        },
+        target=_TARGET,
+    ),
+    "dtype": _dtype,
+    "lora": _lora,
+    "post_validation": post_validation,
+}
+
+
+@exporter("automodel", target=_TARGET, options=OPTIONS, zero=FSDP_ZERO)
+def automodel(plan: Plan, settings: Mapping[str, Any]) -> Made:
+    """`plan.yaml`, to be merged into a recipe, and `schedule.csv`."""
+    if (why := plain_causal_model(plan.model or {})) is not None:
+        raise ExportError(f"{_TARGET} would train another model over a pipeline: {why}; export to torch or megatron.")
+    refuse_tied(plan, target=_TARGET)
+    stages = stage_layers(plan, target=_TARGET)
+    refuse_mtp(stages, target=_TARGET)
+    schedule = placing_schedule(plan, target=_TARGET)
+    plan, recomputing, losses = fastest(plan, _ladders(stages), target=_TARGET)
+    plan, split = whole_backwards(plan)
+    recipe = nested(
+        {
+            "distributed.strategy": "fsdp2",
+            "distributed.pp_size": plan.devices,
+            **settings,
+            "distributed.activation_checkpointing": recomputing,
+            "distributed.pipeline.pp_schedule": schedule,
+            "distributed.pipeline.pp_schedule_csv": "schedule.csv",
+            "distributed.pipeline.module_fqns_per_model_part": hf_names(plan.model or {}, stages),
+        }
+    )
+    files = {"plan.yaml": yaml.safe_dump(recipe, sort_keys=False), "schedule.csv": to_csv(plan.schedule)}
+    if plan.model is None:
+        split = (f"A step has {plan.micro_batches} micro-batches: set local_batch_size to as many of them.", *split)
+    if recomputing:
+        split = (
+            "Of its own classes of models, Automodel recomputes the parts of a layer one by one, which keeps up to four"
+            " inputs of a layer, not one: use the class of transformers, or leave a margin.",
+            *split,
+        )
+    return Made(files, plan, (*losses, *split))
+
+
+def _ladders(stages: Sequence[StageLayers]) -> list[list[Choice[bool]]]:
+    """All layers or none."""
+    layers = [layer for stage in stages for layer in stage.layers]
+    nothing = {layer.index: ("none",) * len(layer.strategies) for layer in layers}
+    everything = {layer.index: ("full",) * len(layer.strategies) for layer in layers}
+    return [
+        [Choice(False, nothing, "")],
+        [Choice(True, everything, f"{_TARGET} recomputes all layers or none: here all")],
+    ]

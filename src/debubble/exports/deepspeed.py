@@ -1,17 +1,33 @@
-"""DeepSpeed: a PipelineModule with the plan's bounds, and its config.
+"""DeepSpeed: a PipelineModule with the plan's bounds and recomputation, and its config.
 
-DeepSpeed has one stage per device, its own 1F1B order, and recomputes a stage's layers all or not at all.
+DeepSpeed has one stage per device and its own 1F1B order.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from debubble.exports.layers import StageLayers, stage_layers
-from debubble.exports.reduction import compute_only, require_order
-from debubble.exports.registry import Export, exporter
-from debubble.ir import ExportError, Plan
+from debubble.exports.options import (
+    Decision,
+    Lost,
+    OptionTable,
+    Written,
+    adapters,
+    choice,
+    nested,
+    only_one,
+    post_validation,
+    written,
+)
+from debubble.exports.recomputation import whole_where_needed
+from debubble.exports.reduction import require_order
+from debubble.exports.registry import Made, exporter
+from debubble.exports.torch_hosts import refuse_mtp
+from debubble.ir import Plan
 
 _MODULE = '''"""A plan of debubble for DeepSpeed: use PlannedPipeline in place of PipelineModule."""
 
@@ -20,7 +36,8 @@ from deepspeed.pipe import PipelineModule
 BOUNDS = {bounds}
 """Stage s holds the layers BOUNDS[s] to BOUNDS[s + 1] of the list {names}."""
 
-RECOMPUTED_STAGES = {recomputed}
+RECOMPUTED_LAYERS = {recomputed}
+"""Indices in the same list."""
 
 
 class PlannedPipeline(PipelineModule):
@@ -30,46 +47,80 @@ class PlannedPipeline(PipelineModule):
         layers = list(layers)
         if len(layers) != BOUNDS[-1]:
             raise ValueError(f"The plan is for {{BOUNDS[-1]}} layers, not {{len(layers)}}.")
-        super().__init__(layers, num_stages={stages}, **options)
-        self.activation_checkpoint_interval = int(self.stage_id in RECOMPUTED_STAGES)
+        options |= {{"num_stages": {stages}, "activation_checkpoint_interval": int(bool(RECOMPUTED_LAYERS))}}
+        super().__init__(layers, **options)
 
     def _partition_layers(self, method="uniform"):
         self.parts = BOUNDS
         self._set_bounds(start=BOUNDS[self.stage_id], stop=BOUNDS[self.stage_id + 1])
+
+    def _is_checkpointable(self, funcs):
+        """Whether the plan recomputes the layer; DeepSpeed asks layer by layer, at an interval of 1."""
+        held = BOUNDS[self.stage_id]
+        index = next(i for i, layer in enumerate(self.forward_funcs) if layer is funcs[0])
+        return held + index in RECOMPUTED_LAYERS
 '''
 
 
-@exporter("deepspeed")
-def deepspeed(plan: Plan) -> Export:
+def _length(plan: Plan) -> Decision:
+    return Lost(
+        f"Sequences of {plan.options.sequence_length} tokens: DeepSpeed takes them as your data loader gives them."
+    )
+
+
+def _optimizer(plan: Plan) -> Decision:
+    """DeepSpeed takes the optimizer that the script makes; its own default is none."""
+    if plan.options.optimizer == "adamw":
+        return Written({})
+    return Lost(f"Optimizer {plan.options.optimizer}: give it to DeepSpeed; the plan's memory counts on its states.")
+
+
+OPTIONS: OptionTable = {
+    "micro_batch_size": written("train_micro_batch_size_per_gpu", lambda plan: plan.options.micro_batch_size),
+    "sequence_length": _length,
+    "tensor": only_one("tensor", target="DeepSpeed"),
+    "data": written(
+        "train_batch_size", lambda plan: plan.options.micro_batch_size * plan.micro_batches * plan.options.data
+    ),
+    "context": only_one("context", target="DeepSpeed"),
+    "expert": only_one("expert", target="DeepSpeed"),
+    "zero": written("zero_optimization.stage", lambda plan: plan.options.zero),
+    "optimizer": _optimizer,
+    "dtype": choice(
+        "dtype", {"bf16": {"bf16.enabled": True}, "fp16": {"fp16.enabled": True}, "fp32": {}}, target="DeepSpeed"
+    ),
+    "lora": adapters,
+    "post_validation": post_validation,
+}
+
+
+@exporter("deepspeed", target="DeepSpeed", options=OPTIONS, zero=1)
+def deepspeed(plan: Plan, settings: Mapping[str, Any]) -> Made:
     """`planned_pipeline.py` and `ds_config.json`."""
-    if plan.options.zero > 1:
-        raise ExportError("DeepSpeed's pipeline works with ZeRO 0 or 1 only; plan again with --zero 1.")
-    reduction = compute_only(plan, target="DeepSpeed")
-    require_order(reduction.schedule, target="DeepSpeed", names=("1f1b",))
     stages = stage_layers(plan, target="DeepSpeed")
-    recomputed = [s for s, stage in enumerate(stages) if any(layer.recomputes for layer in stage.layers)]
-    partly = [s for s in recomputed if not all(layer.whole for layer in stages[s].layers)]
-    losses = []
-    if partly:
-        where = f"{', '.join(map(str, partly))} {'recompute' if len(partly) > 1 else 'recomputes'}"
-        losses.append(f"Stage{'s' * (len(partly) > 1)} {where} every layer, which is slower than planned.")
-    bounds = [0, *itertools.accumulate(_length(stage) for stage in stages)]
+    refuse_mtp(stages, target="DeepSpeed")
+    require_order(plan, target="DeepSpeed", names=("1f1b",))
+    plan, losses = whole_where_needed(
+        plan, stages, target="DeepSpeed", expressible=lambda layer: layer.whole or not layer.recomputes
+    )
+    bounds = [0, *itertools.accumulate(_length_of(stage) for stage in stages)]
+    first = int(stages[0].embedding)
+    held = [layer for stage in stage_layers(plan, target="DeepSpeed") for layer in stage.layers]
+    recomputed = {first + layer.index for layer in held if layer.recomputes}
+    names = [*["embedding"] * first, f"{len(held)} decoder layers", *["head"] * stages[-1].head]
     module = _MODULE.format(
         bounds=bounds,
-        names=f"embedding, {bounds[-1] - 2} decoder layers, head",
-        recomputed=set(recomputed) or "()",
+        names=", ".join(names),
+        recomputed=recomputed or "()",
         stages=plan.devices,
     )
-    options = plan.options
-    config = {
-        "train_micro_batch_size_per_gpu": options.micro_batch_size,
-        "gradient_accumulation_steps": plan.micro_batches,
-        "zero_optimization": {"stage": options.zero},
-        "bf16": {"enabled": options.dtype == "bf16"},
-    }
+    config = {"gradient_accumulation_steps": plan.micro_batches, **nested(settings)}
+    if plan.options.lora and recomputed:
+        # Behind a frozen embedding nothing asks for a gradient, which reentrant checkpoints need.
+        config["pipeline"] = {"use_reentrant": False}
     files = {"planned_pipeline.py": module, "ds_config.json": json.dumps(config, indent=1) + "\n"}
-    return Export(files=files, losses=(*reduction.losses, *losses))
+    return Made(files, plan, losses)
 
 
-def _length(stage: StageLayers) -> int:
-    return stage.embedding + len(stage.layers) + stage.mtp + stage.head
+def _length_of(stage: StageLayers) -> int:
+    return stage.embedding + len(stage.layers) + stage.head

@@ -2,44 +2,132 @@
 
 In the layout, `E` is the embedding, `t` a decoder layer, `m` a multi-token-prediction layer, `L` the loss, `|` the
 end of a stage; stages come in model order, and stage s lives on device s mod p.  The order is Megatron's own 1F1B or
-interleaved one.  Recomputation is the same for all stages: `block` takes the first N layers of each.
+interleaved one.  Recomputation is the same for all stages: `block` takes the first N layers of each, `selective` the
+same modules of every layer.  The arguments are for Transformer Engine's layers, which are Megatron's default.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+from debubble.costs import Model
 from debubble.exports.layers import Layer, StageLayers, stage_layers
-from debubble.exports.reduction import compute_only, require_order
-from debubble.exports.registry import Export, exporter
+from debubble.exports.options import (
+    Decision,
+    OptionTable,
+    Refused,
+    Written,
+    adapters,
+    choice,
+    post_validation,
+    scores_kept,
+    written,
+)
+from debubble.exports.recomputation import Choice, fastest
+from debubble.exports.reduction import require_order
+from debubble.exports.registry import Made, exporter
 from debubble.ir import Plan
 
-_MODULES = {"norm": "layernorm", "core": "core_attn", "activation": "mlp", "multiply": "mlp", "mlp": "mlp"}
-"""Our operators as `--recompute-modules`; of the MLP's parts it can only recompute all."""
+_TARGET = "Megatron-LM"
+_ON = object()
+"""The value of an option that takes none."""
 
 
-@exporter("megatron")
-def megatron(plan: Plan) -> Export:
-    """`megatron-arguments.txt`, one option per line."""
-    reduction = compute_only(plan, target="Megatron-LM")
-    require_order(reduction.schedule, target="Megatron-LM", names=("1f1b", "interleaved"))
-    stages = stage_layers(plan, target="Megatron-LM")
-    options = plan.options
-    recompute, losses = _recompute(stages)
-    arguments = [
-        f"--num-layers {sum(len(stage.layers) for stage in stages)}",
-        f"--seq-length {options.sequence_length}",
-        f"--micro-batch-size {options.micro_batch_size}",
-        f"--global-batch-size {options.micro_batch_size * plan.micro_batches * options.data}",
-        f"--tensor-model-parallel-size {options.tensor}",
-        f"--context-parallel-size {options.context}",
-        f"--pipeline-model-parallel-size {plan.devices}",
-        f'--pipeline-model-parallel-layout "{layout(stages)}"',
-        *(["--use-distributed-optimizer"] if options.zero else []),
-        *recompute,
+def _tensor(plan: Plan) -> Decision:
+    """The costs count on sequence parallelism, which is off in Megatron by default."""
+    parallel = {"--sequence-parallel": _ON} if plan.options.tensor > 1 else {}
+    return Written({"--tensor-model-parallel-size": plan.options.tensor, **parallel})
+
+
+def _optimizer(plan: Plan) -> Decision:
+    """Megatron's SGD has momentum by default; its Adam has 8-bit moments with the distributed optimizer alone."""
+    moments = {"--use-precision-aware-optimizer": _ON, "--exp-avg-dtype": "fp8", "--exp-avg-sq-dtype": "fp8"}
+    settings: dict[str, Mapping[str, Any]] = {
+        "adamw": {"--optimizer": "adam"},
+        "adam": {"--optimizer": "adam"},
+        "lion": {"--optimizer": "lion"},
+        "muon": {"--optimizer": "muon"},
+        "momentum": {"--optimizer": "sgd", "--sgd-momentum": 0.9},
+        "sgd": {"--optimizer": "sgd", "--sgd-momentum": 0},
+    }
+    if plan.options.zero:
+        settings["adamw-8bit"] = {"--optimizer": "adam", **moments}
+    return choice("optimizer", settings, target=_TARGET)(plan)
+
+
+def _dtype(plan: Plan) -> Decision:
+    """The costs count on attention that keeps no scores."""
+    if plan.options.dtype == "fp32":
+        return Refused(scores_kept(_TARGET))
+    return Written({f"--{plan.options.dtype}": _ON, "--attention-backend": "flash"})
+
+
+def _expert(plan: Plan) -> Decision:
+    """Experts are divided over tensor-parallel ranks too, which is Megatron's default."""
+    return Written({"--expert-model-parallel-size": plan.options.expert} if plan.options.expert > 1 else {})
+
+
+OPTIONS: OptionTable = {
+    "micro_batch_size": written("--micro-batch-size", lambda plan: plan.options.micro_batch_size),
+    "sequence_length": written("--seq-length", lambda plan: plan.options.sequence_length),
+    "tensor": _tensor,
+    "data": written(
+        "--global-batch-size", lambda plan: plan.options.micro_batch_size * plan.micro_batches * plan.options.data
+    ),
+    "context": written("--context-parallel-size", lambda plan: plan.options.context),
+    "expert": _expert,
+    "zero": lambda plan: Written({"--use-distributed-optimizer": _ON} if plan.options.zero else {}),
+    "optimizer": _optimizer,
+    "dtype": _dtype,
+    "lora": adapters,
+    "post_validation": post_validation,
+}
+
+
+@exporter("megatron", target=_TARGET, options=OPTIONS, zero=1)
+def megatron(plan: Plan, settings: Mapping[str, Any]) -> Made:
+    """`megatron-arguments.sh`, which sets a bash array."""
+    stages = stage_layers(plan, target=_TARGET)
+    require_order(plan, target=_TARGET, names=("1f1b", "interleaved"))
+    layers = sum(len(stage.layers) for stage in stages)
+    mtp = sum(stage.mtp for stage in stages)
+    plan, recompute, losses = fastest(plan, _ladders(plan, stages), target=_TARGET)
+    if mtp and recompute:
+        losses = (*losses, "Megatron-LM recomputes no multi-token-prediction layer.")
+    if plan.model is None:
+        losses = (f"A step has {plan.micro_batches} micro-batches, of which --global-batch-size decides.", *losses)
+    arguments = {
+        "--num-layers": layers,
+        **({"--mtp-num-layers": mtp} if mtp else {}),
+        "--pipeline-model-parallel-size": plan.devices,
+        "--pipeline-model-parallel-layout": layout(stages),
+        **settings,
+        **recompute,
+    }
+    return Made({"megatron-arguments.sh": _script(arguments)}, plan, losses)
+
+
+def _script(arguments: Mapping[str, Any]) -> str:
+    lines = [
+        f"    {name}" if value is _ON else f"    {name} {' '.join(map(shlex.quote, _words(value)))}"
+        for name, value in arguments.items()
     ]
-    return Export(files={"megatron-arguments.txt": "\n".join(arguments) + "\n"}, losses=(*reduction.losses, *losses))
+    return "\n".join(
+        [
+            "# A plan of debubble for Megatron-LM: source this file, and give the array to the training script,",
+            '# as in: torchrun ... pretrain_gpt.py "${MODEL_ARGS[@]}" "${DEBUBBLE_ARGS[@]}"',
+            "DEBUBBLE_ARGS=(",
+            *lines,
+            ")\n",
+        ]
+    )
+
+
+def _words(value: Any) -> list[str]:
+    return list(value) if isinstance(value, tuple) else [str(value)]
 
 
 def layout(stages: Sequence[StageLayers]) -> str:
@@ -58,52 +146,61 @@ def _stage(stage: StageLayers) -> str:
     return f"{'E' * stage.embedding}{decoders}{'m' * stage.mtp}{'L' * stage.head}"
 
 
-def _recompute(stages: Sequence[StageLayers]) -> tuple[list[str], list[str]]:
-    """The arguments for recomputation, never less than planned, and what is lost."""
+_Choice = Choice[Mapping[str, Any]]
+
+
+def _ladders(plan: Plan, stages: Sequence[StageLayers]) -> Iterator[Sequence[_Choice]]:
+    """What Megatron can recompute: nothing, some modules of every layer, or the first whole layers of every stage."""
     layers = [layer for stage in stages for layer in stage.layers]
-    if not any(layer.recomputes for layer in layers):
-        return [], []
-    modules = _modules(layers)
-    if modules is None:
-        return _block(stages)
-    lost = (
-        []
-        if _same(layers) and _exact(layers)
-        else [
-            "Megatron-LM recomputes the same modules in every layer: here"
-            f" {' and '.join(modules)} in all of them, which is slower than planned."
-        ]
+    yield [Choice({}, {layer.index: ("none",) * len(layer.strategies) for layer in layers}, "")]
+    if any(len(layer.strategies) == 2 for layer in layers):
+        yield from ([choice] for choice in _selective(plan, layers))
+    yield [_block(stages, count) for count in range(1, max(len(stage.layers) for stage in stages) + 1)]
+
+
+def _block(stages: Sequence[StageLayers], count: int) -> _Choice:
+    return Choice(
+        {"--recompute-granularity": "full", "--recompute-method": "block", "--recompute-num-layers": count},
+        {
+            layer.index: ("full" if place < count else "none",) * len(layer.strategies)
+            for stage in stages
+            for place, layer in enumerate(stage.layers)
+        },
+        f"{_TARGET} recomputes equally many whole layers in every stage: here the first {count}",
     )
-    return [f"--recompute-granularity selective --recompute-modules {' '.join(modules)}"], lost
 
 
-def _modules(layers: Sequence[Layer]) -> list[str] | None:
-    """The modules that cover what is recomputed; None if only whole layers do."""
-    operators = {name.partition(":")[2] for layer in layers for name in layer.operators}
-    return sorted({_MODULES[o] for o in operators}) if operators <= _MODULES.keys() else None
+def _selective(plan: Plan, layers: Sequence[Layer]) -> Iterator[_Choice]:
+    """The same modules of every layer.
 
-
-def _same(layers: Sequence[Layer]) -> bool:
-    return len({layer.operators for layer in layers}) == 1
-
-
-def _exact(layers: Sequence[Layer]) -> bool:
-    operators = {name.partition(":")[2] for layer in layers for name in layer.operators}
-    return "mlp" in operators or not operators & {"activation", "multiply"}
-
-
-def _block(stages: Sequence[StageLayers]) -> tuple[list[str], list[str]]:
-    """Whole layers: the first N of every stage, N the largest that any stage needs."""
-    counts = [sum(layer.recomputes for layer in stage.layers) for stage in stages]
-    most = max(counts)
-    losses: list[str] = []
-    more = [s for s, stage in enumerate(stages) if counts[s] < min(most, len(stage.layers))]
-    if more:
-        where = f"stage{'s' * (len(more) > 1)} {', '.join(map(str, more))}"
-        losses.append(
-            f"Megatron-LM recomputes equally many layers in every stage: {most}, which is more than planned, and"
-            f" slower, on {where}."
+    Transformer Engine fuses the norms of a dense layer into the products behind them: `layernorm` does nothing there,
+    and `mlp` recomputes the second one too.  In a layer with experts the second norm stands alone, `mlp` does nothing,
+    and `moe` or `moe_act` is what recomputes the experts or their activation functions.
+    """
+    model = None if plan.model is None else Model.from_hf(plan.model)
+    sparse = {layer.index for layer in layers if model is not None and model.is_moe(layer.index)}
+    inner = _DENSE if not sparse else _SPARSE if len(sparse) == len(layers) else _DENSE | _SPARSE
+    for (core, cores), (modules, (dense, moe)) in itertools.product(_CORE.items(), inner.items()):
+        if not (cores or modules):
+            continue
+        names = tuple(sorted((*cores, *modules)))
+        yield Choice(
+            {"--recompute-granularity": "selective", "--recompute-modules": names},
+            {layer.index: (core, moe if layer.index in sparse else dense) for layer in layers},
+            f"{_TARGET} recomputes the same modules in every layer: here {' and '.join(names)}",
         )
-    if any(layer.recomputes and not layer.whole for stage in stages for layer in stage.layers):
-        losses.append("Layers that recompute some operators recompute all, which is slower than planned.")
-    return [f"--recompute-granularity full --recompute-method block --recompute-num-layers {most}"], losses
+
+
+_CORE = {"none": (), "core": ("core_attn",)}
+"""Strategy of the attention half -> modules."""
+_DENSE = {(): ("none", "none"), ("mlp",): ("norm+mlp", "none")}
+"""Modules of the MLP half -> its strategies in a dense layer and in one with experts."""
+_SPARSE = {
+    (): ("none", "none"),
+    ("layernorm",): ("none", "norm"),
+    ("moe_act",): ("none", "activation+multiply"),
+    ("layernorm", "moe_act"): ("none", "norm+activation+multiply"),
+    ("moe",): ("none", "mlp"),
+    ("layernorm", "moe"): ("none", "norm+mlp"),
+}
+"""The same for the modules of layers with experts."""

@@ -6,57 +6,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import yaml
 
 from debubble.exports.layers import Layer, StageLayers, stage_layers
-from debubble.exports.reduction import compute_only, require_order
-from debubble.exports.registry import Export, exporter
+from debubble.exports.options import (
+    Decision,
+    OptionTable,
+    Refused,
+    Written,
+    adapters,
+    choice,
+    nested,
+    post_validation,
+    scores_kept,
+    written,
+)
+from debubble.exports.recomputation import whole_where_needed
+from debubble.exports.reduction import require_order
+from debubble.exports.registry import Made, exporter
+from debubble.exports.torch_hosts import refuse_mtp
 from debubble.ir import Plan
 
+_TARGET = "MindFormers"
 _PATTERNS = {
-    "0:norm": r"attention_norm\.norm",
-    "1:norm": r"ffn_norm\.norm",
-    "1:activation": r"feed_forward\.w1\.activation\.silu",
-    "1:multiply": r"feed_forward\.mul",
+    "0:norm": (r"attention_norm\.norm", r"input_layernorm"),
+    "1:norm": (r"ffn_norm\.norm", r"pre_mlp_layernorm"),
+    "1:activation": (r"feed_forward\.w1\.activation\.silu", r"mlp\.activation_func\.silu"),
+    "1:multiply": (r"feed_forward\.mul", r"mlp\.mul"),
 }
-"""Operators of the attention half (0) and the MLP half (1) of a layer, as MindFormers' cells."""
+"""Operators of the attention half (0) and the MLP half (1) of a layer as cells of MindFormers' older models, and of
+those of its `parallel_core`.  A pattern that matches no cell does nothing."""
 
 
-@exporter("mindformers")
-def mindformers(plan: Plan) -> Export:
+def _zero(plan: Plan) -> Decision:
+    """MindSpore's parallel optimizer divides weights too; ZeRO-2 is its division of gradients that add up."""
+    divides = plan.options.zero >= 2
+    return Written(
+        {
+            "parallel.enable_parallel_optimizer": plan.options.zero >= 1,
+            "parallel.parallel_optimizer_config.gradient_accumulation_shard": divides,
+        }
+    )
+
+
+def _dtype(plan: Plan) -> Decision:
+    """The costs count on attention that keeps no scores."""
+    names = {"bf16": "bfloat16", "fp16": "float16"}
+    if plan.options.dtype not in names:
+        return Refused(scores_kept(_TARGET))
+    return Written(
+        {
+            "model.model_config.compute_dtype": names[plan.options.dtype],
+            "model.model_config.param_init_type": "float32",
+            "model.model_config.use_flash_attention": True,
+        }
+    )
+
+
+OPTIONS: OptionTable = {
+    "micro_batch_size": written("runner_config.batch_size", lambda plan: plan.options.micro_batch_size),
+    "sequence_length": written("model.model_config.seq_length", lambda plan: plan.options.sequence_length),
+    "tensor": lambda plan: Written(
+        {
+            "parallel_config.model_parallel": plan.options.tensor,
+            "parallel_config.use_seq_parallel": plan.options.tensor > 1,
+        }
+    ),
+    "data": written("parallel_config.data_parallel", lambda plan: plan.options.data),
+    "context": written("parallel_config.context_parallel", lambda plan: plan.options.context),
+    "expert": written("parallel_config.expert_parallel", lambda plan: plan.options.expert),
+    "zero": _zero,
+    "optimizer": choice("optimizer", {"adamw": {"optimizer.type": "AdamW"}}, target=_TARGET),
+    "dtype": _dtype,
+    "lora": adapters,
+    "post_validation": post_validation,
+}
+
+
+@exporter("mindformers", target=_TARGET, options=OPTIONS, zero=2)
+def mindformers(plan: Plan, settings: Mapping[str, Any]) -> Made:
     """`plan.yaml`, to be merged into a run's configuration."""
-    reduction = compute_only(plan, target="MindFormers")
-    require_order(reduction.schedule, target="MindFormers", names=("1f1b", "interleaved"))
-    stages = stage_layers(plan, target="MindFormers")
-    options = plan.options
+    stages = stage_layers(plan, target=_TARGET)
+    refuse_mtp(stages, target=_TARGET)
+    require_order(plan, target=_TARGET, names=("1f1b", "interleaved"))
+    plan, losses = whole_where_needed(plan, stages, target=_TARGET, expressible=_expressible)
+    stages = stage_layers(plan, target=_TARGET)
     chunks = plan.schedule.placement.chunks
     layers = sum(len(stage.layers) for stage in stages)
     even = layers // len(stages)
-    recompute, losses = _recompute(stages, plan.devices)
-    config = {
-        "parallel": {"pipeline_config": {"pipeline_interleave": chunks > 1, "pipeline_scheduler": "1f1b"}},
-        "parallel_config": {
-            "data_parallel": options.data,
-            "model_parallel": options.tensor,
-            "context_parallel": options.context,
-            "pipeline_stage": plan.devices,
-            "micro_batch_num": plan.micro_batches,
-        },
-        "model": {
-            "model_config": {
-                "num_layers": layers,
-                "seq_length": options.sequence_length,
-                "pp_interleave_num": chunks,
-                "offset": _per_chunk(stages, plan.devices, lambda stage: len(stage.layers) - even),
-            }
-        },
-        "recompute_config": recompute,
-    }
-    text = yaml.safe_dump(config, sort_keys=False, default_flow_style=None)
-    return Export(files={"plan.yaml": text}, losses=(*reduction.losses, *losses))
+    config = nested(
+        {
+            "parallel.pipeline_config.pipeline_interleave": chunks > 1,
+            "parallel.pipeline_config.pipeline_scheduler": "1f1b",
+            "parallel_config.pipeline_stage": plan.devices,
+            "parallel_config.micro_batch_num": plan.micro_batches,
+            **settings,
+            "model.model_config.num_layers": layers,
+            "model.model_config.pp_interleave_num": chunks,
+            "model.model_config.offset": _per_chunk(stages, plan.devices, lambda stage: len(stage.layers) - even),
+            "recompute_config": _recompute(stages, plan.devices),
+        }
+    )
+    if any(_moved(stage) for stage in stages):
+        losses = (*losses, "Recomputation counts from each chunk's first layer: as many layers, but others.")
+    return Made({"plan.yaml": yaml.safe_dump(config, sort_keys=False, default_flow_style=None)}, plan, losses)
 
 
 def _per_chunk(stages: Sequence[StageLayers], devices: int, count: Callable[[StageLayers], int]) -> list[Any]:
@@ -66,38 +122,34 @@ def _per_chunk(stages: Sequence[StageLayers], devices: int, count: Callable[[Sta
     return chunks[0] if len(chunks) == 1 else chunks
 
 
-def _recompute(stages: Sequence[StageLayers], devices: int) -> tuple[dict[str, Any], list[str]]:
-    """Whole layers first, then patterns.  What no pattern names is recomputed with its layer."""
-    layers = [layer for stage in stages for layer in stage.layers]
-    partly = [layer for layer in layers if layer.recomputes and not layer.whole]
-    rounded = [layer.index for layer in partly if _is_whole(layer)]
-    losses = [f"Layers {rounded} recompute wholly, which is slower than planned."] if rounded else []
-    if any(_moved(stage) for stage in stages):
-        losses.append("Recomputation counts from each chunk's first layer: as many layers, but others.")
-    config: dict[str, Any] = {"recompute": _per_chunk(stages, devices, _whole) if any(map(_whole, stages)) else False}
+def _expressible(layer: Layer) -> bool:
+    return layer.whole or layer.operators <= _PATTERNS.keys()
+
+
+def _recompute(stages: Sequence[StageLayers], devices: int) -> dict[str, Any]:
+    """Whole layers first, then patterns."""
+    partly = [layer for stage in stages for layer in stage.layers if not layer.whole]
     patterns = {
         pattern: _per_chunk(stages, devices, lambda stage, name=name: _reach(stage, name))  # type: ignore[misc]
-        for name, pattern in _PATTERNS.items()
-        if any(name in layer.operators for layer in partly if not _is_whole(layer))
+        for name, cells in _PATTERNS.items()
+        for pattern in cells
+        if any(name in layer.operators for layer in partly)
     }
-    return config | {"select_recompute": patterns or False}, losses
-
-
-def _is_whole(layer: Layer) -> bool:
-    return layer.whole or not layer.operators <= _PATTERNS.keys()
+    whole = _per_chunk(stages, devices, _whole) if any(map(_whole, stages)) else False
+    return {"recompute": whole, "select_recompute": patterns or False}
 
 
 def _whole(stage: StageLayers) -> int:
-    return sum(_is_whole(layer) for layer in stage.layers)
+    return sum(layer.whole for layer in stage.layers)
 
 
 def _reach(stage: StageLayers, operator: str) -> int:
     """Layers up to which a pattern holds: the whole ones, which come first, and those that have it."""
-    having = sum(operator in layer.operators for layer in stage.layers if not _is_whole(layer))
+    having = sum(operator in layer.operators for layer in stage.layers if not layer.whole)
     return _whole(stage) + having if having else 0
 
 
 def _moved(stage: StageLayers) -> bool:
     """Whether the layers that recompute are not already sorted, most first."""
-    keys = [(not _is_whole(layer), not layer.recomputes) for layer in stage.layers]
+    keys = [(not layer.whole, not layer.recomputes) for layer in stage.layers]
     return keys != sorted(keys)

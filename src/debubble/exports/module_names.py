@@ -34,6 +34,21 @@ _UNNAMED = ("bloom", "gptj", "mpt")
 """Families without rotary embeddings of their own in the base model, or with a norm after the table."""
 
 
+def plain_causal_model(model: Mapping[str, Any]) -> str | None:
+    """Why a model is not `model.embed_tokens`, `model.layers`, `model.norm` and `lm_head` in a row; None if it is."""
+    family = str(model.get("model_type"))
+    if family in _OTHERS or family in _UNNAMED or family == "gpt2":
+        return f"the base of '{family}' is not embed_tokens, layers and norm"
+    scaled = [name for name, plain in _SCALES.items() if model.get(name, plain) not in (plain, None)]
+    if scaled:
+        return f"it leaves out {' and '.join(scaled)}"
+    return None
+
+
+_SCALES = {"embedding_multiplier": 1, "logits_scaling": 1, "logit_scale": 1, "final_logit_softcapping": None}
+"""What a config may do to embeddings or logits outside the modules, and the values that do nothing."""
+
+
 def torchtitan_names(stages: Sequence[StageLayers]) -> list[list[str]]:
     """Names in torchtitan's own models."""
     return _names(stages, ["tok_embeddings"], "layers.{}", ["norm", "lm_head"])

@@ -1,62 +1,105 @@
-"""What is left of a plan's schedule when a target knows fewer operations, and what that costs."""
+"""What is left of a plan when a target knows fewer operations or less of ZeRO, and what that costs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from debubble.exports.advice import again
+from debubble.exports.prices import slowdown, with_options
 from debubble.ir import ExportError, Kind, OutOfMemoryError, Plan, Schedule
 from debubble.schedules import schedules
-from debubble.simulator import simulate
 
 _COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W)
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """A schedule of F, B, I and W alone, and what was lost on the way."""
+    """A plan that a target can run, and what was lost on the way."""
 
-    schedule: Schedule
+    plan: Plan
     losses: tuple[str, ...]
 
 
-def compute_only(plan: Plan, *, target: str) -> Reduction:
+def compute_only(plan: Plan, *, target: str, zero: int) -> Reduction:
     """The plan without offload, with recomputation in the backward, and with one optimizer step at the end.
 
-    Raises ExportError if it then no longer fits in memory.
+    All optimizer states stay on the devices, divided as ZeRO does it up to that level.  Raises ExportError if the plan
+    then no longer fits in memory, or if its costs cannot say whether it does.
     """
-    s = plan.schedule
-    if s.host_steps:
-        raise ExportError(
-            f"{target} keeps all optimizer states on the devices, and this plan keeps some on the host to fit; plan"
-            " again with a planner that does not, such as scope."
-        )
-    reduced = replace(
-        s,
-        orders=tuple(tuple(op for op in order if op.kind in _COMPUTE) for order in s.orders),
-        fused_recompute=s.fused_recompute | {stage for stage, _ in s.explicit_recompute},
-        offload_fraction={},
-        peers={},
-    )
-    losses: list[str] = []
-    if s.offloaded:
-        losses.append(f"Offload: all activations stay on their devices, also the {len(s.offloaded)} to be moved.")
-    if s.explicit_recompute:
-        losses.append("Recomputation that the plan places in bubbles happens right before the backward.")
-    if any(op.kind not in (*_COMPUTE, Kind.O, Kind.L, Kind.R) for op in s.operations):
-        losses.append("Optimizer steps and gradient reductions among the micro-batches move to the end of the step.")
+    reduced = replace(plan, schedule=_without_transfers(plan.schedule))
+    losses = _schedule_losses(plan)
+    needed = ["offload"] if plan.schedule.offloaded else []
+    if plan.schedule.host_steps or plan.options.zero > zero:
+        sentence, need = _states(plan, target=target, zero=zero)
+        losses.append(sentence)
+        needed.append(need)
+        on_devices = with_options(plan, replace(plan.options, zero=min(plan.options.zero, zero)))
+        if on_devices is None:
+            raise ExportError(
+                f"{target} cannot run this plan, whose memory depends on {need}; its costs do not say what it needs"
+                " without."
+            )
+        reduced = replace(reduced, costs=on_devices.costs, options=on_devices.options)
     if not losses:
         return Reduction(reduced, ())
-    predicted = plan.simulate().makespan
     try:
-        slowed = simulate(reduced, plan.costs).makespan
+        losses.append(f"With that {slowdown(reduced, plan)}.")
     except OutOfMemoryError as error:
-        raise ExportError(f"{target} cannot run this plan, whose memory depends on offload: {error}") from error
-    losses.append(f"With that the step is predicted to take {float(slowed / predicted):.3f} times as long as planned.")
+        needs = " and ".join(needed) or "when it recomputes"
+        raise ExportError(f"{target} cannot run this plan, whose memory depends on {needs}: {error}") from error
     return Reduction(reduced, tuple(losses))
 
 
-def require_order(reduced: Schedule, *, target: str, names: tuple[str, ...]) -> str:
+def _without_transfers(s: Schedule) -> Schedule:
+    return replace(
+        s,
+        orders=tuple(tuple(op for op in order if op.kind in _COMPUTE) for order in s.orders),
+        fused_recompute=s.fused_recompute | {stage for stage, _ in s.explicit_recompute},
+        recompute_fraction={},
+        offload_fraction={},
+        peers={},
+        asynchronous=frozenset(),
+    )
+
+
+def _schedule_losses(plan: Plan) -> list[str]:
+    s = plan.schedule
+    losses: list[str] = []
+    if s.offloaded:
+        where = " to other devices" if s.peers else ""
+        losses.append(
+            f"Offload: all activations stay on their devices, also the {len(s.offloaded)} to be moved{where}."
+        )
+    if s.explicit_recompute:
+        losses.append("Recomputation that the plan places in bubbles happens right before the backward.")
+    if any(share != 1 for share in s.recompute_fraction.values()):
+        losses.append("Stages of which the plan recomputes a share recompute all that they can.")
+    if any(op.kind in (Kind.S, Kind.G) and op.stage not in s.host_steps for op in s.operations):
+        losses.append("Optimizer steps and gradient reductions among the micro-batches move to the end of the step.")
+    if s.asynchronous and plan.costs.communication_model == "blocking":
+        losses.append("Messages that the plan lets overlap compute are as the target's own: counted as blocking.")
+    return losses
+
+
+def _states(plan: Plan, *, target: str, zero: int) -> tuple[str, str]:
+    """A sentence on the states that cannot be kept as planned, and the name of what is missing."""
+    if plan.schedule.host_steps:
+        stages = ", ".join(map(str, sorted(plan.schedule.host_steps)))
+        return (
+            f"The optimizer states of stages {stages} stay on the devices: debubble writes no optimizer offload for"
+            f" {target}.",
+            "optimizer states on the host",
+        )
+    return (
+        f"{target} divides model states as ZeRO-{zero} over a pipeline, not as ZeRO-{plan.options.zero}, which takes"
+        " more memory than planned, but fits.",
+        f"ZeRO-{plan.options.zero}",
+    )
+
+
+def require_order(plan: Plan, *, target: str, names: tuple[str, ...]) -> str:
     """Which of the library's schedules this order is.  Raises ExportError if it is none of `names`."""
+    reduced = plan.schedule
     for name in names:
         entry = schedules[name]
         chunks = reduced.placement.chunks
@@ -71,5 +114,5 @@ def require_order(reduced: Schedule, *, target: str, names: tuple[str, ...]) -> 
             return name
     raise ExportError(
         f"{target} runs its own {' or '.join(names)} order, and this plan's '{reduced.name}' is another; export it to"
-        " torch, torchtitan or automodel, or plan again with `--planner adapipe`, which keeps to 1f1b."
+        f" torch, which takes any order, or choose another plan: {again(plan)}."
     )

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
+from debubble.exports.layers import ENDS, require_layers
+from debubble.exports.options import OptionTable, settings_of
+from debubble.exports.prices import seconds
+from debubble.exports.recomputation import ends_keep
+from debubble.exports.reduction import compute_only
 from debubble.exports.whole_layers import to_whole_layers
 from debubble.ir import Plan
 from debubble.registry import Registry
@@ -27,28 +32,70 @@ class Exporter(Protocol):
     def __call__(self, plan: Plan, /) -> Export: ...
 
 
+@dataclass(frozen=True)
+class Made:
+    """What an exporter made of a plan that holds nothing but what its target knows."""
+
+    files: Mapping[str, str]
+    runs: Plan
+    """The plan as the target runs it, from which the whole slowdown is predicted."""
+    losses: tuple[str, ...] = ()
+
+
 exports: Registry[Exporter] = Registry("debubble.exports", what="export target")
 
 
-def _adapters(plan: Plan) -> tuple[str, ...]:
-    if not plan.options.lora:
-        return ()
-    return (
-        f"LoRA of rank {plan.options.lora}: configure adapters of that rank in the target; whole parameters take more"
-        " memory than the plan counts on.",
-    )
+def exporter(
+    name: str, *, target: str, options: OptionTable, zero: int, layers: bool = True
+) -> Callable[[Callable[[Plan, Mapping[str, Any]], Made]], Exporter]:
+    """Register an exporter under a name.
 
+    Args:
+        name: What `--to` calls it.
+        target: The framework's name in sentences.
+        options: For every run option, what becomes of it; the exporter is given the settings.
+        zero: The highest ZeRO level that the target has over a pipeline; of higher ones what fits is reduced to it.
+        layers: Whether it partitions by layers; it is then given plans of whole layers, and others are refused.
+    """
 
-def exporter(name: str) -> Callable[[Exporter], Exporter]:
-    """Register an exporter under its target's name; it is given plans of whole layers, if possible."""
+    def register(make: Callable[[Plan, Mapping[str, Any]], Made]) -> Exporter:
+        def export(plan: Plan, /) -> Export:
+            if layers:
+                require_layers(plan, target=target)
+            reduction = compute_only(plan, target=target, zero=zero)
+            reduced, losses = reduction.plan, list(reduction.losses)
+            settings, lost = settings_of(reduced, options)
+            if layers:
+                reduced, more = ends_keep(reduced, target=target)
+                losses += more
+            reduced, more = to_whole_layers(reduced)
+            losses += more
+            made = make(reduced, settings)
+            losses = [*lost, *_unit_losses(plan), *losses, *made.losses]
+            return Export(files=made.files, losses=(*losses, *_together(plan, made.runs, losses)))
 
-    def register(export: Exporter) -> Exporter:
-        def with_whole_layers(plan: Plan, /) -> Export:
-            whole, losses = to_whole_layers(plan)
-            made = export(whole)
-            return replace(made, losses=(*_adapters(plan), *losses, *made.losses))
-
-        exports.add(name, with_whole_layers)
+        exports.add(name, export)
         return export
 
     return register
+
+
+def _unit_losses(plan: Plan) -> tuple[str, ...]:
+    """What every target loses of units and micro-batches that are unlike each other."""
+    types = {unit.type: None for units in plan.partition for unit in units}
+    others = [name for name in types if name not in (*ENDS, "attention", "mlp", "layer", "stage")]
+    losses = []
+    if others:
+        losses.append(f"Each unit of type {' or '.join(others)} is taken for one decoder layer.")
+    if plan.costs.micro_batch_scale is not None:
+        losses.append("The plan counts on the lengths of its micro-batches: give the target batches of these lengths.")
+    return tuple(losses)
+
+
+def _together(plan: Plan, runs: Plan, losses: list[str]) -> tuple[str, ...]:
+    """The slowdown of all that was changed, where more than one sentence has one."""
+    if sum("times as long" in sentence for sentence in losses) < 2:
+        return ()
+    waiting = replace(runs, options=replace(runs.options, post_validation=False))
+    ratio = seconds(waiting) / seconds(plan)
+    return (f"With all of this the step is predicted to take {ratio:.3f} times as long as planned.",)

@@ -9,34 +9,52 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from debubble.exports.layers import stage_layers
 from debubble.exports.module_names import hf_names
-from debubble.exports.reduction import compute_only
-from debubble.exports.registry import Export, exporter
-from debubble.exports.torch_hosts import split_losses
-from debubble.ir import ExportError, InputError, Op, Placement, Plan, Schedule, check
+from debubble.exports.options import Decision, OptionTable, written
+from debubble.exports.registry import Made, exporter
+from debubble.exports.torch_hosts import FSDP_ZERO, whole_backwards
+from debubble.ir import ExportError, InputError, Op, Placement, Plan, RunOptions, Schedule, check
 
 
-@exporter("torch")
-def torch(plan: Plan) -> Export:
+def _named(name: str) -> Callable[[Plan], Decision]:
+    return written(name, lambda plan: getattr(plan.options, name))
+
+
+OPTIONS: OptionTable = {field.name: _named(field.name) for field in fields(RunOptions)}
+"""The script that loads the CSV sets up the rest of the run itself: all options are named to the user."""
+_DEFAULT = RunOptions()
+_SIZES = ("micro_batch_size", "sequence_length")
+"""Options that have no default in a script."""
+
+
+@exporter("torch", target="torch", options=OPTIONS, zero=FSDP_ZERO, layers=False)
+def torch(plan: Plan, settings: Mapping[str, Any]) -> Made:
     """`schedule.csv` for `_PipelineScheduleRuntime._load_csv`, and the modules of each stage as JSON."""
-    reduction = compute_only(plan, target="torch")
-    losses = [*reduction.losses, *split_losses(plan)]
-    files = {"schedule.csv": to_csv(reduction.schedule)}
-    if any(recompute != "none" for recompute in plan.recompute):
+    recompute = plan.recompute
+    plan, split = whole_backwards(plan)
+    losses = [*split]
+    files = {"schedule.csv": to_csv(plan.schedule)}
+    if any(how != "none" for how in recompute):
         losses.append(
             "The CSV cannot say what is recomputed: checkpoint the layers in your model, per stage:"
-            f" {'; '.join(f'{stage}: {how}' for stage, how in enumerate(plan.recompute))}."
+            f" {'; '.join(f'{stage}: {how}' for stage, how in enumerate(recompute))}."
         )
+    unlike = {name: value for name, value in settings.items() if name in _SIZES or value != getattr(_DEFAULT, name)}
+    if unlike:
+        said = ", ".join(f"{name} {value}" for name, value in unlike.items())
+        losses.append(f"The CSV says nothing of the run beside the pipeline: set up {said} in your script.")
     try:
         names = hf_names(plan.model or {}, stage_layers(plan, target="a list of modules"))
         files["modules.json"] = json.dumps(names, indent=1) + "\n"
     except ExportError:
         losses.append("The plan names no whole layers of a model, so there is no list of each stage's modules.")
-    return Export(files=files, losses=tuple(losses))
+    return Made(files, plan, tuple(losses))
 
 
 def to_csv(schedule: Schedule) -> str:

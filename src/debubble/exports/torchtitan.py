@@ -1,24 +1,36 @@
-"""torchtitan 0.3: a Python recipe with the order as CSV, the modules of each stage, and recomputation per layer.
+"""torchtitan: a Python recipe with the order as CSV, the modules of each stage, and recomputation per layer.
 
-The schedule's name still decides where the stages are placed; the CSV replaces its order.
+The schedule's name still decides where the stages are placed; the CSV replaces its order.  The recipe asks the config
+which of two sets of fields says how large a micro-batch is: those of 0.3.0, or those that replaced them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pprint import pformat
+from typing import Any
 
-from debubble.exports.layers import rounded_up, stage_layers
+from debubble.exports.layers import stage_layers
 from debubble.exports.module_names import torchtitan_names
-from debubble.exports.reduction import compute_only
-from debubble.exports.registry import Export, exporter
+from debubble.exports.options import OptionTable, Written, adapters, choice, nested, post_validation, written
+from debubble.exports.recomputation import whole_where_needed
+from debubble.exports.registry import Made, exporter
 from debubble.exports.torch_csv import to_csv
-from debubble.exports.torch_hosts import placing_schedule, refuse_tied, split_losses
+from debubble.exports.torch_hosts import (
+    FSDP_ZERO,
+    expert_degree,
+    fsdp,
+    placing_schedule,
+    refuse_mtp,
+    refuse_tied,
+    whole_backwards,
+)
 from debubble.ir import Plan
 
 _RECIPE = '''\
 """A plan of debubble for torchtitan: `apply` changes a Trainer.Config; schedule.csv belongs beside this file."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from torchtitan.distributed.activation_checkpoint import FullAC
@@ -26,6 +38,12 @@ from torchtitan.distributed.activation_checkpoint import FullAC
 RECOMPUTED_LAYERS = {recomputed}
 
 MODULES = {modules}
+
+MICRO_BATCHES = {micro_batches}
+MICRO_BATCH_SIZE = {size}
+SEQUENCE_LENGTH = {length}
+PARALLELISM = {parallelism}
+TRAINING = {training}
 
 
 class PlannedAC(FullAC):
@@ -43,38 +61,96 @@ class PlannedAC(FullAC):
 
 
 def apply(config):
-    """The config with the plan's parallelism."""
+    """The config with the plan, changed at once, because its parts are checked against each other."""
+    micro_batches, sizes = batches(config)
     parallelism = replace(
         config.parallelism,
         pipeline_parallel_degree={devices},
         pipeline_parallel_schedule="{schedule}",
         pipeline_parallel_schedule_csv=str(Path(__file__).with_name("schedule.csv")),
-        num_pp_microbatches={micro_batches},
         module_fqns_per_model_part=MODULES,
-        tensor_parallel_degree={tensor},
-        context_parallel_degree={context},
+        **PARALLELISM,
+        **micro_batches,
     )
-    return replace(config, parallelism=parallelism, activation_checkpoint={checkpointing})
+    training = replace(config.training, disable_cuda_graphs=True, **TRAINING, **sizes)
+    return replace(
+        config, parallelism=parallelism, training=training, activation_checkpoint={checkpointing}
+    )
+
+
+def batches(config):
+    """The fields of `parallelism` and of `training` for micro-batches, one step of the plan being one of torchtitan."""
+    if "num_pp_microbatches" in {{field.name for field in fields(config.parallelism)}}:
+        sizes = {{"num_tokens_per_train_step": -1}}
+        if MICRO_BATCH_SIZE is not None:
+            sizes["num_tokens_per_microbatch_per_dp_rank"] = MICRO_BATCH_SIZE * SEQUENCE_LENGTH
+            sizes["max_context_length"] = SEQUENCE_LENGTH
+        return {{"num_pp_microbatches": MICRO_BATCHES}}, sizes
+    size = MICRO_BATCH_SIZE or config.parallelism.pipeline_parallel_microbatch_size
+    sizes = {{"local_batch_size": MICRO_BATCHES * size, "global_batch_size": -1}}
+    if SEQUENCE_LENGTH is not None:
+        sizes["seq_len"] = SEQUENCE_LENGTH
+    return {{"pipeline_parallel_microbatch_size": size}}, sizes
 '''
 
+OPTIONS: OptionTable = {
+    "micro_batch_size": written("size", lambda plan: plan.options.micro_batch_size),
+    "sequence_length": written("length", lambda plan: plan.options.sequence_length),
+    "tensor": lambda plan: Written(
+        {"parallelism.tensor_parallel_degree": plan.options.tensor, "parallelism.enable_sequence_parallel": True}
+    ),
+    "data": lambda plan: Written(
+        {
+            "parallelism.data_parallel_replicate_degree": 1,
+            "parallelism.data_parallel_shard_degree": plan.options.data,
+        }
+    ),
+    "context": written("parallelism.context_parallel_degree", lambda plan: plan.options.context),
+    "expert": lambda plan: expert_degree(plan, target="torchtitan", name="parallelism.expert_parallel_degree"),
+    "zero": lambda plan: fsdp(plan, target="torchtitan"),
+    "optimizer": choice("optimizer", {"adamw": {}, "adam": {}}, target="torchtitan"),
+    "dtype": choice(
+        "dtype",
+        {
+            "bf16": {"training.dtype": "float32", "training.mixed_precision_param": "bfloat16"},
+            "fp32": {"training.dtype": "float32", "training.mixed_precision_param": "float32"},
+        },
+        target="torchtitan",
+    ),
+    "lora": adapters,
+    "post_validation": post_validation,
+}
 
-@exporter("torchtitan")
-def torchtitan(plan: Plan) -> Export:
+
+@exporter("torchtitan", target="torchtitan", options=OPTIONS, zero=FSDP_ZERO)
+def torchtitan(plan: Plan, settings: Mapping[str, Any]) -> Made:
     """`plan.py`, which changes a trainer config, and `schedule.csv`."""
     refuse_tied(plan, target="torchtitan")
     stages = stage_layers(plan, target="torchtitan")
+    refuse_mtp(stages, target="torchtitan")
     schedule = placing_schedule(plan, target="torchtitan")
-    reduction = compute_only(plan, target="torchtitan")
-    recomputed, losses = rounded_up(stages, target="torchtitan")
+    plan, losses = whole_where_needed(
+        plan, stages, target="torchtitan", expressible=lambda layer: layer.whole or not layer.recomputes
+    )
+    plan, split = whole_backwards(plan)
+    tree = nested(settings)
+    recomputed = {
+        layer.index for stage in stage_layers(plan, target="torchtitan") for layer in stage.layers if layer.recomputes
+    }
     recipe = _RECIPE.format(
-        recomputed=pformat(set(recomputed) or (), width=110, compact=True),
-        modules=pformat(torchtitan_names(stages), width=110, compact=True),
+        recomputed=_python(recomputed or ()),
+        modules=_python(torchtitan_names(stages)),
         devices=plan.devices,
         schedule=schedule,
         micro_batches=plan.micro_batches,
-        tensor=plan.options.tensor,
-        context=plan.options.context,
+        size=tree.get("size"),
+        length=tree.get("length"),
+        parallelism=_python(tree.get("parallelism", {})),
+        training=_python(tree.get("training", {})),
         checkpointing="PlannedAC.Config()" if recomputed else "None",
     )
-    files = {"plan.py": recipe, "schedule.csv": to_csv(reduction.schedule)}
-    return Export(files=files, losses=(*reduction.losses, *losses, *split_losses(plan)))
+    return Made({"plan.py": recipe, "schedule.csv": to_csv(plan.schedule)}, plan, (*losses, *split))
+
+
+def _python(value: object) -> str:
+    return pformat(value, width=110, compact=True, sort_dicts=False)

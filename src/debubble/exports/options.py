@@ -1,0 +1,132 @@
+"""What becomes of a plan's run options in another framework: each is written, refused, or listed as a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from debubble.ir import ExportError, Plan, RunOptions
+from debubble.simulator import Timeline
+
+
+@dataclass(frozen=True)
+class Written:
+    """The target has settings for it; none where its own default is what the plan has."""
+
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The target runs the plan without it; the sentence says what that changes."""
+
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The target cannot run the plan without it; the sentence says what to do."""
+
+    sentence: str
+
+
+Decision = Written | Lost | Refused
+
+OptionTable = Mapping[str, Callable[[Plan], Decision]]
+"""For every field of RunOptions, what becomes of it in one target."""
+
+
+def settings_of(plan: Plan, table: OptionTable) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The target's settings for a plan's options, and what is lost.
+
+    Only a plan of a model has options.  Raises ExportError for the first that is refused.
+    """
+    settings: dict[str, Any] = {}
+    losses: list[str] = []
+    if plan.model is None:
+        return settings, ()
+    for field in fields(RunOptions):
+        match table[field.name](plan):
+            case Written(own):
+                settings |= own
+            case Lost(sentence):
+                losses.append(sentence)
+            case Refused(sentence):
+                raise ExportError(sentence)
+    return settings, tuple(losses)
+
+
+def written(name: str, value: Callable[[Plan], Any]) -> Callable[[Plan], Decision]:
+    """The rule of an option that is one setting of the target."""
+    return lambda plan: Written({name: value(plan)})
+
+
+def choice(option: str, settings: Mapping[str, Mapping[str, Any]], *, target: str) -> Callable[[Plan], Decision]:
+    """The rule of an option for some of whose values the target has settings; the others are refused."""
+
+    def decide(plan: Plan) -> Decision:
+        value = getattr(plan.options, option)
+        if value in settings:
+            return Written(settings[value])
+        return Refused(
+            f"{target} has no {option} '{value}' that this export can write; plan again with"
+            f" --{option} {' or '.join(settings)}."
+        )
+
+    return decide
+
+
+def only_one(option: str, *, target: str) -> Callable[[Plan], Decision]:
+    """The rule of a parallel degree that the target does not have."""
+
+    def decide(plan: Plan) -> Decision:
+        degree = getattr(plan.options, option)
+        if degree == 1:
+            return Written({})
+        return Refused(f"{target}'s pipeline has no {option} parallelism beside it; plan again with --{option} 1.")
+
+    return decide
+
+
+def scores_kept(target: str) -> str:
+    """Why a plan in fp32 is refused where attention in fp32 is not fused."""
+    return (
+        f"The plan's memory counts on attention that keeps no scores, which {target} has in bf16 and fp16 alone; plan"
+        " again with --dtype bf16."
+    )
+
+
+def adapters(plan: Plan) -> Decision:
+    """LoRA, for targets whose adapters the user configures."""
+    rank = plan.options.lora
+    if not rank:
+        return Written({})
+    return Lost(
+        f"LoRA of rank {rank}: configure adapters of that rank in the target; whole parameters take more memory than"
+        " the plan counts on."
+    )
+
+
+def post_validation(plan: Plan) -> Decision:
+    """No target updates before the norm of all gradients is known."""
+    if not plan.options.post_validation:
+        return Written({})
+    timeline: Timeline = plan.simulate()
+    slowed = float(timeline.makespan / timeline.span)
+    return Lost(
+        "Post-validation: devices wait for the norm of all gradients before they update; the pipeline is predicted to"
+        f" take {slowed:.3f} times as long as with it."
+    )
+
+
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings whose names are paths, such as `model.dtype`, as a tree."""
+    tree: dict[str, Any] = {}
+    for path, value in settings.items():
+        *branches, leaf = path.split(".")
+        node = tree
+        for branch in branches:
+            node = node.setdefault(branch, {})
+        node[leaf] = value
+    return tree

@@ -1,0 +1,97 @@
+"""What a plan costs after a change: its own model units, priced again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from debubble.costs import Cluster, Model, Units, model_units, profiled
+from debubble.costs.units import recomputing
+from debubble.ir import OutOfMemoryError, Plan, PlannedUnit, RunOptions
+from debubble.planners.making import step_time, tail_of
+from debubble.simulator import simulate
+
+Stages = list[list[tuple[int, str]]]
+"""Per stage, its units as (index in the model, strategy)."""
+
+
+def units_of(plan: Plan) -> Units | None:
+    """The model units that make the plan's costs; None if the plan was made from other costs."""
+    units = _units(plan, plan.options)
+    if units is None:
+        return None
+    costs = units.stage_costs(indexed(plan, units), plan.schedule.placement, on_host=plan.schedule.host_steps)
+    same = all(
+        getattr(costs, name) == getattr(plan.costs, name)
+        for name in ("forward", "recompute", "activation", "activation_recomputed", "static")
+    )
+    return units if same else None
+
+
+def with_options(plan: Plan, options: RunOptions) -> Plan | None:
+    """The plan run with other options, all optimizer states on the devices; None if its costs cannot say."""
+    if units_of(plan) is None:
+        return None
+    units = _units(plan, options)
+    assert units is not None
+    return with_stages(replace(plan, options=options), units, indexed(plan, units))
+
+
+def with_stages(plan: Plan, units: Units, stages: Stages) -> Plan:
+    """The plan with other stages, each of which recomputes in its backward what its units' strategies say."""
+    explicit = {stage for stage, _ in plan.schedule.explicit_recompute}
+    return replace(
+        plan,
+        schedule=replace(plan.schedule, fused_recompute=recomputing(stages) - explicit),
+        costs=units.stage_costs(stages, plan.schedule.placement).with_limit(plan.costs.memory_limit),
+        partition=units.planned(stages),
+    )
+
+
+def indexed(plan: Plan, units: Units) -> Stages:
+    """The plan's stages."""
+    result: Stages = []
+    first = 0
+    for stage in plan.partition:
+        result.append([(first + i, _strategy(units, first + i, unit)) for i, unit in enumerate(stage)])
+        first += len(stage)
+    return result
+
+
+def fits(plan: Plan) -> bool:
+    """Whether the plan stays within its memory limit."""
+    try:
+        simulate(plan.schedule, plan.costs)
+    except OutOfMemoryError:
+        return False
+    return True
+
+
+def seconds(plan: Plan) -> float:
+    """Time of a whole step, gradients and optimizer included.  Raises OutOfMemoryError if the plan does not fit."""
+    return float(step_time(plan.simulate(), plan.options, tail=tail_of(plan)))
+
+
+def slowdown(changed: Plan, plan: Plan) -> str:
+    """What a change costs, as the end of a sentence."""
+    return f"the step is predicted to take {seconds(changed) / seconds(plan):.3f} times as long"
+
+
+def _units(plan: Plan, options: RunOptions) -> Units | None:
+    if plan.model is None or plan.cluster is None:
+        return None
+    model, cluster = Model.from_hf(plan.model), Cluster.from_dict(plan.cluster)
+    units = model_units(model, cluster, options, pipeline=plan.devices)
+    if plan.profile is not None:
+        units = profiled(units, plan.profile, model=model, options=options)
+    return units if len(units.units) == sum(map(len, plan.partition)) else None
+
+
+def _strategy(units: Units, index: int, planned: PlannedUnit) -> str:
+    """The name of the unit's strategy that recomputes what a plan says, of the operators that the unit has."""
+    strategies = units.units[index].strategies
+    for name, strategy in strategies.items():
+        if planned.strategy in (name, strategy.operators):
+            return name
+    known = {part for name in strategies for part in name.split("+")}
+    wanted = known.intersection(planned.strategy.split("+"))
+    return next((name for name in strategies if set(name.split("+")) == wanted), "none")
