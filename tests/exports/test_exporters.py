@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import yaml
@@ -11,59 +15,23 @@ import debubble as db
 from debubble.exports import exports
 from debubble.exports.layers import stage_layers
 from debubble.exports.megatron import layout
-from debubble.ir import ExportError, Kind, Op, Plan, PlannedUnit, RunOptions, Schedule, StageCosts
+from debubble.ir import CandidateSummary, ExportError, Kind, Op, Plan, PlannedUnit, Schedule
+from tests.exports.hand_plans import (
+    LLAMA,
+    MIXTRAL,
+    full,
+    interleaved,
+    offloading,
+    one_f_one_b,
+    plan,
+    priced,
+    with_operations,
+)
 
-Strategy = Callable[[int], tuple[str, str]]
-
-
-def plain(layer: int) -> tuple[str, str]:
-    return "none", "none"
-
-
-def full(*chosen: int) -> Strategy:
-    return lambda layer: ("full", "full") if layer in chosen else ("none", "none")
-
-
-def units(layers: list[int], strategy: Strategy = plain) -> tuple[tuple[PlannedUnit, ...], ...]:
-    """That many layers per stage, embedding and head at the ends."""
-    first = 0
-    stages: list[list[PlannedUnit]] = []
-    for count in layers:
-        stage = []
-        for layer in range(first, first + count):
-            attention, mlp = strategy(layer)
-            stage += [PlannedUnit("attention", layer, attention), PlannedUnit("mlp", layer, mlp)]
-        stages.append(stage)
-        first += count
-    stages[0].insert(0, PlannedUnit("embedding", None))
-    stages[-1].append(PlannedUnit("head", None))
-    return tuple(map(tuple, stages))
-
-
-def plan(schedule: Schedule, layers: list[int], strategy: Strategy = plain, **costs: object) -> Plan:
-    return Plan(
-        planner="hand",
-        schedule=schedule,
-        costs=StageCosts.of(stages=len(layers), **costs),  # type: ignore[arg-type]
-        lower_bound=0,
-        partition=units(layers, strategy),
-        model={"tie_word_embeddings": False},
-    )
-
-
-def one_f_one_b(layers: list[int], strategy: Strategy = plain, **costs: object) -> Plan:
-    return plan(db.schedules["1f1b"](devices=len(layers), micro_batches=8), layers, strategy, **costs)
-
-
-def interleaved(layers: list[int], strategy: Strategy = plain) -> Plan:
-    devices = len(layers) // 2
-    return plan(db.schedules["interleaved"](devices=devices, micro_batches=8, chunks=2), layers, strategy)
-
-
-def offloading(**costs: object) -> Plan:
-    """Two forwards of one stage, the first of which is offloaded until its backward."""
-    names = ["0F0", "0O0", "0F1", "0B1", "0L0", "0B0"]
-    return plan(Schedule.of("mine", db.Placement.linear(1), 2, [names]), [2], offload=1, **costs)
+LINEAR = db.Placement.linear(2)
+SPLIT = Schedule.of(
+    "mine", LINEAR, 2, [["0F0", "0F1", "0I0", "0W0", "0I1", "0W1"], ["1F0", "1I0", "1W0", "1F1", "1I1", "1W1"]]
+)  # fmt: skip
 
 
 class TestMegatron:
@@ -77,34 +45,102 @@ class TestMegatron:
 
         assert layout(stages) == "Et*3|t|t*2|L"
 
-    def test_the_arguments_say_how_large_a_step_is(self) -> None:
-        arguments = exports["megatron"](one_f_one_b([2, 2])).files["megatron-arguments.txt"].splitlines()
+    def test_the_file_is_a_bash_array_whose_words_are_the_arguments(self, tmp_path: Path) -> None:
+        words = sourced(priced(full(0, 2), data=2, tensor=2, zero=1), tmp_path)
 
-        assert "--num-layers 4" in arguments
-        assert "--global-batch-size 8" in arguments
-        assert "--pipeline-model-parallel-size 2" in arguments
+        assert words == [
+            "--num-layers", "4",
+            "--pipeline-model-parallel-size", "2",
+            "--pipeline-model-parallel-layout", "Et*2|t*2L",
+            "--micro-batch-size", "1",
+            "--seq-length", "2048",
+            "--tensor-model-parallel-size", "2",
+            "--sequence-parallel",
+            "--global-batch-size", "16",
+            "--context-parallel-size", "1",
+            "--use-distributed-optimizer",
+            "--optimizer", "adam",
+            "--bf16",
+            "--attention-backend", "flash",
+            "--recompute-granularity", "full", "--recompute-method", "block", "--recompute-num-layers", "1",
+        ]  # fmt: skip
 
-    def test_equally_many_whole_layers_per_stage_lose_nothing(self) -> None:
-        made = exports["megatron"](one_f_one_b([3, 3], full(0, 3)))
+    def test_a_plan_without_a_model_says_nothing_of_sizes_that_nobody_gave(self, tmp_path: Path) -> None:
+        words = sourced(one_f_one_b([2, 2]), tmp_path)
 
-        assert "--recompute-granularity full --recompute-method block --recompute-num-layers 1" in str(made.files)
+        assert [word for word in words if word.startswith("--")] == [
+            "--num-layers",
+            "--pipeline-model-parallel-size",
+            "--pipeline-model-parallel-layout",
+        ]
+
+    def test_multi_token_prediction_layers_are_counted(self, tmp_path: Path) -> None:
+        units = one_f_one_b([2, 2])
+        *layers, head = units.partition[1]
+        words = sourced(
+            replace(units, partition=(units.partition[0], (*layers, PlannedUnit("mtp", 0), head))), tmp_path
+        )
+
+        assert words[words.index("--mtp-num-layers") + 1] == "1"
+        assert words[words.index("--pipeline-model-parallel-layout") + 1] == "Et*2|t*2mL"
+
+    def test_equally_many_whole_layers_per_stage_lose_nothing(self, tmp_path: Path) -> None:
+        made = exports["megatron"](priced(full(0, 2)))
+
         assert made.losses == ()
 
-    def test_the_stage_that_needs_most_decides_for_all(self) -> None:
-        made = exports["megatron"](one_f_one_b([3, 3], full(0, 1, 3)))
+    def test_the_stage_that_needs_most_decides_for_all_at_a_predicted_price(self) -> None:
+        made = exports["megatron"](priced(full(0, 1, 2)))
+        slowed = float(priced(full(0, 1, 2, 3)).simulate().makespan / priced(full(0, 1, 2)).simulate().makespan)
 
-        assert "--recompute-num-layers 2" in str(made.files)
-        assert "more than planned, and slower, on stage 1." in made.losses[0]
+        assert "--recompute-num-layers 2" in made.files["megatron-arguments.sh"]
+        assert slowed > 1.01
+        (loss,) = made.losses
+        assert loss.startswith("Megatron-LM recomputes equally many whole layers in every stage: here the first 2; ")
+        assert float(loss.split("predicted to take ")[1].split()[0]) == pytest.approx(slowed, abs=0.02)
 
-    def test_the_same_modules_everywhere_are_selective(self) -> None:
-        made = exports["megatron"](one_f_one_b([2, 2], lambda layer: ("norm+core", "norm")))
+    def test_the_attention_core_everywhere_is_selective(self) -> None:
+        made = exports["megatron"](priced(lambda layer: ("core", "none")))
 
-        assert "--recompute-granularity selective --recompute-modules core_attn layernorm" in str(made.files)
+        assert "--recompute-modules core_attn\n" in made.files["megatron-arguments.sh"]
         assert made.losses == ()
+
+    def test_norms_that_transformer_engine_fuses_are_not_left_to_layernorm(self) -> None:
+        """`layernorm` does nothing in its dense layers, and `mlp` recomputes more than both norms of a layer."""
+        made = exports["megatron"](priced(lambda layer: ("norm", "norm")))
+
+        assert "--recompute-modules mlp\n" in made.files["megatron-arguments.sh"]
+        assert made.losses[0].startswith("Megatron-LM recomputes the same modules in every layer: here mlp; ")
+
+    def test_layers_with_experts_recompute_by_modules_of_experts(self) -> None:
+        """`mlp` does nothing in them."""
+        made = exports["megatron"](priced(lambda layer: ("none", "norm+mlp"), config=MIXTRAL))
+
+        assert "--recompute-modules layernorm moe\n" in made.files["megatron-arguments.sh"]
+        assert made.losses == ()
+
+    def test_where_costs_are_unknown_modules_must_cover_what_is_planned(self) -> None:
+        covered = exports["megatron"](one_f_one_b([2, 2], lambda layer: ("core", "activation")))
+        uncovered = exports["megatron"](one_f_one_b([2, 2], lambda layer: ("norm", "activation")))
+
+        assert "--recompute-modules core_attn mlp\n" in covered.files["megatron-arguments.sh"]
+        assert "--recompute-num-layers 2\n" in uncovered.files["megatron-arguments.sh"]
+        assert uncovered.losses[-1].endswith("how much slower that is, the plan's costs do not say.")
+
+    def test_fp32_is_refused_for_its_attention(self) -> None:
+        with pytest.raises(ExportError, match="attention that keeps no scores"):
+            exports["megatron"](priced(dtype="fp32"))
 
     def test_another_order_is_refused(self) -> None:
         with pytest.raises(ExportError, match="runs its own 1f1b or interleaved order, and this plan's 'zb-h1'"):
             exports["megatron"](plan(db.schedules["zb-h1"](devices=2, micro_batches=4), [2, 2]))
+
+
+def sourced(plan: Plan, folder: Path) -> list[str]:
+    """The words that bash has of the array in a plan's file."""
+    (folder / "arguments.sh").write_text(exports["megatron"](plan).files["megatron-arguments.sh"])
+    script = 'source arguments.sh && printf "%s\\n" "${DEBUBBLE_ARGS[@]}"'
+    return subprocess.run(["bash", "-c", script], cwd=folder, check=True, capture_output=True, text=True).stdout.split()
 
 
 class TestMindFormers:
@@ -131,22 +167,112 @@ class TestMindFormers:
         assert config["recompute"] == [1, 0]
         assert config["select_recompute"] == {
             r"attention_norm\.norm": [2, 0],
+            r"input_layernorm": [2, 0],
             r"feed_forward\.w1\.activation\.silu": [2, 0],
+            r"mlp\.activation_func\.silu": [2, 0],
             r"feed_forward\.mul": [2, 0],
+            r"mlp\.mul": [2, 0],
         }
+
+    def test_degrees_zero_and_sizes_are_written(self) -> None:
+        made = exports["mindformers"](priced(config=MIXTRAL, tensor=2, data=2, expert=2, zero=2, micro_batch_size=3))
+
+        config = yaml.safe_load(made.files["plan.yaml"])
+        assert config["parallel_config"] == {
+            "pipeline_stage": 2,
+            "micro_batch_num": 8,
+            "model_parallel": 2,
+            "use_seq_parallel": True,
+            "data_parallel": 2,
+            "context_parallel": 1,
+            "expert_parallel": 2,
+        }
+        assert config["parallel"]["enable_parallel_optimizer"] is True
+        assert config["parallel"]["parallel_optimizer_config"] == {"gradient_accumulation_shard": True}
+        assert config["runner_config"] == {"batch_size": 3}
+        assert made.losses == ()
+
+
+class StandIn:
+    """What PipelineModule does with its layers when it is made on one stage, as far as the plan's subclass sees it."""
+
+    stage_id = 0
+
+    def __init__(
+        self, layers: list[str], num_stages: int, loss_fn: object, activation_checkpoint_interval: int
+    ) -> None:
+        self.num_stages = num_stages
+        self._partition_layers()
+        self.forward_funcs = layers[self.bounds[0] : self.bounds[1]]
+        self.activation_checkpoint_interval = activation_checkpoint_interval
+
+    def _partition_layers(self, method: str = "uniform") -> None:
+        raise NotImplementedError
+
+    def _set_bounds(self, start: int, stop: int) -> None:
+        self.bounds = start, stop
+
+    def _is_checkpointable(self, funcs: list[str]) -> bool:
+        raise NotImplementedError
+
+    def checkpointed(self) -> list[str]:
+        """The layers that a forward checkpoints."""
+        interval = self.activation_checkpoint_interval
+        return [layer for layer in self.forward_funcs if interval and self._is_checkpointable([layer])]
 
 
 class TestDeepSpeed:
-    def test_the_module_has_the_plans_bounds(self) -> None:
-        made = exports["deepspeed"](one_f_one_b([2, 3], full(0, 1)))
+    @pytest.mark.parametrize(
+        ("stage", "held", "checkpointed"),
+        [
+            (0, ["embedding", "layer 0", "layer 1"], ["layer 1"]),
+            (1, ["layer 2", "layer 3", "layer 4", "head"], ["layer 2", "layer 4"]),
+        ],
+    )
+    def test_every_stage_checkpoints_the_planned_layers_and_no_others(
+        self, stage: int, held: list[str], checkpointed: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made = exports["deepspeed"](one_f_one_b([2, 3], full(1, 2, 4)))
+        package, pipe = ModuleType("deepspeed"), ModuleType("deepspeed.pipe")
+        pipe.PipelineModule = type("PipelineModule", (StandIn,), {"stage_id": stage})  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "deepspeed", package)
+        monkeypatch.setitem(sys.modules, "deepspeed.pipe", pipe)
+        scope: dict[str, Any] = {}
+        exec(compile(made.files["planned_pipeline.py"], "planned_pipeline.py", "exec"), scope)
 
-        scope: dict[str, object] = {}
-        text = made.files["planned_pipeline.py"].replace("from deepspeed.pipe import", "PipelineModule = object  #")
-        exec(compile(text, "planned_pipeline.py", "exec"), scope)
-        assert scope["BOUNDS"] == [0, 3, 7]
-        assert scope["RECOMPUTED_STAGES"] == {0}
-        assert json.loads(made.files["ds_config.json"])["gradient_accumulation_steps"] == 8
+        layers = ["embedding", *(f"layer {i}" for i in range(5)), "head"]
+        module = scope["PlannedPipeline"](layers, loss_fn=None)
+
+        assert module.num_stages == 2
+        assert module.forward_funcs == held
+        assert module.checkpointed() == checkpointed
         assert made.losses == ()
+
+    def test_layers_recompute_where_others_of_their_stage_do_not(self) -> None:
+        made = exports["deepspeed"](priced(full(1)))
+
+        assert made.losses == ("Sequences of 2048 tokens: DeepSpeed takes them as your data loader gives them.",)
+
+    def test_the_config_has_the_batch_and_zero_level(self) -> None:
+        made = exports["deepspeed"](priced(data=2, zero=1, micro_batch_size=3))
+
+        assert json.loads(made.files["ds_config.json"]) == {
+            "gradient_accumulation_steps": 8,
+            "train_micro_batch_size_per_gpu": 3,
+            "train_batch_size": 48,
+            "zero_optimization": {"stage": 1},
+            "bf16": {"enabled": True},
+        }
+
+    def test_checkpoints_behind_a_frozen_embedding_are_not_reentrant(self) -> None:
+        made = exports["deepspeed"](priced(full(0), lora=8))
+
+        assert json.loads(made.files["ds_config.json"])["pipeline"] == {"use_reentrant": False}
+
+    @pytest.mark.parametrize("degree", ["tensor", "context"])
+    def test_other_degrees_are_refused(self, degree: str) -> None:
+        with pytest.raises(ExportError, match=f"has no {degree} parallelism"):
+            exports["deepspeed"](priced(**{degree: 2}))
 
     def test_chunks_are_refused(self) -> None:
         with pytest.raises(ExportError, match="DeepSpeed runs its own 1f1b order"):
@@ -179,7 +305,7 @@ class TestTorchHosts:
             exports["torchtitan"](plan(Schedule.of("mine", db.Placement.of([0, 0, 1]), 1, orders), [1, 1, 1]))
 
     def test_automodel_gets_hugging_face_names_and_one_switch_for_recomputation(self) -> None:
-        made = exports["automodel"](one_f_one_b([1, 1], full(0)))
+        made = exports["automodel"](priced(full(0), layers=(1, 1)))
 
         distributed = yaml.safe_load(made.files["plan.yaml"])["distributed"]
         assert distributed["pipeline"]["module_fqns_per_model_part"] == [
@@ -187,7 +313,25 @@ class TestTorchHosts:
             ["model.layers.1", "model.norm", "lm_head", "model.rotary_emb"],
         ]
         assert distributed["activation_checkpointing"] is True
-        assert made.losses == ("Automodel recomputes all layers or none: here all, which is slower than planned.",)
+        assert any(loss.startswith("NeMo Automodel recomputes all layers or none: here all; ") for loss in made.losses)
+
+    def test_automodel_gets_degrees_batch_and_adapters(self) -> None:
+        made = exports["automodel"](
+            priced(config=MIXTRAL, data=2, expert=2, tensor=2, zero=1, lora=8, micro_batch_size=3)
+        )
+
+        recipe = yaml.safe_load(made.files["plan.yaml"])
+        assert recipe["step_scheduler"] == {"local_batch_size": 24, "global_batch_size": 48}
+        sizes = {name: size for name, size in recipe["distributed"].items() if name.endswith("_size")}
+        assert sizes == {"pp_size": 2, "tp_size": 2, "dp_size": 2, "cp_size": 1, "ep_size": 4}
+        assert recipe["distributed"]["sequence_parallel"] is True
+        assert recipe["distributed"]["pipeline"]["pp_microbatch_size"] == 3
+        assert recipe["model"]["torch_dtype"] == "bfloat16"
+        assert recipe["peft"]["dim"] == 8
+
+    def test_experts_that_ranks_cannot_hold_whole_are_refused(self) -> None:
+        with pytest.raises(ExportError, match="4 experts cannot be divided over the 2 expert- x 4 tensor"):
+            exports["torchtitan"](priced(config=MIXTRAL, data=2, expert=2, tensor=4))
 
     @pytest.mark.parametrize(
         "family", ["falcon", "gpt_neox", "granite", "olmo2", "persimmon", "phi", "phi3", "qwen2_moe"]
@@ -198,23 +342,59 @@ class TestTorchHosts:
         with torch.device("meta"):
             config = type(transformers.AutoConfig.for_model(family))(num_hidden_layers=2)
             model = transformers.AutoModelForCausalLM.from_config(config)
-        made = exports["automodel"](
-            replace(one_f_one_b([1, 1]), model={"model_type": family, "tie_word_embeddings": False})
-        )
-        parts = yaml.safe_load(made.files["plan.yaml"])["distributed"]["pipeline"]["module_fqns_per_model_part"]
+        units = replace(one_f_one_b([1, 1]), model={**config.to_dict(), "tie_word_embeddings": False})
+        parts = json.loads(exports["torch"](units).files["modules.json"])
         named = [parameter for part in parts for name in part for parameter in model.get_submodule(name).parameters()]
 
         assert {id(p) for p in named} == {id(p) for p in model.parameters()}
 
     @pytest.mark.parametrize(
-        "model", [{"tie_word_embeddings": True}, {"model_type": "cohere", "hidden_size": 8, "num_hidden_layers": 2,
-        "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 8}],
+        "entries",
+        [
+            {"model_type": "falcon"},
+            {"model_type": "gpt_neox"},
+            {"model_type": "persimmon"},
+            {"model_type": "phi"},
+            {"model_type": "granite", "embedding_multiplier": 12.0},
+            {"model_type": "granite", "logits_scaling": 8.0},
+            {"model_type": "gemma2", "final_logit_softcapping": 30.0},
+        ],
+    )
+    def test_automodel_refuses_models_that_its_stages_would_compute_otherwise(self, entries: dict[str, object]) -> None:
+        with pytest.raises(ExportError, match="would train another model over a pipeline"):
+            exports["automodel"](replace(one_f_one_b([1, 1]), model={**LLAMA, **entries}))
+
+    @pytest.mark.parametrize(
+        "model", [{**LLAMA, "tie_word_embeddings": True}, {"model_type": "cohere", "hidden_size": 8,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 8}],
     )  # fmt: skip
     def test_tied_embeddings_are_refused(self, model: dict[str, object]) -> None:
         tied = replace(one_f_one_b([1, 1]), model=model)
 
         with pytest.raises(ExportError, match="does not train tied embeddings over a pipeline"):
             exports["torchtitan"](tied)
+
+    def test_as_many_layers_recompute_wholly_as_it_takes_and_no_more(self) -> None:
+        """Whole layers drop more than their parts, so fewer of them do."""
+        made = exports["torchtitan"](priced(lambda layer: ("none", "norm"), layers=(8, 8)))
+
+        assert "RECOMPUTED_LAYERS = {0, 8}" in made.files["plan.py"]
+        assert made.losses[0].startswith(
+            "torchtitan does not recompute parts of layers as planned for 16 layers: 2 of them recompute wholly, the"
+            " others nothing; the step is predicted to take "
+        )
+
+    @pytest.mark.parametrize("target", ["torch", "torchtitan", "automodel"])
+    def test_a_backward_that_recomputes_is_not_split(self, target: str) -> None:
+        made = exports[target](priced(full(0), layers=(1, 1), schedule=SPLIT))
+
+        assert made.files["schedule.csv"].splitlines()[0] == "0F0,0F1,0B0,0B1"
+        assert any("so they are one B on stage" in loss and "predicted to take" in loss for loss in made.losses)
+
+    def test_a_backward_that_does_not_recompute_stays_split(self) -> None:
+        made = exports["torchtitan"](priced(full(0), layers=(1, 1), schedule=SPLIT))
+
+        assert made.files["schedule.csv"].splitlines()[1] == "1F0,1I0,1W0,1F1,1I1,1W1"
 
     def test_whole_layers_are_exported_as_layers(self) -> None:
         units = [
@@ -229,9 +409,10 @@ class TestTorchHosts:
         assert exports["megatron"](whole) == exports["megatron"](halves)
 
     def test_adapters_are_reported(self) -> None:
-        lora = replace(one_f_one_b([1, 1]), options=RunOptions(lora=8))
-        for target in ("torchtitan", "megatron", "torch"):
-            assert exports[target](lora).losses[0].startswith("LoRA of rank 8: configure adapters of that rank")
+        for target in ("torchtitan", "megatron"):
+            losses = exports[target](priced(lora=8)).losses
+            assert losses[0].startswith("LoRA of rank 8: configure adapters of that rank")
+        assert "lora 8" in exports["torch"](priced(lora=8)).losses[0]
 
 
 class TestOffload:
@@ -241,7 +422,7 @@ class TestOffload:
         assert made.files["schedule.csv"] == "0F0,0F1,0B1,0B0\n"
         assert made.losses[:2] == (
             "Offload: all activations stay on their devices, also the 1 to be moved.",
-            "With that the step is predicted to take 1.000 times as long as planned.",
+            "With that the step is predicted to take 1.000 times as long.",
         )
 
     def test_a_plan_that_needs_it_to_fit_is_refused(self) -> None:
@@ -252,13 +433,64 @@ class TestOffload:
             exports["torch"](needs_it)
 
 
-def test_a_stage_that_ends_within_a_layer_is_refused() -> None:
+class TestStates:
+    def test_zero_2_is_refused_where_it_is_needed_to_fit(self) -> None:
+        limit = float(max(priced(data=2, zero=2).simulate().peak_memory))
+
+        with pytest.raises(ExportError, match="Megatron-LM cannot run this plan, whose memory depends on ZeRO-2"):
+            exports["megatron"](priced(data=2, zero=2, memory_limit=limit))
+
+    def test_optimizer_states_return_from_the_host_only_where_there_is_room(self) -> None:
+        one_f_one_b = db.schedules["1f1b"](devices=2, micro_batches=8)
+        schedule = with_operations(one_f_one_b, ("0P0", "0F0"), ("0D7", ""), ("0S7", ""))
+        limit = float(priced(schedule=schedule, on_host=[0]).simulate().peak_memory[0])
+
+        made = exports["megatron"](priced(schedule=schedule, on_host=[0]))
+
+        assert made.losses[0].startswith("The optimizer states of stages 0 stay on the devices")
+        with pytest.raises(ExportError, match="whose memory depends on optimizer states on the host"):
+            exports["megatron"](priced(schedule=schedule, on_host=[0], memory_limit=limit))
+
+
+def halved(candidates: tuple[CandidateSummary, ...] = ()) -> Plan:
+    """A plan whose first stage ends within a layer."""
     whole = one_f_one_b([1, 1])
     first, second = whole.partition
-    halved = replace(whole, partition=(first[:-1], (first[-1], *second)))
+    return replace(whole, partition=(first[:-1], (first[-1], *second)), candidates=candidates)
 
+
+def test_a_stage_that_ends_within_a_layer_is_refused() -> None:
     with pytest.raises(ExportError, match="Stage 0 holds only the attention half of layer 0"):
-        exports["megatron"](halved)
+        exports["megatron"](halved())
+
+
+def test_the_refusal_names_a_planner_only_if_it_answered_with_whole_layers() -> None:
+    rejected = CandidateSummary(planner="megatron-even", rejected="Nothing fits.")
+    answered = CandidateSummary(planner="dapple", schedule="1f1b", makespan=40)
+
+    with pytest.raises(ExportError, match="no planner that was asked for it is known"):
+        exports["megatron"](halved((rejected,)))
+    with pytest.raises(ExportError, match=r"plan again with --planner dapple, .* is predicted to take 40"):
+        exports["megatron"](halved((rejected, answered)))
+
+
+def test_missing_layers_are_named_before_another_order_is() -> None:
+    """The targets that take any order would refuse the plan as well."""
+    abstract = replace(
+        plan(db.schedules["zb-h1"](devices=2, micro_batches=8), [1, 1]),
+        partition=((PlannedUnit("stage", 0),), (PlannedUnit("stage", 1),)),
+    )
+
+    with pytest.raises(ExportError, match="names no model layers"):
+        exports["megatron"](abstract)
+
+
+def test_several_slowdowns_are_added_up() -> None:
+    made = exports["torchtitan"](priced(lambda layer: ("none", "norm"), layers=(4, 4), schedule=SPLIT))
+
+    timed = [loss for loss in made.losses if "times as long" in loss]
+    assert len(timed) == 3
+    assert timed[-1].startswith("With all of this the step is predicted to take ")
 
 
 def test_a_plan_from_stage_costs_is_refused_where_layers_are_needed() -> None:

@@ -42,7 +42,7 @@ def test_a_layer_that_two_stages_share_moves_to_one_of_them() -> None:
     """The first stage holds two and a half layers; the head makes the second the slower one."""
     made = exports["megatron"](plan(6))
 
-    assert '--pipeline-model-parallel-layout "Et*3|tL"' in made.files["megatron-arguments.txt"]
+    assert "--pipeline-model-parallel-layout 'Et*3|tL'" in made.files["megatron-arguments.sh"]
     assert made.losses[0].startswith("One stage ends within a layer; with whole layers the step is predicted to take ")
 
 

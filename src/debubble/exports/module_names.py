@@ -11,6 +11,8 @@ from debubble.ir import ExportError
 
 def hf_names(model: Mapping[str, Any], stages: Sequence[StageLayers]) -> list[list[str]]:
     """Names in a Hugging Face causal language model; rotary embeddings, which have no weights, are in every stage."""
+    if any(stage.mtp for stage in stages):
+        raise ExportError("debubble does not know the names of the modules of multi-token-prediction layers.")
     if model.get("model_type") == "gpt2":
         return _names(
             stages, ["transformer.wte", "transformer.wpe"], "transformer.h.{}", ["transformer.ln_f", "lm_head"]

@@ -53,7 +53,7 @@ def torch(plan: Plan, settings: Mapping[str, Any]) -> Made:
         names = hf_names(plan.model or {}, stage_layers(plan, target="a list of modules"))
         files["modules.json"] = json.dumps(names, indent=1) + "\n"
     except ExportError:
-        losses.append("The plan names no whole layers of a model, so there is no list of each stage's modules.")
+        losses.append("There is no list of each stage's modules, which debubble has of whole decoder layers alone.")
     return Made(files, plan, tuple(losses))
 
 

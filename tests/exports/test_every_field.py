@@ -1,0 +1,181 @@
+"""Nothing of a plan is lost without a word: every field is written, refused, or reported, by every target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+import debubble as db
+from debubble.exports import exports
+from debubble.ir import ExportError, Kind, Plan, PlannedUnit, RunOptions, Schedule
+from debubble.ir.ops import SCHEDULED
+from tests.exports.hand_plans import MIXTRAL, full, priced, with_operations
+
+ONE_F_ONE_B = db.schedules["1f1b"](devices=2, micro_batches=8)
+
+
+def said(plan: Plan, target: str) -> object:
+    """All that a user learns of an export: its files and losses, or why it is refused."""
+    try:
+        return exports[target](plan)
+    except ExportError as error:
+        return str(error)
+
+
+OPTIONS: Mapping[str, tuple[dict[str, Any], Any]] = {
+    "micro_batch_size": ({}, 2),
+    "sequence_length": ({}, 1024),
+    "tensor": ({}, 2),
+    "data": ({}, 2),
+    "context": ({}, 2),
+    "expert": ({"data": 2}, 2),
+    "zero": ({"data": 2}, 1),
+    "optimizer": ({}, "sgd"),
+    "dtype": ({}, "fp32"),
+    "lora": ({}, 8),
+    "post_validation": ({}, True),
+}
+"""Option -> the options beside it, and a value that is not its default."""
+
+
+@pytest.mark.parametrize("target", list(exports))
+@pytest.mark.parametrize("name", [field.name for field in fields(RunOptions)])
+def test_a_run_option_is_written_refused_or_reported(name: str, target: str) -> None:
+    beside, value = OPTIONS[name]
+    plain = said(priced(config=MIXTRAL, **beside), target)
+    changed = said(priced(config=MIXTRAL, **beside, **{name: value}), target)
+
+    assert not isinstance(plain, str)
+    assert changed != plain
+
+
+@pytest.mark.parametrize("target", list(exports))
+def test_zero_2_is_reported_where_it_is_not_needed_to_fit(target: str) -> None:
+    reported = said(priced(data=2, zero=2), target)
+
+    assert not isinstance(reported, str)
+    assert reported != said(priced(data=2, zero=1), target)
+
+
+def split(schedule: Schedule) -> Schedule:
+    """The same with every backward as I and W."""
+    orders = [
+        [name for op in order for name in ([f"{op.stage}I{op.micro_batch}", f"{op.stage}W{op.micro_batch}"]
+         if op.kind is Kind.B else [op.name])]
+        for order in schedule.orders
+    ]  # fmt: skip
+    return Schedule.of(schedule.name, schedule.placement, schedule.micro_batches, orders)
+
+
+def offloading(**changes: Any) -> Plan:
+    return priced(schedule=replace(with_operations(ONE_F_ONE_B, ("0O0", "0F1"), ("0L0", "0B0")), **changes))
+
+
+def on_host() -> Plan:
+    operations = with_operations(ONE_F_ONE_B, ("0P0", "0F0"), ("0D7", ""), ("0S7", ""))
+    return priced(schedule=operations, on_host=[0])
+
+
+KINDS: Mapping[Kind, Callable[[], Plan]] = {
+    Kind.F: lambda: priced(schedule=db.schedules["gpipe"](devices=2, micro_batches=8)),
+    Kind.B: lambda: priced(schedule=db.schedules["gpipe"](devices=2, micro_batches=8)),
+    Kind.I: lambda: priced(schedule=split(ONE_F_ONE_B)),
+    Kind.W: lambda: priced(schedule=split(ONE_F_ONE_B)),
+    Kind.R: lambda: priced(
+        full(0, 1), schedule=with_operations(ONE_F_ONE_B, *((f"0R{j}", f"0B{j}") for j in range(8)))
+    ),
+    Kind.O: offloading,
+    Kind.L: offloading,
+    Kind.G: lambda: priced(schedule=with_operations(ONE_F_ONE_B, ("0G7", ""))),
+    Kind.S: lambda: priced(schedule=with_operations(ONE_F_ONE_B, ("0S7", ""))),
+    Kind.D: on_host,
+    Kind.P: on_host,
+}
+"""Kind of operation -> a plan where it is not as in 1F1B."""
+
+
+@pytest.mark.parametrize("target", list(exports))
+@pytest.mark.parametrize("kind", SCHEDULED)
+def test_an_operation_is_written_refused_or_reported(kind: Kind, target: str) -> None:
+    before = full(0, 1) if kind is Kind.R else full()
+
+    assert said(KINDS[kind](), target) != said(priced(before), target)
+
+
+def blocking(plan: Plan) -> Plan:
+    return replace(plan, costs=plan.costs.replace(communication_model="blocking"))
+
+
+SCHEDULE: Mapping[str, tuple[Plan, Plan]] = {
+    "placement": (
+        priced(schedule=db.schedules["interleaved"](devices=2, micro_batches=8), layers=(1, 1, 1, 1)),
+        priced(schedule=db.schedules["dualpipe-v"](devices=2, micro_batches=8), layers=(1, 1, 1, 1)),
+    ),
+    "micro_batches": (priced(), priced(schedule=db.schedules["1f1b"](devices=2, micro_batches=6))),
+    "orders": (priced(), priced(schedule=db.schedules["gpipe"](devices=2, micro_batches=8))),
+    "fused_recompute": (priced(), priced(full(0))),
+    "recompute_fraction": (
+        priced(full(0, 1)),
+        priced(full(0, 1), schedule=replace(ONE_F_ONE_B, recompute_fraction={0: 0.5})),
+    ),
+    "offload_fraction": (priced(), offloading(offload_fraction={0: 0.5})),
+    "peers": (offloading(), offloading(peers={0: 1})),
+    "asynchronous": (blocking(priced()), blocking(priced(schedule=replace(ONE_F_ONE_B, asynchronous=frozenset({0}))))),
+}
+"""Field of a schedule -> two plans that differ in it."""
+
+
+@pytest.mark.parametrize("target", list(exports))
+@pytest.mark.parametrize("name", sorted({field.name for field in fields(Schedule)} - {"name"}))
+def test_a_field_of_the_schedule_is_written_refused_or_reported(name: str, target: str) -> None:
+    plain, changed = SCHEDULE[name]
+
+    assert said(changed, target) != said(plain, target)
+
+
+def mtp() -> Plan:
+    plan = priced()
+    *layers, head = plan.partition[1]
+    return replace(plan, partition=(plan.partition[0], (*layers, PlannedUnit("mtp", 0), head)))
+
+
+PLAN: Mapping[str, Plan] = {
+    "schedule": priced(schedule=db.schedules["gpipe"](devices=2, micro_batches=8)),
+    "costs": replace(priced(), costs=priced().costs.replace(micro_batch_scale=[1] * 7 + [2])),
+    "partition": priced(layers=(3, 1)),
+    "options": priced(micro_batch_size=2),
+}
+"""Field of a plan -> a plan that differs in it."""
+
+DESCRIPTIONS = {"planner", "lower_bound", "solve_seconds", "candidates", "cluster", "profile", "model"}
+"""What says how a plan was found, not how it runs; the model itself is the user's to bring."""
+
+
+@pytest.mark.parametrize("target", list(exports))
+@pytest.mark.parametrize("name", sorted({field.name for field in fields(Plan)} - DESCRIPTIONS))
+def test_a_field_of_the_plan_is_written_refused_or_reported(name: str, target: str) -> None:
+    assert said(PLAN[name], target) != said(priced(), target)
+
+
+@pytest.mark.parametrize("target", list(exports))
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param(mtp(), id="mtp"),
+        pytest.param(priced(head="full"), id="head"),
+        pytest.param(priced(lambda layer: ("norm", "none")), id="norm"),
+        pytest.param(priced(lambda layer: ("none", "norm+mlp")), id="mlp"),
+        pytest.param(priced(full(0, 3)), id="full"),
+    ],
+)
+def test_a_unit_is_written_refused_or_reported(changed: Plan, target: str) -> None:
+    assert said(changed, target) != said(priced(), target)
+
+
+def test_every_export_of_a_plain_plan_reports_only_what_its_user_must_set() -> None:
+    reported = {target: exports[target](priced()).losses for target in exports}
+
+    assert [target for target, losses in reported.items() if not losses] == ["megatron", "mindformers", "torchtitan"]
