@@ -57,7 +57,11 @@ def _length(plan: Plan) -> Decision:
 def _dtype(plan: Plan) -> Decision:
     """Weights are stored in fp32, from which FSDP computes in bf16; frozen ones, under LoRA, in bf16."""
     stored = "bfloat16" if plan.options.lora else "float32"
-    policy = {"_target_": "torch.distributed.fsdp.MixedPrecisionPolicy", "reduce_dtype": "float32"}
+    policy = {
+        "_target_": "torch.distributed.fsdp.MixedPrecisionPolicy",
+        "reduce_dtype": "float32",
+        "cast_forward_inputs": True,
+    }
     computed = {"bf16": "bfloat16", "fp32": "float32"}
     settings = {
         name: {
