@@ -357,7 +357,9 @@ class TestTorchHosts:
             {"model_type": "phi"},
             {"model_type": "granite", "embedding_multiplier": 12.0},
             {"model_type": "granite", "logits_scaling": 8.0},
-            {"model_type": "gemma2", "final_logit_softcapping": 30.0},
+            {"model_type": "gemma2"},
+            {"model_type": "gemma3_text"},
+            {"model_type": "cohere"},
         ],
     )
     def test_automodel_refuses_models_that_its_stages_would_compute_otherwise(self, entries: dict[str, object]) -> None:

@@ -41,14 +41,21 @@ def plain_causal_model(model: Mapping[str, Any]) -> str | None:
     family = str(model.get("model_type"))
     if family in _OTHERS or family in _UNNAMED or family == "gpt2":
         return f"the base of '{family}' is not embed_tokens, layers and norm"
-    scaled = [name for name, plain in _SCALES.items() if model.get(name, plain) not in (plain, None)]
-    if scaled:
-        return f"it leaves out {' and '.join(scaled)}"
-    return None
+    if family in _UNLIKE:
+        return f"'{family}' {_UNLIKE[family]}"
+    scaled = [name for name in ("embedding_multiplier", "logits_scaling", "logit_scale") if model.get(name, 1) != 1]
+    return f"it leaves out {' and '.join(scaled)}" if scaled else None
 
 
-_SCALES = {"embedding_multiplier": 1, "logits_scaling": 1, "logit_scale": 1, "final_logit_softcapping": None}
-"""What a config may do to embeddings or logits outside the modules, and the values that do nothing."""
+_UNLIKE = {
+    "cohere": "scales its logits",
+    "cohere2": "scales its logits",
+    "gemma2": "caps its logits",
+    "gemma3_text": "has rotary embeddings of two kinds",
+    "olmo3": "has rotary embeddings of two kinds",
+    "vaultgemma": "caps its logits",
+}
+"""What families do between the modules, whatever their config says of it."""
 
 
 def torchtitan_names(stages: Sequence[StageLayers]) -> list[list[str]]:

@@ -1,0 +1,121 @@
+"""The files as the frameworks' own code reads them, where it is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from debubble.exports import exports
+from debubble.exports.layers import stage_layers
+from debubble.exports.megatron import layout
+from debubble.ir import Plan
+from tests.exports.hand_plans import MIXTRAL, full, interleaved, one_f_one_b, priced
+
+PLANS = [priced(full(1)), priced(config=MIXTRAL, data=2, expert=2, tensor=2, zero=1, micro_batch_size=3)]
+
+
+def written(plan: Plan, target: str, folder: Path) -> None:
+    for name, content in exports[target](plan).files.items():
+        (folder / name).write_text(content)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_torchtitan_accepts_the_config(plan: Plan, tmp_path: Path) -> None:
+    """Its parts are checked against each other whenever it is made."""
+    trainer = pytest.importorskip("torchtitan.trainer", exc_type=ImportError)
+    written(plan, "torchtitan", tmp_path)
+    spec = importlib.util.spec_from_file_location("plan", tmp_path / "plan.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    config = module.apply(trainer.Trainer.Config())
+
+    parallelism = config.parallelism
+    assert parallelism.pipeline_parallel_degree == plan.devices
+    assert parallelism.tensor_parallel_degree == plan.options.tensor
+    assert parallelism.data_parallel_shard_degree == plan.options.data
+    assert parallelism.expert_parallel_degree == plan.options.expert * plan.options.tensor
+    assert config.training.disable_cuda_graphs
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_automodel_parses_the_distributed_section(plan: Plan) -> None:
+    recipes = pytest.importorskip("nemo_automodel.recipes._dist_utils", exc_type=ImportError)
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    section = yaml.safe_load(exports["automodel"](plan).files["plan.yaml"])["distributed"]
+    section["mp_policy"]["_target_"] = MixedPrecisionPolicy  # As the recipe's loader finds it.
+    parsed = recipes.parse_distributed_section(section)
+
+    sizes = parsed["parallelism_sizes"]
+    assert (sizes.pp_size, sizes.tp_size, sizes.dp_size) == (plan.devices, plan.options.tensor, plan.options.data)
+    assert parsed["strategy_config"].sequence_parallel == (plan.options.tensor > 1)
+    assert parsed["pipeline_config"].pp_schedule_csv == "schedule.csv"
+
+
+@pytest.mark.parametrize("plan", [one_f_one_b([6, 9, 9, 8]), interleaved([3, 1, 2, 0])])
+def test_megatron_reads_the_layout(plan: Plan) -> None:
+    layouts = pytest.importorskip("megatron.core.transformer.pipeline_parallel_layer_layout", exc_type=ImportError)
+    stages = stage_layers(plan, target="test")
+
+    parsed = layouts.PipelineParallelLayerLayout.from_str(layout(stages), plan.devices)
+
+    layers = [[kind.name for kind in parsed.layout[s % plan.devices][s // plan.devices]] for s in range(len(stages))]
+    assert [names.count("decoder") for names in layers] == [len(stage.layers) for stage in stages]
+    assert layers[0][0] == "embedding"
+    assert layers[-1][-1] == "loss"
+
+
+TRAINING = """
+import json, deepspeed, torch
+from torch import nn
+deepspeed.init_distributed("gloo")
+from planned_pipeline import PlannedPipeline
+
+class Layer(nn.Linear):
+    forwards = 0
+    def forward(self, x):
+        self.forwards += 1
+        return x + torch.tanh(super().forward(x))
+
+torch.manual_seed(0)
+layers = [nn.Embedding(32, 16), *(Layer(16, 16) for _ in range(4)), nn.Linear(16, 32)]
+loss = lambda logits, labels: nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+module = PlannedPipeline(layers, loss_fn=loss)
+optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+engine, *_ = deepspeed.initialize(model=module, config=json.load(open("ds_config.json")), optimizer=optimizer)
+batches = iter([(torch.arange(8)[None] + j, torch.arange(8)[None] + j) for j in range(8)])
+lost = float(engine.train_batch(batches))
+forwards = [layer.forwards for layer in module.forward_funcs if isinstance(layer, Layer)]
+open(f"rank{torch.distributed.get_rank()}.json", "w").write(json.dumps([lost, forwards]))
+"""
+
+
+def test_deepspeed_recomputes_the_planned_layers_and_trains_alike(tmp_path: Path) -> None:
+    """Layers 0 and 3 run twice per micro-batch; in front of layer 0 is the embedding, whose input has no gradient."""
+    pytest.importorskip("deepspeed", exc_type=ImportError)
+    results = []
+    for name, strategy in (("plain", full()), ("recomputing", full(0, 3))):
+        folder = tmp_path / name
+        folder.mkdir()
+        written(priced(strategy, dtype="fp32"), "deepspeed", folder)
+        (folder / "train.py").write_text(TRAINING)
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+        subprocess.run(
+            command, cwd=folder, check=True, capture_output=True, env={**os.environ, "DS_ACCELERATOR": "cpu"}
+        )
+        results.append([yaml.safe_load((folder / f"rank{rank}.json").read_text()) for rank in range(2)])
+
+    plain, recomputing = results
+    assert [forwards for _, forwards in plain] == [[8, 8], [8, 8]]
+    assert [forwards for _, forwards in recomputing] == [[16, 8], [8, 16]]
+    assert [loss for loss, _ in recomputing] == [loss for loss, _ in plain]
