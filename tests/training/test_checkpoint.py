@@ -1,3 +1,6 @@
+import os
+import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -5,9 +8,11 @@ import torch
 
 from debubble.ir import InputError
 from debubble.runtime.parallel.pieces import Block, Piece
-from debubble.training import checkpoint, checkpoint_folder
+from debubble.training import checkpoint, checkpoint_folder, manifest
 from debubble.training.checkpoint import CheckpointError, Saver
 from debubble.training.checkpoint_folder import Progress
+from debubble.training.manifest import DamagedError, Digest
+from tests.runtime import gloo_ranks
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
@@ -124,6 +129,134 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path, wanted, message):
     save(tmp_path, state(1), 1)
     with pytest.raises(InputError, match=message):
         checkpoint.load(checkpoint_folder.latest(tmp_path), wanted)
+
+
+def test_checkpoints_are_in_the_order_of_their_steps(tmp_path):
+    for step in (1_000_000, 999_999, 1):
+        (tmp_path / f"step-{step:06d}").mkdir()
+    assert [p.name for p in checkpoint_folder.checkpoints(tmp_path)] == ["step-000001", "step-999999", "step-1000000"]
+
+
+def test_the_oldest_is_deleted_also_where_numbers_get_longer(tmp_path):
+    for step in (999_999, 1_000_000):
+        save(tmp_path, state(1), step)
+    assert [p.name for p in tmp_path.iterdir()] == ["step-1000000"]
+
+
+SHARD = "__0_0.distcp"
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x40
+    path.write_bytes(content)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def zero(path):
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+@pytest.mark.parametrize("name", [SHARD, ".metadata", "progress.json"])
+@pytest.mark.parametrize("damage", [flip, cut, zero, Path.unlink])
+def test_damage_is_refused_and_the_file_named(tmp_path, damage, name):
+    save(tmp_path, state(1), 1)
+    newest = checkpoint_folder.latest(tmp_path)
+    assert checkpoint.verify(newest)
+    damage(newest / name)
+    with pytest.raises(DamagedError, match=rf"step-000001 is damaged: .*{re.escape(name)}"):
+        checkpoint.verify(newest)
+
+
+@pytest.mark.parametrize("damage", [cut, zero])
+def test_a_damaged_manifest_is_refused(tmp_path, damage):
+    save(tmp_path, state(1), 1)
+    damage(checkpoint_folder.latest(tmp_path) / "manifest.json")
+    with pytest.raises(DamagedError, match=r"manifest\.json cannot be read"):
+        checkpoint.verify(checkpoint_folder.latest(tmp_path))
+
+
+def without_manifest(folder):
+    """A checkpoint as earlier versions wrote it."""
+    save(folder, state(1.5), 1)
+    newest = checkpoint_folder.latest(folder)
+    (newest / "manifest.json").unlink()
+    return newest
+
+
+def test_a_checkpoint_without_a_manifest_is_loaded_unchecked(tmp_path):
+    assert not checkpoint.verify(without_manifest(tmp_path))
+    assert loaded(tmp_path)["model.head.weight"].tensor.tolist() == [1.5, 2.5]
+
+
+@pytest.mark.parametrize(("damage", "said"), [(cut, "bytes instead of"), (Path.unlink, "is missing")])
+def test_a_checkpoint_without_a_manifest_needs_the_files_of_its_metadata(tmp_path, damage, said):
+    newest = without_manifest(tmp_path)
+    damage(newest / SHARD)
+    with pytest.raises(DamagedError, match=f"{SHARD} .*{said}"):
+        checkpoint.verify(newest)
+
+
+def test_tensors_that_cannot_be_read_are_damage_and_no_other_model(tmp_path):
+    newest = without_manifest(tmp_path)
+    zero(newest / SHARD)
+    with pytest.raises(DamagedError, match=r"step-000001 is damaged: its tensors cannot be read \(UnpicklingError\)"):
+        checkpoint.load(newest, state(0))
+
+
+class Payload:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+
+    def __reduce__(self):
+        return os.system, (self._command,)
+
+
+def crafted(folder, *, listed: bool):
+    """A checkpoint with a metadata file that touches `ran`; `listed`: the manifest has its checksum."""
+    newest = without_manifest(folder)
+    (newest / ".metadata").write_bytes(pickle.dumps(Payload(f"touch {folder / 'ran'}")))
+    if listed:
+        names = (SHARD, ".metadata", "progress.json")
+        manifest.write(newest, {name: Digest.of(newest / name) for name in names})
+    return newest
+
+
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize("read", [checkpoint.verify, lambda newest: checkpoint.load(newest, state(0))])
+def test_metadata_that_would_run_code_is_refused_and_runs_nothing(tmp_path, read, listed):
+    newest = crafted(tmp_path, listed=listed)
+    with pytest.raises(DamagedError, match=r"\.metadata names (posix|nt)\.system, which no checkpoint does"):
+        read(newest)
+    assert not (tmp_path / "ran").exists()
+
+
+def verified(rank, folder, newest):
+    """What this rank is told of a checkpoint."""
+    try:
+        checkpoint.verify(newest)
+    except DamagedError as error:
+        (folder / f"rank{rank}").write_text(str(error))
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", "progress.json"])
+def test_all_ranks_hear_of_damage_that_one_has_read(tmp_path, name):
+    """Two ranks read three files: the shard and the progress are not the same rank's."""
+    save(tmp_path, state(1), 1)
+    newest = checkpoint_folder.latest(tmp_path)
+    flip(newest / name)
+    answers = gloo_ranks.spawn(2, verified, newest)
+    first, second = ((answers / f"rank{rank}").read_text() for rank in range(2))
+    assert (
+        first
+        == second
+        == f"The checkpoint {newest} is damaged: the checksum of {name} is not that of what was written."
+    )
 
 
 def test_a_folder_without_checkpoints_is_one_sentence(tmp_path):

@@ -1,5 +1,6 @@
 import json
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -13,7 +14,8 @@ import torch
 
 import debubble as db
 from debubble.ir import InputError, Plan, Trace
-from debubble.training import checkpoint_folder
+from debubble.runtime.leaving import RunError
+from debubble.training import checkpoint_folder, manifest
 from debubble.training.options import TrainOptions, check, rate_remark, settle
 from debubble.training.room import check_room
 from debubble.training.run import train
@@ -174,6 +176,94 @@ def test_a_folder_with_another_runs_checkpoints_is_refused(options, tmp_path):
         check(with_checkpoint)
     with pytest.raises(InputError, match="has done all of the 6 steps"):
         check(changed(with_checkpoint, resume=True))
+
+
+def flipped(newest: Path) -> None:
+    shard = newest / "__0_0.distcp"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 0x40
+    shard.write_bytes(content)
+
+
+def foreign(newest: Path) -> None:
+    (newest / ".metadata").write_bytes(pickle.dumps(print))
+    names = ("__0_0.distcp", ".metadata", "progress.json")
+    manifest.write(newest, {name: manifest.Digest.of(newest / name) for name in names})
+
+
+DAMAGE = {
+    "a flipped bit": (flipped, "the checksum of __0_0.distcp is not"),
+    "a zeroed shard": (
+        lambda p: (p / "__0_0.distcp").write_bytes(bytes((p / "__0_0.distcp").stat().st_size)),
+        "checksum",
+    ),
+    "a cut shard": (lambda p: (p / "__0_0.distcp").write_bytes(b"PK"), "__0_0.distcp has 2 bytes"),
+    "a missing shard": (lambda p: (p / "__0_0.distcp").unlink(), "__0_0.distcp is missing"),
+    "foreign metadata": (foreign, ".metadata names builtins.print"),
+    "no progress": (lambda p: (p / "progress.json").unlink(), "progress.json is missing"),
+}
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize(("damage", "said"), DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_run_goes_on_from_the_newest_whole_checkpoint(options, tmp_path, capsys, damage, said):
+    folder = tmp_path / "c"
+    restartable = changed(options, checkpoint=folder, save_every=3, keep=9, auto_resume=True)
+    whole = train(restartable)
+    damage(folder / "step-000006")
+    again = train(replace(restartable, keep=1))
+    assert [r.loss for r in again.reports] == [r.loss for r in whole.reports][3:]
+    assert sorted(p.name for p in folder.iterdir()) == ["step-000006", "step-000006.damaged"]
+    [line] = [line for line in capsys.readouterr().err.splitlines() if "damaged" in line]
+    assert said in line
+    assert line.endswith("It is put aside, and the run goes on from step-000003.")
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_run_that_falls_back_takes_the_settings_of_the_checkpoint_that_it_goes_on_from(options, tmp_path):
+    folder = tmp_path / "c"
+    train(changed(options, checkpoint=folder, steps=2, keep=9, clip=0.5))
+    train(changed(options, checkpoint=folder, steps=4, keep=9, clip=0.7, resume=True))
+    flipped(folder / "step-000004")
+    bare = TrainOptions(plan=options.plan, data=options.data, checkpoint=folder, auto_resume=True)
+    glanced = settle({"steps": 3}, bare)
+    assert glanced.clip == 0.7
+    train(glanced)
+    assert checkpoint_folder.progress_of(folder / "step-000003").recipe["clip"] == 0.5
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize(("damage", "said"), DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_checkpoint_is_not_resumed(options, tmp_path, damage, said):
+    saving = changed(options, checkpoint=tmp_path / "c", steps=2)
+    train(saving)
+    damage(tmp_path / "c" / "step-000002")
+    for resuming in (replace(saving, steps=4, resume=True), replace(saving, steps=4, auto_resume=True)):
+        with pytest.raises((InputError, RunError), match=rf"step-000002 is damaged: .*{re.escape(said)}"):
+            train(resuming)
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_checkpoint_of_an_earlier_version_is_resumed_with_a_note(options, tmp_path, capsys):
+    saving = changed(options, checkpoint=tmp_path / "c", steps=2)
+    train(saving)
+    (tmp_path / "c" / "step-000002" / "manifest.json").unlink()
+    train(replace(saving, steps=3, resume=True))
+    assert "step-000002 has no checksums: an earlier version wrote it" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("process_group")
+def test_resuming_a_damaged_checkpoint_ends_with_one_sentence(options, tmp_path):
+    folder = tmp_path / "c"
+    train(changed(options, checkpoint=folder, steps=2))
+    flipped(folder / "step-000002")
+    more = ["--checkpoint", str(folder), "--resume", "--steps", "4"]
+    finished = subprocess.run(command(options, *more), capture_output=True, text=True)
+    sentence = (
+        f"The checkpoint {folder / 'step-000002'} is damaged: the checksum of __0_0.distcp is not that of what was"
+    )
+    assert (finished.returncode, finished.stderr.splitlines()[-1]) == (1, f"debubble: {sentence} written.")
+    assert "Traceback" not in finished.stderr
 
 
 DEBUBBLE = [sys.executable, "-c", "import sys; from debubble.cli import main; sys.exit(main())"]

@@ -57,7 +57,7 @@ def train(
     from debubble.runtime.launcher import joined, packed, start
     from debubble.training.room import check_room
 
-    if not joined() and (remark := check_room(checked)):
+    if not joined() and (remark := check_room(checked, offload_to_disk=offload_to is not None)):
         log().print(remark)
     if os.environ.get("RANK", "0") == "0" and (remark := rate_remark(options)):
         log().print(remark)

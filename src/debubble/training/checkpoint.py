@@ -1,29 +1,39 @@
 """Checkpoints: torch.distributed.checkpoint files, whole or not there, the newest few kept.
 
 A checkpoint is the folder `step-N` with every rank's tensors under their parameters' names, so that another
-partition finds them too, and `progress.json`.  It is written beside its place, while training goes on, and renamed
-when all ranks are done.  Every rank of the process group calls `save` and `load`; all see the same folder.
+partition finds them too, `progress.json`, and the manifest with every file's checksum.  It is written beside its place,
+while training goes on, and renamed when all ranks are done.  Every rank of the process group calls `save`, `verify` and
+`load`; all see the same folder.
 """
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
+import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.storage import WriteResult
 
 from debubble.ir import DebubbleError, InputError
 from debubble.ir.files import write_whole
+from debubble.training import manifest
 from debubble.training.checkpoint_folder import Progress, checkpoints
-from debubble.training.divided import LoadPieces, SavePieces, State, tensors
+from debubble.training.divided import LoadPieces, OtherModelError, SavePieces, State, tensors
+from debubble.training.manifest import METADATA, PROGRESS, DamagedError, Digest, Manifest
+from debubble.training.metadata import Reader, read_metadata
+
+T = TypeVar("T")
 
 
 class CheckpointError(DebubbleError):
@@ -90,22 +100,90 @@ class _Writer(FileSystemWriter):
         super().__init__(_unfinished(final))
         self._final, self._progress, self._keep = final, progress, keep
 
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
+        """Write this rank's files; their digests travel to the coordinator as results of their own."""
+        results = super().write_data(plan, planner).wait()
+        digests = [
+            WriteResult(MetadataIndex(name), 0, Digest.of(_unfinished(self._final) / name))
+            for name in sorted({result.storage_data.relative_path for result in results})
+        ]
+        done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
+        done.set_result([*results, *digests])
+        return done
+
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        super().finish(metadata, results)
+        files = {r.index.fqn: r.storage_data for each in results for r in each if isinstance(r.storage_data, Digest)}
+        super().finish(metadata, [[r for r in each if not isinstance(r.storage_data, Digest)] for each in results])
         unfinished = _unfinished(self._final)
-        write_whole(unfinished / "progress.json", msgspec.json.encode(self._progress))
+        write_whole(unfinished / PROGRESS, msgspec.json.encode(self._progress))
+        files |= {name: Digest.of(unfinished / name) for name in (METADATA, PROGRESS)}
+        manifest.write(unfinished, files)
         shutil.rmtree(self._final, ignore_errors=True)
         unfinished.rename(self._final)
         for old in checkpoints(self._final.parent)[: -self._keep]:
             shutil.rmtree(old)
 
 
-def load(checkpoint: Path, state: State) -> None:
-    """Fill the tensors of `state` in place.  Every rank calls this, with what it holds."""
+def verify(checkpoint: Path) -> bool:
+    """Read every file of a checkpoint, each rank its share, and say whether there were checksums to compare.
+
+    Raises DamagedError, on all ranks the same, if it is not what was written.
+    """
+    found = agreed(lambda: _looked_through(checkpoint))
+    if found is None:
+        return False
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    answers: list[DamagedError | None] = [None] * ranks
+    mine: DamagedError | None = None
     try:
-        state_dict_loader.load(tensors(state), checkpoint_id=checkpoint, planner=LoadPieces(state))
+        manifest.check_contents(checkpoint, found, sorted(found.files)[rank::ranks])
+    except DamagedError as error:
+        mine = error
+    dist.all_gather_object(answers, mine)
+    for answer in answers:
+        if answer is not None:
+            raise answer
+    # Only now is it known that this is the metadata that was written.
+    agreed(lambda: len(read_metadata(checkpoint).state_dict_metadata))
+    return True
+
+
+def load(checkpoint: Path, state: State) -> None:
+    """Fill the tensors of `state` in place.  Every rank calls this, with what it holds.
+
+    Raises InputError if it is another model's, DamagedError if it cannot be read.
+    """
+    reader = Reader(checkpoint, agreed(lambda: read_metadata(checkpoint)))
+    try:
+        state_dict_loader.load(tensors(state), storage_reader=reader, planner=LoadPieces(state))
     except (OSError, CheckpointException) as error:
-        raise InputError(f"The checkpoint {checkpoint} does not belong to this model: {_cause(error)}.") from error
+        cause = _first(error)
+        if isinstance(cause, OtherModelError):
+            raise InputError(f"The checkpoint {checkpoint} does not belong to this model: {cause}.") from error
+        raise DamagedError(checkpoint, f"its tensors cannot be read ({type(cause).__name__})") from error
+
+
+def _looked_through(checkpoint: Path) -> Manifest | None:
+    """The manifest of a checkpoint whose files are there; of one without a manifest, its metadata says which."""
+    found = manifest.glance(checkpoint)
+    if found is None:
+        read_metadata(checkpoint)
+    return found
+
+
+def agreed(look: Callable[[], T]) -> T:
+    """What rank 0 sees, on all ranks, or its InputError: hosts may see a shared folder change at different times."""
+    told: list[Any] = [None]
+    if dist.get_rank() == 0:
+        try:
+            told = [look()]
+        except InputError as error:
+            told = [error]
+    dist.broadcast_object_list(told)
+    if isinstance(told[0], InputError):
+        raise told[0]
+    answer: T = told[0]
+    return answer
 
 
 def _unfinished(final: Path) -> Path:
@@ -118,8 +196,11 @@ def _full(folder: Path, state: State) -> bool:
     return folder.exists() and shutil.disk_usage(folder).free < needed
 
 
+def _first(error: BaseException) -> BaseException:
+    """The first rank's own error."""
+    return next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
+
+
 def _cause(error: BaseException) -> str:
     """The first rank's own error, in one line."""
-    if isinstance(error, CheckpointException):
-        error = next(iter(error.failures.values()))[0]
-    return str(error).strip().split("\n")[0].rstrip(".")
+    return str(_first(error)).strip().split("\n")[0].rstrip(".")

@@ -32,8 +32,9 @@ class Progress:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The whole checkpoints of a folder, oldest first."""
-    return sorted(p for p in folder.glob("step-*") if re.fullmatch(r"step-\d{6,}", p.name))
+    """The checkpoints of a folder in the order of their steps, oldest first."""
+    found = [p for p in folder.glob("step-*") if re.fullmatch(r"step-\d{6,}", p.name)]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
 
 
 def latest(folder: Path) -> Path:

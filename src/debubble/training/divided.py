@@ -27,6 +27,10 @@ State = Mapping[str, Piece]
 """What a rank has of each tensor, by name."""
 
 
+class OtherModelError(ValueError):
+    """A checkpoint lacks a tensor, or has it in another shape."""
+
+
 def tensors(state: State) -> dict[str, Tensor]:
     """What the rank has, as a DCP state dict."""
     return {name: piece.tensor for name, piece in state.items()}
@@ -62,9 +66,9 @@ class LoadPieces(DefaultLoadPlanner):
         for name, piece in self._state.items():
             found = self.metadata.state_dict_metadata.get(name)
             if not isinstance(found, TensorStorageMetadata):
-                raise ValueError(f"it has no '{name}'")
+                raise OtherModelError(f"it has no '{name}'")
             if found.size != piece.shape:
-                raise ValueError(f"'{name}' has shape {list(found.size)} there, {list(piece.shape)} here")
+                raise OtherModelError(f"'{name}' has shape {list(found.size)} there, {list(piece.shape)} here")
             items += create_read_items_for_chunk_list(name, found, [_chunk(block) for block in piece.blocks])
         return LoadPlan(items)
 

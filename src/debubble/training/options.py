@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,9 @@ from debubble.ir import InputError, Kind, Plan
 from debubble.ir.errors import readable
 from debubble.ir.runtime_limits import beyond_runtime
 from debubble.planners.making import undo_bytes
-from debubble.training.checkpoint_folder import checkpoints, latest, progress_of
+from debubble.training.checkpoint_folder import Progress, checkpoints, latest, progress_of
 from debubble.training.data import VOCABULARY, Corpus, Sequences
+from debubble.training.manifest import DamagedError, glance
 from debubble.training.online.journal import Journal
 from debubble.training.online.searching import check_searchable
 from debubble.training.tokens import HfTokenizer
@@ -67,6 +68,8 @@ class TrainOptions:
     online: bool = False
     """Search a better order beside the training, and go on with it."""
     json: bool = False
+    given: Mapping[str, float] | None = None
+    """Settings that were given; for the others those of the checkpoint to resume count.  None: all are as given."""
 
     @property
     def peak_rate(self) -> float:
@@ -97,19 +100,47 @@ def rate_remark(options: TrainOptions) -> str | None:
 
 def settle(given: Mapping[str, float | None], options: TrainOptions) -> TrainOptions:
     """The options with the settings that were given; for the others, those of the checkpoint to resume count."""
+    settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    options = replace(options, **settings, given=settings)
     newest = start_of(options)
-    settings: dict[str, Any] = {} if newest is None else dict(progress_of(newest).recipe)
-    settings.update({name: value for name, value in given.items() if value is not None})
+    return options if newest is None else settled_by(progress_of(newest), options)
+
+
+def settled_by(progress: Progress, options: TrainOptions) -> TrainOptions:
+    """The options with a checkpoint's settings in place of those that were not given."""
+    if options.given is None:
+        return options
+    settings: dict[str, Any] = {**progress.recipe, **options.given}
     return replace(options, **settings)
 
 
 def start_of(options: TrainOptions) -> Path | None:
-    """The checkpoint that the run goes on from.  Raises InputError if there has to be one and is none."""
+    """The checkpoint that the run goes on from, as far as a glance can tell: the ranks read all of it.
+
+    Raises InputError if there has to be one and is none, DamagedError if it lacks a file or a part of one.
+    """
     if options.checkpoint is None or not (options.resume or options.auto_resume):
         return None
-    if options.auto_resume and not checkpoints(options.checkpoint):
-        return None
-    return latest(options.checkpoint)
+    if not options.auto_resume:
+        newest = latest(options.checkpoint)
+        glance(newest)
+        return newest
+    damaged: list[DamagedError] = []
+    for checkpoint in reversed(checkpoints(options.checkpoint)):
+        try:
+            glance(checkpoint)
+        except DamagedError as error:
+            damaged.append(error)
+        else:
+            return checkpoint
+    check_any_whole(options.checkpoint, damaged)
+    return None
+
+
+def check_any_whole(folder: Path, damaged: Sequence[DamagedError]) -> None:
+    """Raise InputError if there are checkpoints, newest first, and all are damaged."""
+    if damaged:
+        raise InputError(f"No checkpoint in {folder} is whole, so there is none to resume. {damaged[0]}")
 
 
 def check(options: TrainOptions) -> Plan:

@@ -10,35 +10,34 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from rich.console import Console
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
-from debubble.ir import Plan, Trace
-from debubble.runtime.leaving import leave
+from debubble.ir import InputError, Plan, Trace
+from debubble.runtime.leaving import RunError, leave
 from debubble.runtime.out_of_memory import DeviceMemoryError
 from debubble.runtime.pipeline import Pipeline
 from debubble.training import checkpoint
-from debubble.training.checkpoint import Saver
-from debubble.training.checkpoint_folder import Progress, progress_of
+from debubble.training.checkpoint import Saver, agreed
+from debubble.training.checkpoint_folder import Progress
 from debubble.training.computed import NOTHING, Computed, bubble_fraction
 from debubble.training.flops import Utilization
 from debubble.training.learning_rate import learning_rate
 from debubble.training.online.switching import Online
-from debubble.training.options import TrainOptions, journal_of, plan_of, start_of, validates_after
+from debubble.training.options import TrainOptions, journal_of, plan_of, settled_by, validates_after
 from debubble.training.prefetch import Prefetched
 from debubble.training.progress import Display, StepReport
 from debubble.training.report import Outcome, available_cores, compared
+from debubble.training.resume import choose
 from debubble.training.samples import Dataset, Samples, samples_of
 from debubble.training.shortage import explained
 from debubble.training.state import adamw, set_learning_rate, state_of
 from debubble.training.tensorboard import Scalars
 from debubble.training.updating import PostValidated, Synchronous
 from debubble.training.watchdog import SAVING, Watchdog
-
-T = TypeVar("T")
 
 TOGETHER = 10
 """All ranks are asked for their memory in every so many steps."""
@@ -49,17 +48,23 @@ TRACED = 10
 
 def train(options: TrainOptions, *, dataset: Dataset | None = None) -> Outcome | None:
     """Train as this rank of the process group, on `dataset` or the data of the options.  Rank 0 has the outcome."""
-    newest = _agreed(start_of(options))
-    plan = _agreed(plan_of(options, resuming=newest is not None))
-    progress = None if newest is None else progress_of(newest)
-    options = options if progress is None else replace(options, seed=progress.seed)
+    leader = dist.get_rank() == 0
+    try:
+        start = choose(options)
+    except InputError as error:
+        raise RunError(str(error)) from error
+    if start is not None:
+        options = replace(settled_by(start.progress, options), seed=start.progress.seed)
+        if leader:
+            for note in start.notes:
+                Console(stderr=True, highlight=False).print(note, soft_wrap=True)
+    plan = agreed(lambda: plan_of(options, resuming=start is not None))
     run = Run(options, plan, samples_of(options, plan, dataset))
-    if newest is not None and progress is not None:
-        run.go_on_from(newest, progress)
+    if start is not None:
+        run.go_on_from(start.checkpoint, start.progress)
     else:
         for folder in options.load:
             run.pipeline.load_pretrained(folder)
-    leader = dist.get_rank() == 0
     display = Display(steps=options.steps, done=run.done) if leader else None
     scalars = Scalars(options.tensorboard, done=run.done) if leader and options.tensorboard is not None else None
     reports: list[StepReport] = []
@@ -227,13 +232,6 @@ class Run:
             model=self.plan.model,
             recipe=self.options.recipe,
         )
-
-
-def _agreed(found: T) -> T:
-    """What rank 0 has found: hosts may see a shared folder change at different times."""
-    told = [found]
-    dist.broadcast_object_list(told)
-    return told[0]
 
 
 def _device() -> torch.device:
