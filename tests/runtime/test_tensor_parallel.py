@@ -11,8 +11,8 @@ from debubble.ir import InputError
 from debubble.runtime import Pipeline
 from debubble.runtime.models.building import Model, build_unit, model_units
 from debubble.runtime.models.lora import plain_name
-from debubble.runtime.models.operators import token_loss
-from debubble.runtime.models.vocabulary import divided_token_loss
+from debubble.runtime.models.loss import cross_entropy
+from debubble.runtime.models.vocabulary import divided_cross_entropy
 from debubble.runtime.parallel.tensor_parallel import Cut, TensorGroup
 from debubble.runtime.parallel.transport import Threads
 from tests.runtime import gloo_ranks
@@ -253,13 +253,13 @@ def test_the_loss_of_divided_logits_is_that_of_whole_ones(dtype, size):
     whole = torch.randn(2, 5, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
     targets = torch.tensor([[0, 3, 11, -100, 6], [5, 5, -100, 2, 8]])
     logits = whole.clone().requires_grad_()
-    expected = token_loss(logits, targets, 0.25)
+    expected = cross_entropy(logits, targets)
     expected.backward()
 
     def one(transport):
         group = TensorGroup(transport, (0, 1, 2))
         part = group.own(whole, Cut(2, size)).clone().requires_grad_()
-        loss = divided_token_loss(part, targets=targets, scale=0.25, group=group, vocab=size)
+        loss = divided_cross_entropy(part, targets, group=group, vocab=size)
         loss.backward()
         return loss.detach(), part.grad
 

@@ -18,6 +18,7 @@ from debubble.runtime.models.building import add_adapters, build_stage, model_un
 from debubble.runtime.models.families import read_shape
 from debubble.runtime.models.hf_division import check_division
 from debubble.runtime.models.lora import Adapters, given_adapters, new_adapters, plain_name
+from debubble.runtime.models.loss import Loss
 from debubble.runtime.models.modules import Modules
 from debubble.runtime.models.outline import tied_names
 from debubble.runtime.models.routing import Balance
@@ -97,6 +98,7 @@ def build_part(
     *,
     model: nn.Module | None,
     modules: Modules | None,
+    loss: Loss,
     seed: int,
     on: torch.device,
     ledger: Ledger,
@@ -112,6 +114,9 @@ def build_part(
         built, adapters = {stage: modules.stage(stage) for stage in held}, None
     else:
         built, adapters = _hf_stages(plan, held, model, seed)
+    last = plan.schedule.stages - 1
+    if built.get(last):
+        built[last][-1].loss = loss
     part, working = DevicePart(adapters=adapters), Working(dtype, on, replicas)
     shards: dict[nn.Parameter, nn.Parameter] = {}
     for stage, units in built.items():

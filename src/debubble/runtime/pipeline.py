@@ -22,7 +22,8 @@ from debubble.runtime.interpreter import Interpreter, StepState
 from debubble.runtime.lanes import lanes_of
 from debubble.runtime.measuring import Measured
 from debubble.runtime.memory import Ledger
-from debubble.runtime.models.modules import Loss, cross_entropy, sequence_of
+from debubble.runtime.models.loss import Loss, check_loss, cross_entropy
+from debubble.runtime.models.modules import sequence_of
 from debubble.runtime.models.operators import add_gradient
 from debubble.runtime.models.outline import hidden_size
 from debubble.runtime.moments import Ran
@@ -47,7 +48,10 @@ class Pipeline(Held, Measured):
 
     For a plan that was made for units or stages of given costs, `model` is an `nn.Sequential`, or has a method
     `pipeline_units()` that returns its modules in order: as many as the plan has units, each of one tensor to one.
-    `loss(output, targets)` of the last one's output is summed over the targets (default: cross entropy of logits).
+
+    `loss(output, targets)` takes the place of cross entropy, for any model: a number, *summed* over the targets of a
+    micro-batch that are not -100.  The output is the last unit's: of language models the logits [rows, length,
+    vocabulary].  `step` divides by the targets of the whole batch.
 
     `optimizer` makes the optimizer of a list of parameters, for `update`, and for the stages that the plan steps
     inside the step.  Without it, give `parameters()` to an optimizer of your own.  What a host steps inside the step
@@ -70,10 +74,13 @@ class Pipeline(Held, Measured):
     ) -> None:
         transport = transport or default_transport()
         check_runnable(plan, transport.size)
+        check_loss(loss, plan)
         self.plan, self.seed = plan, seed
         self.ranks = Ranks(plan, transport)
         """Who the other ranks are."""
-        self._modules = sequence_of(model, plan, loss) if plan.model is None else None
+        self._modules = sequence_of(model, plan) if plan.model is None else None
+        self._balance = balance_of(plan)
+        self._hidden = 0 if plan.model is None else hidden_size(plan.model)
         self._tables = tied_tables(plan)
         self.steps = 0
         """Steps taken.  Set it when resuming: dropout masks follow from it."""
@@ -84,8 +91,8 @@ class Pipeline(Held, Measured):
         program = lower(plan.schedule, plan.costs)
         self.ranks.open(program, seed=seed, own_model=model is None)
         self._part = build_part(
-            plan, self.device, model=model, modules=self._modules, seed=seed, on=self._lanes.device, ledger=self._saved,
-            replicas=self.ranks.over_replicas, group=self.ranks.tensor,
+            plan, self.device, model=model, modules=self._modules, loss=loss, seed=seed, on=self._lanes.device,
+            ledger=self._saved, replicas=self.ranks.over_replicas, group=self.ranks.tensor,
         )  # fmt: skip
         self._updates = Updates(plan, self._part, optimizer, shares_table=self.ranks.shares_table)
         self._validation: PostValidation | None = None
@@ -293,8 +300,9 @@ class Pipeline(Held, Measured):
         """The shape of what stages hand on for such an input."""
         if self._modules is not None:
             return self._modules.boundary(tokens)
-        balance = balance_of(self.plan)
-        return (*tokens.shape, hidden_size(self.plan.model or {})) if balance is None else balance.message(tokens.shape)
+        if self._balance is not None:
+            return self._balance.message(tokens.shape)
+        return (*tokens.shape, self._hidden)
 
     def _set_aside_gradients(self) -> dict[nn.Parameter, Tensor]:
         """Gradients of earlier steps: they are reduced already."""

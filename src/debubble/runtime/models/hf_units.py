@@ -18,8 +18,9 @@ from debubble.runtime.memory import Ledger
 from debubble.runtime.models.hf_division import divide_module, planned
 from debubble.runtime.models.hf_model import Anatomy, Frame
 from debubble.runtime.models.hf_start import materialise
-from debubble.runtime.models.modules import ModuleUnit, cross_entropy
-from debubble.runtime.models.vocabulary import divided_token_loss
+from debubble.runtime.models.loss import cross_entropy
+from debubble.runtime.models.modules import ModuleUnit
+from debubble.runtime.models.vocabulary import divided_cross_entropy
 from debubble.runtime.parallel.tensor_parallel import Cut, TensorGroup
 
 Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
@@ -73,13 +74,14 @@ class HfHead(_HfUnit):
     """What the model does after its last layer, and the loss."""
 
     def __init__(self, frame: Frame, layers: int) -> None:
-        super().__init__(frame.causal, prefix="", salt=layers + 1, loss=cross_entropy)
+        super().__init__(frame.causal, prefix="", salt=layers + 1)
+        self.loss = cross_entropy
         self.frame = frame
         self.columns = (_path(frame.causal, frame.causal.get_output_embeddings()),)
 
     def divide(self, group: TensorGroup, made: dict[nn.Parameter, nn.Parameter]) -> Mapping[str, Cut]:
         vocab = len(self.frame.causal.get_output_embeddings().weight)
-        self.loss = partial(_divided_loss, group=group, vocab=vocab)
+        self.loss = partial(divided_cross_entropy, group=group, vocab=vocab)
         return super().divide(group, made)
 
     def call(self, x: Tensor) -> Tensor:
@@ -88,10 +90,6 @@ class HfHead(_HfUnit):
 
 def _path(model: nn.Module, part: nn.Module) -> str:
     return next(f"module.{name}" for name, module in model.named_modules() if module is part)
-
-
-def _divided_loss(logits: Tensor, targets: Tensor, *, group: TensorGroup, vocab: int) -> Tensor:
-    return divided_token_loss(logits, targets=targets, scale=1.0, group=group, vocab=vocab)
 
 
 class Surroundings:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
@@ -23,25 +23,17 @@ from torch.overrides import TorchFunctionMode
 
 from debubble.ir import InputError, Plan
 from debubble.runtime.models.drawing import DRAWING, drawn
-from debubble.runtime.models.operators import Deferring, WeightGradients, deferrable_linear, drop, token_loss
+from debubble.runtime.models.operators import Deferring, WeightGradients, deferrable_linear, drop
 from debubble.runtime.models.units import MicroBatch, Unit
 from debubble.runtime.tape import Operators
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""Of the last module's output and the targets: summed over the targets that count."""
-
-
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """The usual loss of language models, of logits [rows, length, vocabulary]; target -100: ignored."""
-    return token_loss(logits, targets, 1.0)
-
 
 class ModuleUnit(Unit, Deferring):
-    """One module, called with one tensor; with a `loss` the last one, whose output goes into it."""
+    """One module, called with one tensor."""
 
-    def __init__(self, module: nn.Module, *, prefix: str, salt: int, loss: Loss | None = None) -> None:
+    def __init__(self, module: nn.Module, *, prefix: str, salt: int) -> None:
         super().__init__()
-        self.module, self.loss = module, loss
+        self.module = module
         self.prefix, self.salt = prefix, salt
 
     def call(self, x: Tensor) -> Tensor:
@@ -51,10 +43,7 @@ class ModuleUnit(Unit, Deferring):
 
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
         y: Tensor = op("module", partial(self._run, seed=self.seed(micro_batch, 0)), x)
-        if self.loss is None or micro_batch.targets is None:
-            return y
-        loss: Tensor = op("loss", partial(_scaled, self.loss, micro_batch), y)
-        return loss
+        return self.loss_of(y, micro_batch, op)
 
     def hf_name(self, name: str) -> str:
         return self.prefix + name.removeprefix("module.")
@@ -62,11 +51,6 @@ class ModuleUnit(Unit, Deferring):
     def _run(self, x: Tensor, *, seed: int) -> Tensor:
         with _Rewired(self.later, seed):
             return self.call(x)
-
-
-def _scaled(loss: Loss, micro_batch: MicroBatch, y: Tensor) -> Tensor:
-    assert micro_batch.targets is not None
-    return loss(y, micro_batch.targets) * micro_batch.scale
 
 
 class _Rewired(TorchFunctionMode):
@@ -110,16 +94,12 @@ class Modules:
 
     modules: Sequence[nn.Module]
     plan: Plan
-    loss: Loss
     _shapes: dict[torch.Size, tuple[int, ...]] = field(default_factory=dict)
 
     def stage(self, stage: int) -> list[Unit]:
         """The units of one stage."""
         bounds = self._bounds
-        return [
-            ModuleUnit(self.modules[i], prefix=f"{i}.", salt=i, loss=self.loss if i + 1 == len(self.modules) else None)
-            for i in range(bounds[stage], bounds[stage + 1])
-        ]
+        return [ModuleUnit(self.modules[i], prefix=f"{i}.", salt=i) for i in range(bounds[stage], bounds[stage + 1])]
 
     def boundary(self, tokens: Tensor) -> tuple[int, ...]:
         """The shape of what stages hand on for such an input.  Raises InputError if it differs between them."""
@@ -149,7 +129,7 @@ class Modules:
         return next(iter(handed_on), ())
 
 
-def sequence_of(model: nn.Module | None, plan: Plan, loss: Loss) -> Modules:
+def sequence_of(model: nn.Module | None, plan: Plan) -> Modules:
     """The model as the units of a plan that was made for units or stages of given costs.
 
     It is an `nn.Sequential`, or has a method `pipeline_units` that returns its modules in order.  Raises InputError if
@@ -170,7 +150,7 @@ def sequence_of(model: nn.Module | None, plan: Plan, loss: Loss) -> Modules:
     odd = next((unit.strategy for unit in planned if unit.strategy not in ("none", "full")), None)
     if odd is not None:
         raise InputError(f"Modules of your own recompute in full or not at all, not '{odd}'.")
-    sequence = Modules(modules, plan, loss)
+    sequence = Modules(modules, plan)
     _check_shared(sequence)
     return sequence
 

@@ -253,9 +253,3 @@ def _gelu_tanh(x: Tensor) -> Tensor:
 def capped(x: Tensor, cap: float) -> Tensor:
     """cap tanh(x / cap): near x while small, never beyond the cap."""
     return torch.tanh(x / cap) * cap
-
-
-def token_loss(logits: Tensor, targets: Tensor, scale: float) -> Tensor:
-    """Cross entropy summed over the micro-batch's tokens (target -100: ignored), times `scale`."""
-    flat = logits.flatten(0, -2)
-    return functional.cross_entropy(widen(flat), targets.flatten(), reduction="sum") * scale

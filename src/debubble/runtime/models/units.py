@@ -16,10 +16,11 @@ from types import MappingProxyType
 from torch import Tensor, nn
 
 from debubble.runtime.memory import Ledger
-from debubble.runtime.models.operators import Linear, RMSNorm, capped, drop, token_loss
+from debubble.runtime.models.loss import Loss, cross_entropy, scaled_loss
+from debubble.runtime.models.operators import Linear, RMSNorm, capped, drop
 from debubble.runtime.models.routing import Routing
 from debubble.runtime.models.shape import Shape
-from debubble.runtime.models.vocabulary import divided_token_loss
+from debubble.runtime.models.vocabulary import divided_cross_entropy
 from debubble.runtime.parallel.tensor_parallel import ALONE, Cut, TensorGroup, column_cuts, row_cuts
 from debubble.runtime.tape import Operators
 
@@ -50,6 +51,8 @@ class Unit(nn.Module):
     """How many layers in one some of the former are."""
     group = ALONE
     """The ranks that divide the unit among them."""
+    loss: Loss | None = None
+    """What the output of the last unit goes into, if there are targets."""
 
     def cuts(self) -> Mapping[str, Cut]:
         """How tensor parallelism divides the unit's whole parameters, by name; the others are the same on all ranks."""
@@ -80,6 +83,14 @@ class Unit(nn.Module):
     def hf_name(self, name: str) -> str:
         """A parameter's Hugging Face name."""
         return self.prefix + name
+
+    def loss_of(self, y: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
+        """The loss of the unit's output; the output itself where there is none."""
+        if self.loss is None or micro_batch.targets is None:
+            return y
+        of_targets = partial(scaled_loss, loss=self.loss, targets=micro_batch.targets, scale=micro_batch.scale)
+        loss: Tensor = op("loss", of_targets, y)
+        return loss
 
     def drop(self, x: Tensor, p: float, micro_batch: MicroBatch, op: Operators, place: int) -> Tensor:
         """Dropout in training; its mask depends on the step, the unit, the micro-batch and the place in the unit."""
@@ -118,19 +129,17 @@ class Head(Unit):
         self.norm = norm(shape)
         self.lm_head = Linear(shape.hidden, shape.vocab, bias=False)
         self.cap = shape.logit_cap
+        self.loss = cross_entropy
+
+    def divide(self, group: TensorGroup, made: dict[nn.Parameter, nn.Parameter]) -> Mapping[str, Cut]:
+        self.loss = partial(divided_cross_entropy, group=group, vocab=self.lm_head.outputs)
+        return super().divide(group, made)
 
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
         (logits,) = op("projections", self._project, op("norm", self.norm, x))
         if self.cap is not None:
             logits = op("cap", partial(capped, cap=self.cap), logits)
-        if micro_batch.targets is None:
-            whole: Tensor = logits
-            return whole
-        divided = partial(divided_token_loss, group=self.group, vocab=self.lm_head.outputs)
-        token_loss_of = token_loss if self.group.size == 1 else divided
-        of_targets = partial(token_loss_of, targets=micro_batch.targets, scale=micro_batch.scale)
-        loss: Tensor = op("loss", of_targets, logits)
-        return loss
+        return self.loss_of(logits, micro_batch, op)
 
     def _project(self, h: Tensor) -> tuple[Tensor, ...]:
         return self.group.columns(h, self.lm_head)

@@ -40,9 +40,9 @@ class _TokenLoss(Function):
         return (gradient * gradients[0]).to(ctx.dtype), None, None, None
 
 
-def divided_token_loss(logits: Tensor, *, targets: Tensor, scale: float, group: TensorGroup, vocab: int) -> Tensor:
-    """As `token_loss`, of the group's logits for so many tokens, divided along these."""
-    return call(_TokenLoss, logits.flatten(0, -2), targets.flatten(), group, group.span(vocab)[0]) * scale
+def divided_cross_entropy(logits: Tensor, targets: Tensor, *, group: TensorGroup, vocab: int) -> Tensor:
+    """As `cross_entropy`, of the group's logits for so many tokens, divided along these."""
+    return call(_TokenLoss, logits.flatten(0, -2), targets.flatten(), group, group.span(vocab)[0])
 
 
 def embed(tokens: Tensor, table: nn.Embedding, group: TensorGroup) -> Tensor:
