@@ -27,6 +27,7 @@ from debubble.runtime.models.modules import sequence_of
 from debubble.runtime.models.operators import add_gradient
 from debubble.runtime.models.outline import hidden_size
 from debubble.runtime.moments import Ran
+from debubble.runtime.parallel.divided_steps import check_before_steps, check_divided
 from debubble.runtime.parallel.dtensors import local
 from debubble.runtime.parallel.ranks import Ranks, default_device, default_transport
 from debubble.runtime.parallel.tally import Tally
@@ -95,6 +96,7 @@ class Pipeline(Held, Measured):
             ledger=self._saved, replicas=self.ranks.over_replicas, group=self.ranks.tensor,
         )  # fmt: skip
         self._updates = Updates(plan, self._part, optimizer, shares_table=self.ranks.shares_table)
+        self._check_optimizers()
         self._validation: PostValidation | None = None
         self._attempt = self._updates.attempt()
         self._unfinished = False
@@ -243,6 +245,13 @@ class Pipeline(Held, Measured):
     def optimizers(self) -> list[Optimizer]:
         """Those made by `optimizer`, for learning-rate schedules and checkpoints."""
         return self._updates.optimizers
+
+    def _check_optimizers(self) -> None:
+        """Refuse optimizers, made here or by the user, for which ZeRO's rows are not enough."""
+        if self.ranks.over_replicas.divided:
+            for optimizer in self._updates.optimizers:
+                check_divided(optimizer)
+            check_before_steps(self, self.parameters())
 
     def _read(self, batch: Batch) -> Rows:
         return read_batch(
