@@ -1,15 +1,14 @@
 """Interprets one device's part of a Program with tensors.
 
-Every queue of the Program is walked by a thread (the compute lane by the caller): an instruction starts when what it
-waits for on this device has happened, acts, and marks its start and end.  Waits for instructions of other devices
-are met by messages alone: a receive ends when the message is there; every other such wait predicts a time and
-constrains nothing.  As every send and receive has a thread that does nothing else at that moment, a Program without a
-cycle cannot hang.
+Every queue of the Program is walked by a thread that stays from step to step (the compute lane by the caller): an
+instruction starts when what it waits for on this device has happened, acts, and marks its start and end.  Waits for
+instructions of other devices are met by messages alone: a receive ends when the message is there; every other such wait
+predicts a time and constrains nothing.  As every send and receive has a thread that does nothing else at that moment, a
+Program without a cycle cannot hang.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,10 +20,11 @@ from debubble.ir import Instruction, Kind, Lane, Op, Program, Queue
 from debubble.runtime.activity import Activity
 from debubble.runtime.ahead import ahead_of_gradients
 from debubble.runtime.guests import Guests
+from debubble.runtime.lane_thread import LaneThread
 from debubble.runtime.lanes import CpuLanes, CudaLanes
 from debubble.runtime.memory import Ledger
 from debubble.runtime.models.units import MicroBatch
-from debubble.runtime.moments import Moments, Ran
+from debubble.runtime.moments import Moments, Ran, awaited_on
 from debubble.runtime.out_of_memory import DeviceMemoryError, is_out_of_memory
 from debubble.runtime.parallel.transport import Channel, Transport
 from debubble.runtime.stage import Stage
@@ -76,6 +76,8 @@ class Interpreter:
         self._guests = Guests(self.program, self.device, self.transport, self.rank_of, self.lanes.device)
         self._complete = self._gradients_complete_after()
         self._ahead = ahead_of_gradients(self.program)
+        self._awaited = awaited_on(self.program, self.device)
+        self._threads: list[LaneThread] = []
         schedule = self.program.schedule
         self._recomputing = {
             s: round(len(stage.units) * float(schedule.recompute_fraction.get(s, 1)))
@@ -94,19 +96,19 @@ class Interpreter:
         Before the first operation that changes gradients, the compute lane asks; if they do not, the step ends there,
         nothing is left of it, and the answer is None.  All ranks must find the same.
         """
-        step = Moments(self.program, self.device, self.lanes, stands, self.activity)
-        helpers = [threading.Thread(target=self._help, args=(q, step, state), daemon=True) for q in self._queues
-                   if q.lane is not Lane.COMPUTE]  # fmt: skip
-        helpers += [threading.Thread(target=step.guarded, args=(partial(self._serve, work, step),), daemon=True)
-                    for work in self._guests.works()]  # fmt: skip
-        for helper in helpers:
-            helper.start()
+        step = Moments(self.program, self._awaited, self.lanes, stands, self.activity)
+        works = [partial(self._help, queue, step, state) for queue in self._queues if queue.lane is not Lane.COMPUTE]
+        works += [partial(step.guarded, partial(self._serve, work, step)) for work in self._guests.works()]
+        # Until the step has ended well they belong to it: those of one that fails may wait for ever.
+        threads, self._threads = self._threads or [LaneThread() for _ in works], []
+        lanes = [thread.start(work) for thread, work in zip(threads, works, strict=True)]
         for queue in self._queues:
             if queue.lane is Lane.COMPUTE:
                 self._help(queue, step, state)
-        for helper in helpers:
-            step.join(helper)
+        for done in lanes:
+            step.join(done)
         step.check()
+        self._threads = threads
         if step.goes_on():
             return step.events
         for stage in self.stages.values():

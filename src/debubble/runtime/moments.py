@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from debubble.ir import Instruction, Kind, Lane, Moment, Program
@@ -19,28 +19,38 @@ class Ran(NamedTuple):
     end: Mark
 
 
+Awaited = tuple[int, Moment]
+"""The start or the end of an instruction, by its index."""
+
+
+def awaited_on(program: Program, device: int) -> frozenset[Awaited]:
+    """The moments that instructions of a device wait for on this device itself."""
+    return frozenset(
+        (wait.instruction, wait.moment)
+        for instruction in program.instructions
+        if instruction.device == device
+        for wait in instruction.waits
+        if program.instructions[wait.instruction].device == device
+    )
+
+
 class Moments:
     """Which moments of one step have come, and the first error."""
 
     def __init__(
         self,
         program: Program,
-        device: int,
+        awaited: Collection[Awaited],
         lanes: CpuLanes | CudaLanes,
         stands: Callable[[], bool],
         activity: Activity,
     ) -> None:
-        self._program, self._device, self._lanes, self._activity = program, device, lanes, activity
+        self._program, self._lanes, self._activity = program, lanes, activity
         self._stands, self._asked, self._answer = stands, threading.Event(), False
-        self._moments: dict[tuple[int, Moment], threading.Event] = {}
-        self._marks: dict[tuple[int, Moment], Mark] = {}
+        self._moments = {moment: threading.Event() for moment in awaited}
+        self._marks: dict[Awaited, Mark] = {}
         self._error: BaseException | None = None
         self.events: list[Ran] = []
-        for instruction in program.instructions:
-            if instruction.device == device:
-                for wait in instruction.waits:
-                    if program.instructions[wait.instruction].device == device:
-                        self._moments.setdefault((wait.instruction, wait.moment), threading.Event())
 
     def wait(self, instruction: Instruction) -> None:
         """Return when all that it waits for on this device has happened."""
@@ -90,10 +100,9 @@ class Moments:
             for moment in self._moments.values():
                 moment.set()
 
-    def join(self, helper: threading.Thread) -> None:
+    def join(self, done: threading.Event) -> None:
         """Wait for a lane's end, or for an error: then lanes that wait for peers may never end."""
-        while helper.is_alive():
-            helper.join(0.05 if self._error is not None else 0.2)
+        while not done.wait(0.2):
             self.check()
 
     def check(self) -> None:

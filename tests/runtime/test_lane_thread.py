@@ -1,0 +1,59 @@
+"""Threads of lanes stay from step to step, and end with what they belong to."""
+
+import gc
+import threading
+
+import pytest
+
+import debubble as db
+from debubble.runtime import Pipeline
+from debubble.runtime.lane_thread import LaneThread
+from debubble.runtime.parallel.transport import Threads
+from tests.runtime.runtime_cases import LLAMA, plan_of, tokens_of
+
+
+def test_work_is_done_in_order_by_one_thread_that_ends_when_nobody_has_it():
+    lane, seen = LaneThread(), []
+    for number in range(3):
+        done = lane.start(lambda number=number: seen.append((number, threading.current_thread())))
+    done.wait()
+    assert [number for number, _ in seen] == [0, 1, 2]
+    (thread,) = {thread for _, thread in seen}
+    del lane
+    gc.collect()
+    thread.join()
+
+
+def sending(plan, steps, *, fails=()):
+    """The threads on which rank 0 sends in each step; in some the message cannot be sent."""
+
+    def one(transport):
+        pipeline, seen, send = Pipeline(None, plan, transport=transport), [], transport.send
+
+        def noted(*arguments):
+            seen[-1].add(threading.current_thread())
+            if len(seen) - 1 in fails:
+                raise ValueError("broken")
+            send(*arguments)
+
+        transport.send = noted
+        for step in range(steps):
+            seen.append(set())
+            pipeline.step(tokens_of(LLAMA, rows=4, seed=step))
+        return seen
+
+    return Threads.run(2, one)[0]
+
+
+PLAN = plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), LLAMA)
+
+
+def test_a_lane_has_the_same_thread_in_every_step():
+    first, second, third = sending(PLAN, 3)
+    assert len(first) == 1
+    assert first == second == third
+
+
+def test_a_step_that_fails_leaves_no_lane_waiting():
+    with pytest.raises(ValueError, match="broken"):
+        sending(PLAN, 2, fails=(1,))
