@@ -41,6 +41,10 @@ def test_it_is_said_how_mixed_devices_are_timed() -> None:
     [
         ({"context": 2}, "it has no context parallelism: make the plan with context 1"),
         ({"data": 2, "zero": 3}, "it keeps whole parameters on every replica: make the plan with zero 2 or less"),
+        (
+            {"data": 2, "zero": 1, "optimizer": "muon"},
+            "ZeRO leaves every replica rows of each parameter and Muon needs",
+        ),
         ({"dtype": "fp16"}, "it computes in fp32, bf16, fp64, not in 'fp16'"),
     ],
 )

@@ -26,6 +26,10 @@ def beyond_runtime(options: RunOptions, model: Mapping[str, Any] | None) -> str 
         reason = "it has no expert parallelism: make the plan with expert 1 to train it."
     elif options.zero > 2:
         reason = "it keeps whole parameters on every replica: make the plan with zero 2 or less to train it."
+    elif options.zero > 0 and options.optimizer == "muon":
+        reason = (
+            "ZeRO leaves every replica rows of each parameter and Muon needs whole ones: make the plan with zero 0."
+        )
     elif options.dtype not in DTYPES:
         reason = f"it computes in {', '.join(DTYPES)}, not in '{options.dtype}': make the plan with one of them."
     elif options.lora and model is not None and not halved(model):

@@ -208,14 +208,28 @@ def _check_copies(plan: Plan) -> None:
             )
 
 
+OPTIMIZER = "adamw"
+"""The optimizer of `debubble train`, as plans name it."""
+
+
 def runnable(path: Path) -> Plan:
-    """Load a plan that the runtime can run.  Raises InputError if it cannot, as if the plan has no model."""
+    """Load a plan that `debubble train` can run.
+
+    Raises:
+        InputError: It has no model, the runtime cannot run it, or it was made for another optimizer.
+    """
     plan = Plan.load(path)
     if plan.model is None:
         raise InputError(f"{path} was made from abstract costs and has no model to run: plan a MODEL instead.")
     refusal = beyond_runtime(plan.options, plan.model)
     if refusal is not None:
         raise InputError(refusal)
+    if plan.options.optimizer != OPTIMIZER:
+        raise InputError(
+            f"debubble train steps {OPTIMIZER}, but {path} was made for the states and the step of"
+            f" {plan.options.optimizer}: plan with --optimizer {OPTIMIZER}, or step {plan.options.optimizer} in a loop"
+            " of your own around db.Pipeline."
+        )
     return plan
 
 
