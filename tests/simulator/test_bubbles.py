@@ -130,14 +130,14 @@ def test_the_causes_sum_to_the_idle_time_whatever_was_measured(predicted: Timeli
     before = predecessors(predicted.program)
     starts: list[Number] = [0] * len(instructions)
     ends: list[Number] = [0] * len(instructions)
-    for i in topological_order(before):
+    for i in topological_order(predicted.program.predecessors):
         ready = (starts[other] if moment is Moment.START else ends[other] for other, moment in before[i])
         starts[i] = max(ready, default=0) + data.draw(some)
         ends[i] = starts[i] + instructions[i].duration + data.draw(some)
-    measured = Timeline(
-        program=predicted.program,
-        starts=tuple(start + skew[i.device] for start, i in zip(starts, instructions, strict=True)),
-        ends=tuple(end + skew[i.device] for end, i in zip(ends, instructions, strict=True)),
+    measured = Timeline.of(
+        predicted.program,
+        [start + skew[i.device] for start, i in zip(starts, instructions, strict=True)],
+        [end + skew[i.device] for end, i in zip(ends, instructions, strict=True)],
     )
 
     for device, idle in enumerate(bubbles(measured)):
@@ -147,7 +147,7 @@ def test_the_causes_sum_to_the_idle_time_whatever_was_measured(predicted: Timeli
 
 def test_a_measured_delay_that_nothing_explains_is_overhead() -> None:
     predicted = one_f_one_b(1, 1, backward_weight=0)
-    measured = Timeline(program=predicted.program, starts=(0, 3), ends=(1, 4))
+    measured = Timeline.of(predicted.program, (0, 3), (1, 4))
 
     assert causes(measured, 0) == {Cause.OVERHEAD: 2}
 

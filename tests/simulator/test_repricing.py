@@ -1,30 +1,59 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import debubble as db
-from debubble.ir import Schedule, StageCosts
-from debubble.simulator import Repricer
+from debubble.ir import Placement, Schedule, StageCosts
+from debubble.simulator import Price, Repricer, Timeline
 from tests.strategies import random_schedules, stage_costs
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[Schedule, StageCosts]:
-    schedule = draw(random_schedules(offload=False))
-    return schedule, draw(stage_costs(stages=schedule.stages))
+def cases(draw: st.DrawFn, *, offload: bool) -> tuple[Schedule, StageCosts]:
+    schedule = draw(random_schedules(offload=offload))
+    return schedule, draw(stage_costs(stages=schedule.stages, offload=offload))
 
 
-@given(case=cases())
+def agrees(price: Price, timeline: Timeline) -> bool:
+    return price == Price(timeline.makespan, timeline.span, timeline.peak_memory)
+
+
+@given(case=cases(offload=False), fractions=st.booleans(), data=st.data())
 @settings(max_examples=80, deadline=None)
-def test_repricing_agrees_with_simulation(case: tuple[Schedule, StageCosts]) -> None:
+def test_repricing_agrees_with_simulation(
+    case: tuple[Schedule, StageCosts], fractions: bool, data: st.DataObject
+) -> None:
     schedule, costs = case
-    timeline = db.simulate(schedule, costs)
-    price = Repricer(schedule).price(costs)
-    assert price.makespan == timeline.makespan
-    assert price.span == timeline.span
-    assert price.peak_memory == timeline.peak_memory
+    if fractions:
+        schedule = replace(schedule, recompute_fraction=dict.fromkeys(schedule.fused_recompute, 0.5))
+    scales = st.lists(st.integers(1, 3), min_size=schedule.micro_batches, max_size=schedule.micro_batches)
+    costs = costs.replace(micro_batch_scale=data.draw(scales), recompute_workspace_input=data.draw(st.integers(1, 4)))
+    assert agrees(Repricer(schedule).price(costs), db.simulate(schedule, costs))
+
+
+@given(case=cases(offload=True), data=st.data())
+@settings(max_examples=80, deadline=None)
+def test_offload_is_priced_as_it_is_simulated_without_a_limit(
+    case: tuple[Schedule, StageCosts], data: st.DataObject
+) -> None:
+    schedule, costs = case
+    repricer = Repricer(schedule)
+    for link in ("full-duplex", "half-duplex"):
+        other = costs.replace(host_link=link, offload=data.draw(st.integers(1, 9)))
+        assert agrees(repricer.price(other.with_limit(1)), db.simulate(schedule, other))
+
+
+def test_what_surrounds_the_step_is_priced() -> None:
+    """Gradients down, the step on the host, parameters up, one transfer at a time."""
+    schedule = Schedule.of("host", Placement.linear(1), 2, [["0P0", "0F0", "0B0", "0F1", "0B1", "0G1", "0D1", "0S1"]])
+    costs = StageCosts.of(
+        stages=1, parameter_load=3, gradient_reduce=2, gradient_offload=5, host_step=7, host_link="half-duplex"
+    )
+    assert agrees(Repricer(schedule).price(costs), db.simulate(schedule, costs))
 
 
 @pytest.mark.parametrize("recomputed", [0, 2])
@@ -37,7 +66,13 @@ def test_another_choice_of_recomputing_stages_needs_no_new_lowering(recomputed: 
     assert price.peak_memory == timeline.peak_memory
 
 
-def test_blocking_messages_and_offload_are_priced_by_full_simulation() -> None:
-    costs = StageCosts.of(stages=2, communication=1, communication_model="blocking")
-    schedule = db.schedules["1f1b"](devices=2, micro_batches=4)
-    assert Repricer(schedule).price(costs).makespan == db.simulate(schedule, costs).makespan
+def test_lanes_that_are_shared_by_arrival_are_priced_by_full_simulation() -> None:
+    blocking = StageCosts.of(stages=2, communication=1, communication_model="blocking")
+    plain = db.schedules["1f1b"](devices=2, micro_batches=4)
+    assert agrees(Repricer(plain).price(blocking), db.simulate(plain, blocking))
+
+    shared = StageCosts.of(stages=2, offload=4, link_groups=[[0, 1]])
+    offloading = Schedule.of(
+        "offload", Placement.linear(2), 1, [["0F0", "0O0", "0L0", "0B0"], ["1F0", "1O0", "1L0", "1B0"]]
+    )
+    assert agrees(Repricer(offloading).price(shared), db.simulate(offloading, shared))

@@ -4,54 +4,44 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
+
+from debubble.ir.arrays import Edges, edges
 from debubble.ir.errors import DeadlockError
 from debubble.ir.program import Moment, Program
 
-Edges = list[list[tuple[int, Moment]]]
+Before = list[list[tuple[int, Moment]]]
+"""Per instruction, the moments of others that it follows."""
 
 
-def predecessors(program: Program) -> Edges:
+def predecessors(program: Program) -> Before:
     """Per instruction, the moments that it waits for: its waits, and the one before it in an exclusive queue."""
-    edges: Edges = [list(instruction.waits) for instruction in program.instructions]
-    end = Moment.END
-    for queue in program.queues:
-        if queue.exclusive:
-            order = queue.instructions
-            for before, after in itertools.pairwise(order):
-                edges[after].append((before, end))
-    return edges
+    first, other, at_start = (part.tolist() for part in program.predecessors)
+    moments = [(i, Moment.START if start else Moment.END) for i, start in zip(other, at_start, strict=True)]
+    return [moments[begin:end] for begin, end in itertools.pairwise(first)]
 
 
-def successors(program: Program) -> tuple[Edges, list[int]]:
-    """The same edges forwards, and per instruction the number of those that lead to it."""
-    edges: Edges = [[] for _ in program.instructions]
-    missing = [0] * len(edges)
-    for index, before in enumerate(predecessors(program)):
-        missing[index] = len(before)
-        for other, moment in before:
-            edges[other].append((index, moment))
-    return edges, missing
+def successors(before: Edges) -> Edges:
+    """The same edges forwards: what may start once an instruction has started or ended."""
+    return edges(len(before.first) - 1, before.other, before.after, before.at_start)
 
 
 def topological_order(before: Edges) -> list[int]:
     """Instructions such that each comes after all that it waits for; shorter than the program if there is a cycle."""
-    after: list[list[int]] = [[] for _ in before]
-    missing = [0] * len(before)
-    for index, edges in enumerate(before):
-        missing[index] = len(edges)
-        for other, _ in edges:
-            after[other].append(index)
+    first, after, _ = (part.tolist() for part in successors(before))
+    missing = np.diff(before.first).tolist()
     order = [index for index, count in enumerate(missing) if not count]
     for index in order:
-        for other in after[index]:
+        for other in after[first[index] : first[index + 1]]:
             missing[other] -= 1
             if not missing[other]:
                 order.append(other)
     return order
 
 
-def deadlock(program: Program, before: Edges, done: list[int]) -> DeadlockError:
+def deadlock(program: Program, done: list[int]) -> DeadlockError:
     """The cycle among the instructions that never become ready."""
+    before = predecessors(program)
     stuck = set(range(len(before))).difference(done)
     path: list[int] = []
     seen: dict[int, int] = {}

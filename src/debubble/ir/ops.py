@@ -68,6 +68,10 @@ class Kind(Enum):
         return self.value
 
 
+KINDS = tuple(Kind)
+CODE = {kind: code for code, kind in enumerate(KINDS)}
+"""The number of each kind in arrays: its place in KINDS."""
+
 BACKWARDS = (Kind.B, Kind.I)
 """What consumes the gradient that arrives from the next stage."""
 

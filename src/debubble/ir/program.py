@@ -2,19 +2,30 @@
 
 Every message, every lane, and every point at which one operation waits for another is written out, with its time
 and its effect on memory.  The simulator interprets it with these numbers, the runtime with tensors.
+
+It is held as arrays with one entry per instruction, which is what lowering and simulation compute with; `instructions`
+and `queues` show the same as objects, made when they are first asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+
+from debubble.ir.arrays import Bools, Edges, Ints, Numbers
 from debubble.ir.costs import Number, StageCosts
-from debubble.ir.ops import Lane, Op
+from debubble.ir.ops import CODE, KINDS, Kind, Lane, Op
 from debubble.ir.schedule import Schedule
+
+LANES = tuple(Lane)
+LANE_CODE = {lane: code for code, lane in enumerate(LANES)}
+NO_PEER = -1
 
 
 class Moment(Enum):
@@ -68,18 +79,64 @@ class Queue(NamedTuple):
     instructions: tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+class QueueArrays(NamedTuple):
+    """The queues: queue q takes `instructions[first[q] : first[q + 1]]`."""
+
+    device: Ints
+    lane: Ints
+    peer: Ints
+    exclusive: Bools
+    first: Ints
+    instructions: Ints
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Program:
-    """What every lane of every device does.  Made by `lower`; refers to the schedule and costs it came from."""
+    """What every lane of every device does.  Made by `lower`; refers to the schedule and costs it came from.
+
+    Kinds and lanes are places in KINDS and LANES, and where there is no peer it is NO_PEER.
+    """
 
     schedule: Schedule
     costs: StageCosts
-    instructions: tuple[Instruction, ...]
-    queues: tuple[Queue, ...]
+    kind: Ints
+    stage: Ints
+    micro_batch: Ints
+    device: Ints
+    lane: Ints
+    peer: Ints
+    duration: Numbers
+    allocated: Numbers
+    """Bytes at the start, on the instruction's own device; L frees them on its peer at its end."""
+    freed: Numbers
+    """Bytes at the end, on the instruction's own device; O allocates them on its peer at its start."""
+    waits: Edges
+    queue_arrays: QueueArrays
 
     @property
     def devices(self) -> int:
         return self.schedule.devices
+
+    @cached_property
+    def instructions(self) -> tuple[Instruction, ...]:
+        kinds, lanes = map(KINDS.__getitem__, self.kind.tolist()), map(LANES.__getitem__, self.lane.tolist())
+        ops = map(Op, kinds, self.stage.tolist(), self.micro_batch.tolist())
+        peers = (None if peer == NO_PEER else peer for peer in self.peer.tolist())
+        durations = self.duration.tolist()
+        return tuple(
+            map(Instruction, ops, self.device.tolist(), lanes, durations, self._waits(), self._effects(), peers)
+        )
+
+    @cached_property
+    def queues(self) -> tuple[Queue, ...]:
+        q = self.queue_arrays
+        indices, first = q.instructions.tolist(), q.first.tolist()
+        return tuple(
+            Queue(device, LANES[lane], None if peer == NO_PEER else peer, exclusive, tuple(indices[begin:end]))
+            for device, lane, peer, exclusive, (begin, end) in zip(
+                *(part.tolist() for part in q[:4]), itertools.pairwise(first), strict=True
+            )
+        )
 
     @cached_property
     def index(self) -> Mapping[Op, int]:
@@ -98,3 +155,39 @@ class Program:
     def static(self) -> tuple[Number, ...]:
         """Bytes that are on each device throughout."""
         return tuple(self.costs.static_of(d) for d in range(self.devices))
+
+    @cached_property
+    def predecessors(self) -> Edges:
+        """What each instruction follows: its waits, and last the one before it in an exclusive queue."""
+        q = self.queue_arrays
+        behind = np.ones(len(q.instructions), dtype=np.bool_)
+        behind[q.first[:-1]] = False
+        behind &= np.repeat(q.exclusive, np.diff(q.first))
+        after = q.instructions[behind]
+        counts = np.diff(self.waits.first)
+        counts[after] += 1
+        first = np.concatenate(([0], np.cumsum(counts)))
+        last = np.zeros(first[-1], dtype=np.bool_)
+        last[first[after + 1] - 1] = True
+        other, at_start = np.empty(len(last), dtype=np.int64), np.zeros(len(last), dtype=np.bool_)
+        other[~last], at_start[~last] = self.waits.other, self.waits.at_start
+        other[first[after + 1] - 1] = q.instructions[np.flatnonzero(behind) - 1]
+        return Edges(first, other, at_start)
+
+    def _waits(self) -> Iterator[tuple[Wait, ...]]:
+        first, other, at_start = (part.tolist() for part in self.waits)
+        waits = [Wait(i, Moment.START if start else Moment.END) for i, start in zip(other, at_start, strict=True)]
+        return (tuple(waits[begin:end]) for begin, end in itertools.pairwise(first))
+
+    def _effects(self) -> Iterator[tuple[Effect, ...]]:
+        offload, reload = CODE[Kind.O], CODE[Kind.L]
+        columns = (self.kind, self.device, self.peer, self.allocated, self.freed)
+        for kind, device, peer, allocated, freed in zip(*(column.tolist() for column in columns), strict=True):
+            own: tuple[Effect, ...] = (Effect(device, Moment.START, allocated),) if allocated else ()
+            if freed:
+                own += (Effect(device, Moment.END, -freed),)
+            if peer != NO_PEER and kind == offload:
+                own += (Effect(peer, Moment.START, freed),)
+            if peer != NO_PEER and kind == reload:
+                own += (Effect(peer, Moment.END, -allocated),)
+            yield own

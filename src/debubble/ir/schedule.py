@@ -14,11 +14,36 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
+import numpy as np
+
+from debubble.ir.arrays import Ints
 from debubble.ir.costs import Number, StageCosts
 from debubble.ir.errors import ScheduleError
-from debubble.ir.ops import BACKWARDS, COMPUTE, SCHEDULED, Kind, Op
+from debubble.ir.ops import BACKWARDS, CODE, COMPUTE, KINDS, SCHEDULED, Kind, Op
 from debubble.ir.placement import Placement
+
+
+class OpArrays(NamedTuple):
+    """Operations as arrays, one entry each; kinds are their places in KINDS."""
+
+    kind: Ints
+    stage: Ints
+    micro_batch: Ints
+    device: Ints
+
+    @staticmethod
+    def of(orders: Sequence[Sequence[Op]]) -> OpArrays:
+        """The operations of all lists, one list behind the other."""
+        ops = tuple(itertools.chain.from_iterable(orders))
+        kinds, stages, micro_batches = zip(*ops, strict=True) if ops else ((), (), ())
+        return OpArrays(
+            kind=np.array([CODE[kind] for kind in kinds], dtype=np.int64),
+            stage=np.array(stages, dtype=np.int64),
+            micro_batch=np.array(micro_batches, dtype=np.int64),
+            device=np.repeat(np.arange(len(orders)), [len(order) for order in orders]),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,26 +74,44 @@ class Schedule:
         return self.placement.stages
 
     @cached_property
+    def arrays(self) -> OpArrays:
+        """The operations of all lists, device by device."""
+        return OpArrays.of(self.orders)
+
+    @cached_property
+    def positions(self) -> Ints:
+        """Where each operation is in `arrays`, by kind, stage and micro-batch; -1 if it is not there."""
+        kind, stage, micro_batch, _ = self.arrays
+        result = np.full((len(KINDS), self.stages, self.micro_batches), -1)
+        result[kind, stage, micro_batch] = np.arange(len(kind))
+        return result
+
+    @cached_property
     def operations(self) -> frozenset[Op]:
         return frozenset(op for order in self.orders for op in order)
 
     @cached_property
     def split_backward(self) -> frozenset[tuple[int, int]]:
         """The (stage, micro-batch) pairs whose backward is I and W apart."""
-        return frozenset((op.stage, op.micro_batch) for op in self.operations if op.kind is Kind.I)
+        return self._pairs(Kind.I)
 
     @cached_property
     def explicit_recompute(self) -> frozenset[tuple[int, int]]:
-        return frozenset((op.stage, op.micro_batch) for op in self.operations if op.kind is Kind.R)
+        return self._pairs(Kind.R)
 
     @cached_property
     def offloaded(self) -> frozenset[tuple[int, int]]:
-        return frozenset((op.stage, op.micro_batch) for op in self.operations if op.kind is Kind.O)
+        return self._pairs(Kind.O)
 
     @cached_property
     def host_steps(self) -> frozenset[int]:
         """The stages whose optimizer step is the host's: those whose gradients go there."""
-        return frozenset(op.stage for op in self.operations if op.kind is Kind.D)
+        return frozenset(stage for stage, _ in self._pairs(Kind.D))
+
+    def _pairs(self, kind: Kind) -> frozenset[tuple[int, int]]:
+        """The stages and micro-batches that have an operation of a kind."""
+        there = self.arrays.kind == CODE[kind]
+        return frozenset(zip(self.arrays.stage[there].tolist(), self.arrays.micro_batch[there].tolist(), strict=True))
 
     def computes(self, op: Op) -> bool:
         """Whether an operation runs on the compute lane."""
@@ -123,15 +166,8 @@ def check(schedule: Schedule) -> None:
         raise ScheduleError(f"The schedule has {len(schedule.orders)} orders for {p.devices} devices.")
     _check_stages(schedule)
     _check_peers(schedule)
-    position: dict[Op, int] = {}
-    for device, order in enumerate(schedule.orders):
-        for index, op in enumerate(order):
-            _check_op(schedule, device, op, position)
-            position[op] = index
-    for stage in range(p.stages):
-        for j in range(schedule.micro_batches):
-            _check_micro_batch(stage, j, position)
-    _check_once_per_step(position)
+    if not _is_one_step(schedule):
+        _check_in_turn(schedule)
 
 
 def _check_stages(schedule: Schedule) -> None:
@@ -159,6 +195,40 @@ def _check_peers(schedule: Schedule) -> None:
                 raise ScheduleError(f"'peers' names device {named}, but the schedule has {schedule.devices} devices.")
         if device == peer:
             raise ScheduleError(f"'peers' lets device {device} offload to itself.")
+
+
+def _is_one_step(schedule: Schedule) -> bool:
+    """Whether `_check_in_turn` would find nothing wrong: the same, looked up for all operations at once."""
+    stages, micro_batches = schedule.stages, schedule.micro_batches
+    ops = tuple(itertools.chain.from_iterable(schedule.orders))
+    if len(ops) < 2 * stages * micro_batches:
+        return False
+    if not all(0 <= op.stage < stages and 0 <= op.micro_batch < micro_batches for op in ops):
+        return False
+    _, stage, _, device = schedule.arrays
+    there = schedule.positions >= 0
+    # S is rare, and comes with rules of its own.
+    if not {op.kind for op in ops} <= {*SCHEDULED} - {Kind.S} or np.count_nonzero(there) < len(ops):
+        return False
+    if not np.array_equal(np.array(schedule.placement.device_of)[stage], device):
+        return False
+    chain = schedule.positions[[CODE[kind] for kind in _CHAIN]]
+    in_order = (chain[1:] < 0) | (chain[1:] > np.maximum.accumulate(chain)[:-1])
+    F, O, L, _, B, I, W = there[[CODE[kind] for kind in _CHAIN]]  # noqa: E741
+    return bool(np.all(in_order) and np.all(F & (B ^ I) & (I == W) & (O == L)))
+
+
+def _check_in_turn(schedule: Schedule) -> None:
+    """Raise ScheduleError naming the first operation that is wrong."""
+    position: dict[Op, int] = {}
+    for device, order in enumerate(schedule.orders):
+        for index, op in enumerate(order):
+            _check_op(schedule, device, op, position)
+            position[op] = index
+    for stage in range(schedule.stages):
+        for j in range(schedule.micro_batches):
+            _check_micro_batch(stage, j, position)
+    _check_once_per_step(position)
 
 
 def _check_op(schedule: Schedule, device: int, op: Op, seen: Mapping[Op, int]) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from debubble.ir import DebubbleError, InfeasibleError, Number
 from debubble.ir.admission import Admission
+from debubble.ir.op_costs import OpCosts
 from debubble.planners.chronos_settings import Increment, Setting, build, increments, settings
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planner
@@ -117,7 +118,9 @@ def _checked(problem: Problem, setting: Setting, taken: Sequence[Increment]) -> 
 def _check_memory(solution: Solution) -> None:
     """Raises OutOfMemoryError as lowering would, without its cost."""
     schedule, costs = solution.schedule, solution.costs
-    for device, order in enumerate(schedule.orders):
-        admission = Admission(schedule, costs, device, costs.static_of(device), costs.limit_of(device))
-        for op in order:
-            admission.admit(op)
+    if costs.memory_limit is not None:
+        tables = OpCosts.of(schedule, costs).tables()
+        for device in range(schedule.devices):
+            limit = costs.limit_of(device)
+            assert limit is not None
+            Admission(schedule, costs, device, tables, costs.static_of(device), limit).check()

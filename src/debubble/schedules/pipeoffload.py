@@ -21,6 +21,7 @@ from typing import Literal
 
 from debubble.ir import InputError, Kind, Number, Op, OutOfMemoryError, Schedule, StageCosts
 from debubble.ir.admission import Admission
+from debubble.ir.op_costs import OpCosts
 from debubble.schedules.group_interleaved import with_delays
 from debubble.schedules.pace import Times, paced
 from debubble.schedules.registry import schedule
@@ -83,6 +84,7 @@ class _Device:
 
     def __init__(self, base: Schedule, costs: StageCosts, start: Times, end: Times, device: int) -> None:
         self.base, self.costs, self.device = base, costs, device
+        self.tables = OpCosts.of(base, costs).tables()
         self.compute = base.orders[device]
         self.start, self.end = start, end
         self.position = {op: at for at, op in enumerate(self.compute)}
@@ -110,9 +112,8 @@ class _Device:
     def _admit(self, order: tuple[Op, ...], limit: Number) -> None:
         orders = self.base.orders
         schedule = replace(self.base, orders=(*orders[: self.device], order, *orders[self.device + 1 :]))
-        admission = Admission(schedule, self.costs, self.device, self.costs.static_of(self.device), limit)
-        for op in order:
-            admission.admit(op)
+        static = self.costs.static_of(self.device)
+        Admission(schedule, self.costs, self.device, self.tables, static, limit).check()
 
     def _with_transfers(self, level: int, *, at_any_price: bool = False) -> tuple[Op, ...]:
         """The list with O and L of the first `level` shares: of the longest-lived stages, every micro-batch and a part

@@ -20,7 +20,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from debubble.ir import Kind, Lane, Moment, Number
-from debubble.ir.graph import Edges, predecessors
+from debubble.ir.graph import Before, predecessors
 from debubble.ir.ops import BACKWARDS
 from debubble.simulator.timeline import WORK, TimedOperation, Timeline
 
@@ -88,7 +88,7 @@ def critical_path(timeline: Timeline) -> tuple[TimedOperation, ...]:
     return tuple(reversed(chain))
 
 
-def _of_device(timeline: Timeline, before: Edges, device: int) -> Iterator[Bubble]:
+def _of_device(timeline: Timeline, before: Before, device: int) -> Iterator[Bubble]:
     lane = timeline.compute[device]
     first_backward = min(o.start for o in lane if o.op.kind in BACKWARDS)
     last_forward = max(o.end for o in lane if o.op.kind is Kind.F)
@@ -118,7 +118,7 @@ def _of_device(timeline: Timeline, before: Edges, device: int) -> Iterator[Bubbl
             yield Bubble(device, start, end, cause, awaited)
 
 
-def _pieces(timeline: Timeline, before: Edges, device: int) -> Iterator[_Piece]:
+def _pieces(timeline: Timeline, before: Before, device: int) -> Iterator[_Piece]:
     """The idle time of a device's compute lane, cut by what it waits for, in order of time."""
     at = min(timeline.starts)
     index = timeline.program.index
@@ -132,7 +132,7 @@ def _pieces(timeline: Timeline, before: Edges, device: int) -> Iterator[_Piece]:
         yield from reversed(list(_to_the_end(timeline, before, at)))
 
 
-def _to_the_end(timeline: Timeline, before: Edges, begin: Number) -> Iterator[_Piece]:
+def _to_the_end(timeline: Timeline, before: Before, begin: Number) -> Iterator[_Piece]:
     """The chain that leads to the end of the step, backwards, down to `begin`."""
     last = max(range(len(timeline.ends)), key=timeline.ends.__getitem__)
     start = max(timeline.starts[last], begin)
@@ -141,7 +141,7 @@ def _to_the_end(timeline: Timeline, before: Edges, begin: Number) -> Iterator[_P
     yield from _chain(timeline, before, last, begin)
 
 
-def _chain(timeline: Timeline, before: Edges, index: int, begin: Number) -> Iterator[_Piece]:
+def _chain(timeline: Timeline, before: Before, index: int, begin: Number) -> Iterator[_Piece]:
     """What an instruction's start waits for, backwards in time, down to `begin`."""
     starts = timeline.starts
     at = starts[index]

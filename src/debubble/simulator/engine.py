@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from debubble.ir import InputError, Moment, Number, Program, Schedule, StageCosts, lower
-from debubble.ir.graph import deadlock, predecessors, topological_order
+from debubble.ir import InputError, Program, Schedule, StageCosts, lower
+from debubble.ir.graph import deadlock
+from debubble.simulator.longest_path import Graph
 from debubble.simulator.timeline import Timeline
 
 
@@ -21,19 +22,7 @@ def simulate(schedule: Schedule | Program, costs: StageCosts | None = None) -> T
 
 def run(program: Program) -> Timeline:
     """Longest path over the Program."""
-    before = predecessors(program)
-    order = topological_order(before)
-    if len(order) < len(before):
-        raise deadlock(program, before, order)
-    starts: list[Number] = [0] * len(before)
-    ends: list[Number] = [0] * len(before)
-    begin = Moment.START
-    for index in order:
-        start: Number = 0
-        for other, moment in before[index]:
-            at = starts[other] if moment is begin else ends[other]
-            if at > start:
-                start = at
-        starts[index] = start
-        ends[index] = start + program.instructions[index].duration
-    return Timeline(program=program, starts=tuple(starts), ends=tuple(ends))
+    start, end, order = Graph(program.predecessors).times(program.duration)
+    if len(order) < len(start):
+        raise deadlock(program, order.tolist())
+    return Timeline(program=program, start=start, end=end)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from debubble.ir import Lane, Moment, Number, Program
-from debubble.ir.graph import deadlock, predecessors, successors
+from debubble.ir.graph import deadlock, successors
 from debubble.simulator.timeline import Timeline
 
 MESSAGES = (Lane.SEND, Lane.RECV)
@@ -37,7 +39,9 @@ class _Machine:
     """(End, instruction) of what runs beside the cores, a heap."""
 
     def run(self) -> Timeline:
-        self.edges, self.missing = successors(self.program)
+        before = self.program.predecessors
+        self.first, self.after, self.at_start = (part.tolist() for part in successors(before))
+        self.missing: list[int] = np.diff(before.first).tolist()
         self.starts: list[Number] = [0] * len(self.missing)
         self.ends: list[Number] = [0] * len(self.missing)
         ended: list[int] = []
@@ -48,8 +52,8 @@ class _Machine:
             ended.append(index)
             self._start(self._released(index, Moment.END))
         if len(ended) < len(self.missing):
-            raise deadlock(self.program, predecessors(self.program), ended)
-        return Timeline(program=self.program, starts=tuple(self.starts), ends=tuple(self.ends))
+            raise deadlock(self.program, ended)
+        return Timeline.of(self.program, self.starts, self.ends)
 
     def _next(self) -> int:
         """Advance to the next end and return what ends."""
@@ -77,8 +81,9 @@ class _Machine:
     def _released(self, index: int, moment: Moment) -> list[int]:
         """What may start now that this moment of the instruction has come."""
         released: list[int] = []
-        for after, awaited in self.edges[index]:
-            if awaited is moment:
+        for edge in range(self.first[index], self.first[index + 1]):
+            if self.at_start[edge] is (moment is Moment.START):
+                after = self.after[edge]
                 self.missing[after] -= 1
                 if not self.missing[after]:
                     released.append(after)

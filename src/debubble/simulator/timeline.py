@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from debubble.ir import Kind, Lane, Moment, Number, Op, Program
-from debubble.ir.ops import BACKWARDS
+import numpy as np
+
+from debubble.ir import Kind, Lane, Number, Op, Program
+from debubble.ir.arrays import Ints, Numbers, exact
+from debubble.ir.ops import BACKWARDS, CODE
+from debubble.ir.program import LANE_CODE, NO_PEER
 
 WORK = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.S)
 """What keeps the compute lane busy, as opposed to a blocking message."""
@@ -32,13 +36,26 @@ class TimedOperation(NamedTuple):
         return self.end - self.start
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Timeline:
     """Start and end of every instruction of `program`, from time 0.  Times are in the unit of the costs."""
 
     program: Program
-    starts: tuple[Number, ...]
-    ends: tuple[Number, ...]
+    start: Numbers
+    end: Numbers
+
+    @staticmethod
+    def of(program: Program, starts: Sequence[Number], ends: Sequence[Number]) -> Timeline:
+        """The timeline with these starts and ends of the instructions."""
+        return Timeline(program=program, start=exact(starts), end=exact(ends))
+
+    @cached_property
+    def starts(self) -> tuple[Number, ...]:
+        return tuple(self.start.tolist())
+
+    @cached_property
+    def ends(self) -> tuple[Number, ...]:
+        return tuple(self.end.tolist())
 
     @cached_property
     def operations(self) -> tuple[TimedOperation, ...]:
@@ -50,11 +67,8 @@ class Timeline:
     @cached_property
     def compute(self) -> tuple[tuple[TimedOperation, ...], ...]:
         """Per device, what its compute lane does (blocking messages too), in order of time."""
-        lanes: list[list[TimedOperation]] = [[] for _ in range(self.program.devices)]
-        for operation in self.operations:
-            if operation.lane is Lane.COMPUTE:
-                lanes[operation.device].append(operation)
-        return tuple(tuple(sorted(lane, key=lambda o: (o.start, o.end))) for lane in lanes)
+        operations = self.operations
+        return tuple(tuple(operations[i] for i in lane.tolist()) for lane in self._compute)
 
     @cached_property
     def makespan(self) -> Number:
@@ -64,25 +78,34 @@ class Timeline:
     @cached_property
     def span(self) -> Number:
         """Largest over devices of last end minus first start of the compute lane."""
-        return max(max(o.end for o in lane) - lane[0].start for lane in self.compute)
+        spans: list[Number] = [
+            max(self.end[lane].tolist()) - self.start[lane[:1]].tolist()[0] for lane in self._compute
+        ]
+        return max(spans)
 
     @cached_property
     def busy(self) -> tuple[Number, ...]:
         """Per device, time in which the compute lane works, recomputation included."""
-        return tuple(sum(o.duration for o in lane if o.op.kind in WORK) for lane in self.compute)
+        works = np.isin(self.program.kind, _WORK)
+        time = self.end - self.start
+        return tuple(sum(time[lane[works[lane]]].tolist()) for lane in self._compute)
 
     @cached_property
     def recompute(self) -> tuple[Number, ...]:
         """Per device, time spent on recomputation, fused or explicit."""
-        schedule, costs = self.program.schedule, self.program.costs
+        program, schedule, costs = self.program, self.program.schedule, self.program.costs
+        recomputations = program.kind == CODE[Kind.R]
+        fused = np.zeros((schedule.stages, schedule.micro_batches), dtype=np.bool_)
+        fused[[*schedule.fused_recompute]] = True
+        fused[program.stage[recomputations], program.micro_batch[recomputations]] = False
+        backwards = np.isin(program.kind, _BACKWARDS)
+        recomputes = recomputations | (backwards & fused[program.stage, program.micro_batch])
         spent: list[Number] = []
-        for lane in self.compute:
+        for lane in self._compute:
             total: Number = 0
-            for kind, stage, j in (o.op for o in lane):
-                explicit = (stage, j) in schedule.explicit_recompute
-                fused = kind in BACKWARDS and stage in schedule.fused_recompute and not explicit
-                if kind is Kind.R or fused:
-                    total += schedule.recompute_time(costs, stage) * costs.scale_of(j)
+            chosen = lane[recomputes[lane]]
+            for stage, j in zip(program.stage[chosen].tolist(), program.micro_batch[chosen].tolist(), strict=True):
+                total += schedule.recompute_time(costs, stage) * costs.scale_of(j)
             spent.append(total)
         return tuple(spent)
 
@@ -119,24 +142,63 @@ class Timeline:
     @cached_property
     def memory(self) -> tuple[tuple[tuple[Number, Number], ...], ...]:
         """Per device, (time, bytes from then on): static and activations, one entry per change."""
-        changes: list[list[tuple[Number, Number]]] = [[] for _ in range(self.program.devices)]
-        for index, instruction in enumerate(self.program.instructions):
-            for device, moment, change in instruction.effects:
-                at = self.starts[index] if moment is Moment.START else self.ends[index]
-                changes[device].append((at, change))
         return tuple(
-            tuple(_accumulate(self.program.static[device], sorted(changes[device])))
-            for device in range(self.program.devices)
+            ((0, self.program.static[device]), *zip(at.tolist(), held.tolist(), strict=True))
+            for device, (at, held) in enumerate(self._memory)
         )
 
     @cached_property
     def peak_memory(self) -> tuple[Number, ...]:
         """Per device, the most bytes at any instant, activations and static together."""
-        return tuple(max(held for _, held in trace) for trace in self.memory)
+        return tuple(
+            max([static, *held.tolist()]) for static, (_, held) in zip(self.program.static, self._memory, strict=True)
+        )
 
     @cached_property
     def by_name(self) -> Mapping[str, TimedOperation]:
         return {operation.name: operation for operation in self.operations}
+
+    @cached_property
+    def _compute(self) -> tuple[Ints, ...]:
+        """Per device, the instructions of its compute lane in order of time."""
+        lanes = np.flatnonzero(self.program.lane == LANE_CODE[Lane.COMPUTE])
+        device = self.program.device[lanes]
+        ends = np.cumsum(np.bincount(device, minlength=self.program.devices))[:-1]
+        return tuple(np.split(lanes[_by(device, self.start[lanes], self.end[lanes])], ends))
+
+    @cached_property
+    def _memory(self) -> tuple[tuple[Numbers, Numbers], ...]:
+        """Per device, when its memory changes and the bytes from then on."""
+        program = self.program
+        allocates, frees = np.flatnonzero(program.allocated), np.flatnonzero(program.freed)
+        parts = [
+            (program.device[allocates], self.start[allocates], program.allocated[allocates]),
+            (program.device[frees], self.end[frees], -program.freed[frees]),
+        ]
+        swaps = program.peer != NO_PEER
+        offloads, reloads = (np.flatnonzero(swaps & (program.kind == CODE[kind])) for kind in (Kind.O, Kind.L))
+        parts += [
+            (program.peer[offloads], self.start[offloads], program.freed[offloads]),
+            (program.peer[reloads], self.end[reloads], -program.allocated[reloads]),
+        ]
+        device, at, change = (np.concatenate(part) for part in zip(*parts, strict=True))
+        # At one instant frees (negative) come before allocations.
+        order = _by(device, at, change)
+        ends = np.cumsum(np.bincount(device, minlength=program.devices))[:-1]
+        changes = zip(program.static, np.split(change[order], ends), strict=True)
+        held = [np.cumsum(np.concatenate((exact([static]), change)))[1:] for static, change in changes]
+        return tuple(zip(np.split(at[order], ends), held, strict=True))
+
+
+_WORK, _BACKWARDS = ([CODE[kind] for kind in kinds] for kinds in (WORK, BACKWARDS))
+
+
+def _by(*keys: Numbers) -> Ints:
+    """The order by the first key, then the second, and so on; equals stay as they are."""
+    if any(key.dtype == object for key in keys):
+        rows = [*zip(*(key.tolist() for key in keys), strict=True)]
+        return np.array(sorted(range(len(rows)), key=rows.__getitem__), dtype=np.int64)
+    return np.lexsort(keys[::-1])
 
 
 def _first(lane: Sequence[TimedOperation], kinds: Collection[Kind]) -> Number:
@@ -148,12 +210,3 @@ def _idle(lane: Sequence[TimedOperation], begin: Number, end: Number) -> Number:
     """Time in between in which the lane does no work."""
     worked = (min(o.end, end) - max(o.start, begin) for o in lane if o.op.kind in WORK)
     return end - begin - sum(time for time in worked if time > 0)
-
-
-def _accumulate(static: Number, changes: list[tuple[Number, Number]]) -> Iterator[tuple[Number, Number]]:
-    """Sorted by time, then change: at one instant frees (negative) come before allocations."""
-    held = static
-    yield 0, held
-    for at, change in changes:
-        held += change
-        yield at, held

@@ -20,14 +20,14 @@ def measured_timeline(program: Program, trace: Trace) -> Timeline:
     before = predecessors(program)
     starts: list[Number] = [0] * len(before)
     ends: list[Number] = [0] * len(before)
-    for index in topological_order(before):
+    for index in topological_order(program.predecessors):
         event = events.get(program.instructions[index].op.name)
         if event is not None:
             starts[index], ends[index] = event.start, event.end
         else:
             happened = (starts[i] if moment is Moment.START else ends[i] for i, moment in before[index])
             starts[index] = ends[index] = max(happened, default=0)
-    return Timeline(program=program, starts=tuple(starts), ends=tuple(ends))
+    return Timeline.of(program, starts, ends)
 
 
 def measured_memory(trace: Trace) -> tuple[tuple[tuple[Number, Number], ...], ...] | None:

@@ -82,7 +82,7 @@ def turns(program: Program) -> tuple[int, ...]:
     """The devices in the order in which their gradients are predicted to be complete."""
     before = predecessors(program)
     starts, ends, complete = [0.0] * len(before), [0.0] * len(before), [0.0] * program.devices
-    for index in topological_order(before):
+    for index in topological_order(program.predecessors):
         instruction = program.instructions[index]
         starts[index] = max((starts[i] if m is Moment.START else ends[i] for i, m in before[index]), default=0.0)
         ends[index] = starts[index] + float(instruction.duration)
