@@ -48,8 +48,8 @@ def test_imports_run_only_from_a_lower_floor_to_a_higher_one(floor: str) -> None
     assert {str(f.relative_to(SOURCE)): floors_of(f) - allowed for f in files_of(floor) if floors_of(f) - allowed} == {}
 
 
-def test_the_runtime_uses_the_ir_alone() -> None:
-    assert set().union(*(floors_of(f) for f in files_of("runtime"))) == {"ir", "runtime"}
+def test_the_runtime_uses_the_ir_and_the_simulator_alone() -> None:
+    assert set().union(*(floors_of(f) for f in files_of("runtime"))) == {"ir", "simulator", "runtime"}
 
 
 @pytest.mark.parametrize("floor", [f for f in FLOORS if f not in (*TORCH, "cli")])

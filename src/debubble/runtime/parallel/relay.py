@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 import torch
 
-from debubble.ir import Kind, Program
-from debubble.ir.graph import predecessors, topological_order
-from debubble.ir.program import Moment
+from debubble.ir import Kind, Number, Program
 from debubble.runtime.parallel.tally import Tally
 from debubble.runtime.parallel.transport import Channel, Transport
+from debubble.simulator import run
 
 
 class Passed(NamedTuple):
@@ -80,14 +79,10 @@ class Relay:
 
 def turns(program: Program) -> tuple[int, ...]:
     """The devices in the order in which their gradients are predicted to be complete."""
-    before = predecessors(program)
-    starts, ends, complete = [0.0] * len(before), [0.0] * len(before), [0.0] * program.devices
-    for index in topological_order(program.predecessors):
-        instruction = program.instructions[index]
-        starts[index] = max((starts[i] if m is Moment.START else ends[i] for i, m in before[index]), default=0.0)
-        ends[index] = starts[index] + float(instruction.duration)
-        if instruction.op.kind in (Kind.B, Kind.W, Kind.G):
-            complete[instruction.device] = max(complete[instruction.device], ends[index])
+    complete: list[Number] = [0] * program.devices
+    for operation in run(program).operations:
+        if operation.op.kind in (Kind.B, Kind.W, Kind.G):
+            complete[operation.device] = max(complete[operation.device], operation.end)
     return tuple(sorted(range(program.devices), key=lambda device: (complete[device], -device)))
 
 
