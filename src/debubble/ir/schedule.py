@@ -42,7 +42,7 @@ class OpArrays(NamedTuple):
             kind=np.array([CODE[kind] for kind in kinds], dtype=np.int64),
             stage=np.array(stages, dtype=np.int64),
             micro_batch=np.array(micro_batches, dtype=np.int64),
-            device=np.repeat(np.arange(len(orders)), [len(order) for order in orders]),
+            device=np.repeat(np.arange(len(orders)), np.array([len(order) for order in orders], dtype=np.int64)),
         )
 
 

@@ -8,14 +8,14 @@ name asks for.  Sequence length 1024, no tensor or data parallelism, post-valida
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from debubble.costs import Cluster, Model, model_units
 from debubble.costs.units import Units
 from debubble.ir import DebubbleError, InfeasibleError, Op, Placement, RunOptions, Schedule, StageCosts
-from debubble.ir.effects import change
+from debubble.ir.op_costs import OpCosts
 from debubble.planners.partition import balanced_counts
 from debubble.planners.problem import cut
 from debubble.schedules import schedules
@@ -124,17 +124,18 @@ def samples_needed(setting: Setting, method: str) -> float:
     """Peak of a baseline's activations over the devices, in samples of one device's layers."""
     schedule, costs = setting.schedule(method)
     one = float(sum(costs.activation)) / setting.devices
-    return max(_most_held(schedule, costs, order) for order in schedule.orders) / one * setting.size
+    op_costs, again = OpCosts.of(schedule, costs), schedule.explicit_recompute
+    return max(_most_held(op_costs, again, order) for order in schedule.orders) / one * setting.size
 
 
-def _most_held(schedule: Schedule, costs: StageCosts, order: Sequence[Op]) -> float:
+def _most_held(costs: OpCosts, recomputed: Container[tuple[int, int]], order: Sequence[Op]) -> float:
     """Bytes; where nothing but compute changes memory, the list alone says it."""
     held = most = 0.0
     for op in order:
-        allocated, freed = change(schedule, costs, op)
-        held += float(allocated)
+        explicit = op[1:] in recomputed
+        held += float(costs.allocates(op, explicit=explicit))
         most = max(most, held)
-        held -= float(freed)
+        held -= float(costs.frees(op, explicit=explicit))
     return most
 
 

@@ -18,8 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from debubble.ir import Kind, Lane, Number, Op
-from debubble.ir.effects import change, duration
+from debubble.ir import Kind, Number, Op
 from debubble.solver.bounds import round_trip
 from debubble.solver.cp_model import grid
 from debubble.solver.cp_sat import solver_of
@@ -110,15 +109,16 @@ def _slot(problem: OrderProblem) -> Number | None:
 
 
 def _duration(problem: OrderProblem, kind: Kind) -> Number:
-    return duration(problem.schedule("template", ()), problem.costs, Op(kind, 0, 0), Lane.COMPUTE)
+    return problem.op_costs.time(Op(kind, 0, 0))
 
 
 def _device(problem: OrderProblem, slot: Number) -> _Device | None:
-    costs, template = problem.costs, problem.schedule("template", ())
+    costs, op_costs = problem.costs, problem.op_costs
     limit = costs.limit_of(problem.placement.device_of[0])
     if limit is None:
         return None
-    changes = {kind: change(template, costs, Op(kind, 0, 0)) for kind in KINDS}
+    ops = {kind: Op(kind, 0, 0) for kind in KINDS}
+    changes = {kind: (op_costs.allocates(op), op_costs.frees(op)) for kind, op in ops.items()}
     room = limit - costs.static_of(problem.placement.device_of[0])
     unit = grid(size for pair in changes.values() for size in pair)
     taken, freed = ({kind: round(pair[side] / unit) for kind, pair in changes.items()} for side in (0, 1))

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from debubble.ir import Kind, Number, Op, Schedule
-from debubble.ir.effects import change
+from debubble.ir import Kind, Number, Op
 from debubble.solver.problem import OrderProblem
 from debubble.solver.staircase import staircase
 
@@ -34,8 +33,6 @@ class Variables:
     """Presence literals of the optional operations."""
     whole: frozenset[Pair]
     """What keeps its backward in one operation."""
-    template: Mapping[bool, Schedule]
-    """A schedule that tells `ir.effects` of no recomputation, and one of explicit recomputation everywhere."""
     horizon: int
     size_unit: Number
 
@@ -49,7 +46,8 @@ class Variables:
 
     def size(self, op: Op, which: int, *, recomputed: bool = False) -> int:
         """Steps of the grid that an operation allocates (which = 0) or frees (1)."""
-        size = change(self.template[recomputed], self.problem.costs, op)[which]
+        costs = self.problem.op_costs
+        size = (costs.frees if which else costs.allocates)(op, explicit=recomputed)
         return math.floor(size / self.size_unit + 1e-9)
 
 
@@ -80,7 +78,7 @@ def _only_computes(variables: Variables, device: int) -> bool:
     held = problem.placement.stages_of[device]
     free = not problem.offload and not problem.recompute and problem.costs.micro_batch_scale is None
     backwards = {variables.backward(held[0], j)._replace(micro_batch=0) for j in range(problem.micro_batches)}
-    takes = any(change(variables.template[False], problem.costs, backward)[0] for backward in backwards)
+    takes = any(problem.op_costs.allocates(backward) for backward in backwards)
     return free and len(held) == 1 and not takes
 
 
@@ -89,9 +87,11 @@ def _slack(variables: Variables, device: int) -> int:
     problem = variables.problem
     held = problem.placement.stages_of[device]
     sizes: list[Number] = []
-    for stage, kind, template in itertools.product(held, SIZED, variables.template.values()):
+    for stage, kind, again in itertools.product(held, SIZED, (False, True)):
         if kind not in (Kind.O, Kind.L) or problem.offload:
-            sizes += [size / variables.size_unit for size in change(template, problem.costs, Op(kind, stage, 0))]
+            op, costs = Op(kind, stage, 0), problem.op_costs
+            changes = costs.allocates(op, explicit=again), costs.frees(op, explicit=again)
+            sizes += [size / variables.size_unit for size in changes]
     if problem.costs.micro_batch_scale is None and all(abs(float(size) - round(size)) < 1e-9 for size in sizes):
         return 0
     return 4 * len(held) * problem.micro_batches

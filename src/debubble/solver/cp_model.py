@@ -17,7 +17,6 @@ from fractions import Fraction
 from typing import Any
 
 from debubble.ir import Kind, Lane, Number, Op, Schedule
-from debubble.ir.effects import duration
 from debubble.solver.cp_memory import Pair, Variables, limit_memory
 from debubble.solver.problem import OrderProblem
 
@@ -80,10 +79,6 @@ class _Builder:
         self.problem, self.exact, self.weights, self.ordered = problem, exact, weights, ordered
         self.cp = cp_model.CpModel()
         costs = problem.costs
-        pairs = [(s, j) for s in range(problem.stages) for j in range(problem.micro_batches)]
-        kept = problem.schedule("kept", ())
-        dropped = problem.schedule("dropped", (tuple(Op(Kind.R, *pair) for pair in pairs),))
-        self.template = {False: kept, True: dropped}
         times = [self._time(Op(k, s, 0), r) for s in range(problem.stages) for k in Kind for r in (False, True)]
         self.unit = grid([*times, *costs.communication])
         self.size_unit = grid([*costs.activation, *costs.activation_after_input, *costs.activation_recomputed])
@@ -94,7 +89,7 @@ class _Builder:
         self.lanes: dict[tuple[int, Lane, int], list[Any]] = {}
         self.variables = Variables(
             problem=problem, cp=self.cp, starts=self.starts, ends=self.ends, present=self.present, whole=whole,
-            template=self.template, horizon=self.horizon, size_unit=self.size_unit,
+            horizon=self.horizon, size_unit=self.size_unit,
         )  # fmt: skip
 
     def run(self) -> Model:
@@ -220,11 +215,9 @@ class _Builder:
         return value
 
     def _time(self, op: Op, recomputed: bool) -> Number:
-        if op.kind in (Kind.O, Kind.L) and self.problem.costs.offload is None:
-            return 0
         if op.kind in (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B, Kind.G, Kind.D, Kind.S, Kind.P):
             return 0
-        return duration(self.template[recomputed], self.problem.costs, op, Lane.COMPUTE)
+        return self.problem.op_costs.time(op, explicit=recomputed)
 
 
 def grid(values: Iterable[Number]) -> Number:

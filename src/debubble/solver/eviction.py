@@ -11,8 +11,7 @@ import itertools
 from collections.abc import Container, Iterable, Sequence
 
 from debubble.ir import Kind, Number, Op, Schedule
-from debubble.ir.effects import change, duration
-from debubble.ir.ops import BACKWARDS, Lane
+from debubble.ir.ops import BACKWARDS
 from debubble.solver.list_scheduling import Timetable
 from debubble.solver.problem import OrderProblem
 
@@ -88,10 +87,11 @@ def with_recompute(order: Iterable[Op], chosen: set[Pair]) -> tuple[Op, ...]:
 def _first_excess(problem: OrderProblem, schedule: Schedule, room: Number, chosen: set[Pair]) -> Pair | None:
     """Who must recompute so that the first operation above `room` fits: the resident with the latest backward."""
     due = {op[1:]: at for at, op in enumerate(schedule.orders[0]) if op.kind in BACKWARDS}
+    costs, again = problem.op_costs, schedule.explicit_recompute
     used: Number = 0
     resident: set[Pair] = set()
     for op in schedule.orders[0]:
-        allocated, freed = change(schedule, problem.costs, op)
+        allocated, freed = costs.allocates(op, explicit=op[1:] in again), costs.frees(op, explicit=op[1:] in again)
         if op.kind is Kind.F:
             resident.add(op[1:])
         if used + allocated > room:
@@ -111,7 +111,10 @@ class _Device:
         limit = problem.costs.limit_of(device)
         self.room = None if limit is None else limit - problem.costs.static_of(device)
         self.due = {op[1:]: at for at, op in enumerate(self.order) if op.kind in BACKWARDS}
-        self.time = [duration(base, problem.costs, op, Lane.COMPUTE) for op in self.order]
+        costs, again = problem.op_costs, base.explicit_recompute
+        self.time = [costs.time(op, explicit=op[1:] in again) for op in self.order]
+        self.allocated = [costs.allocates(op, explicit=op[1:] in again) for op in self.order]
+        self.freed = [costs.frees(op, explicit=op[1:] in again) for op in self.order]
         self.used: Number = 0
         self.resident: set[Pair] = set()
         self.away: dict[Pair, Number] = {}
@@ -124,7 +127,7 @@ class _Device:
             pair = op[1:]
             if op.kind in BACKWARDS and pair in self.away and not self._reload(pair, at, offloaded, must=True):
                 return None
-            allocated, freed = change(self.base, self.problem.costs, op)
+            allocated, freed = self.allocated[at], self.freed[at]
             if not self._make_room(allocated, pair, offloaded):
                 return None
             self.used += allocated - freed
@@ -150,7 +153,7 @@ class _Device:
                     self._reload(pair, at + 1, offloaded, must=False)
                 return
             passed += self.time[then]
-            spare = max(spare, change(self.base, self.problem.costs, self.order[then])[0])
+            spare = max(spare, self.allocated[then])
             if self._too_early(pair[0], passed):
                 return
 

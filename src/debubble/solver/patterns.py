@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from debubble.ir import Kind, Number, Op, Schedule
-from debubble.ir.effects import change, duration
-from debubble.ir.ops import Lane
 from debubble.solver.cp_model import grid
 from debubble.solver.problem import OrderProblem
 
@@ -141,14 +139,10 @@ class _Times:
 
     @staticmethod
     def of(problem: OrderProblem) -> _Times:
-        template, costs, stages = problem.schedule("pattern", ()), problem.costs, range(problem.stages)
+        costs, stages = problem.costs, range(problem.stages)
         compute = (Kind.F, Kind.I, Kind.W) if problem.split else (Kind.F, Kind.B)
         transfers = (Kind.O, Kind.L) if problem.offload else ()
-        exact = {
-            (kind, s): duration(template, costs, Op(kind, s, 0), Lane.COMPUTE)
-            for kind in (*compute, *transfers)
-            for s in stages
-        }
+        exact = {(kind, s): problem.op_costs.time(Op(kind, s, 0)) for kind in (*compute, *transfers) for s in stages}
         unit = grid([*exact.values(), *costs.communication])
         steps = {each: math.ceil(time / unit - 1e-9) for each, time in exact.items()}
         message = tuple(math.ceil(time / unit - 1e-9) for time in costs.communication)
@@ -169,7 +163,7 @@ class _Model:
         self.problem, self.cp, self.period, self.least = problem, cp_model.CpModel(), period, least
         self.unit, self.time, self.message = times.unit, times.time, times.message
         self.compute, self.transfers = times.compute, times.transfers
-        self.template = problem.schedule("pattern", ())
+        self.op_costs = problem.op_costs
         kinds, stages = (*self.compute, *self.transfers), range(problem.stages)
         way = sum(self.time[k, s] for k in self.compute[:2] for s in stages) + 2 * sum(self.message)
         aside = max(sum(self.time[k, s] for k in (*self.compute[2:], *self.transfers)) for s in stages)
@@ -265,7 +259,8 @@ class _Model:
         limit = costs.limit_of(device)
         if limit is None:
             return
-        changes = {kind: change(self.template, costs, Op(kind, s, 0)) for kind in (*self.compute, *self.transfers)}
+        ops = {kind: Op(kind, s, 0) for kind in (*self.compute, *self.transfers)}
+        changes = {kind: (self.op_costs.allocates(op), self.op_costs.frees(op)) for kind, op in ops.items()}
         unit = grid([size for pair in changes.values() for size in pair])
         room = math.floor((limit - costs.static_of(device)) / unit + 1e-9)
         for (taker, (taken, _)), j in itertools.product(changes.items(), self.own):

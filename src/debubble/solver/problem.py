@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from debubble.ir import InputError, Kind, Number, Op, Placement, Schedule, StageCosts
-from debubble.ir.effects import change
+from debubble.ir.op_costs import OpCosts
 from debubble.simulator import simulate
 
 Objective = Literal["makespan", "span"]
@@ -67,6 +68,16 @@ class OrderProblem:
     def stages(self) -> int:
         return self.placement.stages
 
+    @cached_property
+    def op_costs(self) -> OpCosts:
+        """What operations cost; `explicit` is for those that an R recomputes."""
+        return OpCosts(
+            costs=self.costs,
+            fused_recompute=self.fused_recompute,
+            recompute_fraction=self.recompute_fraction,
+            offload_fraction=self.offload_fraction,
+        )
+
     def schedule(self, name: str, orders: tuple[tuple[object, ...], ...]) -> Schedule:
         """A schedule of this problem with these lists."""
         return Schedule(
@@ -86,13 +97,11 @@ class OrderProblem:
 
         It cannot where the I needs more memory: its recomputation may bring back more at a time, or leave the W more.
         """
-        stages = range(self.stages)
-        again = tuple(Op(Kind.R, s, 0) for s in stages)
-        templates = [self.schedule("template", orders) for orders in ((), *(((again,),) if self.recompute else ()))]
+        op_costs = self.op_costs
         return not self.split or all(
-            change(template, self.costs, Op(Kind.I, s, 0))[0] <= change(template, self.costs, Op(Kind.B, s, 0))[0]
-            for template in templates
-            for s in stages
+            op_costs.allocates(Op(Kind.I, s, 0), explicit=again) <= op_costs.allocates(Op(Kind.B, s, 0), explicit=again)
+            for again in ((False, True) if self.recompute else (False,))
+            for s in range(self.stages)
         )
 
     def value(self, schedule: Schedule) -> Number:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from debubble.ir import Kind, Lane, Number, Op, Schedule
-from debubble.ir.effects import change, duration
+from debubble.ir import Kind, Number
+from debubble.ir.ops import CODE
 from debubble.solver.layout import KINDS, B, F, Floats, I, W
 from debubble.solver.problem import OrderProblem
 
@@ -17,22 +17,10 @@ def alike(problem: OrderProblem) -> range:
 
 def operations(problem: OrderProblem) -> tuple[list[Number], list[Number], list[Number]]:
     """(times, allocated, freed) by kind, stage and micro-batch, first as without, then as with an R in the list."""
-    costs = problem.costs
-    rows: tuple[list[Number], list[Number], list[Number]] = ([], [], [])
-    for recomputed in (False, True):
-        template = _template(problem, recomputed=recomputed)
-        for op in (Op(kind, s, j) for kind in KINDS for s in range(problem.stages) for j in alike(problem)):
-            absent = op.kind in (Kind.O, Kind.L) and costs.offload is None
-            time = 0 if absent else duration(template, costs, op, Lane.COMPUTE)
-            for row, value in zip(rows, (time, *change(template, costs, op)), strict=True):
-                row.append(value)
-    return rows
-
-
-def _template(problem: OrderProblem, *, recomputed: bool) -> Schedule:
-    """A list of lists that is no schedule, but tells `ir.effects` what is recomputed."""
-    ops = [Op(Kind.R, s, j) for s in range(problem.stages) for j in alike(problem)] if recomputed else []
-    return problem.schedule("template", (tuple(ops),))
+    tables = problem.op_costs.tables()
+    kinds = [CODE[kind] for kind in KINDS]
+    times, allocated, freed = (table[:, kinds].ravel().tolist() for table in tables)
+    return times, allocated, freed
 
 
 def messages(problem: OrderProblem) -> list[Number]:

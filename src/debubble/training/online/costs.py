@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 
 from debubble.ir import Kind, Number, Op, Schedule, StageCosts
-from debubble.ir.effects import duration
+from debubble.ir.op_costs import OpCosts
 from debubble.ir.trace import TraceEvent, TraceStep
 
 TIMED = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.O, Kind.L)
@@ -65,10 +65,11 @@ def _speeds(
     schedule: Schedule, costs: StageCosts, steps: Sequence[Mapping[Op, TraceEvent]]
 ) -> dict[tuple[Kind, int], float]:
     """Median of measured over assumed times, by kind and stage."""
+    op_costs, again = OpCosts.of(schedule, costs), schedule.explicit_recompute
     ratios: dict[tuple[Kind, int], list[float]] = defaultdict(list)
     for events in steps:
         for op, event in events.items():
-            if op.kind in TIMED and (assumed := float(duration(schedule, costs, op, event.lane))):
+            if op.kind in TIMED and (assumed := float(op_costs.time(op, explicit=op[1:] in again))):
                 ratios[op.kind, op.stage].append((event.end - event.start) / assumed)
     return {key: median(found) for key, found in ratios.items()}
 
