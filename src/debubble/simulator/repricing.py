@@ -97,7 +97,7 @@ class _Structure:
 
     def __init__(self, program: Program) -> None:
         self.program, self.graph = program, Graph(program.predecessors, compiled=True)
-        _, _, order = self.graph.times(program.duration)
+        _, _, order = self.graph.times(np.zeros(len(program.kind)))
         if len(order) < len(program.kind):
             raise deadlock(program, order.tolist())
         schedule = program.schedule
