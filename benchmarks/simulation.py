@@ -2,9 +2,10 @@
 
     python benchmarks/simulation.py [--devices 16] [--micro-batches 512] [--chunks 4] [--repeat 5] [--json FILE]
 
-`first` is the time of lowering and simulation together when a process does that for the first time.  All other
-numbers are the fastest of `repeat` runs once everything is loaded: the machine's neighbours only ever add time.
-`offload` lists an O and an L for every micro-batch of the first chunk.  Simulation includes makespan, span and peaks.
+All times are the process's own seconds of one core: its neighbours on the machine are not counted, though they lengthen
+them.  `first` is that of lowering and simulation together when a process does them for the first time.  All other
+numbers are the fastest of `repeat` runs once everything is loaded.  `offload` lists an O and an L for every micro-batch
+of the first chunk.  Simulation includes makespan, span and peaks.
 """
 
 from __future__ import annotations
@@ -49,17 +50,17 @@ def figures(timeline: Timeline) -> tuple[object, ...]:
 def fastest(run: Callable[[], object], repeat: int) -> float:
     seconds = []
     for _ in range(repeat):
-        start = time.perf_counter()
+        start = time.process_time()
         run()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
     return min(seconds)
 
 
 def measured(schedule: Schedule, costs: StageCosts, repeat: int) -> dict[str, Any]:
-    start = time.perf_counter()
+    start = time.process_time()
     program = lower(schedule, costs)
     figures(simulate(program))
-    first = round(time.perf_counter() - start, 4)
+    first = round(time.process_time() - start, 4)
     repricer = Repricer(schedule)
     repricer.price(costs)
     # A schedule of its own each time: it keeps what was derived from its lists.
