@@ -28,6 +28,10 @@ def test_costs_survive_a_round_trip_through_a_dict() -> None:
     assert StageCosts.from_dict(costs.to_dict()) == costs
 
 
+def test_a_link_group_without_devices_is_left_out() -> None:
+    assert StageCosts.of(stages=2, link_groups=[[0, 1], []]).link_groups == ((0, 1),)
+
+
 @pytest.mark.parametrize(
     ("entries", "message"),
     [

@@ -258,7 +258,7 @@ def check_counts(
 
 
 def link_groups_of(value: Any) -> tuple[tuple[int, ...], ...]:
-    """Link groups: lists of devices, each in at most one of them."""
+    """Link groups: lists of devices, each in at most one of them; lists of no device are left out."""
     lists = isinstance(value, Sequence) and all(isinstance(g, Sequence) and not isinstance(g, str) for g in value)
     devices = [device for group in value for device in group] if lists else [None]
     if not all(isinstance(d, int) and not isinstance(d, bool) and d >= 0 for d in devices):
@@ -266,7 +266,7 @@ def link_groups_of(value: Any) -> tuple[tuple[int, ...], ...]:
     twice = next((d for d in devices if devices.count(d) > 1), None)
     if twice is not None:
         raise InputError(f"'link_groups' names device {twice} twice; a device has one link to the host.")
-    return tuple(tuple(group) for group in value)
+    return tuple(tuple(group) for group in value if group)
 
 
 def _per_stage(name: str, value: Any, stages: int) -> PerStage:
