@@ -93,7 +93,7 @@ def change(node: Any, key: Any, dice: random.Random) -> None:
         case "delete":
             del node[key]
         case "retype":
-            node[key] = dice.choice(WRONG)
+            node[key] = copy.deepcopy(dice.choice(WRONG))
         case "extreme":
             node[key] = dice.choice(EXTREME)
         case "negate" if isinstance(value, int | float):

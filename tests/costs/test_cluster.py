@@ -88,6 +88,7 @@ def test_sizes_are_read_with_their_units(text: float | str, size: int) -> None:
         ({"devices": "2xCPU", "efficiency": {"matmul": []}}, "matmul"),
         ({"devices": "2xCPU", "link_bandwidth": float("inf")}, "link_bandwidth must be positive and at most 1e+18"),
         ({"devices": "2xCPU", "link_latency": float("nan")}, "link_latency must be positive"),
+        ({"devices": "2xCPU", "memory_limit": 10**400}, "A memory limit must be positive and at most 1e+18"),
         ({"devices": "2xCPU", "memory_limit": "9" * 400}, "A memory limit must be positive and at most 1e+18"),
         ({"devices": "9999999999xCPU"}, "A cluster may have up to 1000000 devices"),
         ({"devices": "2xCPU", "efficiency": {"memory": 5}}, "memory must be positive and at most 1, the whole peak"),

@@ -118,6 +118,7 @@ def test_active_parameters_leave_out_the_experts_that_a_token_does_not_pass() ->
         ({"model_type": "qwen3", "layer_types": ["sliding_attention"] * 3}, ()),
         ({"model_type": "gemma2", "sliding_window": 128}, (128, None, 128)),
         ({"model_type": "gemma3_text", "sliding_window_pattern": 2}, (4096, None, 4096)),
+        ({"model_type": "gemma2", "sliding_window_pattern": None}, (4096, None, 4096)),
         (
             {"model_type": "gemma3_text", "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
             (None, 4096, None),
@@ -171,6 +172,13 @@ def test_a_config_is_read_from_a_file_and_from_its_folder(tmp_path: Path) -> Non
         ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "'bert' with 'BertForMaskedLM', but"),
         ({"model_type": "olmo2", "num_attention_heads": None}, "has no `num_attention_heads`, which a olmo2 model"),
         ({"model_type": None}, "has no `model_type`"),
+        ({"model_type": ["llama"]}, "The config is wrong: Expected `str`, got `array` - at `$.model_type`"),
+        ({"architectures": 3}, "Expected `array | null`, got `int` - at `$.architectures`"),
+        ({"model_type": "olmo2", "layer_types": [1, 2, 3]}, "Expected `str`, got `int` - at `$.layer_types[0]`"),
+        ({"model_type": "qwen3_moe", **MOE, "mlp_only_layers": 3}, "got `int` - at `$.mlp_only_layers`"),
+        ({"sliding_window": "4k"}, "Expected `int | null`, got `str` - at `$.sliding_window`"),
+        ({"model_type": "gemma2", "sliding_window_pattern": "LLG"}, "`sliding_window_pattern` must be a positive"),
+        ({"hidden_size": 10**400}, "`hidden_size` is more than 1e+09"),
     ],
 )
 def test_a_wrong_config_is_refused_with_a_sentence(changes: dict[str, Any], sentence: str) -> None:
@@ -180,7 +188,12 @@ def test_a_wrong_config_is_refused_with_a_sentence(changes: dict[str, Any], sent
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
-    [(None, "cannot be read"), ("{", "is not a JSON file"), ("[]", "it holds no JSON object")],
+    [
+        (None, "cannot be read"),
+        ("{", "is not a JSON file"),
+        ("[]", "it holds no JSON object"),
+        ("[" * 100_000, "it is nested too deeply"),
+    ],
 )
 def test_a_file_that_is_no_config_is_refused_with_a_sentence(
     tmp_path: Path, content: str | None, sentence: str

@@ -142,7 +142,7 @@ def parse_size(size: int | float | str) -> int:
             raise InputError(f"'{size}' is no size; write bytes as a number, or a text such as 72GiB or 80GB.")
         return parse_size(float(match[1]) * _SCALES[match[2] or "B"])
     if not 1 <= size <= LARGEST:
-        raise InputError(f"A memory limit must be positive and at most {LARGEST:.0e} bytes, not {size:g}.")
+        raise InputError(f"A memory limit must be positive and at most {LARGEST:.0e} bytes, not {size}.")
     return int(size)
 
 

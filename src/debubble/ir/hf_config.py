@@ -64,7 +64,7 @@ def sliding_layers(config: Config) -> tuple[bool, ...]:
     if family in ("qwen2", "qwen3"):
         return tuple(i >= config.get("max_window_layers", 28) for i in layers)
     if family in _FULL_EVERY:
-        every = config.get("sliding_window_pattern", _FULL_EVERY[family])
+        every = config.get("sliding_window_pattern") or _FULL_EVERY[family]
         return tuple((i + 1) % every != 0 for i in layers)
     return (False,) * len(layers)
 
@@ -79,6 +79,6 @@ def expert_layers(config: Config) -> tuple[bool, ...]:
     """Per layer, whether it has a mixture of experts instead of an MLP."""
     family, layers = config.get("model_type"), _layers(config)
     if family == "qwen3_moe":
-        step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+        step, dense = config.get("decoder_sparse_step") or 1, config.get("mlp_only_layers") or ()
         return tuple(i not in dense and (i + 1) % step == 0 for i in layers)
     return (family == "mixtral",) * len(layers)
