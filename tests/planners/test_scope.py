@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import debubble as db
+from debubble.costs import Cluster, StepTail, models
 from debubble.costs.units import Partition, Strategy, Unit, Units, recomputing
-from debubble.ir import Placement
+from debubble.ir import Placement, RunOptions
 from debubble.planners import Problem
 from debubble.planners.scope import BASELINES, megatron_schedule, plan
 from debubble.planners.scope_ilp import solve
@@ -146,6 +148,18 @@ def test_scope_is_never_worse_than_its_baselines(units: Units, devices: int, mic
             continue
     if best < float("inf"):
         assert db.planners["scope"](problem).makespan <= best
+
+
+@given(units=model_units(limit=True), micro_batches=st.integers(1, 8))
+@settings(max_examples=40, deadline=None)
+def test_a_long_end_of_the_step_hides_no_baseline_from_a_search_without_time(units: Units, micro_batches: int) -> None:
+    tail = StepTail(model=models["llama2-7b"], cluster=Cluster.parse("3xCPU"), options=RunOptions())
+    problem = replace(asked(units, devices=3, micro_batches=micro_batches, effort=0.0), tail=tail)
+    try:
+        baseline = db.planners["adapipe"](problem)
+    except db.InfeasibleError:
+        assume(False)
+    assert db.planners["scope"](problem).time <= baseline.time
 
 
 def test_scope_says_how_far_its_programme_is_solved() -> None:

@@ -83,7 +83,8 @@ def _baselines(problem: Problem, strategies: Sequence[str] | None) -> list[Candi
         except DebubbleError:
             continue
         answer = result.solution
-        found.append(Candidate(float(result.time), answer.schedule, answer.costs, answer.partition))
+        pipeline_time = float(problem.time_of(result.timeline))
+        found.append(Candidate(pipeline_time, answer.schedule, answer.costs, answer.partition))
     return found
 
 
