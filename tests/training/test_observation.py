@@ -3,9 +3,9 @@
 import pytest
 
 import debubble as db
+from debubble.costs.flops import Utilization, flops_per_token
 from debubble.ir.trace import TraceEvent
 from debubble.training.computed import Computed, bubble_fraction
-from debubble.training.flops import Utilization, flops_per_token
 from debubble.training.options import TrainOptions
 from debubble.training.progress import StepReport
 from debubble.training.report import Outcome

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from rich.console import Console
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
+from debubble.costs.flops import Utilization
 from debubble.ir import InputError, Plan, Trace
 from debubble.runtime.leaving import RunError, leave
 from debubble.runtime.out_of_memory import DeviceMemoryError
@@ -24,7 +25,6 @@ from debubble.training import checkpoint
 from debubble.training.checkpoint import Saver, agreed
 from debubble.training.checkpoint_folder import Progress
 from debubble.training.computed import NOTHING, Computed, bubble_fraction
-from debubble.training.flops import Utilization
 from debubble.training.learning_rate import learning_rate
 from debubble.training.online.switching import Online
 from debubble.training.options import TrainOptions, journal_of, plan_of, settled_by, validates_after

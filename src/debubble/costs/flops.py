@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from debubble.costs import Cluster, Model
+from debubble.costs.cluster import Cluster
+from debubble.costs.model import Model
 from debubble.costs.speed import Speed
 from debubble.costs.states import element_bytes
 from debubble.ir import Plan
