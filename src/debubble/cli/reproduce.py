@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from debubble.reproduce import Report, Table
 
 BASIS = {
-    "exact": "exact: follows from the construction",
+    "exact": "exact: follows from the construction, as the paper has it",
     "fitted": "fitted: with inputs chosen from the paper's own figures",
+    "modelled": "modelled: computed without fitting; differs from the paper's figure",
     "measured": "measured: the paper's figure needs its hardware; a cost model cannot confirm it",
 }
 

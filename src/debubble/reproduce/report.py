@@ -15,8 +15,9 @@ Cell = str | int | float | None
 class Table:
     """One table or figure of a paper.
 
-    `basis` says what ours is: `exact` (follows from the construction), `fitted` (with the fitted inputs named in
-    `note`), or `measured` (the paper's figure needs hardware; a cost model cannot confirm it).
+    `basis` says what ours is: `exact` (follows from the construction, as the paper has it), `fitted` (with the fitted
+    inputs named in `note`), `modelled` (nothing fitted, and not the paper's figure; `note` says how they differ), or
+    `measured` (the paper's figure needs hardware; a cost model cannot confirm it).
     """
 
     title: str
