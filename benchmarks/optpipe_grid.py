@@ -76,7 +76,7 @@ def row(
     steps = 0
     # The wall gets more than the processor may have: a neighbour may be using it.
     starts = initial(problem.costs, m)
-    for found in optimize(problem, starts=starts, deadline=wall * seconds, workers=workers, use_cache=False):
+    for found in optimize(problem, starts=starts, effort=seconds, workers=workers):
         end = time.process_time() - begin
         if end > workers * seconds and value < float("inf"):
             break
@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--json", default="")
     arguments = parser.parse_args()
     # The kernel's compilation is kept on disk; it is no part of a search.
-    list(optimize(problem_of(2, 3, 20, 2), deadline=2.0, use_cache=False))
+    list(optimize(problem_of(2, 3, 20, 2), effort=2.0))
     place = Path(arguments.json) if arguments.json else None
     rows = json.loads(place.read_text()) if place and place.exists() else []
     done = {tuple(each[name] for name in COLUMNS[:4]) for each in rows}

@@ -31,6 +31,7 @@ from debubble.planners.scope_ilp import solve
 from debubble.planners.scope_runs import runs
 from debubble.reproduce.scope import MODELS, problem_of
 from debubble.simulator import Repricer
+from debubble.solver.effort import Effort
 
 MICRO_BATCHES = 64
 MIXES = ("one", "moe", "multimodal")
@@ -101,7 +102,7 @@ def rows_of(
     schedule = megatron_schedule(problem, chunks)
     found = runs(problem.units, strategies)
     wall, cpu = time.perf_counter(), time.process_time()
-    answers = solve(found, schedule, limits=problem.limits, static=0.0, seconds=seconds, seed=0)
+    answers = solve(found, schedule, limits=problem.limits, static=0.0, effort=Effort(seconds), seed=0)
     for reading in ("pooled", "per chunk")[: 2 if per_chunk and chunks > 1 else 1]:
         try:
             answer = next(answers, None)

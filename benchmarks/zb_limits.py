@@ -20,8 +20,9 @@ from typing import Any
 import debubble as db
 from debubble.solver.bounds import lower_bound
 from debubble.solver.cp_sat import ROOMY, solve
+from debubble.solver.effort import Effort
 from debubble.solver.problem import Incumbent, OrderProblem
-from debubble.solver.tight import WORK, is_coarse, skeleton_bound
+from debubble.solver.tight import WHOLE, is_coarse, skeleton_bound
 
 DEVICES, MICRO_BATCHES = 8, 32
 LIMITS = (4, 5, 6, 7, 8)
@@ -41,11 +42,11 @@ def costs_of(times: tuple[int, int, int, int], frees: str, limit: int) -> db.Sta
 def bound_of(problem: OrderProblem, schedule: db.Schedule, *, seconds: float) -> float:
     best = Incumbent(schedule=schedule, value=problem.value(schedule), bound=lower_bound(problem), source="start")
     if is_coarse(problem):
-        for better in solve(problem, best, seconds=seconds, work=WORK):
+        for better in solve(problem, best, effort=Effort(min(seconds, WHOLE))):
             best = better
     if best.optimal:
         return float(best.bound)
-    return float(skeleton_bound(problem, horizon=ROOMY * best.value, seconds=seconds, bound=best.bound))
+    return float(skeleton_bound(problem, horizon=ROOMY * best.value, effort=Effort(seconds), bound=best.bound))
 
 
 def rows(seconds: float) -> Iterator[dict[str, Any]]:

@@ -18,6 +18,7 @@ from debubble.planners.scope_ilp import solve
 from debubble.planners.scope_instance import alive
 from debubble.planners.scope_runs import runs
 from debubble.simulator import Repricer
+from debubble.solver.effort import Effort
 from tests.strategies import model_units
 
 
@@ -69,7 +70,7 @@ def test_the_integer_programme_is_proven_optimal_for_its_formula(chunks: int) ->
     units = Units(units=(layer("embedding", 1), *[layer("dense", 3)] * 7, layer("head", 5)), memory_limit=(36,))
     problem = asked(units, devices=2, micro_batches=6, chunks=chunks)
     schedule = megatron_schedule(problem, chunks)
-    answer = next(solve(runs(units), schedule, limits=problem.limits, static=0.0, seconds=10, seed=0))
+    answer = next(solve(runs(units), schedule, limits=problem.limits, static=0.0, effort=Effort(10), seed=0))
     assert answer.formula == pytest.approx(answer.bound, rel=1e-5)
     assert answer.formula == pytest.approx(min(_formulas(problem, chunks)), rel=1e-4)
 

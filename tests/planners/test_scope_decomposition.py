@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from functools import cache
 
@@ -17,6 +18,7 @@ from debubble.planners.scope_device import Open, cut, fastest, priced
 from debubble.planners.scope_instance import Device, Instance, _reached, alive, instance
 from debubble.planners.scope_runs import Run, runs
 from debubble.schedules import schedules
+from debubble.solver.effort import Effort
 
 
 def layer(kind: str, time: int, *, kept: int = 4, static: int = 1) -> Unit:
@@ -78,7 +80,7 @@ def test_a_device_is_as_fast_as_enumeration_says(limit: float, filled: bool) -> 
     inst = small(limit)
     known = least(limit, filled=filled)
     for held in HELD:
-        answer = fastest(inst, inst.devices[0], held, OPEN, filled=filled)
+        answer = fastest(inst, inst.devices[0], held, OPEN, Effort(math.inf), filled=filled)
         assert (answer is None) == (held not in known)
         if answer is not None:
             assert sum(answer.times(inst)) == pytest.approx(known[held], rel=1e-4)
@@ -102,7 +104,7 @@ def test_the_cut_at_a_point_is_no_more_than_an_integer_apart_from_it() -> None:
     inst = small(limit=24)
     held = (1, 3, 0)
     found = cut(inst, inst.devices[0], held, OPEN)
-    answer = fastest(inst, inst.devices[0], held, OPEN, filled=True)
+    answer = fastest(inst, inst.devices[0], held, OPEN, Effort(math.inf), filled=True)
     assert found is not None
     assert answer is not None
     assert answer.bound - max(inst.times[1]) <= found.at(held) <= answer.bound
@@ -129,7 +131,7 @@ def test_bound_and_answer_enclose_the_optimum_of_small_instances(limit: float, c
     units = Units(units=(layer("embedding", 1), *[layer("dense", 3)] * count, layer("head", 2)))
     inst = asked(units, devices=2, chunks=chunks, micro_batches=4, limit=limit)
     values = list(_values(inst))
-    found = decompose(inst, until=float("inf"), seed=0)
+    found = decompose(inst, effort=Effort(math.inf), seed=0)
     if not values:
         assert found.layers is None
         return
@@ -192,22 +194,22 @@ def sixteen(chunks: int) -> Instance:
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_two_hundred_layers_on_sixteen_devices_leave_less_than_one_per_cent(chunks: int) -> None:
     inst = sixteen(chunks)
-    found = decompose(inst, until=float("inf"), seed=0)
+    found = decompose(inst, effort=Effort(math.inf), seed=0)
     assert found.layers is not None
     assert [sum(map(sum, options)) for options in found.layers] == list(inst.counts)
     assert found.gap < 0.01
 
 
 def test_the_same_seed_gives_the_same_answer() -> None:
-    first, second = (decompose(small(), until=float("inf"), seed=1) for _ in range(2))
+    first, second = (decompose(small(), effort=Effort(math.inf), seed=1) for _ in range(2))
     assert first.layers is not None
     assert (first.layers, first.bound) == (second.layers, second.bound)
 
 
 def test_evening_out_chunks_keeps_every_devices_layers() -> None:
     inst = small()
-    pooled = decompose(inst, until=float("inf"), seed=0)
-    other = evened(inst, pooled)
+    pooled = decompose(inst, effort=Effort(math.inf), seed=0)
+    other = evened(inst, pooled, Effort(math.inf))
     assert pooled.layers is not None
     assert other.layers is not None
     for device in inst.devices:

@@ -35,11 +35,11 @@ def test_the_folder_honours_the_environment(own_folder: Path) -> None:
 def test_a_similar_problem_finds_the_schedule_and_others_do_not() -> None:
     best = searched(problem_of())
     cache.keep(problem_of(), best)
-    found = cache.nearest(problem_of(forward=10.4))
+    found = cache.nearest(problem_of(forward=10.4), cache.folder())
     assert found is not None
     assert found.orders == best.schedule.orders
-    assert cache.nearest(problem_of(forward=90)) is None
-    assert cache.nearest(problem_of(micro_batches=6)) is None
+    assert cache.nearest(problem_of(forward=90), cache.folder()) is None
+    assert cache.nearest(problem_of(micro_batches=6), cache.folder()) is None
 
 
 def test_a_better_entry_replaces_a_worse_one_and_not_the_other_way_round() -> None:
@@ -48,7 +48,7 @@ def test_a_better_entry_replaces_a_worse_one_and_not_the_other_way_round() -> No
     assert better.value < worse.value
     for incumbent in (better, worse):
         cache.keep(problem, incumbent)
-    found = cache.nearest(problem)
+    found = cache.nearest(problem, cache.folder())
     assert found is not None
     assert found.orders == better.schedule.orders
 
@@ -57,7 +57,7 @@ def test_a_damaged_entry_is_as_good_as_none(own_folder: Path) -> None:
     cache.keep(problem_of(), searched(problem_of()))
     (entry,) = own_folder.rglob("*.json")
     entry.write_text(entry.read_text()[:100])
-    assert cache.nearest(problem_of()) is None
+    assert cache.nearest(problem_of(), cache.folder()) is None
 
 
 def test_an_unwritable_folder_does_not_fail_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def test_an_unwritable_folder_does_not_fail_the_search(tmp_path: Path, monkeypat
     blocked.write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
     cache.keep(problem_of(), searched(problem_of()))
-    assert cache.nearest(problem_of()) is None
+    assert cache.nearest(problem_of(), cache.folder()) is None
 
 
 def keep_repeatedly(steps: int) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from debubble.solver.bounds import lower_bound
 from debubble.solver.counting import Prover, proving
+from debubble.solver.effort import Effort
 from debubble.solver.optimize import optimize
 from debubble.solver.problem import OrderProblem
 from tests.solver.orders import uniform
@@ -13,7 +14,7 @@ from tests.solver.orders import uniform
 
 def proved(problem: OrderProblem, *, below: int = 1900) -> float:
     prover = Prover(problem, bound=lower_bound(problem), below=below)
-    prover.run(60)
+    prover.run(Effort(60))
     return float(prover.bound)
 
 
@@ -21,7 +22,7 @@ def proved(problem: OrderProblem, *, below: int = 1900) -> float:
 @pytest.mark.parametrize(("p", "m", "offload", "limit"), [(3, 4, 20, 4), (3, 4, 30, 4), (2, 5, 20, 3), (4, 4, 40, 4)])
 def test_no_optimum_is_below_it(p: int, m: int, offload: int, limit: int, duplex: str) -> None:
     problem = uniform(p, m, offload=offload, limit=limit, communication=0, host_link=duplex)
-    *_, best = optimize(problem, deadline=60, use_cache=False)
+    *_, best = optimize(problem, effort=60)
     assert best.optimal
     assert lower_bound(problem) <= proved(problem) <= float(best.value)
 
@@ -39,7 +40,7 @@ def test_it_stops_below_what_was_found() -> None:
 
 def test_a_prover_can_be_stopped() -> None:
     problem = uniform(8, 32, offload=40, limit=8, communication=0)
-    with proving(problem, bound=1054, below=1300, seconds=600) as prover:
+    with proving(problem, bound=1054, below=1300, effort=Effort(600)) as prover:
         pass
     assert prover.bound >= 1054
 

@@ -8,6 +8,7 @@ import pytest
 
 from debubble.ir import Kind
 from debubble.solver.bounds import lower_bound
+from debubble.solver.effort import Effort
 from debubble.solver.growing import _Seedling, grown
 from debubble.solver.patterns import patterns, unrolled
 from debubble.solver.walker import Walker
@@ -17,7 +18,7 @@ from tests.solver.orders import uniform
 @pytest.fixture(scope="module")
 def seedling() -> _Seedling:
     problem = uniform(4, 64, offload=10, limit=6)
-    return _Seedling.of(problem, next(patterns(problem, 1, seconds=20)))
+    return _Seedling.of(problem, next(patterns(problem, 1, effort=Effort(20))))
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -34,7 +35,7 @@ def test_moves_keep_the_block_periodic(seedling: _Seedling, seed: int) -> None:
 
 
 def test_each_further_micro_batch_takes_a_period(seedling: _Seedling) -> None:
-    searched = seedling.searched(1.0, seed=0, workers=1)
+    searched = seedling.searched(Effort(1.0), seed=0, workers=1)
     problems = [uniform(4, m, offload=10, limit=6) for m in (64, 65, 128)]
     values = [problem.value(searched.grown(problem)) for problem in problems]
     assert values[1] - values[0] == 30
@@ -43,7 +44,7 @@ def test_each_further_micro_batch_takes_a_period(seedling: _Seedling) -> None:
 
 def test_many_micro_batches_meet_the_bound() -> None:
     problem = uniform(4, 256, offload=10, limit=6)
-    schedule = grown(problem, seconds=20)
+    schedule = grown(problem, effort=Effort(20))
     assert schedule is not None
     assert problem.value(schedule) == lower_bound(problem) == 7713
     assert sum(op.kind is Kind.F for order in schedule.orders for op in order) == 4 * 256
@@ -51,11 +52,11 @@ def test_many_micro_batches_meet_the_bound() -> None:
 
 def test_too_few_micro_batches_give_the_pattern_unrolled() -> None:
     problem = uniform(4, 12, offload=10, limit=6)
-    pattern = next(patterns(problem, 1, seconds=20))
-    assert grown(problem, seconds=20) == unrolled(problem, pattern)
+    pattern = next(patterns(problem, 1, effort=Effort(20)))
+    assert grown(problem, effort=Effort(20)) == unrolled(problem, pattern)
 
 
 def test_what_is_not_periodic_is_not_grown() -> None:
     problem = uniform(4, 64, offload=10, limit=6)
     uneven = replace(problem, costs=problem.costs.replace(micro_batch_scale=[1, *([2] * 63)]))
-    assert grown(uneven, seconds=5) is None
+    assert grown(uneven, effort=Effort(5)) is None

@@ -12,6 +12,7 @@ from debubble.ir import DebubbleError, Kind, Number, Op, Placement, StageCosts
 from debubble.simulator import simulate
 from debubble.solver.bounds import lower_bound
 from debubble.solver.cp_sat import device_bound, solve
+from debubble.solver.effort import Effort
 from debubble.solver.milp import Reductions, solve_milp
 from debubble.solver.problem import Incumbent, Objective, OrderProblem
 from debubble.solver.search import search
@@ -37,7 +38,7 @@ def instance(
 def proven(problem: OrderProblem) -> Incumbent:
     *_, best = search(problem, steps=4000)
     if not best.optimal:
-        *_, best = solve(problem, best, seconds=60)
+        *_, best = solve(problem, best, effort=Effort(60))
     return best
 
 
@@ -136,7 +137,7 @@ def test_brute_force_agrees(
 
 def test_a_single_device_exact_bounds_what_all_devices_reach() -> None:
     problem = instance(3, 4, (2, 2, 2), 0, 1, 2)
-    bounds = [device_bound(problem, d, horizon=40, seconds=20) for d in range(3)]
+    bounds = [device_bound(problem, d, horizon=40, effort=Effort(20)) for d in range(3)]
     assert max(bounds) <= 28
     assert max(*bounds, lower_bound(problem)) >= 26
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from debubble.ir import Kind
+from debubble.solver.effort import Effort
 from debubble.solver.growing import _Seedling
 from debubble.solver.patterns import Pattern, _Model, _Times, patterns, unrolled
 from debubble.solver.problem import OrderProblem
@@ -20,7 +21,7 @@ def _model(problem: OrderProblem, period: int, *, step: int = 1) -> _Model:
 @pytest.fixture(scope="module")
 def pattern() -> Pattern:
     """Three micro-batches in 105."""
-    found = _model(uniform(4, 24, offload=35, limit=6), 105, step=3).solve(60, 0)
+    found = _model(uniform(4, 24, offload=35, limit=6), 105, step=3).solve(Effort(60), 0)
     assert found is not None
     return found
 
@@ -33,8 +34,8 @@ def test_micro_batches_of_a_period_may_do_different_things(pattern: Pattern) -> 
 
 def test_three_micro_batches_fit_where_each_alone_needs_longer() -> None:
     problem = uniform(4, 24, offload=40, limit=6)
-    assert _model(problem, 36).solve(60, 0) is None
-    together = _model(problem, 106, step=3).solve(60, 0)
+    assert _model(problem, 36).solve(Effort(60), 0) is None
+    together = _model(problem, 106, step=3).solve(Effort(60), 0)
     assert together is not None
     assert together.time < 36
 
@@ -56,6 +57,6 @@ def test_a_seedling_repeats_whole_periods(pattern: Pattern) -> None:
 
 def test_patterns_take_the_faster_of_one_and_several_micro_batches() -> None:
     problem = uniform(4, 24, offload=35, limit=6)
-    one = next(pattern for period in (41, 48) if (pattern := _model(problem, period).solve(5, 0)) is not None)
-    best = next(patterns(problem, 1, seconds=20))
+    one = next(pattern for period in (41, 48) if (pattern := _model(problem, period).solve(Effort(5), 0)) is not None)
+    best = next(patterns(problem, 1, effort=Effort(20)))
     assert best.time < one.time

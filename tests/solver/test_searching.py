@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from debubble.ir import DebubbleError, InfeasibleError, Kind, Lane, Placement, Schedule, StageCosts
 from debubble.simulator import Timeline, simulate
 from debubble.solver.bounds import lower_bound
+from debubble.solver.effort import Effort
 from debubble.solver.optimize import optimize
 from debubble.solver.patterns import periodic
 from debubble.solver.problem import Incumbent, OrderProblem
@@ -95,7 +96,7 @@ def test_local_search_meets_the_bound_where_the_link_keeps_up(p: int, m: int, to
 
 def test_no_more_moves_are_made_than_allowed() -> None:
     for steps in (0, 1, 500):
-        assert all(each.steps <= steps for each in search(uniform(4, 8, offload=20, limit=6), steps=steps, deadline=60))
+        assert all(each.steps <= steps for each in search(uniform(4, 8, offload=20, limit=6), steps=steps))
 
 
 def test_a_given_start_is_improved_and_its_name_kept() -> None:
@@ -142,7 +143,7 @@ def test_what_fits_nowhere_is_refused() -> None:
 
 def test_a_periodic_pattern_fits_and_comes_within_a_round_of_the_bound() -> None:
     problem = uniform(4, 40, offload=10, limit=6)
-    schedule = periodic(problem, seconds=20)
+    schedule = periodic(problem, effort=Effort(20))
     assert schedule is not None
     timeline = simulate(schedule, problem.costs)
     check_independently(timeline, problem)
@@ -150,7 +151,7 @@ def test_a_periodic_pattern_fits_and_comes_within_a_round_of_the_bound() -> None
 
 
 def test_optimize_streams_better_values_and_higher_bounds() -> None:
-    stream = list(optimize(uniform(3, 5, offload=20, limit=4), deadline=20.0, use_cache=False))
+    stream = list(optimize(uniform(3, 5, offload=20, limit=4), effort=20))
     values, bounds = [float(i.value) for i in stream], [float(i.bound) for i in stream]
     assert values == sorted(values, reverse=True)
     assert bounds == sorted(bounds)

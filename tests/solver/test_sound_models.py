@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -15,6 +14,7 @@ from debubble.solver import cp_sat
 from debubble.solver.bounds import lower_bound
 from debubble.solver.cp_model import Model, build
 from debubble.solver.cp_sat import device_bound, solve
+from debubble.solver.effort import Effort
 from debubble.solver.optimize import optimize
 from debubble.solver.problem import Incumbent, OrderProblem
 from debubble.solver.search import search
@@ -40,7 +40,7 @@ def test_neighbourhoods_of_every_planners_plan_hold_the_plan(name: str) -> None:
     problem = OrderProblem.of(plan, solution.costs)
     start = Incumbent(schedule=plan, value=problem.value(plan), bound=lower_bound(problem), source="start")
     free = frozenset(op for op in plan.operations if 4 <= op.micro_batch < 8)
-    *_, best = start, *solve(problem, start, seconds=math.inf, work=0.03, free=free)
+    *_, best = start, *solve(problem, start, effort=Effort(0.1), free=free)
     assert problem.value(best.schedule) == best.value <= start.value
     assert best.bound == start.bound
 
@@ -51,7 +51,7 @@ def test_a_whole_backward_that_its_halves_are_no_match_for_stays_whole() -> None
     schedule = db.schedules["1f1b"](devices=2, micro_batches=40, costs=costs)
     problem = OrderProblem.of(schedule, costs)
     assert not problem.halves_cover_wholes
-    *_, best = optimize(problem, starts=[schedule], deadline=1.0, use_cache=False)
+    *_, best = optimize(problem, starts=[schedule], effort=1)
     assert {op.kind for op in best.schedule.operations} == {Kind.F, Kind.B}
     assert best.value <= problem.value(schedule)
 
@@ -60,9 +60,9 @@ def test_halves_alone_prove_nothing_where_a_whole_backward_may_need_less() -> No
     costs = StageCosts.of(stages=2, activation=1, activation_after_input=3, memory_limit=4)
     problem = OrderProblem(placement=Placement.linear(2), micro_batches=4, costs=costs)
     *_, start = search(problem, steps=0)
-    *_, best = start, *solve(problem, start, seconds=60)
+    *_, best = start, *solve(problem, start, effort=Effort(60))
     assert best.bound == start.bound
-    assert device_bound(problem, 0, horizon=start.value, seconds=60) == 0
+    assert device_bound(problem, 0, horizon=start.value, effort=Effort(60)) == 0
 
 
 @pytest.mark.parametrize(("p", "m", "activation", "rest", "limit"), [(2, 4, 1.7, 1.037, 3.4), (3, 5, 2.3, 0.851, 4.6)])
@@ -80,7 +80,7 @@ def test_sizes_that_are_no_whole_numbers_refute_nothing_that_fits(
     for each in (costs, whole):
         problem = OrderProblem(placement=Placement.linear(p), micro_batches=m, costs=each)
         *_, start = search(problem, steps=0)
-        *_, best = start, *solve(problem, start, seconds=60)
+        *_, best = start, *solve(problem, start, effort=Effort(60))
         bounds.append(best.bound)
         values.append(best.value)
     assert bounds[0] <= values[1]
@@ -92,9 +92,9 @@ def test_a_model_that_misses_a_known_schedule_is_an_error_and_no_proof() -> None
     impossible = replace(best, value=10, bound=0)
     free = frozenset(op for op in best.schedule.operations if op.micro_batch < 2)
     with pytest.raises(SolverError, match="fault of debubble"):
-        list(solve(problem, impossible, seconds=60, free=free))
+        list(solve(problem, impossible, effort=Effort(60), free=free))
     with pytest.raises(SolverError):
-        device_bound(problem, 0, horizon=10, seconds=60)
+        device_bound(problem, 0, horizon=10, effort=Effort(60))
 
 
 def test_the_search_goes_on_without_the_proof_of_a_wrong_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_the_search_goes_on_without_the_proof_of_a_wrong_model(monkeypatch: pyte
     monkeypatch.setattr(cp_sat, "build", wrong)
     problem = uniform(3, 5, offload=20, limit=4)
     with pytest.warns(UserWarning, match="nothing is concluded"):
-        *_, best = optimize(problem, deadline=1.0, use_cache=False)
+        *_, best = optimize(problem, effort=1)
     assert best.bound < best.value
 
 

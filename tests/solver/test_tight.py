@@ -12,6 +12,7 @@ from debubble.ir import DebubbleError, Kind, Number, Placement, StageCosts
 from debubble.schedules import schedules
 from debubble.schedules.shaping import completed
 from debubble.solver.bounds import lower_bound
+from debubble.solver.effort import Effort
 from debubble.solver.problem import Incumbent, OrderProblem
 from debubble.solver.search import search, split_backwards
 from debubble.solver.staircase import staircase
@@ -65,7 +66,7 @@ def test_no_order_that_is_found_beats_the_skeleton(data: st.DataObject) -> None:
     costs = data.draw(stage_costs(stages=p)).with_limit(data.draw(st.integers(19, 60)))
     problem = OrderProblem(placement=Placement.linear(p), micro_batches=m, costs=costs)
     *_, best = search(problem, steps=2000)
-    assert skeleton_bound(problem, horizon=2 * best.value, seconds=60) <= best.value
+    assert skeleton_bound(problem, horizon=2 * best.value, effort=Effort(60)) <= best.value
 
 
 @pytest.mark.parametrize(
@@ -81,12 +82,12 @@ def test_what_was_proven_by_other_means_is_proven_again(limit: int, sizes: dict[
     problem = problem_of(4, 8, limit, **sizes)
     *_, best = tightened(problem, start(problem), steps=0)
     assert (best.value, best.bound) == (optimum, optimum)
-    assert skeleton_bound(problem, horizon=2 * optimum, seconds=60) <= optimum
+    assert skeleton_bound(problem, horizon=2 * optimum, effort=Effort(60)) <= optimum
 
 
 def test_the_skeleton_sees_that_micro_batches_must_pass_each_other() -> None:
     problem = problem_of(4, 8, 2, activation=1, activation_after_input=1)
-    assert lower_bound(problem) < skeleton_bound(problem, horizon=60, seconds=60) == 41
+    assert lower_bound(problem) < skeleton_bound(problem, horizon=60, effort=Effort(60)) == 41
 
 
 @given(room=st.integers(2, 20), j=st.integers(0, 4), a=st.integers(0, 5), b=st.integers(0, 5))

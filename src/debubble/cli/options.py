@@ -41,7 +41,17 @@ MemoryLimit = Annotated[
 Devices = Annotated[int | None, typer.Option(help="Pipeline devices, with --costs or --units.")]
 Costs = Annotated[Path | None, typer.Option("--costs", help="Stage costs, as a costs file.")]
 UnitsFile = Annotated[Path | None, typer.Option("--units", help="Model units, as a units file.")]
-Effort = Annotated[float, typer.Option(help="Seconds that a planner may search.")]
+Effort = Annotated[
+    float, typer.Option(help="Work that a planner may do, in seconds of two idle cores: the same plan on any machine.")
+]
+Deadline = Annotated[
+    float | None,
+    typer.Option(help="Seconds on the clock after which a planner stops all the same (default: 10 x effort + 60)."),
+]
+Cache = Annotated[
+    bool,
+    typer.Option("--cache", help="Start from schedules that this machine has found before, and keep new ones."),
+]
 Seed = Annotated[int, typer.Option(help="Seed of the search.")]
 
 

@@ -47,6 +47,8 @@ def plan(
     lora: o.Lora = 0,
     post_validation: o.PostValidation = False,
     effort: o.Effort = 10.0,
+    deadline: o.Deadline = None,
+    cache: o.Cache = False,
     seed: o.Seed = 0,
     json: Json = False,
 ) -> None:
@@ -54,10 +56,11 @@ def plan(
     from debubble.planners import planners
     from debubble.planners.making import solve
 
-    planners[planner]
+    searches = planners[planner].searches
     if sum(given is not None for given in (model, costs, units)) != 1:
         raise InputError("Give a MODEL with --cluster, or --costs FILE, or --units FILE with --devices P.")
-    with log().status(f"Searching; every planner may take {effort:g} s ..."):
+    doing = f"Searching; the effort is {effort:g} s of the reference machine ..." if searches else "Planning ..."
+    with log().status(doing):
         if model is not None:
             from debubble.costs import named_model
             from debubble.planners.making import plan as plan_model
@@ -65,7 +68,8 @@ def plan(
             shape, where = named_model(model), o.cluster_of(cluster)
             result = plan_model(
                 shape, where, micro_batches=micro_batches, planner=planner, pipeline=pipeline,
-                chunks=chunks, memory_limit=memory_limit, effort=effort, seed=seed, profile=profile, tensor=tensor,
+                chunks=chunks, memory_limit=memory_limit, effort=effort, deadline=deadline, cache=cache, seed=seed,
+                profile=profile, tensor=tensor,
                 data=data, context=context, expert=expert, micro_batch_size=micro_batch_size,
                 sequence_length=sequence_length,
                 optimizer=optimizer, zero=zero, dtype=dtype, lora=lora,
@@ -74,7 +78,8 @@ def plan(
         else:
             problem = _abstract(
                 costs, units, devices=devices, limit=o.abstract_limit(memory_limit), micro_batches=micro_batches,
-                chunks=chunks, effort=effort, seed=seed, post_validation=post_validation,
+                chunks=chunks, effort=effort, deadline=deadline, cache=cache, seed=seed,
+                post_validation=post_validation,
             )  # fmt: skip
             result = solve(problem, planner=planner, options=RunOptions(post_validation=post_validation))
     if output is not None:
@@ -92,6 +97,8 @@ def _abstract(
     micro_batches: int,
     chunks: int | None,
     effort: float,
+    deadline: float | None,
+    cache: bool,
     seed: int,
     post_validation: bool,
 ) -> Problem:
@@ -106,6 +113,8 @@ def _abstract(
         "micro_batches": micro_batches,
         "chunks": chunks,
         "effort": effort,
+        "deadline": deadline,
+        "cache": cache,
         "seed": seed,
         "objective": "span" if post_validation else "makespan",
     }
@@ -142,6 +151,7 @@ def _print(plan: Plan, *, json: bool) -> None:
             "partition": [[asdict(unit) for unit in stage] for stage in plan.partition],
             "recompute": list(plan.recompute),
             "solve_seconds": plan.solve_seconds,
+            "cut_off": list(plan.cut_off),
             "candidates": [asdict(candidate) for candidate in plan.candidates],
             "remarks": list(scene.remarks),
         }

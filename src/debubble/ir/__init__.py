@@ -2,6 +2,7 @@
 
 from debubble.ir.costs import Number, StageCosts
 from debubble.ir.errors import (
+    CutOffError,
     DeadlockError,
     DebubbleError,
     ExportError,
@@ -21,6 +22,7 @@ from debubble.ir.trace import MemorySample, Trace, TraceEvent, TraceStep
 
 __all__ = [
     "CandidateSummary",
+    "CutOffError",
     "DeadlockError",
     "DebubbleError",
     "Effect",

@@ -37,6 +37,10 @@ class InfeasibleError(DebubbleError):
         super().__init__(sentence)
 
 
+class CutOffError(InfeasibleError):
+    """The deadline on the clock came before a planner had found anything that fits."""
+
+
 class SolverError(DebubbleError):
     """An exact model contradicts a schedule that it must hold: a fault of debubble's, not of the input."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from debubble.ir.costs import Number, StageCosts
 from debubble.ir.ops import Kind
@@ -53,11 +53,16 @@ class RunOptions:
     """Whether devices update before the norm of all gradients is known, with copies that take that back."""
 
 
+Status = Literal["found", "cut off", "rejected"]
+"""How a planner ended: with an answer; when the deadline bit, so that more time might find another one; without any."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CandidateSummary:
     """One planner's answer, or why it has none."""
 
     planner: str
+    status: Status = "found"
     step_time: float | None = None
     """Of the whole step, with what gradients and optimizer take after the pipeline."""
     makespan: float | None = None
@@ -110,6 +115,11 @@ class Plan:
     def recompute(self) -> tuple[str, ...]:
         """Per stage, how it recomputes: a strategy, or several as `3 none, 2 full`."""
         return tuple(_summary([unit.strategy for unit in units]) for units in self.partition)
+
+    @property
+    def cut_off(self) -> tuple[str, ...]:
+        """The planners that the deadline stopped: with more time they might have found other plans."""
+        return tuple(candidate.planner for candidate in self.candidates if candidate.status == "cut off")
 
     def reorders(self, other: Plan) -> bool:
         """Whether the plans differ in the order of operations alone, so that one can follow the other in a run."""

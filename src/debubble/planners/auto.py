@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
 
-from debubble.ir import CandidateSummary, DebubbleError
+from debubble.ir import CandidateSummary, CutOffError, DebubbleError
 from debubble.planners.problem import Problem, Solution, closest
 from debubble.planners.registry import Result, planner, planners, verified
 from debubble.planners.workers import Answer, searching
@@ -63,4 +63,8 @@ def _answer(ask: Callable[[], Result]) -> Result | DebubbleError:
 
 
 def _summary(name: str, answer: Result | DebubbleError) -> CandidateSummary:
-    return answer.summary if isinstance(answer, Result) else CandidateSummary(planner=name, rejected=str(answer))
+    if isinstance(answer, Result):
+        return answer.summary
+    return CandidateSummary(
+        planner=name, status="cut off" if isinstance(answer, CutOffError) else "rejected", rejected=str(answer)
+    )

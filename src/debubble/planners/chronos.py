@@ -11,17 +11,17 @@ on a short run, which has the same steady phase; those that promise to be fastes
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from debubble.ir import DebubbleError, InfeasibleError, Number
+from debubble.ir import CutOffError, DebubbleError, InfeasibleError, Number
 from debubble.ir.admission import Admission
 from debubble.ir.op_costs import OpCosts
 from debubble.planners.chronos_settings import Increment, Setting, build, increments, settings
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planner
 from debubble.simulator import simulate
+from debubble.solver.effort import CHECKED, SIMULATION, Effort
 
 FINALISTS = 6
 SEARCH = 0.7
@@ -40,25 +40,26 @@ class _Fit:
 @planner("chronos", paper="ChronosPipe", searches=True)
 def chronos(problem: Problem) -> Solution:
     """The fastest ChronosPipe that fits: chunks, recomputation, offloaded states and activations, and groups."""
-    start = time.perf_counter()
+    effort = problem.begun()
     fits: list[_Fit] = []
     reason: DebubbleError | None = None
     for setting in settings(problem):
-        if fits and time.perf_counter() > start + SEARCH * problem.effort:
+        if effort.brake.bites or (fits and effort.spent > SEARCH * problem.effort):
             break
         if any(not fit.taken and fit.setting.saves_no_more_than(setting) for fit in fits):
             continue
         try:
-            fits.append(_least_recomputation(problem, setting))
+            fits.append(_least_recomputation(problem, setting, effort))
         except InfeasibleError as error:
             reason = error
     fits.sort(key=lambda fit: fit.expected)
     best: tuple[Number, Solution] | None = None
     for rank, fit in enumerate(fits):
-        if best is not None and (rank >= FINALISTS or time.perf_counter() > start + problem.effort):
+        if best is not None and (rank >= FINALISTS or effort.over):
             break
-        taken = _needed(problem, fit)
+        taken = _needed(problem, fit, effort)
         solution = build(problem, fit.setting, taken, micro_batches=problem.micro_batches)
+        effort.spend(SIMULATION * solution.schedule.stages * problem.micro_batches)
         try:
             took = problem.step_time(simulate(solution.schedule, solution.costs))
         except InfeasibleError as error:
@@ -67,32 +68,36 @@ def chronos(problem: Problem) -> Solution:
         if best is None or took < best[0]:
             best = took, solution
     if best is None:
+        if effort.cut_off:
+            raise CutOffError("No combination of ChronosPipe's parts had been found to fit at the deadline.")
         raise InfeasibleError(f"ChronosPipe fits in no form: {reason}")
-    return best[1]
+    return replace(best[1], cut_off=effort.cut_off)
 
 
-def _least_recomputation(problem: Problem, setting: Setting) -> _Fit:
+def _least_recomputation(problem: Problem, setting: Setting, effort: Effort) -> _Fit:
     """Raises InfeasibleError if not even full recomputation fits."""
     taken: Sequence[Increment] = ()
     try:
-        solution = _checked(problem, setting, taken)
+        solution = _checked(problem, setting, taken, effort)
     except InfeasibleError:
         order = increments(problem, setting)
-        taken, solution = order, _checked(problem, setting, order)
+        taken, solution = order, _checked(problem, setting, order, effort)
         low, high = 0, len(order)
         while low + 1 < high:
             middle = (low + high) // 2
             try:
-                taken, solution, high = order[:middle], _checked(problem, setting, order[:middle]), middle
+                solution = _checked(problem, setting, order[:middle], effort)
+                taken, high = order[:middle], middle
             except InfeasibleError:
                 low = middle
     timeline = simulate(solution.schedule, solution.costs)
     short = solution.schedule.micro_batches
+    effort.spend(SIMULATION * solution.schedule.stages * short)
     further = (problem.micro_batches - short) * max(timeline.busy) / short
     return _Fit(setting, taken, problem.step_time(timeline) + further)
 
 
-def _needed(problem: Problem, fit: _Fit) -> Sequence[Increment]:
+def _needed(problem: Problem, fit: _Fit, effort: Effort) -> Sequence[Increment]:
     """What was taken without what the dearer increments after it have made superfluous."""
     taken = list(fit.taken)
     for increment in sorted(set(taken), key=lambda i: -i.price):
@@ -100,16 +105,17 @@ def _needed(problem: Problem, fit: _Fit) -> Sequence[Increment]:
             fewer = taken.copy()
             fewer.remove(increment)
             try:
-                _checked(problem, fit.setting, fewer)
+                _checked(problem, fit.setting, fewer, effort)
             except InfeasibleError:
                 break
             taken = fewer
     return taken
 
 
-def _checked(problem: Problem, setting: Setting, taken: Sequence[Increment]) -> Solution:
+def _checked(problem: Problem, setting: Setting, taken: Sequence[Increment], effort: Effort) -> Solution:
     """A run just long enough for the steady phase.  Raises InfeasibleError if it does not fit."""
     short = min(problem.micro_batches, (2 * problem.devices + 4) * setting.group)
+    effort.spend(CHECKED * problem.devices * setting.chunks * short)
     solution = build(problem, setting, taken, micro_batches=short)
     _check_memory(solution)
     return solution

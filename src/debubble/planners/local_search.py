@@ -5,7 +5,6 @@ Every point takes the least recomputation that fits; a move shifts one or two un
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations
@@ -16,6 +15,7 @@ from debubble.planners.partition import counts_of
 from debubble.planners.problem import Problem
 from debubble.planners.recomputation import cheapest_stages, cheapest_strategies
 from debubble.simulator import Repricer
+from debubble.solver.effort import REPRICED, SCORED, Effort
 
 
 @dataclass(frozen=True)
@@ -59,26 +59,30 @@ def scored(problem: Problem, repricer: Repricer, partition: Partition) -> Candid
     return Candidate(float(problem.time_of(price)), replace(repricer.schedule, fused_recompute=fused), costs, partition)
 
 
-def improve(problem: Problem, start: Candidate, *, until: float, strategies: Sequence[str] | None = None) -> Candidate:
-    """Move units between stages, then change their strategies, as long as that makes the step faster.
+def improve(
+    problem: Problem, start: Candidate, *, effort: Effort, strategies: Sequence[str] | None = None
+) -> Candidate:
+    """Move units between stages, then change their strategies, while that makes the step faster and the effort lasts.
 
     `strategies`: as in `priced`.  Returns the start if nothing helps.
     """
     if start.partition is None:
         return start
     repricer = Repricer(start.schedule)
-    best = _move_units(problem, repricer, start, until, strategies)
+    best = _move_units(problem, repricer, start, effort, strategies)
     assert best.partition is not None
-    fine = refine(problem, repricer, best, until=until, strategies=strategies)
+    fine = refine(problem, repricer, best, effort=effort, strategies=strategies)
     for neighbour in _neighbours(counts_of(best.partition), _load(best)):
-        if time.perf_counter() > until:
+        if effort.over:
             break
+        _spend(effort, repricer, REPRICED)
         try:
             found = priced(problem, repricer, neighbour, strategies)
         except InfeasibleError:
             continue
         if found.time < fine.time * NEAR:
-            fine = min(fine, refine(problem, repricer, found, until=until, strategies=strategies), key=lambda c: c.time)
+            again = refine(problem, repricer, found, effort=effort, strategies=strategies)
+            fine = min(fine, again, key=lambda c: c.time)
     return fine
 
 
@@ -87,7 +91,7 @@ NEAR = 1.2
 
 
 def _move_units(
-    problem: Problem, repricer: Repricer, start: Candidate, until: float, strategies: Sequence[str] | None
+    problem: Problem, repricer: Repricer, start: Candidate, effort: Effort, strategies: Sequence[str] | None
 ) -> Candidate:
     assert start.partition is not None
     best, counts = start, tuple(counts_of(start.partition))
@@ -98,8 +102,9 @@ def _move_units(
         for neighbour in _neighbours(counts, _load(best)):
             if neighbour in tried:
                 continue
-            if time.perf_counter() > until:
+            if effort.over:
                 return best
+            _spend(effort, repricer, REPRICED)
             tried.add(neighbour)
             try:
                 found = priced(problem, repricer, neighbour, strategies)
@@ -116,7 +121,7 @@ def refine(
     repricer: Repricer,
     start: Candidate,
     *,
-    until: float,
+    effort: Effort,
     strategies: Sequence[str] | None = None,
 ) -> Candidate:
     """Change the strategies of one unit, or of two on the same device, as long as that makes the step faster.
@@ -129,13 +134,19 @@ def refine(
         improved = False
         assert best.partition is not None
         for partition in _other_strategies(problem, repricer, best.partition, strategies):
-            if time.perf_counter() > until:
+            if effort.over:
                 return best
+            _spend(effort, repricer, SCORED)
             found = scored(problem, repricer, partition)
             if found.time < best.time and _fits(problem, repricer, found):
                 best, improved = found, True
                 break
     return best
+
+
+def _spend(effort: Effort, repricer: Repricer, price: tuple[float, float]) -> None:
+    schedule = repricer.schedule
+    effort.spend(price[0] + price[1] * schedule.stages * schedule.micro_batches)
 
 
 def _fits(problem: Problem, repricer: Repricer, candidate: Candidate) -> bool:

@@ -28,6 +28,8 @@ def plan(
     chunks: int | None = None,
     memory_limit: float | str | None = None,
     effort: float = 10.0,
+    deadline: float | None = None,
+    cache: bool = False,
     seed: int = 0,
     profile: Path | Mapping[str, Any] | None = None,
     **options: Any,
@@ -38,6 +40,11 @@ def plan(
     `memory_limit`: per device, bytes or a text such as `20GiB` (default: the cluster's).  `profile`: a units file that
     `debubble profile` measured, or its content.  Further options are RunOptions', such as `sequence_length=4096`.
 
+    `effort`: work that a planner may do, in seconds of the reference machine (see `solver.effort`); the same call gives
+    the same plan on every machine.  `deadline`: seconds on the clock after which a planner stops all the same (default:
+    ten times the effort and a minute); the plan's `cut_off` names those that had to.  `cache`: start from schedules
+    that this machine has found before, and keep the new ones.
+
     Raises InputError for what does not go together, InfeasibleError with the reason if nothing fits.
     """
     run = RunOptions(**options)
@@ -45,7 +52,7 @@ def plan(
     measured = read_profile(profile) if isinstance(profile, str | Path) else profile
     problem = problem_of(
         model, cluster, run, micro_batches=micro_batches, pipeline=pipeline, chunks=chunks, effort=effort, seed=seed,
-        profile=measured,
+        deadline=deadline, cache=cache, profile=measured,
     )  # fmt: skip
     found = solve(problem, planner=planner, model=model.config, cluster=cluster.to_dict(), options=run)
     return replace(found, profile=measured)
@@ -60,6 +67,8 @@ def problem_of(
     pipeline: int | None = None,
     chunks: int | None = None,
     effort: float = 10.0,
+    deadline: float | None = None,
+    cache: bool = False,
     seed: int = 0,
     profile: Mapping[str, Any] | None = None,
 ) -> Problem:
@@ -70,7 +79,7 @@ def problem_of(
         units = profiled(units, profile, model=model, options=options)
     return Problem(
         devices=devices, micro_batches=micro_batches, units=units, chunks=chunks, effort=effort, seed=seed,
-        objective=objective_of(options),
+        deadline=deadline, cache=cache, objective=objective_of(options),
         tail=StepTail(model=model, cluster=cluster, options=options, pipeline=devices),
     )  # fmt: skip
 

@@ -13,8 +13,8 @@ static.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from debubble.ir import DebubbleError, InfeasibleError, Schedule, StageCosts
 from debubble.planners.orders import Setting, settings
@@ -22,26 +22,24 @@ from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planner
 from debubble.schedules import schedules
 from debubble.solver.adaoffload import ada_offload, pipe_offload
+from debubble.solver.effort import START, Effort
 from debubble.solver.problem import Incumbent
 
 
 @planner("optpipe", paper="OptPipe", searches=True)
 def optpipe(problem: Problem) -> Solution:
     """Search the order of all operations, what to offload and what to recompute, until it is proven or time is up."""
-    left = problem.effort
+    effort, cached = problem.begun(), False
     choices = list(settings(problem))
     best: tuple[Incumbent, Setting] | None = None
     reason: DebubbleError | None = None
     for rank, setting in enumerate(choices):
-        begin, share = time.monotonic(), left / (len(choices) - rank)
         try:
-            found = _ordered(problem, setting, seconds=share)
+            found, from_cache = _ordered(problem, setting, effort.part(effort.left / (len(choices) - rank)))
         except InfeasibleError as error:
             reason = error
             continue
-        finally:
-            # Compiling the kernel, once on a machine, does not count.
-            left -= min(share, time.monotonic() - begin)
+        cached = cached or from_cache
         if best is None or found.value < best[0].value:
             best = found, setting
     if best is None:
@@ -49,15 +47,25 @@ def optpipe(problem: Problem) -> Solution:
     incumbent, setting = best
     # Another partition, or another number of chunks, may beat this one's bound.
     bound = incumbent.bound if problem.costs is not None else 0
-    return setting.solution(incumbent.schedule, lower_bound=bound)
+    remark = "its search began with a schedule from this machine's cache" if cached else None
+    return replace(
+        setting.solution(incumbent.schedule, lower_bound=bound), remark=remark, cut_off=effort.cut_off
+    )  # fmt: skip
 
 
-def _ordered(problem: Problem, setting: Setting, *, seconds: float) -> Incumbent:
+def _ordered(problem: Problem, setting: Setting, effort: Effort) -> tuple[Incumbent, bool]:
+    """The best order of a setting, and whether the cache had a start for it."""
+    from debubble.solver import cache
     from debubble.solver.optimize import optimize
 
-    orders = setting.order_problem(problem.micro_batches)
-    *_, last = optimize(orders, starts=_starts(problem, setting), deadline=seconds, seed=problem.seed)
-    return last
+    orders, starts = setting.order_problem(problem.micro_batches), _starts(problem, setting)
+    cached = cache.nearest(orders, cache.folder()) if problem.cache else None
+    starts += [] if cached is None else [cached]
+    effort.spend(START * orders.stages * orders.micro_batches * len(starts))
+    *_, last = optimize(orders, starts=starts, effort=effort, seed=problem.seed)
+    if problem.cache:
+        cache.keep(orders, last)
+    return last, cached is not None
 
 
 def _starts(problem: Problem, setting: Setting) -> list[Schedule]:

@@ -7,17 +7,17 @@ between neighbouring stages for the best few, re-choosing the recomputation afte
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
-from debubble.ir import DebubbleError, InfeasibleError, Placement, Schedule, StageCosts
+from debubble.ir import CutOffError, DebubbleError, InfeasibleError, Placement, Schedule, StageCosts
 from debubble.planners.local_search import Candidate, improve, priced, repriced
 from debubble.planners.partition import balanced_counts, even_counts
 from debubble.planners.problem import Problem, Solution, closest, cut
 from debubble.planners.registry import planner
 from debubble.schedules import schedules
 from debubble.simulator import Repricer
+from debubble.solver.effort import FITTED, SEARCHED
 
 FINALISTS = 3
 """Schedules whose partition is searched."""
@@ -41,27 +41,28 @@ class Choice:
 @planner("portfolio", paper="debubble's own", searches=True)
 def portfolio(problem: Problem) -> Solution:
     """Try every schedule with every number of chunks, partition and recompute to fit."""
-    start = time.perf_counter()
-    deadline = start + problem.effort
+    effort = problem.begun()
     candidates: list[Candidate] = []
     reasons: list[DebubbleError] = []
     for choice in _choices(problem):
-        spent = time.perf_counter() - start
-        if spent > (RANKING if candidates else 1.0) * problem.effort and (candidates or reasons):
+        if effort.brake.bites:
             break
+        if effort.spent > (RANKING if candidates else 1.0) * problem.effort and (candidates or reasons):
+            break
+        effort.spend(_price(problem, choice))
         try:
             candidates.append(_fitted(problem, choice))
         except DebubbleError as error:
             reasons.append(error)
     if not candidates:
-        raise closest(reasons)
+        raise CutOffError("No schedule had been fitted at the deadline.") if effort.cut_off else closest(reasons)
     candidates.sort(key=lambda c: c.time)
     best = candidates[0]
     for rank, candidate in enumerate(candidates[:FINALISTS]):
-        share = (deadline - time.perf_counter()) / (min(FINALISTS, len(candidates)) - rank)
-        found = improve(problem, candidate, until=time.perf_counter() + share)
+        share = effort.part(effort.left / (min(FINALISTS, len(candidates)) - rank))
+        found = improve(problem, candidate, effort=share)
         best = min(best, found, key=lambda c: c.time)
-    return Solution(schedule=best.schedule, costs=best.costs, partition=best.partition)
+    return Solution(schedule=best.schedule, costs=best.costs, partition=best.partition, cut_off=effort.cut_off)
 
 
 def _choices(problem: Problem) -> list[Choice]:
@@ -77,6 +78,12 @@ def _choices(problem: Problem) -> list[Choice]:
         ),
         key=lambda c: (c.split == "even", c.to_limit, c.chunks != schedules[c.schedule].default_chunks, c.chunks),
     )
+
+
+def _price(problem: Problem, choice: Choice) -> float:
+    """What it costs to build a schedule and to fit it; those that search in their own building take longer."""
+    searches = choice.to_limit and "steps" in schedules[choice.schedule].options
+    return FITTED * problem.devices * choice.chunks * problem.micro_batches + (SEARCHED if searches else 0)
 
 
 def _fitted(problem: Problem, choice: Choice) -> Candidate:

@@ -11,6 +11,7 @@ from debubble.costs import StepTail
 from debubble.costs.units import Partition, Units
 from debubble.ir import CandidateSummary, DebubbleError, InfeasibleError, InputError, Number, Schedule, StageCosts
 from debubble.simulator import Price, Timeline
+from debubble.solver.effort import Effort
 
 if TYPE_CHECKING:
     from debubble.solver.problem import Objective
@@ -27,7 +28,11 @@ class Problem:
     chunks: int | None = None
     """Stages per device; None: one for fixed costs, the planner's choice for units."""
     effort: float = 10.0
-    """Seconds that a planner may search."""
+    """Work that a planner may do, in seconds of the reference machine (see `solver.effort`)."""
+    deadline: float | None = None
+    """Seconds on the clock after which a planner stops with what it has; None: ten times the effort and a minute."""
+    cache: bool = False
+    """Whether searches start from schedules that this machine has found before, and keep theirs."""
     seed: int = 0
     objective: Objective = "makespan"
     """What the pipeline's part of a step takes: with post-validation, the longest span of a device."""
@@ -45,6 +50,8 @@ class Problem:
             raise InputError(f"A device needs at least one chunk, not {self.chunks}.")
         if not 0 <= self.effort < math.inf:
             raise InputError(f"The effort must be a number of seconds, 0 or more, not {self.effort}.")
+        if self.deadline is not None and not self.deadline > 0:
+            raise InputError(f"The deadline must be a number of seconds above 0, not {self.deadline}.")
         if self.costs is not None and self.costs.stages != self.devices * (self.chunks or 1):
             raise InputError(
                 f"The costs are for {self.costs.stages} stages, but {self.devices} devices"
@@ -54,6 +61,10 @@ class Problem:
         given = self.costs or self.units
         assert given is not None
         given.check_for(devices=self.devices, micro_batches=self.micro_batches)
+
+    def begun(self) -> Effort:
+        """The effort of a search that begins now, with the deadline as its brake."""
+        return Effort.starting(self.effort, self.deadline)
 
     def time_of(self, run: Timeline | Price) -> Number:
         """What the pipeline's part of a step takes that runs so."""
@@ -103,6 +114,8 @@ class Solution:
     """What else was tried, if the planner compares others."""
     remark: str | None = None
     """What the planner says of its search, in its own terms."""
+    cut_off: bool = False
+    """Whether the deadline stopped the search."""
 
 
 def cut(units: Units, counts: Sequence[int], *, strategy: str = "none") -> list[list[tuple[int, str]]]:

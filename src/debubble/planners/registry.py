@@ -46,6 +46,7 @@ class Result:
     def summary(self) -> CandidateSummary:
         return CandidateSummary(
             planner=self.planner,
+            status="cut off" if self.solution.cut_off else "found",
             step_time=float(self.time),
             makespan=float(self.timeline.makespan),
             span=float(self.timeline.span),

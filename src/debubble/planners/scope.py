@@ -11,11 +11,10 @@ local search goes on from them wherever simulation and formula disagree.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from debubble.costs.units import Partition
-from debubble.ir import DebubbleError, InfeasibleError, Schedule
+from debubble.ir import CutOffError, DebubbleError, InfeasibleError, Schedule, SolverError
 from debubble.planners.local_search import Candidate, improve, priced, repriced, scored
 from debubble.planners.partition import balanced_counts, counts_of, even_counts
 from debubble.planners.problem import Problem, Solution
@@ -24,6 +23,7 @@ from debubble.planners.scope_ilp import Answer, solve
 from debubble.planners.scope_runs import assigned, runs
 from debubble.schedules import schedules
 from debubble.simulator import Repricer
+from debubble.solver.effort import Effort
 
 DUAL = ("full",)
 TRI = ("selective", "full")
@@ -40,34 +40,34 @@ def scope(problem: Problem) -> Solution:
 
 def plan(problem: Problem, *, strategies: Sequence[str] | None = None, polish: bool = True) -> Solution:
     """SCOPE with a restricted set of strategies beside `none`, and with or without the local search."""
-    deadline = time.perf_counter() + problem.effort
+    effort = problem.begun()
     choices = problem.chunk_choices
-    programmed = time.perf_counter() + problem.effort * (0.5 if polish else 1.0)
+    programmed = effort.part(problem.effort * (0.5 if polish else 1.0))
     found: list[Candidate] = []
     reasons: list[str] = []
     gaps: list[str] = []
     for left, chunks in zip(range(len(choices), 0, -1), choices, strict=True):
-        seconds = max(0.0, programmed - time.perf_counter()) / left
         try:
-            answers = _answers(problem, chunks, strategies, seconds=seconds)
+            answers = _answers(problem, chunks, strategies, effort=programmed.part(programmed.left / left))
             found += _simulated(problem, chunks, strategies, answers, polish=polish)
             gaps += _gaps(chunks, answers)
-        except InfeasibleError as error:
+        except (InfeasibleError, SolverError) as error:
             reasons.append(str(error))
     if polish:
         found += _baselines(problem, strategies)
     if not found:
-        raise InfeasibleError(reasons[0])
+        raise CutOffError(reasons[0]) if effort.cut_off else InfeasibleError(reasons[0])
     found.sort(key=lambda c: c.time)
     best = found[0]
     if polish:
         finalists = found[:FINALISTS]
         for left, candidate in zip(range(len(finalists), 0, -1), finalists, strict=True):
-            until = time.perf_counter() + (deadline - time.perf_counter()) / left
-            again = improve(problem, candidate, until=until, strategies=strategies)
+            again = improve(problem, candidate, effort=effort.part(effort.left / left), strategies=strategies)
             best = min(best, again, key=lambda c: c.time)
     remark = f"its integer programme is solved to within {', '.join(gaps)}" if gaps else None
-    return Solution(schedule=best.schedule, costs=best.costs, partition=best.partition, remark=remark)
+    return Solution(
+        schedule=best.schedule, costs=best.costs, partition=best.partition, remark=remark, cut_off=effort.cut_off
+    )  # fmt: skip
 
 
 BASELINES = ("megatron-even", "pipedream", "merak", "adapipe")
@@ -95,7 +95,7 @@ def megatron_schedule(problem: Problem, chunks: int) -> Schedule:
     return schedules["interleaved"](devices=problem.devices, micro_batches=problem.micro_batches, chunks=chunks)
 
 
-def _answers(problem: Problem, chunks: int, strategies: Sequence[str] | None, *, seconds: float) -> list[Answer]:
+def _answers(problem: Problem, chunks: int, strategies: Sequence[str] | None, *, effort: Effort) -> list[Answer]:
     """The integer programme's answers, pooled and per chunk; none if there are no units to place."""
     if problem.units is None:
         return []
@@ -105,7 +105,7 @@ def _answers(problem: Problem, chunks: int, strategies: Sequence[str] | None, *,
         raise InfeasibleError(f"The model has too few layers for {schedule.stages} stages; use fewer chunks.")
     return list(
         solve(
-            found, schedule, limits=problem.limits, static=float(problem.units.static), seconds=seconds,
+            found, schedule, limits=problem.limits, static=float(problem.units.static), effort=effort,
             seed=problem.seed,
         )
     )  # fmt: skip

@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from debubble.planners.scope_device import Cut, Open
 from debubble.planners.scope_instance import Instance
+from debubble.solver.cp_solver import solver_of, status_of
+from debubble.solver.effort import Effort
 
 COARSER = 2**8
 """Time units per unit of the master; bounds are rounded down."""
@@ -116,20 +118,11 @@ class Master:
             self._model.add(otherwise).only_enforce_if(~self._conditions[key])
         return self._conditions[key]
 
-    def solve(self, *, seconds: float, patience: float, gap: float, seed: int) -> Counts | None:
-        """The best counts within a relative gap; None if there are none.
-
-        `patience`: deterministic time after which the best so far is taken; `seconds`: the same on the clock.
-        """
-        from ortools.sat.python import cp_model
-
-        solver = cp_model.CpSolver()
-        solver.parameters.num_workers = 1
-        solver.parameters.random_seed = seed
+    def solve(self, effort: Effort, *, gap: float, seed: int) -> Counts | None:
+        """The best counts within a relative gap, or until the effort is spent; None if there are none."""
+        solver = solver_of(effort, seed=seed)
         solver.parameters.relative_gap_limit = gap
-        solver.parameters.max_deterministic_time = patience
-        solver.parameters.max_time_in_seconds = max(0.01, seconds)
-        if solver.solve(self._model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        if status_of(solver, self._model, effort) not in ("OPTIMAL", "FEASIBLE"):
             return None
         self._start_from(solver)
         return Counts(

@@ -9,21 +9,21 @@ in a few rounds, where the programme in one piece is left with gaps of tens of p
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from debubble.planners.scope_counts import Counts, Master, merged, widest
 from debubble.planners.scope_device import Assignment, Open, cut, fastest
 from debubble.planners.scope_instance import Instance
+from debubble.solver.effort import LINEAR, Effort
 
 TOLERANCE = 1e-3
 """Relative gap at which the decomposition stops."""
 LOOSE = 0.01
 """Relative gap at which the master's first answers are good enough: it still has much to learn."""
 ROUNDS = 24
-PATIENCE = 3.0
-"""CP-SAT's deterministic time for one answer of the master."""
+PATIENCE = 9.0
+"""Effort for one answer of the master."""
 PROBES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5)
 """Shares of the mean work at which a device's first cuts are tight."""
 
@@ -47,16 +47,15 @@ class Found:
         return 1.0 - self.bound / self.value if self.layers is not None else 1.0
 
 
-def decompose(inst: Instance, *, until: float, seed: int) -> Found:
-    """The pooled programme's answer by decomposition, as good as it gets until that time of the clock."""
+def decompose(inst: Instance, *, effort: Effort, seed: int) -> Found:
+    """The pooled programme's answer by decomposition, as good as it gets with that effort."""
     found = Found(None, float("inf"), 0)
-    search = _Search(inst)
+    search = _Search(inst, effort)
     for _ in range(ROUNDS):
-        left = until - time.perf_counter()
-        if left <= 0:
+        if effort.over:
             break
         gap = max(TOLERANCE / 3, min(LOOSE, found.gap / 10))
-        counts = search.master.solve(seconds=left, patience=PATIENCE, gap=gap, seed=seed)
+        counts = search.master.solve(effort.part(PATIENCE), gap=gap, seed=seed)
         if counts is None:
             break
         found = replace(found, bound=max(found.bound, counts.bound))
@@ -75,8 +74,8 @@ def decompose(inst: Instance, *, until: float, seed: int) -> Found:
 class _Search:
     """The master and what the devices have answered so far."""
 
-    def __init__(self, inst: Instance) -> None:
-        self.inst = inst
+    def __init__(self, inst: Instance, effort: Effort) -> None:
+        self.inst, self.effort = inst, effort
         self.master = Master(inst)
         self._answers: dict[tuple[int, tuple[int, ...], Open], Assignment | None] = {}
         self._probed: set[tuple[int, Open]] = set()
@@ -106,10 +105,10 @@ class _Search:
         if key not in self._answers:
             self._learn(device, opened, held)
             # Layers taken from an answer may leave a chunk empty; only so are fewer layers never slower.
-            answer = fastest(self.inst, self.inst.devices[device], held, opened, filled=False)
+            answer = fastest(self.inst, self.inst.devices[device], held, opened, self.effort, filled=False)
             self.master.learn_time(device, opened, held, None if answer is None else answer.bound, exactly=False)
             if answer is not None and len(answer.fills) < self.inst.chunks:
-                answer = fastest(self.inst, self.inst.devices[device], held, opened, filled=True)
+                answer = fastest(self.inst, self.inst.devices[device], held, opened, self.effort, filled=True)
                 # Of layers of one run, one can always be taken from a chunk that holds two.
                 several = len({run for runs in opened for run in runs}) > 1
                 self.master.learn_time(device, opened, held, None if answer is None else answer.bound, exactly=several)
@@ -124,6 +123,7 @@ class _Search:
                 self._learn(device, opened, held)
 
     def _learn(self, device: int, opened: Open, held: Sequence[int]) -> None:
+        self.effort.spend(LINEAR)
         found = cut(self.inst, self.inst.devices[device], held, opened)
         if found is not None:
             self.master.learn(device, opened, found)
@@ -139,7 +139,7 @@ def _probes(inst: Instance, opened: Open) -> Iterator[tuple[int, ...]]:
                 yield tuple(min(inst.counts[run], number) if r == run else 0 for r in range(len(inst.counts)))
 
 
-def evened(inst: Instance, pooled: Found) -> Found:
+def evened(inst: Instance, pooled: Found, effort: Effort) -> Found:
     """From the pooled reading's answer, one for the per-chunk reading: weight x (sum of max T per chunk) + sum T.
 
     Device by device, layers move between the chunks so that they exceed what the slowest devices take there already by
@@ -152,7 +152,7 @@ def evened(inst: Instance, pooled: Found) -> Found:
     for device, held, opened, answer in zip(
         inst.devices, pooled.counts.held, pooled.counts.opened, pooled.assignments, strict=True
     ):
-        other = fastest(inst, device, held, opened, filled=True, caps=slowest)
+        other = fastest(inst, device, held, opened, effort, filled=True, caps=slowest)
         piece = other if other is not None and other.layers else answer
         slowest = [max(pair) for pair in zip(slowest, piece.times(inst), strict=True)]
         pieces.append(piece)

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from debubble.planners.scope_instance import RESOLUTION, Device, Instance
+from debubble.solver.cp_solver import solver_of, status_of
+from debubble.solver.effort import Effort
 
 Open = tuple[tuple[int, ...], ...]
 """Per chunk of a device, the runs whose layers it may hold."""
 
-PATIENCE = 1.0
-"""CP-SAT's deterministic time for one device."""
+PATIENCE = 3.0
+"""Effort for one device."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ def fastest(
     device: Device,
     held: Sequence[int],
     opened: Open,
+    effort: Effort,
     *,
     filled: bool,
     caps: Sequence[int] | None = None,
@@ -87,14 +90,14 @@ def fastest(
         model.add(over >= time - cap)
         excess += over
     model.minimize(inst.weight * excess + sum(chunk_times))
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.max_deterministic_time = PATIENCE
+    # An answer is needed, whatever is left.
+    share = Effort(PATIENCE, brake=effort.brake, whole=effort)
+    solver = solver_of(share)
     solver.parameters.relative_gap_limit = 1e-4
-    status = solver.solve(model)
-    if status == cp_model.INFEASIBLE:
+    status = status_of(solver, model, share)
+    if status == "INFEASIBLE":
         return None
-    known = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+    known = status in ("OPTIMAL", "FEASIBLE")
     values = {key: solver.value(v) for key, v in layers.items()} if known else {}
     return Assignment({key: n for key, n in values.items() if n}, math.ceil(solver.best_objective_bound - 1e-6))
 

@@ -23,22 +23,23 @@ CP-SAT of OR-Tools solves it (the poster used Gurobi): first by decomposition, w
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from debubble.ir import InfeasibleError, Schedule
+from debubble.ir import InfeasibleError, Schedule, SolverError
 from debubble.planners.scope_decomposition import Found, Layers, decompose, evened
 from debubble.planners.scope_instance import Device, Instance, instance
 from debubble.planners.scope_runs import Run
+from debubble.solver.cp_solver import solver_of, status_of
+from debubble.solver.effort import Effort
 
 SMALL = 0.01
-FINISH = 0.5
-EFFORT = 5.0
-"""CP-SAT's deterministic time for the programme in one piece where no more than a SMALL gap is left, and elsewhere."""
+FINISH = 1.5
+EFFORT = 15.0
+"""Effort for the programme in one piece where no more than a SMALL gap is left, and elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -56,39 +57,36 @@ class Answer:
 
 
 def solve(
-    found: Sequence[Run], schedule: Schedule, *, limits: Sequence[float], static: float, seconds: float, seed: int
+    found: Sequence[Run], schedule: Schedule, *, limits: Sequence[float], static: float, effort: Effort, seed: int
 ) -> Iterator[Answer]:
-    """The best assignments within `seconds`: for the pooled reading of max T, then for the per-chunk one if it differs.
+    """The best assignments that the effort finds: for the pooled reading of max T, then for the per-chunk one.
 
-    Raises InfeasibleError if there is no first one, or none was found in time.
+    Raises InfeasibleError if there is no first one, or the effort does not find it.
     """
-    until = time.perf_counter() + seconds
     inst = instance(found, schedule, limits=limits, static=static)
-    pooled = decompose(inst, until=until, seed=seed)
+    pooled = decompose(inst, effort=effort, seed=seed)
     if inst.chunks == 1:
-        yield _in_one_piece(inst, pooled, per_chunk=False, until=until, seed=seed)
+        yield _in_one_piece(inst, pooled, per_chunk=False, effort=effort, seed=seed)
         return
-    half = (until + time.perf_counter()) / 2
-    yield _in_one_piece(inst, pooled, per_chunk=False, until=half, seed=seed)
-    with suppress(InfeasibleError):  # not found in time: there is an answer already
-        yield _in_one_piece(inst, evened(inst, pooled), per_chunk=True, until=until, seed=seed)
+    yield _in_one_piece(inst, pooled, per_chunk=False, effort=effort.part(effort.left / 2), seed=seed)
+    with suppress(InfeasibleError):  # not found: there is an answer already
+        yield _in_one_piece(inst, evened(inst, pooled, effort), per_chunk=True, effort=effort, seed=seed)
 
 
-def _in_one_piece(inst: Instance, start: Found, *, per_chunk: bool, until: float, seed: int) -> Answer:
+def _in_one_piece(inst: Instance, start: Found, *, per_chunk: bool, effort: Effort, seed: int) -> Answer:
     """The whole programme, from what is known of it."""
     from ortools.sat.python import cp_model
 
     programme = _Programme(cp_model.CpModel(), inst)
     programme.minimise(per_chunk=per_chunk)
     programme.begin(start)
-    solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = max(0.05, until - time.perf_counter())
-    solver.parameters.max_deterministic_time = FINISH if start.gap <= SMALL else EFFORT
-    solver.parameters.random_seed = seed
-    solver.parameters.num_workers = 2
-    status = solver.solve(programme.model)
+    share = effort.part(FINISH if start.gap <= SMALL else EFFORT)
+    solver = solver_of(share, seed=seed)
+    status = status_of(solver, programme.model, share)
+    if start.layers is not None and status == "INFEASIBLE":
+        raise SolverError("CP-SAT calls SCOPE's programme infeasible that holds an assignment already known.")
     layers, value, bound = start.layers, start.value, float(start.bound)
-    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    if status in ("OPTIMAL", "FEASIBLE"):
         bound = max(bound, solver.best_objective_bound)
         if solver.objective_value < value:
             layers = [[[solver.value(v) for v in row] for row in option] for option in programme.layers]
@@ -96,8 +94,8 @@ def _in_one_piece(inst: Instance, start: Found, *, per_chunk: bool, until: float
     if layers is None:
         raise InfeasibleError(
             "No assignment of layers to stages fits the memory limit, even with every recomputation strategy."
-            if status == cp_model.INFEASIBLE
-            else "No assignment of layers to stages was found in time; raise --effort."
+            if status == "INFEASIBLE"
+            else "No assignment of layers to stages was found with that effort; raise --effort."
         )
     unit = inst.time_unit / inst.chunks
     return Answer(layers, value * unit, bound * unit)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
-from debubble.ir import DebubbleError, InfeasibleError
+from debubble.ir import CutOffError, DebubbleError, InfeasibleError
 from debubble.planners.problem import Problem, Solution
 from debubble.processes import PYTHON
 
@@ -26,7 +26,7 @@ Answer = tuple[Solution, float]
 Worker = subprocess.Popen[bytes]
 
 PATIENCE = 60.0
-"""Seconds beyond its effort after which a worker is given up."""
+"""Seconds beyond its deadline, and to start, after which a worker is given up."""
 
 
 @contextmanager
@@ -54,10 +54,13 @@ def _ask(name: str, problem: Problem, running: set[Worker]) -> Answer:
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as worker:
         running.add(worker)
         try:
-            said, told = worker.communicate(pickle.dumps((name, problem)), timeout=problem.effort + PATIENCE)
+            patience = problem.begun().brake.left + PATIENCE
+            said, told = worker.communicate(pickle.dumps((name, problem)), timeout=patience)
         except subprocess.TimeoutExpired:
             worker.kill()
-            raise InfeasibleError(f"It did not answer {PATIENCE:.0f} s after its time was up.") from None
+            raise CutOffError(
+                f"It had not answered {PATIENCE:.0f} s after its deadline; give it more time with --deadline."
+            ) from None
         finally:
             running.discard(worker)
     if worker.returncode:
@@ -80,7 +83,8 @@ def _work() -> None:
         answer = planners[name].find(problem), time.perf_counter() - start
     except DebubbleError as error:
         # Errors with arguments of their own do not survive pickling; their sentence does.
-        answer = InfeasibleError(str(error), missing=getattr(error, "missing", None))
+        kind = CutOffError if isinstance(error, CutOffError) else InfeasibleError
+        answer = kind(str(error), missing=getattr(error, "missing", None))
     sys.stdout.buffer.write(pickle.dumps(answer))
 
 

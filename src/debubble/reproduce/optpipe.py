@@ -139,8 +139,8 @@ def toy(micro_batches: int) -> dict[str, Timeline]:
     from debubble.solver.optimize import optimize
 
     problem = _toy_problem(micro_batches)
-    *_, kept = optimize(replace(problem, offload=False), deadline=20.0, use_cache=False)
-    *_, best = optimize(problem, deadline=20.0, use_cache=False)
+    *_, kept = optimize(replace(problem, offload=False), effort=20.0)
+    *_, best = optimize(problem, effort=20.0)
     return {
         "no offload, optimal": simulate(kept.schedule, problem.costs),
         "PipeOffload": simulate(pipe_offload(problem.costs, micro_batches), problem.costs),

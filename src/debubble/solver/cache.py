@@ -2,27 +2,28 @@
 
 A problem's key is its shape and its costs divided by the mean forward time and the largest activation, rounded.  An
 entry's lists say nothing of times, so that they fit any problem of the same shape; the nearest entry is a start for the
-search, which checks it by exact simulation.  Entries are small JSON files in the user's cache folder, written beside
-their place and renamed, so that processes may share them; a few made by `python -m debubble.solver.make_patterns` are
-shipped with the program.
+search, which checks it by exact simulation.  Entries are small JSON files.
+
+A few made by `python -m debubble.solver.make_patterns` are shipped with the program; they are the same on every
+machine, and every search may start from them.  Those in the user's cache folder depend on what was planned before, so
+that they are read and written only where that is asked for (`debubble plan --cache`), and the plan says so.  They are
+written beside their place and renamed, so that processes may share them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import itertools
 import json
 import math
-import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from debubble.ir import Op, Schedule, check
-from debubble.ir.errors import DebubbleError
-from debubble.ir.files import user_cache
+from debubble.ir.errors import DebubbleError, InputError
+from debubble.ir.files import user_cache, write_whole
 from debubble.solver.problem import Incumbent, OrderProblem
 
 VERSION = 1
@@ -38,11 +39,11 @@ def folder() -> Path:
     return user_cache("schedules")
 
 
-def nearest(problem: OrderProblem) -> Schedule | None:
-    """The schedule of the most similar problem of the same shape, if one is similar enough."""
+def nearest(problem: OrderProblem, base: Path) -> Schedule | None:
+    """The schedule of the most similar problem of the same shape in a cache folder, if one is similar enough."""
     costs = discretized(problem)
     found: tuple[float, dict[str, Any]] | None = None
-    for entry in _entries(problem):
+    for entry in _entries(problem, base):
         distance = _distance(costs, entry["costs"])
         if distance <= NEAR and (found is None or distance < found[0]):
             found = distance, entry
@@ -55,11 +56,8 @@ def keep(problem: OrderProblem, best: Incumbent) -> None:
     kept = _read(place)
     if kept is not None and kept["gap"] <= best.gap:
         return
-    try:
+    with contextlib.suppress(InputError):  # a cache that cannot be written is no reason to fail
         write(place, problem, best)
-    except OSError:
-        # A cache that cannot be written is no reason to fail.
-        return
 
 
 def name_of(problem: OrderProblem) -> Path:
@@ -68,7 +66,7 @@ def name_of(problem: OrderProblem) -> Path:
 
 
 def write(place: Path, problem: OrderProblem, best: Incumbent) -> Path:
-    """Write an entry, whole or not at all."""
+    """Write an entry, whole or not at all; raises InputError if it cannot be written."""
     entry = {
         "version": VERSION,
         "shape": _shape(problem),
@@ -76,12 +74,7 @@ def write(place: Path, problem: OrderProblem, best: Incumbent) -> Path:
         "gap": best.gap,
         "orders": [" ".join(op.name for op in order) for order in best.schedule.orders],
     }
-    place.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=".entry")
-    with os.fdopen(handle, "w") as file:
-        json.dump(entry, file)
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, place)
+    write_whole(place, json.dumps(entry).encode())
     return place
 
 
@@ -114,11 +107,11 @@ def _shape(problem: OrderProblem) -> str:
     return "-".join([*words, *(word for word, there in flags if there)])
 
 
-def _entries(problem: OrderProblem) -> Iterator[dict[str, Any]]:
+def _entries(problem: OrderProblem, base: Path) -> Iterator[dict[str, Any]]:
     """Those of the same shape; where recomputation is a choice, also those made without it."""
     length = len(discretized(problem))
     shapes = dict.fromkeys((_shape(problem), _shape(replace(problem, recompute=False))))
-    for base, shape in itertools.product((folder(), SHIPPED), shapes):
+    for shape in shapes:
         for place in sorted((base / shape).glob("*.json")):
             entry = _read(place)
             if entry is not None and len(entry["costs"]) == length:

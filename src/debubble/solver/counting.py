@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +20,8 @@ from typing import Any
 from debubble.ir import Kind, Number, Op
 from debubble.solver.bounds import round_trip
 from debubble.solver.cp_model import grid
-from debubble.solver.cp_sat import solver_of
+from debubble.solver.cp_solver import solver_of, status_of
+from debubble.solver.effort import Effort
 from debubble.solver.problem import OrderProblem
 
 KINDS = (Kind.F, Kind.I, Kind.W, Kind.O, Kind.L)
@@ -48,47 +48,60 @@ class _Device:
 
 
 class Prover:
-    """Raises a bound on the makespan in a thread of its own."""
+    """Raises a bound on the makespan.
+
+    How far it is at a moment of the search depends on the machine, and only what it has proven when it has finished
+    does not; a bound that meets a value earlier is the optimum, and so the same whenever it is asked.
+    """
 
     def __init__(self, problem: OrderProblem, *, bound: Number, below: Number) -> None:
         self.bound = bound
         self._slot, self._below = _slot(problem), below
         self._device = None if self._slot is None else _device(problem, self._slot)
         self._solver: Any = None
+        self._thread: threading.Thread | None = None
         self._stopped = False
 
-    def run(self, seconds: float) -> None:
+    def run(self, effort: Effort) -> None:
         """Refute one number of slots after the other, while the bound can be less than what was found."""
-        end = time.monotonic() + seconds
         if self._slot is None or self._device is None:
             return
         slots = math.ceil(self.bound / self._slot)
-        while not self._stopped and slots < self._below / self._slot <= MOST_SLOTS and time.monotonic() < end:
-            self._solver = solver_of(seconds=end - time.monotonic())
-            status = self._solver.solve(_Counts(self._device, slots).cp)
-            if self._solver.status_name(status) != "INFEASIBLE":
+        while not self._stopped and slots < self._below / self._slot <= MOST_SLOTS and not effort.over:
+            self._solver = solver_of(effort)
+            if status_of(self._solver, _Counts(self._device, slots).cp, effort) != "INFEASIBLE":
                 return
             self.bound = (slots + 1) * self._slot
             slots += STRIDE
+
+    def start(self, effort: Effort) -> None:
+        """Run in a thread of its own."""
+        self._thread = threading.Thread(target=self.run, args=(effort,), daemon=True)
+        self._thread.start()
+
+    def finish(self) -> Number:
+        """The bound when the effort is spent, or there is no more to prove."""
+        if self._thread is not None:
+            self._thread.join()
+        return self.bound
 
     def stop(self) -> None:
         """End what runs."""
         self._stopped = True
         if self._solver is not None:
             self._solver.stop_search()
+        self.finish()
 
 
 @contextmanager
-def proving(problem: OrderProblem, *, bound: Number, below: Number, seconds: float) -> Iterator[Prover]:
-    """A prover at work, from a bound that is known, for as long as it is asked and `seconds` at most."""
+def proving(problem: OrderProblem, *, bound: Number, below: Number, effort: Effort) -> Iterator[Prover]:
+    """A prover at work on a core of its own, from a bound that is known, until it has spent its effort or is left."""
     prover = Prover(problem, bound=bound, below=below)
-    thread = threading.Thread(target=prover.run, args=(seconds,), daemon=True)
-    thread.start()
+    prover.start(effort)
     try:
         yield prover
     finally:
         prover.stop()
-        thread.join()
 
 
 def _slot(problem: OrderProblem) -> Number | None:

@@ -49,19 +49,23 @@ def build(
     weights: Collection[int] | None = None,
     whole: Collection[Pair] = (),
     ordered: bool = True,
+    steps: int = GRID,
 ) -> Model:
     """The model of all schedules that take at most `horizon`, of some of them, or of a relaxation.
 
     `whole`: the (stage, micro-batch) pairs whose backward stays one operation; where backwards may be split, all others
     have an I and a W.  `ordered`: micro-batches that are alike pass each kind of each stage in their order.  `exact`:
     the devices whose lanes and memory count; the others are delays only.  `weights`: those of them where a W takes the
-    lane; elsewhere it runs beside others, and for the memory it ends together with its I.
+    lane; elsewhere it runs beside others, and for the memory it ends together with its I.  `steps`: of the grid of
+    times that are no fractions.
     """
     everyone = range(problem.devices)
     exact = everyone if exact is None else exact
     if not problem.split:
         whole = [(s, j) for s in range(problem.stages) for j in range(problem.micro_batches)]
-    return _Builder(problem, horizon, exact, exact if weights is None else weights, frozenset(whole), ordered).run()
+    return _Builder(
+        problem, horizon, exact, exact if weights is None else weights, frozenset(whole), ordered, steps
+    ).run()
 
 
 class _Builder:
@@ -73,6 +77,7 @@ class _Builder:
         weights: Collection[int],
         whole: frozenset[Pair],
         ordered: bool,
+        steps: int,
     ) -> None:
         from ortools.sat.python import cp_model
 
@@ -80,7 +85,7 @@ class _Builder:
         self.cp = cp_model.CpModel()
         costs = problem.costs
         times = [self._time(Op(k, s, 0), r) for s in range(problem.stages) for k in Kind for r in (False, True)]
-        self.unit = grid([*times, *costs.communication])
+        self.unit = grid([*times, *costs.communication], steps)
         self.size_unit = grid([*costs.activation, *costs.activation_after_input, *costs.activation_recomputed])
         self.horizon = math.ceil(horizon / self.unit)
         self.starts: dict[Op, Any] = {}
@@ -220,7 +225,7 @@ class _Builder:
         return self.problem.op_costs.time(op, explicit=recomputed)
 
 
-def grid(values: Iterable[Number]) -> Number:
+def grid(values: Iterable[Number], steps: int = GRID) -> Number:
     """The largest step of which all values are whole multiples, or a fine one if there are floats among them."""
     present = [v for v in values if v]
     if not present:
@@ -230,7 +235,7 @@ def grid(values: Iterable[Number]) -> Number:
         denominator = math.lcm(*(v.denominator for v in exact))
         step = Fraction(math.gcd(*(int(v * denominator) for v in exact)), denominator)
         return int(step) if step.denominator == 1 else step
-    return max(present) / GRID
+    return max(present) / steps
 
 
 def schedule_of(model: Model, value: Any) -> Schedule:

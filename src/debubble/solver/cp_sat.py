@@ -7,7 +7,6 @@ import itertools
 import math
 import queue
 import threading
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,8 @@ from typing import Any
 from debubble.ir import DebubbleError, Kind, Number, Op, Schedule, SolverError
 from debubble.simulator import simulate
 from debubble.solver.cp_model import Model, build, schedule_of
+from debubble.solver.cp_solver import solver_of, status_of
+from debubble.solver.effort import MODEL, Effort
 from debubble.solver.problem import Incumbent, OrderProblem
 
 COMPUTE = (Kind.F, Kind.I, Kind.B, Kind.W, Kind.R)
@@ -31,16 +32,13 @@ def solve(
     problem: OrderProblem,
     best: Incumbent,
     *,
-    seconds: float,
-    work: float | None = None,
+    effort: Effort,
     seed: int = 0,
-    workers: int = 1,
     free: frozenset[Op] | None = None,
 ) -> Iterator[Incumbent]:
     """Improve an incumbent, or prove it optimal: yields it anew whenever schedule or bound got better.
 
-    `work`: a limit in the solver's own unit, some seconds of one core; where it comes first, and with one worker, the
-    result depends on the seed alone.  `free`: only these operations may change their place in their lists; the result
+    `free`: only these operations may change their place in their lists; the result
     then says nothing of the bound.  Nor does it where the incumbent has whole backwards in a problem that may split
     them: they stay whole.
 
@@ -58,9 +56,9 @@ def solve(
     if free is not None:
         fix_order(model, best.schedule, free)
     model.cp.add(model.objective >= math.floor(best.bound / model.unit))
-    solver = solver_of(seconds=seconds, work=work, seed=seed, workers=workers)
-    begin = time.monotonic()
-    for schedule, bound in _stream(solver, model):
+    effort.spend(MODEL * problem.stages * problem.micro_batches)
+    begin = effort.spent
+    for schedule, bound in _stream(solver_of(effort, seed=seed), model, effort):
         known = min(max(best.bound, bound * model.unit), best.value) if everything else best.bound
         candidate = replace(best, bound=known)
         if schedule is not None:
@@ -71,27 +69,27 @@ def solve(
             if value < best.value:
                 candidate = replace(candidate, schedule=schedule, value=value, source="cp-sat")
         if candidate != best:
-            best = replace(candidate, seconds=best.seconds + time.monotonic() - begin)
-            begin = time.monotonic()
+            best = replace(candidate, seconds=best.seconds + effort.spent - begin)
+            begin = effort.spent
             yield best
 
 
-def device_bound(problem: OrderProblem, device: int, *, horizon: Number, seconds: float, workers: int = 1) -> Number:
+def device_bound(problem: OrderProblem, device: int, *, horizon: Number, effort: Effort) -> Number:
     """A lower bound: this device's lanes and memory exact, the other devices as delays.
 
     `horizon`: what some schedule takes.  Raises SolverError if the model holds none.
     """
     model = build(problem, horizon=horizon, exact=(device,))
-    solver = solver_of(seconds=seconds, workers=workers)
-    return proven(solver, model, horizon)
+    effort.spend(MODEL * problem.stages * problem.micro_batches)
+    return proven(solver_of(effort), model, horizon, effort)
 
 
-def proven(solver: Any, model: Model, horizon: Number) -> Number:
+def proven(solver: Any, model: Model, horizon: Number, effort: Effort) -> Number:
     """What a solver proves of a model's objective, at most the horizon, which some schedule is known to take.
 
     Raises SolverError if the model holds no such schedule.
     """
-    require_sound(solver.status_name(solver.solve(model.cp)))
+    require_sound(status_of(solver, model.cp, effort))
     if not model.problem.halves_cover_wholes:
         return 0
     bound: Number = math.ceil(solver.best_objective_bound - 1e-6) * model.unit
@@ -152,20 +150,7 @@ def fix_order(model: Model, schedule: Schedule, free: frozenset[Op]) -> None:
             model.cp.add(literal == (op in there))
 
 
-def solver_of(*, seconds: float, work: float | None = None, seed: int = 0, workers: int = 1) -> Any:
-    """A CP-SAT solver with these limits."""
-    from ortools.sat.python import cp_model
-
-    solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = min(max(seconds, 0.01), 1e6)
-    if work is not None:
-        solver.parameters.max_deterministic_time = work
-    solver.parameters.random_seed = seed
-    solver.parameters.num_workers = workers
-    return solver
-
-
-def _stream(solver: Any, model: Model) -> Iterator[tuple[Schedule | None, int]]:
+def _stream(solver: Any, model: Model, effort: Effort) -> Iterator[tuple[Schedule | None, int]]:
     """(schedule or None, bound) of every solution found, and at the end of the bound proven."""
     from ortools.sat.python import cp_model
 
@@ -179,7 +164,7 @@ def _stream(solver: Any, model: Model) -> Iterator[tuple[Schedule | None, int]]:
 
     def work() -> None:
         try:
-            status.append(solver.status_name(solver.solve(model.cp, Collect())))
+            status.append(status_of(solver, model.cp, effort, Collect()))
         finally:
             found.put(None)
 

@@ -15,10 +15,11 @@ from functools import cached_property
 
 from debubble.ir import Kind, Op, Schedule
 from debubble.solver.bounds import lower_bound
+from debubble.solver.effort import Effort
 from debubble.solver.lists import Block, later
 from debubble.solver.patterns import Pattern, patterns, unrolled
 from debubble.solver.problem import Incumbent, OrderProblem
-from debubble.solver.search import Clock, improve
+from debubble.solver.search import improve
 
 PERIODS = 6
 """Periods that the search sees: with fewer, one that takes longer than it should goes unnoticed."""
@@ -28,13 +29,12 @@ AHEAD = 5
 """Patterns that are tried."""
 
 
-def grown(problem: OrderProblem, *, seconds: float, seed: int = 0, workers: int = 1) -> Schedule | None:
+def grown(problem: OrderProblem, *, effort: Effort, seed: int = 0, workers: int = 1) -> Schedule | None:
     """The best schedule found in this way; None where there is no pattern.
 
     With too few micro-batches it is the shortest pattern unrolled.
     """
-    clock = Clock.starting(seconds)
-    found = patterns(problem, AHEAD, seconds=seconds / 3, seed=seed)
+    found = patterns(problem, AHEAD, effort=effort.part(effort.left / 3), seed=seed)
     first = next(found, None)
     if first is None:
         return None
@@ -43,9 +43,10 @@ def grown(problem: OrderProblem, *, seconds: float, seed: int = 0, workers: int 
     left = [_Seedling.of(problem, pattern) for pattern in (first, *found) if _enough(problem, pattern)]
     while True:
         rounds = len(left).bit_length()
-        share = (seconds - clock.passed) / (rounds * len(left))
-        left = sorted((each.searched(share, seed=seed, workers=workers) for each in left), key=lambda s: s.excess)
-        if len(left) == 1 or clock.over:
+        share = effort.left / (rounds * len(left))
+        searched = (each.searched(effort.part(share), seed=seed, workers=workers) for each in left)
+        left = sorted(searched, key=lambda s: s.excess)
+        if len(left) == 1 or effort.over:
             return left[0].grown(problem)
         left = left[: (len(left) + 1) // 2]
 
@@ -88,15 +89,14 @@ class _Seedling:
         larger = replace(self.small, micro_batches=self.small.micro_batches + 3 * PERIODS * self.block.step)
         return float(larger.value(self.grown(larger)) - larger.micro_batches * self.time)
 
-    def searched(self, seconds: float, *, seed: int, workers: int) -> _Seedling:
+    def searched(self, effort: Effort, *, seed: int, workers: int) -> _Seedling:
         """With its head and its tail improved, unless that is paid for by every repetition."""
         *_, best = (
             self.best,
             *improve(
                 self.small,
                 self.best,
-                clock=Clock.starting(seconds),
-                steps=None,
+                effort=effort,
                 seed=seed,
                 workers=workers,
                 block=self.block,

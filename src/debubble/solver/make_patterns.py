@@ -35,7 +35,7 @@ def shipped_problems() -> list[OrderProblem]:
 def main(seconds: float = 30.0) -> None:
     """Search every problem and write its entry beside this module."""
     for problem in shipped_problems():
-        *_, best = optimize(problem, deadline=seconds, use_cache=False)
+        *_, best = optimize(problem, effort=seconds)
         place = cache.write(cache.SHIPPED / cache.name_of(problem), problem, best)
         sys.stderr.write(f"{place.relative_to(cache.SHIPPED)}: {float(best.value):g}, gap {best.gap:.2%}\n")
 

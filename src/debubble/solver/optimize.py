@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -19,9 +18,10 @@ from debubble.solver import cache
 from debubble.solver.bounds import idle_allowed, lower_bound
 from debubble.solver.counting import proving
 from debubble.solver.cp_sat import device_bound, solve, without_wrong_models
+from debubble.solver.effort import START, Effort
 from debubble.solver.growing import grown
 from debubble.solver.problem import Incumbent, OrderProblem
-from debubble.solver.search import HOT, Clock, improve, readied, search, verified
+from debubble.solver.search import HOT, begun, compiled, improve, verified
 from debubble.solver.starts import moving
 from debubble.solver.tight import skeleton_bound
 
@@ -46,28 +46,34 @@ def optimize(
     problem: OrderProblem,
     *,
     starts: Iterable[Schedule] = (),
-    deadline: float = 10.0,
+    effort: Effort | float = 10.0,
     seed: int = 0,
     workers: int = 1,
-    use_cache: bool = True,
 ) -> Iterator[Incumbent]:
-    """Better and better schedules with rising bounds until the optimum is proven or `deadline` seconds are over.
+    """Better and better schedules with rising bounds until the optimum is proven or the effort is spent.
 
-    Those that compiling the kernel takes, once on a machine, are not counted.
-    `starts`: schedules to improve.  The cache gives another one if it holds a similar problem's, and keeps the result.
-    Raises InfeasibleError if nothing fits.
+    Args:
+        problem: What is ordered.
+        starts: Schedules to improve, beside the constructed ones and what is shipped for such a problem.
+        effort: Seconds of the reference machine (see `solver.effort`), or an Effort with a brake on the clock.
+        seed: The last of the stream depends on it, on the effort and on the number of walkers alone.
+        workers: Walkers of the local search side by side, each with the whole effort.
+
+    Returns:
+        The stream; the last one is the best.
+
+    Raises:
+        InfeasibleError: Nothing fits the memory limit.
     """
-    begin = time.monotonic()
-    cached = cache.nearest(problem) if use_cache else None
-    candidates = [*starts, *(() if cached is None else (cached,))]
-    *_, best = search(problem, starts=candidates, deadline=deadline / 4, steps=0, seed=seed)
-    run = _Run(problem, best, Clock(begin, begin + deadline), seed, workers)
+    effort = effort if isinstance(effort, Effort) else Effort(effort)
+    shipped = cache.nearest(problem, cache.SHIPPED)
+    candidates = [*starts, *(() if shipped is None else (shipped,))]
+    *_, best = begun(problem, starts=candidates, effort=effort.part(effort.left / 4))
+    run = _Run(problem, best, effort, seed, workers)
     for best in run.methods():
-        yield replace(best, seconds=run.clock.passed)
+        yield replace(best, seconds=effort.spent)
         if best.optimal:
-            break
-    if use_cache:
-        cache.keep(problem, run.best)
+            return
 
 
 @dataclass
@@ -76,14 +82,14 @@ class _Run:
 
     problem: OrderProblem
     best: Incumbent
-    clock: Clock
+    effort: Effort
     seed: int
     workers: int
 
     @property
     def left(self) -> float:
-        """Seconds."""
-        return self.clock.left
+        """Of the effort."""
+        return self.effort.left
 
     @property
     def pairs(self) -> int:
@@ -96,7 +102,7 @@ class _Run:
 
     @property
     def opening(self) -> float:
-        """Seconds of local search before CP-SAT gets its turn: few where that can prove the optimum."""
+        """Effort of local search before CP-SAT gets its turn: little where that can prove the optimum."""
         return min(self.left * 0.1, 2.0 if self.pairs <= PROVABLE else math.inf)
 
     @property
@@ -110,31 +116,37 @@ class _Run:
         yield self.best
         if self.best.optimal:
             return
-        self.clock = self.clock.later(readied(self.problem, self.best))
-        seconds = self.left if self.best.gap > WIDE else 0
-        with proving(self.problem, bound=self.best.bound, below=self.best.value, seconds=seconds) as prover:
-            if self.periodic:
-                yield from self.repeated()
-            start = self.best
-            yield from self.searched(self.opening, turn=0)
-            yield self.bounded(prover.bound)
-            if self.pairs <= PROVABLE:
-                yield from self.solved(self.left)
+        self.effort.brake.delay(compiled(self.problem, self.best))
+        beside = Effort(self.left if self.best.gap > WIDE else 0, brake=self.effort.brake)
+        with proving(self.problem, bound=self.best.bound, below=self.best.value, effort=beside) as prover:
+            for best in self.searches():
+                yield best
+                if prover.bound >= best.value:
+                    break
+            yield self.bounded(self.best.value if prover.bound >= self.best.value else prover.finish())
+
+    def searches(self) -> Iterator[Incumbent]:
+        """What the methods find that search on this core."""
+        if self.periodic:
+            yield from self.repeated()
+        start = self.best
+        yield from self.searched(self.opening, turn=0)
+        if self.pairs <= PROVABLE:
+            yield from self.solved(self.left)
+            return
+        if self.best.gap > WIDE:
+            yield from self.relaxed()
+        if self.moves and not self.best.optimal:
+            yield from self.again(start, seconds=self.left / 2 if self.best.gap > WIDE else self.left)
+        whole, fruitless = self.effort.seconds, 0
+        for turn in itertools.count(1):
+            yield from self.searched(max(min(2.0, whole / 5), whole / 10), turn=turn)
+            if self.left < min(1.0, whole / 20) or self.effort.over:
                 return
-            if self.best.gap > WIDE:
-                yield from self.relaxed()
-            if self.moves and not self.best.optimal:
-                yield from self.again(start, seconds=self.left / 2 if self.best.gap > WIDE else self.left)
-            fruitless = 0
-            for turn in itertools.count(1):
-                yield from self.searched(max(2.0, (self.clock.end - self.clock.begin) / 10), turn=turn)
-                yield self.bounded(prover.bound)
-                if self.left < 1:
-                    return
-                if fruitless < FRUITLESS:
-                    before = self.best.value
-                    yield from self.solved(3.0, turn=turn)
-                    fruitless = 0 if self.best.value < before else fruitless + 1
+            if fruitless < FRUITLESS:
+                before = self.best.value
+                yield from self.solved(min(3.0, whole / 5), turn=turn)
+                fruitless = 0 if self.best.value < before else fruitless + 1
 
     def follow(self, found: Iterator[Incumbent]) -> Iterator[Incumbent]:
         """Remember the best of a stream that goes on from the best so far."""
@@ -149,29 +161,26 @@ class _Run:
 
     def repeated(self) -> Iterator[Incumbent]:
         """A schedule with a periodic middle."""
-        schedule = grown(self.problem, seconds=self.left * 0.6, seed=self.seed, workers=self.workers)
+        effort = self.effort.part(self.left * 0.6)
+        schedule = grown(self.problem, effort=effort, seed=self.seed, workers=self.workers)
         better = None if schedule is None else verified(self.problem, schedule, self.best, below=self.best.value)
         if better is not None:
             self.best = replace(better, source="pattern")
             yield self.best
 
     def searched(self, seconds: float, *, turn: int) -> Iterator[Incumbent]:
-        """Local search for some seconds."""
-        clock = Clock.starting(min(self.left, max(seconds, 0.5)))
-        seed = self.seed + turn
-        yield from self.follow(
-            improve(self.problem, self.best, clock=clock, steps=None, seed=seed, workers=self.workers)
-        )
+        """Local search with that much effort."""
+        effort, seed = self.effort.part(seconds), self.seed + turn
+        yield from self.follow(improve(self.problem, self.best, effort=effort, seed=seed, workers=self.workers))
 
     def again(self, start: Incumbent, *, seconds: float) -> Iterator[Incumbent]:
         """Another search, from another start, and as slow as can be: the slower it cools, the surer it is."""
-        clock, seed = Clock.starting(seconds), self.seed + 1
-        start = replace(self.busy(start), bound=self.best.bound)
+        effort, seed = self.effort.part(seconds), self.seed + 1
+        start = replace(self.busy(start, effort), bound=self.best.bound)
         slow = improve(
             self.problem,
             start,
-            clock=clock,
-            steps=None,
+            effort=effort,
             seed=seed,
             workers=self.workers,
             hot=HOT,
@@ -182,45 +191,45 @@ class _Run:
                 self.best = found
                 yield found
 
-    def busy(self, start: Incumbent) -> Incumbent:
+    def busy(self, start: Incumbent, effort: Effort) -> Incumbent:
         """The best start that keeps the bottleneck busy, even if it is worse than another."""
         limit: Number = (1 + WORSE) * start.value
         for schedule in moving(self.problem, idle=idle_allowed(self.problem)) if self.problem.offload else ():
             found = verified(self.problem, schedule, start, below=limit)
             if found is not None:
                 start, limit = found, found.value
-            if self.clock.over:
+            effort.spend(START * self.pairs)
+            if effort.over:
                 break
         return start
 
     def solved(self, seconds: float, *, turn: int | None = None) -> Iterator[Incumbent]:
         """CP-SAT on the whole, or on a window of micro-batches that differs by turn."""
         free = None if turn is None else _window(self.problem, self.best.schedule, self.seed + turn)
-        seconds, seed = min(self.left, seconds), turn or self.seed
+        effort, seed = self.effort.part(seconds), turn or self.seed
         with without_wrong_models():
-            yield from self.follow(
-                solve(self.problem, self.best, seconds=seconds, seed=seed, workers=self.workers, free=free)
-            )
+            yield from self.follow(solve(self.problem, self.best, effort=effort, seed=seed, free=free))
 
     def relaxed(self) -> Iterator[Incumbent]:
         """CP-SAT's bounds: of single devices where something is moved, else of the order that all have."""
         if self.moves:
-            seconds = min(5, self.left / 4)
+            effort = self.effort.part(min(5, self.left / 4))
             with without_wrong_models():
-                yield self.bounded(single_device_bounds(self.problem, self.best.value, seconds=seconds))
+                yield self.bounded(single_device_bounds(self.problem, self.best.value, effort=effort))
             return
         yield from self.solved(self.left / 2)
-        best, seconds = self.best, self.left / 2
+        best, effort = self.best, self.effort.part(self.left / 2)
         with without_wrong_models():
-            yield self.bounded(skeleton_bound(self.problem, horizon=best.value, seconds=seconds, bound=best.bound))
+            yield self.bounded(skeleton_bound(self.problem, horizon=best.value, effort=effort, bound=best.bound))
 
 
-def single_device_bounds(problem: OrderProblem, horizon: Number, *, seconds: float) -> Number:
+def single_device_bounds(problem: OrderProblem, horizon: Number, *, effort: Effort) -> Number:
     """The best bound from the first, a middle and the last device, each exact alone."""
     devices = sorted({0, problem.devices // 2, problem.devices - 1})
     bound = lower_bound(problem)
     for device in devices:
-        bound = max(bound, device_bound(problem, device, horizon=horizon, seconds=seconds / len(devices)))
+        part = effort.part(effort.seconds / len(devices))
+        bound = max(bound, device_bound(problem, device, horizon=horizon, effort=part))
     return bound
 
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from debubble.ir import Kind, Number, Op, Schedule
 from debubble.solver.cp_model import grid
+from debubble.solver.cp_solver import solver_of, status_of
+from debubble.solver.effort import Effort
 from debubble.solver.problem import OrderProblem
 
 STRETCH = (1.0, 1.02, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0)
@@ -52,29 +53,32 @@ class Pattern:
         return float(self.period * self.unit / self.step)
 
 
-def periodic(problem: OrderProblem, *, seconds: float, seed: int = 0) -> Schedule | None:
+def periodic(problem: OrderProblem, *, effort: Effort, seed: int = 0) -> Schedule | None:
     """The unrolled schedule of the shortest period found."""
-    pattern = next(patterns(problem, 1, seconds=seconds, seed=seed), None)
+    pattern = next(patterns(problem, 1, effort=effort, seed=seed), None)
     return None if pattern is None else unrolled(problem, pattern)
 
 
-def patterns(problem: OrderProblem, number: int, *, seconds: float, seed: int = 0) -> Iterator[Pattern]:
+def patterns(problem: OrderProblem, number: int, *, effort: Effort, seed: int = 0) -> Iterator[Pattern]:
     """Up to `number` patterns with the shortest period found, each a period longer under way than the one before.
 
-    For linear placements, alike micro-batches, asynchronous messages and a full-duplex host link; none for others.
+    The effort is shared out among the periods that are tried.  For linear placements, alike micro-batches, asynchronous
+    messages and a full-duplex host link; none for others.
     """
     costs = problem.costs
     if problem.placement.chunks > 1 or costs.micro_batch_scale is not None or problem.recompute:
         return
     if costs.communication_model != "latency" or costs.link_groups or costs.host_link == "half-duplex":
         return
-    times = _Times.of(problem)
+    times, seconds = _Times.of(problem), effort.left
     for period in (math.ceil(times.work * stretch - 1e-9) for stretch in STRETCH):
-        first = _Model(problem, times, period).solve(seconds / 4, seed)
+        first = _Model(problem, times, period).solve(effort.part(seconds / 4), seed)
         if first is None:
+            if effort.over:
+                return
             continue
         if period > times.work:
-            faster = _faster(problem, times, first, seconds=seconds, seed=seed)
+            faster = _faster(problem, times, first, effort=effort, seed=seed)
             if faster is not None:
                 yield faster
                 return
@@ -82,15 +86,15 @@ def patterns(problem: OrderProblem, number: int, *, seconds: float, seed: int = 
         shortest = _under_way(first)
         for more in range(1, number):
             model = _Model(problem, times, period, least=shortest + more * period)
-            longer = model.solve(seconds / (2 * number), seed)
+            longer = model.solve(effort.part(seconds / (2 * number)), seed)
             if longer is not None:
                 yield longer
         return
 
 
-def _faster(problem: OrderProblem, times: _Times, than: Pattern, *, seconds: float, seed: int) -> Pattern | None:
+def _faster(problem: OrderProblem, times: _Times, than: Pattern, *, effort: Effort, seed: int) -> Pattern | None:
     """A pattern whose micro-batches take less time than those of another."""
-    begin, best, tries = time.monotonic(), None, len(STEPS) * TRIES
+    best, tries = None, len(STEPS) * TRIES
     for step in STEPS:
         low, high = step * times.work, math.ceil((than if best is None else best).time * step / than.unit) - 1
         for _ in range(TRIES):
@@ -98,7 +102,7 @@ def _faster(problem: OrderProblem, times: _Times, than: Pattern, *, seconds: flo
                 # Where there is none it takes all the time to find none: most are tried near those that are known.
                 period = high - (high - low) // 4
                 model = _Model(problem, times, period, step=step)
-                found = model.solve((begin + seconds - time.monotonic()) / tries, seed)
+                found = model.solve(effort.part(effort.left / tries), seed)
                 if found is None:
                     low = period + 1
                 else:
@@ -175,10 +179,8 @@ class _Model:
         }
         self.away = {(s, j): self.cp.new_bool_var("") for s in stages for j in self.own}
 
-    def solve(self, seconds: float, seed: int) -> Pattern | None:
-        """The pattern with the shortest way of a micro-batch, or None if none was found in time."""
-        from ortools.sat.python import cp_model
-
+    def solve(self, effort: Effort, seed: int) -> Pattern | None:
+        """The pattern with the shortest way of a micro-batch, or None if none was found."""
         for stage in range(self.problem.stages):
             for j in self.own:
                 self._data(stage, j)
@@ -191,14 +193,11 @@ class _Model:
         self.cp.add(ways[0] >= self.least)
         if len(ways) == 1:
             self.cp.minimize(ways[0])
-        solver = cp_model.CpSolver()
-        solver.parameters.max_time_in_seconds = seconds
-        solver.parameters.num_workers = 1
+        solver = solver_of(effort, seed=seed)
         # Relaxations say little of lanes modulo a period, and probing takes longer than the search.
         solver.parameters.linearization_level = 0
         solver.parameters.cp_model_probing_level = 0
-        solver.parameters.random_seed = seed
-        if solver.status_name(solver.solve(self.cp)) not in ("OPTIMAL", "FEASIBLE"):
+        if status_of(solver, self.cp, effort) not in ("OPTIMAL", "FEASIBLE"):
             return None
         return Pattern(
             {

@@ -121,6 +121,7 @@ class Incumbent:
     """What found it: `start`, `search`, `cp-sat`, `pattern`, `cache`."""
     steps: int = 0
     seconds: float = 0.0
+    """Effort spent when it was found."""
 
     @property
     def gap(self) -> float:

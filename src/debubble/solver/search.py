@@ -1,4 +1,4 @@
-"""The anytime search: starts, then local search, until the bound is met, the steps are done or the time is up."""
+"""The anytime search: starts, then local search, until the bound is met or the steps are done."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from debubble.ir import DebubbleError, InfeasibleError, Kind, Number, Op, Schedule
 from debubble.solver.bounds import lower_bound
+from debubble.solver.effort import START, Effort, price_of_move
 from debubble.solver.lists import Block
 from debubble.solver.problem import Incumbent, OrderProblem
 from debubble.solver.starts import constructed
 
 BURST = 2000
-"""Moves between two looks at the clock, at most."""
+"""Moves between two exchanges of the walkers, at most."""
 MILD, HOT, COLD = (0.05, 0.075), (0.15, 0.1), 0.005
 """Temperatures of a cooling, in mean operation times: it begins mildly, which keeps what a start is worth, or hot,
 which is surer if there is time for a slow one, and ends cold.  Of two, walkers take the one and the other in turn."""
@@ -32,82 +33,61 @@ def search(
     problem: OrderProblem,
     *,
     starts: Iterable[Schedule] = (),
-    deadline: float | None = None,
-    steps: int | None = None,
+    steps: int = 50 * BURST,
     seed: int = 0,
     bound: Number = 0,
     workers: int = 1,
 ) -> Iterator[Incumbent]:
     """Better and better schedules of a problem, each with its exact objective and a lower bound.
 
-    `starts`: schedules to improve, tried beside the constructed ones.  `deadline`: seconds from now, without those that
-    compiling the kernel takes, once on a machine.  `steps`: number of moves; with it and without a deadline the result
-    depends on the seed and the number of `workers` alone.  `bound`: one that is already known.
-    Stops when the bound is met.  Raises InfeasibleError if no start fits the memory limit.
+    Args:
+        problem: What is ordered.
+        starts: Schedules to improve, tried beside the constructed ones.
+        steps: Number of moves of each walker.
+        seed: The result depends on it, on the steps and on the number of walkers alone.
+        bound: One that is already known.
+        workers: Walkers side by side.
+
+    Returns:
+        The stream; it ends when the bound is met or the steps are done.
+
+    Raises:
+        InfeasibleError: No start fits the memory limit.
     """
-    clock = Clock.starting(deadline)
+    for best in begun(problem, starts=starts, bound=bound, effort=Effort(math.inf)):
+        yield best
+    if steps and not best.optimal:
+        yield from improve(problem, best, steps=steps, seed=seed, workers=workers)
+
+
+def begun(
+    problem: OrderProblem, *, starts: Iterable[Schedule] = (), bound: Number = 0, effort: Effort
+) -> Iterator[Incumbent]:
+    """The best start so far, until the effort is spent.  Raises InfeasibleError if none fits the memory limit."""
     bound = max(bound, lower_bound(problem))
     best: Incumbent | None = None
     reason: DebubbleError | None = None
     for candidate in _candidates(problem, starts):
-        if best is not None and clock.over:
+        if best is not None and effort.over:
             break
+        effort.spend(START * problem.stages * problem.micro_batches)
         try:
             value = problem.value(candidate)
         except DebubbleError as error:
             reason = error
             continue
         if best is None or value < best.value:
-            best = Incumbent(schedule=candidate, value=value, bound=bound, source="start", seconds=clock.passed)
+            best = Incumbent(schedule=candidate, value=value, bound=bound, source="start", seconds=effort.spent)
             yield best
             if best.optimal:
                 return
     if best is None:
         # The last candidate needs the least memory.
         raise InfeasibleError(f"No order of operations was found that fits. {reason}")
-    if steps == 0:
-        return
-    yield from improve(
-        problem,
-        best,
-        clock=clock.later(readied(problem, best)),
-        steps=steps if deadline is not None else steps or 50 * BURST,
-        seed=seed,
-        workers=workers,
-    )
 
 
-@dataclass(frozen=True)
-class Clock:
-    """When a search began and when it must end."""
-
-    begin: float
-    end: float
-
-    @staticmethod
-    def starting(deadline: float | None) -> Clock:
-        now = time.monotonic()
-        return Clock(now, math.inf if deadline is None else now + deadline)
-
-    @property
-    def passed(self) -> float:
-        return time.monotonic() - self.begin
-
-    @property
-    def left(self) -> float:
-        return self.end - time.monotonic()
-
-    @property
-    def over(self) -> bool:
-        return self.left <= 0
-
-    def later(self, seconds: float) -> Clock:
-        """The clock as if it had begun some seconds later."""
-        return Clock(self.begin + seconds, self.end + seconds)
-
-
-def readied(problem: OrderProblem, best: Incumbent) -> float:
-    """Seconds until the kernel is there: some twenty if it was never compiled on this machine, else next to none."""
+def compiled(problem: OrderProblem, best: Incumbent) -> float:
+    """Seconds on the clock until the kernel is there: some twenty where it was never compiled, else next to none."""
     # Its import costs more than a search that ends at its start.
     from debubble.solver.walker import Walker
 
@@ -120,24 +100,28 @@ def improve(
     problem: OrderProblem,
     best: Incumbent,
     *,
-    clock: Clock,
-    steps: int | None,
+    steps: int | None = None,
+    effort: Effort | None = None,
     seed: int,
     workers: int = 1,
     block: Block | None = None,
     hot: Sequence[float] = MILD,
     coolings: Sequence[float] = COOLINGS,
 ) -> Iterator[Incumbent]:
-    """Local search from an incumbent: coolings, each from the best of its walker, until the clock or `steps` end it.
+    """Local search from an incumbent: coolings, each from the best of its walker, until the steps are done.
 
-    `workers` walk side by side, each `steps` in all; the result depends on their number and the seed.  `block`:
-    what of the lists stays periodic.  `hot`: temperatures at which a cooling begins, of the first walker, the second
-    and so on in turn.  `coolings`: parts of the search at which one begins, and the last ends.
+    `workers` walk side by side, each `steps` in all, by default as many as the effort pays for; the result depends on
+    their number and the seed.  They exchange what they found after every burst.  `block`: what of the lists stays
+    periodic.  `hot`: temperatures at which a cooling begins, of the first walker, the second and so on in turn.
+    `coolings`: parts of the search at which one begins, and the last ends.
     """
     from debubble.solver.walker import Walker
 
+    effort = effort or Effort(math.inf)
+    price = price_of_move(problem.stages * problem.micro_batches, recompute=problem.recompute)
+    steps = effort.moves(price) if steps is None else steps
     walkers = [Walker.of(problem, best, seed=seed * 7919 + worker, block=block) for worker in range(workers)]
-    budget, done = _Budget(math.inf if steps is None else steps, time.monotonic(), clock.end), 0
+    done, found = 0, best.seconds
     with ThreadPoolExecutor(workers) as pool:
         for begin, end in itertools.pairwise(coolings):
             for walker in walkers:
@@ -145,42 +129,25 @@ def improve(
                     walker.restart(best)
                 else:
                     walker.go_back()
-            while (spent := budget.spent(done)) < end:
+            while (spent := done / steps if done < steps else 1.0) < end and not effort.brake.bites:
                 cooled = (spent - begin) / (end - begin)
-                count, target = budget.burst(done, end - begin), float(best.bound)
+                count = max(1, int(min(BURST, steps - done, steps * (end - begin) / STAIRS)))
+                target = float(best.bound)
                 walks = [
                     pool.submit(walker.walk, count, temperature=first * (COLD / first) ** cooled, target=target)
                     for walker, first in zip(walkers, itertools.cycle(hot), strict=False)
                 ]
-                done += max(walk.result() for walk in walks)
+                moved = max(walk.result() for walk in walks)
+                done += moved
+                effort.spend(moved * price)
                 for walker in walkers:
                     schedule = walker.news() if walker.best < best.value else None
                     better = None if schedule is None else verified(problem, schedule, best, below=best.value)
                     if better is not None:
-                        best = replace(better, source="search", steps=done, seconds=clock.passed)
+                        best = replace(better, source="search", steps=done, seconds=found + done * price)
                         yield best
                 if best.optimal:
                     return
-
-
-@dataclass(frozen=True)
-class _Budget:
-    """What a search may spend: moves, time or both; infinite where it has no end."""
-
-    moves: float
-    begin: float
-    end: float
-
-    def spent(self, done: int) -> float:
-        """The part that is spent, at least 1 where nothing is left."""
-        now = time.monotonic()
-        if done >= self.moves or now >= self.end:
-            return 1.0
-        return max(done / self.moves, (now - self.begin) / (self.end - self.begin))
-
-    def burst(self, done: int, part: float) -> int:
-        """Moves until the next look at the clock, in a cooling that takes a part of all."""
-        return max(1, int(min(BURST, self.moves - done, self.moves * part / STAIRS)))
 
 
 def verified(problem: OrderProblem, schedule: Schedule, best: Incumbent, *, below: Number) -> Incumbent | None:

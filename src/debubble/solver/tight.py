@@ -17,18 +17,22 @@ from typing import Any
 from debubble.ir import Number, Schedule
 from debubble.solver.bounds import lower_bound
 from debubble.solver.cp_model import Model, build, grid, schedule_of
-from debubble.solver.cp_sat import ROOMY, proven, solve, solver_of, without_wrong_models
+from debubble.solver.cp_sat import ROOMY, proven, solve, without_wrong_models
+from debubble.solver.cp_solver import solver_of
+from debubble.solver.effort import Effort
 from debubble.solver.problem import Incumbent, OrderProblem
-from debubble.solver.search import Clock, improve, verified
+from debubble.solver.search import improve, verified
 
 LARGEST = 1024
 """Stages x micro-batches up to which the whole problem is given to CP-SAT."""
 SMALL = 64
 """And up to which it closes whatever the times are."""
-WORK = 0.7
-"""In the solver's unit, about two seconds of a core; coarse times need a third of it at p = 8, m = 32."""
-SKELETON_WORK = 1.0
-"""On the skeleton."""
+WHOLE = 2.1
+"""Effort for the whole problem; coarse times need a third of it at p = 8, m = 32."""
+SKELETON = 3.0
+"""Effort for the skeleton."""
+STEPS = 2**10
+"""Steps of the longest time that the skeleton sees where times are no fractions: finer ones take it minutes."""
 COARSE = 2
 """Steps of the times' grid in the mean time of F, I and W up to which the problem is said to be coarse."""
 
@@ -50,13 +54,13 @@ def tightened(
                 best = better
                 yield best
     if not best.optimal:
-        yield from improve(problem, best, clock=Clock.starting(None), steps=steps, seed=seed)
+        yield from improve(problem, best, steps=steps, seed=seed)
 
 
 def _exact(problem: OrderProblem, best: Incumbent, seed: int, complete: Completion | None) -> Iterator[Incumbent]:
     """CP-SAT on the problem as it is where that may close it, elsewhere on its skeleton and for rounded times."""
     if problem.stages * problem.micro_batches <= SMALL or is_coarse(problem):
-        for better in solve(problem, best, seconds=math.inf, work=WORK, seed=seed):
+        for better in solve(problem, best, effort=Effort(WHOLE), seed=seed):
             best = better
             yield best
     if not best.optimal and complete is not None:
@@ -66,7 +70,7 @@ def _exact(problem: OrderProblem, best: Incumbent, seed: int, complete: Completi
         return
     coarse = rounded(problem)
     start = replace(best, value=coarse.value(best.schedule), bound=lower_bound(coarse))
-    for found in solve(coarse, start, seconds=math.inf, work=WORK, seed=seed):
+    for found in solve(coarse, start, effort=Effort(WHOLE), seed=seed):
         better_here = verified(problem, found.schedule, best, below=best.value)
         if better_here is not None:
             best = replace(better_here, source="cp-sat")
@@ -77,8 +81,9 @@ def _from_skeleton(problem: OrderProblem, best: Incumbent, seed: int, complete: 
     """With the order of the simpler problem's skeleton where that is better, and its bound if that is no other one."""
     simple, horizon = freed_late(problem), ROOMY * best.value
     known = lower_bound(simple)
-    model, solver = _skeleton(simple, horizon, known, seconds=math.inf, work=SKELETON_WORK, seed=seed)
-    bound = proven(solver, model, horizon)
+    effort = Effort(SKELETON)
+    model, solver = _skeleton(simple, horizon, known, effort=effort, seed=seed)
+    bound = proven(solver, model, horizon, effort)
     if simple == problem:
         best = replace(best, bound=min(max(best.bound, bound), best.value))
     if not solver.response_proto.solution:
@@ -134,20 +139,20 @@ def rounded(problem: OrderProblem) -> OrderProblem:
     )
 
 
-def skeleton_bound(problem: OrderProblem, *, horizon: Number, seconds: float, bound: Number = 0) -> Number:
+def skeleton_bound(problem: OrderProblem, *, horizon: Number, effort: Effort, bound: Number = 0) -> Number:
     """A lower bound from the skeleton, at most `horizon`.  `bound`: one that is already known."""
     known = max(bound, lower_bound(problem))
-    model, solver = _skeleton(problem, horizon, known, seconds=seconds)
-    return max(known, proven(solver, model, horizon))
+    model, solver = _skeleton(problem, horizon, known, effort=effort)
+    return max(known, proven(solver, model, horizon, effort))
 
 
 def _skeleton(
-    problem: OrderProblem, horizon: Number, known: Number, *, seconds: float, work: float | None = None, seed: int = 0
+    problem: OrderProblem, horizon: Number, known: Number, *, effort: Effort, seed: int = 0
 ) -> tuple[Model, Any]:
     """The model and a solver for it."""
-    model = build(problem, horizon=horizon, weights=(0,))
+    model = build(problem, horizon=horizon, weights=(0,), steps=STEPS)
     model.cp.add(model.objective >= math.floor(known / model.unit))
-    solver = solver_of(seconds=seconds, work=work, seed=seed)
+    solver = solver_of(effort, seed=seed)
     # By cores of assumptions that cannot hold together: the bound rises until a schedule meets it.
     solver.parameters.optimize_with_core = True
     return model, solver

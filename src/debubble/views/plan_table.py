@@ -22,6 +22,7 @@ def render(plan: Plan, scene: Scene) -> RenderableType:
     bound = f"No plan takes less than {time_words(plan.lower_bound, seconds=seconds)}: the gap is {100 * gap:.1f}%."
     parts: list[RenderableType] = [
         Text(f"{plan.schedule.name}, planned by {plan.planner}", style="bold"),
+        *([Text(_cut_off(plan), style="bold red")] if plan.cut_off else []),
         Text(f"{headline(scene)}\n{bound}\n{why_not_faster(scene)}\n"),
         *remark_lines(scene),
         _partition(plan),
@@ -35,6 +36,11 @@ def render(plan: Plan, scene: Scene) -> RenderableType:
             _lines("Rejected", {c.planner: c.rejected for c in plan.candidates if c.rejected}),
         ]
     return Group(*parts)
+
+
+def _cut_off(plan: Plan) -> str:
+    who = ", ".join(plan.cut_off)
+    return f"The deadline cut off {who}, so that the plan depends on the machine: raise --deadline or lower --effort."
 
 
 def _partition(plan: Plan) -> Table:

@@ -54,7 +54,7 @@ class Finished:
 
 def solved(plan: Plan) -> Finished:
     """What the search finds for a plan."""
-    return Finished(plan, list(better_plans(plan, seconds=1.0))[-1:])
+    return Finished(plan, list(better_plans(plan, effort=1.0))[-1:])
 
 
 @dataclass

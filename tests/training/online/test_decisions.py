@@ -134,7 +134,7 @@ def test_a_table_tied_on_one_device_adds_up_the_gradients_of_two_stages():
 def test_the_search_finds_faster_orders_with_the_same_sums_within_the_limit():
     plan = gpipe_plan(UNIT.with_limit(4), micro_batches=8)
     plan = ordered(plan, "1f1b")
-    found = list(better_plans(plan, seconds=5.0))
+    found = list(better_plans(plan, effort=5.0))
     times = [float(p.simulate().makespan) for p in found]
     assert times == sorted(set(times), reverse=True)
     assert times[-1] == 25  # 3 m + p - 1: zero bubble but for the warm-up

@@ -22,7 +22,7 @@ def plan():
 
 
 def test_it_answers_with_its_newest_plan_once(plan):
-    search = Search(plan, seconds=5.0, core=None)
+    search = Search(plan, effort=5.0, core=None)
     search.wait()
     assert search.newest().simulate().makespan == 13
     assert search.newest() is None
@@ -31,7 +31,7 @@ def test_it_answers_with_its_newest_plan_once(plan):
 
 
 def test_it_is_never_waited_for(plan):
-    search = Search(plan, seconds=5.0, core=None)
+    search = Search(plan, effort=5.0, core=None)
     os.kill(search.pid, signal.SIGSTOP)
     assert search.newest() is None
     assert search.failure() is None
@@ -39,12 +39,12 @@ def test_it_is_never_waited_for(plan):
 
 
 def test_what_it_dies_of_is_told(plan):
-    too_large = Search(replace(plan, costs=plan.costs.with_limit(1)), seconds=5.0, core=None)
+    too_large = Search(replace(plan, costs=plan.costs.with_limit(1)), effort=5.0, core=None)
     too_large.wait()
     assert too_large.newest() is None
     assert "OutOfMemoryError: Device 0 runs out of memory at 0F0" in too_large.failure()
     too_large.close()
-    killed = Search(plan, seconds=5.0, core=None)
+    killed = Search(plan, effort=5.0, core=None)
     os.kill(killed.pid, signal.SIGKILL)
     killed.wait()
     assert killed.failure() == "exit code -9"
@@ -53,7 +53,7 @@ def test_what_it_dies_of_is_told(plan):
 
 @linux
 def test_closing_it_leaves_neither_process_nor_files(plan):
-    search = Search(plan, seconds=300.0, core=None)
+    search = Search(plan, effort=300.0, core=None)
     pid, folder = search.pid, search.folder
     search.close()
     assert not Path(f"/proc/{pid}").exists()
@@ -65,7 +65,7 @@ def test_it_ends_and_cleans_up_when_its_parent_is_killed(plan, tmp_path):
     plan.save(tmp_path / "plan.json")
     program = (
         "import signal, sys\nfrom debubble.ir import Plan\nfrom debubble.training.online.search import Search\n"
-        "search = Search(Plan.load(sys.argv[1]), seconds=300.0, core=None)\n"
+        "search = Search(Plan.load(sys.argv[1]), effort=300.0, core=None)\n"
         "print(search.pid, search.folder, flush=True)\nsignal.pause()\n"
     )
     with subprocess.Popen(
@@ -81,7 +81,7 @@ def test_it_ends_and_cleans_up_when_its_parent_is_killed(plan, tmp_path):
 @linux
 def test_it_has_only_time_that_nobody_else_wants_on_its_core(plan):
     core = max(os.sched_getaffinity(0))
-    search = Search(plan, seconds=300.0, core=core)
+    search = Search(plan, effort=300.0, core=core)
     assert os.sched_getscheduler(search.pid) == os.SCHED_IDLE
     assert os.sched_getaffinity(search.pid) == {core}
     search.close()

@@ -31,8 +31,8 @@ class Policy:
     """Predicted share of a step for which a switch is worth its trouble."""
     drift: float = 0.2
     """Relative change of a stage's times after which a new search begins; two windows in a row must agree on it."""
-    seconds: float = 300.0
-    """Longest search; the paper's for up to 8 devices."""
+    effort: float = 300.0
+    """Of a search, in seconds of the reference machine; the paper's for up to 8 devices."""
 
 
 class Searching(Protocol):

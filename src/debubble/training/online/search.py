@@ -14,9 +14,9 @@ from debubble.training.online.searching import FOUND, PLAN
 
 
 class Search:
-    """Looks for a better order of a plan's stages for at most `seconds`, on `core` alone if one is given."""
+    """Looks for a better order of a plan's stages with an effort, on `core` alone if one is given."""
 
-    def __init__(self, plan: Plan, *, seconds: float, core: int | None) -> None:
+    def __init__(self, plan: Plan, *, effort: float, core: int | None) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="debubble-search-")
         self.folder = Path(self._folder.name)
         """Of the files between the two processes."""
@@ -24,7 +24,7 @@ class Search:
         plan.save(self.folder / PLAN)
         with (self.folder / "errors").open("wb") as errors:
             self._process = subprocess.Popen(
-                [*PYTHON, "-m", "debubble.training.online.searching", self._folder.name, str(seconds)],
+                [*PYTHON, "-m", "debubble.training.online.searching", self._folder.name, str(effort)],
                 stdin=subprocess.PIPE,  # its end tells the process that its parent is gone
                 stdout=subprocess.DEVNULL,
                 stderr=errors,

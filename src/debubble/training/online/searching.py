@@ -1,4 +1,4 @@
-"""Searches beside a training run: `python -m debubble.training.online.searching FOLDER SECONDS`.
+"""Searches beside a training run: `python -m debubble.training.online.searching FOLDER EFFORT`.
 
 It reads `plan.json` in the folder, whose costs are the measured ones, and replaces `found.json` whenever it has found a
 faster order of the same stages.  It imports no torch, computes with one thread, and ends when its parent does.
@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +33,7 @@ def check_searchable(plan: Plan) -> None:
         raise InputError("--online orders offloads to the host, but the plan's go to peer devices: train it without.")
 
 
-def better_plans(plan: Plan, *, seconds: float, seed: int = 0) -> Iterator[Plan]:
+def better_plans(plan: Plan, *, effort: float, seed: int = 0) -> Iterator[Plan]:
     """Plans that are faster and faster for the plan's costs: other orders of the same stages, with equal losses.
 
     The candidates of each are itself and the plan that it started from.
@@ -42,9 +43,9 @@ def better_plans(plan: Plan, *, seconds: float, seed: int = 0) -> Iterator[Plan]
 
     problem = OrderProblem.of(plan.schedule, plan.costs)
     start = best = problem.value(plan.schedule)
-    sums = summation(plan, plan.schedule)
-    for found in optimize(problem, starts=[plan.schedule], deadline=seconds, seed=seed):
-        schedule = replace(found.schedule, asynchronous=plan.schedule.asynchronous)
+    sums, begin = summation(plan, plan.schedule), time.perf_counter()
+    for found in optimize(problem, starts=[plan.schedule], effort=effort, seed=seed):
+        schedule = found.schedule
         if found.value < best and summation(plan, schedule) == sums:
             best = found.value
             yield replace(
@@ -52,7 +53,7 @@ def better_plans(plan: Plan, *, seconds: float, seed: int = 0) -> Iterator[Plan]
                 planner="optpipe",
                 schedule=schedule,
                 lower_bound=found.bound,
-                solve_seconds=found.seconds,
+                solve_seconds=time.perf_counter() - begin,
                 candidates=(
                     CandidateSummary(planner="optpipe", makespan=float(best), schedule=schedule.name),
                     CandidateSummary(planner=plan.planner, makespan=float(start), schedule=plan.schedule.name),
@@ -60,10 +61,10 @@ def better_plans(plan: Plan, *, seconds: float, seed: int = 0) -> Iterator[Plan]
             )
 
 
-def main(folder: Path, seconds: float) -> None:
-    """Search until the optimum is proven or the seconds are over."""
+def main(folder: Path, effort: float) -> None:
+    """Search until the optimum is proven or the effort is spent."""
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
-    for better in better_plans(Plan.load(folder / PLAN), seconds=seconds):
+    for better in better_plans(Plan.load(folder / PLAN), effort=effort):
         better.save(folder / FOUND)
 
 

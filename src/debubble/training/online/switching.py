@@ -39,7 +39,7 @@ class Online(AbstractContextManager["Online"]):
             leave(core)
         if rank:
             return Online(pipeline, None)
-        search = partial(Search, seconds=policy.seconds, core=core)
+        search = partial(Search, effort=policy.effort, core=core)
         return Online(pipeline, Controller(pipeline.plan, search=search, journal=journal, policy=policy))
 
     def __exit__(

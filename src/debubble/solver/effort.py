@@ -1,0 +1,127 @@
+"""Effort: how much a search may do, counted in work, so that the same call gives the same answer on every machine.
+
+An effort is given in seconds of the reference machine, two idle cores of 2020s server CPUs at some 3 GHz: on one the
+search, on the other its prover of bounds.  No clock is read for it.  What was done is counted instead, moves of the
+local search, list schedules, simulations, deterministic time of CP-SAT, and the prices below turn counts into seconds.
+They are the best of several measurements: a move takes 20 us at p = 16, m = 32 and 11 us at p = 8, m = 32; a unit of
+CP-SAT's deterministic time took 1.7 to 5 s on the models of this package, more on large ones and less on small ones.
+Compiling the kernel, once on a machine, is no work.
+
+The clock is a brake alone: after `deadline` seconds a search stops with what it has, and says so (`Effort.cut_off`).
+What it answers then depends on the machine.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+MOVE, MOVE_PER_PAIR = 2e-6, 35e-9
+"""Seconds of a move of the local search, and in addition for every pair of a stage and a micro-batch."""
+MOVE_RECOMPUTING = 2
+"""How many times longer it takes where recomputation is a choice: it is evaluated from the start."""
+START = 250e-6
+"""Seconds, per pair, to construct a list schedule and to simulate it."""
+SIMULATION = 170e-6
+"""Seconds, per pair, to lower and simulate a schedule."""
+MODEL = 500e-6
+"""Seconds, per pair, to build a CP-SAT model of a schedule."""
+FITTED, SEARCHED = 250e-6, 5.0
+"""Seconds, per pair, to build a schedule of the library and fit it to a problem, and of one that searches meanwhile."""
+REPRICED, SCORED = (5e-3, 15e-6), (5e-4, 2.5e-6)
+"""Seconds, and in addition per pair, to choose the recomputation of a partition, and to score one that is chosen."""
+CHECKED = 50e-6
+"""Seconds, per pair, to check that a schedule fits, or does not, without simulating it."""
+LINEAR = 1e-3
+"""Seconds of a small linear programme."""
+DETERMINISTIC = 3.0
+"""Seconds of a unit of CP-SAT's deterministic time, with one worker."""
+PATIENCE, GRACE = 10.0, 60.0
+"""The deadline where none is given: so many times the effort, and so many seconds."""
+
+
+class Effort:
+    """Seconds of the reference machine that a search may spend, and what it has spent.
+
+    Attributes:
+        seconds: What there is to spend, in seconds of the reference machine.
+        spent: What is spent, in the same unit; a little more than `seconds` where the last step was larger than the
+            rest.
+
+    Args:
+        seconds: As above; infinite for what ends by itself.
+        brake: The clock that may stop it; none by default.
+        whole: The effort that this is a part of: what is spent here is spent there too.
+    """
+
+    def __init__(self, seconds: float, *, brake: Brake | None = None, whole: Effort | None = None) -> None:
+        self.seconds, self.spent = seconds, 0.0
+        self.brake = brake or Brake(math.inf)
+        self._whole = whole
+
+    @staticmethod
+    def starting(seconds: float, deadline: float | None = None) -> Effort:
+        """An effort whose brake bites `deadline` seconds from now, by default ten times the effort and a minute."""
+        return Effort(seconds, brake=Brake(PATIENCE * seconds + GRACE if deadline is None else deadline))
+
+    @property
+    def left(self) -> float:
+        """Seconds of the reference machine, at least 0."""
+        return max(0.0, self.seconds - self.spent)
+
+    @property
+    def over(self) -> bool:
+        """Whether all is spent, or the brake bites."""
+        return self.left <= 0 or self.brake.bites
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether the brake has stopped anything: with more time on the clock the answer might be another one."""
+        return self.brake.bitten
+
+    def spend(self, seconds: float) -> None:
+        """Count work, in seconds of the reference machine."""
+        self.spent += seconds
+        if self._whole is not None:
+            self._whole.spend(seconds)
+
+    def part(self, seconds: float) -> Effort:
+        """Up to so many of the seconds left, for a part of the search."""
+        return Effort(min(seconds, self.left), brake=self.brake, whole=self)
+
+    def moves(self, price: float) -> int:
+        """How many moves of that price are left."""
+        return int(self.left / price + 1e-9)
+
+
+class Brake:
+    """A moment on the clock at which searches stop whatever they have left to do."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+        self.bitten = False
+        """Whether it has stopped anything."""
+
+    @property
+    def left(self) -> float:
+        """Seconds on the clock."""
+        return self._end - time.monotonic()
+
+    @property
+    def bites(self) -> bool:
+        """Whether whoever asks has to stop."""
+        self.check()
+        return self.bitten
+
+    def check(self) -> None:
+        """Note that it stops something, if its time has come."""
+        self.bitten = self.bitten or self.left <= 0
+
+    def delay(self, seconds: float) -> None:
+        """Leave out a time that was no part of a search."""
+        self._end += seconds
+
+
+def price_of_move(pairs: int, *, recompute: bool = False) -> float:
+    """Seconds of the reference machine for a move of the local search."""
+    return (MOVE + MOVE_PER_PAIR * pairs) * (MOVE_RECOMPUTING if recompute else 1)

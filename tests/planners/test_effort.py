@@ -1,0 +1,133 @@
+"""Effort is work: the clock changes no plan, and a deadline that does is named."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import debubble as db
+from debubble.ir import CutOffError, InputError, Plan, RunOptions, StageCosts
+from debubble.planners import Problem, planners
+from debubble.planners.making import problem_of, solve
+from debubble.solver.effort import Effort, price_of_move
+from debubble.views.plan_table import render
+from debubble.views.scene import Scene
+
+COSTS: dict[str, Any] = {
+    "stages": 4, "forward": 10, "backward_input": 11, "backward_weight": 9, "communication": 1, "activation": 2,
+    "activation_after_input": 1, "offload": 15, "memory_limit": 5,
+}  # fmt: skip
+
+
+def fixed_stages(effort: float = 0.5) -> Problem:
+    """Too many stages x micro-batches for CP-SAT to prove anything."""
+    return Problem(devices=4, micro_batches=20, costs=StageCosts.of(**COSTS), effort=effort, deadline=1e6)
+
+
+def tight_llama(effort: float = 0.2) -> Problem:
+    model, cluster = db.models["llama2-13b"], db.Cluster.parse("4xA100-80GB").with_limit("71GiB")
+    problem = problem_of(model, cluster, RunOptions(sequence_length=4096), micro_batches=12, effort=effort)
+    return replace(problem, deadline=1e6)
+
+
+def faster_than(clock: Callable[[], float]) -> Callable[[], float]:
+    begin = clock()
+    return lambda: begin + 20 * (clock() - begin)
+
+
+@pytest.mark.parametrize(
+    ("planner", "problem"),
+    [
+        ("optpipe", fixed_stages()),
+        ("portfolio", fixed_stages()),
+        ("optpipe", tight_llama()),
+        ("portfolio", tight_llama()),
+        ("scope", tight_llama()),
+        ("chronos", tight_llama()),
+        ("auto", fixed_stages(0.2)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "model" if value.units else "costs",
+)
+def test_a_clock_that_runs_faster_changes_no_plan(
+    planner: str, problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = planners[planner](problem).solution
+    for name in ("monotonic", "perf_counter"):
+        monkeypatch.setattr(time, name, faster_than(getattr(time, name)))
+    faster = planners[planner](problem).solution
+    assert (faster.schedule, faster.partition) == (usual.schedule, usual.partition)
+    assert faster.lower_bound == usual.lower_bound
+    assert [(c.planner, c.status, c.makespan) for c in faster.candidates] == [
+        (c.planner, c.status, c.makespan) for c in usual.candidates
+    ]
+
+
+def test_the_same_command_prints_the_same_plan_twice(tmp_path: Path) -> None:
+    (tmp_path / "costs.json").write_text(json.dumps(COSTS))
+    command = [
+        sys.executable, "-m", "debubble", "plan", "--costs", str(tmp_path / "costs.json"), "--devices", "4",
+        "--micro-batches", "20", "--effort", "0.3", "--deadline", "1e6", "--seed", "0", "--json",
+    ]  # fmt: skip
+    printed = []
+    for _ in range(2):
+        plan = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+        for each in (plan, *plan["candidates"]):
+            del each["solve_seconds"]
+        printed.append(plan)
+    assert printed[0] == printed[1]
+    assert printed[0]["cut_off"] == []
+
+
+def test_a_planner_that_the_deadline_stops_is_named_first(tmp_path: Path) -> None:
+    plan = solve(replace(fixed_stages(effort=30), deadline=1e-3), planner="optpipe")
+    assert plan.cut_off == ("optpipe",)
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json").cut_off == ("optpipe",)
+    headline = str(render(plan, Scene.predicted(plan)).renderables[1])  # type: ignore[attr-defined]
+    assert headline == (
+        "The deadline cut off optpipe, so that the plan depends on the machine: raise --deadline or lower --effort."
+    )
+
+
+def test_a_planner_that_had_found_nothing_at_the_deadline_says_so() -> None:
+    with pytest.raises(CutOffError, match="at the deadline"):
+        planners["portfolio"](replace(tight_llama(), deadline=1e-6))
+
+
+def test_a_deadline_must_leave_some_time() -> None:
+    with pytest.raises(InputError, match="deadline must be"):
+        replace(fixed_stages(), deadline=0)
+
+
+def test_a_plan_says_that_a_cached_schedule_was_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cold = planners["optpipe"](fixed_stages())
+    assert not list(tmp_path.iterdir())
+    asked = replace(fixed_stages(), cache=True)
+    first, second = (solve(asked, planner="optpipe") for _ in range(2))
+    assert first.schedule == cold.solution.schedule
+    assert first.candidates[0].remark is None
+    assert second.candidates[0].remark == "its search began with a schedule from this machine's cache"
+    assert second.simulate().makespan <= first.simulate().makespan
+
+
+def test_what_is_spent_in_a_part_is_spent_in_the_whole() -> None:
+    whole = Effort(10)
+    part = whole.part(4)
+    part.spend(3)
+    assert (part.left, whole.left) == (1, 7)
+    assert whole.part(20).left == 7
+    assert not whole.cut_off
+
+
+@pytest.mark.parametrize(("pairs", "microseconds"), [(16 * 32, 20), (8 * 32, 11)])
+def test_a_move_has_the_published_price(pairs: int, microseconds: float) -> None:
+    assert price_of_move(pairs) * 1e6 == pytest.approx(microseconds, rel=0.01)
