@@ -50,7 +50,7 @@ def test_a_seedling_repeats_whole_periods(pattern: Pattern) -> None:
     problem = uniform(4, 61, offload=35, limit=6)
     seedling = _Seedling.of(problem, pattern)
     assert (problem.micro_batches - seedling.small.micro_batches) % 3 == 0
-    searched = seedling.searched(1.0, seed=0, workers=1)
+    searched = seedling.searched(Effort(1.0), seed=0, workers=1)
     more = replace(problem, micro_batches=64)
     assert more.value(searched.grown(more)) - problem.value(searched.grown(problem)) == 105
 

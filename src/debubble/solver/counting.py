@@ -88,9 +88,11 @@ class Prover:
     def stop(self) -> None:
         """End what runs."""
         self._stopped = True
-        if self._solver is not None:
-            self._solver.stop_search()
-        self.finish()
+        while self._thread is not None and self._thread.is_alive():
+            if self._solver is not None:
+                # Nothing happens where it has not begun yet.
+                self._solver.stop_search()
+            self._thread.join(0.02)
 
 
 @contextmanager
