@@ -10,7 +10,7 @@ from debubble.costs import Cluster, Model, model_units, models, profiled, step_t
 from debubble.costs.files import units_from_dict, units_to_dict
 from debubble.costs.states import HOST_MEMORY_BANDWIDTH
 from debubble.costs.units import Units
-from debubble.ir import Kind, Op, Placement, RunOptions, Schedule, StageCosts
+from debubble.ir import InputError, Kind, Op, Placement, RunOptions, Schedule, StageCosts
 from debubble.planners.making import plan, step_time, tail_of
 from debubble.schedules import schedules
 from debubble.schedules.chronos_offload import offload_states
@@ -94,6 +94,11 @@ def test_gradients_that_the_program_sums_are_not_in_the_tail() -> None:
     gathered, stepped = 2 * on_device * 3 / 4 / LINK, 30 * on_device / 4 / MEMORY
     assert tail(chronos("chronos-zero2"), data=4, zero=2) == pytest.approx(LATENCY + gathered + LAUNCH + stepped)
     assert tail(chronos("chronos-zero2"), data=4) == pytest.approx(LAUNCH + 4 * stepped)
+
+
+def test_the_step_of_an_unknown_optimizer_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(InputError, match="There is no optimizer 'adamm'; there are: "):
+        step_tail(MODEL, cluster(), RunOptions(optimizer="adamm"), pipeline=2)
 
 
 def test_a_schedule_without_g_sums_all_in_the_tail() -> None:

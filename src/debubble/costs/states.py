@@ -57,14 +57,12 @@ def parameter_bytes(options: RunOptions, *, shards: float, gradient_bytes: int) 
 
     `gradient_bytes` holds in mixed precision.  Raises InputError for an unknown optimizer, dtype or ZeRO level.
     """
-    if options.optimizer not in MOMENTS:
-        raise InputError(f"There is no optimizer '{options.optimizer}'; there are: {', '.join(MOMENTS)}.")
     if options.zero not in (0, 1, 2, 3):
         raise InputError(f"ZeRO has the levels 0, 1, 2 and 3, not {options.zero}.")
     weight = element_bytes(options.dtype)
     mixed = weight == 2
     gradient = gradient_bytes if mixed else 4
-    optimizer = MOMENTS[options.optimizer] + (4 if mixed else 0) + copied_bytes(options)
+    optimizer = moment_bytes(options.optimizer) + (4 if mixed else 0) + copied_bytes(options)
     return ParameterBytes(
         weight=weight / shards if options.zero >= 3 else weight,
         gradient=gradient / shards if options.zero >= 2 else gradient,
@@ -76,7 +74,7 @@ def parameter_bytes(options: RunOptions, *, shards: float, gradient_bytes: int) 
 
 def copied_bytes(options: RunOptions) -> int:
     """Bytes per parameter of the copies that take an update back: the fp32 parameter and its moments."""
-    return MOMENTS[options.optimizer] + 4 if options.post_validation else 0
+    return moment_bytes(options.optimizer) + 4 if options.post_validation else 0
 
 
 def step_traffic(options: RunOptions, *, gradient_bytes: int) -> int:
@@ -106,7 +104,7 @@ def step_traffic(options: RunOptions, *, gradient_bytes: int) -> int:
         gradient_bytes: Bytes of a gradient in mixed precision; in fp32 it has 4.
     """
     mixed = element_bytes(options.dtype) == 2
-    changed = 4 + MOMENTS[options.optimizer]
+    changed = 4 + moment_bytes(options.optimizer)
     gradient, weight = (gradient_bytes, 2) if mixed else (4, 0)
     orthogonalized = 2 + 6 * NEWTON_SCHULZ_STEPS + 2 if options.optimizer == "muon" else 0
     return gradient + 2 * changed + weight + orthogonalized + 2 * copied_bytes(options)
@@ -127,6 +125,13 @@ def step_operations(options: RunOptions, *, side: int) -> int:
         side: The smaller side m of the matrices.
     """
     return 6 * side * NEWTON_SCHULZ_STEPS if options.optimizer == "muon" else 0
+
+
+def moment_bytes(optimizer: str) -> int:
+    """Bytes of a parameter's moments; raises InputError for an unknown optimizer."""
+    if optimizer not in MOMENTS:
+        raise InputError(f"There is no optimizer '{optimizer}'; there are: {', '.join(MOMENTS)}.")
+    return MOMENTS[optimizer]
 
 
 def element_bytes(dtype: str) -> int:
