@@ -27,6 +27,9 @@ test: $(VENV)/.ready ## run the tests (minutes)
 test-slow: $(VENV)/.ready ## run the slow extras
 	$(BIN)/pytest -m slow --timeout 1200
 
+test-cuda: $(VENV)/.ready ## run the tests that need a GPU
+	$(BIN)/pytest tests/cuda -m cuda
+
 check: $(VENV)/.ready ## ruff and mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check

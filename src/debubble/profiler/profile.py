@@ -88,7 +88,7 @@ def _offload_bandwidth(part: Slice, options: ProfileOptions) -> float:
     """Of the link that a GPU copies with while it computes, or of a CPU's thread; to memory or to the folder."""
     host = lanes_of(part.device, offload_to=options.offload_to).host
     if part.device.type == "cuda":
-        return host_bandwidth(part.device, host=host, repetitions=options.repetitions)
+        return host_bandwidth(part.device, host=host, size=2**28, repetitions=options.repetitions)
     return part.offload_bandwidth(host=host, repetitions=options.repetitions)
 
 

@@ -2,8 +2,9 @@
 
 A slice of the model (embedding, a few layers, head) runs forward and backward again and again, two micro-batches in
 flight, every unit as a stage of its own: so each runs after its neighbours, as in a pipeline, not on a warm cache.
-Repetitions go round the recomputation strategies, so that a disturbance meets all of them alike.  Bytes are the
-runtime's own count.
+Repetitions go round the recomputation strategies, so that a disturbance meets all of them alike.  Times are between
+marks, as in a run's trace: nobody waits for a GPU between two units, so what the host hides of its launches in a run is
+hidden here too.  Bytes are the runtime's own count.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from debubble.costs.model import Model
 from debubble.costs.units import Strategy, Unit
 from debubble.ir import Number, PlannedUnit, RunOptions
 from debubble.ir.hf_config import halved
-from debubble.profiler.clock import wait
 from debubble.runtime.host_memory import HostMemory
+from debubble.runtime.lanes import Mark, lanes_of
 from debubble.runtime.memory import Ledger
 from debubble.runtime.models.building import add_adapters, build_stage, model_units
 from debubble.runtime.models.families import read_shape
@@ -103,7 +104,9 @@ class Slice:
     def __init__(self, config: Mapping[str, Any], options: RunOptions, device: torch.device) -> None:
         layers = measured_layers(config)
         self.planned = [u for u in model_units(config) if u.layer is None or u.layer in layers]
-        self.device, self.ledger = device, Ledger(device)
+        self._lanes = lanes_of(device)
+        self._timings: list[tuple[list[float], Mark, Mark]] = []
+        self.device, self.ledger = self._lanes.device, Ledger(device)
         dtype = DTYPES[options.dtype]
         built = build_stage(config, self.planned, dtype=dtype)
         if options.lora:
@@ -166,6 +169,7 @@ class Slice:
         """Once forward and backward with every unit's strategy, adding to the units' samples."""
         planned = [PlannedUnit(u.type, u.layer, s) for u, s in zip(self.planned, strategies, strict=True)]
         stages = [Stage([u], [p], self.ledger) for u, p in zip(self.units, planned, strict=True)]
+        self._lanes.start_step()
         for j in range(IN_FLIGHT):
             self._forward(j, stages, samples)
         for j in range(IN_FLIGHT):
@@ -174,6 +178,10 @@ class Slice:
                 for stage, sample in zip(stages, samples, strict=True):
                     with self._timed(sample, "weight"):
                         stage.weights(j)
+        moments = self._lanes.seconds([mark for _, *marks in self._timings for mark in marks])
+        for (times, _, _), start, end in zip(self._timings, moments[::2], moments[1::2], strict=True):
+            times.append(end - start)
+        self._timings.clear()
 
     def _forward(self, j: int, stages: Sequence[Stage], samples: Sequence[Samples]) -> None:
         x = self.tokens.clone()  # storages are counted once
@@ -197,11 +205,9 @@ class Slice:
 
     @contextmanager
     def _timed(self, sample: Samples, what: str) -> Iterator[None]:
-        wait(self.device)
-        start = perf_counter()
+        start = self._lanes.mark()
         yield
-        wait(self.device)
-        sample.times[what].append(perf_counter() - start)
+        self._timings.append((sample.times[what], start, self._lanes.mark()))
 
 
 def merged(parts: Sequence[Measured]) -> Measured:

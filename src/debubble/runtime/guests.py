@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from debubble.ir import Kind, Lane, Op, Program
+from debubble.runtime.lanes import CpuLanes, CudaLanes
 from debubble.runtime.parallel.transport import Channel, Transport
+from debubble.runtime.streams import Handed
 
 
 @dataclass
@@ -26,7 +28,7 @@ class Guests:
     device: int
     transport: Transport
     rank_of: Mapping[int, int]
-    on: torch.device
+    lanes: CpuLanes | CudaLanes
 
     def __post_init__(self) -> None:
         self.host = self.program.schedule.peers.get(self.device)
@@ -44,14 +46,14 @@ class Guests:
 
     def buffer(self, size: int) -> Tensor:
         """Where an offload gathers what it sends."""
-        return torch.empty(size, dtype=torch.uint8, device=self.on)
+        return torch.empty(size, dtype=torch.uint8, device=self.lanes.device)
 
     def send(self, op: Op, buffer: Tensor) -> None:
         """O: to the peer, its size first."""
         assert self.host is not None
         self._sizes[op.stage, op.micro_batch] = len(buffer)
         to = self.rank_of[self.host]
-        self.transport.send(torch.tensor([len(buffer)], device=self.on), to, Channel.OFFLOAD)
+        self.transport.send(torch.tensor([len(buffer)], device=self.lanes.device), to, Channel.OFFLOAD)
         self.transport.send(buffer, to, Channel.OFFLOAD)
 
     def fetch(self, op: Op) -> Tensor:
@@ -63,12 +65,13 @@ class Guests:
     def _take_in(self, owner: int, held: _Held) -> None:
         source = self.rank_of[owner]
         for op in self._transfers(owner, Lane.D2H, Kind.O):
-            size = self.transport.receive(torch.zeros(1, dtype=torch.int64, device=self.on), source, Channel.OFFLOAD)
-            held.put(op, self.transport.receive(self.buffer(int(size.item())), source, Channel.OFFLOAD))
+            size = torch.zeros(1, dtype=torch.int64, device=self.lanes.device)
+            buffer = self.buffer(int(self.transport.receive(size, source, Channel.OFFLOAD).item()))
+            held.put(op, Handed.over(self.transport.receive(buffer, source, Channel.OFFLOAD)))
 
     def _give_back(self, owner: int, held: _Held) -> None:
         for op in self._transfers(owner, Lane.H2D, Kind.L):
-            self.transport.send(held.take(op), self.rank_of[owner], Channel.RELOAD)
+            self.transport.send(held.take(op).take(), self.rank_of[owner], Channel.RELOAD)
 
     def _transfers(self, owner: int, lane: Lane, kind: Kind) -> list[Op]:
         queues = (q for q in self.program.queues_of[owner] if q.lane is lane)
@@ -80,15 +83,15 @@ class _Held:
     """What one device holds for another."""
 
     def __init__(self) -> None:
-        self._buffers: dict[tuple[int, int], Tensor] = {}
+        self._buffers: dict[tuple[int, int], Handed] = {}
         self._changed = threading.Condition()
 
-    def put(self, op: Op, buffer: Tensor) -> None:
+    def put(self, op: Op, buffer: Handed) -> None:
         with self._changed:
             self._buffers[op.stage, op.micro_batch] = buffer
             self._changed.notify()
 
-    def take(self, op: Op) -> Tensor:
+    def take(self, op: Op) -> Handed:
         key = op.stage, op.micro_batch
         with self._changed:
             self._changed.wait_for(lambda: key in self._buffers)

@@ -9,13 +9,14 @@ import threading
 from collections import defaultdict
 from pathlib import Path
 from typing import Protocol
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 import torch
 from torch import Tensor
 
 from debubble.ir import DebubbleError
 from debubble.ir.errors import readable
+from debubble.runtime.streams import Handed
 
 
 class HostMemory(Protocol):
@@ -29,19 +30,73 @@ class HostMemory(Protocol):
 
 
 class Memory:
-    """The host's memory; pinned if a GPU copies to it."""
-
-    def __init__(self, *, pinned: bool) -> None:
-        self._pinned = pinned
+    """The host's memory."""
 
     def take(self, size: int) -> Tensor:
-        return torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
+        return torch.empty(size, dtype=torch.uint8)
 
     def give_back(self, buffer: Tensor) -> None: ...
 
 
+class Pinned:
+    """The host's memory, pinned, so that a GPU copies to and from it beside its compute; buffers are used again.
+
+    torch's own pinned memory rounds every size up to a power of two, nearly twice what is needed at worst.  Here each
+    buffer has its size: in every step the same stages offload as many bytes.  Only copies of streams touch a buffer,
+    and a stream that is given one waits for what the stream before it did with it.
+    """
+
+    def __init__(self) -> None:
+        self._free: defaultdict[int, list[Handed]] = defaultdict(list)
+        self._made: list[tuple[int, Tensor]] = []
+        self._lock = threading.Lock()
+        finalize(self, _unpin, self._made).atexit = False  # the process's end unpins what is left
+
+    @property
+    def bytes(self) -> int:
+        """Of all buffers that there are, used or free."""
+        with self._lock:
+            return sum(len(buffer) for _, buffer in self._made)
+
+    def take(self, size: int) -> Tensor:
+        """For copies of the current stream."""
+        with self._lock:
+            found = self._free[size].pop() if self._free[size] else None
+        return self._pin(size) if found is None else found.take()
+
+    def give_back(self, buffer: Tensor) -> None:
+        """The current stream was given the last copies that need the buffer."""
+        given = Handed(buffer, torch.cuda.current_stream().record_event())
+        with self._lock:
+            self._free[len(buffer)].append(given)
+
+    def _pin(self, size: int) -> Tensor:
+        # Whole pages of its own: two buffers that share one cannot both be pinned.
+        pages = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        whole = torch.frombuffer(pages, dtype=torch.uint8)
+        at, buffer = whole.data_ptr(), whole[:size]
+        error = torch.cuda.cudart().cudaHostRegister(at, len(whole), 0)  # type: ignore[no-untyped-call]
+        if int(error):
+            raise OffloadError(
+                f"The host cannot pin another {readable(size)} for activations beside {readable(self.bytes)}"
+                f" (CUDA error {int(error)}). Plan with less offload, or offload to a folder."
+            )
+        with self._lock:
+            self._made.append((at, buffer))
+        return buffer
+
+
+def _unpin(made: list[tuple[int, Tensor]]) -> None:
+    """Nothing uses these buffers any more."""
+    if made:
+        torch.cuda.synchronize()
+    for at, _ in made:
+        torch.cuda.cudart().cudaHostUnregister(at)  # type: ignore[no-untyped-call]
+    made.clear()
+
+
 class OffloadError(DebubbleError):
-    """The folder for offloaded activations cannot hold them."""
+    """The host's memory, or the folder for offloaded activations, cannot hold them."""
 
 
 class Files:

@@ -28,6 +28,7 @@ from debubble.runtime.moments import Moments, Ran, awaited_on
 from debubble.runtime.out_of_memory import DeviceMemoryError, is_out_of_memory
 from debubble.runtime.parallel.transport import Channel, Transport
 from debubble.runtime.stage import Stage
+from debubble.runtime.streams import used_here
 from debubble.runtime.weights import StageWeights
 
 
@@ -73,7 +74,7 @@ class Interpreter:
 
     def __post_init__(self) -> None:
         self._queues = self.program.queues_of[self.device]
-        self._guests = Guests(self.program, self.device, self.transport, self.rank_of, self.lanes.device)
+        self._guests = Guests(self.program, self.device, self.transport, self.rank_of, self.lanes)
         self._complete = self._gradients_complete_after()
         self._ahead = ahead_of_gradients(self.program)
         self._awaited = awaited_on(self.program, self.device)
@@ -98,7 +99,10 @@ class Interpreter:
         """
         step = Moments(self.program, self._awaited, self.lanes, stands, self.activity)
         works = [partial(self._help, queue, step, state) for queue in self._queues if queue.lane is not Lane.COMPUTE]
-        works += [partial(step.guarded, partial(self._serve, work, step)) for work in self._guests.works()]
+        works += [
+            partial(step.guarded, partial(self._serve, number, work, step))
+            for number, work in enumerate(self._guests.works())
+        ]
         # Until the step has ended well they belong to it: those of one that fails may wait for ever.
         threads, self._threads = self._threads or [LaneThread() for _ in works], []
         lanes = [thread.start(work) for thread, work in zip(threads, works, strict=True)]
@@ -109,6 +113,7 @@ class Interpreter:
             step.join(done)
         step.check()
         self._threads = threads
+        self.lanes.end_step()
         if step.goes_on():
             return step.events
         for stage in self.stages.values():
@@ -116,9 +121,10 @@ class Interpreter:
         self.mail.count(-self.mail.bytes)
         return None
 
-    def _serve(self, work: Callable[[], None], step: Moments) -> None:
+    def _serve(self, number: int, work: Callable[[], None], step: Moments) -> None:
         if step.goes_on():
-            work()
+            with self.lanes.beside(number):
+                work()
 
     def _help(self, queue: Queue, step: Moments, state: StepState) -> None:
         def walk() -> None:
@@ -205,13 +211,13 @@ class Interpreter:
     def _take(self, op: Op, state: StepState) -> Tensor:
         tensor = state.tensors.pop(op)
         self.mail.count(-tensor.nbytes)
-        self.lanes.uses(tensor)
+        used_here(tensor)
         return tensor
 
     def _send(self, instruction: Instruction, state: StepState) -> None:
         assert instruction.peer is not None
         tensor = state.tensors[instruction.op]
-        self.lanes.uses(tensor)
+        used_here(tensor)
         self.transport.send(tensor, self.rank_of[instruction.peer], Channel.MESSAGE)
         del state.tensors[instruction.op]
         self.mail.count(-tensor.nbytes)
@@ -219,6 +225,8 @@ class Interpreter:
     def _receive(self, instruction: Instruction, state: StepState) -> None:
         assert instruction.peer is not None
         kind, stage, j = instruction.op
+        # On a device that enqueues them, all receives of a step would have their buffers at once.
+        self.lanes.catch_up()
         buffer = torch.empty(state.boundary[j], dtype=state.dtype, device=self.lanes.device)
         tensor = self.transport.receive(buffer, self.rank_of[instruction.peer], Channel.MESSAGE)
         self.mail.count(tensor.nbytes)

@@ -1,12 +1,13 @@
 """What executes the lanes of a device: threads on CPU; on CUDA, threads that each enqueue on a stream of their own.
 
 On CUDA an operation is over for its host thread when it is enqueued; a `Mark` carries the device event that says when
-it really is, and whoever waits makes its own stream wait for it.
+it really is, and whoever waits makes its own stream wait for it.  Threads have a current device and a current stream
+each, so every thread that works for a device does it in `lane` or `beside`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,9 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from debubble.ir import Lane
-from debubble.runtime.host_memory import Files, HostMemory, Memory
+from debubble.runtime.host_memory import Files, HostMemory, Memory, Pinned
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,19 @@ class CpuLanes:
     device = torch.device("cpu")
 
     def __init__(self, host: HostMemory | None = None) -> None:
-        self.host = host or Memory(pinned=False)
+        self.host = host or Memory()
         """Where offload goes."""
 
     def start_step(self) -> None: ...
 
+    def end_step(self) -> None: ...
+
     @contextmanager
     def lane(self, lane: Lane, peer: int | None) -> Iterator[None]:
+        yield
+
+    @contextmanager
+    def beside(self, work: Hashable) -> Iterator[None]:
         yield
 
     def mark(self) -> Mark:
@@ -49,8 +55,8 @@ class CpuLanes:
     def wait(self, mark: Mark, *, for_memory: bool) -> None:
         """Do not go on before the mark."""
 
-    def uses(self, tensor: Tensor) -> None:
-        """The current lane uses a tensor that another lane made."""
+    def catch_up(self) -> None:
+        """Do not go on before all that the current lane was given is done."""
 
     def seconds(self, marks: list[Mark]) -> list[float]:
         """The marks on the host's clock, once the device has reached them all."""
@@ -61,12 +67,14 @@ class CudaLanes:
     """Every lane is a stream; the compute lane is the caller's."""
 
     def __init__(self, device: torch.device, host: HostMemory | None = None) -> None:
-        self.device, self.host = device, host or Memory(pinned=True)
-        self._streams: dict[tuple[Lane, int | None], torch.cuda.Stream] = {}
+        # A device without an index is the current one, of which every thread has its own.
+        self.device = torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
+        self.host = host or Pinned()
+        self._streams: dict[Hashable, torch.cuda.Stream] = {}
         self._origin = Mark(0.0)
 
     def start_step(self) -> None:
-        """Tie the device's clock to the host's."""
+        """Tie the device's clock to the host's; what the caller's stream was given is done, for every lane."""
         event = self.mark().event
         event.synchronize()
         self._origin = Mark(perf_counter(), event)
@@ -77,10 +85,25 @@ class CudaLanes:
             if lane is Lane.COMPUTE:
                 yield
                 return
-            if (lane, peer) not in self._streams:
-                self._streams[lane, peer] = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-            with torch.cuda.stream(self._streams[lane, peer]):
+            with torch.cuda.stream(self._stream((lane, peer))):
                 yield
+
+    @contextmanager
+    def beside(self, work: Hashable) -> Iterator[None]:
+        """For work that is no lane's: on a stream of its own, which no lane waits for."""
+        with torch.cuda.device(self.device), torch.cuda.stream(self._stream(work)):
+            yield
+
+    def _stream(self, key: Hashable) -> torch.cuda.Stream:
+        if key not in self._streams:
+            self._streams[key] = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        return self._streams[key]
+
+    def end_step(self) -> None:
+        """Let the caller's stream go on only after what all lanes were given: gradients that a lane has summed."""
+        current = torch.cuda.current_stream(self.device)
+        for stream in list(self._streams.values()):
+            current.wait_stream(stream)
 
     def mark(self) -> Mark:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -93,8 +116,8 @@ class CudaLanes:
             # The allocator hands a block on only when the copy that reads it is over: a wait of the host's.
             mark.event.synchronize()
 
-    def uses(self, tensor: Tensor) -> None:
-        tensor.record_stream(torch.cuda.current_stream(self.device))
+    def catch_up(self) -> None:
+        torch.cuda.current_stream(self.device).synchronize()
 
     def seconds(self, marks: list[Mark]) -> list[float]:
         torch.cuda.synchronize(self.device)

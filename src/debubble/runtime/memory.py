@@ -14,6 +14,8 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from debubble.runtime.streams import used_here
+
 
 class Ledger:
     """The saved activations of one device: bytes now, the peak, and when they changed."""
@@ -25,6 +27,7 @@ class Ledger:
         self.elsewhere = 0
         self.elsewhere_peak = 0
         self.samples: list[tuple[float, int]] = []
+        self._type = self.device.type
         self._excluded: set[int] = set()
         self._known: dict[int, weakref.ref[Saved]] = {}
         # A Saved can die, and count itself out, wherever the garbage collector runs.
@@ -40,9 +43,13 @@ class Ledger:
         """Never count, drop or move these: parameters and buffers."""
         self._excluded.update(map(address, tensors))
 
-    def excludes(self, at: int) -> bool:
-        """Whether the storage at this address is no activation (or none at all: an empty tensor has no address)."""
-        return not at or at in self._excluded
+    def excludes(self, tensor: Tensor) -> bool:
+        """Whether the tensor's storage is no activation of this device.
+
+        An empty tensor has none, and kernels keep a random seed on the host.
+        """
+        at = address(tensor)
+        return not at or at in self._excluded or tensor.device.type != self._type
 
     def save(self, tensor: Tensor) -> Kept:
         """What keeps the tensor's storage, and counts it, as long as it lives; `value` gives the tensor back."""
@@ -53,7 +60,7 @@ class Ledger:
             return View(known, tensor)
         # Keeping the tensor instead of a detached one would make a cycle with the graph that keeps the answer.
         detached = tensor.detach()
-        if not at or at in self._excluded:
+        if self.excludes(tensor):
             return detached
         saved = Saved(self)
         saved.hold(storage, at)
@@ -154,13 +161,13 @@ class Saved:
         tensor = torch.empty(0, dtype=dtype, device=storage.device)
         tensor.set_(storage, offset, size, stride)
         if self.roams:
-            _used_here(tensor)
+            used_here(tensor)
         return tensor
 
     def offload(self, elsewhere: Tensor) -> None:
         """Copy the first bytes to `elsewhere` (as many as it has), keep the rest, and let the storage go."""
         content = as_bytes(self.storage)
-        _used_here(content)
+        used_here(content)
         elsewhere.copy_(content[: len(elsewhere)], non_blocking=True)
         rest = content[len(elsewhere) :].clone() if len(elsewhere) < len(content) else None
         self._moved = len(elsewhere), len(content)
@@ -178,6 +185,7 @@ class Saved:
         content[:moved].copy_(elsewhere[:moved], non_blocking=True)
         if self._rest is not None:
             content[moved:].copy_(self._rest)
+            used_here(self._rest)  # the stream that offloads has made it
         self._leave()
         self.roams = content.is_cuda
         self.hold(content.untyped_storage(), address(content))
@@ -243,9 +251,3 @@ Kept = Saved | View | Tensor
 def value(kept: Kept) -> Tensor:
     """The saved tensor, detached."""
     return kept if isinstance(kept, Tensor) else kept.tensor
-
-
-def _used_here(tensor: Tensor) -> None:
-    """Let CUDA's allocator reuse the storage only after what the current stream does with it."""
-    if tensor.is_cuda:
-        tensor.record_stream(torch.cuda.current_stream(tensor.device))

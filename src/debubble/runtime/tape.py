@@ -115,7 +115,7 @@ class _Record:
         at = address(tensor)
         known = ledger.find(at)
         mine = known is None or any(ref is not None and ref() is known for ref in self._packs)
-        if ledger.excludes(at) or not mine:
+        if ledger.excludes(tensor) or not mine:
             self._packs.append(None)
             return False
         return True
@@ -136,7 +136,7 @@ class _Record:
         for result in results:
             at = address(result)
             known = ledger.find(at)
-            if known is None and not ledger.excludes(at):
+            if known is None and not ledger.excludes(result):
                 known = ledger.expect(at)
             if known is None or known.held:
                 self._results.append(None)

@@ -23,6 +23,7 @@ from debubble.runtime.parallel.dtensors import alike, show
 from debubble.runtime.parallel.pieces import Piece, blocks_of, cropped
 from debubble.runtime.parallel.replicas import Replicas
 from debubble.runtime.parallel.tensor_parallel import ALONE, Cut, TensorGroup
+from debubble.runtime.streams import used_here
 
 Sums = list[Tensor | None]
 """Gradients in the order of a stage's parameters; None where there is none yet."""
@@ -56,6 +57,8 @@ class Working:
             return Pair(frozen, frozen)
         if not on_host:
             parameter.data = parameter.data.to(self._on)
+        elif self._on.type == "cuda":
+            parameter.data = parameter.data.pin_memory()  # P copies at the link's pace, and beside compute
         same = parameter.dtype == self._dtype and not on_host
         copy = parameter.detach().to(self._on, self._dtype, copy=not same)
         working = parameter if same else nn.Parameter(copy, requires_grad=parameter.requires_grad)
@@ -206,6 +209,7 @@ class StageWeights:
         for index, gradient in enumerate(gradients):
             if gradient is not None:
                 gradients[index] = None
+                used_here(gradient)  # backwards have made it, on the compute lane
                 self._reduced[index] = _plus(self._reduced[index], self._replicas.reduce(gradient))
 
     def _give(self) -> None:
@@ -213,8 +217,16 @@ class StageWeights:
             gradient = self._reduced[index]
             if gradient is not None:
                 shown = self._shown[index]
-                add_gradient(shown, alike(shown, gradient.to(master.device)))
+                used_here(gradient)  # the lane that sums over replicas may have made it
+                add_gradient(shown, alike(shown, _moved(gradient, master.device)))
                 self._reduced[index] = None
+
+
+def _moved(gradient: Tensor, device: torch.device) -> Tensor:
+    """The gradient where its master is; down to the host at the link's pace.  It is there when this returns."""
+    if not gradient.is_cuda or device.type != "cpu":
+        return gradient.to(device)
+    return torch.empty_like(gradient, device=device, pin_memory=True).copy_(gradient)
 
 
 def _plus(total: Tensor | None, gradient: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ each end, so no message waits for one of another pair, and none for the compute 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from functools import cached_property
 from queue import SimpleQueue
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from debubble.ir import DebubbleError
+from debubble.runtime.streams import Handed
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -69,7 +71,10 @@ class Transport(Protocol):
 
 
 class Distributed:
-    """torch.distributed: Gloo on CPU, NCCL on CUDA.  The process group is initialised already."""
+    """torch.distributed: Gloo on CPU, NCCL on CUDA.  The process group is initialised already.
+
+    Gloo carries CUDA tensors through the host's memory: so several ranks can share a GPU, which NCCL does not allow.
+    """
 
     def __init__(self) -> None:
         import torch.distributed as dist
@@ -108,26 +113,44 @@ class Distributed:
 
     def send(self, tensor: Tensor, to: int, channel: Channel) -> None:
         group = self._channels[self.rank, to, channel]
-        work = self._dist.isend(tensor.contiguous(), to, group=group, tag=_TAGS[channel])
-        assert work is not None
-        work.wait()
+        with self._reachable(tensor.contiguous(), received=False) as message:
+            work = self._dist.isend(message, to, group=group, tag=_TAGS[channel])
+            assert work is not None
+            work.wait()
 
     def receive(self, buffer: Tensor, source: int, channel: Channel) -> Tensor:
         group = self._channels[source, self.rank, channel]
-        work = self._dist.irecv(buffer, source, group=group, tag=_TAGS[channel])
-        assert work is not None
-        work.wait()
+        with self._reachable(buffer, sent=False) as message:
+            work = self._dist.irecv(message, source, group=group, tag=_TAGS[channel])
+            assert work is not None
+            work.wait()
         return buffer
 
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
         if len(ranks) > 1:
-            self._dist.all_reduce(tensor, group=self._groups[ranks])
+            with self._reachable(tensor) as summed:
+                self._dist.all_reduce(summed, group=self._groups[ranks])
 
     def reduce(self, tensor: Tensor, ranks: tuple[int, ...], *, to: int) -> None:
-        self._dist.reduce(tensor, to, group=self._groups[ranks])
+        with self._reachable(tensor) as summed:
+            self._dist.reduce(summed, to, group=self._groups[ranks])
 
     def broadcast(self, tensor: Tensor, ranks: tuple[int, ...], *, source: int) -> None:
-        self._dist.broadcast(tensor, source, group=self._groups[ranks])
+        with self._reachable(tensor) as told:
+            self._dist.broadcast(told, source, group=self._groups[ranks])
+
+    @contextmanager
+    def _reachable(self, tensor: Tensor, *, sent: bool = True, received: bool = True) -> Iterator[Tensor]:
+        """The tensor, or what stands for it on the host if Gloo cannot reach it: a copy, read back afterwards."""
+        if not tensor.is_cuda or self._dist.get_backend() != "gloo":
+            yield tensor
+            return
+        host = torch.empty_like(tensor, device="cpu", pin_memory=True)
+        if sent:
+            host.copy_(tensor)
+        yield host
+        if received:
+            tensor.copy_(host)
 
     def gather(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * self.size
@@ -176,28 +199,30 @@ class Threads:
     def mesh(self, shape: Mapping[str, int]) -> None: ...
 
     def send(self, tensor: Tensor, to: int, channel: Channel) -> None:
-        self._hub.mail[self.rank, to, channel].put(tensor.detach())
+        self._hub.mail[self.rank, to, channel].put(Handed.over(tensor.detach()))
 
     def receive(self, buffer: Tensor, source: int, channel: Channel) -> Tensor:
-        tensor = self._hub.mail[source, self.rank, channel].get()
-        if tensor is None:
+        sent = self._hub.mail[source, self.rank, channel].get()
+        if sent is None:
             raise PeerError(source)
+        tensor = sent.take()
         assert tensor.shape == buffer.shape
         assert tensor.dtype == buffer.dtype
         return tensor
 
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
-        values = self._hub.exchange(ranks, self.rank, tensor.clone())
-        tensor.copy_(torch.stack(values).sum(0))
+        tensor.copy_(torch.stack(self._exchange(tensor, ranks)).sum(0))
 
     def reduce(self, tensor: Tensor, ranks: tuple[int, ...], *, to: int) -> None:
-        values = self._hub.exchange(ranks, self.rank, tensor.clone())
+        values = self._exchange(tensor, ranks)
         if self.rank == to:
             tensor.copy_(torch.stack(values).sum(0))
 
     def broadcast(self, tensor: Tensor, ranks: tuple[int, ...], *, source: int) -> None:
-        values = self._hub.exchange(ranks, self.rank, tensor.clone())
-        tensor.copy_(values[ranks.index(source)])
+        tensor.copy_(self._exchange(tensor, ranks)[ranks.index(source)])
+
+    def _exchange(self, tensor: Tensor, ranks: tuple[int, ...]) -> list[Tensor]:
+        return [told.take() for told in self._hub.exchange(ranks, self.rank, Handed.over(tensor.clone()))]
 
     def gather(self, value: Any) -> list[Any]:
         return self._hub.exchange(tuple(range(self.size)), self.rank, value)
@@ -238,7 +263,7 @@ class _Hub:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.mail: dict[tuple[int, int, Channel], SimpleQueue[Tensor | None]] = {
+        self.mail: dict[tuple[int, int, Channel], SimpleQueue[Handed | None]] = {
             (a, b, channel): SimpleQueue() for a in range(size) for b in range(size) for channel in Channel
         }
         self._barriers: dict[tuple[int, ...], threading.Barrier] = {}

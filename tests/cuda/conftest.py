@@ -1,0 +1,32 @@
+"""Tests of what differs on a GPU: those with a `device` run on the CPU too, which shows that they work."""
+
+import importlib.util
+
+import pytest
+
+if importlib.util.find_spec("torch"):
+    import torch
+
+    torch.set_num_threads(1)
+    collect_ignore_glob = []
+else:
+    collect_ignore_glob = ["test_*.py"]
+
+
+def pytest_collection_modifyitems(items):
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("cuda"):
+            item.add_marker(pytest.mark.skip(reason="torch sees no CUDA device here"))
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def device(request):
+    return torch.device(request.param)
+
+
+@pytest.fixture
+def gpu():
+    """For what means nothing on a CPU."""
+    return torch.device("cuda", torch.cuda.current_device())

@@ -1,0 +1,87 @@
+"""Streams that lag, so that a wait that is missing shows, and one step on a device beside plain autograd."""
+
+from contextlib import contextmanager
+
+import torch
+
+from debubble.runtime import Pipeline
+from debubble.runtime.batch import read_batch
+from debubble.runtime.models.building import Model
+from debubble.runtime.parallel.transport import Threads
+
+CYCLES = 20_000_000
+"""About ten milliseconds of a GPU."""
+
+
+def lag(device, cycles=CYCLES):
+    """Keep the current stream busy; on the CPU, where nothing is enqueued, there is nothing to lag."""
+    if device.type == "cuda":
+        torch.cuda._sleep(cycles)
+
+
+@contextmanager
+def own_stream(device):
+    """A stream of its own for this thread's compute lane."""
+    if device.type != "cuda":
+        yield
+        return
+    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
+        yield
+
+
+class Lagging(Threads):
+    """Ranks on threads whose messages leave late."""
+
+    def __init__(self, transport):
+        super().__init__(transport._hub, transport.rank)
+
+    def send(self, tensor, to, channel):
+        lag(tensor.device, CYCLES // 10)
+        super().send(tensor, to, channel)
+
+
+def on_threads(plan, work, device, *, lagging=False, **arguments):
+    """`work(pipeline)` of every rank, each with a compute stream of its own on one device; the answers by rank."""
+
+    def one(transport):
+        with own_stream(device):
+            transport = Lagging(transport) if lagging else transport
+            answer = work(Pipeline(None, plan, transport=transport, device=device, **arguments))
+            if device.type == "cuda":
+                torch.cuda.current_stream().synchronize()
+            return answer
+
+    return Threads.run(plan.ranks, one)
+
+
+def step_of(plan, tokens, device, **arguments):
+    """Loss and gradients of one step."""
+
+    def one(pipeline):
+        loss = pipeline.step(tokens)
+        return loss, {name: p.grad for name, p in pipeline.named_parameters()}
+
+    answers = on_threads(plan, one, device, **arguments)
+    return answers[0][0], {name: g for _, gradients in answers for name, g in gradients.items()}
+
+
+def reference(config, tokens, device, *, micro_batches, dtype=torch.float64):
+    """The same by plain autograd of the whole model on the device."""
+    model = Model(config, dtype=dtype).to(device)
+    rows = read_batch(tokens, micro_batches=micro_batches, device=device)
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for x, micro_batch in zip(*rows.split(micro_batches, scale=1 / rows.counted, seed=0), strict=True):
+        loss = model(x, micro_batch)
+        loss.backward()
+        total += loss.detach()
+    return total, {name: p.grad for name, p in model.hf_parameters().items()}
+
+
+def assert_same(found, expected, *, tolerance=1e-12):
+    """Loss and gradients agree, relative to each tensor's largest entry."""
+    (loss, gradients), (expected_loss, expected_gradients) = found, expected
+    torch.testing.assert_close(loss.cpu(), expected_loss.cpu(), rtol=tolerance, atol=0)
+    assert expected_gradients.keys() - gradients.keys() <= {"lm_head.weight"}
+    for name, gradient in gradients.items():
+        wanted = expected_gradients[name].to(gradient.device)
+        assert (gradient - wanted).abs().max() <= tolerance * wanted.abs().max(), name

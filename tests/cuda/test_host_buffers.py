@@ -1,0 +1,65 @@
+"""Where offload goes: buffers of their exact size that are used again, but not while a copy still needs them."""
+
+import pytest
+import torch
+
+from debubble.ir import Lane
+from debubble.runtime.lanes import lanes_of
+from tests.cuda.cuda_cases import lag
+
+SIZE = (1 << 20) + 12345
+
+
+def test_a_buffer_holds_what_was_copied_to_it(device):
+    lanes = lanes_of(device)
+    content = torch.randint(0, 256, (SIZE,), dtype=torch.uint8, device=device)
+    buffer, back = lanes.host.take(SIZE), torch.empty_like(content)
+    buffer.copy_(content, non_blocking=True)
+    back.copy_(buffer, non_blocking=True)
+    lanes.host.give_back(buffer)
+    assert buffer.device.type == "cpu"
+    assert len(buffer) == SIZE
+    assert torch.equal(content, back)
+
+
+def test_a_buffer_that_was_given_back_is_not_written_before_it_has_been_read(device):
+    """The reload lags on its stream; the next offload takes the same buffer on another one."""
+    lanes = lanes_of(device)
+    first, second = (torch.full((SIZE,), value, dtype=torch.uint8, device=device) for value in (1, 2))
+    back = torch.zeros_like(first)
+    buffer = lanes.host.take(SIZE)
+    buffer.copy_(first)
+    with lanes.lane(Lane.H2D, None):
+        lag(device)
+        back.copy_(buffer, non_blocking=True)
+        lanes.host.give_back(buffer)
+    with lanes.lane(Lane.D2H, None):
+        again = lanes.host.take(SIZE)
+        again.copy_(second, non_blocking=True)
+    lanes.end_step()
+    assert back.eq(1).all()
+    lanes.catch_up()
+    assert again.eq(2).all()
+
+
+@pytest.mark.cuda
+def test_pinned_buffers_have_their_size_and_are_used_again(gpu):
+    host = lanes_of(gpu).host
+    first, other = host.take(SIZE), host.take(2 * SIZE)
+    assert first.is_pinned()
+    assert other.is_pinned()
+    at = first.data_ptr()
+    host.give_back(first)
+    assert host.take(SIZE).data_ptr() == at
+    assert host.bytes == 3 * SIZE
+
+
+@pytest.mark.cuda
+def test_a_copy_to_a_pinned_buffer_does_not_hold_up_the_host(gpu):
+    lanes = lanes_of(gpu)
+    content, buffer = torch.empty(SIZE, dtype=torch.uint8, device=gpu), lanes.host.take(SIZE)
+    with lanes.lane(Lane.D2H, None):
+        lag(gpu)
+        buffer.copy_(content, non_blocking=True)
+        mark = lanes.mark()
+    assert not mark.event.query()

@@ -1,0 +1,134 @@
+"""Lanes: streams that wait for each other's marks, on one clock, and that a step joins at its end."""
+
+from threading import Thread
+
+import pytest
+import torch
+
+from debubble.ir import Lane
+from debubble.runtime.lanes import lanes_of
+from debubble.runtime.streams import Handed
+from tests.cuda.cuda_cases import lag, own_stream
+
+SIZE = 1 << 16
+
+
+def in_thread(work):
+    """The answer of a thread of its own, which has another current stream."""
+    answers = []
+    thread = Thread(target=lambda: answers.append(work()))
+    thread.start()
+    thread.join()
+    return answers[0]
+
+
+def test_a_lane_that_waits_for_a_mark_sees_what_was_done_before_it(device):
+    lanes = lanes_of(device)
+    value = torch.zeros(SIZE, device=device)
+
+    def write():
+        with lanes.lane(Lane.H2D, None):
+            lag(device)
+            value.fill_(1)
+            return lanes.mark()
+
+    lanes.wait(in_thread(write), for_memory=False)
+    assert (value + 1).eq(2).all()
+
+
+def test_a_wait_for_memory_returns_when_the_device_is_there(device):
+    lanes = lanes_of(device)
+    with lanes.lane(Lane.D2H, None):
+        lag(device)
+        mark = lanes.mark()
+    lanes.wait(mark, for_memory=True)
+    assert mark.event is None or mark.event.query()
+
+
+def test_a_step_ends_after_what_every_lane_was_given(device):
+    lanes = lanes_of(device)
+    sums, guests = torch.zeros(SIZE, device=device), torch.zeros(SIZE, device=device)
+    lanes.start_step()
+
+    def reduce():
+        with lanes.lane(Lane.REDUCE, None):
+            lag(device)
+            sums.fill_(1)
+        with lanes.beside(0):
+            lag(device)
+            guests.fill_(2)
+
+    in_thread(reduce)
+    lanes.end_step()
+    assert (sums + guests).eq(3).all()
+
+
+def test_a_lane_that_catches_up_has_nothing_before_it(device):
+    lanes = lanes_of(device)
+    with lanes.lane(Lane.RECV, 1):
+        lag(device)
+        mark = lanes.mark()
+        lanes.catch_up()
+        assert mark.event is None or mark.event.query()
+
+
+def test_marks_are_in_order_on_the_hosts_clock(device):
+    lanes = lanes_of(device)
+    lanes.start_step()
+    marks = []
+    for _ in range(3):
+        marks.append(lanes.mark())
+        lag(device)
+    assert (times := lanes.seconds(marks)) == sorted(times)
+    with lanes.lane(Lane.D2H, None):
+        lanes.wait(marks[-1], for_memory=False)
+        later = lanes.mark()
+    assert lanes.seconds([later])[0] >= times[-1]
+
+
+def test_what_one_thread_hands_another_is_complete_and_stays(device):
+    """The maker lets go of the tensor at once and writes over the memory that it then gets."""
+
+    def make():
+        with own_stream(device):
+            lag(device)
+            return Handed.over(torch.full((SIZE,), 7.0, device=device))
+
+    with own_stream(device):
+        handed = in_thread(make)
+        lag(device)
+        copy = handed.take().clone()
+        del handed
+
+        def write_over():
+            with own_stream(device):
+                return [torch.full((SIZE,), -1.0, device=device) for _ in range(8)]
+
+        in_thread(write_over)
+        assert copy.eq(7).all()
+
+
+@pytest.mark.cuda
+def test_every_lane_has_a_stream_of_its_own_and_compute_the_callers(gpu):
+    lanes = lanes_of(torch.device("cuda"))
+    assert lanes.device == gpu
+    streams = []
+    for lane, peer in [(Lane.COMPUTE, None), (Lane.D2H, None), (Lane.H2D, None), (Lane.SEND, 1), (Lane.SEND, 2)]:
+        with lanes.lane(lane, peer):
+            streams.append(torch.cuda.current_stream())
+    assert streams[0] == torch.cuda.current_stream()
+    assert len({stream.cuda_stream for stream in streams}) == len(streams)
+    with lanes.lane(Lane.D2H, None):
+        assert torch.cuda.current_stream() == streams[1]
+
+
+@pytest.mark.cuda
+def test_lanes_run_beside_compute(gpu):
+    lanes = lanes_of(gpu)
+    lanes.start_step()
+    lag(gpu)
+    end = lanes.mark()
+    with lanes.lane(Lane.D2H, None):
+        start = lanes.mark()
+    started, ended = lanes.seconds([start, end])
+    assert started < ended

@@ -1,0 +1,78 @@
+"""The ledger beside torch's allocator, which counts what was asked of it (`requested_bytes`) and what it gave.
+
+It gives whole blocks of 512 bytes, so `memory_allocated` is what was asked for plus less than 512 bytes for each
+tensor, as long as no tensor is larger than a megabyte: larger ones may be given a whole cached block.
+"""
+
+import pytest
+import torch
+
+from debubble.runtime.memory import Ledger
+from debubble.runtime.models.building import build_stage, model_units
+from debubble.runtime.models.units import MicroBatch
+from debubble.runtime.stage import Stage
+from tests.runtime.runtime_cases import GPT2, LLAMA, MIXTRAL
+
+pytestmark = pytest.mark.cuda
+ROWS, LENGTH, HIDDEN = 2, 16, 32
+
+
+def counted():
+    """Bytes that are asked for, bytes that are given, and how many tensors, when nothing is on its way."""
+    torch.cuda.synchronize()
+    torch.empty(1, device="cuda")  # the allocator looks at what streams have left when it is next asked
+    stats = torch.cuda.memory_stats()
+    return [stats[f"{what}.all.current"] for what in ("requested_bytes", "allocated_bytes", "allocation")]
+
+
+def stage_of(config, strategy):
+    units = [type(u)(u.type, u.layer, strategy) for u in model_units(config)[1:-1]]
+    ledger = Ledger(torch.device("cuda"))
+    built = build_stage(config, units, dtype=torch.float32)
+    for unit in built:
+        unit.to("cuda").known_to(ledger)
+    return Stage(built, units, ledger), ledger
+
+
+@pytest.mark.parametrize("strategy", ["none", "norm", "full"])
+@pytest.mark.parametrize("config", [LLAMA, GPT2, MIXTRAL], ids=["llama", "gpt2", "mixtral"])
+def test_what_a_forward_leaves_is_what_the_allocator_was_asked_for(gpu, config, strategy):
+    stage, ledger = stage_of(config, strategy)
+
+    def forward():
+        x = torch.randn(ROWS, LENGTH, HIDDEN, device=gpu)
+        return stage.forward(0, x, MicroBatch(), recomputing=99)
+
+    y = forward()
+    stage.backward(0, torch.ones_like(y), split=False)  # kernels, workspaces and gradients are there
+    del y
+    before = counted()
+    y = forward()
+    asked, given, tensors = (now - then for now, then in zip(counted(), before, strict=True))
+    assert asked == ledger.bytes + y.nbytes
+    assert 0 <= given - asked < 512 * tensors
+    stage.backward(0, torch.ones_like(y), split=False)
+    del y
+    assert ledger.bytes == 0
+    assert counted() == before
+
+
+@pytest.mark.parametrize("share", [1.0, 0.4])
+def test_offload_gives_back_its_bytes_and_reload_takes_them_again(gpu, share):
+    stage, ledger = stage_of(LLAMA, "none")
+    pinned = {}
+
+    def take(size):
+        return pinned.setdefault(size, torch.empty(size, dtype=torch.uint8, pin_memory=True))
+
+    for _ in range(2):
+        before = counted()
+        y = stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, device=gpu), MicroBatch())
+        kept, whole = ledger.bytes, counted()[0]
+        buffer = stage.offload(0, share, take)
+        assert whole - counted()[0] == len(buffer) == round(share * kept)
+        stage.reload(0, buffer)
+        assert counted()[0] == whole
+        stage.backward(0, torch.ones_like(y), split=False)
+        del y
+    assert counted() == before

@@ -1,0 +1,79 @@
+"""A stage's activations leave and come back on lanes that lag, while compute writes over the memory that they left."""
+
+import pytest
+import torch
+
+from debubble.ir import Lane
+from debubble.runtime.lanes import lanes_of
+from debubble.runtime.memory import Ledger
+from debubble.runtime.models.building import build_stage, model_units
+from debubble.runtime.models.units import MicroBatch
+from debubble.runtime.stage import Stage
+from tests.cuda.cuda_cases import lag
+from tests.runtime.runtime_cases import LLAMA, MIXTRAL
+
+ROWS, LENGTH = 2, 16
+
+
+def stage_on(device, config, *, dtype):
+    units = model_units(config)[1:-1]
+    built, ledger = build_stage(config, units, dtype=dtype), Ledger(device)
+    for unit in built:
+        unit.to(device).known_to(ledger)
+    return Stage(built, units, ledger), ledger
+
+
+def offload(lanes, stage, ledger, share):
+    """O and L as the interpreter runs them, each on its lane, after the mark of what comes before."""
+    forward = lanes.mark()
+    with lanes.lane(Lane.D2H, None):
+        lanes.wait(forward, for_memory=False)
+        lag(lanes.device)
+        buffer = stage.offload(0, share, lanes.host.take)
+        left = lanes.mark()
+    scratch = [torch.full((1 << n,), float("nan"), device=lanes.device) for n in range(8, 18) for _ in range(4)]
+    del scratch
+    with lanes.lane(Lane.H2D, None):
+        lanes.wait(left, for_memory=False)
+        lag(lanes.device)
+        stage.reload(0, buffer)
+        lanes.host.give_back(buffer)
+        back = lanes.mark()
+    with lanes.lane(Lane.D2H, None):  # what the next offload would make where the kept rest was
+        scratch = [torch.full((1 << n,), float("nan"), device=lanes.device) for n in range(8, 18) for _ in range(4)]
+        del scratch
+    lanes.wait(back, for_memory=False)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.3])
+@pytest.mark.parametrize("config", [LLAMA, MIXTRAL], ids=["dense", "mixture"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_gradients_are_those_of_a_stage_that_keeps_everything(device, dtype, config, share):
+    lanes = lanes_of(device)
+    lanes.start_step()
+    (plain, _), (moved, ledger) = (stage_on(device, config, dtype=dtype) for _ in range(2))
+    for stage in (plain, moved):  # warm-up: kernels are loaded, memory is there
+        y = stage.forward(0, torch.randn(ROWS, LENGTH, 32, dtype=dtype, device=device), MicroBatch())
+        stage.backward(0, torch.ones_like(y), split=False)
+        for unit in stage.units:
+            unit.zero_grad()
+    x = torch.randn(ROWS, LENGTH, 32, dtype=dtype, device=device)
+    gradient = torch.randn_like(x)
+    plain.forward(0, x, MicroBatch())
+    moved.forward(0, x, MicroBatch())
+    kept = ledger.bytes
+    offload(lanes, moved, ledger, share)
+    assert (ledger.bytes, ledger.elsewhere) == (kept, 0)
+    assert ledger.elsewhere_peak == round(share * kept)
+    expected, found = plain.backward(0, gradient, split=False), moved.backward(0, gradient, split=False)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    for one, other in zip(plain.units, moved.units, strict=True):
+        for p, q in zip(one.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(q.grad, p.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_a_random_seed_that_a_kernel_keeps_on_the_host_is_no_activation_of_the_device():
+    ledger = Ledger(torch.device("cuda"))
+    seed = torch.zeros(1, dtype=torch.int64)
+    assert ledger.save(seed).data_ptr() == seed.data_ptr()
+    assert ledger.bytes == 0

@@ -1,0 +1,135 @@
+"""Pipelines on one device, every rank with streams of its own: the gradients of plain autograd."""
+
+import itertools
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+import debubble as db
+from debubble.ir import Kind, Op, StageCosts
+from tests.cuda.cuda_cases import assert_same, on_threads, reference, step_of
+from tests.runtime.runtime_cases import GPT2, LLAMA, LLAMA_TIED, MIXTRAL, plan_of, tokens_of
+from tests.runtime.schedule_cases import explicit, fused, offloading, schedule_of, tightest
+
+SCHEDULES = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "obscura", "pipeoffload", "bpipe", "chronos-recomp"]
+
+
+def planned(name, config, *, devices=2):
+    schedule = schedule_of(name, devices=devices, micro_batches=2 * devices)
+    strategy = "full" if name in ("obscura", "chronos-recomp") else "none"
+    return plan_of(schedule, config, strategy=strategy, costs=StageCosts.of(stages=schedule.stages, offload=1))
+
+
+@pytest.mark.parametrize("lagging", [False, True], ids=["prompt", "late"])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedules_step_has_the_gradients_of_one_process(device, name, lagging):
+    plan = planned(name, LLAMA_TIED if name in ("1f1b", "zb-v") else LLAMA, devices=4 if name == "bpipe" else 2)
+    tokens = tokens_of(plan.model, rows=2 * plan.micro_batches)
+    expected = reference(plan.model, tokens, device, micro_batches=plan.micro_batches)
+    assert_same(step_of(plan, tokens, device, lagging=lagging), expected)
+
+
+@pytest.mark.parametrize("config", [GPT2, MIXTRAL], ids=["gpt2", "mixtral"])
+def test_other_families_too(device, config):
+    plan = planned("zb-v", config)
+    tokens = tokens_of(config, rows=plan.micro_batches)
+    assert_same(step_of(plan, tokens, device), reference(config, tokens, device, micro_batches=plan.micro_batches))
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+@pytest.mark.parametrize("form", [fused, explicit])
+def test_recomputation_and_offload_under_the_tightest_limit_change_no_gradient(device, form, share):
+    schedule = offloading(form(schedule_of("1f1b", devices=2)))
+    schedule = replace(schedule, offload_fraction=dict.fromkeys(range(schedule.stages), share))
+    costs = StageCosts.of(stages=schedule.stages, activation=2, activation_recomputed=1, offload=1)
+    plan = plan_of(schedule, LLAMA, strategy="norm+activation+multiply", costs=tightest(schedule, costs))
+    tokens = tokens_of(LLAMA, rows=4)
+    assert_same(step_of(plan, tokens, device, lagging=True), reference(LLAMA, tokens, device, micro_batches=4))
+
+
+@pytest.mark.parametrize("zero", [0, 2])
+def test_replicas_on_one_device_sum_their_gradients(device, zero):
+    plan = plan_of(schedule_of("1f1b", devices=2), LLAMA, data=2, zero=zero)
+    tokens = tokens_of(LLAMA, rows=8)
+
+    def train(pipeline):
+        optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.5)
+        pipeline.step(tokens.chunk(2)[pipeline.ranks.replica])
+        optimizer.step()
+        return pipeline.state_dict()
+
+    undivided = replace(plan, options=replace(plan.options, data=1, zero=0))
+    alone = states(on_threads(undivided, _whole(tokens), device))
+    for name, parameter in states(on_threads(plan, train, device)).items():
+        torch.testing.assert_close(parameter, alone[name], rtol=1e-10, atol=1e-12)
+
+
+def states(answers):
+    """The parameters of all ranks together."""
+    return {name: tensor for state in answers for name, tensor in state.items()}
+
+
+def _whole(tokens):
+    def train(pipeline):
+        optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.5)
+        pipeline.step(tokens)
+        optimizer.step()
+        return pipeline.state_dict()
+
+    return train
+
+
+def stepping_inside(where):
+    """Plans that step stages inside the step: after their gradients are summed over replicas, or on the host."""
+    if where == "device":
+        schedule = db.schedules["chronos-zero2"](devices=2, micro_batches=4, group=2)
+        return plan_of(schedule, LLAMA, strategy="full", data=2, zero=2)
+    schedule = schedule_of("interleaved", devices=2)
+    orders = [
+        [*order, *(Op(kind, s, 0) for kind in (Kind.D, Kind.S, Kind.P))] for s, order in enumerate(schedule.orders)
+    ]
+    return plan_of(replace(schedule, orders=tuple(map(tuple, orders))), LLAMA)
+
+
+@pytest.mark.parametrize("where", ["device", "host"])
+def test_steps_inside_the_step_train_as_on_the_cpu(device, where):
+    plan = stepping_inside(where)
+
+    def train(pipeline):
+        rows = tokens_of(LLAMA, rows=8).chunk(plan.options.data)[pipeline.ranks.replica]
+        losses = []
+        for _ in range(4):
+            losses.append(float(pipeline.step(rows)))
+            pipeline.update()
+        return losses
+
+    make = partial(torch.optim.AdamW, lr=1e-2)
+    found = on_threads(plan, train, device, optimizer=make)
+    expected = on_threads(plan, train, torch.device("cpu"), optimizer=make)
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-8, atol=0)
+    assert found[0][-1] < found[0][0]
+
+
+def test_a_trace_has_every_lane_in_order_on_one_clock(device):
+    schedule = offloading(schedule_of("1f1b", devices=1))
+    plan = plan_of(schedule, LLAMA, costs=StageCosts.of(stages=1, offload=1))
+
+    def one(pipeline):
+        pipeline.step(tokens_of(LLAMA, rows=4))
+        return pipeline.trace().steps[0]
+
+    [step] = on_threads(plan, one, device)
+    by_lane = {}
+    for event in step.events:
+        assert event.start <= event.end
+        by_lane.setdefault(event.lane, []).append(event)
+    assert {lane.value for lane in by_lane} == {"compute", "d2h", "h2d"}
+    for events in by_lane.values():
+        ordered = sorted(events, key=lambda event: event.start)
+        assert all(a.end <= b.start + 1e-5 for a, b in itertools.pairwise(ordered))
+    ends, starts = ({e.name: getattr(e, what) for e in step.events} for what in ("end", "start"))
+    for j in range(plan.micro_batches):
+        assert ends[f"0F{j}"] <= starts[f"0O{j}"] + 1e-5
+        assert ends[f"0L{j}"] <= starts[f"0B{j}"] + 1e-5

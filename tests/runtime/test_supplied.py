@@ -1,0 +1,123 @@
+"""One device of a plan alone, with the messages that the others sent in the whole pipeline, is that device in it."""
+
+from collections import defaultdict
+from functools import cache
+
+import pytest
+import torch
+
+import debubble as db
+from debubble.ir import InputError, Op, StageCosts, lower
+from debubble.runtime import Pipeline
+from debubble.runtime.parallel.supplied import Supplied
+from debubble.runtime.parallel.transport import Threads
+from tests.runtime.runtime_cases import LLAMA, MIXTRAL, plan_of, run_threads, tokens_of
+from tests.runtime.schedule_cases import explicit, fused, offloading, schedule_of, tightest
+
+
+class Recording(Threads):
+    """Notes every message that its rank receives."""
+
+    def __init__(self, transport):
+        super().__init__(transport._hub, transport.rank)
+        self.received = defaultdict(list)
+
+    def receive(self, buffer, source, channel):
+        tensor = super().receive(buffer, source, channel)
+        self.received[source].append(tensor.clone())
+        return tensor
+
+
+def measured(pipeline, tokens):
+    """Gradients, and the most bytes of activations, of one step."""
+    pipeline.step(tokens)
+    return {name: p.grad for name, p in pipeline.named_parameters()}, pipeline.peak_activation
+
+
+def together(plan, tokens):
+    """What every device measures in the whole pipeline, with its messages."""
+
+    def one(transport):
+        recording = Recording(transport)
+        return *measured(Pipeline(None, plan, transport=recording), tokens), recording.received
+
+    return Threads.run(plan.devices, one)
+
+
+def replay(program, device, received):
+    """A supply of messages that were received before."""
+    waiting = {source: iter(messages) for source, messages in received.items()}
+    peer_of = {i.op: i.peer for i in program.instructions if i.device == device}
+
+    def supply(op, buffer):
+        buffer.copy_(next(waiting[peer_of[op]]))
+
+    return supply
+
+
+def limited(schedule):
+    """A plan that offloads what it can, under the tightest limit."""
+    costs = StageCosts.of(stages=schedule.stages, activation=2, activation_recomputed=1, offload=1)
+    schedule = offloading(schedule)
+    return plan_of(schedule, LLAMA, costs=tightest(schedule, costs))
+
+
+@cache
+def plans():
+    return {
+        "1f1b": plan_of(schedule_of("1f1b", devices=4), LLAMA),
+        "zb-v": plan_of(schedule_of("zb-v", devices=4, micro_batches=8), LLAMA),
+        "interleaved": plan_of(schedule_of("interleaved", devices=2), MIXTRAL),
+        "recomputed": plan_of(explicit(fused(schedule_of("zb-h1", devices=2))), LLAMA, strategy="full"),
+        "offloaded": limited(schedule_of("1f1b", devices=2)),
+    }
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-v", "interleaved", "recomputed", "offloaded"])
+def test_a_device_alone_has_the_gradients_and_the_peak_that_it_has_in_the_pipeline(name):
+    plan = plans()[name]
+    tokens, program = tokens_of(plan.model, rows=8), lower(plan.schedule, plan.costs)
+    for device, (expected, peak, received) in enumerate(together(plan, tokens)):
+        alone = Supplied(program, device, replay(program, device, received))
+        gradients, peak_alone = measured(Pipeline(None, plan, transport=alone), tokens)
+        assert gradients.keys() == expected.keys()
+        assert all(torch.equal(gradients[n], expected[n]) for n in expected)
+        if name != "offloaded":  # there, lanes race for the peak
+            assert peak_alone == peak
+        else:
+            assert peak_alone > 0
+
+
+def test_a_message_is_received_no_earlier_than_it_arrives():
+    plan = plans()["1f1b"]
+    arrivals = {Op.parse("1RECV_F0"): 0.2}
+    alone = Supplied(lower(plan.schedule, plan.costs), 1, lambda op, buffer: buffer.zero_(), arrivals=arrivals)
+    pipeline = Pipeline(None, plan, transport=alone)
+    pipeline.step(tokens_of(plan.model, rows=4))
+    (step,) = pipeline.trace().steps
+    [received] = [event.end for event in step.events if event.name == "1RECV_F0"]
+    assert received >= 0.2
+
+
+def test_the_messages_of_every_step_are_asked_for_in_the_same_order():
+    plan, asked = plans()["1f1b"], []
+    alone = Supplied(lower(plan.schedule, plan.costs), 3, lambda op, buffer: asked.append(op.name) or buffer.zero_())
+    pipeline = Pipeline(None, plan, transport=alone)
+    for _ in range(2):
+        pipeline.step(tokens_of(plan.model, rows=4))
+    assert asked == 2 * [f"3RECV_F{j}" for j in range(4)]
+
+
+def test_a_device_that_offloads_to_another_one_cannot_run_alone():
+    schedule = db.schedules["bpipe"](devices=4, micro_batches=8)
+    plan = plan_of(schedule, LLAMA)
+    with pytest.raises(InputError, match="cannot run alone"):
+        Supplied(lower(schedule, plan.costs), 0, lambda op, buffer: None)
+
+
+def test_nothing_is_sent_to_the_devices_that_are_not_there():
+    plan = plans()["1f1b"]
+    alone = Supplied(lower(plan.schedule, plan.costs), 0, lambda op, buffer: buffer.zero_())
+    losses = [float(Pipeline(None, plan, transport=alone).step(tokens_of(plan.model, rows=4)))]
+    assert losses == [0.0]  # the last device has it
+    assert run_threads(plan, lambda pipeline: float(pipeline.step(tokens_of(plan.model, rows=4))))[0] > 0
