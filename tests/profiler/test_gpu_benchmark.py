@@ -1,5 +1,6 @@
-"""The GPU's benchmark, on a CPU with a tiny model: the same code."""
+"""The GPU's command on a CPU with tiny sizes: the same code; and the page that its figures make."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -7,28 +8,78 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks/gpu.py"
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, str(ROOT / "benchmarks/gpu.py")]
+
+
+def report_module():
+    spec = importlib.util.spec_from_file_location("gpu_report", ROOT / "benchmarks/on_gpu/report.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+report = report_module()
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory) -> dict:
-    output = tmp_path_factory.mktemp("gpu") / "gpu.json"
-    given = ["--device", "cpu", "--tiny", "--repetitions", "2", "--output", str(output)]
-    subprocess.run([sys.executable, str(BENCHMARK), *given], check=True, stdout=subprocess.PIPE)
-    return json.loads(output.read_text())["models"]["tiny"]
+def dry(tmp_path_factory):
+    """The folder and the figures of the two sections that take least."""
+    folder = tmp_path_factory.mktemp("gpu")
+    given = ["--dry-run", "--sections", "machine,large", "--commit", "abc", "--output", str(folder)]
+    subprocess.run([*COMMAND, *given], check=True, stdout=subprocess.PIPE)
+    return folder, json.loads((folder / "gpu.json").read_text())
 
 
-def test_every_program_keeps_the_bytes_that_were_predicted_and_its_limit(tiny):
-    peaks = {name: program["peak_activation_bytes"] for name, program in tiny["programs"].items()}
-    assert peaks.keys() == {"kept", "recomputed", "offloaded"}
-    assert peaks["kept"]["measured"] == peaks["kept"]["predicted"]
-    assert peaks["recomputed"]["measured"] <= peaks["recomputed"]["predicted"] < peaks["kept"]["measured"]
-    assert peaks["offloaded"]["measured"] <= peaks["offloaded"]["limit"] < peaks["kept"]["measured"]
-    assert tiny["programs"]["offloaded"]["offloaded_bytes"] > 0
+def test_every_section_says_how_it_ended_and_leaves_its_figures(dry):
+    folder, result = dry
+    assert (result["dry_run"], result["commit"]) == (True, "abc")
+    assert {name: section["status"] for name, section in result["sections"].items()} == {
+        "machine": "ran",
+        "large": "ran",
+    }
+    assert result["sections"]["machine"]["figures"]["launch"]["seconds"]["measured"] > 0
+    assert sorted(path.name for path in folder.iterdir()) == ["gpu.json", "gpu.log"]
 
 
-def test_a_blocks_and_the_links_times_are_measured(tiny):
-    assert tiny["blocks"]["forward_flops_per_second"] > 0
-    assert tiny["blocks"]["activation_bytes"] > 0
-    assert tiny["host_link"]["bytes_per_second"] > 0
-    assert {"F", "B", "O", "L"} <= tiny["programs"]["offloaded"]["kinds"].keys()
+def test_a_model_that_does_not_fit_is_told_and_trains_when_it_recomputes_or_offloads(dry):
+    figures = dry[1]["sections"]["large"]["figures"]
+    assert {way: figures[way]["fits"] for way in ("kept", "recomputed", "offloaded")} == {
+        "kept": False, "recomputed": True, "offloaded": True,
+    }  # fmt: skip
+    for way in ("recomputed", "offloaded"):
+        assert figures[way]["losses"][-1] < figures[way]["losses"][0]
+    assert figures["offloaded"]["losses"] == pytest.approx(figures["recomputed"]["losses"], rel=1e-5)
+    assert figures["offloaded"]["offloaded"] > 0
+
+
+def test_plans_without_a_profile_are_left_out_with_the_reason(tmp_path):
+    given = ["--dry-run", "--sections", "plans", "--output", str(tmp_path)]
+    subprocess.run([*COMMAND, *given], check=True, stdout=subprocess.PIPE)
+    section = json.loads((tmp_path / "gpu.json").read_text())["sections"]["plans"]
+    assert "there is no profile" in section["figures"]["4-devices"]["left_out"]
+
+
+def test_an_unknown_section_is_refused(tmp_path):
+    ended = subprocess.run([*COMMAND, "--sections", "magic"], capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert "There is no section magic: there are tests, machine" in ended.stderr
+
+
+def test_the_page_of_a_dry_run_says_that_it_is_one(dry):
+    page = report.page(dry[1])
+    assert "they say nothing about a GPU" in page
+    assert "| Tests that need a GPU |" in page
+    assert page.count("**has not run**") == 4
+    assert "kept: does not fit" in page
+
+
+def test_the_page_says_that_nothing_has_run_while_nothing_has():
+    assert "**No CUDA path of debubble has run yet.**" in report.page({"sections": {}})
+
+
+def test_the_page_in_the_documentation_is_what_the_figures_make():
+    figures = report.read(ROOT / "benchmarks/results/gpu.json")
+    assert (ROOT / "docs/gpu.md").read_text() == report.page(figures)

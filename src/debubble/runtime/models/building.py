@@ -7,8 +7,10 @@ that the whole model has.
 from __future__ import annotations
 
 import math
+import os
 import zlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -56,7 +58,18 @@ def build_stage(
     """The units of one stage."""
     if not halved(config):
         return [*build_hf_stage(config, units, seed=seed, dtype=dtype)]
-    return [build_unit(config, unit, seed=seed, dtype=dtype) for unit in units]
+    # A parameter's numbers come one after another from its own generator: cores are used by many parameters at once.
+    shape = read_shape(config)
+    built = [_empty_unit(shape, unit).to(dtype) for unit in units]
+    named = [named for unit in built for named in unit.hf_parameters().items()]
+    with ThreadPoolExecutor(_own_cores()) as pool:
+        list(pool.map(lambda one: initialise(one[1], one[0], shape, seed=seed), named))
+    return built
+
+
+def _own_cores() -> int:
+    """Cores for each rank of this machine."""
+    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def add_adapters(

@@ -23,7 +23,8 @@ class LlamaEmbedding(Unit):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(shape.vocab, shape.hidden, shape.padding)
+        empty = torch.empty(shape.vocab, shape.hidden)  # `nn.Embedding` itself would draw it from the global generator
+        self.embed_tokens = nn.Embedding.from_pretrained(empty, freeze=False, padding_idx=shape.padding)
         self.scale = shape.embedding_scale
 
     def forward(self, tokens: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:

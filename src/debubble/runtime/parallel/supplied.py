@@ -37,13 +37,17 @@ class Supplied:
     def __init__(
         self, program: Program, device: int, supply: Supply, *, arrivals: Mapping[Op, float] | None = None
     ) -> None:
+        self.rank, self.size = device, program.devices
+        self._supply, self._began = supply, 0.0
+        self.follow(program, arrivals=arrivals)
+
+    def follow(self, program: Program, *, arrivals: Mapping[Op, float] | None = None) -> None:
+        """Go on with this program, as `Pipeline.follow` does."""
         if program.schedule.peers:
             raise InputError("A device that offloads to another one, or holds what one offloads, cannot run alone.")
-        self.rank, self.size = device, program.devices
-        self._supply, self._arrivals = supply, arrivals or {}
-        self._expected = _receives(program, device)
+        self._arrivals = arrivals or {}
+        self._expected = _receives(program, self.rank)
         self._received: Counter[int] = Counter()
-        self._began = 0.0
 
     def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[tuple[int, ...]]) -> None: ...
 

@@ -1,0 +1,75 @@
+"""The figures of one section: written whenever one is added, so that nothing is lost if the section is ended."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+class Figures:
+    """A tree of figures in a JSON file; `until`: when the section should be over, on `time.monotonic`'s clock."""
+
+    def __init__(self, path: Path, *, until: float) -> None:
+        self._path, self._until = path, until
+        self.folder = path.parent
+        self.tree: dict[str, Any] = {}
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self._until - time.monotonic()
+
+    def add(self, *path: str, figures: Any) -> None:
+        """Put figures at a place in the tree."""
+        place = self.tree
+        for name in path[:-1]:
+            place = place.setdefault(name, {})
+        place[path[-1]] = figures
+        print(f"{'/'.join(path)}: {json.dumps(finite(figures))[:400]}", file=sys.stderr, flush=True)
+        self._write()
+
+    def run(self, work: Callable[[], None], *path: str, needs: float = 0.0) -> None:
+        """Do one part of a section, which adds its own figures.
+
+        If it fails the traceback stands in its place, and the rest goes on; if there is no time for it, that does.
+        """
+        if self.left < needs:
+            self.add(*path, figures={"left_out": f"{self.left:.0f} s were left, and it needs about {needs:.0f}"})
+            return
+        try:
+            work()
+        except Exception:
+            self.add(*path, figures={"failed": traceback.format_exc()})
+
+    def fail(self, told: str) -> None:
+        """The section ends with this traceback."""
+        self._write(traceback=told)
+
+    def _write(self, **more: str) -> None:
+        part = self._path.with_suffix(".part")
+        part.write_text(json.dumps({"figures": finite(self.tree), **more}))
+        os.replace(part, self._path)
+
+
+def finite(figures: Any) -> Any:
+    """Figures as JSON can hold them: inf and NaN as text."""
+    if isinstance(figures, dict):
+        return {str(name): finite(value) for name, value in figures.items()}
+    if isinstance(figures, list | tuple):
+        return [finite(value) for value in figures]
+    if isinstance(figures, float) and not math.isfinite(figures):
+        return str(figures)
+    return figures
+
+
+def pair(predicted: float, measured: float) -> dict[str, float | None]:
+    """A prediction beside its measurement."""
+    ratio = float(measured) / float(predicted) if predicted else None
+    return {"predicted": float(predicted), "measured": float(measured), "ratio": ratio}

@@ -1,0 +1,282 @@
+"""Plans for 4 and 8 devices from the measured profile: each device's program alone on this one, beside its prediction.
+
+A device has its real parameters, gradients and activations; the others' messages come at their predicted times.  The
+devices' traces together are the pipeline as it would be if every message were on time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import debubble as db
+from debubble.costs import Cluster, Model, load_profile
+from debubble.costs.units import Units
+from debubble.ir import Kind, Lane, Op, OutOfMemoryError, Plan, RunOptions, Schedule, Trace, lower
+from debubble.ir.trace import TraceStep
+from debubble.runtime import Pipeline
+from debubble.runtime.parallel.supplied import Supplied
+from debubble.views import Scene, views
+from debubble.views.comparison import as_dict, compare
+from on_gpu.figures import Figures, pair
+from on_gpu.machine import HARDWARE
+from on_gpu.profiles import DTYPES
+from on_gpu.settings import Config, Settings
+
+WARM_UP = 2
+TRANSFERS = (Lane.D2H, Lane.H2D)
+
+
+def run(settings: Settings, figures: Figures, known: dict[str, Any]) -> None:
+    for devices, length, micro_batches in zip((4, 8), settings.lengths, settings.micro_batches, strict=True):
+        profile = known.get("profile", {}).get(f"dense-{length}", {}).get("profile")
+        if profile is None:
+            figures.add(f"{devices}-devices", figures={"left_out": f"there is no profile of {length} tokens"})
+            continue
+        many = Many(settings, figures, profile, devices, length, micro_batches)
+        figures.run(many.run, f"{devices}-devices")
+        figures.run(many.chosen, f"{devices}-devices", "auto", needs=60)
+
+
+@dataclass
+class Many:
+    """The plans for so many devices."""
+
+    settings: Settings
+    figures: Figures
+    profile: dict[str, Any]
+    devices: int
+    length: int
+    micro_batches: int
+
+    def __post_init__(self) -> None:
+        self.config: Config = self.settings.dense
+        self.options = RunOptions(dtype=self.settings.dtype, sequence_length=self.length)
+        self.name = f"{self.devices}-devices"
+        units = read_units(self.profile)
+        # What stays on the device is counted apart: the runtime's optimizer is the caller's.
+        self.units = replace(units, units=tuple(replace(unit, static=0.0) for unit in units.units))
+
+    def run(self) -> None:
+        """1F1B, ZB-H1 and 1F1B with offload: orders of the same stages, so each device is made once."""
+        whole = db.schedules["1f1b"](devices=self.devices, micro_batches=self.micro_batches)
+        split = db.schedules["zb-h1"](devices=self.devices, micro_batches=self.micro_batches)
+        plans = {"1f1b": self.plan(whole), "zb-h1": self.plan(split), "offloaded": self.offloaded(whole)}
+        steps: dict[str, list[TraceStep]] = defaultdict(list)
+        for device in range(self.devices):
+            if self.figures.left < 15:
+                self.figures.add(self.name, f"device-{device}", figures={"left_out": "no time was left"})
+                break
+            for name, (found, step) in run_device(plans, device, self.settings).items():
+                self.figures.add(self.name, f"device-{device}", name, figures=found)
+                steps[name].append(step)
+        for name, parts in steps.items():
+            if len(parts) == self.devices:
+                self.joined(name, plans[name], parts)
+
+    def chosen(self) -> None:
+        """What `auto` plans for the states, and 60% of the activations that 1F1B keeps; its busiest device alone."""
+        whole = self.plan(db.schedules["1f1b"](devices=self.devices, micro_batches=self.micro_batches))
+        states = sum(float(unit.static) for unit in read_units(self.profile).units) / self.devices
+        limit = 1.2 * states + 0.6 * float(max(whole.simulate().peak_memory))
+        plan = db.plan(
+            Model.from_hf(self.config), Cluster.parse(f"{self.devices}x{HARDWARE}"), micro_batches=self.micro_batches,
+            memory_limit=limit, effort=2, profile=self.profile, dtype=self.settings.dtype, sequence_length=self.length,
+        )  # fmt: skip
+        busy = [sum(float(o.duration) for o in operations_of(plan, d, Lane.COMPUTE)) for d in range(plan.devices)]
+        device = busy.index(max(busy))
+        ((found, _),) = run_device({"auto": plan}, device, self.settings).values()
+        self.figures.add(
+            self.name,
+            "auto",
+            figures={"planner": plan.planner, "schedule": plan.schedule.name, "device": device, **found},
+        )
+
+    def plan(self, schedule: Schedule) -> Plan:
+        """The schedule with as many layers on every stage."""
+        layers = self.config["num_hidden_layers"]
+        bounds = [0, *(1 + 2 * round(layers * s / schedule.stages) for s in range(1, schedule.stages)), 2 + 2 * layers]
+        partition = [[(i, "none") for i in range(a, b)] for a, b in itertools.pairwise(bounds)]
+        return Plan(
+            planner="benchmark", schedule=schedule, lower_bound=0, model=self.config, options=self.options,
+            costs=self.units.stage_costs(partition, schedule.placement), partition=self.units.planned(partition),
+        )  # fmt: skip
+
+    def offloaded(self, schedule: Schedule) -> Plan:
+        """Under the tightest limit that offload can keep, of 1F1B's peak on the first device."""
+        plan = self.plan(offloading(schedule))
+        peak = float(max(self.plan(schedule).simulate().peak_memory))
+        for share in (0.5, 0.6, 0.7, 0.8, 0.9, 1.0):
+            limited = replace(plan, costs=plan.costs.with_limit(share * peak))
+            try:
+                lower(limited.schedule, limited.costs)
+            except OutOfMemoryError:
+                continue
+            return limited
+        return plan
+
+    def joined(self, name: str, plan: Plan, parts: Sequence[TraceStep]) -> None:
+        """All devices' programs together beside the plan; the pictures of one plan are kept."""
+        trace = Trace.joined([Trace(devices=self.devices, steps=(part,)) for part in parts])
+        self.figures.add(self.name, "together", name, figures=as_dict(compare(plan, trace)))
+        if name == "offloaded" and self.devices == 4:
+            folder = Path(self.figures.folder)
+            scenes = Scene.beside(plan, trace)
+            (folder / "plan-4-devices.html").write_bytes(views["html"](scenes))
+            (folder / "plan-4-devices.perfetto.json").write_bytes(views["perfetto"](scenes))
+            self.figures.add("pictures", figures=["plan-4-devices.html", "plan-4-devices.perfetto.json"])
+
+
+def read_units(profile: dict[str, Any]) -> Units:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "profile.json"
+        path.write_text(json.dumps(profile))
+        return load_profile(path)
+
+
+def offloading(schedule: Schedule) -> Schedule:
+    """What waits for long leaves after its forward, and comes back beside the operation before its backward."""
+    orders = []
+    for order in schedule.orders:
+        place = {op: i for i, op in enumerate(order)}
+        leaves, returns = defaultdict(list), defaultdict(list)
+        for op in order:
+            if op.kind is Kind.F:
+                back = place[schedule.backward_of(op.stage, op.micro_batch)]
+                if back - place[op] > 3:
+                    leaves[place[op]].append(Op(Kind.O, op.stage, op.micro_batch))
+                    returns[back - 1].append(Op(Kind.L, op.stage, op.micro_batch))
+        orders.append(tuple(o for i, op in enumerate(order) for o in (*returns[i], op, *leaves[i])))
+    return replace(schedule, name=f"{schedule.name}-offloaded", orders=tuple(orders))
+
+
+def operations_of(plan: Plan, device: int, *lanes: Lane) -> list[Any]:
+    """The predicted operations on some lanes of a device."""
+    return [o for o in plan.simulate().operations if o.device == device and o.lane in lanes]
+
+
+def supply_of(settings: Settings, hidden: int, length: int) -> Any:
+    """Messages such as others would send: random numbers of about the size of activations and of gradients."""
+    shape = (1, length, hidden)
+    forward = torch.randn(shape, device=settings.device, dtype=DTYPES[settings.dtype])
+    backward = 1e-4 * torch.randn_like(forward)
+
+    def supply(op: Op, buffer: torch.Tensor) -> None:
+        buffer.copy_(forward if op.kind is Kind.RECV_F else backward)
+
+    return supply
+
+
+def run_device(plans: dict[str, Plan], device: int, settings: Settings) -> dict[str, tuple[dict[str, Any], TraceStep]]:
+    """One device's part of several plans that are orders of the same stages: figures, and the typical step's trace."""
+    first = next(iter(plans.values()))
+    length, config = first.options.sequence_length, first.model
+    assert config is not None
+    supply = supply_of(settings, config["hidden_size"], length)
+    transport = Supplied(lower(first.schedule, first.costs), device, supply)
+    pipeline = Pipeline(None, first, transport=transport, device=torch.device(settings.device))
+    tokens = torch.randint(
+        config["vocab_size"], (first.micro_batches, length + 1), generator=torch.Generator().manual_seed(0)
+    )
+    found = {}
+    for name, plan in plans.items():
+        arrivals = {o.op: float(o.end) for o in operations_of(plan, device, Lane.RECV)}
+        transport.follow(lower(plan.schedule, plan.costs), arrivals=arrivals)
+        pipeline.follow(plan)
+        steps, memory = [], {}
+        for number in range(WARM_UP + settings.steps):
+            memory = step_of(pipeline, tokens, settings)
+            if number >= WARM_UP:
+                steps.append(replace(pipeline.trace().steps[0], step=1))
+        typical = sorted(steps, key=lambda step: step.makespan)[len(steps) // 2]
+        found[name] = (
+            {**figures_of(plan, device, typical), "memory": {**memory, **peaks(plan, device, pipeline)}},
+            typical,
+        )
+    del pipeline
+    if settings.device == "cuda":
+        torch.cuda.empty_cache()
+    return found
+
+
+def step_of(pipeline: Pipeline, tokens: torch.Tensor, settings: Settings) -> dict[str, float]:
+    """One step, and what torch's allocator says of it."""
+    if settings.device != "cuda":
+        pipeline.step(tokens)
+        _clear(pipeline)
+        return {}
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    pipeline.step(tokens)
+    torch.cuda.synchronize()
+    stats = torch.cuda.memory_stats()
+    _clear(pipeline)
+    return {
+        "allocated_before": before,
+        "allocated_in_step": torch.cuda.max_memory_allocated() - before,
+        "reserved": torch.cuda.max_memory_reserved(),
+        "retries": stats["num_alloc_retries"],
+        "pinned": getattr(pipeline._lanes.host, "bytes", 0),
+    }
+
+
+def _clear(pipeline: Pipeline) -> None:
+    for parameter in pipeline.parameters():
+        parameter.grad = None
+
+
+def peaks(plan: Plan, device: int, pipeline: Pipeline) -> dict[str, Any]:
+    limit = None if plan.costs.memory_limit is None else float(plan.costs.memory_limit[0])
+    return {
+        "activations": pair(plan.simulate().peak_memory[device], pipeline.peak_activation), "limit": limit,
+        "messages": pipeline.peak_messages, "offloaded": pipeline.peak_offloaded, "static": pipeline.static_bytes,
+    }  # fmt: skip
+
+
+def figures_of(plan: Plan, device: int, step: TraceStep) -> dict[str, Any]:
+    """Times of a device's program: of its operations by kind, its span, and how much of its transfers is hidden."""
+    predicted = operations_of(plan, device, Lane.COMPUTE, *TRANSFERS)
+    kinds: dict[str, Any] = {}
+    for kind in dict.fromkeys(o.op.kind for o in predicted):
+        expected = [float(o.duration) for o in predicted if o.op.kind is kind]
+        taken = [e.end - e.start for e in step.events if Op.parse(e.name).kind is kind]
+        kinds[kind.value] = pair(sum(expected) / len(expected), sum(taken) / len(taken))
+    computed = [o for o in predicted if o.lane is Lane.COMPUTE]
+    compute = [e for e in step.events if e.lane is Lane.COMPUTE]
+    return {
+        "schedule": plan.schedule.name,
+        "operations": kinds,
+        "span": pair(
+            float(max(o.end for o in computed) - min(o.start for o in computed)),
+            max(e.end for e in compute) - min(e.start for e in compute),
+        ),
+        "busy": pair(sum(float(o.duration) for o in computed), sum(e.end - e.start for e in compute)),
+        "hidden_transfers": pair(
+            hidden([(float(o.start), float(o.end)) for o in predicted if o.lane in TRANSFERS],
+                   [(float(o.start), float(o.end)) for o in computed]),
+            hidden([(e.start, e.end) for e in step.events if e.lane in TRANSFERS], [(e.start, e.end) for e in compute]),
+        ),
+    }  # fmt: skip
+
+
+Interval = tuple[float, float]
+
+
+def hidden(transfers: Sequence[Interval], compute: Sequence[Interval]) -> float:
+    """The share of the transfers' time at which an operation computes; 1 if nothing is transferred."""
+    total = sum(end - start for start, end in transfers)
+    return sum(_overlaps(transfers, compute)) / total if total else 1.0
+
+
+def _overlaps(transfers: Sequence[Interval], compute: Sequence[Interval]) -> Iterator[float]:
+    for start, end in transfers:
+        for other_start, other_end in compute:
+            yield max(0.0, min(end, other_end) - max(start, other_start))

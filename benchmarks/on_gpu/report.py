@@ -1,0 +1,168 @@
+"""docs/gpu.md: what has run on a GPU and what came of it, from the figures alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+Result = dict[str, Any]
+
+SECTIONS = {
+    "tests": "Tests that need a GPU",
+    "machine": "The machine",
+    "profile": "Costs, measured beside computed",
+    "plans": "Plans for 4 and 8 devices, one device at a time",
+    "large": "A model that does not fit",
+    "torch": "Overhead beside torch.distributed.pipelining",
+}
+WHAT = {
+    "tests": "Streams, pinned buffers, offload, the ledger beside torch's allocator, gradients of whole pipelines.",
+    "machine": "Matrix products, memory, kernel launches, the link to the host in each direction, alone and together.",
+    "profile": "`debubble profile` of Llama-3 8B's layers in bf16 at 4096 and 8192 tokens and of one mixture of"
+    " experts' (Mixtral), and every operator by itself, beside the costs of `H200-141GB`.",
+    "plans": "1F1B, ZB-H1 (split backwards) and 1F1B with offload, planned with the measured costs; each device's"
+    " program runs alone with its real memory, and the others' messages come at their predicted times.",
+    "large": "Llama-3's layers on one device with a micro-batch that it cannot keep: with everything kept, with all"
+    " stages recomputed, with three of four stages offloaded.",
+    "torch": "The same modules in a loop of plain autograd, under torch's schedules and under debubble's, with and"
+    " without `torch.compile`; what a step takes beyond the loop is divided by its forwards and backwards.",
+}  # fmt: skip
+
+
+def read(path: Path) -> Result:
+    """The figures so far; none if there is no file."""
+    result: Result = json.loads(path.read_text()) if path.exists() else {}
+    return {"sections": {}} | result
+
+
+def page(result: Result) -> str:
+    """The whole page."""
+    lines = ["# On a GPU", "", *_standing(result), "", *_table(result)]
+    for name in SECTIONS:
+        section = result["sections"].get(name)
+        if section is not None:
+            lines += ["", f"## {SECTIONS[name]}", "", *_section(name, section)]
+    lines += [
+        "", "---", "",
+        "`python benchmarks/gpu.py` measures all this in one command on a machine with a CUDA device, and"
+        " `python benchmarks/gpu.py --report` writes this page from `benchmarks/results/gpu.json`. `--dry-run` runs the"
+        " same code with tiny sizes on a CPU.", "",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _standing(result: Result) -> Iterator[str]:
+    ran = [name for name in SECTIONS if result["sections"].get(name, {}).get("status") == "ran"]
+    if not result["sections"]:
+        yield "**No CUDA path of debubble has run yet.** Everything below waits for a machine with a GPU."
+        return
+    if result.get("dry_run"):
+        yield "**These are figures of a dry run on a CPU with tiny sizes: they say nothing about a GPU.**"
+        return
+    yield f"{len(ran)} of {len(SECTIONS)} sections have run to their end; those that have not are named."
+    machine = _figures(result, "machine").get("machine")
+    if machine:
+        yield f"Measured on one {machine['device']} with torch {machine['torch']}, at {result['at']}."
+
+
+def _table(result: Result) -> Iterator[str]:
+    yield "| section | what | status | commit |"
+    yield "| --- | --- | --- | --- |"
+    for name, what in WHAT.items():
+        section = result["sections"].get(name)
+        status = "**has not run**" if section is None else section["status"]
+        yield f"| {SECTIONS[name]} | {what} | {status} | {'' if section is None else section['commit']} |"
+
+
+def _figures(result: Result, name: str) -> dict[str, Any]:
+    figures: dict[str, Any] = result["sections"].get(name, {}).get("figures", {})
+    return figures
+
+
+def _section(name: str, section: dict[str, Any]) -> Iterator[str]:
+    figures = section.get("figures", {})
+    if section["status"] != "ran":
+        why = section.get("traceback", section.get("why", "")).strip().split("\n")[-1]
+        yield f"This section {section['status'].replace('ran', 'has run')} after {section.get('seconds', 0)} s. {why}"
+        yield ""
+    if name == "tests":
+        yield from _tests(figures)
+        return
+    if name == "torch":
+        yield from _overheads(figures)
+        return
+    yield "| figure | predicted | measured | measured / predicted |"
+    yield "| --- | --- | --- | --- |"
+    yield from _rows("", {k: v for k, v in figures.items() if k != "machine"})
+    told = list(_told("", figures))
+    if told:
+        yield ""
+        yield from told
+
+
+def _tests(figures: dict[str, Any]) -> Iterator[str]:
+    failed = figures.get("failed", {})
+    yield f"{figures.get('passed', 0)} passed, {figures.get('skipped', 0)} skipped, {len(failed)} failed."
+    for test, text in failed.items():
+        yield f"* `{test}`: {text.strip().splitlines()[-1] if text.strip() else 'no text'}"
+
+
+def _overheads(figures: dict[str, Any]) -> Iterator[str]:
+    yield "| model | | way | step, ms | beyond the loop per operation, µs | loss |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for model, ways in figures.items():
+        for way, found in ways.items():
+            if "failed" in found or "left_out" in found:
+                yield f"| {model} | {way} | {_last(found)} | | | |"
+                continue
+            for name, one in found.items():
+                beyond = "" if name == "autograd" else f"{1e6 * one['per_operation']:.1f}"
+                yield f"| {model} | {way} | {name} | {1e3 * one['step_seconds']:.2f} | {beyond} | {one['loss']:.6f} |"
+
+
+def _rows(path: str, tree: Any) -> Iterator[str]:
+    """A row for every pair of a prediction and a measurement."""
+    if not isinstance(tree, dict):
+        return
+    if tree.keys() == {"predicted", "measured", "ratio"}:
+        ratio = "" if tree["ratio"] is None else f"{tree['ratio']:.3f}"
+        yield f"| {path} | {tree['predicted']:.4g} | {tree['measured']:.4g} | {ratio} |"
+        return
+    for name, value in tree.items():
+        if name != "profile":  # the units file itself
+            yield from _rows(f"{path}, {name}" if path else name, value)
+
+
+def _told(path: str, tree: Any) -> Iterator[str]:
+    """A line for what failed, was left out, or is said in words."""
+    if not isinstance(tree, dict):
+        return
+    if "failed" in tree or "left_out" in tree:
+        yield f"* {path}: {_last(tree)}"
+        return
+    if "fits" in tree:
+        yield f"* {path}: {_training(tree)}"
+        return
+    for name, value in tree.items():
+        if name != "profile":
+            yield from _told(f"{path}, {name}" if path else name, value)
+
+
+def _training(tree: dict[str, Any]) -> str:
+    if not tree["fits"]:
+        return f"does not fit. {tree['sentence']}"
+    losses = ", ".join(f"{loss:.3f}" for loss in tree["losses"])
+    sizes = ", ".join(
+        f"{tree[what] / 1e9:.1f} GB {what}"
+        for what in ("static", "activations", "offloaded", "allocated")
+        if tree[what]
+    )
+    return f"trains at {tree['tokens_per_second']:.0f} tokens per second; {sizes}; losses {losses}."
+
+
+def _last(tree: dict[str, Any]) -> str:
+    if "left_out" in tree:
+        return f"left out: {tree['left_out']}."
+    return f"failed: {tree['failed'].strip().splitlines()[-1]}"

@@ -1,0 +1,79 @@
+"""What is measured: full size on a GPU, or a dry run of the same code on a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+Config = dict[str, Any]
+
+LLAMA3_8B: Config = {
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": False, "hidden_act": "silu",
+}  # fmt: skip
+MIXTRAL: Config = {
+    "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000, "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-5, "rope_theta": 1e6, "tie_word_embeddings": False, "hidden_act": "silu",
+    "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None,
+}  # fmt: skip
+TINY: Config = {
+    **LLAMA3_8B, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 256,
+}  # fmt: skip
+TINY_MIXTURE: Config = {**MIXTRAL, **{k: TINY[k] for k in TINY if k != "model_type"}, "num_local_experts": 4}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Sizes of everything."""
+
+    dry: bool
+    device: str
+    dtype: str
+    dense: Config
+    mixture: Config
+    lengths: tuple[int, ...]
+    """Tokens of a sequence: the first is that of the plans for 4 devices, the last of those for 8."""
+    micro_batches: tuple[int, ...]
+    """Of the plans for 4 and for 8 devices."""
+    compiler: str
+    """Backend of torch.compile."""
+    repetitions: int
+    steps: int
+    """Measured steps of a program, after two."""
+    copied: int
+    """Bytes of a copy over the host link."""
+    large: Config
+    """The model that does not fit."""
+    large_rows: int
+    large_length: int
+    large_limit: float | None
+    """Bytes at which a dry run says that it does not fit; a GPU says so itself."""
+    large_steps: int
+    overhead: tuple[tuple[str, Config, int], ...]
+    """Models whose operations are timed beside torch.distributed.pipelining's: name, config, tokens of a sequence."""
+
+
+FULL = Settings(
+    dry=False, device="cuda", dtype="bf16", dense=LLAMA3_8B, mixture=MIXTRAL, lengths=(4096, 8192),
+    micro_batches=(8, 16), compiler="inductor", repetitions=10, steps=3, copied=2**28,
+    large={**LLAMA3_8B, "num_hidden_layers": 8, "vocab_size": 32000}, large_rows=10, large_length=8192,
+    large_limit=None, large_steps=8,
+    overhead=(
+        ("small", {**LLAMA3_8B, "hidden_size": 512, "intermediate_size": 1408, "num_attention_heads": 8,
+                   "num_hidden_layers": 8, "vocab_size": 1024}, 128),
+        ("llama3-8b layers", {**LLAMA3_8B, "num_hidden_layers": 4, "vocab_size": 32000}, 4096),
+    ),
+)  # fmt: skip
+
+DRY = Settings(
+    dry=True, device="cpu", dtype="fp32", dense=TINY, mixture=TINY_MIXTURE, lengths=(32, 32), micro_batches=(4, 8),
+    compiler="aot_eager", repetitions=1, steps=1, copied=2**18, large={**TINY, "num_hidden_layers": 4}, large_rows=8,
+    large_length=64, large_limit=9e6, large_steps=3, overhead=(("small", {**TINY, "num_hidden_layers": 4}, 32),),
+)  # fmt: skip
+
+
+def settings(*, dry: bool) -> Settings:
+    return DRY if dry else FULL
