@@ -23,8 +23,9 @@ class LlamaEmbedding(Unit):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        empty = torch.empty(shape.vocab, shape.hidden)  # `nn.Embedding` itself would draw it from the global generator
-        self.embed_tokens = nn.Embedding.from_pretrained(empty, freeze=False, padding_idx=shape.padding)
+        # Without a weight, `nn.Embedding` would draw one from torch's global generator.
+        empty = torch.empty(shape.vocab, shape.hidden)
+        self.embed_tokens = nn.Embedding(shape.vocab, shape.hidden, shape.padding, _weight=empty)
         self.scale = shape.embedding_scale
 
     def forward(self, tokens: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
