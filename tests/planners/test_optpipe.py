@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-import pytest
+import json
+from pathlib import Path
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from debubble.cli import main
 from debubble.costs.units import Strategy, Unit, Units
-from debubble.ir import InfeasibleError, StageCosts
+from debubble.ir import InfeasibleError, Placement, StageCosts
 from debubble.planners import Problem, planners
+from debubble.planners.optpipe import initial
+from debubble.schedules import schedules
+from debubble.simulator import simulate
+from debubble.solver.problem import OrderProblem
+from tests.solver.orders import offload_problems
 
 
 def costs(p: int, to: float | None, limit: int) -> StageCosts:
@@ -53,6 +64,77 @@ def test_optpipe_searches_several_chunks() -> None:
     result = planners["optpipe"](problem)
     assert result.solution.schedule.placement.device_of == (0, 1, 0, 1)
     assert result.lower_bound <= result.makespan
+
+
+BASELINES = ("adaoffload", "pipeoffload", "zb")
+
+
+@given(limit=st.integers(2, 8), to=st.sampled_from([1, 5, 10, 20, 40]), m=st.integers(1, 6))
+@settings(max_examples=15, deadline=None)
+def test_optpipe_without_time_to_search_is_as_fast_as_the_best_baseline(limit: int, to: int, m: int) -> None:
+    costs_ = costs(3, to, limit)
+    times = []
+    for name in BASELINES:
+        options = {"chunks": 1} if name == "pipeoffload" else {"steps": 0} if name == "zb" else {}
+        schedule = schedules[name](devices=3, micro_batches=m, costs=costs_, **options)
+        times.append(simulate(schedule, costs_).makespan)
+    result = planners["optpipe"](Problem(devices=3, micro_batches=m, costs=costs_, effort=0))
+    assert result.makespan <= min(times)
+
+
+def test_zb_as_searched_is_a_start_where_nothing_need_be_moved() -> None:
+    tight = costs(4, 40, 3)
+    searched = simulate(schedules["zb"](devices=4, micro_batches=8, costs=tight), tight).makespan
+    problem = OrderProblem(placement=Placement.linear(4), micro_batches=8, costs=tight, offload=True)
+    assert searched == 326
+    assert problem.value(initial(problem)[0]) <= 326 < problem.value(initial(problem, search_zb=False)[0])
+
+
+def test_several_chunks_start_from_pipeoffload_in_their_placement() -> None:
+    stages = costs(8, 10, 2)
+    problem = OrderProblem(placement=Placement.looped(4, 2), micro_batches=8, costs=stages, offload=True)
+    assert [schedule.name for schedule in initial(problem)] == ["pipeoffload"]
+
+
+def test_what_recomputes_by_itself_has_no_published_start() -> None:
+    problem = OrderProblem(
+        placement=Placement.linear(2),
+        micro_batches=4,
+        costs=costs(2, 10, 2),
+        offload=True,
+        fused_recompute=frozenset({0}),
+    )
+    assert initial(problem) == []
+
+
+@given(offload_problems(micro_batches=5))
+@settings(max_examples=15, deadline=None)
+def test_the_rules_plan_what_their_schedules_simulate(problem: OrderProblem) -> None:
+    p, m, stages = problem.devices, problem.micro_batches, problem.costs
+    for name, options in (("adaoffload", {}), ("pipeoffload", {"chunks": 1})):
+        try:
+            schedule = schedules[name](devices=p, micro_batches=m, costs=stages, **options)
+        except InfeasibleError:
+            with pytest.raises(InfeasibleError):
+                planners[name](Problem(devices=p, micro_batches=m, costs=stages))
+            continue
+        planned = planners[name](Problem(devices=p, micro_batches=m, costs=stages))
+        assert planned.makespan == simulate(schedule, stages).makespan
+
+
+def test_plan_and_simulate_say_the_same_of_adaoffload(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    place = tmp_path / "costs.json"
+    place.write_text(json.dumps(costs(8, 20, 4).to_dict()))
+    shared = ["--costs", str(place), "--devices", "8", "--micro-batches", "32", "--json"]
+    makespans = []
+    for call in (["plan", "--planner", "adaoffload"], ["simulate", "--schedule", "adaoffload"]):
+        monkeypatch.setattr("sys.argv", ["debubble", *call, *shared])
+        with pytest.raises(SystemExit):
+            main()
+        makespans.append(json.loads(capsys.readouterr().out)["makespan"])
+    assert makespans == [1114, 1114]
 
 
 def test_the_rules_need_a_link_to_the_host() -> None:

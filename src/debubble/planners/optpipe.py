@@ -12,18 +12,21 @@ static.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
-from debubble.ir import DebubbleError, InfeasibleError, Schedule, StageCosts
+from debubble.ir import DebubbleError, InfeasibleError, Placement, Schedule
 from debubble.planners.orders import Setting, settings
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planner
 from debubble.schedules import schedules
-from debubble.solver.adaoffload import ada_offload, pipe_offload
-from debubble.solver.effort import START, Effort
-from debubble.solver.problem import Incumbent
+from debubble.solver.bounds import lower_bound
+from debubble.solver.effort import SEARCHED, START, Effort
+from debubble.solver.problem import Incumbent, OrderProblem
+
+TRIED = 20
+"""Schedules that are built and simulated for the starts, at most about."""
 
 
 @planner("optpipe", paper="OptPipe", searches=True)
@@ -58,7 +61,8 @@ def _ordered(problem: Problem, setting: Setting, effort: Effort) -> tuple[Incumb
     from debubble.solver import cache
     from debubble.solver.optimize import optimize
 
-    orders, starts = setting.order_problem(problem.micro_batches), _starts(problem, setting)
+    orders = setting.order_problem(problem.micro_batches)
+    starts = initial(orders, effort)
     cached = cache.nearest(orders, cache.folder()) if problem.cache else None
     starts += [] if cached is None else [cached]
     effort.spend(START * orders.stages * orders.micro_batches * len(starts))
@@ -68,22 +72,41 @@ def _ordered(problem: Problem, setting: Setting, effort: Effort) -> tuple[Incumb
     return last, cached is not None
 
 
-def _starts(problem: Problem, setting: Setting) -> list[Schedule]:
-    """The paper's initial solutions, where they apply."""
-    if setting.costs.offload is None or setting.placement.chunks > 1:
+def initial(problem: OrderProblem, effort: Effort) -> list[Schedule]:
+    """The published schedules that answer the problem, fastest first: no search from them ends behind one of them.
+
+    With a link to the host they are PipeOffload and, for one stage per device, AdaOffload; with or without a link and
+    one stage per device, `zb`, which moves nothing.  None of them recomputes or moves parts of activations.  Where half
+    of the effort pays for it, `zb` searches its own order too, as that schedule does by default, unless the bound of
+    orders that move nothing says that it cannot be the fastest start.
+    """
+    if problem.fused_recompute or problem.offload_fraction or problem.asynchronous:
         return []
-    return initial(setting.costs, problem.micro_batches)
+    linear = problem.placement == Placement.linear(problem.devices)
+    build = partial(_built, problem)
+    effort.spend(START * problem.stages * problem.micro_batches * TRIED)
+    found: list[Schedule | None] = []
+    if problem.offload and problem.placement == Placement.looped(problem.devices, problem.placement.chunks):
+        found.append(build("pipeoffload", chunks=problem.placement.chunks))
+    if problem.offload and linear:
+        found.append(build("adaoffload"))
+    if linear:
+        found.append(build("zb", steps=0))
+    values = [(problem.value(schedule), schedule) for schedule in found if schedule is not None]
+    moves_nothing = lower_bound(replace(problem, offload=False, recompute=False))
+    if linear and effort.left > SEARCHED and all(value > moves_nothing for value, _ in values):
+        effort.spend(SEARCHED)
+        searched = build("zb")
+        values += [] if searched is None else [(problem.value(searched), searched)]
+    return [schedule for _, schedule in sorted(values, key=lambda entry: entry[0])]
 
 
-def initial(costs: StageCosts, micro_batches: int) -> list[Schedule]:
-    """AdaOffload, PipeOffload, and the zero-bubble order that moves nothing, as far as they fit."""
-    rules: tuple[Callable[[], Schedule], ...] = (
-        lambda: ada_offload(costs, micro_batches),
-        lambda: pipe_offload(costs, micro_batches),
-        lambda: schedules["zb"](devices=costs.stages, micro_batches=micro_batches, costs=costs, steps=0),
-    )
-    found: list[Schedule] = []
-    for rule in rules:
-        with contextlib.suppress(InfeasibleError):
-            found.append(rule())
-    return found
+def _built(problem: OrderProblem, name: str, **options: Any) -> Schedule | None:
+    """A schedule of the library for the problem; None if it does not fit."""
+    try:
+        return schedules[name](
+            devices=problem.devices, micro_batches=problem.micro_batches, costs=problem.costs,
+            objective=problem.objective, **options,
+        )  # fmt: skip
+    except InfeasibleError:
+        return None

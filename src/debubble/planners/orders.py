@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from debubble.costs.units import Partition
@@ -55,22 +55,21 @@ def settings(problem: Problem) -> Iterator[Setting]:
         yield Setting(costs=costs, partition=partition, placement=placement, objective=problem.objective)
 
 
-def best_of(problem: Problem, rules: Callable[[Setting], Sequence[Callable[[], Schedule]]]) -> Solution:
-    """The fastest schedule that any of a setting's rules makes within memory; one that fails leaves the others.
+def best_of(problem: Problem, build: Callable[[Setting], Schedule]) -> Solution:
+    """The fastest schedule that is built for any setting within memory; a setting that fails leaves the others.
 
     Raises InfeasibleError with the last reason if none fits.
     """
     found: list[tuple[Number, Solution]] = []
     reason: DebubbleError | None = None
     for setting in settings(problem):
-        for rule in rules(setting):
-            try:
-                schedule = rule()
-                time = problem.time_of(simulate(schedule, setting.costs))
-            except DebubbleError as error:
-                reason = error
-                continue
-            found.append((time, setting.solution(schedule)))
+        try:
+            schedule = build(setting)
+            time = problem.time_of(simulate(schedule, setting.costs))
+        except DebubbleError as error:
+            reason = error
+            continue
+        found.append((time, setting.solution(schedule)))
     if not found:
         raise InfeasibleError(str(reason))
     return min(found, key=lambda entry: entry[0])[1]

@@ -8,7 +8,7 @@ from debubble.reproduce.report import Table
 from debubble.simulator import Timeline
 from debubble.views import Scene, views
 
-COLOURS = {"PipeOffload": "tab:orange", "OptPipe": "tab:blue"}
+COLOURS = {"PipeOffload": "tab:orange", "AdaOffload": "tab:red", "zb limited": "tab:green", "OptPipe": "tab:blue"}
 
 
 def draw(folder: Path, *, toy: dict[str, Timeline], memory: Table, many: Table) -> tuple[Path, ...]:
@@ -31,7 +31,7 @@ def _draw_memory(place: Path, table: Table) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     labels: list[str] = []
-    for number, (_, model, m, size, method, *figures) in enumerate(table.rows):
+    for number, (_, model, m, size, method, *figures, _) in enumerate(table.rows):
         least, average, greatest = (float(f or 0) for f in figures)
         axes.bar(number, greatest - least, bottom=least, color=COLOURS[str(method)], alpha=0.5)
         axes.plot(number, average, "k_", markersize=8)
@@ -51,7 +51,8 @@ def _draw_many(place: Path, table: Table) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     counts = [int(row[0] or 0) for row in table.rows]
-    for column, (name, colour) in enumerate(COLOURS.items(), start=1):
+    for name, colour in COLOURS.items():
+        column = table.columns.index(f"{name} ms")
         axes.plot(counts, [float(row[column] or 0) / 1000 for row in table.rows], "o-", label=name, color=colour)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("micro-batches")

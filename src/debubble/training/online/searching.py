@@ -36,16 +36,20 @@ def check_searchable(plan: Plan) -> None:
 def better_plans(plan: Plan, *, effort: float, seed: int = 0) -> Iterator[Plan]:
     """Plans that are faster and faster for the plan's costs: other orders of the same stages, with equal losses.
 
-    The candidates of each are itself and the plan that it started from.
+    The search starts from the plan and from those published schedules that add up in the same order.  The candidates of
+    each are itself and the plan that it started from.
     """
+    from debubble.planners.optpipe import initial
+    from debubble.solver.effort import Effort
     from debubble.solver.optimize import optimize
     from debubble.solver.problem import OrderProblem
 
     problem = OrderProblem.of(plan.schedule, plan.costs)
     start = best = problem.value(plan.schedule)
     sums, begin = summation(plan, plan.schedule), time.perf_counter()
-    for found in optimize(problem, starts=[plan.schedule], effort=effort, seed=seed):
-        schedule = found.schedule
+    published = [schedule for schedule in initial(problem, Effort(0)) if summation(plan, schedule) == sums]
+    for found in optimize(problem, starts=[plan.schedule, *published], effort=effort, seed=seed):
+        schedule = replace(found.schedule, name="searched")
         if found.value < best and summation(plan, schedule) == sums:
             best = found.value
             yield replace(

@@ -1,82 +1,66 @@
-"""PipeOffload: activations go to the host between forward and backward, as many as the link can carry unseen.
+"""Where a schedule's offloads and reloads stand, given the order of its computation.
 
-Source: Wan et al., PipeOffload, ICML 2025.  Its B is our I; the order of computation is its GIS (`group_interleaved`).
+`selective`: as PipeOffload does it.  What lives long costs most memory, so the longest-lived chunks of a device go
+first: half of them, all, or, under a memory limit, the fewest that make it fit.  What lives for less than the way
+there and back stays.  O follows its F, and L is placed to end when its I starts; lowering makes each wait for the link
+and for memory explicit, so that what the bandwidth cannot carry in time shows in the timeline as a wait.
 
-What lives long costs most memory, so the longest-lived chunks of a device go first: half of them (`offload="half"`),
-all (`"full"`), or, under a memory limit, the fewest that make it fit.  What lives for less than the way there and back
-stays.  I and W stand together, which needs least memory; under a limit that leaves room, W is delayed as in
-`group_interleaved`.
-
-The original offloads whole chunks on a fixed grid of copies, and refuses what misses it.  Here O follows its F, L is
-placed to end when its I starts, and lowering makes each wait for the link and for memory explicit: what the bandwidth
-cannot carry in time shows in the timeline as a wait.
+`just_in_time`: as OptPipe describes PipeOffload.  Every activation goes whose backward does not follow at once, and
+comes back as early before its backward as the memory limit and the reload's time ask for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Literal
 
-from debubble.ir import InputError, Kind, Number, Op, OutOfMemoryError, Schedule, StageCosts
+from debubble.ir import InfeasibleError, Kind, Number, Op, OutOfMemoryError, Schedule, StageCosts
 from debubble.ir.admission import Admission
 from debubble.ir.op_costs import OpCosts
-from debubble.schedules.group_interleaved import with_delays
 from debubble.schedules.pace import Times, paced
-from debubble.schedules.registry import schedule
-from debubble.simulator import simulate
+from debubble.solver.eviction import all_pairs, offload_to_fit
+from debubble.solver.problem import OrderProblem
 
 STEPS = 4
 """Under a limit a stage's micro-batches are offloaded in shares of one over this."""
 
 
-@schedule(
-    "pipeoffload",
-    paper="PipeOffload, ICML 2025",
-    bubble="(p - 1)(f + i - w) / v where the link keeps up",
-    memory="about p / 2 for half, less for full, or memory_limit",
-    default_chunks=2,
-)
-def pipeoffload(
-    *,
-    devices: int,
-    micro_batches: int,
-    chunks: int = 2,
-    costs: StageCosts | None = None,
-    offload: Literal["half", "full"] | None = None,
-    memory_limit: Number | Sequence[Number] | None = None,
-    group: int | None = None,
-) -> Schedule:
-    """Group-interleaved with the longest-lived activations on the host.
+def selective(base: Schedule, costs: StageCosts, offload: str | None = None) -> Schedule:
+    """A schedule of split backwards with the O and L of its longest-lived activations.
 
-    `offload`: `half` or `full`; by default what the memory limit (bytes per device, as in StageCosts) asks for, and
-    half without one.  `group`: as in `group-interleaved`.  Raises OutOfMemoryError if even offloading all does not fit.
+    Args:
+        base: The order of computation: F, I and W.
+        costs: With the time of an offload.
+        offload: `half` or `full` of each device's stages; None for the fewest that make it fit the costs' memory
+            limit, and half without one.
+
+    Raises:
+        OutOfMemoryError: The schedule does not fit the limit even if everything is offloaded.
     """
-    if offload not in (None, "half", "full"):
-        raise InputError(f"'offload' is {offload!r}; it must be 'half' or 'full'.")
-    costs = costs or StageCosts.of(stages=devices * chunks)
-    if costs.offload is None:
-        costs = costs.replace(offload=[f / 2 for f in costs.forward], reload=None)
-    if memory_limit is not None:
-        costs = costs.with_limit(memory_limit)
-    build = partial(with_delays, "pipeoffload", devices, micro_batches, chunks, group or devices)
-    together = partial(with_transfers, build(delays=[0] * devices), costs, offload)
-    if offload is not None or costs.memory_limit is None:
-        return together()
-    # W may only wait where memory is left for it.
-    try:
-        delayed = with_transfers(build(delays=range(devices)), costs, None)
-    except OutOfMemoryError:
-        return together()
-    return min(together(), delayed, key=lambda s: simulate(s, costs).makespan)
-
-
-def with_transfers(base: Schedule, costs: StageCosts, offload: str | None) -> Schedule:
-    """A schedule of split backwards with O and L: of `half` or all stages, or of the fewest that make it fit."""
     starts, ends = paced(base, costs)
     orders = tuple(_Device(base, costs, starts, ends, d).order(offload) for d in range(base.devices))
     return replace(base, orders=orders)
+
+
+def just_in_time(base: Schedule, costs: StageCosts) -> Schedule:
+    """A schedule of split or whole backwards with every activation offloaded and reloaded just in time.
+
+    Raises:
+        InfeasibleError: The schedule does not fit the costs' memory limit.
+    """
+    problem = OrderProblem(
+        placement=base.placement,
+        micro_batches=base.micro_batches,
+        costs=costs,
+        split=bool(base.split_backward),
+        offload=True,
+    )
+    moved = offload_to_fit(problem, base.orders, eager=all_pairs(problem))
+    if moved is None:
+        raise InfeasibleError(
+            f"The schedule '{base.name}' does not fit the memory limit although everything is offloaded: it needs about"
+            " two activations per device; raise the limit."
+        )
+    return replace(base, orders=moved.orders)
 
 
 class _Device:
