@@ -97,7 +97,7 @@ def cells() -> Iterator[tuple[str, int, str, str]]:
     for row, (name, *_rest) in ROWS.items():
         for p in DEVICES:
             yield from ((row, p, times, "span") for times in TIMES if times in ORIGINAL[row])
-            if "objective" in db.schedules[name].options:
+            if "objective" in db.schedules[name].options and "makespan" in ORIGINAL[row]:
                 yield row, p, "uniform", "makespan"
 
 

@@ -47,10 +47,25 @@ def section(name: str) -> str:
     path = PICTURES / f"schedule-{name}.png"
     path.write_bytes(png([Scene.of(timeline, title=name)]))
     options = sorted(entry.options - {"devices", "micro_batches", "costs"})
-    lines = [f"### {name}", "", inspect.getdoc(entry.build) or "", ""]
+    lines = [f"### {name}", "", described(inspect.getdoc(entry.build) or ""), ""]
     if options:
         lines += [f"Options: {', '.join(f'`{o}=`' for o in options)}.", ""]
     return "\n".join([*lines, f"![{name}](pictures/{path.name})", ""])
+
+
+def described(docstring: str) -> str:
+    """A Google docstring as Markdown: its sections' entries as lists."""
+    lines: list[str] = []
+    for line in docstring.splitlines():
+        text = line.strip()
+        if line in ("Args:", "Raises:"):
+            lines += [f"{'Arguments' if line == 'Args:' else 'It raises'}:", ""]
+        elif line.startswith("    ") and not line.startswith("     "):
+            name, _, rest = text.partition(": ")
+            lines.append(f"* `{name}`: {rest}")
+        else:
+            lines.append(f"  {text}" if line.startswith("     ") else line)
+    return "\n".join(lines)
 
 
 def comparison() -> str:

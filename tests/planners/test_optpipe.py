@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from debubble.planners import Problem, planners
 from debubble.planners.optpipe import initial
 from debubble.schedules import schedules
 from debubble.simulator import simulate
+from debubble.solver.effort import Effort
 from debubble.solver.problem import OrderProblem
 from tests.solver.orders import offload_problems
 
@@ -87,24 +89,21 @@ def test_zb_as_searched_is_a_start_where_nothing_need_be_moved() -> None:
     searched = simulate(schedules["zb"](devices=4, micro_batches=8, costs=tight), tight).makespan
     problem = OrderProblem(placement=Placement.linear(4), micro_batches=8, costs=tight, offload=True)
     assert searched == 326
-    assert problem.value(initial(problem)[0]) <= 326 < problem.value(initial(problem, search_zb=False)[0])
+    names = [schedule.name for schedule in initial(problem, Effort(10))]
+    assert (len(names), names[0]) == (4, "zb")
+    assert [problem.value(initial(problem, Effort(effort))[0]) for effort in (10, 1)] == [326, 330]
 
 
 def test_several_chunks_start_from_pipeoffload_in_their_placement() -> None:
     stages = costs(8, 10, 2)
     problem = OrderProblem(placement=Placement.looped(4, 2), micro_batches=8, costs=stages, offload=True)
-    assert [schedule.name for schedule in initial(problem)] == ["pipeoffload"]
+    assert [schedule.name for schedule in initial(problem, Effort(10))] == ["pipeoffload"]
 
 
 def test_what_recomputes_by_itself_has_no_published_start() -> None:
-    problem = OrderProblem(
-        placement=Placement.linear(2),
-        micro_batches=4,
-        costs=costs(2, 10, 2),
-        offload=True,
-        fused_recompute=frozenset({0}),
-    )
-    assert initial(problem) == []
+    plain = OrderProblem(placement=Placement.linear(2), micro_batches=4, costs=costs(2, 10, 2), offload=True)
+    assert initial(plain, Effort(0))
+    assert initial(replace(plain, fused_recompute=frozenset({0})), Effort(0)) == []
 
 
 @given(offload_problems(micro_batches=5))
@@ -135,6 +134,13 @@ def test_plan_and_simulate_say_the_same_of_adaoffload(
             main()
         makespans.append(json.loads(capsys.readouterr().out)["makespan"])
     assert makespans == [1114, 1114]
+
+
+@pytest.mark.parametrize(("kept", "optimum"), [(0, 11), (1, 12)])
+def test_the_papers_problem_is_the_one_in_which_recomputation_frees_nothing(kept: int, optimum: int) -> None:
+    stages = StageCosts.of(stages=3, activation=1, activation_recomputed=kept, offload=1, memory_limit=2)
+    result = planners["optpipe"](Problem(devices=3, micro_batches=3, costs=stages, effort=20))
+    assert (result.makespan, result.gap) == (optimum, 0)
 
 
 def test_the_rules_need_a_link_to_the_host() -> None:

@@ -166,7 +166,7 @@ def uniform_problems(draw):
 
 
 @given(uniform_problems())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_the_tuned_variant_is_never_slower_than_the_papers_nor_adaoffload_than_pipeoffload(problem):
     m, costs = problem
     pipeoffload, adaoffload = makespan("pipeoffload", m, costs), makespan("adaoffload", m, costs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -11,7 +12,9 @@ import pytest
 from debubble.ir import DebubbleError, Kind, Number, Op, Placement, StageCosts
 from debubble.simulator import simulate
 from debubble.solver.bounds import lower_bound
+from debubble.solver.cp_model import build
 from debubble.solver.cp_sat import device_bound, solve
+from debubble.solver.cp_solver import solver_of, status_of
 from debubble.solver.effort import Effort
 from debubble.solver.milp import Reductions, solve_milp
 from debubble.solver.problem import Incumbent, Objective, OrderProblem
@@ -176,3 +179,43 @@ def test_transitivity_and_one_direction_make_the_milp_smaller() -> None:
     ]
     # Pairs of later micro-batch and earlier kind: 3 x 3 per stage; with the earlier micro-batch's too, twice that.
     assert sizes == [27, 54, 54]
+
+
+def behind_one_switch(
+    p: int, m: int, times: tuple[int, int, int], communication: int, offload: int, limit: Number, host_link: str
+) -> OrderProblem:
+    plain = instance(p, m, times, communication, offload, limit, host_link=host_link)
+    return replace(plain, costs=plain.costs.replace(link_groups=[tuple(range(p))]))
+
+
+def exact(problem: OrderProblem) -> Number:
+    """The optimum of CP-SAT's model, in which transfers of a shared lane may take any turns."""
+    model = build(problem, horizon=200)
+    solver = solver_of(Effort(120))
+    assert status_of(solver, model.cp, Effort(120)) == "OPTIMAL"
+    return round(solver.objective_value) * model.unit
+
+
+SHARED = [
+    (3, 4, 2, 0, 1, 2, "full-duplex", 28, 29),
+    (3, 3, 5, 1, 5, 3 * HALF, "full-duplex", 77, 78),
+    (3, 3, 5, 1, 5, 3 * HALF, "half-duplex", 77, 81),
+]
+"""p, m, F = B = W, C, offload, limit, host link; the exact model's optimum, and what a Schedule can say of it."""
+
+
+@pytest.mark.parametrize(("p", "m", "time", "communication", "offload", "limit", "link", "optimum", "found"), SHARED)
+def test_where_devices_share_a_link_the_optimum_may_have_no_schedule(
+    p: int, m: int, time: int, communication: int, offload: int, limit: Number, link: str, optimum: int, found: int
+) -> None:
+    problem = behind_one_switch(p, m, (time, time, time), communication, offload, limit, link)
+    best = proven(problem)
+    assert exact(problem) == optimum
+    assert (best.value, best.optimal) == (found, False)
+
+
+@pytest.mark.parametrize(("host_link", "optimum"), [("full-duplex", 23), ("half-duplex", 24)])
+def test_the_milp_shares_a_link_between_devices_as_cp_sat_does(host_link: str, optimum: int) -> None:
+    problem = behind_one_switch(3, 2, (1, 2, 2), 1, 2, 1, host_link)
+    assert exact(problem) == optimum
+    assert solve_milp(problem, seconds=60).bound == pytest.approx(optimum)

@@ -17,8 +17,6 @@ from debubble.ir import InfeasibleError, Kind, Number, Op, OutOfMemoryError, Sch
 from debubble.ir.admission import Admission
 from debubble.ir.op_costs import OpCosts
 from debubble.schedules.pace import Times, paced
-from debubble.solver.eviction import all_pairs, offload_to_fit
-from debubble.solver.problem import OrderProblem
 
 STEPS = 4
 """Under a limit a stage's micro-batches are offloaded in shares of one over this."""
@@ -47,6 +45,10 @@ def just_in_time(base: Schedule, costs: StageCosts) -> Schedule:
     Raises:
         InfeasibleError: The schedule does not fit the costs' memory limit.
     """
+    # Importing the solver takes a while, which the other schedules need not wait for.
+    from debubble.solver.eviction import all_pairs, offload_to_fit
+    from debubble.solver.problem import OrderProblem
+
     problem = OrderProblem(
         placement=base.placement,
         micro_batches=base.micro_batches,

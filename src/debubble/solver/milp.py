@@ -28,6 +28,8 @@ from debubble.solver.problem import Incumbent, OrderProblem
 
 Backend = Literal["SCIP", "HIGHS"]
 COMPUTE = (Kind.F, Kind.I, Kind.W)
+Transfer = tuple[Op, Any, float]
+"""A forward whose activation is moved, the variable of the transfer's start, and its time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,18 +347,23 @@ class Programme:
         self.solver.Minimize(self.span)
 
     def _shared_links(self) -> None:
-        """Equations 18 and 19: transfers of a link group go one at a time."""
+        """Equations 18 and 19: transfers of a link group go one at a time; half duplex, whatever their direction."""
+        half = self.problem.costs.host_link == "half-duplex"
+        out, back = (self.out, 0), (self.back, 1)
+        pairs = list(itertools.product((out, back), repeat=2)) if half else [(out, out), (back, back)]
         for group in self.problem.costs.link_groups:
             for a, b in itertools.combinations(group, 2):
                 for x, y in itertools.product(self._forwards(a), self._forwards(b)):
-                    for starts, times in ((self.out, 0), (self.back, 1)):
-                        self._one_at_a_time(x, y, starts, times)
+                    for (start_x, which_x), (start_y, which_y) in pairs:
+                        times = self._transfer(x.stage)[which_x], self._transfer(y.stage)[which_y]
+                        self._one_at_a_time((x, start_x[x], times[0]), (y, start_y[y], times[1]))
 
     def _forwards(self, device: int) -> Iterator[Op]:
         return (op for op in self.away if op.stage == device)
 
-    def _one_at_a_time(self, x: Op, y: Op, starts: dict[Op, Any], which: int) -> None:
+    def _one_at_a_time(self, one: Transfer, other: Transfer) -> None:
+        """If both are offloaded, one of two transfers ends before the other starts."""
+        (x, start_x, time_x), (y, start_y, time_y) = one, other
         first, free = self._binary(), self.big * (2 - self.away[x] - self.away[y])
-        times = self._transfer(x.stage)[which], self._transfer(y.stage)[which]
-        self.solver.Add(starts[y] >= starts[x] + times[0] - self.big * (1 - first) - free)
-        self.solver.Add(starts[x] >= starts[y] + times[1] - self.big * first - free)
+        self.solver.Add(start_y >= start_x + time_x - self.big * (1 - first) - free)
+        self.solver.Add(start_x >= start_y + time_y - self.big * first - free)
