@@ -93,6 +93,11 @@ def _section(name: str, section: dict[str, Any]) -> Iterator[str]:
     if name == "torch":
         yield from _overheads(figures)
         return
+    if name == "plans":
+        yield from _programs(figures)
+        yield ""
+        yield from _told("", figures)
+        return
     yield "| figure | predicted | measured | measured / predicted |"
     yield "| --- | --- | --- | --- |"
     yield from _rows("", {k: v for k, v in figures.items() if k != "machine"})
@@ -120,6 +125,39 @@ def _overheads(figures: dict[str, Any]) -> Iterator[str]:
             for name, one in found.items():
                 beyond = "" if name == "autograd" else f"{1e6 * one['per_operation']:.1f}"
                 yield f"| {model} | {way} | {name} | {1e3 * one['step_seconds']:.2f} | {beyond} | {one['loss']:.6f} |"
+
+
+def _programs(figures: dict[str, Any]) -> Iterator[str]:
+    """A row for every program of a device."""
+    yield (
+        "Times are measured / predicted; activations are the counted peak / the predicted one. *Hidden* is the share of"
+        " the transfers' time at which the device computes, *allocated* and *reserved* the most that torch's allocator"
+        " says."
+    )
+    yield ""
+    yield "| plan | program | F | B or I | W | span | activations | hidden, predicted | hidden | allocated | reserved |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    for plan, devices in figures.items():
+        for device, programs in devices.items() if isinstance(devices, dict) else ():
+            found = {"auto": programs} if device == "auto" else programs if device != "together" else {}
+            for name, one in found.items():
+                if isinstance(one, dict) and "operations" in one:
+                    yield f"| {plan}, {device} | {name} | {' | '.join(_cells(one))} |"
+
+
+def _cells(one: dict[str, Any]) -> Iterator[str]:
+    kinds, memory, moved = one["operations"], one["memory"], one["hidden_transfers"]
+    for kind in ("F", "I" if "I" in kinds else "B", "W"):
+        yield _ratio(kinds.get(kind))
+    yield _ratio(one["span"])
+    yield _ratio(memory["activations"])
+    yield from ("", "") if not memory["offloaded"] else (f"{100 * moved[w]:.0f}%" for w in ("predicted", "measured"))
+    for what in ("allocated_in_step", "reserved"):
+        yield f"{memory[what] / 1e9:.1f} GB" if what in memory else ""
+
+
+def _ratio(found: dict[str, Any] | None) -> str:
+    return "" if found is None or found["ratio"] is None else f"{found['ratio']:.3f}"
 
 
 def _rows(path: str, tree: Any) -> Iterator[str]:

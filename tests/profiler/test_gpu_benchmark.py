@@ -76,6 +76,18 @@ def test_the_page_of_a_dry_run_says_that_it_is_one(dry):
     assert "kept: does not fit" in page
 
 
+def test_the_page_has_a_row_for_every_program_of_a_device():
+    def pair(ratio):
+        return {"predicted": 1.0, "measured": ratio, "ratio": ratio}
+
+    memory = {"activations": pair(1.0), "offloaded": 5, "allocated_in_step": 2e9, "reserved": 3e9}
+    kinds = {"F": pair(0.9), "I": pair(1.2), "W": pair(1.1)}
+    program = {"operations": kinds, "span": pair(1.05), "hidden_transfers": pair(0.5), "memory": memory}
+    plans = {"status": "ran", "commit": "abc", "figures": {"4-devices": {"device-1": {"zb-h1": program}}}}
+    row = "| 4-devices, device-1 | zb-h1 | 0.900 | 1.200 | 1.100 | 1.050 | 1.000 | 100% | 50% | 2.0 GB | 3.0 GB |"
+    assert row in report.page({"sections": {"plans": plans}})
+
+
 def test_the_page_says_that_nothing_has_run_while_nothing_has():
     assert "**No CUDA path of debubble has run yet.**" in report.page({"sections": {}})
 
