@@ -50,6 +50,7 @@ def build(
     whole: Collection[Pair] = (),
     ordered: bool = True,
     steps: int = GRID,
+    refine: int = 1,
 ) -> Model:
     """The model of all schedules that take at most `horizon`, of some of them, or of a relaxation.
 
@@ -57,15 +58,18 @@ def build(
     have an I and a W.  `ordered`: micro-batches that are alike pass each kind of each stage in their order.  `exact`:
     the devices whose lanes and memory count; the others are delays only.  `weights`: those of them where a W takes the
     lane; elsewhere it runs beside others, and for the memory it ends together with its I.  `steps`: of the grid of
-    times that are no fractions.
+    times that are no fractions.  `refine`: into how many parts the largest common step of all times is divided.  Lanes
+    whose operations all take one part become all-different constraints, which prove much but whose work CP-SAT's
+    deterministic time does not count.
     """
     everyone = range(problem.devices)
     exact = everyone if exact is None else exact
     if not problem.split:
         whole = [(s, j) for s in range(problem.stages) for j in range(problem.micro_batches)]
     return _Builder(
-        problem, horizon, exact, exact if weights is None else weights, frozenset(whole), ordered, steps
-    ).run()
+        problem, horizon, exact, exact if weights is None else weights, frozenset(whole), ordered, steps,
+        refine,
+    ).run()  # fmt: skip
 
 
 class _Builder:
@@ -78,6 +82,7 @@ class _Builder:
         whole: frozenset[Pair],
         ordered: bool,
         steps: int,
+        refine: int,
     ) -> None:
         from ortools.sat.python import cp_model
 
@@ -85,7 +90,8 @@ class _Builder:
         self.cp = cp_model.CpModel()
         costs = problem.costs
         times = [self._time(Op(k, s, 0), r) for s in range(problem.stages) for k in Kind for r in (False, True)]
-        self.unit = grid([*times, *costs.communication], steps)
+        step = grid([*times, *costs.communication], steps)
+        self.unit = step if refine == 1 else Fraction(step) / refine
         self.size_unit = grid([*costs.activation, *costs.activation_after_input, *costs.activation_recomputed])
         self.horizon = math.ceil(horizon / self.unit)
         self.starts: dict[Op, Any] = {}

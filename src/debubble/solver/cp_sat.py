@@ -35,12 +35,13 @@ def solve(
     effort: Effort,
     seed: int = 0,
     free: frozenset[Op] | None = None,
+    refine: int = 1,
 ) -> Iterator[Incumbent]:
     """Improve an incumbent, or prove it optimal: yields it anew whenever schedule or bound got better.
 
     `free`: only these operations may change their place in their lists; the result
     then says nothing of the bound.  Nor does it where the incumbent has whole backwards in a problem that may split
-    them: they stay whole.
+    them: they stay whole.  `refine`: as `build` takes it.
 
     Raises SolverError if the model turns out not to hold the incumbent.
     """
@@ -51,6 +52,7 @@ def solve(
         horizon=best.value if free is not None else ROOMY * best.value,
         whole=whole,
         ordered=everything or keeps_order(best.schedule),
+        refine=refine,
     )
     hint(model, best.schedule)
     if free is not None:

@@ -70,7 +70,7 @@ def _exact(problem: OrderProblem, best: Incumbent, seed: int, complete: Completi
         return
     coarse = rounded(problem)
     start = replace(best, value=coarse.value(best.schedule), bound=lower_bound(coarse))
-    for found in solve(coarse, start, effort=Effort(WHOLE), seed=seed):
+    for found in solve(coarse, start, effort=Effort(WHOLE), seed=seed, refine=2):
         better_here = verified(problem, found.schedule, best, below=best.value)
         if better_here is not None:
             best = replace(better_here, source="cp-sat")
