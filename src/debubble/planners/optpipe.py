@@ -12,11 +12,13 @@ static.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from debubble.ir import DebubbleError, InfeasibleError, Placement, Schedule
+from debubble.ir import DebubbleError, InfeasibleError, Number, Placement, Schedule
 from debubble.planners.orders import Setting, settings
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planner
@@ -25,7 +27,7 @@ from debubble.solver.bounds import lower_bound
 from debubble.solver.effort import SEARCHED, START, Effort
 from debubble.solver.problem import Incumbent, OrderProblem
 
-TRIED = 20
+TRIED = 12
 """Schedules that are built and simulated for the starts, at most about."""
 
 
@@ -62,9 +64,9 @@ def _ordered(problem: Problem, setting: Setting, effort: Effort) -> tuple[Incumb
     from debubble.solver.optimize import optimize
 
     orders = setting.order_problem(problem.micro_batches)
-    starts = initial(orders, effort)
     cached = cache.nearest(orders, cache.folder()) if problem.cache else None
-    starts += [] if cached is None else [cached]
+    published = initial(orders, effort)
+    starts = published if cached is None else _fastest_first(orders, [*published, cached])
     effort.spend(START * orders.stages * orders.micro_batches * len(starts))
     *_, last = optimize(orders, starts=starts, effort=effort, seed=problem.seed)
     if problem.cache:
@@ -92,12 +94,20 @@ def initial(problem: OrderProblem, effort: Effort) -> list[Schedule]:
         found.append(build("adaoffload"))
     if linear:
         found.append(build("zb", steps=0))
-    values = [(problem.value(schedule), schedule) for schedule in found if schedule is not None]
+    starts = _fastest_first(problem, filter(None, found))
     moves_nothing = lower_bound(replace(problem, offload=False, recompute=False))
-    if linear and effort.left > SEARCHED and all(value > moves_nothing for value, _ in values):
+    if linear and effort.left > SEARCHED and (not starts or problem.value(starts[0]) > moves_nothing):
         effort.spend(SEARCHED)
-        searched = build("zb")
-        values += [] if searched is None else [(problem.value(searched), searched)]
+        starts = _fastest_first(problem, filter(None, (*starts, build("zb"))))
+    return starts
+
+
+def _fastest_first(problem: OrderProblem, candidates: Iterable[Schedule]) -> list[Schedule]:
+    """Those that fit."""
+    values: list[tuple[Number, Schedule]] = []
+    for schedule in candidates:
+        with contextlib.suppress(DebubbleError):
+            values.append((problem.value(schedule), schedule))
     return [schedule for _, schedule in sorted(values, key=lambda entry: entry[0])]
 
 
