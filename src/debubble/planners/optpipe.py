@@ -78,9 +78,9 @@ def initial(problem: OrderProblem, effort: Effort) -> list[Schedule]:
     """The published schedules that answer the problem, fastest first: no search from them ends behind one of them.
 
     With a link to the host they are PipeOffload and, for one stage per device, AdaOffload; with or without a link and
-    one stage per device, `zb`, which moves nothing.  None of them recomputes or moves parts of activations.  Where half
-    of the effort pays for it, `zb` searches its own order too, as that schedule does by default, unless the bound of
-    orders that move nothing says that it cannot be the fastest start.
+    one stage per device, `zb`, which moves nothing.  None of them recomputes or moves parts of activations.  Where more
+    effort is left than that takes, `zb` searches its own order too, as that schedule does by default, unless the bound
+    of orders that move nothing says that it cannot be the fastest start.
     """
     if problem.fused_recompute or problem.offload_fraction or problem.asynchronous:
         return []
