@@ -1,6 +1,6 @@
 """OptPipe's grid: what each method reaches, how far from the bound, and how long it took.
 
-    python benchmarks/optpipe_grid.py [--quick] [--milp SECONDS] [--only 'P,M;P,M,TO,LIMIT'] [--wall 1] [--workers 2]
+    python benchmarks/optpipe_grid.py [--quick] [--milp SECONDS] [--only 'P,M;P,M,TO,LIMIT'] [--workers 2]
         [--json FILE]
     python benchmarks/optpipe_grid.py --baselines-only --json FILE    # the baselines of the file's cells anew
     python benchmarks/optpipe_grid.py --docs --json FILE              # the table of docs/optpipe.md from the file
@@ -79,21 +79,16 @@ def cells(*, quick: bool) -> Iterator[tuple[int, int, int, int, float]]:
         yield from ((8, m, 10, 4, 60.0), (8, m, 20, 8, 60.0))
 
 
-def row(
-    p: int, m: int, to: int, limit: int, seconds: float, *, milp: float, wall: float, workers: int
-) -> dict[str, Any]:
+def row(p: int, m: int, to: int, limit: int, seconds: float, *, milp: float, workers: int) -> dict[str, Any]:
     problem = problem_of(p, m, to, limit)
     begin = time.process_time()
     best_at, end = 0.0, 0.0
     value = bound = float("inf")
     steps = 0
-    # The wall gets more than the processor may have: a neighbour may be using it.
     built = {name: baseline(name, p, m, to, limit) for name in BASELINES}
     starts = [schedule for schedule in built.values() if schedule is not None]
     for found in optimize(problem, starts=starts, effort=seconds, workers=workers):
         end = time.process_time() - begin
-        if end > workers * seconds and value < float("inf"):
-            break
         if float(found.value) < value:
             best_at = end
         value, bound, steps = float(found.value), float(found.bound), found.steps
@@ -176,7 +171,6 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--milp", type=float, default=60.0, help="seconds for the plain MILP per cell; 0: leave it out")
     parser.add_argument("--only", default="", help="cells whose P,M,TO,LIMIT begins so, separated by ;")
-    parser.add_argument("--wall", type=float, default=4.0, help="seconds on the wall per second of processor")
     parser.add_argument("--workers", type=int, default=2, help="threads of the search, which each have those seconds")
     parser.add_argument("--baselines-only", action="store_true", help="build the baselines of the file's cells anew")
     parser.add_argument("--docs", action="store_true", help="write the table of docs/optpipe.md from the file")
@@ -216,7 +210,7 @@ def main() -> None:
         for cell in cells(quick=arguments.quick):
             if cell[:4] in done or not wanted(cell):
                 continue
-            rows.append(row(*cell, milp=arguments.milp, wall=arguments.wall, workers=arguments.workers))
+            rows.append(row(*cell, milp=arguments.milp, workers=arguments.workers))
             print(rows[-1], flush=True)
             keep()
     table = Table(*COLUMNS)
