@@ -9,6 +9,7 @@ import torch.distributed as dist
 import debubble as db
 from debubble.ir import lower
 from debubble.runtime.activity import Activity
+from debubble.runtime.leaving import leave_word
 from debubble.training.watchdog import SAVING, Watchdog
 
 COSTS = db.StageCosts.of(stages=2)
@@ -90,3 +91,17 @@ def test_the_compute_lane_is_told_before_messages_and_a_phase_where_nothing_runs
     activity.ended(INSTRUCTION["0SEND_F0"])
     activity.enter("reads data", own=True)
     assert str(activity) == "reads data"
+
+
+def test_an_error_leaves_its_reason_before_the_rank_unwinds(tmp_path, monkeypatch):
+    """The launcher may end the rank between here and its end, when a peer was killed."""
+    file, activity = tmp_path / "error.json", running("1B1")
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+    dog = Watchdog(activity, store=dist.HashStore(), rank=0, ranks=1, patience=60, leave=print, period=0.01)
+    with pytest.raises(RuntimeError), dog:
+        raise RuntimeError("Connection closed by peer.")
+    leave_word(ValueError("The first reason stays."))
+    word = json.loads(file.read_text())["message"]
+    assert word["message"] == "RuntimeError: Connection closed by peer."
+    assert word["extraInfo"]["doing"] == "is in 1B1, micro-batch 1"
+    assert list(tmp_path.iterdir()) == [file]

@@ -12,11 +12,11 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Thread
+from threading import Thread, get_ident
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from debubble.ir import DebubbleError
 
@@ -33,31 +33,40 @@ class EndedError(DebubbleError):
 
 
 def leave(error: BaseException) -> NoReturn:
-    """End this process because of the error.
+    """End this process because of the error, with its reason for the launcher or the user."""
+    details = leave_word(error)
+    if REPORTED not in os.environ:
+        rank = os.environ.get("RANK", "0")
+        while_doing = f" (It {details['doing']}.)" if details["doing"] else ""
+        sys.stderr.write(f"{details['py_callstack']}debubble: rank {rank}: {details['text']}{while_doing}\n")
+        sys.stderr.flush()
+    os._exit(error.exit_code if isinstance(error, DebubbleError) else 1)
 
-    The reason goes to torchrun's error file, which is written before this rank's connections close: so it is older than
-    the reasons of the peers that it takes down.  Notes of the error say what the rank was doing.
+
+def leave_word(error: BaseException) -> dict[str, Any]:
+    """Write the error to torchrun's error file, unless this rank has written one, and return its details.
+
+    This is done before the rank's connections close: so the reason is older than those of the peers that it takes down,
+    and it is there even if the launcher ends this rank on its way out.  Notes of the error say what the rank was doing.
     """
     own = isinstance(error, DebubbleError)
-    text = str(error) if own else f"{type(error).__name__}: {error}"
-    doing = "; ".join(getattr(error, "__notes__", ()))
     details = {
+        "text": str(error) if own else f"{type(error).__name__}: {error}",
         "timestamp": str(int(time.time())),
         "moment": time.time(),
         "py_callstack": "" if own else "".join(traceback.format_exception(error)),
-        "doing": doing,
+        "doing": "; ".join(getattr(error, "__notes__", ())),
         "ended": isinstance(error, EndedError),
         "of_run": isinstance(error, RunError),
     }
     if "TORCHELASTIC_ERROR_FILE" in os.environ:
-        content = json.dumps({"message": {"message": text, "extraInfo": details}})
-        Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(content)
-    if REPORTED not in os.environ:
-        rank = os.environ.get("RANK", "0")
-        while_doing = f" (It {doing}.)" if doing else ""
-        sys.stderr.write(f"{details['py_callstack']}debubble: rank {rank}: {text}{while_doing}\n")
-        sys.stderr.flush()
-    os._exit(error.exit_code if isinstance(error, DebubbleError) else 1)
+        file = Path(os.environ["TORCHELASTIC_ERROR_FILE"])
+        written = file.with_name(f"{file.name}.{get_ident()}")
+        written.write_text(json.dumps({"message": {"message": details["text"], "extraInfo": details}}))
+        with suppress(FileExistsError):
+            os.link(written, file)  # whole or not at all, and the first one stays
+        written.unlink()
+    return details
 
 
 @contextmanager

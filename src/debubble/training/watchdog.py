@@ -18,7 +18,7 @@ from typing import NamedTuple
 from torch.distributed.distributed_c10d import Store
 
 from debubble.runtime.activity import Activity
-from debubble.runtime.leaving import EndedError, RunError, heard_while_waiting
+from debubble.runtime.leaving import EndedError, RunError, heard_while_waiting, leave_word
 
 SAVING = "writes a checkpoint"
 """A phase that may take long."""
@@ -72,6 +72,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
     ) -> None:
         if error is not None:
             error.add_note(str(self._activity))
+            leave_word(error)  # the launcher may end this rank on its way out
         self._end.set()
         self._thread.join()
         self._context.close()
