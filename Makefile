@@ -30,10 +30,11 @@ test-slow: $(VENV)/.ready ## run the slow extras
 test-cuda: $(VENV)/.ready ## run the tests that need a GPU
 	$(BIN)/pytest tests/cuda -m cuda
 
-check: $(VENV)/.ready ## ruff and mypy
+check: $(VENV)/.ready ## ruff, mypy and the contracts of the imports
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 $(VENV)/.docs-ready: $(VENV)/.ready
 	$(BIN)/pip install --quiet --editable ".[docs]"

@@ -33,10 +33,10 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 import debubble as db
 from debubble.ir import Plan, Schedule, StageCosts
 from debubble.planners import Problem
-from debubble.planners.making import solve
-from debubble.runtime.models.building import build_stage, model_units
+from debubble.planners.plan_model import solve
+from debubble.runtime.memory.recomputation import directly
+from debubble.runtime.models.build import build_stage, model_units
 from debubble.runtime.models.units import MicroBatch, Unit
-from debubble.runtime.tape import directly
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 4,

@@ -17,14 +17,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from debubble.costs import Cluster, Model, model_units, models
+from debubble.costs import Cluster, model_units
 from debubble.ir import OutOfMemoryError, RunOptions, Schedule, StageCosts
-from debubble.ir.admission import Admission
-from debubble.planners.partition import balanced_counts, even_counts
+from debubble.ir.lowering.admission import Admission
+from debubble.models import Model, models
+from debubble.planners.partitioning.balance import balanced_counts, even_counts
 from debubble.planners.problem import cut
-from debubble.reproduce.chronospipe_model import ALL, CHRONOS, HALF, PLAIN, RECOMP, Method
+from debubble.reproduce.chronospipe.memory_model import ALL, CHRONOS, HALF, PLAIN, RECOMP, Method
 from debubble.schedules import schedules
-from debubble.schedules.chronos_offload import offload_states
+from debubble.schedules.chronos.offload import offload_states
 
 PIPELINE, MICRO_BATCHES = 8, 24
 """The peak is reached long before the 24th micro-batch."""

@@ -38,9 +38,9 @@ from rich.table import Table
 
 from debubble.ir import InfeasibleError, Placement, Schedule, StageCosts
 from debubble.schedules import schedules
-from debubble.solver.milp import solve_milp
-from debubble.solver.optimize import optimize
-from debubble.solver.problem import OrderProblem
+from debubble.search.exact.milp import solve_milp
+from debubble.search.optimize import optimize
+from debubble.search.problem import OrderProblem
 
 BASELINES = {"adaoffload": {}, "pipeoffload": {"chunks": 1}, "zb": {}}
 """Schedules of the library, with their options."""

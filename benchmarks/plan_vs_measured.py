@@ -18,18 +18,18 @@ import torch
 import torch.distributed as dist
 
 import debubble as db
-from debubble.costs import named_model
-from debubble.costs.states import parameter_bytes
+from debubble.costs.optimizer_states import parameter_bytes
 from debubble.costs.units import Units, recomputing
 from debubble.ir import PlannedUnit, RunOptions
+from debubble.models import named_model
 from debubble.profiler.links import message_time
 from debubble.profiler.profile import layered
 from debubble.profiler.units import Measured, Slice, costs_of, merged
 from debubble.runtime.launcher import as_rank, launch
-from debubble.runtime.models.building import model_units
+from debubble.runtime.models.build import model_units
 from debubble.runtime.pipeline import Pipeline
+from debubble.training.checkpoint.state import adamw
 from debubble.training.report import available_cores
-from debubble.training.state import adamw
 from debubble.views.comparison import compare
 
 RANKS, MICRO_BATCHES = 2, 8

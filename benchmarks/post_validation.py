@@ -15,9 +15,9 @@ from pathlib import Path
 
 import debubble as db
 from debubble.ir import Plan, PlannedUnit
-from debubble.runtime.parallel.relay import Relay, turns
-from debubble.runtime.parallel.tally import Tally
-from debubble.runtime.parallel.transport import Threads
+from debubble.runtime.distributed.gradient_norm import Tally
+from debubble.runtime.distributed.relay import Relay, turns
+from debubble.runtime.distributed.transport import Threads
 from debubble.training.rehearsal import Sleeper, messages, scaled
 
 DEVICES, MICRO_BATCHES = 4, 8

@@ -24,14 +24,14 @@ from typing import Any
 from debubble.costs.units import Strategy, Unit
 from debubble.ir import InfeasibleError, Placement
 from debubble.planners import Problem
-from debubble.planners.partition import even_counts
+from debubble.planners.partitioning.balance import even_counts
 from debubble.planners.problem import cut
-from debubble.planners.scope import DUAL, TRI, megatron_schedule
-from debubble.planners.scope_ilp import solve
-from debubble.planners.scope_runs import runs
+from debubble.planners.scope.layer_types import runs
+from debubble.planners.scope.monolithic import solve
+from debubble.planners.scope.planner import DUAL, TRI, megatron_schedule
 from debubble.reproduce.scope import MODELS, problem_of
+from debubble.search.effort import Effort
 from debubble.simulator import Repricer
-from debubble.solver.effort import Effort
 
 MICRO_BATCHES = 64
 MIXES = ("one", "moe", "multimodal")

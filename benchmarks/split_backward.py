@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 
-from debubble.runtime.memory import Ledger
-from debubble.runtime.models.building import build_stage, model_units
+from debubble.runtime.execution.stage import Stage
+from debubble.runtime.memory.activations import Ledger
+from debubble.runtime.memory.recomputation import directly
+from debubble.runtime.models.build import build_stage, model_units
 from debubble.runtime.models.units import MicroBatch
-from debubble.runtime.stage import Stage
-from debubble.runtime.tape import directly
 
 BLOCK = {
     "model_type": "llama", "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4,

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import debubble as db
-from debubble.solver.bounds import lower_bound
-from debubble.solver.cp_sat import ROOMY, solve
-from debubble.solver.effort import Effort
-from debubble.solver.problem import Incumbent, OrderProblem
-from debubble.solver.tight import WHOLE, is_coarse, skeleton_bound
+from debubble.search.bounds import lower_bound
+from debubble.search.effort import Effort
+from debubble.search.exact.cp_sat import ROOMY, solve
+from debubble.search.exact.tight_memory import WHOLE, is_coarse, skeleton_bound
+from debubble.search.problem import Incumbent, OrderProblem
 
 DEVICES, MICRO_BATCHES = 8, 32
 LIMITS = (4, 5, 6, 7, 8)

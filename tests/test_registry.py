@@ -68,3 +68,22 @@ def test_a_second_thread_waits_until_all_members_are_there(library: Path) -> Non
     )
     assert len(registry()) == 2
     assert sys.modules["library.b"].answer.result() == 2
+
+
+def test_members_of_sub_packages_are_found_and_their_errors_pass(library: Path) -> None:
+    (library / "deep").mkdir()
+    (library / "deep" / "__init__.py").write_text("import library_of_nobody\n")
+    with pytest.raises(ImportError, match="library_of_nobody"):
+        len(registry())
+    (library / "deep" / "__init__.py").write_text("")
+    (library / "deep" / "d.py").write_text("from library import registry\nregistry.add('d', 'd')\n")
+    assert "d" in registry()
+
+
+def test_other_distributions_add_members_by_entry_points(library: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("from library import registry\nregistry.add('mine', 'm')\n")
+    info = tmp_path / "mine-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[library]\nmine = mine\n")
+    assert registry()["mine"] == "m"

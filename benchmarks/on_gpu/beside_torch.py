@@ -27,7 +27,7 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 import debubble as db
 from debubble.ir import Plan, PlannedUnit, RunOptions, Schedule, StageCosts
 from debubble.runtime import Pipeline
-from debubble.runtime.parallel.transport import Alone
+from debubble.runtime.distributed.transport import Alone
 from on_gpu.figures import Figures
 from on_gpu.profiles import DTYPES
 from on_gpu.settings import Config, Settings

@@ -15,7 +15,7 @@ import torch
 from debubble.costs import hardware
 from debubble.costs.speed import Speed
 from debubble.ir import Lane
-from debubble.runtime.lanes import CpuLanes, CudaLanes, lanes_of
+from debubble.runtime.execution.lanes import CpuLanes, CudaLanes, lanes_of
 from on_gpu.figures import Figures, pair
 from on_gpu.settings import Settings
 

@@ -18,12 +18,13 @@ from typing import Any
 import torch
 
 import debubble as db
-from debubble.costs import Cluster, Model, load_profile
+from debubble.costs import Cluster, load_profile
 from debubble.costs.units import Units
 from debubble.ir import Kind, Lane, Op, OutOfMemoryError, Plan, RunOptions, Schedule, Trace, lower
 from debubble.ir.trace import TraceStep
+from debubble.models import Model
 from debubble.runtime import Pipeline
-from debubble.runtime.parallel.supplied import Supplied
+from debubble.runtime.distributed.supplied import Supplied
 from debubble.views import Scene, views
 from debubble.views.comparison import as_dict, compare
 from on_gpu.figures import Figures, pair

@@ -13,14 +13,15 @@ from typing import Any
 
 import torch
 
-from debubble.costs import EAGER, Cluster, Model, hardware, load_profile, model_units
+from debubble.costs import EAGER, Cluster, hardware, load_profile, model_units
 from debubble.costs.operators import Shapes, attention, mlp
+from debubble.costs.optimizer_states import element_bytes
 from debubble.costs.speed import Speed
-from debubble.costs.states import element_bytes
 from debubble.costs.units import Units
 from debubble.ir import PlannedUnit, RunOptions
-from debubble.runtime.lanes import CpuLanes, CudaLanes, lanes_of
-from debubble.runtime.models.building import build_stage
+from debubble.models import Model
+from debubble.runtime.execution.lanes import CpuLanes, CudaLanes, lanes_of
+from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.units import MicroBatch, Unit
 from on_gpu.figures import Figures, pair
 from on_gpu.machine import HARDWARE, seconds_of

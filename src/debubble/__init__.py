@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from debubble.costs import Cluster, Model, hardware, models
+    from debubble.costs import Cluster, hardware
     from debubble.ir import (
         DeadlockError,
         DebubbleError,
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
         Trace,
         lower,
     )
+    from debubble.models import Model, models
     from debubble.planners import Problem, planners
-    from debubble.planners.making import plan
+    from debubble.planners.plan_model import plan
     from debubble.runtime import Pipeline
     from debubble.schedules import schedules
     from debubble.simulator import Timeline, simulate
@@ -42,7 +43,7 @@ _HOME = {
     "DebubbleError": "ir",
     "InfeasibleError": "ir",
     "InputError": "ir",
-    "Model": "costs",
+    "Model": "models",
     "Op": "ir",
     "OutOfMemoryError": "ir",
     "Pipeline": "runtime",
@@ -58,8 +59,8 @@ _HOME = {
     "Trace": "ir",
     "hardware": "costs",
     "lower": "ir",
-    "models": "costs",
-    "plan": "planners.making",
+    "models": "models",
+    "plan": "planners.plan_model",
     "planners": "planners",
     "schedules": "schedules",
     "simulate": "simulator",

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from debubble.costs import Cluster, apply_profile, load_costs, load_profile, load_units, model_units, models
+from debubble.costs import Cluster, apply_profile, load_costs, load_profile, load_units, model_units
 from debubble.costs.files import units_from_dict, units_to_dict
 from debubble.ir import InputError, Placement, RunOptions
+from debubble.models import models
 
 DENSE = {
     "type": "dense",

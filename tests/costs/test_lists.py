@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 import debubble.cli.hardware
 import debubble.cli.models  # noqa: F401 - registers the command
 from debubble.cli.app import app
-from debubble.costs import hardware, models
+from debubble.costs import hardware
+from debubble.models import models
 
 
 @pytest.mark.parametrize(("command", "names"), [("models", list(models)), ("hardware", list(hardware))])

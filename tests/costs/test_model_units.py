@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from debubble.costs import EAGER, MEGATRON, Cluster, Model, Unit, Units, model_units, models
+from debubble.costs import EAGER, MEGATRON, Cluster, Unit, Units, model_units
 from debubble.ir import InputError, Placement, RunOptions
+from debubble.models import Model, models
 
 A100S = Cluster.parse("64xA100-80GB")
 LLAMA = models["llama3-8b"]

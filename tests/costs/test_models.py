@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from debubble.costs import Model, models, named_model
 from debubble.ir import InputError
+from debubble.models import Model, models, named_model
 
 LLAMA = {
     "model_type": "llama",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from debubble.costs import DEEPSPEED, Cluster, StepTail, model_units, models
-from debubble.costs.states import HOST_MEMORY_BANDWIDTH, step_operations, step_traffic
+from debubble.costs import DEEPSPEED, Cluster, StepTail, model_units
+from debubble.costs.optimizer_states import HOST_MEMORY_BANDWIDTH, step_operations, step_traffic
 from debubble.ir import RunOptions
+from debubble.models import models
 
 MODEL = models["llama2-7b"]
 LAUNCH, MEMORY = 2e-6, 1e12

@@ -7,9 +7,10 @@ from itertools import pairwise
 
 import pytest
 
-from debubble.costs import DEEPSPEED, MEGATRON, Cluster, Framework, Model, model_units, step_tail
+from debubble.costs import DEEPSPEED, MEGATRON, Cluster, Framework, model_units, step_tail
 from debubble.costs.units import recomputing
 from debubble.ir import Placement, RunOptions
+from debubble.models import Model
 from debubble.schedules import schedules
 from debubble.simulator import Timeline, simulate
 

@@ -6,14 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from debubble.costs import Cluster, Model, model_units, models, profiled, step_tail
+from debubble.costs import Cluster, model_units, profiled, step_tail
 from debubble.costs.files import units_from_dict, units_to_dict
-from debubble.costs.states import HOST_MEMORY_BANDWIDTH
+from debubble.costs.optimizer_states import HOST_MEMORY_BANDWIDTH
 from debubble.costs.units import Units
 from debubble.ir import InputError, Kind, Op, Placement, RunOptions, Schedule, StageCosts
-from debubble.planners.making import plan, step_time, tail_of
+from debubble.models import Model, models
+from debubble.planners.plan_model import plan, step_time, tail_of
 from debubble.schedules import schedules
-from debubble.schedules.chronos_offload import offload_states
+from debubble.schedules.chronos.offload import offload_states
 from debubble.simulator import simulate
 
 MODEL = models["llama2-7b"]

@@ -6,8 +6,8 @@ import torch
 
 from debubble.runtime import Pipeline
 from debubble.runtime.batch import read_batch
-from debubble.runtime.models.building import Model
-from debubble.runtime.parallel.transport import Threads
+from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.models.build import Model
 
 CYCLES = 20_000_000
 """About ten milliseconds of a GPU."""

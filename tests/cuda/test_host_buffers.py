@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from debubble.ir import Lane
-from debubble.runtime.lanes import lanes_of
+from debubble.runtime.execution.lanes import lanes_of
 from tests.cuda.cuda_cases import lag
 
 SIZE = (1 << 20) + 12345

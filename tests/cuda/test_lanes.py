@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from debubble.ir import Lane
-from debubble.runtime.lanes import lanes_of
+from debubble.runtime.execution.lanes import lanes_of
 from debubble.runtime.streams import Handed
 from tests.cuda.cuda_cases import lag, own_stream
 

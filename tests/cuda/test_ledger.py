@@ -7,10 +7,10 @@ tensor, as long as no tensor is larger than a megabyte: larger ones may be given
 import pytest
 import torch
 
-from debubble.runtime.memory import Ledger
-from debubble.runtime.models.building import build_stage, model_units
+from debubble.runtime.execution.stage import Stage
+from debubble.runtime.memory.activations import Ledger
+from debubble.runtime.models.build import build_stage, model_units
 from debubble.runtime.models.units import MicroBatch
-from debubble.runtime.stage import Stage
 from tests.runtime.runtime_cases import GPT2, LLAMA, MIXTRAL
 
 pytestmark = pytest.mark.cuda

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from debubble.ir import Lane
-from debubble.runtime.lanes import lanes_of
-from debubble.runtime.memory import Ledger
-from debubble.runtime.models.building import build_stage, model_units
+from debubble.runtime.execution.lanes import lanes_of
+from debubble.runtime.execution.stage import Stage
+from debubble.runtime.memory.activations import Ledger
+from debubble.runtime.models.build import build_stage, model_units
 from debubble.runtime.models.units import MicroBatch
-from debubble.runtime.stage import Stage
 from tests.cuda.cuda_cases import lag
 from tests.runtime.runtime_cases import LLAMA, MIXTRAL
 

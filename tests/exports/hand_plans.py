@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import debubble as db
-from debubble.costs import Cluster, Model, model_units
+from debubble.costs import Cluster, model_units
 from debubble.costs.units import recomputing
 from debubble.ir import Op, Plan, PlannedUnit, RunOptions, Schedule, StageCosts
+from debubble.models import Model
 
 LLAMA = {
     "model_type": "llama",

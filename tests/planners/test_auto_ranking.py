@@ -7,8 +7,8 @@ import pytest
 import debubble as db
 from debubble.costs import StepTail
 from debubble.ir import Kind, RunOptions
-from debubble.planners.making import problem_of
-from debubble.schedules.chronos_offload import offload_states
+from debubble.planners.plan_model import problem_of
+from debubble.schedules.chronos.offload import offload_states
 from tests.planners.test_fixed import MODEL
 
 OPTIONS = RunOptions(data=2, sequence_length=2048)

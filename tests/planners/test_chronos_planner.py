@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from debubble.costs.units import HostStates, Strategy, Unit, Units
 from debubble.ir import InfeasibleError, Kind, StageCosts
 from debubble.planners import Problem, planners
-from debubble.planners.chronos_settings import increments
-from debubble.planners.chronos_settings import settings as chronos_settings
+from debubble.planners.chronos.settings import increments
+from debubble.planners.chronos.settings import settings as chronos_settings
 
 
 def layers(count, *, limit=None, host_step=0, bandwidth=None, cheap=False, reduce=0):

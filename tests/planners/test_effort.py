@@ -16,8 +16,8 @@ import pytest
 import debubble as db
 from debubble.ir import CutOffError, InputError, Plan, RunOptions, StageCosts
 from debubble.planners import Problem, planners
-from debubble.planners.making import problem_of, solve
-from debubble.solver.effort import Effort, price_of_move
+from debubble.planners.plan_model import problem_of, solve
+from debubble.search.effort import Effort, price_of_move
 from debubble.views.plan_table import render
 from debubble.views.scene import Scene
 

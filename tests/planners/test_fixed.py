@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.planners.fixed import fixed_configuration
+from debubble.planners.fixed_configuration import fixed_configuration
 
 MODEL, CLUSTER = db.models["llama2-7b"], db.Cluster.parse("4xA100-80GB")
 

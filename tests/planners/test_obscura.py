@@ -13,13 +13,13 @@ from debubble.costs.units import Strategy, Unit, Units
 from debubble.ir import DeadlockError, DebubbleError, InfeasibleError, StageCosts
 from debubble.planners import Problem, planners
 from debubble.planners.bpipe import bpipe_variants
-from debubble.planners.fronts import front
-from debubble.planners.obscura_model import Swapping, identify, step_time, swapping_cost
-from debubble.planners.obscura_partition import adjustments
-from debubble.planners.obscura_swapping import Configuration, candidates
+from debubble.planners.obscura.configurations import Configuration, candidates
+from debubble.planners.obscura.partition_adjustment import adjustments
+from debubble.planners.obscura.step_model import Swapping, identify, step_time, swapping_cost
+from debubble.planners.partitioning.fixed_partition import Stages
+from debubble.planners.partitioning.pareto import front
 from debubble.planners.problem import Solution
-from debubble.planners.stages import Stages
-from debubble.reproduce import obscura_fit
+from debubble.reproduce.obscura import fit as obscura_fit
 from debubble.schedules import schedules
 from debubble.simulator import simulate
 

@@ -16,10 +16,10 @@ from debubble.ir import InfeasibleError, Placement, StageCosts
 from debubble.planners import Problem, planners
 from debubble.planners.optpipe import initial
 from debubble.schedules import schedules
+from debubble.search.effort import Effort
+from debubble.search.problem import OrderProblem
 from debubble.simulator import simulate
-from debubble.solver.effort import Effort
-from debubble.solver.problem import OrderProblem
-from tests.solver.orders import offload_problems
+from tests.search.orders import offload_problems
 
 
 def costs(p: int, to: float | None, limit: int) -> StageCosts:

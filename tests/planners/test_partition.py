@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.costs.units import Strategy, Unit, Units
-from debubble.planners.partition import balanced_counts, even_counts
+from debubble.planners.partitioning.balance import balanced_counts, even_counts
 from tests.strategies import model_units
 
 

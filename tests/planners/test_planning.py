@@ -12,7 +12,7 @@ from debubble.costs.units import Partition, Units, recomputing
 from debubble.ir import Placement, StageCosts
 from debubble.planners import Problem
 from debubble.planners.bounds import lower_bound
-from debubble.planners.recomputation import cheapest_stages, cheapest_strategies
+from debubble.planners.partitioning.recomputation import cheapest_stages, cheapest_strategies
 from debubble.simulator import Repricer
 from tests.strategies import model_units
 

@@ -9,16 +9,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import debubble as db
-from debubble.costs import Cluster, StepTail, models
+from debubble.costs import Cluster, StepTail
 from debubble.costs.units import Partition, Strategy, Unit, Units, recomputing
 from debubble.ir import Placement, RunOptions
+from debubble.models import models
 from debubble.planners import Problem
-from debubble.planners.scope import BASELINES, megatron_schedule, plan
-from debubble.planners.scope_ilp import solve
-from debubble.planners.scope_instance import alive
-from debubble.planners.scope_runs import runs
+from debubble.planners.scope.instance import alive
+from debubble.planners.scope.layer_types import runs
+from debubble.planners.scope.monolithic import solve
+from debubble.planners.scope.planner import BASELINES, megatron_schedule, plan
+from debubble.search.effort import Effort
 from debubble.simulator import Repricer
-from debubble.solver.effort import Effort
 from tests.strategies import model_units
 
 

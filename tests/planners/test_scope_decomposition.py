@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from debubble.costs.units import Strategy, Unit, Units
 from debubble.ir import Schedule
-from debubble.planners.scope_decomposition import decompose, evened
-from debubble.planners.scope_device import Open, cut, fastest, priced
-from debubble.planners.scope_instance import Device, Instance, _reached, alive, instance
-from debubble.planners.scope_runs import Run, runs
+from debubble.planners.scope.benders import decompose, evened
+from debubble.planners.scope.instance import Device, Instance, _reached, alive, instance
+from debubble.planners.scope.layer_types import Run, runs
+from debubble.planners.scope.subproblem import Open, cut, fastest, priced
 from debubble.schedules import schedules
-from debubble.solver.effort import Effort
+from debubble.search.effort import Effort
 
 
 def layer(kind: str, time: int, *, kept: int = 4, static: int = 1) -> Unit:

@@ -2,7 +2,7 @@ from concurrent.futures import Future
 
 from debubble.ir import InfeasibleError, StageCosts
 from debubble.planners import Problem
-from debubble.planners.workers import Answer, searching
+from debubble.planners.process_pool import Answer, searching
 
 
 def left_early(problem: Problem) -> Future[Answer]:

@@ -13,10 +13,10 @@ from debubble.ir import InputError, PlannedUnit, RunOptions
 from debubble.profiler.profile import ProfileOptions, profile
 from debubble.profiler.request import measure
 from debubble.profiler.units import STRATEGIES, Slice, measured_layers
-from debubble.runtime.memory import Ledger
-from debubble.runtime.models.building import build_stage, model_units
+from debubble.runtime.execution.stage import Stage
+from debubble.runtime.memory.activations import Ledger
+from debubble.runtime.models.build import build_stage, model_units
 from debubble.runtime.models.units import MicroBatch
-from debubble.runtime.stage import Stage
 
 CONFIG = {
     "model_type": "llama",

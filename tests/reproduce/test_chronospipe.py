@@ -2,9 +2,9 @@
 
 import pytest
 
-from debubble.reproduce import chronospipe as figures
-from debubble.reproduce import chronospipe_schedules as schedules
-from debubble.reproduce.chronospipe_model import ALL, CHRONOS, HALF, INTERLEAVED, PLAIN, RECOMP
+from debubble.reproduce.chronospipe import report as figures
+from debubble.reproduce.chronospipe import schedules as schedules
+from debubble.reproduce.chronospipe.memory_model import ALL, CHRONOS, HALF, INTERLEAVED, PLAIN, RECOMP
 
 
 def column(table, name):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from debubble.reproduce import obscura as report
-from debubble.reproduce.obscura_fit import problem
-from debubble.reproduce.obscura_pictures import draw
-from debubble.reproduce.obscura_runs import as_printed, relaxed_full
+from debubble.reproduce.obscura import report as report
+from debubble.reproduce.obscura.fit import problem
+from debubble.reproduce.obscura.pictures import draw
+from debubble.reproduce.obscura.runs import as_printed, relaxed_full
 from debubble.simulator import simulate
 
 CELLS = sorted(report.PAPER_12)

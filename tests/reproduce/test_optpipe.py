@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from debubble.ir import StageCosts
-from debubble.reproduce.optpipe import PRINTED, Row, advantage, many_micro_batches, room, row, toy, toy_table
-from debubble.reproduce.optpipe_pictures import draw
-from debubble.reproduce.optpipe_runs import BASELINES, METHODS, Setting, attempt, samples_needed, searched
-from debubble.reproduce.report import Table
+from debubble.reproduce.optpipe.pictures import draw
+from debubble.reproduce.optpipe.report import PRINTED, Row, advantage, many_micro_batches, room, row, toy, toy_table
+from debubble.reproduce.optpipe.runs import BASELINES, METHODS, Setting, attempt, samples_needed, searched
+from debubble.reproduce.registry import Table
 from debubble.schedules import schedules
 from debubble.simulator import Timeline, simulate
 

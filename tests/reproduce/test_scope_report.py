@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from debubble.reproduce import scope as report
-from debubble.reproduce.report import Cell, Table
+from debubble.reproduce.registry import Cell, Table
 from debubble.reproduce.scope import Ask, Case, Outcome
 
 

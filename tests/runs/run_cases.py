@@ -8,11 +8,11 @@ import debubble as db
 from debubble.costs.units import HostStates, Strategy, Unit, Units
 from debubble.ir import Kind, Lane, Op, RunOptions
 from debubble.planners import Problem
-from debubble.planners.making import solve
-from debubble.runtime.memory import Ledger
-from debubble.runtime.models.building import build_stage, model_units
+from debubble.planners.plan_model import solve
+from debubble.runtime.execution.stage import Stage
+from debubble.runtime.memory.activations import Ledger
+from debubble.runtime.models.build import build_stage, model_units
 from debubble.runtime.models.units import MicroBatch
-from debubble.runtime.stage import Stage
 from tests.runtime import gloo_ranks
 from tests.runtime.runtime_cases import gradients_of, reference_gradients, run_threads, tokens_of
 

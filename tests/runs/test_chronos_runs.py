@@ -10,9 +10,9 @@ from debubble.ir import Kind, Lane, Placement, Plan
 from debubble.planners.problem import cut
 from debubble.runtime import Pipeline
 from debubble.runtime.batch import read_batch
-from debubble.runtime.models.building import Model
+from debubble.runtime.models.build import Model
 from debubble.training.options import validates_after
-from debubble.training.updating import PostValidated, Synchronous
+from debubble.training.stepping import PostValidated, Synchronous
 from tests.runs.run_cases import (
     LLAMA8,
     batch_for,

@@ -6,7 +6,7 @@ import torch
 import debubble as db
 from debubble.ir import Kind, Plan
 from debubble.runtime import Pipeline
-from debubble.runtime.parallel.transport import Threads
+from debubble.runtime.distributed.transport import Threads
 from tests.runs.run_cases import LLAMA8, kinds_of, plan_for, units_of
 from tests.runtime import gloo_ranks
 from tests.runtime.runtime_cases import LLAMA_TIED, plan_of, tokens_of

@@ -8,8 +8,8 @@ import torch
 from debubble.ir import Plan, RunOptions, StageCosts
 from debubble.runtime import Pipeline
 from debubble.runtime.batch import read_batch
-from debubble.runtime.models.building import Model, model_units
-from debubble.runtime.parallel.transport import Threads
+from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.models.build import Model, model_units
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,

@@ -8,7 +8,7 @@ import torch
 
 import debubble as db
 from debubble.runtime import Pipeline
-from debubble.runtime.parallel.transport import Threads
+from debubble.runtime.distributed.transport import Threads
 from tests.runtime.covering import CASES, RECOMPUTATIONS, one_per_schedule
 from tests.runtime.runtime_cases import FAMILIES, tokens_of
 

@@ -9,7 +9,7 @@ from torch.optim import SGD, Adafactor, AdamW, Muon, Optimizer
 import debubble as db
 from debubble.ir import InputError
 from debubble.runtime import Pipeline
-from debubble.runtime.parallel.transport import Threads
+from debubble.runtime.distributed.transport import Threads
 from tests.runtime.runtime_cases import LLAMA, plan_of, tokens_of
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import debubble as db
-from debubble.runtime.models.building import Model
+from debubble.runtime.models.build import Model
 from tests.runtime import gloo_ranks
 from tests.runtime.runtime_cases import GPT2, LLAMA, MIXTRAL, plan_of, reference_gradients, run_threads, tokens_of
 

@@ -8,8 +8,8 @@ import torch
 import debubble as db
 from debubble.ir import InputError
 from debubble.runtime import Pipeline
+from debubble.runtime.distributed.transport import Threads
 from debubble.runtime.models.families import read_shape
-from debubble.runtime.parallel.transport import Threads
 from tests.runtime.runtime_cases import FAMILIES, LLAMA, plan_of, tokens_of
 
 pytest.importorskip("transformers")

@@ -8,12 +8,12 @@ import torch
 import debubble as db
 from debubble.ir import InputError, PlannedUnit
 from debubble.runtime import Pipeline
-from debubble.runtime.memory import Ledger
-from debubble.runtime.models.building import build_stage, model_units
+from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.execution.stage import Stage
+from debubble.runtime.memory.activations import Ledger
+from debubble.runtime.models.build import build_stage, model_units
 from debubble.runtime.models.hf_model import Anatomy
 from debubble.runtime.models.units import MicroBatch
-from debubble.runtime.parallel.transport import Threads
-from debubble.runtime.stage import Stage
 from tests.runtime import gloo_ranks
 from tests.runtime.generic_cases import GENERIC
 from tests.runtime.runtime_cases import gradients_of, plan_of, run_threads, tokens_of

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from debubble.ir import Placement, Schedule, StageCosts
-from debubble.runtime.host_memory import Files, OffloadError
+from debubble.runtime.memory.host import Files, OffloadError
 from tests.runtime.runtime_cases import LLAMA, plan_of, run_threads, tokens_of
 
 SCHEDULE = Schedule.of(
@@ -65,7 +65,7 @@ def test_the_files_have_no_names_but_are_on_the_folders_disk(tmp_path):
 
 def test_nothing_stays_of_a_process_that_is_killed(tmp_path):
     program = (
-        "import os, signal; from pathlib import Path; from debubble.runtime.host_memory import Files\n"
+        "import os, signal; from pathlib import Path; from debubble.runtime.memory.host import Files\n"
         f"Files(Path({str(tmp_path)!r})).take(1 << 20).fill_(1); os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGKILL

@@ -7,8 +7,8 @@ import pytest
 
 import debubble as db
 from debubble.runtime import Pipeline
-from debubble.runtime.lane_thread import LaneThread
-from debubble.runtime.parallel.transport import Threads
+from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.execution.lane_thread import LaneThread
 from tests.runtime.runtime_cases import LLAMA, plan_of, tokens_of
 
 

@@ -9,7 +9,7 @@ import torch
 import debubble as db
 from debubble.ir import InputError
 from debubble.runtime import Pipeline
-from debubble.runtime.parallel.transport import Threads
+from debubble.runtime.distributed.transport import Threads
 from tests.runtime.runtime_cases import FAMILIES, GPT2, LLAMA, LLAMA_TIED, MIXTRAL, plan_of, run_threads, tokens_of
 
 pytest.importorskip("transformers")

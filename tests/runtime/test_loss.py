@@ -10,7 +10,7 @@ from torch.nn import functional
 import debubble as db
 from debubble.ir import InputError
 from debubble.runtime import Pipeline
-from debubble.runtime.parallel.transport import Threads
+from debubble.runtime.distributed.transport import Threads
 from tests.runtime.generic_cases import GENERIC
 from tests.runtime.runtime_cases import GPT2, LLAMA, MIXTRAL, plan_of, run_threads, tokens_of
 

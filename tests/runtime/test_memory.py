@@ -7,10 +7,10 @@ import torch
 
 import debubble as db
 from debubble.ir import Placement, PlannedUnit, Schedule, StageCosts
-from debubble.runtime.memory import Ledger
-from debubble.runtime.models.building import build_stage, model_units
+from debubble.runtime.execution.stage import Stage
+from debubble.runtime.memory.activations import Ledger
+from debubble.runtime.models.build import build_stage, model_units
 from debubble.runtime.models.units import MicroBatch
-from debubble.runtime.stage import Stage
 from tests.runtime.runtime_cases import LLAMA, plan_of, run_threads, tokens_of
 
 HIDDEN, FFN, ROWS, LENGTH = LLAMA["hidden_size"], LLAMA["intermediate_size"], 2, 16

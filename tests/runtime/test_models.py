@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from debubble.ir import InputError, PlannedUnit
-from debubble.runtime.models.building import Model, build_unit, model_units
+from debubble.runtime.models.build import Model, build_unit, model_units
 from debubble.runtime.models.units import MicroBatch
 from tests.runtime.runtime_cases import GPT2, LLAMA, LLAMA3_ROPE, MISTRAL, QWEN2, QWEN3
 

@@ -10,11 +10,11 @@ from torch import nn
 import debubble as db
 from debubble.ir import InputError, Plan, PlannedUnit, RunOptions, StageCosts
 from debubble.runtime import Pipeline
-from debubble.runtime.memory import Ledger
+from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.execution.stage import Stage
+from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.modules import ModuleUnit
 from debubble.runtime.models.units import MicroBatch
-from debubble.runtime.parallel.transport import Threads
-from debubble.runtime.stage import Stage
 
 VOCABULARY, WIDTH = 19, 8
 

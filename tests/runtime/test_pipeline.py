@@ -10,8 +10,8 @@ import debubble as db
 from debubble.ir import InputError, Kind, Op, Placement, Schedule
 from debubble.runtime import Pipeline
 from debubble.runtime.batch import read_batch
-from debubble.runtime.models.building import Model
-from debubble.runtime.parallel.transport import Threads
+from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.models.build import Model
 from tests.runtime.runtime_cases import (
     GPT2,
     LLAMA,

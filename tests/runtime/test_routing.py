@@ -8,8 +8,8 @@ import torch
 
 import debubble as db
 from debubble.runtime import Pipeline
+from debubble.runtime.distributed.transport import Threads
 from debubble.runtime.models.routing import Balance
-from debubble.runtime.parallel.transport import Threads
 from tests.runtime.runtime_cases import MIXTRAL, QWEN3_MOE, plan_of, run_threads, tokens_of
 
 pytest.importorskip("transformers")

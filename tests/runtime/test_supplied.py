@@ -9,8 +9,8 @@ import torch
 import debubble as db
 from debubble.ir import InputError, Op, StageCosts, lower
 from debubble.runtime import Pipeline
-from debubble.runtime.parallel.supplied import Supplied
-from debubble.runtime.parallel.transport import Threads
+from debubble.runtime.distributed.supplied import Supplied
+from debubble.runtime.distributed.transport import Threads
 from tests.runtime.runtime_cases import LLAMA, MIXTRAL, plan_of, run_threads, tokens_of
 from tests.runtime.schedule_cases import explicit, fused, offloading, schedule_of, tightest
 

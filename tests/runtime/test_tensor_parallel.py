@@ -9,12 +9,12 @@ import torch
 import debubble as db
 from debubble.ir import InputError
 from debubble.runtime import Pipeline
-from debubble.runtime.models.building import Model, build_unit, model_units
+from debubble.runtime.distributed.tensor_parallel import Cut, TensorGroup
+from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.models.build import Model, build_unit, model_units
 from debubble.runtime.models.lora import plain_name
 from debubble.runtime.models.loss import cross_entropy
 from debubble.runtime.models.vocabulary import divided_cross_entropy
-from debubble.runtime.parallel.tensor_parallel import Cut, TensorGroup
-from debubble.runtime.parallel.transport import Threads
 from tests.runtime import gloo_ranks
 from tests.runtime.generic_cases import GENERIC
 from tests.runtime.runtime_cases import (

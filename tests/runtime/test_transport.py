@@ -5,7 +5,7 @@ import weakref
 import pytest
 import torch
 
-from debubble.runtime.parallel.transport import Channel, PeerError, Threads
+from debubble.runtime.distributed.transport import Channel, PeerError, Threads
 
 
 def test_a_rank_that_fails_before_the_others_ask_it_ends_them():

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.ir import Kind, PlannedUnit
-from debubble.schedules.chronos import delay_rounds, periodic, reduce_gradients, rhythm_of
-from debubble.schedules.chronos_lanes import timetables
-from debubble.schedules.chronos_offload import (
+from debubble.schedules.chronos.offload import (
     available_offload,
     available_upload,
     hidden_share,
@@ -21,6 +19,8 @@ from debubble.schedules.chronos_offload import (
     step_window,
     upload_window,
 )
+from debubble.schedules.chronos.schedule import delay_rounds, periodic, reduce_gradients, rhythm_of
+from debubble.schedules.chronos.timetable import timetables
 
 RATIOS = [(1, 2), (1, 1), (1, Fraction(3, 2)), (1, Fraction(5, 2)), (1, 3), (3, 5)]
 """(f, b) of one chunk on one device."""

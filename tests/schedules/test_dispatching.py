@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.ir import Kind, Placement, check
-from debubble.schedules.blocks import pattern_of, repeated
-from debubble.schedules.candidates import FIRST, Candidate
-from debubble.schedules.following import PATIENT, Manner, Step, follow
 from debubble.schedules.pace import paced
+from debubble.search.constructive.building_blocks import pattern_of, repeated
+from debubble.search.constructive.candidates import FIRST, Candidate
+from debubble.search.constructive.order_following import PATIENT, Manner, Step, follow
 from tests.strategies import stage_costs
 
 

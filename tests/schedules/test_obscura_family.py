@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from debubble.ir import InputError, Kind, Number, OutOfMemoryError, Schedule, StageCosts
 from debubble.ir.schedule import check
 from debubble.schedules import schedules
+from debubble.schedules.obscura.strawman import transformed
 from debubble.schedules.one_f_one_b import alternate
-from debubble.schedules.strawman import transformed
 from debubble.simulator import Repricer, simulate
 
 FAMILY = ("1f1b", "strawman", "dependency-relaxed", "obscura")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.ir import Lane, Moment, Number, Schedule, StageCosts
-from debubble.ir.graph import predecessors, topological_order
+from debubble.ir.precedence import predecessors, topological_order
 from debubble.simulator import Cause, Timeline, bubbles, by_cause, critical_path
 from debubble.views import Scene
 from debubble.views.summary import why_not_faster

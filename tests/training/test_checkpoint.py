@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from debubble.ir import InputError
-from debubble.runtime.parallel.pieces import Block, Piece
-from debubble.training import checkpoint, checkpoint_folder, manifest
-from debubble.training.checkpoint import CheckpointError, Saver
-from debubble.training.checkpoint_folder import Progress
-from debubble.training.manifest import DamagedError, Digest
+from debubble.runtime.distributed.sharding import Block, Piece
+from debubble.training.checkpoint import folder as checkpoint_folder
+from debubble.training.checkpoint import manifest
+from debubble.training.checkpoint import saver as checkpoint
+from debubble.training.checkpoint.folder import Progress
+from debubble.training.checkpoint.manifest import DamagedError, Digest
+from debubble.training.checkpoint.saver import CheckpointError, Saver
 from tests.runtime import gloo_ranks
 
 pytestmark = pytest.mark.usefixtures("process_group")

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from debubble.ir import InputError
-from debubble.training.data import Corpus, Sequences
-from debubble.training.tokens import HfTokenizer
+from debubble.training.data.text import Corpus, Sequences
+from debubble.training.data.tokenizer import HfTokenizer
 
 
 def test_files_of_a_directory_follow_each_other_in_order_each_ended_by_a_zero(tmp_path):
@@ -107,7 +107,7 @@ def test_tokens_are_made_once_and_again_when_a_file_has_changed(texts, tokenizer
 
 
 def test_a_long_text_is_tokenized_in_pieces_that_end_at_line_ends(texts, tokenizer, monkeypatch):
-    monkeypatch.setattr("debubble.training.tokens.PIECE", 7)
+    monkeypatch.setattr("debubble.training.data.tokenizer.PIECE", 7)
     (texts / "2.txt").write_text("a b c\n" * 5 + "b")
     assert Corpus.load(texts / "2.txt", HfTokenizer(tokenizer)).tokens.tolist() == [2, 3, 4] * 5 + [3]
 

@@ -5,11 +5,11 @@ import pytest
 import debubble as db
 from debubble.costs.flops import Utilization, flops_per_token
 from debubble.ir.trace import TraceEvent
-from debubble.training.computed import Computed, bubble_fraction
+from debubble.training.metrics import Computed, bubble_fraction
 from debubble.training.options import TrainOptions
 from debubble.training.progress import StepReport
 from debubble.training.report import Outcome
-from debubble.training.run import train
+from debubble.training.trainer import train
 
 REPORT = StepReport(
     step=3, loss=2.5, learning_rate=0.1, seconds=2.0, tokens_per_second=1000, peak_memory=(2**20, 2**21), mfu=0.4,

@@ -8,9 +8,9 @@ import pytest
 
 import debubble as db
 from debubble.ir import InputError, Kind, Op, Plan
-from debubble.training import checkpoint_folder
+from debubble.training.checkpoint import folder as checkpoint_folder
 from debubble.training.options import TrainOptions, validates_after
-from debubble.training.run import train
+from debubble.training.trainer import train
 from tests.training.test_train import TEXT, command
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from debubble.ir import InputError
-from debubble.training.prefetch import Prefetched
-from debubble.training.samples import Items
+from debubble.training.data.datasets import Items
+from debubble.training.data.prefetch import Prefetched
 
 FORK = multiprocessing.get_context("fork")
 

@@ -2,7 +2,7 @@ import pytest
 
 import debubble as db
 from debubble.ir import Lane, PlannedUnit, Trace
-from debubble.runtime.parallel.transport import Threads
+from debubble.runtime.distributed.transport import Threads
 from debubble.training.rehearsal import rehearse, scaled
 from debubble.training.report import compared
 

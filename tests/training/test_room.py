@@ -8,7 +8,7 @@ import torch
 
 import debubble as db
 from debubble.ir import InputError, Placement, Plan, Schedule
-from debubble.training.room import check_room, peak_offloaded
+from debubble.training.memory_check import check_room, peak_offloaded
 
 SIZE = 10.0
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from debubble.ir import InputError, Plan
+from debubble.training.data.datasets import Items, named_dataset
 from debubble.training.options import TrainOptions, check
-from debubble.training.run import train
-from debubble.training.samples import Items, named_dataset
+from debubble.training.trainer import train
 
 
 class Counting:

@@ -7,9 +7,9 @@ import torch
 import debubble as db
 from debubble.ir import Plan
 from debubble.runtime import Pipeline
-from debubble.runtime.parallel.pieces import Piece
-from debubble.runtime.parallel.transport import Threads
-from debubble.training.state import adamw, state_of
+from debubble.runtime.distributed.sharding import Piece
+from debubble.runtime.distributed.transport import Threads
+from debubble.training.checkpoint.state import adamw, state_of
 from tests.runtime.runtime_cases import GPT2, MIXTRAL, plan_of, run_threads
 
 

@@ -14,11 +14,12 @@ import torch
 
 import debubble as db
 from debubble.ir import InputError, Plan, Trace
-from debubble.runtime.leaving import RunError
-from debubble.training import checkpoint_folder, manifest
+from debubble.runtime.failures import RunError
+from debubble.training.checkpoint import folder as checkpoint_folder
+from debubble.training.checkpoint import manifest
+from debubble.training.memory_check import check_room
 from debubble.training.options import TrainOptions, check, rate_remark, settle
-from debubble.training.room import check_room
-from debubble.training.run import train
+from debubble.training.trainer import train
 
 TEXT = "".join(f"{i} bottles of beer on the wall, {i} bottles of beer.\n" for i in range(200))
 

@@ -8,8 +8,8 @@ import torch.distributed as dist
 
 import debubble as db
 from debubble.ir import lower
-from debubble.runtime.activity import Activity
-from debubble.runtime.leaving import leave_word
+from debubble.runtime.execution.status import Activity
+from debubble.runtime.failures import leave_word
 from debubble.training.watchdog import SAVING, Watchdog
 
 COSTS = db.StageCosts.of(stages=2)

@@ -5,14 +5,14 @@ from dataclasses import replace
 from rich.console import Console, RenderableType
 
 import debubble as db
+from debubble.formatting import size_words, time_words
 from debubble.ir import CandidateSummary, Kind, Plan, PlannedUnit
-from debubble.schedules.chronos_offload import offload_states
+from debubble.schedules.chronos.offload import offload_states
 from debubble.simulator import Cause, Timeline
 from debubble.views import Scene
 from debubble.views.plan_table import render as render_plan
 from debubble.views.summary import as_dict, device_summaries, kind_summaries, stage_summaries, why_not_faster
 from debubble.views.terminal import device_table, headline, render_scene, stage_table
-from debubble.views.words import size_words, time_words
 from tests.views.scenes import small_plan, surrounded
 
 

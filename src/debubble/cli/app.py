@@ -13,7 +13,7 @@ import sys
 
 import typer
 
-from debubble.ir.errors import DebubbleError
+from debubble.errors import DebubbleError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""

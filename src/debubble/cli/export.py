@@ -22,8 +22,8 @@ def export(
 ) -> None:
     """Write a plan for another framework, and report what that cannot express."""
     from debubble.exports import exports
+    from debubble.files import write_whole
     from debubble.ir import Plan
-    from debubble.ir.files import write_whole
 
     made = exports[to](Plan.load(plan))
     folder = output or plan.with_name(f"{plan.stem}-{to}")

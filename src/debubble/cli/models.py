@@ -11,7 +11,7 @@ def models(json: Json = False) -> None:
     """List the models that plan, simulate and train know by name; any config.json works as well."""
     from rich.table import Table
 
-    from debubble.costs import models as registry
+    from debubble.models import models as registry
 
     if json:
         print_json(

@@ -54,7 +54,7 @@ def plan(
 ) -> None:
     """Find the fastest plan that fits: schedule, partition, recomputation and offload together."""
     from debubble.planners import planners
-    from debubble.planners.making import solve
+    from debubble.planners.plan_model import solve
 
     searches = planners[planner].searches
     if sum(given is not None for given in (model, costs, units)) != 1:
@@ -62,8 +62,8 @@ def plan(
     doing = f"Searching; the effort is {effort:g} s of the reference machine ..." if searches else "Planning ..."
     with log().status(doing):
         if model is not None:
-            from debubble.costs import named_model
-            from debubble.planners.making import plan as plan_model
+            from debubble.models import named_model
+            from debubble.planners.plan_model import plan as plan_model
 
             shape, where = named_model(model), o.cluster_of(cluster)
             result = plan_model(

@@ -40,9 +40,9 @@ def profile(
     json: Json = False,
 ) -> None:
     """Measure forward, backward, recomputation and bytes of every unit, and the links, for `plan --profile`."""
-    from debubble.costs import named_model
     from debubble.costs.files import units_to_dict
     from debubble.ir import RunOptions
+    from debubble.models import named_model
 
     config = named_model(model).config
     require_torch()

@@ -22,8 +22,8 @@ def show(
     json: Json = False,
 ) -> None:
     """Show when a plan does what, how much memory it takes, and why it is not faster."""
+    from debubble.files import write_whole
     from debubble.ir import Plan, Trace
-    from debubble.ir.files import write_whole
     from debubble.views import Scene, views
     from debubble.views.summary import as_dict
     from debubble.views.terminal import render_scene

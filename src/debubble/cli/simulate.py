@@ -67,8 +67,9 @@ def simulate(
             plan = replace(plan, costs=plan.costs.with_limit(o.abstract_limit(memory_limit)))
         scene = replace(Scene.predicted(plan), title=plan.schedule.name)
     elif source is not None and schedule is not None:
-        from debubble.costs import named_model, step_tail
-        from debubble.planners.fixed import fixed_configuration
+        from debubble.costs import step_tail
+        from debubble.models import named_model
+        from debubble.planners.fixed_configuration import fixed_configuration
 
         if costs is not None:
             raise InputError("Give either MODEL or --costs, not both.")

@@ -55,7 +55,7 @@ def train(
     options = settle(recipe, options)
     checked = check(options)
     from debubble.runtime.launcher import joined, packed, start
-    from debubble.training.room import check_room
+    from debubble.training.memory_check import check_room
 
     if not joined() and (remark := check_room(checked, offload_to_disk=offload_to is not None)):
         log().print(remark)

@@ -1,11 +1,9 @@
-"""Model shapes, hardware, and what each unit and stage costs."""
+"""Hardware, and what each unit and stage of a model costs on it."""
 
 from debubble.costs.cluster import Cluster, parse_size
 from debubble.costs.efficiency import Efficiency
 from debubble.costs.files import apply_profile, load_costs, load_profile, load_units, profiled, read_profile
 from debubble.costs.known_hardware import Hardware, hardware
-from debubble.costs.known_models import models, named_model
-from debubble.costs.model import Experts, Model
 from debubble.costs.model_units import model_units
 from debubble.costs.operators import DEEPSPEED, EAGER, MEGATRON, Framework
 from debubble.costs.step import StepTail, step_tail
@@ -16,11 +14,9 @@ __all__ = [
     "DEEPSPEED",
     "EAGER",
     "Efficiency",
-    "Experts",
     "Framework",
     "Hardware",
     "MEGATRON",
-    "Model",
     "Partition",
     "StepTail",
     "Strategy",
@@ -34,8 +30,6 @@ __all__ = [
     "read_profile",
     "load_units",
     "model_units",
-    "models",
-    "named_model",
     "parse_size",
     "step_tail",
 ]

@@ -14,9 +14,9 @@ import yaml
 
 from debubble.costs.efficiency import Table
 from debubble.costs.known_hardware import Hardware, hardware
+from debubble.files import read_file
 from debubble.ir import InputError
-from debubble.ir.costs import LARGEST
-from debubble.ir.files import read_file
+from debubble.ir.stage_costs import LARGEST
 
 SAFETY_MARGIN = 0.1
 """Share of a device's memory that is left for the framework, communication buffers and fragmentation.

@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 
 from debubble.costs.measured import check_measured
-from debubble.costs.model import Model
 from debubble.costs.units import HostStates, Strategy, Unit, Units
+from debubble.files import decode_json, read_file
 from debubble.ir import InputError, RunOptions, StageCosts
-from debubble.ir.costs import LARGEST, CommunicationModel, HostLink, check_number, link_groups_of
-from debubble.ir.files import decode_json, read_file
+from debubble.ir.stage_costs import LARGEST, CommunicationModel, HostLink, check_number, link_groups_of
+from debubble.models.model import Model
 
 MOST_UNITS = 100_000
 """Far more than any model has; a plan names each of them."""

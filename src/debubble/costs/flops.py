@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from debubble.costs.cluster import Cluster
-from debubble.costs.model import Model
+from debubble.costs.optimizer_states import element_bytes
 from debubble.costs.speed import Speed
-from debubble.costs.states import element_bytes
 from debubble.ir import Plan
+from debubble.models.model import Model
 
 
 def flops_per_token(model: Model, length: int, *, lora: int = 0) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from debubble.costs.efficiency import AMPERE, BLACKWELL, HOPPER, OTHER, Efficiency
-from debubble.ir.costs import HostLink
+from debubble.ir.stage_costs import HostLink
 from debubble.registry import Registry
 
 GIB = 2**30

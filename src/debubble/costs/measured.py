@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from debubble.costs.model import Model
 from debubble.ir import InputError, RunOptions
+from debubble.models.model import Model
 
 
 class Measured(msgspec.Struct):

@@ -10,21 +10,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from debubble.costs.cluster import Cluster
-from debubble.costs.layout import Layout
-from debubble.costs.model import Model
 from debubble.costs.operators import MEGATRON, Framework, Operator, Shapes, attention, elementwise, matmul, mlp, norm
-from debubble.costs.speed import Speed
-from debubble.costs.states import (
+from debubble.costs.optimizer_states import (
     HOST_MEMORY_BANDWIDTH,
     ParameterBytes,
     element_bytes,
     parameter_bytes,
     step_traffic,
 )
+from debubble.costs.parallel_layout import Layout
+from debubble.costs.speed import Speed
 from debubble.costs.step import beside, scattered_bytes, step_seconds
 from debubble.costs.strategies import strategies
 from debubble.costs.units import HostStates, Strategy, Unit, Units
 from debubble.ir import InputError, RunOptions
+from debubble.models.model import Model
 
 
 def model_units(

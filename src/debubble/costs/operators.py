@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from debubble.costs.model import Model
 from debubble.costs.speed import Speed
 from debubble.ir import RunOptions
+from debubble.models.model import Model
 
 
 @dataclass(frozen=True, kw_only=True)

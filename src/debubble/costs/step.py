@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from debubble.costs.cluster import Cluster
 from debubble.costs.efficiency import share
-from debubble.costs.layout import Layout
-from debubble.costs.model import Model
 from debubble.costs.operators import MEGATRON, Framework
+from debubble.costs.optimizer_states import element_bytes, step_operations, step_traffic
+from debubble.costs.parallel_layout import Layout
 from debubble.costs.speed import Speed
-from debubble.costs.states import element_bytes, step_operations, step_traffic
 from debubble.ir import Kind, RunOptions, Schedule
+from debubble.models.model import Model
 
 
 def step_tail(

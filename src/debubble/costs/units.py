@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from debubble.ir import Number, Placement, StageCosts
-from debubble.ir.costs import CommunicationModel, HostLink, check_counts
 from debubble.ir.plan import PlannedUnit
+from debubble.ir.stage_costs import CommunicationModel, HostLink, check_counts
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,7 @@ import yaml
 
 from debubble.exports.layers import StageLayers, stage_layers
 from debubble.exports.module_names import hf_names, plain_causal_model
-from debubble.exports.options import (
-    Decision,
-    Lost,
-    OptionTable,
-    Written,
-    choice,
-    nested,
-    post_validation,
-    written,
-)
+from debubble.exports.options import Decision, Lost, OptionTable, Written, choice, nested, post_validation, written
 from debubble.exports.recomputation import Choice, fastest
 from debubble.exports.registry import Made, exporter
 from debubble.exports.torch_csv import to_csv

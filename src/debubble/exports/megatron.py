@@ -13,7 +13,6 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from debubble.costs import Model
 from debubble.exports.layers import Layer, StageLayers, stage_layers
 from debubble.exports.options import (
     Decision,
@@ -30,6 +29,7 @@ from debubble.exports.recomputation import Choice, fastest
 from debubble.exports.reduction import require_order
 from debubble.exports.registry import Made, exporter
 from debubble.ir import Plan
+from debubble.models import Model
 
 _TARGET = "Megatron-LM"
 _ON = object()

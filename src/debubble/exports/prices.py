@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from debubble.costs import Cluster, Model, Units, model_units, profiled
+from debubble.costs import Cluster, Units, model_units, profiled
 from debubble.costs.units import recomputing
 from debubble.ir import OutOfMemoryError, Plan, PlannedUnit, RunOptions
-from debubble.planners.making import step_time, tail_of
+from debubble.models import Model
+from debubble.planners.plan_model import step_time, tail_of
 from debubble.simulator import simulate
 
 Stages = list[list[tuple[int, str]]]

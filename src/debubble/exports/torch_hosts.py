@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from debubble.costs import Model
 from debubble.exports.layers import StageLayers
 from debubble.exports.options import Decision, Lost, Refused, Written
 from debubble.exports.prices import slowdown
 from debubble.ir import ExportError, Kind, Op, Placement, Plan
+from debubble.models import Model
 
 FSDP_ZERO = 1
 """torch's pipelining sums gradients after the last micro-batch, so FSDP divides no more than optimizer states."""

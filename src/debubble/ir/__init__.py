@@ -1,7 +1,6 @@
 """The intermediate representation: what a schedule, a plan and a program are.  Imports nothing else of debubble."""
 
-from debubble.ir.costs import Number, StageCosts
-from debubble.ir.errors import (
+from debubble.errors import (
     CutOffError,
     DeadlockError,
     DebubbleError,
@@ -12,12 +11,13 @@ from debubble.ir.errors import (
     ScheduleError,
     SolverError,
 )
-from debubble.ir.lowering import lower
+from debubble.ir.lowering.lower import lower
 from debubble.ir.ops import Kind, Lane, Op
 from debubble.ir.placement import Placement
 from debubble.ir.plan import CandidateSummary, Plan, PlannedUnit, RunOptions
 from debubble.ir.program import Effect, Instruction, Moment, Program, Queue, Wait
 from debubble.ir.schedule import Schedule, check
+from debubble.ir.stage_costs import Number, StageCosts
 from debubble.ir.trace import MemorySample, Trace, TraceEvent, TraceStep
 
 __all__ = [

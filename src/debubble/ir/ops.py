@@ -11,7 +11,7 @@ import re
 from enum import Enum
 from typing import NamedTuple
 
-from debubble.ir.errors import InputError
+from debubble.errors import InputError
 
 
 class Lane(Enum):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from debubble.ir.errors import InputError
+from debubble.errors import InputError
 
 
 @dataclass(frozen=True)

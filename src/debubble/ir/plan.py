@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from debubble.ir.costs import Number, StageCosts
 from debubble.ir.ops import Kind
 from debubble.ir.schedule import Schedule
+from debubble.ir.stage_costs import Number, StageCosts
 
 if TYPE_CHECKING:
     from debubble import Timeline

@@ -10,13 +10,13 @@ from typing import Annotated, Any
 
 import msgspec
 
-from debubble.ir.costs import StageCosts
-from debubble.ir.errors import InputError
-from debubble.ir.files import decode_json, read_file, write_whole
+from debubble.errors import InputError
+from debubble.files import decode_json, read_file, write_whole
 from debubble.ir.ops import Op
 from debubble.ir.placement import Placement
 from debubble.ir.plan import CandidateSummary, Plan, PlannedUnit, RunOptions
 from debubble.ir.schedule import Schedule, check
+from debubble.ir.stage_costs import StageCosts
 
 VERSION = 1
 

@@ -19,9 +19,9 @@ from typing import NamedTuple
 import numpy as np
 
 from debubble.ir.arrays import Bools, Edges, Ints, Numbers
-from debubble.ir.costs import Number, StageCosts
 from debubble.ir.ops import CODE, KINDS, Kind, Lane, Op
 from debubble.ir.schedule import Schedule
+from debubble.ir.stage_costs import Number, StageCosts
 
 LANES = tuple(Lane)
 LANE_CODE = {lane: code for code, lane in enumerate(LANES)}

@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from debubble.errors import ScheduleError
 from debubble.ir.arrays import Ints
-from debubble.ir.costs import Number, StageCosts
-from debubble.ir.errors import ScheduleError
 from debubble.ir.ops import BACKWARDS, CODE, COMPUTE, KINDS, SCHEDULED, Kind, Op
 from debubble.ir.placement import Placement
+from debubble.ir.stage_costs import Number, StageCosts
 
 
 class OpArrays(NamedTuple):

@@ -15,8 +15,8 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from debubble.ir.errors import InputError
-from debubble.ir.files import decode_json, read_file, write_whole
+from debubble.errors import InputError
+from debubble.files import decode_json, read_file, write_whole
 from debubble.ir.ops import Lane, Op
 
 VERSION = 1

@@ -20,10 +20,10 @@ from functools import cached_property
 
 from debubble.costs.units import Units
 from debubble.ir import InfeasibleError, Number
-from debubble.planners.fronts import Choice, Front, front
+from debubble.planners.partitioning.fixed_partition import Stages
+from debubble.planners.partitioning.pareto import Choice, Front, front
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planner
-from debubble.planners.stages import Stages
 from debubble.schedules.one_f_one_b import one_f_one_b
 from debubble.simulator import simulate
 

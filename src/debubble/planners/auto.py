@@ -13,8 +13,8 @@ from functools import partial
 
 from debubble.ir import CandidateSummary, CutOffError, DebubbleError
 from debubble.planners.problem import Problem, Solution, closest
+from debubble.planners.process_pool import Answer, searching
 from debubble.planners.registry import Result, planner, planners, verified
-from debubble.planners.workers import Answer, searching
 
 
 @planner("auto", paper="debubble's own", searches=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from debubble.errors import readable
 from debubble.ir import InfeasibleError, Number
-from debubble.ir.errors import readable
 from debubble.planners.problem import Problem
 
 

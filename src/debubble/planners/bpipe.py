@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from debubble.ir import InfeasibleError
+from debubble.planners.partitioning.fixed_partition import Stages
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planner
-from debubble.planners.stages import Stages
 from debubble.schedules.bpipe import bpipe as bpipe_schedule
 from debubble.simulator import simulate
 

@@ -5,9 +5,9 @@ Source: Fan et al., DAPPLE, PPoPP 2021 (arXiv:2007.01045); DAPPLE+ is the baseli
 
 from __future__ import annotations
 
+from debubble.planners.partitioning.fixed_partition import Stages
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planner
-from debubble.planners.stages import Stages
 from debubble.schedules.one_f_one_b import one_f_one_b
 
 

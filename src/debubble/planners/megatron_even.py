@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from debubble.costs.units import Partition, recomputing
 from debubble.ir import InfeasibleError
-from debubble.planners.local_search import Candidate, repriced, scored
-from debubble.planners.partition import even_counts
+from debubble.planners.partitioning.balance import even_counts
+from debubble.planners.partitioning.local_search import Candidate, repriced, scored
 from debubble.planners.problem import Problem, Solution, cut
 from debubble.planners.registry import planner
-from debubble.planners.scope import megatron_schedule
+from debubble.planners.scope.planner import megatron_schedule
 from debubble.simulator import Repricer
 
 

@@ -8,9 +8,9 @@ Optimal Hybrid Parallelism, USENIX ATC 2024, as ChronosPipe compares with it: co
 from __future__ import annotations
 
 from debubble.ir import InfeasibleError
+from debubble.planners.partitioning.fixed_partition import Stages
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planner
-from debubble.planners.stages import Stages
 from debubble.schedules.one_f_one_b import one_f_one_b
 from debubble.simulator import simulate
 

@@ -6,12 +6,12 @@ remains falls into bubbles where the schedule has them.
 
 from __future__ import annotations
 
-from debubble.planners.local_search import priced, repriced
 from debubble.planners.megatron_even import solution
-from debubble.planners.partition import even_counts
+from debubble.planners.partitioning.balance import even_counts
+from debubble.planners.partitioning.local_search import priced, repriced
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planner
-from debubble.planners.scope import megatron_schedule
+from debubble.planners.scope.planner import megatron_schedule
 from debubble.simulator import Repricer
 
 

@@ -1,9 +1,9 @@
 """OptPipe: the schedule with offload found by optimisation, with a bound on how far it is from the best.
 
 Source: OptPipe (anonymous, under review).  The paper solves a MILP with Gurobi from AdaOffload's schedule; here the
-same problem (stages x micro-batches, F, I, W, O, L, memory) goes to the engine of solver/optimize.py: cached and
+same problem (stages x micro-batches, F, I, W, O, L, memory) goes to the engine of search/optimize.py: cached and
 constructed schedules, local search, CP-SAT.  Beyond the paper: several chunks per device, recomputation as a third way
-to free memory, link groups, and per-stage costs.  The MILP itself is solver/milp.py.
+to free memory, link groups, and per-stage costs.  The MILP itself is search/exact/milp.py.
 
 T_F, T_B, T_W are our forward, backward_input, backward_weight; T_comm is communication; T_offload is offload and
 reload; Delta_F is activation, Delta_W is activation_after_input; Gamma is what O moves; M_limit is memory_limit less
@@ -23,9 +23,9 @@ from debubble.planners.orders import Setting, settings
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planner
 from debubble.schedules import schedules
-from debubble.solver.bounds import lower_bound
-from debubble.solver.effort import SEARCHED, START, Effort
-from debubble.solver.problem import Incumbent, OrderProblem
+from debubble.search.bounds import lower_bound
+from debubble.search.effort import SEARCHED, START, Effort
+from debubble.search.problem import Incumbent, OrderProblem
 
 TRIED = 12
 """Schedules that are built and simulated for the starts, at most about."""
@@ -60,8 +60,8 @@ def optpipe(problem: Problem) -> Solution:
 
 def _ordered(problem: Problem, setting: Setting, effort: Effort) -> tuple[Incumbent, bool]:
     """The best order of a setting, and whether the cache had a start for it."""
-    from debubble.solver import cache
-    from debubble.solver.optimize import optimize
+    from debubble.search import cache
+    from debubble.search.optimize import optimize
 
     orders = setting.order_problem(problem.micro_batches)
     cached = cache.nearest(orders, cache.folder()) if problem.cache else None

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from debubble.costs.units import Partition
 from debubble.ir import DebubbleError, InfeasibleError, Number, Placement, Schedule, StageCosts
-from debubble.planners.partition import balanced_counts, even_counts
+from debubble.planners.partitioning.balance import balanced_counts, even_counts
 from debubble.planners.problem import Problem, Solution, cut
+from debubble.search.problem import Objective, OrderProblem
 from debubble.simulator import simulate
-from debubble.solver.problem import Objective, OrderProblem
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,12 +6,12 @@ stashed per micro-batch are not used: all planners here flush).  It balances com
 
 from __future__ import annotations
 
-from debubble.planners.local_search import repriced
 from debubble.planners.megatron_even import solution, uniformly_recomputed
-from debubble.planners.partition import balanced_counts
+from debubble.planners.partitioning.balance import balanced_counts
+from debubble.planners.partitioning.local_search import repriced
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planner
-from debubble.planners.scope import megatron_schedule
+from debubble.planners.scope.planner import megatron_schedule
 from debubble.simulator import Repricer
 
 

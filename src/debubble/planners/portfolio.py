@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from debubble.ir import CutOffError, DebubbleError, InfeasibleError, Placement, Schedule, StageCosts
-from debubble.planners.local_search import Candidate, improve, priced, repriced
-from debubble.planners.partition import balanced_counts, even_counts
+from debubble.planners.partitioning.balance import balanced_counts, even_counts
+from debubble.planners.partitioning.local_search import Candidate, improve, priced, repriced
 from debubble.planners.problem import Problem, Solution, closest, cut
 from debubble.planners.registry import planner
 from debubble.schedules import schedules
+from debubble.search.effort import FITTED, SEARCHED
 from debubble.simulator import Repricer
-from debubble.solver.effort import FITTED, SEARCHED
 
 FINALISTS = 3
 """Schedules whose partition is searched."""

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from debubble.costs import StepTail
 from debubble.costs.units import Partition, Units
 from debubble.ir import CandidateSummary, DebubbleError, InfeasibleError, InputError, Number, Schedule, StageCosts
+from debubble.search.effort import Effort
 from debubble.simulator import Price, Timeline
-from debubble.solver.effort import Effort
 
 if TYPE_CHECKING:
-    from debubble.solver.problem import Objective
+    from debubble.search.problem import Objective
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from debubble.costs import Cluster, Model
+from debubble.costs import Cluster
 from debubble.ir import Plan, RunOptions
-from debubble.ir.runtime_limits import beyond_runtime
+from debubble.models import Model
+from debubble.models.runtime_limits import beyond_runtime
 from debubble.simulator import Cause, Timeline, bubbles, by_cause
 
 MUCH_BUBBLE = 0.5

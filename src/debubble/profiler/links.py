@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from debubble.profiler.clock import median_time
-from debubble.runtime.host_memory import HostMemory
+from debubble.runtime.memory.host import HostMemory
 
 
 def message_time(tensor: torch.Tensor, *, repetitions: int) -> float:

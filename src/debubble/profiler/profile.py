@@ -16,14 +16,14 @@ import torch.distributed as dist
 
 from debubble.costs import measured as costs
 from debubble.costs.files import units_to_dict
-from debubble.costs.states import parameter_bytes
+from debubble.costs.optimizer_states import parameter_bytes
 from debubble.costs.units import Unit, Units
+from debubble.files import write_whole
 from debubble.ir import RunOptions
-from debubble.ir.files import write_whole
 from debubble.profiler.links import host_bandwidth, message_time
 from debubble.profiler.units import Kind, Measured, Slice, costs_of, kind_of, merged
-from debubble.runtime.lanes import lanes_of
-from debubble.runtime.models.building import model_units
+from debubble.runtime.execution.lanes import lanes_of
+from debubble.runtime.models.build import model_units
 
 ALIASES: Mapping[str, Mapping[str, str]] = {
     "cmb": {"attention": "norm", "mlp": "norm+activation+multiply"},

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from debubble.costs import Model, load_profile
+from debubble.costs import load_profile
 from debubble.costs.units import Units
 from debubble.ir import InputError
+from debubble.models import Model
 from debubble.profiler.profile import ProfileOptions
 from debubble.profiler.units import DTYPES
 from debubble.runtime.launcher import launch, packed
-from debubble.runtime.models.building import model_units
+from debubble.runtime.models.build import model_units
 
 
 def measure(options: ProfileOptions, *, processes: int | None = None) -> Units:

@@ -21,20 +21,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from debubble.costs.model import Model
 from debubble.costs.units import Strategy, Unit
 from debubble.ir import Number, PlannedUnit, RunOptions
-from debubble.ir.hf_config import halved
-from debubble.runtime.host_memory import HostMemory
-from debubble.runtime.lanes import Mark, lanes_of
-from debubble.runtime.memory import Ledger
-from debubble.runtime.models.building import add_adapters, build_stage, model_units
+from debubble.models.layer_types import halved
+from debubble.models.model import Model
+from debubble.runtime.execution.lanes import Mark, lanes_of
+from debubble.runtime.execution.stage import Stage
+from debubble.runtime.memory.activations import Ledger
+from debubble.runtime.memory.host import HostMemory
+from debubble.runtime.memory.recomputation import directly
+from debubble.runtime.models.build import add_adapters, build_stage, model_units
 from debubble.runtime.models.families import read_shape
 from debubble.runtime.models.lora import new_adapters
 from debubble.runtime.models.shape import Layer
 from debubble.runtime.models.units import MicroBatch
-from debubble.runtime.stage import Stage
-from debubble.runtime.tape import directly
 
 STRATEGIES: Mapping[str, Sequence[str]] = {
     "embedding": ("none",),

@@ -18,18 +18,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from debubble.costs import Cluster, Model, StepTail, model_units, models
+from debubble.costs import Cluster, StepTail, model_units
 from debubble.costs.flops import flops_per_token
+from debubble.costs.optimizer_states import element_bytes
 from debubble.costs.speed import Speed
-from debubble.costs.states import element_bytes
 from debubble.costs.units import Units
 from debubble.ir import InfeasibleError, Placement, RunOptions
+from debubble.models import Model, models
 from debubble.planners import Problem, planners
-from debubble.planners.partition import even_counts
+from debubble.planners.partitioning.balance import even_counts
 from debubble.planners.problem import cut
-from debubble.planners.scope import DUAL, TRI, megatron_schedule
+from debubble.planners.scope.planner import DUAL, TRI, megatron_schedule
 from debubble.reproduce import sentences
-from debubble.reproduce.report import Cell, Report, Table, report
+from debubble.reproduce.registry import Cell, Report, Table, report
 from debubble.simulator import Repricer
 
 DEVICES = 16_384

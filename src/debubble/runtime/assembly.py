@@ -10,11 +10,14 @@ import torch
 from torch import nn
 
 from debubble.ir import InputError, Kind, Plan, RunOptions
-from debubble.ir.hf_config import halved
-from debubble.ir.runtime_limits import beyond_runtime
-from debubble.runtime.balanced_stage import BalancedStage
-from debubble.runtime.memory import Ledger
-from debubble.runtime.models.building import add_adapters, build_stage, model_units
+from debubble.models.layer_types import halved
+from debubble.models.runtime_limits import beyond_runtime
+from debubble.runtime.distributed.data_parallel import Replicas
+from debubble.runtime.distributed.tensor_parallel import TensorGroup
+from debubble.runtime.execution.moe_stage import BalancedStage
+from debubble.runtime.execution.stage import Stage
+from debubble.runtime.memory.activations import Ledger
+from debubble.runtime.models.build import add_adapters, build_stage, model_units
 from debubble.runtime.models.families import read_shape
 from debubble.runtime.models.hf_division import check_division
 from debubble.runtime.models.lora import Adapters, given_adapters, new_adapters, plain_name
@@ -24,10 +27,7 @@ from debubble.runtime.models.outline import tied_names
 from debubble.runtime.models.routing import Balance
 from debubble.runtime.models.shape import Shape
 from debubble.runtime.models.units import Unit
-from debubble.runtime.parallel.replicas import Replicas
-from debubble.runtime.parallel.tensor_parallel import TensorGroup
-from debubble.runtime.stage import Stage
-from debubble.runtime.weights import StageWeights, Working
+from debubble.runtime.parameters.stage_parameters import StageWeights, Working
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 """Those of `runtime_limits`."""

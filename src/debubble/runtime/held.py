@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from debubble.ir import InputError, Plan
 from debubble.runtime.assembly import DevicePart
+from debubble.runtime.distributed.sharding import Piece
+from debubble.runtime.distributed.topology import Ranks
 from debubble.runtime.models.hf_files import load_pretrained, save_pretrained
 from debubble.runtime.models.lora import Adapters
-from debubble.runtime.parallel.pieces import Piece
-from debubble.runtime.parallel.ranks import Ranks
 
 
 class Held(ABC):

@@ -25,7 +25,7 @@ import msgspec
 
 from debubble.ir import DebubbleError, InputError
 from debubble.processes import PYTHON
-from debubble.runtime.leaving import REPORTED, leave
+from debubble.runtime.failures import REPORTED, leave
 
 T = TypeVar("T")
 

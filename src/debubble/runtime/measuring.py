@@ -9,14 +9,14 @@ from torch import Tensor
 
 from debubble.ir import Plan
 from debubble.ir.trace import MemorySample, Trace, TraceEvent, TracePhase, TraceStep
-from debubble.runtime.activity import Activity, Phase
 from debubble.runtime.assembly import DevicePart
-from debubble.runtime.lanes import CpuLanes, CudaLanes
-from debubble.runtime.memory import Ledger
-from debubble.runtime.moments import Ran
-from debubble.runtime.parallel.dtensors import local
-from debubble.runtime.parallel.ranks import Ranks
-from debubble.runtime.updates import Updates
+from debubble.runtime.distributed.dtensors import local
+from debubble.runtime.distributed.topology import Ranks
+from debubble.runtime.execution.lanes import CpuLanes, CudaLanes
+from debubble.runtime.execution.status import Activity, Phase
+from debubble.runtime.execution.synchronization import Ran
+from debubble.runtime.memory.activations import Ledger
+from debubble.runtime.parameters.optimizers import Updates
 
 
 def static_bytes(part: DevicePart, updates: Updates) -> int:

@@ -14,26 +14,26 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from debubble.ir import InputError, Plan, lower
-from debubble.runtime.activity import Activity
 from debubble.runtime.assembly import DTYPES, balance_of, build_part, check_runnable, may_pad, tied_tables
 from debubble.runtime.batch import Batch, Rows, read_batch
+from debubble.runtime.distributed.divided_steps import check_before_steps, check_divided
+from debubble.runtime.distributed.dtensors import local
+from debubble.runtime.distributed.gradient_norm import Tally
+from debubble.runtime.distributed.topology import Ranks, default_device, default_transport
+from debubble.runtime.distributed.transport import Transport
+from debubble.runtime.execution.interpreter import Interpreter, StepState
+from debubble.runtime.execution.lanes import lanes_of
+from debubble.runtime.execution.status import Activity
+from debubble.runtime.execution.synchronization import Ran
 from debubble.runtime.held import Held
-from debubble.runtime.interpreter import Interpreter, StepState
-from debubble.runtime.lanes import lanes_of
 from debubble.runtime.measuring import Measured
-from debubble.runtime.memory import Ledger
+from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.loss import Loss, check_loss, cross_entropy
 from debubble.runtime.models.modules import sequence_of
 from debubble.runtime.models.operators import add_gradient
 from debubble.runtime.models.outline import hidden_size
-from debubble.runtime.moments import Ran
-from debubble.runtime.parallel.divided_steps import check_before_steps, check_divided
-from debubble.runtime.parallel.dtensors import local
-from debubble.runtime.parallel.ranks import Ranks, default_device, default_transport
-from debubble.runtime.parallel.tally import Tally
-from debubble.runtime.parallel.transport import Transport
-from debubble.runtime.post_validation import PostValidation, Settled
-from debubble.runtime.updates import MakeOptimizer, Updates, scale_gradients
+from debubble.runtime.parameters.optimizers import MakeOptimizer, Updates, scale_gradients
+from debubble.runtime.parameters.post_validation import PostValidation, Settled
 
 MEETS, UPDATES = "meets the other ranks", "updates parameters"
 """Phases of a step; the others have one place."""

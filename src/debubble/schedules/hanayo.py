@@ -9,9 +9,9 @@ oldest micro-batch, backwards first or in turn with forwards, as long as memory 
 from __future__ import annotations
 
 from debubble.ir import Placement, Schedule, StageCosts
-from debubble.schedules.dispatch import Greedy, Run
 from debubble.schedules.registry import schedule
-from debubble.schedules.shaping import room_within
+from debubble.search.constructive.dispatch import Greedy, Run
+from debubble.search.constructive.zero_bubble import room_within
 
 
 @schedule(

@@ -20,9 +20,9 @@ from debubble.ir import InfeasibleError, InputError, Kind, Number, Op, Placement
 from debubble.schedules.group_interleaved import with_delays
 from debubble.schedules.pace import paced
 from debubble.schedules.registry import schedule
-from debubble.schedules.shaping import Objective
 from debubble.schedules.transfers import just_in_time, selective
 from debubble.schedules.zero_bubble import split_order
+from debubble.search.constructive.zero_bubble import Objective
 from debubble.simulator import simulate
 
 Variant = Literal["tuned", "paper"]

@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from debubble.ir import InfeasibleError, Kind, Number, Op, OutOfMemoryError, Schedule, StageCosts
-from debubble.ir.admission import Admission
-from debubble.ir.op_costs import OpCosts
+from debubble.ir.lowering.admission import Admission
+from debubble.ir.lowering.op_costs import OpCosts
 from debubble.schedules.pace import Times, paced
 
 STEPS = 4
@@ -46,8 +46,8 @@ def just_in_time(base: Schedule, costs: StageCosts) -> Schedule:
         InfeasibleError: The schedule does not fit the costs' memory limit.
     """
     # Importing the solver takes a while, which the other schedules need not wait for.
-    from debubble.solver.eviction import all_pairs, offload_to_fit
-    from debubble.solver.problem import OrderProblem
+    from debubble.search.constructive.offloading import all_pairs, offload_to_fit
+    from debubble.search.problem import OrderProblem
 
     problem = OrderProblem(
         placement=base.placement,

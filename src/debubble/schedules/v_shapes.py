@@ -19,7 +19,7 @@ from fractions import Fraction
 
 from debubble.ir import Number, Placement, Schedule, StageCosts
 from debubble.schedules.registry import schedule
-from debubble.schedules.shaping import Objective, shaped
+from debubble.search.constructive.zero_bubble import Objective, shaped
 
 _PAPER = "Controllable Memory, NeurIPS 2024"
 

@@ -4,7 +4,7 @@ Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, section 3 (ZB-1p
 
 The paper's heuristic builds its order micro-batch by micro-batch.  Here greedy rules and building blocks are tried, and
 the shortest order is taken; where memory is below 1F1B's and the best order is no longer any simple pattern, exact and
-local search go on from there (solver/tight.py).
+local search go on from there (search/exact/tight_memory.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from debubble.ir import Number, Placement, Schedule, StageCosts
 from debubble.schedules.registry import schedule
-from debubble.schedules.shaping import Objective, room_within, shaped
+from debubble.search.constructive.zero_bubble import Objective, room_within, shaped
 
 SEARCHED = 160_000_000
 """Operations that local search may pass through below 1F1B's memory, unless a number of `steps` is asked for."""

@@ -20,8 +20,8 @@ from enum import Enum
 from typing import NamedTuple
 
 from debubble.ir import Kind, Lane, Moment, Number
-from debubble.ir.graph import Before, predecessors
 from debubble.ir.ops import BACKWARDS
+from debubble.ir.precedence import Before, predecessors
 from debubble.simulator.timeline import WORK, TimedOperation, Timeline
 
 

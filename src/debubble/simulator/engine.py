@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from debubble.ir import InputError, Program, Schedule, StageCosts, lower
-from debubble.ir.graph import deadlock
+from debubble.ir.precedence import deadlock
 from debubble.simulator.longest_path import Graph
 from debubble.simulator.timeline import Timeline
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from debubble.ir.arrays import Edges, Ints, Numbers
-from debubble.ir.graph import successors
+from debubble.ir.precedence import successors
 
 _LOADS_FROM, _COMPILED_FROM = 1_000_000, 1_000
 """Instructions from which loading the compiler takes less time than it saves, and those from which the compiled code

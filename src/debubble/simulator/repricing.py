@@ -13,12 +13,12 @@ import numpy as np
 
 from debubble.ir import Kind, Lane, Program, Schedule, StageCosts, lower
 from debubble.ir.arrays import Floats
-from debubble.ir.costs import CommunicationModel, HostLink
-from debubble.ir.graph import deadlock
-from debubble.ir.lowering import check_costs
-from debubble.ir.op_costs import OpCosts, Tables
+from debubble.ir.lowering.lower import check_costs
+from debubble.ir.lowering.op_costs import OpCosts, Tables
 from debubble.ir.ops import CODE
+from debubble.ir.precedence import deadlock
 from debubble.ir.program import LANE_CODE
+from debubble.ir.stage_costs import CommunicationModel, HostLink
 from debubble.simulator.engine import simulate
 from debubble.simulator.longest_path import Graph
 from debubble.simulator.timeline import Timeline

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from debubble.ir import Lane, Moment, Number, Program
-from debubble.ir.graph import deadlock, successors
+from debubble.ir.precedence import deadlock, successors
 from debubble.simulator.timeline import Timeline
 
 MESSAGES = (Lane.SEND, Lane.RECV)

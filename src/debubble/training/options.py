@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from debubble.errors import readable
 from debubble.ir import InputError, Kind, Plan
-from debubble.ir.errors import readable
-from debubble.ir.runtime_limits import beyond_runtime
-from debubble.planners.making import undo_bytes
-from debubble.training.checkpoint_folder import Progress, checkpoints, latest, progress_of
-from debubble.training.data import VOCABULARY, Corpus, Sequences
-from debubble.training.manifest import DamagedError, glance
+from debubble.models.runtime_limits import beyond_runtime
+from debubble.planners.plan_model import undo_bytes
+from debubble.training.checkpoint.folder import Progress, checkpoints, latest, progress_of
+from debubble.training.checkpoint.manifest import DamagedError, glance
+from debubble.training.data.text import VOCABULARY, Corpus, Sequences
+from debubble.training.data.tokenizer import HfTokenizer
 from debubble.training.online.journal import Journal
-from debubble.training.online.searching import check_searchable
-from debubble.training.tokens import HfTokenizer
+from debubble.training.online.scheduler import check_searchable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,7 +275,7 @@ def _check_data(options: TrainOptions, plan: Plan) -> None:
         return
     if options.data is not None or options.tokenizer is not None:
         raise InputError("--dataset takes the place of --data and --tokenizer: give one or the other.")
-    from debubble.training.samples import named_dataset
+    from debubble.training.data.datasets import named_dataset
 
     named_dataset(options.dataset)
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from debubble.ir.errors import readable
+from debubble.errors import readable
 
 
 @dataclass(frozen=True, kw_only=True)

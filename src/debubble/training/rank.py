@@ -11,7 +11,7 @@ from rich.console import Console
 
 from debubble.runtime.launcher import as_rank, unpacked
 from debubble.training.options import TrainOptions
-from debubble.training.run import train
+from debubble.training.trainer import train
 
 
 def main(argument: str) -> None:

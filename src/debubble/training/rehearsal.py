@@ -18,13 +18,13 @@ from debubble.ir import Instruction, Kind, Op, Plan, Program, StageCosts, Trace,
 from debubble.ir.schedule import Schedule
 from debubble.ir.trace import TraceEvent, TraceStep
 from debubble.runtime.assembly import DTYPES
-from debubble.runtime.guests import channels
-from debubble.runtime.interpreter import Interpreter, StepState
-from debubble.runtime.lanes import CpuLanes
-from debubble.runtime.memory import Ledger
+from debubble.runtime.distributed.transport import Distributed, Transport
+from debubble.runtime.execution.interpreter import Interpreter, StepState
+from debubble.runtime.execution.lanes import CpuLanes
+from debubble.runtime.execution.synchronization import Ran
+from debubble.runtime.memory.activations import Ledger
+from debubble.runtime.memory.peer import channels
 from debubble.runtime.models.outline import hidden_size
-from debubble.runtime.moments import Ran
-from debubble.runtime.parallel.transport import Distributed, Transport
 
 _TIMES = (
     "forward", "backward_input", "backward_weight", "recompute", "communication", "offload", "reload",

@@ -13,8 +13,8 @@ from typing import Any
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from debubble.files import write_whole
 from debubble.ir import Plan, Trace
-from debubble.ir.files import write_whole
 from debubble.training.online.journal import Entry
 from debubble.training.progress import StepReport
 from debubble.views import Scene, views

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from debubble.costs import Cluster, Model
+from debubble.costs import Cluster
+from debubble.errors import readable
 from debubble.ir import DebubbleError, InfeasibleError, Plan
-from debubble.ir.errors import readable
-from debubble.planners.making import plan as make_plan
+from debubble.models import Model
+from debubble.planners.plan_model import plan as make_plan
 from debubble.runtime.out_of_memory import DeviceMemoryError
 
 LESS = 0.9

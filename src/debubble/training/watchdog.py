@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from torch.distributed.distributed_c10d import Store
 
-from debubble.runtime.activity import Activity
-from debubble.runtime.leaving import EndedError, RunError, heard_while_waiting, leave_word
+from debubble.runtime.execution.status import Activity
+from debubble.runtime.failures import EndedError, RunError, heard_while_waiting, leave_word
 
 SAVING = "writes a checkpoint"
 """A phase that may take long."""

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from debubble.formatting import cores_words, size_words, time_words
 from debubble.ir import Kind, Lane, Plan, Trace
 from debubble.simulator import TimedOperation
 from debubble.simulator.timeline import WORK
@@ -15,7 +16,6 @@ from debubble.views.measured import measured_peaks
 from debubble.views.palette import KIND_WORDS
 from debubble.views.scene import Scene
 from debubble.views.terminal import titled_table
-from debubble.views.words import cores_words, size_words, time_words
 
 
 @dataclass(frozen=True, kw_only=True)

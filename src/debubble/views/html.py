@@ -12,6 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from debubble.formatting import percent, size_words
 from debubble.ir import Kind, Lane, Number
 from debubble.simulator import Cause
 from debubble.views.palette import CAUSE_COLORS, KIND_COLORS, KIND_WORDS, PHASE_COLOR, shade
@@ -26,7 +27,6 @@ from debubble.views.summary import (
     why_not_faster,
 )
 from debubble.views.terminal import headline
-from debubble.views.words import percent, size_words
 
 _KINDS = list(Kind)
 _CAUSES = list(Cause)

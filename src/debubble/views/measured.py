@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from debubble.ir import InputError, Number, Program, Trace
-from debubble.ir.graph import predecessors, topological_order
 from debubble.ir.ops import SCHEDULED
+from debubble.ir.precedence import predecessors, topological_order
 from debubble.ir.program import Moment
 from debubble.simulator import Timeline
 

@@ -6,6 +6,7 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from debubble.formatting import size_words
 from debubble.ir import Kind, Lane
 from debubble.simulator import Cause
 from debubble.views.palette import CAUSE_COLORS, KIND_COLORS, KIND_WORDS, LIMIT_COLOR, PHASE_COLOR, shade
@@ -13,7 +14,6 @@ from debubble.views.registry import view
 from debubble.views.scene import Scene
 from debubble.views.summary import present_causes, present_kinds
 from debubble.views.terminal import headline
-from debubble.views.words import size_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,11 +8,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from debubble.formatting import size_words, time_words
 from debubble.ir import CandidateSummary, Plan, PlannedUnit
 from debubble.views.scene import Scene
 from debubble.views.summary import why_not_faster
 from debubble.views.terminal import device_table, headline, remark_lines, stage_table, titled_table
-from debubble.views.words import size_words, time_words
 
 
 def render(plan: Plan, scene: Scene) -> RenderableType:

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from debubble.formatting import cores_words
 from debubble.ir import Kind, Number, Plan, Trace
 from debubble.ir.ops import BACKWARDS
 from debubble.ir.trace import TracePhase
-from debubble.planners.making import tail_of
+from debubble.planners.plan_model import tail_of
 from debubble.planners.remarks import plan_remarks
 from debubble.simulator import Bubble, TimedOperation, Timeline, bubbles, critical_path
 from debubble.simulator.shared_cores import run_shared
 from debubble.views.measured import measured_memory, measured_timeline
-from debubble.views.words import cores_words
 
 FAR = 3
 """Limits of more than so many times the peak are off the memory axes."""

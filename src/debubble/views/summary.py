@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from debubble.formatting import percent
 from debubble.ir import Kind, Lane, Number
 from debubble.simulator import Cause, by_cause
 from debubble.simulator.timeline import WORK
 from debubble.views.palette import KIND_WORDS
 from debubble.views.scene import Scene
-from debubble.views.words import percent
 
 
 @dataclass(frozen=True, kw_only=True)

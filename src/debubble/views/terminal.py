@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from debubble.formatting import percent, size_words, time_words
 from debubble.views.palette import KIND_COLORS, KIND_WORDS
 from debubble.views.scene import Scene
 from debubble.views.summary import (
@@ -19,7 +20,6 @@ from debubble.views.summary import (
     stage_summaries,
     why_not_faster,
 )
-from debubble.views.words import percent, size_words, time_words
 
 
 def render_scene(scene: Scene) -> RenderableType:

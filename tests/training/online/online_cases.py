@@ -7,7 +7,7 @@ from debubble.ir import Plan, StageCosts
 from debubble.ir.trace import TraceEvent, TraceStep
 from debubble.training.online.controller import Controller, Policy
 from debubble.training.online.journal import Journal
-from debubble.training.online.searching import better_plans
+from debubble.training.online.scheduler import better_plans
 from tests.runtime.runtime_cases import LLAMA, plan_of
 
 QUICK = Policy(settling=1, window=3)

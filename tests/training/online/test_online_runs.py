@@ -77,7 +77,7 @@ def searching(pid: int) -> list[int]:
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         for child in map(int, children):
-            if b"debubble.training.online.searching" in Path(f"/proc/{child}/cmdline").read_bytes():
+            if b"debubble.training.online.scheduler" in Path(f"/proc/{child}/cmdline").read_bytes():
                 found.append(child)
             found += searching(child)
     except FileNotFoundError:

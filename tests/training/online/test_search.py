@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from debubble.training.online import cores
-from debubble.training.online.search import Search
+from debubble.training.online.search_process import Search
 from tests.training.online.online_cases import gpipe_plan
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -64,7 +64,7 @@ def test_closing_it_leaves_neither_process_nor_files(plan):
 def test_it_ends_and_cleans_up_when_its_parent_is_killed(plan, tmp_path):
     plan.save(tmp_path / "plan.json")
     program = (
-        "import signal, sys\nfrom debubble.ir import Plan\nfrom debubble.training.online.search import Search\n"
+        "import signal, sys\nfrom debubble.ir import Plan\nfrom debubble.training.online.search_process import Search\n"
         "search = Search(Plan.load(sys.argv[1]), effort=300.0, core=None)\n"
         "print(search.pid, search.folder, flush=True)\nsignal.pause()\n"
     )
@@ -95,6 +95,6 @@ def test_a_core_is_spare_where_there_are_more_than_processes(monkeypatch):
 
 
 def test_it_imports_no_torch():
-    program = "import sys, debubble.training.online.searching; print('torch' in sys.modules)"
+    program = "import sys, debubble.training.online.scheduler; print('torch' in sys.modules)"
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == "False"

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from debubble.runtime.distributed.tensor_parallel import Cut
+from debubble.runtime.memory.recomputation import Operators
 from debubble.runtime.models.operators import Deferring, Linear, WeightGradients, activation, call, widen
 from debubble.runtime.models.shape import Experts, Shape
 from debubble.runtime.models.units import MicroBatch, Unit, norm
-from debubble.runtime.parallel.tensor_parallel import Cut
-from debubble.runtime.tape import Operators
 
 
 class _Grouped(Function):

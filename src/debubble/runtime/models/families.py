@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from debubble.ir import InputError
-from debubble.ir.hf_config import expert_layers, sliding_layers, windows
+from debubble.models.layer_types import expert_layers, sliding_layers, windows
 from debubble.runtime.models.shape import Experts, Layer, Rope, Shape
 
 Config = Mapping[str, Any]

@@ -7,12 +7,12 @@ from types import MappingProxyType
 
 from torch import Tensor, nn
 
+from debubble.runtime.memory.recomputation import Operators
 from debubble.runtime.models.attention import attention
 from debubble.runtime.models.operators import Linear, activation
 from debubble.runtime.models.shape import Shape
 from debubble.runtime.models.units import MicroBatch, Unit, norm
 from debubble.runtime.models.vocabulary import embed
-from debubble.runtime.tape import Operators
 
 
 class Gpt2Embedding(Unit):

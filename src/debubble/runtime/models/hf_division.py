@@ -13,9 +13,9 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from debubble.ir import InputError
+from debubble.runtime.distributed.tensor_parallel import TensorGroup
 from debubble.runtime.models.hf_model import Anatomy
 from debubble.runtime.models.vocabulary import embed
-from debubble.runtime.parallel.tensor_parallel import TensorGroup
 
 
 def planned(anatomy: Anatomy, how: str) -> tuple[str, ...]:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from debubble.files import write_whole
 from debubble.ir import InputError
-from debubble.ir.files import write_whole
 from debubble.runtime.models.hf_names import HEAD_TABLE, joined, sources, stored
 from debubble.runtime.models.lora import CONFIG, PREFIX, WEIGHTS, Adapters, is_adapter
 from debubble.runtime.models.outline import tied_names

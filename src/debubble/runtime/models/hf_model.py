@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from debubble.ir import InputError
-from debubble.runtime.models.hf_start import materialise
+from debubble.runtime.models.hf_initialization import materialise
 
 TRIAL = 1, 4
 """Rows and tokens of the trial that shows how the model calls its layers."""

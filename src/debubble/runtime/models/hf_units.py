@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from debubble.ir import InputError, PlannedUnit
-from debubble.runtime.memory import Ledger
+from debubble.runtime.distributed.tensor_parallel import Cut, TensorGroup
+from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.hf_division import divide_module, planned
+from debubble.runtime.models.hf_initialization import materialise
 from debubble.runtime.models.hf_model import Anatomy, Frame
-from debubble.runtime.models.hf_start import materialise
 from debubble.runtime.models.loss import cross_entropy
 from debubble.runtime.models.modules import ModuleUnit
 from debubble.runtime.models.vocabulary import divided_cross_entropy
-from debubble.runtime.parallel.tensor_parallel import Cut, TensorGroup
 
 Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 

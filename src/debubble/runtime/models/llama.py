@@ -7,12 +7,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from debubble.runtime.memory.recomputation import Operators
 from debubble.runtime.models.attention import attention, rotary_table, rotate
 from debubble.runtime.models.operators import Linear, RMSNorm, activation
 from debubble.runtime.models.shape import Shape
 from debubble.runtime.models.units import MicroBatch, Unit, norm
 from debubble.runtime.models.vocabulary import embed
-from debubble.runtime.tape import Operators
 
 
 class LlamaEmbedding(Unit):

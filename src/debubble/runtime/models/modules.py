@@ -22,10 +22,10 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from debubble.ir import InputError, Plan
-from debubble.runtime.models.drawing import DRAWING, drawn
+from debubble.runtime.memory.recomputation import Operators
 from debubble.runtime.models.operators import Deferring, WeightGradients, deferrable_linear, drop
+from debubble.runtime.models.seeded_random import DRAWING, drawn
 from debubble.runtime.models.units import MicroBatch, Unit
-from debubble.runtime.tape import Operators
 
 
 class ModuleUnit(Unit, Deferring):

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from debubble.ir import InputError
-from debubble.runtime.memory import Kept, Ledger, value
+from debubble.runtime.memory.activations import Kept, Ledger, value
 
 
 @dataclass

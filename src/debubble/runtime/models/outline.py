@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from debubble.ir import InputError
-from debubble.ir.hf_config import entry, halved
+from debubble.models.layer_types import entry, halved
 from debubble.runtime.models.families import read_shape
 from debubble.runtime.models.hf_model import on_meta, tables_of
 from debubble.runtime.models.hf_names import HEAD_TABLE, TABLE

@@ -15,14 +15,14 @@ from types import MappingProxyType
 
 from torch import Tensor, nn
 
-from debubble.runtime.memory import Ledger
+from debubble.runtime.distributed.tensor_parallel import ALONE, Cut, TensorGroup, column_cuts, row_cuts
+from debubble.runtime.memory.activations import Ledger
+from debubble.runtime.memory.recomputation import Operators
 from debubble.runtime.models.loss import Loss, cross_entropy, scaled_loss
 from debubble.runtime.models.operators import Linear, RMSNorm, capped, drop
 from debubble.runtime.models.routing import Routing
 from debubble.runtime.models.shape import Shape
 from debubble.runtime.models.vocabulary import divided_cross_entropy
-from debubble.runtime.parallel.tensor_parallel import ALONE, Cut, TensorGroup, column_cuts, row_cuts
-from debubble.runtime.tape import Operators
 
 
 @dataclass(frozen=True)

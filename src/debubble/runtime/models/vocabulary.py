@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from debubble.runtime.distributed.tensor_parallel import TensorGroup
 from debubble.runtime.models.operators import call, look_up, widen
-from debubble.runtime.parallel.tensor_parallel import TensorGroup
 
 
 class _TokenLoss(Function):

@@ -14,9 +14,9 @@ from typing import Protocol
 
 from debubble.ir import InputError, Plan, StageCosts
 from debubble.ir.trace import TraceStep
-from debubble.training.online.costs import drift, measured_costs
 from debubble.training.online.effect import Effect, effect
 from debubble.training.online.journal import Entry, Journal
+from debubble.training.online.measurement import drift, measured_costs
 
 
 @dataclass(frozen=True, kw_only=True)

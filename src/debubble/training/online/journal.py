@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
+from debubble.formatting import time_words
 from debubble.ir import Plan
 from debubble.training.online.effect import Effect
-from debubble.views.words import time_words
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from debubble.runtime.pipeline import Pipeline
 from debubble.training.online.controller import Controller, Policy
 from debubble.training.online.cores import leave, spare_core
 from debubble.training.online.journal import Entry, Journal
-from debubble.training.online.search import Search
+from debubble.training.online.search_process import Search
 
 
 class Online(AbstractContextManager["Online"]):

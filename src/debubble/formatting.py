@@ -1,0 +1,32 @@
+"""Times and sizes as people read them."""
+
+from __future__ import annotations
+
+from debubble.errors import readable
+from debubble.ir import Number
+
+
+def time_words(time: Number, *, seconds: bool) -> str:
+    """Seconds with the unit that suits them; abstract times as they are."""
+    value = float(time)
+    if not seconds:
+        return f"{value:.6g}"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if abs(value) >= scale:
+            return f"{value / scale:.4g} {unit}"
+    return f"{value * 1e6:.4g} µs"
+
+
+def size_words(size: Number | None) -> str:
+    """Bytes, or an abstract size; `-` for none."""
+    return "-" if size is None else readable(float(size))
+
+
+def percent(part: Number, whole: Number, *, digits: int = 1) -> str:
+    """A share with that many decimals."""
+    return f"{100 * float(part) / float(whole):.{digits}f}%"
+
+
+def cores_words(cores: int) -> str:
+    """`1 core`, `2 cores`."""
+    return f"{cores} core{'s' * (cores != 1)}"

@@ -1,0 +1,176 @@
+"""The waits that keep a device under its memory limit.
+
+The accounting is static: it follows a device's list and counts as free only what has certainly been freed when
+an operation starts, so a lowered Program stays within the limit however long its operations really take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from debubble.errors import OutOfMemoryError, readable
+from debubble.ir.arrays import Numbers, entries, exact
+from debubble.ir.lowering.op_costs import Tables
+from debubble.ir.ops import CODE, COMPUTE, Kind, Op
+from debubble.ir.schedule import OpArrays, Schedule
+from debubble.ir.stage_costs import Number, StageCosts
+
+
+@dataclass
+class _Offload:
+    position: int
+    size: Number
+    known_to_reloads: bool = False
+
+
+@dataclass
+class Admission:
+    """Walks one device's list and says which operations each one must wait for, so that memory suffices."""
+
+    schedule: Schedule
+    costs: StageCosts
+    device: int
+    tables: Tables
+    """What the schedule's operations cost."""
+    used: Number
+    """Bytes that are there before the first operation."""
+    limit: Number
+    _offloads: list[_Offload] = field(default_factory=list)
+    """In flight as far as the compute lane knows, oldest first."""
+    _last: int | None = None
+    """The last compute operation."""
+    _last_freed: Number = 0
+    """What it frees at its end, which a reload beside it does not yet have."""
+
+    def __post_init__(self) -> None:
+        kind, stage, micro_batch, _ = OpArrays.of([self._order])
+        pair = stage * self.schedule.micro_batches + micro_batch
+        at = self.tables.at(np.isin(pair, pair[kind == CODE[Kind.R]]), kind, stage, micro_batch)
+        self.allocated, self.freed = entries(self.tables.allocated, at), entries(self.tables.freed, at)
+        host_steps = np.isin(stage, stage[kind == CODE[Kind.D]])
+        self.computes = np.isin(kind, [CODE[k] for k in COMPUTE]) | ((kind == CODE[Kind.S]) & ~host_steps)
+
+    def waits(self) -> Iterator[tuple[int, int]]:
+        """(operation, what must have ended before it starts), by their positions in the list.
+
+        Raises OutOfMemoryError if an operation can never start.
+        """
+        self.reserved = self.used
+        if any(op.kind is Kind.O for op in self._order) or not self._fits_without_waits():
+            columns = zip(self.allocated.tolist(), self.freed.tolist(), self.computes.tolist(), strict=True)
+            for position, (allocated, freed, computes) in enumerate(columns):
+                for other in self._admit(position, allocated, freed, computes):
+                    yield position, other
+
+    def check(self) -> None:
+        """Raise OutOfMemoryError as `waits` does."""
+        for _ in self.waits():
+            pass
+
+    @property
+    def _order(self) -> tuple[Op, ...]:
+        return self.schedule.orders[self.device]
+
+    def _fits_without_waits(self) -> bool:
+        """Whether every operation of a list without offloads can start as soon as it is its turn."""
+        allocated, freed = self.allocated[self.computes], self.freed[self.computes]
+        changes = np.stack((-freed, allocated), axis=1).ravel()
+        reserved: Numbers = np.cumsum(np.concatenate((exact([self.used]), changes)))[:-1:2]
+        return not bool(np.any((allocated != 0) & (reserved + allocated > self.limit)))
+
+    def _admit(self, position: int, allocated: Number, freed: Number, computes: bool) -> list[int]:
+        """What must have ended before an operation starts; raises OutOfMemoryError if nothing would help."""
+        kind = self._order[position].kind
+        if kind is Kind.L:
+            waits = self._admit_reload(position, allocated)
+        elif kind is Kind.O:
+            self._offloads.append(_Offload(position, freed))
+            return []
+        elif not computes:
+            return []
+        else:
+            waits = self._admit_compute(position, allocated)
+            self._last, self._last_freed = position, freed
+            self.reserved -= freed
+        self.reserved += allocated
+        return waits
+
+    def _admit_compute(self, position: int, allocated: Number) -> list[int]:
+        waits: list[int] = []
+        if not allocated:
+            return waits
+        while self.reserved + allocated > self.limit and self._offloads:
+            oldest = self._offloads.pop(0)
+            self.reserved -= oldest.size
+            waits.append(oldest.position)
+        if self.reserved + allocated > self.limit:
+            raise self._out_of_memory(position, self.reserved + allocated - self.limit)
+        return waits[-1:]
+
+    def _admit_reload(self, position: int, allocated: Number) -> list[int]:
+        waits: list[int] = []
+        known = sum(o.size for o in self._offloads if o.known_to_reloads)
+        needed = self.reserved + self._last_freed - known + allocated - self.limit
+        for offload in self._offloads:
+            if needed <= 0:
+                break
+            if not offload.known_to_reloads:
+                offload.known_to_reloads = True
+                needed -= offload.size
+                waits = [offload.position]
+        if needed > 0 and self._last is not None and self._last_freed:
+            waits.append(self._last)
+            needed -= self._last_freed
+            self._last_freed = 0
+        if needed > 0:
+            raise self._out_of_memory(position, needed)
+        return waits
+
+    def _out_of_memory(self, position: int, missing: Number) -> OutOfMemoryError:
+        return OutOfMemoryError(
+            device=self.device,
+            operation=self._order[position].name,
+            missing=float(missing),
+            limit=float(self.limit),
+            advice=self._advice(position, missing),
+        )
+
+    def _advice(self, position: int, missing: Number) -> str:
+        """The cheapest change: recomputing the fewest stages if that suffices, else larger devices."""
+        saved: dict[int, Number] = {}
+        for stage, j in self._live(position):
+            if not self.schedule.recomputes(stage, j):
+                saved[stage] = saved.get(stage, 0) + self.costs.dropped(stage) * self.costs.scale_of(j)
+        chosen: list[int] = []
+        for stage in sorted(saved, key=lambda s: (-saved[s], s)):
+            if missing <= 0:
+                break
+            chosen.append(stage)
+            missing -= saved[stage]
+        if missing <= 0:
+            which = f"stage {chosen[0]}" if len(chosen) == 1 else f"stages {', '.join(map(str, sorted(chosen)))}"
+            return f"recompute on {which}, or use devices with {readable(float(self._peak()))}"
+        return f"use devices with {readable(float(self._peak()))}"
+
+    def _live(self, position: int) -> set[tuple[int, int]]:
+        """The stages and micro-batches whose activations the device holds once an operation has started."""
+        live: set[tuple[int, int]] = set()
+        for kind, stage, j in self._order[:position]:
+            if kind is Kind.F:
+                live.add((stage, j))
+            elif kind in (Kind.B, Kind.W):
+                live.discard((stage, j))
+        _, stage, j = self._order[position]
+        return live | {(stage, j)}
+
+    def _peak(self) -> Number:
+        """What the list needs at most if no offload is ever waited for less than fully."""
+        peak = held = self.used
+        for allocated, freed in zip(self.allocated.tolist(), self.freed.tolist(), strict=True):
+            held += allocated
+            peak = max(peak, held)
+            held -= freed
+        return peak

@@ -1,0 +1,181 @@
+"""Where lanes are shared between devices, lowering fixes who goes first, by arrival.
+
+Two cases: `blocking` messages, which take both ends' compute lanes, and link groups, whose devices share a host
+link.  Both run the schedule once with its costs and record the order.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from debubble.errors import DeadlockError
+from debubble.ir.arrays import Edges, edges
+from debubble.ir.ops import Lane, Op
+from debubble.ir.precedence import successors
+from debubble.ir.program import LANE_CODE, NO_PEER, Program
+from debubble.ir.stage_costs import Number
+
+
+@dataclass
+class Rendezvous:
+    """Puts compute operations and blocking messages of each device in one order; all are known by their numbers.
+
+    A device that has produced a message does nothing else before it is delivered; the receiver takes it as soon as
+    it is between two operations.  Among what could start next, the earliest does; messages go before compute.
+    """
+
+    operations: list[Op]
+    device: list[int]
+    """Of each operation and message."""
+    duration: list[Number]
+    needed: list[int]
+    """What each operation uses of another stage; -1: nothing."""
+    messages: dict[int, tuple[int, int]]
+    """Producer -> (send, receive)."""
+    blocking: set[int]
+    """The producers whose messages block."""
+    compute: list[list[int]]
+    """Per device, its compute operations in order."""
+
+    def orders(self) -> list[list[int]]:
+        """Per device, its operations and messages in the order in which they start.
+
+        Raises DeadlockError with the cycle if none can.
+        """
+        devices = range(len(self.compute))
+        self._pending = [list(reversed(order)) for order in self.compute]
+        self._free: list[Number] = [0 for _ in devices]
+        self._outbox: list[int | None] = [None for _ in devices]
+        """What has produced a message that is not delivered yet."""
+        self._arrived: dict[int, Number] = {}
+        """Producer -> when its consumer has what it needs of it."""
+        self._placed: list[list[int]] = [[] for _ in devices]
+        beside = self._neighbours()
+        candidates = [self._candidate(device) for device in devices]
+        while any(self._pending) or any(producer is not None for producer in self._outbox):
+            start, _, device = min(filter(None, candidates), default=(None, 0, 0))
+            if start is None:
+                raise DeadlockError(tuple(self.operations[op].name for op in self._cycle()))
+            producer = self._outbox[device]
+            changed = beside[device]
+            if producer is not None:
+                changed = changed | beside[self._receiver(producer)]
+                self._deliver(device, producer, start)
+            else:
+                self._compute(device, start)
+            for other in changed:
+                candidates[other] = self._candidate(other)
+        return self._placed
+
+    def _neighbours(self) -> list[set[int]]:
+        """Per device, itself and those that it exchanges messages with."""
+        beside = [{device} for device in range(len(self.compute))]
+        for send, receive in self.messages.values():
+            beside[self.device[send]].add(self.device[receive])
+            beside[self.device[receive]].add(self.device[send])
+        return beside
+
+    def _receiver(self, producer: int) -> int:
+        return self.device[self.messages[producer][1]]
+
+    def _candidate(self, device: int) -> tuple[Number, int, int] | None:
+        """When a device could start its next operation or message, which of the two it is, and the device."""
+        producer = self._outbox[device]
+        if producer is not None:
+            return max(self._free[device], self._free[self._receiver(producer)]), 0, device
+        if not self._pending[device]:
+            return None
+        needed = self.needed[self._pending[device][-1]]
+        if needed < 0:
+            return self._free[device], 1, device
+        if needed in self._arrived:
+            return max(self._free[device], self._arrived[needed]), 1, device
+        return None
+
+    def _cycle(self) -> list[int]:
+        """Operations that wait for each other in turn, once every device that has work left waits for another.
+
+        The next operation of a device waits for one whose own device has something to do before it.
+        """
+        device = next(d for d, pending in enumerate(self._pending) if pending)
+        path: list[int] = []
+        reached: dict[int, int] = {}
+        while device not in reached:
+            reached[device] = len(path)
+            waiting = self._pending[device][-1]
+            needed = self.needed[waiting]
+            assert needed >= 0, "an operation that needs nothing can start"
+            device = self.device[needed]
+            path += [waiting] if needed == self._pending[device][-1] else [waiting, needed]
+        return path[reached[device] :]
+
+    def _deliver(self, device: int, producer: int, start: Number) -> None:
+        send, receive = self.messages[producer]
+        peer = self.device[receive]
+        end = start + self.duration[send]
+        self._free[device] = self._free[peer] = self._arrived[producer] = end
+        self._placed[device].append(send)
+        self._placed[peer].append(receive)
+        self._outbox[device] = None
+
+    def _compute(self, device: int, start: Number) -> None:
+        op = self._pending[device].pop()
+        end = self._free[device] = start + self.duration[op]
+        self._placed[device].append(op)
+        if op in self.blocking:
+            self._outbox[device] = op
+        elif op in self.messages:
+            self._arrived[op] = end + self.duration[self.messages[op][0]]
+        else:
+            self._arrived[op] = end
+
+
+def share_links(program: Program) -> Program:
+    """Make the transfers of each link group wait for each other, in the order of their arrival."""
+    group_of = {device: g for g, group in enumerate(program.costs.link_groups) for device in group}
+    down, up = LANE_CODE[Lane.D2H], LANE_CODE[Lane.H2D]
+    direction = {down: down, up: down if program.costs.host_link == "half-duplex" else up}
+    device, duration = program.device.tolist(), program.duration.tolist()
+    link = [
+        (group_of[d], direction[lane]) if lane in direction and peer == NO_PEER and d in group_of else None
+        for d, lane, peer in zip(device, program.lane.tolist(), program.peer.tolist(), strict=True)
+    ]
+    first, other, at_start = (part.tolist() for part in successors(program.predecessors))
+    missing = np.diff(program.predecessors.first).tolist()
+    last: dict[tuple[int, int], tuple[int, Number]] = {}
+    waits: list[tuple[int, int]] = []
+    ready: list[Number] = [0] * len(device)
+    heap: list[tuple[Number, int]] = [(0, i) for i, count in enumerate(missing) if not count]
+    heapq.heapify(heap)
+    while heap:
+        start, index = heapq.heappop(heap)
+        shared = link[index]
+        if shared is not None:
+            if shared in last:
+                before, end = last[shared]
+                start = max(start, end)
+                waits.append((index, before))
+            last[shared] = index, start + duration[index]
+        end = start + duration[index]
+        for edge in range(first[index], first[index + 1]):
+            then = other[edge]
+            ready[then] = max(ready[then], start if at_start[edge] else end)
+            missing[then] -= 1
+            if not missing[then]:
+                heapq.heappush(heap, (ready[then], then))
+    return replace(program, waits=_with(program.waits, waits))
+
+
+def _with(waits: Edges, more: Iterable[tuple[int, int]]) -> Edges:
+    """The waits, and behind those of each instruction more, for ends."""
+    after, other = np.array([*more], dtype=np.int64).reshape(-1, 2).T
+    return edges(
+        len(waits.first) - 1,
+        np.concatenate((waits.after, after)),
+        np.concatenate((waits.other, other)),
+        np.concatenate((waits.at_start, np.zeros(len(other), dtype=np.bool_))),
+    )

@@ -1,0 +1,309 @@
+"""Lowering: Schedule + costs -> Program.
+
+Adds the messages between devices, gives every operation its lane, time and memory effect, and turns everything
+that an operation must wait for into an explicit wait.  All of it is done for all operations at once, in arrays.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from debubble.errors import InputError
+from debubble.ir.arrays import Bools, Edges, Ints, edges, entries
+from debubble.ir.lowering.admission import Admission
+from debubble.ir.lowering.contention import Rendezvous, share_links
+from debubble.ir.lowering.op_costs import OpCosts
+from debubble.ir.ops import KINDS, Kind, Lane
+from debubble.ir.program import LANE_CODE, NO_PEER, Program, QueueArrays
+from debubble.ir.schedule import Schedule, check
+from debubble.ir.stage_costs import Number, StageCosts
+
+_LANES = {
+    Kind.F: Lane.COMPUTE, Kind.B: Lane.COMPUTE, Kind.I: Lane.COMPUTE, Kind.W: Lane.COMPUTE, Kind.R: Lane.COMPUTE,
+    Kind.S: Lane.COMPUTE, Kind.O: Lane.D2H, Kind.D: Lane.D2H, Kind.L: Lane.H2D, Kind.P: Lane.H2D,
+    Kind.G: Lane.REDUCE, Kind.SEND_F: Lane.SEND, Kind.SEND_B: Lane.SEND, Kind.RECV_F: Lane.RECV,
+    Kind.RECV_B: Lane.RECV,
+}  # fmt: skip
+_LANE_OF = np.array([LANE_CODE[_LANES[kind]] for kind in KINDS])
+
+F, B, I, W, R, O, L, G, D, S, P, SEND_F, RECV_F, SEND_B, RECV_B = range(len(KINDS))  # noqa: E741 - the codes of KINDS
+COMPUTE, SEND, RECV, D2H, H2D, HOST, _ = range(len(LANE_CODE))
+NONE = -1
+
+
+def lower(schedule: Schedule, costs: StageCosts) -> Program:
+    """Make everything implicit in a schedule explicit.
+
+    Raises ScheduleError if the schedule is no correct step, OutOfMemoryError if an operation can never start under
+    `costs.memory_limit`, InputError if schedule and costs do not belong together, DeadlockError if `blocking`
+    messages cannot be ordered.
+    """
+    check(schedule)
+    check_costs(schedule, costs)
+    program = _Lowering(schedule, costs).program()
+    return share_links(program) if costs.link_groups else program
+
+
+class _Lowering:
+    """The instructions are the operations of all lists, device by device, then each message's send and receive."""
+
+    def __init__(self, schedule: Schedule, costs: StageCosts) -> None:
+        self.schedule, self.costs = schedule, costs
+        self.operations = ops = schedule.arrays
+        self.device_of = np.array(schedule.placement.device_of)
+        self.waits: list[tuple[Ints, Ints, Bools]] = []
+
+        # A message follows each F and backward whose consumer is on another device, in the producers' order.
+        forward = ops.kind == F
+        there = ops.stage + np.where(forward, 1, -1)
+        sends = np.where(forward, there < schedule.stages, _one_of(ops.kind, B, I) & (there >= 0))
+        sends &= self.device_of[there % schedule.stages] != ops.device
+        self.producer = np.flatnonzero(sends)
+        forward, here, there = forward[sends], ops.stage[sends], there[sends]
+        micro_batch, sender, receiver = ops.micro_batch[sends], ops.device[sends], self.device_of[there]
+        self.send = len(ops.kind) + 2 * np.arange(len(there))
+        self.receive = self.send + 1
+        peers = np.full(schedule.devices, NO_PEER)
+        peers[[*schedule.peers]] = [*schedule.peers.values()]
+
+        self.kind = _beside(ops.kind, np.where(forward, SEND_F, SEND_B), np.where(forward, RECV_F, RECV_B))
+        self.stage = _beside(ops.stage, here, there)
+        self.micro_batch = _beside(ops.micro_batch, micro_batch, micro_batch)
+        self.device = _beside(ops.device, sender, receiver)
+        self.peer = _beside(np.where(_one_of(ops.kind, O, L), peers[ops.device], NO_PEER), receiver, sender)
+        host_step = np.isin(self.stage, [*schedule.host_steps])
+        self.lane = np.where((self.kind == S) & host_step, HOST, _LANE_OF[self.kind])
+        self.index = schedule.positions.copy()
+        """Where each operation is, by kind, stage and micro-batch; NONE if there is no such operation."""
+        self.index[self.kind, self.stage, self.micro_batch] = np.arange(len(self.kind))
+
+        asynchronous = np.isin(np.minimum(here, there), [*schedule.asynchronous])
+        self.blocking = ~asynchronous & (costs.communication_model == "blocking")
+        """Which messages take the compute lanes of both ends."""
+        self.lane[self.send[self.blocking]] = self.lane[self.receive[self.blocking]] = COMPUTE
+        self._price()
+
+    def program(self) -> Program:
+        queues = self._queues()
+        self._wait_for_messages(queues)
+        self._wait_for_data()
+        if self.costs.memory_limit is not None:
+            self._wait_for_memory()
+        self._wait_for_room_at_peers()
+        if self.costs.host_link == "half-duplex":
+            self._take_turns()
+        return Program(
+            schedule=self.schedule,
+            costs=self.costs,
+            kind=self.kind,
+            stage=self.stage,
+            micro_batch=self.micro_batch,
+            device=self.device,
+            lane=self.lane,
+            peer=self.peer,
+            duration=self.duration,
+            allocated=self.allocated,
+            freed=self.freed,
+            waits=self._edges(),
+            queue_arrays=queues,
+        )
+
+    def _price(self) -> None:
+        """Times and bytes of all instructions; a blocking message takes both ends the same time."""
+        explicit = self.index[R, self.stage, self.micro_batch] != NONE
+        self.tables = OpCosts.of(self.schedule, self.costs).tables(explicit=bool(explicit.any()))
+        at = self.tables.at(explicit, self.kind, self.stage, self.micro_batch)
+        at[self.receive[self.blocking]] = at[self.send[self.blocking]]
+        self.duration, self.allocated, self.freed = (entries(table, at) for table in self.tables)
+
+    def _wait(self, after: Ints, other: Ints, *, at_start: bool = False) -> None:
+        """Instructions wait for others, each for the one at its place."""
+        self.waits.append((after, other, np.full(len(after), at_start)))
+
+    def _edges(self) -> Edges:
+        """All waits, each once."""
+        after, other, at_start = (np.concatenate(parts) for parts in zip(*self.waits, strict=True))
+        _, once = np.unique((after * len(self.kind) + other) * 2 + at_start, return_index=True)
+        once.sort()
+        return edges(len(self.kind), after[once], other[once], at_start[once])
+
+    def _queues(self) -> QueueArrays:
+        """Operations have a queue per device and lane, messages one per direction and peer too."""
+        alone = np.ones(len(self.kind), dtype=np.bool_)
+        for ends in (self.send, self.receive):
+            alone[ends[self.blocking]] = False
+        members = np.flatnonzero(alone)
+        peer = np.where(_one_of(self.kind, O, L), NO_PEER, self.peer)
+        key = ((self.device * len(LANE_CODE) + self.lane) * (self.schedule.devices + 1) + peer + 1)[members]
+        _, first, queue_of = np.unique(key, return_index=True, return_inverse=True)
+        by_appearance = np.argsort(first)
+        ends = np.cumsum(np.bincount(queue_of)[by_appearance])
+        rank = np.empty_like(by_appearance)
+        rank[by_appearance] = np.arange(len(rank))
+        lists = np.split(members[np.argsort(rank[queue_of], kind="stable")], ends[:-1])
+        heads = members[first[by_appearance]]
+        lane = self.lane[heads]
+        if self.blocking.any():
+            placed = self._rendezvous()
+            for queue in np.flatnonzero(lane == COMPUTE):
+                lists[queue] = placed[self.device[heads[queue]]]
+        asynchronous = _one_of(lane, SEND, RECV) & (self.costs.communication_model == "latency")
+        return QueueArrays(
+            device=self.device[heads],
+            lane=lane,
+            peer=peer[heads],
+            exclusive=~asynchronous,
+            first=np.cumsum([0, *map(len, lists)]),
+            instructions=np.concatenate(lists),
+        )
+
+    def _rendezvous(self) -> list[Ints]:
+        """Per device, its compute operations and blocking messages in one order."""
+        computes = np.flatnonzero(self._computes)
+        messages = np.stack((self.send, self.receive), axis=1).tolist()
+        rendezvous = Rendezvous(
+            operations=[op for order in self.schedule.orders for op in order],
+            device=self.device.tolist(),
+            duration=self.duration.tolist(),
+            needed=self._needed.tolist(),
+            messages=dict(zip(self.producer.tolist(), messages, strict=True)),
+            blocking={*self.producer[self.blocking].tolist()},
+            compute=[computes[self.device[computes] == d].tolist() for d in range(self.schedule.devices)],
+        )
+        return [np.array(order) for order in rendezvous.orders()]
+
+    def _wait_for_messages(self, queues: QueueArrays) -> None:
+        self._wait(self.send, self.producer)
+        self._wait(self.receive[~self.blocking], self.send[~self.blocking])
+        if self.blocking.any():
+            # Both ends start at the same time: once both lanes are free.
+            send, receive = self.send[self.blocking], self.receive[self.blocking]
+            self._wait(receive, send, at_start=True)
+            before = np.full(len(self.kind), NONE)
+            before[queues.instructions[1:]] = queues.instructions[:-1]
+            before[queues.instructions[queues.first[:-1]]] = NONE
+            waits = before[receive] != NONE
+            self._wait(send[waits], before[receive[waits]])
+
+    def _wait_for_data(self) -> None:
+        kind, stage, micro_batch, device = self.operations
+        at, here = np.arange(len(kind)), (stage, micro_batch)
+        loads = self._parameter_loads()
+        self._wait(*loads[loads[:, 1] < loads[:, 0]].T)
+
+        # What is produced on another device is there when its message is.
+        needed = self._needed
+        users = np.flatnonzero(needed != NONE)
+        other = needed[users]
+        received = self.index[np.where(kind[users] == F, RECV_F, RECV_B), stage[users], micro_batch[users]]
+        self._wait(users, np.where(device[other] == device[users], other, received))
+
+        reload, offload = self.index[L, *here], self.index[O, *here]
+        users = np.flatnonzero(_one_of(kind, B, I, R) & (reload != NONE))
+        self._wait(users, reload[users])
+        for user, source in ((O, self.index[F, *here]), (L, offload)):
+            users = np.flatnonzero(kind == user)
+            self._wait(users, source[users])
+
+        # What follows a stage's gradients, in the order of the list.
+        gradients = np.flatnonzero(_one_of(kind, B, W, G, D))
+        gradients = gradients[np.argsort(stage[gradients], kind="stable")]
+        users = np.flatnonzero(_one_of(kind, G, D, S))
+        place = np.searchsorted(stage[gradients] * len(at) + gradients, stage[users] * len(at) + users) - 1
+        last = gradients[place]
+        follows = (place >= 0) & (stage[last] == stage[users])
+        self._wait(users[follows], last[follows])
+
+        # A reload starts no earlier than the compute operation before it.
+        self._wait(*self._behind(kind == L, self._computes), at_start=True)
+        self._wait(*loads[loads[:, 1] > loads[:, 0]].T)
+
+    @cached_property
+    def _computes(self) -> Bools:
+        computes: Bools = self.lane[: len(self.operations.kind)] == COMPUTE
+        return computes
+
+    @cached_property
+    def _needed(self) -> Ints:
+        """The operation of another stage whose result each one uses: that before a forward or behind a backward."""
+        kind, stage, micro_batch, _ = self.operations
+        before = self.index[F, stage - 1, micro_batch]
+        behind = (np.minimum(stage + 1, self.schedule.stages - 1), micro_batch)
+        backward = np.where(self.index[I, *behind] != NONE, self.index[I, *behind], self.index[B, *behind])
+        forwards, backwards = (kind == F) & (stage > 0), _one_of(kind, B, I) & (stage + 1 < self.schedule.stages)
+        needed: Ints = np.where(forwards, before, np.where(backwards, backward, NONE))
+        return needed
+
+    def _behind(self, users: Bools, others: Bools) -> tuple[Ints, Ints]:
+        """Operations, and the last one of others before each in its list, of those that have such a one."""
+        at = np.arange(len(users))
+        last = np.maximum.accumulate(np.where(others, at, NONE))
+        first = np.searchsorted(self.operations.device, self.operations.device)
+        users = users & (last >= first)
+        return at[users], last[users]
+
+    def _parameter_loads(self) -> Ints:
+        """(forward, P) pairs: the first forward from P's micro-batch on uses what it loads; FIFO covers the others."""
+        kind, stage, micro_batch, _ = self.operations
+        pairs = []
+        for load in np.flatnonzero(kind == P).tolist():
+            users = (kind == F) & (stage == stage[load]) & (micro_batch >= micro_batch[load])
+            if users.any():
+                pairs.append((int(np.argmax(users)), load))
+        return np.array(pairs, dtype=np.int64).reshape(-1, 2)
+
+    def _wait_for_memory(self) -> None:
+        guests = self._guests()
+        begin = 0
+        for device, order in enumerate(self.schedule.orders):
+            limit = self.costs.limit_of(device)
+            assert limit is not None
+            used = self.costs.static_of(device) + guests.get(device, 0)
+            admission = Admission(self.schedule, self.costs, device, self.tables, used, limit)
+            self._wait(*(np.array([*admission.waits()], dtype=np.int64).reshape(-1, 2).T + begin))
+            begin += len(order)
+
+    def _guests(self) -> dict[int, Number]:
+        """The most that each device ever holds for its peers, in bytes."""
+        kind, _, _, device = self.operations
+        most: dict[int, Number] = {}
+        for owner, host in self.schedule.peers.items():
+            moves = np.flatnonzero(_one_of(kind, O, L) & (device == owner))
+            held = np.cumsum(np.where(kind[moves] == O, self.freed[moves], -self.allocated[moves]))
+            most[host] = most.get(host, 0) + max([0, *held.tolist()])
+        return most
+
+    def _wait_for_room_at_peers(self) -> None:
+        """What goes to a peer waits for the reloads before it in the list: `_guests` counts on the room they make."""
+        kind, peer = self.operations.kind, self.peer[: len(self.operations.kind)]
+        self._wait(*self._behind((kind == O) & (peer != NO_PEER), kind == L))
+
+    def _take_turns(self) -> None:
+        """Half duplex: a device's transfers go one at a time, in the order of its list."""
+        device = self.operations.device
+        transfers = np.flatnonzero(_one_of(_LANE_OF[self.operations.kind], D2H, H2D))
+        before, after = transfers[:-1], transfers[1:]
+        together = device[before] == device[after]
+        self._wait(after[together], before[together])
+
+
+def _one_of(values: Ints, *wanted: int) -> Bools:
+    """Where one of these is."""
+    result: Bools = np.logical_or.reduce([values == each for each in wanted])
+    return result
+
+
+def _beside(operations: Ints, sends: Ints, receives: Ints) -> Ints:
+    """Entries of operations, then those of each message's send and receive."""
+    return np.concatenate((operations, np.stack((sends, receives), axis=1).ravel()))
+
+
+def check_costs(schedule: Schedule, costs: StageCosts) -> None:
+    """Raise InputError if schedule and costs do not belong together."""
+    if costs.stages != schedule.stages:
+        raise InputError(f"The costs are for {costs.stages} stages, but the schedule has {schedule.stages}.")
+    costs.check_for(devices=schedule.devices, micro_batches=schedule.micro_batches)
+    if schedule.offloaded and costs.offload is None:
+        raise InputError(f"The schedule '{schedule.name}' offloads, but the costs have no 'offload' time.")

@@ -1,0 +1,53 @@
+"""The precedence graph of a Program: who can start once what has happened."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from debubble.errors import DeadlockError
+from debubble.ir.arrays import Edges, edges
+from debubble.ir.program import Moment, Program
+
+Before = list[list[tuple[int, Moment]]]
+"""Per instruction, the moments of others that it follows."""
+
+
+def predecessors(program: Program) -> Before:
+    """Per instruction, the moments that it waits for: its waits, and the one before it in an exclusive queue."""
+    first, other, at_start = (part.tolist() for part in program.predecessors)
+    moments = [(i, Moment.START if start else Moment.END) for i, start in zip(other, at_start, strict=True)]
+    return [moments[begin:end] for begin, end in itertools.pairwise(first)]
+
+
+def successors(before: Edges) -> Edges:
+    """The same edges forwards: what may start once an instruction has started or ended."""
+    return edges(len(before.first) - 1, before.other, before.after, before.at_start)
+
+
+def topological_order(before: Edges) -> list[int]:
+    """Instructions such that each comes after all that it waits for; shorter than the program if there is a cycle."""
+    first, after, _ = (part.tolist() for part in successors(before))
+    missing = np.diff(before.first).tolist()
+    order = [index for index, count in enumerate(missing) if not count]
+    for index in order:
+        for other in after[first[index] : first[index + 1]]:
+            missing[other] -= 1
+            if not missing[other]:
+                order.append(other)
+    return order
+
+
+def deadlock(program: Program, done: list[int]) -> DeadlockError:
+    """The cycle among the instructions that never become ready."""
+    before = predecessors(program)
+    stuck = set(range(len(before))).difference(done)
+    path: list[int] = []
+    seen: dict[int, int] = {}
+    index = min(stuck)
+    while index not in seen:
+        seen[index] = len(path)
+        path.append(index)
+        index = next(other for other, _ in before[index] if other in stuck)
+    return DeadlockError(tuple(program.instructions[i].op.name for i in path[seen[index] :]))

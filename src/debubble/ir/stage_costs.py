@@ -1,0 +1,284 @@
+"""What each operation of each stage costs: all that lowering and simulation need to know of a model.
+
+Times are seconds and sizes bytes, or abstract units; integers and fractions stay exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
+from typing import Any, Literal, get_args
+
+from debubble.errors import InputError
+
+Number = int | float | Fraction
+PerStage = tuple[Number, ...]
+
+CommunicationModel = Literal["latency", "exclusive", "blocking"]
+HostLink = Literal["full-duplex", "half-duplex"]
+
+LARGEST = 10**18
+"""Far more seconds or bytes than any run has; sums and products of such numbers are still exact or finite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageCosts:
+    """Times and sizes of every stage.  Build it with `StageCosts.of`.
+
+    Entries of type PerStage have one number per stage.  `static` and `memory_limit` have one per device, or a
+    single one that holds for all.  `communication[s]` is the time of a message between stages s and s + 1, either
+    way.  `offload` and `reload` move the whole kept activation; None means that there is no offload.
+    """
+
+    forward: PerStage
+    backward_input: PerStage
+    backward_weight: PerStage
+    recompute: PerStage
+    activation: PerStage
+    """Bytes that F leaves for the backward."""
+    activation_after_input: PerStage
+    """What of them remains between I and W; more than `activation` if I allocates what W needs."""
+    activation_recomputed: PerStage
+    """Bytes that F leaves when the stage recomputes."""
+    recompute_workspace: PerStage | None = None
+    """Bytes that a fused recomputation brings back at a time before B; None: all that was dropped.  Stages of several
+    units recompute unit by unit, and what lies behind a unit is already free."""
+    recompute_workspace_input: PerStage | None = None
+    """The same before I, which leaves what W needs of the units behind; None: as before B."""
+    communication: PerStage
+    communication_model: CommunicationModel = "latency"
+    offload: PerStage | None = None
+    reload: PerStage | None = None
+    host_link: HostLink = "full-duplex"
+    link_groups: tuple[tuple[int, ...], ...] = ()
+    """Devices behind one switch, which share the host link's lanes."""
+    static: PerStage = (0,)
+    memory_limit: PerStage | None = None
+    micro_batch_scale: tuple[Number, ...] | None = None
+    """Relative length of each micro-batch; scales times and activations."""
+    optimizer_step: PerStage = (0,)
+    """S on the device."""
+    host_step: PerStage = (0,)
+    """S on the host."""
+    gradient_offload: PerStage = (0,)
+    """D."""
+    parameter_load: PerStage = (0,)
+    """P."""
+    gradient_reduce: PerStage = (0,)
+    """G."""
+
+    @property
+    def stages(self) -> int:
+        return len(self.forward)
+
+    @staticmethod
+    def of(
+        *,
+        stages: int | None = None,
+        forward: Number | Sequence[Number] = 1,
+        backward_input: Number | Sequence[Number] = 1,
+        backward_weight: Number | Sequence[Number] = 1,
+        recompute: Number | Sequence[Number] | None = None,
+        activation: Number | Sequence[Number] = 1,
+        activation_after_input: Number | Sequence[Number] | None = None,
+        activation_recomputed: Number | Sequence[Number] = 0,
+        recompute_workspace: Number | Sequence[Number] | None = None,
+        recompute_workspace_input: Number | Sequence[Number] | None = None,
+        communication: Number | Sequence[Number] = 0,
+        communication_model: CommunicationModel = "latency",
+        offload: Number | Sequence[Number] | None = None,
+        reload: Number | Sequence[Number] | None = None,
+        host_link: HostLink = "full-duplex",
+        link_groups: Sequence[Sequence[int]] = (),
+        static: Number | Sequence[Number] = 0,
+        memory_limit: Number | Sequence[Number] | None = None,
+        micro_batch_scale: Sequence[Number] | None = None,
+        optimizer_step: Number | Sequence[Number] = 0,
+        host_step: Number | Sequence[Number] = 0,
+        gradient_offload: Number | Sequence[Number] = 0,
+        parameter_load: Number | Sequence[Number] = 0,
+        gradient_reduce: Number | Sequence[Number] = 0,
+    ) -> StageCosts:
+        """Build costs from numbers (the same for every stage) or lists (one number per stage).
+
+        `recompute` defaults to `forward`; `activation_after_input` to half of `activation`; `reload` to `offload`.
+        Raises InputError if a list has another length than `stages`, a number is negative or out of all proportion,
+        or a device is in two link groups.
+        """
+        given = locals()
+        lists = {k: v for k, v in given.items() if k in _PER_STAGE and isinstance(v, Sequence)}
+        count = stages if stages is not None else max((len(v) for v in lists.values()), default=1) or 1
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise InputError(f"Costs need at least one stage; stages is {count!r}.")
+        each = {k: _per_stage(k, given[k], count) for k in _PER_STAGE if given[k] is not None or k not in _OPTIONAL}
+        each.setdefault("recompute", each["forward"])
+        each.setdefault("activation_after_input", tuple(_half(a) for a in each["activation"]))
+        if "offload" in each:
+            each.setdefault("reload", each["offload"])
+        elif "reload" in each:
+            raise InputError("'reload' has no meaning without 'offload'.")
+        if communication_model not in get_args(CommunicationModel):
+            raise InputError(
+                f"communication_model is '{communication_model}'; it must be latency, exclusive or blocking."
+            )
+        if host_link not in get_args(HostLink):
+            raise InputError(f"host_link is '{host_link}'; it must be full-duplex or half-duplex.")
+        return StageCosts(
+            **each,
+            communication_model=communication_model,
+            host_link=host_link,
+            link_groups=link_groups_of(link_groups),
+            static=_numbers("static", static),
+            memory_limit=None if memory_limit is None else _numbers("memory_limit", memory_limit),
+            micro_batch_scale=None if micro_batch_scale is None else _numbers("micro_batch_scale", micro_batch_scale),
+        )
+
+    @staticmethod
+    def from_dict(entries: Mapping[str, Any], *, stages: int | None = None) -> StageCosts:
+        """Build costs from a costs file's entries.  Raises InputError on an unknown or malformed one."""
+        if not isinstance(entries, Mapping):
+            raise InputError('A costs file is a JSON object with entries such as "forward".')
+        known = {"stages", *(f.name for f in fields(StageCosts))}
+        for key in entries:
+            if key not in known:
+                raise InputError(f"A costs file has no entry '{key}'; it may have: {', '.join(sorted(known))}.")
+        given = dict(entries)
+        if stages is not None and given.setdefault("stages", stages) != stages:
+            raise InputError(f"The costs are for {given['stages']} stages, but {stages} are asked for.")
+        return StageCosts.of(**given)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The costs file's entries, without those that are at their default."""
+        result: dict[str, Any] = {"stages": self.stages}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if value != f.default:
+                result[f.name] = _plain(value)
+        return result
+
+    def replace(self, **changes: Any) -> StageCosts:
+        """A copy with other entries, given as in `of`."""
+        entries = {f.name: getattr(self, f.name) for f in fields(self)}
+        return StageCosts.of(**{"stages": self.stages, **entries, **changes})
+
+    def with_limit(self, memory_limit: Number | Sequence[Number] | None) -> StageCosts:
+        """A copy under another memory limit per device."""
+        return replace(self, memory_limit=None if memory_limit is None else _numbers("memory_limit", memory_limit))
+
+    def check_for(self, *, devices: int, micro_batches: int) -> None:
+        """Raise InputError if an entry is for another number of devices or micro-batches."""
+        check_counts(
+            devices=devices,
+            micro_batches=micro_batches,
+            static=self.static,
+            memory_limit=self.memory_limit,
+            micro_batch_scale=self.micro_batch_scale,
+            link_groups=self.link_groups,
+        )
+
+    def static_of(self, device: int) -> Number:
+        return self.static[device if len(self.static) > 1 else 0]
+
+    def limit_of(self, device: int) -> Number | None:
+        limit = self.memory_limit
+        return None if limit is None else limit[device if len(limit) > 1 else 0]
+
+    def scale_of(self, micro_batch: int) -> Number:
+        return 1 if self.micro_batch_scale is None else self.micro_batch_scale[micro_batch]
+
+    def backward(self, stage: int) -> Number:
+        """Time of the fused backward B, without recomputation."""
+        return self.backward_input[stage] + self.backward_weight[stage]
+
+    def work(self, stage: int) -> Number:
+        """Recompute-free compute time of one micro-batch on a stage."""
+        return self.forward[stage] + self.backward(stage)
+
+    def dropped(self, stage: int) -> Number:
+        """Bytes that recomputation does not keep."""
+        return self.activation[stage] - self.activation_recomputed[stage]
+
+
+_PER_STAGE = (
+    "forward", "backward_input", "backward_weight", "recompute", "activation", "activation_after_input",
+    "activation_recomputed", "recompute_workspace", "recompute_workspace_input", "communication",
+    "offload", "reload", "optimizer_step", "host_step",
+    "gradient_offload", "parameter_load", "gradient_reduce",
+)  # fmt: skip
+
+
+_OPTIONAL = (
+    "recompute", "activation_after_input", "recompute_workspace", "recompute_workspace_input", "offload", "reload",
+)  # fmt: skip
+"""Entries per stage that may be left out, or None."""
+
+
+def _half(number: Number) -> Number:
+    return number // 2 if isinstance(number, int) and number % 2 == 0 else number / 2
+
+
+def _numbers(name: str, value: Any) -> tuple[Number, ...]:
+    values = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
+    if not values:
+        raise InputError(f"'{name}' must be a number or a list of numbers, not an empty list.")
+    for v in values:
+        if isinstance(v, bool) or not isinstance(v, int | float | Fraction):
+            raise InputError(f"'{name}' must be a number or a list of numbers, not {v!r}.")
+        check_number(name, v)
+    return values
+
+
+def check_number(name: str, value: Number) -> None:
+    """Refuse a time or size that is negative, or no size that anything has, with an InputError that names the entry."""
+    if not 0 <= value < float("inf"):
+        raise InputError(f"'{name}' must not be negative or infinite: {value}.")
+    if value > LARGEST:
+        raise InputError(f"'{name}' must not be more than {LARGEST:.0e}.")
+
+
+def check_counts(
+    *,
+    devices: int,
+    micro_batches: int,
+    static: Sequence[Number],
+    memory_limit: Sequence[Number] | None,
+    micro_batch_scale: Sequence[Number] | None,
+    link_groups: Sequence[Sequence[int]],
+) -> None:
+    """Refuse entries that are for another number of devices or micro-batches, with an InputError that names one."""
+    for name, values in (("static", static), ("memory_limit", memory_limit)):
+        if values is not None and len(values) not in (1, devices):
+            raise InputError(f"'{name}' has {len(values)} numbers for {devices} devices.")
+    if micro_batch_scale is not None and len(micro_batch_scale) != micro_batches:
+        raise InputError(f"'micro_batch_scale' has {len(micro_batch_scale)} numbers for {micro_batches} micro-batches.")
+    last = max((device for group in link_groups for device in group), default=0)
+    if last >= devices:
+        raise InputError(f"'link_groups' names device {last}, but there are {devices} devices.")
+
+
+def link_groups_of(value: Any) -> tuple[tuple[int, ...], ...]:
+    """Link groups: lists of devices, each in at most one of them; lists of no device are left out."""
+    lists = isinstance(value, Sequence) and all(isinstance(g, Sequence) and not isinstance(g, str) for g in value)
+    devices = [device for group in value for device in group] if lists else [None]
+    if not all(isinstance(d, int) and not isinstance(d, bool) and d >= 0 for d in devices):
+        raise InputError("'link_groups' must be a list of lists of devices, such as [[0, 1], [2, 3]].")
+    twice = next((d for d in devices if devices.count(d) > 1), None)
+    if twice is not None:
+        raise InputError(f"'link_groups' names device {twice} twice; a device has one link to the host.")
+    return tuple(tuple(group) for group in value if group)
+
+
+def _per_stage(name: str, value: Any, stages: int) -> PerStage:
+    values = _numbers(name, value)
+    if len(values) == 1:
+        return values * stages
+    if len(values) != stages:
+        raise InputError(f"'{name}' has {len(values)} numbers for {stages} stages.")
+    return values
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(v) for v in value]
+    return float(value) if isinstance(value, Fraction) else value

@@ -1,0 +1,106 @@
+"""Models of families that debubble has no units of its own for: priced as a Llama of their sizes, in whole layers.
+
+What distinguishes them in time and memory is read from the config: gates, experts, windows, biases, tied tables.
+"""
+
+from __future__ import annotations
+
+from debubble.ir import InputError
+from debubble.models.entries import Entries
+from debubble.models.layer_types import entry
+from debubble.models.model import Experts, Model
+
+UNGATED = frozenset(
+    (
+        "apertus", "arcee", "biogpt", "bloom", "codegen", "falcon", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj",
+        "jais2", "mpt", "nemotron", "opt", "persimmon", "phi", "starcoder2",
+    )
+)  # fmt: skip
+"""Families whose MLP has no gate."""
+TIED = frozenset(
+    (
+        "bloom", "cohere", "cohere2", "ernie4_5", "falcon", "gpt_neo", "granite_swa", "mpt", "opt", "smollm3",
+        "starcoder2", "vaultgemma",
+    )
+)  # fmt: skip
+"""Families whose tables are tied unless the config says otherwise."""
+QK_NORMED = frozenset(("apertus", "exaone4", "flex_olmo", "olmo2", "olmo3", "olmoe", "persimmon"))
+"""Families that norm queries and keys."""
+FOUR_NORMS = frozenset(("glm4", "vaultgemma"))
+"""Families that norm the results of both halves of a layer, too."""
+FP32_NORMS = frozenset(("cohere", "cohere2"))
+"""Families whose norm is called a LayerNorm, but is written out like an RMSNorm."""
+_LAYERS = ("full_attention", "sliding_attention")
+_OTHER_LAYERS = (
+    "kv_lora_rank", "state_size", "ssm_state_size", "mamba_d_state", "conv_L_cache", "linear_num_key_heads",
+    "block_types", "kv_channels", "moe_num_experts", "is_encoder_decoder",
+)  # fmt: skip
+"""Entries of configs whose layers are unlike a Llama's: compressed keys, state spaces, convolutions, other experts."""
+
+
+def other(config: Entries) -> Model:
+    """The model of such a config.  Raises InputError if its layers are not an attention and an MLP each."""
+    _check_layers(config)
+    entries, family = config.entries, str(config.entries["model_type"])
+    hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
+    layers, gated = config.layers(), family not in UNGATED
+    layer_norm = any("layer_norm" in key or key == "norm_epsilon" for key in entries)
+    biased = any(entries.get(key) for key in ("use_bias", "bias"))
+    return Model(
+        family=family,
+        whole_layers=True,
+        hidden=hidden,
+        layers=layers,
+        windows=config.windows(layers),
+        heads=heads,
+        kv_heads=1 if _shares_all_keys(config) else config.number("num_key_value_heads", heads),
+        head_dim=config.head_dim(hidden, heads),
+        ffn=config.number("intermediate_size", None if gated else 4 * hidden),
+        vocab=config.number("vocab_size"),
+        gated=gated,
+        tied=config.flag("tie_word_embeddings", family in TIED),
+        norm="layernorm" if layer_norm and family not in FP32_NORMS else "rmsnorm",
+        qk_norm=family in QK_NORMED,
+        norms_results=family in FOUR_NORMS,
+        qkv_bias=biased or any(entries.get(key) for key in ("attention_bias", "qkv_bias", "use_qkv_bias")),
+        output_bias=biased,
+        mlp_bias=biased or bool(entries.get("mlp_bias")),
+        dropout=any(entries.get(key) for key in ("attention_dropout", "resid_pdrop", "hidden_dropout")),
+        experts=_experts(config, layers),
+        config=dict(entries),
+    )
+
+
+def _check_layers(config: Entries) -> None:
+    entries = config.entries
+    kinds = [kind for kind in entries.get("layer_types") or () if kind not in _LAYERS]
+    named = [name for name in entries.get("architectures") or () if not name.endswith(("CausalLM", "LMHeadModel"))]
+    found = [*kinds, *(key for key in _OTHER_LAYERS if entries.get(key)), *named]
+    if found:
+        raise InputError(
+            f"{config.name} has the model_type '{entries['model_type']}' with '{found[0]}', but debubble prices causal"
+            " models whose layers are an attention and an MLP each."
+        )
+
+
+def _shares_all_keys(config: Entries) -> bool:
+    """Whether all heads have one key and value (Falcon, unless it says how many)."""
+    return bool(config.entries.get("multi_query")) and not config.entries.get("new_decoder_architecture")
+
+
+def _experts(config: Entries, layers: int) -> Experts | None:
+    entries = config.entries
+    counts = (entries.get(key) for key in ("num_local_experts", "num_experts", "n_routed_experts"))
+    count = next((count for count in counts if count), None)
+    if count is None:
+        return None
+    ffn = config.number("moe_intermediate_size", entry(entries, "intermediate_size"))
+    step, first = entries.get("decoder_sparse_step") or 1, entries.get("first_k_dense_replace") or 0
+    dense = {i for i in range(layers) if i < first or (i + 1) % step}
+    return Experts(
+        count=count,
+        per_token=config.number("num_experts_per_tok"),
+        ffn=ffn,
+        shared=entries.get("shared_expert_intermediate_size") or ffn * (entries.get("n_shared_experts") or 0),
+        dense_layers=frozenset(dense | set(entries.get("mlp_only_layers") or ())),
+    )

@@ -1,0 +1,1 @@
+"""ChronosPipe: the search over its settings."""

@@ -1,0 +1,1 @@
+"""Obscura: the search over recomputation and migration by its step model."""

@@ -1,0 +1,151 @@
+"""Obscura: recomputation that hides in the bubbles, swapping, and a partition that fits both.
+
+Source: Huang et al., Obscura, USENIX ATC 2025.
+
+1F1B is left alone where it fits.  Otherwise the stages to adjust are identified, the joint problem (equation (4)) is
+enumerated on the even partition and on the balanced one, and the most promising configurations are lowered and
+simulated, best estimate first; one whose lower bound is no better than what has been found is skipped.  From the best,
+Algorithm 1 moves units off the adjusted stages.  The paper's alternatives (strawman, recomputation on demand, OHP-CMB,
+DAPPLE+) are candidates too, so that none of them is ever faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from debubble.ir import DeadlockError, InfeasibleError, Number, Schedule
+from debubble.planners.obscura.configurations import Candidate, candidates, fits
+from debubble.planners.obscura.partition_adjustment import Counts, adjustments
+from debubble.planners.obscura.step_model import identify, step_time, warm_ups
+from debubble.planners.partitioning.balance import balanced_counts
+from debubble.planners.partitioning.fixed_partition import Stages
+from debubble.planners.partitioning.pareto import Choice
+from debubble.planners.problem import Problem, Solution
+from debubble.planners.registry import planner
+from debubble.schedules.obscura.strawman import strawman
+from debubble.schedules.one_f_one_b import one_f_one_b
+from debubble.simulator import simulate
+
+OPERATIONS = 12_000
+"""Forwards and backwards that are simulated to compare configurations, and then again to compare partitions."""
+
+WORTHWHILE = 0.999
+"""A configuration is simulated if its bound is below this share of the best step time so far."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A simulated solution."""
+
+    makespan: Number
+    solution: Solution
+    candidate: Candidate | None = None
+
+
+@planner("obscura", paper="Obscura, ATC 2025")
+def obscura(problem: Problem) -> Solution:
+    """Hide recomputation and swapping in the bubbles of the stages that lack memory."""
+    stages = Stages.even(problem)
+    untouched = _better(None, stages.solution(_plain(problem), stages.named("none")))
+    if untouched is not None:
+        return untouched.solution
+    best = fastest(candidate for start in _starts(stages) for candidate in candidates(start))
+    for bound, build in alternatives(stages):
+        if best is None or bound < best.makespan:
+            best = _better(best, build())
+    if best is None:
+        raise _infeasible(stages)
+    if best.candidate is not None:
+        best = fastest(adjusted_partitions(best.candidate), best)
+    assert best is not None
+    return best.solution
+
+
+def fastest(tried: Iterable[Candidate], best: Found | None = None) -> Found | None:
+    """The fastest of the candidates, and of what was found before, by simulating the most promising ones."""
+    operations = 0
+    for candidate in sorted(tried, key=lambda c: c.estimate):
+        if best is not None and (candidate.bound >= WORTHWHILE * best.makespan or operations >= OPERATIONS):
+            continue
+        best = _better(best, candidate.solution(), candidate)
+        operations += 2 * candidate.stages.problem.devices * candidate.stages.problem.micro_batches
+    return best
+
+
+def alternatives(stages: Stages) -> Iterator[tuple[float, Callable[[], Solution]]]:
+    """What the paper compares itself with: a lower bound of the step time, and the solution, of each."""
+    problem = stages.problem
+    p, m = problem.devices, problem.micro_batches
+    full, none = stages.named("full"), stages.named("none")
+    adjusted = identify(stages, none)
+    mixed = [full[s] if s < adjusted else none[s] for s in range(p)]
+    deep = [min(m, 3 * (p - s) - 2) if s < adjusted else min(m, p - s) for s in range(p)]
+    shallow = warm_ups(p, m, adjusted=0, migrated=0)
+
+    def bound(choices: Sequence[Choice], mu: Sequence[int]) -> float:
+        return step_time(stages.costs, [c.recompute for c in choices], micro_batches=m, warm_ups=mu)
+
+    yield (
+        bound(mixed, deep),
+        lambda: stages.solution(strawman(devices=p, micro_batches=m, adjusted_stages=adjusted), mixed),
+    )
+    yield bound(mixed, shallow), lambda: stages.solution(_plain(problem), mixed)
+    yield bound(full, shallow), lambda: stages.solution(_plain(problem), full)
+    if problem.units is not None and any("cmb" in unit.strategies for unit in problem.units.units):
+        cheap = stages.named("cmb")
+        yield bound(cheap, shallow), lambda: stages.solution(_plain(problem), cheap)
+
+
+def adjusted_partitions(start: Candidate) -> Iterator[Candidate]:
+    """The configuration on the partitions of Algorithm 1, each with the recomputation that it then needs."""
+    stages, problem = start.stages, start.stages.problem
+    if stages.counts is None:
+        return
+    fitted: dict[Counts, tuple[Candidate, ...]] = {stages.counts: (start,)}
+
+    def times(counts: Counts) -> list[float] | None:
+        if counts not in fitted:
+            fitted[counts] = tuple(fits(Stages(problem, counts), start.configuration))
+        if not fitted[counts]:
+            return None
+        candidate = fitted[counts][0]
+        costs = candidate.stages.costs
+        return [float(costs.work(s)) + choice.recompute for s, choice in enumerate(candidate.choices)]
+
+    for counts in adjustments(
+        stages.counts, adjusted=start.configuration.adjusted, micro_batches=problem.micro_batches, times=times
+    ):
+        yield from fitted[counts]
+
+
+def _starts(even: Stages) -> Iterator[Stages]:
+    """The paper's even partition, and the one with the least work in its largest stage: heads can be long."""
+    yield even
+    if even.problem.units is not None:
+        balanced = tuple(balanced_counts(even.problem.units, even.problem.devices))
+        if balanced != even.counts:
+            yield Stages(even.problem, balanced)
+
+
+def _better(best: Found | None, solution: Solution, candidate: Candidate | None = None) -> Found | None:
+    """The faster of what was found and a solution, which may turn out not to fit, or to block itself."""
+    try:
+        makespan = simulate(solution.schedule, solution.costs).makespan
+    except (InfeasibleError, DeadlockError):
+        return best
+    return Found(makespan, solution, candidate) if best is None or makespan < best.makespan else best
+
+
+def _plain(problem: Problem) -> Schedule:
+    return one_f_one_b(devices=problem.devices, micro_batches=problem.micro_batches)
+
+
+def _infeasible(stages: Stages) -> InfeasibleError:
+    """The reason: what the plan that keeps least lacks."""
+    full = stages.solution(_plain(stages.problem), stages.named("full"))
+    try:
+        simulate(full.schedule, full.costs)
+    except InfeasibleError as error:
+        return error
+    raise AssertionError("DAPPLE+ is a candidate: it fits only if something was found")

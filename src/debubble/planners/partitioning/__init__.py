@@ -1,0 +1,1 @@
+"""Partitions of units into stages: balanced, improved by local search, with recomputation."""

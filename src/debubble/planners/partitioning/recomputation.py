@@ -1,0 +1,194 @@
+"""The least recomputation that fits: shared by planners that fix the order of operations first.
+
+Each device is a knapsack of its own: bytes must go until its peak fits, at the least recompute time.  Increments are
+taken by time per byte, weighted with how many micro-batches of the stage are alive at the peak, and what turns out
+superfluous is put back.  Peaks come from the schedule's order, not from a formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from debubble.costs.units import Units, recomputing
+from debubble.errors import InfeasibleError, readable
+from debubble.ir import Kind, Placement, Schedule, StageCosts
+from debubble.simulator import Repricer
+
+
+@dataclass(frozen=True)
+class Increment:
+    """One more unit (or whole stage) that recomputes more."""
+
+    stage: int
+    unit: int
+    strategy: str
+    time: float
+    saved: float
+    """Bytes per micro-batch."""
+
+    @property
+    def price(self) -> float:
+        return self.time / self.saved
+
+
+def in_flight(schedule: Schedule) -> list[int]:
+    """Per stage, the most micro-batches between their F and their backward, by the order alone."""
+    most = [0] * schedule.stages
+    held = [0] * schedule.stages
+    for order in schedule.orders:
+        for op in order:
+            if op.kind is Kind.F:
+                held[op.stage] += 1
+                most[op.stage] = max(most[op.stage], held[op.stage])
+            elif op.kind in (Kind.B, Kind.W):
+                held[op.stage] -= 1
+    return most
+
+
+def ladder(units: Units, unit: int, allowed: Sequence[str] | None = None) -> list[tuple[str, float, float]]:
+    """A unit's efficient strategies from `none` on: (name, extra time, extra bytes saved) of each step.
+
+    `allowed`: the only names to choose from beside `none` (None: all).
+    """
+    strategies = {
+        name: s for name, s in units.units[unit].strategies.items() if allowed is None or name in ("none", *allowed)
+    }
+    kept, spent = float(strategies["none"].activation), 0.0
+    steps: list[tuple[str, float, float]] = []
+    while True:
+        better = [
+            ((float(s.recompute) - spent) / (kept - float(s.activation)), -float(s.activation), name)
+            for name, s in strategies.items()
+            if s.activation < kept
+        ]
+        if not better:
+            return steps
+        _, _, name = min(better)
+        chosen = strategies[name]
+        steps.append((name, float(chosen.recompute) - spent, kept - float(chosen.activation)))
+        kept, spent = float(chosen.activation), float(chosen.recompute)
+
+
+def cheapest_strategies(
+    repricer: Repricer, units: Units, counts: Sequence[int], allowed: Sequence[str] | None = None
+) -> list[list[tuple[int, str]]]:
+    """The partition with `counts` units per stage, recomputing the least that fits each device.
+
+    Raises InfeasibleError naming the device if not even full recomputation fits.
+    """
+    placement = repricer.schedule.placement
+    bounds = [sum(counts[:s]) for s in range(len(counts) + 1)]
+    alive = in_flight(repricer.schedule)
+    ladders = {_key(units, i): ladder(units, i, allowed) for i in range(len(units.units))}
+    increments: list[list[Increment]] = []
+    for stages in placement.stages_of:
+        mine = [
+            Increment(s, i, name, time, saved * alive[s])
+            for s in stages
+            for i in range(bounds[s], bounds[s + 1])
+            for name, time, saved in ladders[_key(units, i)]
+        ]
+        # A unit's later steps are dearer than its earlier ones, so a stable sort keeps each ladder's order.
+        increments.append(sorted(mine, key=lambda step: step.price))
+
+    def build(taken: Sequence[Sequence[Increment]]) -> list[list[tuple[int, str]]]:
+        strategy = {step.unit: step.strategy for steps in taken for step in steps}
+        return [[(i, strategy.get(i, "none")) for i in range(bounds[s], bounds[s + 1])] for s in range(len(counts))]
+
+    def peaks(taken: Sequence[Sequence[Increment]]) -> tuple[float, ...]:
+        partition = build(taken)
+        costs = units.stage_costs(partition, placement)
+        return repricer.peak_memory(costs, fused_recompute=recomputing(partition))
+
+    limits = _limits(units.stage_costs(build([]), placement), placement)
+    return build(_fewest(increments, peaks, limits, superfluous=_last_of_each_type(units)))
+
+
+def cheapest_stages(repricer: Repricer, costs: StageCosts) -> frozenset[int]:
+    """For fixed stage costs: the stages that must recompute so that every device fits.
+
+    Raises InfeasibleError naming the device if recomputing all of its stages does not suffice.
+    """
+    schedule = repricer.schedule
+    alive = in_flight(schedule)
+    increments = [
+        sorted(
+            (
+                Increment(s, s, "full", float(costs.recompute[s]), float(costs.dropped(s)) * alive[s])
+                for s in stages
+                if costs.dropped(s) > 0
+            ),
+            key=lambda step: step.price,
+        )
+        for stages in schedule.placement.stages_of
+    ]
+
+    def stages_of(taken: Sequence[Sequence[Increment]]) -> frozenset[int]:
+        return frozenset(step.stage for steps in taken for step in steps)
+
+    def peaks(taken: Sequence[Sequence[Increment]]) -> tuple[float, ...]:
+        return repricer.peak_memory(costs, fused_recompute=stages_of(taken))
+
+    limits = _limits(costs, schedule.placement)
+    return stages_of(_fewest(increments, peaks, limits, superfluous=lambda steps: list(range(len(steps)))))
+
+
+def _limits(costs: StageCosts, placement: Placement) -> list[float]:
+    return [float("inf") if (limit := costs.limit_of(d)) is None else float(limit) for d in range(placement.devices)]
+
+
+def _fewest(
+    increments: list[list[Increment]],
+    peaks: Callable[[Sequence[Sequence[Increment]]], tuple[float, ...]],
+    limits: list[float],
+    *,
+    superfluous: Callable[[list[Increment]], list[int]],
+) -> list[list[Increment]]:
+    """Per device, the cheapest increments whose peak is within the limit: bisection, then putting back."""
+    devices = range(len(increments))
+    if all(peak <= limit for peak, limit in zip(peaks([[] for _ in devices]), limits, strict=True)):
+        return [[] for _ in devices]
+    low, high = [0] * len(increments), [len(steps) for steps in increments]
+    for device, peak in enumerate(peaks(increments)):
+        if peak > limits[device]:
+            raise InfeasibleError(
+                f"Device {device} needs {readable(peak)} even if everything recomputes;"
+                f" its limit is {readable(limits[device])}; raise it, or use more devices or a larger --tensor degree.",
+                missing=peak - limits[device],
+            )
+    while any(a < b for a, b in zip(low, high, strict=True)):
+        middle = [(a + b) // 2 for a, b in zip(low, high, strict=True)]
+        found = peaks([steps[:n] for steps, n in zip(increments, middle, strict=True)])
+        for device in devices:
+            if low[device] == high[device]:
+                continue
+            if found[device] <= limits[device]:
+                high[device] = middle[device]
+            else:
+                low[device] = middle[device] + 1
+    taken = [steps[:n] for steps, n in zip(increments, high, strict=True)]
+    for device in devices:
+        for index in superfluous(taken[device]):
+            fewer = [*taken]
+            fewer[device] = taken[device][:index] + taken[device][index + 1 :]
+            if peaks(fewer)[device] <= limits[device]:
+                taken = fewer
+                break
+    return taken
+
+
+def _key(units: Units, unit: int) -> tuple[str, float]:
+    """Units of the same type and size have the same ladder."""
+    return units.units[unit].type, float(units.units[unit].activation)
+
+
+def _last_of_each_type(units: Units) -> Callable[[list[Increment]], list[int]]:
+    """Candidates for putting back: per type of unit its dearest last step, dearest first."""
+
+    def candidates(steps: list[Increment]) -> list[int]:
+        top = {step.unit: index for index, step in enumerate(steps)}
+        by_type = {(_key(units, unit), steps[index].strategy): index for unit, index in top.items()}
+        return sorted(by_type.values(), key=lambda index: -steps[index].time)
+
+    return candidates

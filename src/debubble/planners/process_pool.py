@@ -1,0 +1,92 @@
+"""Planners that search, side by side in processes of their own.
+
+Each worker is a fresh interpreter that reads a pickled (name, problem) and writes a pickled (Solution, seconds) or
+error.  Nothing of the caller's process is inherited, so it does not matter whether it has threads, torch or no main
+guard.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+
+from debubble.ir import CutOffError, DebubbleError, InfeasibleError
+from debubble.planners.problem import Problem, Solution
+from debubble.processes import PYTHON
+
+Answer = tuple[Solution, float]
+"""What a planner found, and the seconds that it took."""
+
+Worker = subprocess.Popen[bytes]
+
+PATIENCE = 60.0
+"""Seconds beyond its deadline, and to start, after which a worker is given up."""
+
+
+@contextmanager
+def searching(names: Sequence[str], problem: Problem) -> Iterator[dict[str, Future[Answer]]]:
+    """Start a worker for each planner, as many at a time as there are cores; each future is its answer or error.
+
+    Those that still search at the end, as after a Ctrl-C, are ended.
+    """
+    running: set[Worker] = set()
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        futures = {name: pool.submit(_ask, name, problem, running) for name in names}
+        try:
+            yield futures
+        finally:
+            for future in futures.values():
+                future.cancel()
+            while wait(futures.values(), timeout=0.05).not_done:
+                for worker in tuple(running):
+                    worker.kill()
+
+
+def _ask(name: str, problem: Problem, running: set[Worker]) -> Answer:
+    """Run one worker to its end, among those `running`; raises the DebubbleError that it ended with."""
+    command, pipe = [*PYTHON, "-m", "debubble.planners.process_pool"], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as worker:
+        running.add(worker)
+        try:
+            patience = problem.begun().brake.left + PATIENCE
+            said, told = worker.communicate(pickle.dumps((name, problem)), timeout=patience)
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            raise CutOffError(
+                f"It had not answered {PATIENCE:.0f} s after its deadline; give it more time with --deadline."
+            ) from None
+        finally:
+            running.discard(worker)
+    if worker.returncode:
+        last = told.decode(errors="replace").strip().splitlines()[-1:]
+        raise InfeasibleError(f"It failed: {' '.join(last)}")
+    answer = pickle.loads(said)
+    if isinstance(answer, DebubbleError):
+        raise answer
+    solution, seconds = answer
+    return solution, seconds
+
+
+def _work() -> None:
+    from debubble.planners.registry import planners
+
+    name, problem = pickle.load(sys.stdin.buffer)
+    answer: Answer | DebubbleError
+    start = time.perf_counter()
+    try:
+        answer = planners[name].find(problem), time.perf_counter() - start
+    except DebubbleError as error:
+        # Errors with arguments of their own do not survive pickling; their sentence does.
+        kind = CutOffError if isinstance(error, CutOffError) else InfeasibleError
+        answer = kind(str(error), missing=getattr(error, "missing", None))
+    sys.stdout.buffer.write(pickle.dumps(answer))
+
+
+if __name__ == "__main__":
+    _work()

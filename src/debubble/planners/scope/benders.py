@@ -1,0 +1,160 @@
+"""SCOPE's programme at scale: logic-based Benders decomposition (Hooker and Ottosson, 2003) by device.
+
+Once it is known how many layers of each run a device holds, and which runs its chunks may hold, its strategies are its
+own affair.  So a master places layers without strategies, against bounds on the devices' times; the device programmes
+say what its answer really takes, and teach it better bounds where that is more.  The master's optimum bounds the
+programme from below, the device programmes' answers together are a feasible one, and the two meet: mostly within 0.1%
+in a few rounds, where the programme in one piece is left with gaps of tens of per cent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from debubble.planners.scope.instance import Instance
+from debubble.planners.scope.master import Counts, Master, merged, widest
+from debubble.planners.scope.subproblem import Assignment, Open, cut, fastest
+from debubble.search.effort import LINEAR, Effort
+
+TOLERANCE = 1e-3
+"""Relative gap at which the decomposition stops."""
+LOOSE = 0.01
+"""Relative gap at which the master's first answers are good enough: it still has much to learn."""
+ROUNDS = 24
+PATIENCE = 9.0
+"""Effort for one answer of the master."""
+PROBES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5)
+"""Shares of the mean work at which a device's first cuts are tight."""
+
+Layers = list[list[list[int]]]
+"""`layers[run][option][stage]`."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best assignment known, if any, its objective, and the bound: weight x (max T) + sum T in time units."""
+
+    layers: Layers | None
+    value: float
+    bound: int
+    assignments: tuple[Assignment, ...] = ()
+    counts: Counts | None = None
+
+    @property
+    def gap(self) -> float:
+        """Relative to the value; 1 if nothing is known."""
+        return 1.0 - self.bound / self.value if self.layers is not None else 1.0
+
+
+def decompose(inst: Instance, *, effort: Effort, seed: int) -> Found:
+    """The pooled programme's answer by decomposition, as good as it gets with that effort."""
+    found = Found(None, float("inf"), 0)
+    search = _Search(inst, effort)
+    for _ in range(ROUNDS):
+        if effort.over:
+            break
+        gap = max(TOLERANCE / 3, min(LOOSE, found.gap / 10))
+        counts = search.master.solve(effort.part(PATIENCE), gap=gap, seed=seed)
+        if counts is None:
+            break
+        found = replace(found, bound=max(found.bound, counts.bound))
+        assignments = search.priced(counts)
+        if assignments is not None:
+            times = [sum(a.times(inst)) for a in assignments]
+            value = inst.weight * max(times) + sum(times)
+            if value < found.value:
+                layers = merged([a.layers for a in assignments], inst)
+                found = Found(layers, value, found.bound, tuple(assignments), counts)
+        if found.gap <= TOLERANCE:
+            break
+    return found
+
+
+class _Search:
+    """The master and what the devices have answered so far."""
+
+    def __init__(self, inst: Instance, effort: Effort) -> None:
+        self.inst, self.effort = inst, effort
+        self.master = Master(inst)
+        self._answers: dict[tuple[int, tuple[int, ...], Open], Assignment | None] = {}
+        self._probed: set[tuple[int, Open]] = set()
+        for device in range(len(inst.devices)):
+            self._probe(device, widest(inst, device))
+
+    def priced(self, counts: Counts) -> list[Assignment] | None:
+        """What every device makes of the counts, and what the master learns from it; None if one cannot."""
+        asked = list(enumerate(zip(counts.held, counts.opened, strict=True)))
+        for device, (_, opened) in asked:
+            self._probe(device, opened)
+        answers = [self._answer(device, held, opened) for device, (held, opened) in asked]
+        for device, (held, opened) in asked:
+            answer = answers[device]
+            if answer is None or sum(answer.times(self.inst)) > counts.slowest * (1 + TOLERANCE):
+                # The master would only move the same layers elsewhere.
+                for other in range(len(self.inst.devices)):
+                    if self._may_hold(other, opened):
+                        self._answer(other, held, opened)
+        return None if None in answers else [a for a in answers if a is not None]
+
+    def _may_hold(self, device: int, opened: Open) -> bool:
+        return all(set(some) <= set(runs) for some, runs in zip(opened, widest(self.inst, device), strict=True))
+
+    def _answer(self, device: int, held: tuple[int, ...], opened: Open) -> Assignment | None:
+        key = (device, held, opened)
+        if key not in self._answers:
+            self._learn(device, opened, held)
+            # Layers taken from an answer may leave a chunk empty; only so are fewer layers never slower.
+            answer = fastest(self.inst, self.inst.devices[device], held, opened, self.effort, filled=False)
+            self.master.learn_time(device, opened, held, None if answer is None else answer.bound, exactly=False)
+            if answer is not None and len(answer.fills) < self.inst.chunks:
+                answer = fastest(self.inst, self.inst.devices[device], held, opened, self.effort, filled=True)
+                # Of layers of one run, one can always be taken from a chunk that holds two.
+                several = len({run for runs in opened for run in runs}) > 1
+                self.master.learn_time(device, opened, held, None if answer is None else answer.bound, exactly=several)
+            self._answers[key] = answer if answer is not None and answer.layers else None
+        return self._answers[key]
+
+    def _probe(self, device: int, opened: Open) -> None:
+        """Cuts all over the range of layers that a device may come to hold."""
+        if (device, opened) not in self._probed:
+            self._probed.add((device, opened))
+            for held in _probes(self.inst, opened):
+                self._learn(device, opened, held)
+
+    def _learn(self, device: int, opened: Open, held: Sequence[int]) -> None:
+        self.effort.spend(LINEAR)
+        found = cut(self.inst, self.inst.devices[device], held, opened)
+        if found is not None:
+            self.master.learn(device, opened, found)
+
+
+def _probes(inst: Instance, opened: Open) -> Iterator[tuple[int, ...]]:
+    """Layers per run: shares of the mean work, all of one run."""
+    mean = sum(count * min(times) for count, times in zip(inst.counts, inst.times, strict=True)) / len(inst.devices)
+    for run in sorted({run for runs in opened for run in runs}):
+        if inst.counts[run] > 1:
+            for share in PROBES:
+                number = max(inst.chunks, round(share * mean / min(inst.times[run])))
+                yield tuple(min(inst.counts[run], number) if r == run else 0 for r in range(len(inst.counts)))
+
+
+def evened(inst: Instance, pooled: Found, effort: Effort) -> Found:
+    """From the pooled reading's answer, one for the per-chunk reading: weight x (sum of max T per chunk) + sum T.
+
+    Device by device, layers move between the chunks so that they exceed what the slowest devices take there already by
+    least.  Chunks cannot make up for each other here, so the pooled bound holds.
+    """
+    if pooled.counts is None:
+        return replace(pooled, layers=None, value=float("inf"))
+    slowest = pooled.assignments[0].times(inst)
+    pieces = []
+    for device, held, opened, answer in zip(
+        inst.devices, pooled.counts.held, pooled.counts.opened, pooled.assignments, strict=True
+    ):
+        other = fastest(inst, device, held, opened, effort, filled=True, caps=slowest)
+        piece = other if other is not None and other.layers else answer
+        slowest = [max(pair) for pair in zip(slowest, piece.times(inst), strict=True)]
+        pieces.append(piece)
+    value = inst.weight * sum(slowest) + sum(sum(piece.times(inst)) for piece in pieces)
+    return Found(merged([piece.layers for piece in pieces], inst), value, pooled.bound)

@@ -1,0 +1,169 @@
+"""SCOPE's integer programme in numbers: times and bytes as integers, and what is alive on each device.
+
+Times are rounded to about a millionth of the slowest layer, bytes are rounded up to about a millionth of the limit, so
+that no answer breaks it.  Both units are powers of two, so that small integers stay exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from debubble.ir import Kind, Schedule
+from debubble.planners.scope.layer_types import Run
+
+RESOLUTION = 2**20
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device: its stages, one per chunk, and its memory."""
+
+    stages: tuple[int, ...]
+    room: int
+    """Bytes for its layers' states, for what is alive of them and for what one recomputation brings back."""
+    static: tuple[int, ...]
+    """Bytes of a layer of each run."""
+    kept: tuple[tuple[tuple[tuple[int, ...], ...], ...], ...]
+    """`kept[row][run][option][chunk]`: bytes of a layer's activations, at each combination alive; none: no limit."""
+    restored: tuple[tuple[int, ...], ...]
+    """`restored[run][option]`: bytes that recomputing such a layer brings back."""
+
+
+@dataclass(frozen=True)
+class Instance:
+    """The programme's numbers."""
+
+    counts: tuple[int, ...]
+    """Layers per run."""
+    times: tuple[tuple[int, ...], ...]
+    """`times[run][option]`: of a layer per micro-batch."""
+    devices: tuple[Device, ...]
+    micro_batches: int
+    time_unit: float
+
+    @property
+    def chunks(self) -> int:
+        return len(self.devices[0].stages)
+
+    @property
+    def stages(self) -> int:
+        return len(self.devices) * self.chunks
+
+    @property
+    def weight(self) -> int:
+        """The objective is weight x (max T) + sum T: C times the step time."""
+        return self.micro_batches * self.chunks - 1
+
+    @cached_property
+    def most(self) -> int:
+        """No device takes longer."""
+        return sum(count * max(times) for count, times in zip(self.counts, self.times, strict=True))
+
+    @cached_property
+    def windows(self) -> tuple[range, ...]:
+        """Per run, the stages that may hold its layers if every stage holds at least one."""
+        total, before, found = sum(self.counts), 0, []
+        for count in self.counts:
+            found.append(range(max(0, self.stages - total + before), min(self.stages, before + count)))
+            before += count
+        return tuple(found)
+
+
+def instance(found: Sequence[Run], schedule: Schedule, *, limits: Sequence[float], static: float) -> Instance:
+    """The numbers for a model's runs on a schedule; `static`: bytes on every device beside its layers' own."""
+    time_unit = _unit(max(option.time for run in found for option in run.options))
+    everywhere = max((run.workspace for run in found if run.count > 1), default=0.0)
+    devices = tuple(
+        _device(found, stages, combinations, limit=limit, static=static + everywhere, everywhere=everywhere)
+        for stages, combinations, limit in zip(schedule.placement.stages_of, alive(schedule), limits, strict=True)
+    )
+    return Instance(
+        counts=tuple(run.count for run in found),
+        times=tuple(tuple(round(option.time / time_unit) for option in run.options) for run in found),
+        devices=devices,
+        micro_batches=schedule.micro_batches,
+        time_unit=time_unit,
+    )
+
+
+def _device(
+    found: Sequence[Run],
+    stages: Sequence[int],
+    combinations: Sequence[tuple[int, ...]],
+    *,
+    limit: float,
+    static: float,
+    everywhere: float,
+) -> Device:
+    limited = limit < float("inf")
+    unit = _unit(limit) if limited else 1.0
+    return Device(
+        stages=tuple(stages),
+        room=math.floor(limit / unit) - math.ceil(static / unit) if limited else 0,
+        static=tuple(
+            math.ceil((run.static + max(0.0, run.workspace - everywhere) * (run.count == 1)) / unit) for run in found
+        ),
+        kept=tuple(
+            tuple(
+                tuple(tuple(math.ceil(n * option.activation / unit) for n in numbers) for option in run.options)
+                for run in found
+            )
+            for numbers in (combinations if limited else ())
+        ),
+        restored=tuple(tuple(math.ceil(option.restored / unit) for option in run.options) for run in found),
+    )
+
+
+def alive(schedule: Schedule) -> list[list[tuple[int, ...]]]:
+    """Per device, the combinations of micro-batches alive per chunk that its order reaches, as far as they matter.
+
+    What is alive is linear in the combination, so those that a mixture of two others covers need no row.
+    """
+    return [_extreme(sorted(set(_reached(schedule, device)))) for device in range(schedule.devices)]
+
+
+def _reached(schedule: Schedule, device: int) -> Iterator[tuple[int, ...]]:
+    chunk = {stage: k for k, stage in enumerate(schedule.placement.stages_of[device])}
+    held = [0] * len(chunk)
+    before = None
+    for op in schedule.orders[device]:
+        if op.kind is Kind.F:
+            held[chunk[op.stage]] += 1
+        elif op.kind in (Kind.B, Kind.W):
+            if before is Kind.F:
+                yield tuple(held)
+            held[chunk[op.stage]] -= 1
+        before = op.kind
+
+
+def _extreme(rows: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The rows, in order, that neither another row nor a mixture of their neighbours covers."""
+    kept: list[tuple[int, ...]] = []
+    for row in rows:
+        if any(other != row and all(a <= b for a, b in zip(row, other, strict=True)) for other in rows):
+            continue
+        kept.append(row)
+        while len(kept) > 2 and _covered(kept[-2], kept[-3], kept[-1]):
+            del kept[-2]
+    return kept
+
+
+def _covered(row: Sequence[int], left: Sequence[int], right: Sequence[int]) -> bool:
+    """Whether some share x of `left` and 1 - x of `right` is at least `row` everywhere."""
+    low, high = 0.0, 1.0
+    for middle, a, b in zip(row, left, right, strict=True):
+        if a > b:
+            low = max(low, (middle - b) / (a - b))
+        elif a < b:
+            high = min(high, (b - middle) / (b - a))
+        elif middle > a:
+            return False
+    return low <= high
+
+
+def _unit(largest: float) -> float:
+    """The power of two of which `largest` has about RESOLUTION."""
+    return 2.0 ** math.ceil(math.log2(largest)) / RESOLUTION

@@ -1,0 +1,150 @@
+"""SCOPE: one integer programme over stages, chunks, layer types and recomputation.
+
+Source: Wang et al., SCOPE, DPEXA 2025 (a poster).  Symbols: P = devices, C = chunks, mu = micro-batches, D_M = memory
+limit, x = device, c = chunk, t = a run of equal layers, r = recomputation strategy.  What the poster leaves open is
+stated in `scope_ilp`.  "dual" and "tri" are read as two strategies {none, full} and three {none, selective, full}; by
+default every strategy on the Pareto front of (time, bytes) takes part.
+
+Two weaknesses of formula-based planners are mended: answers are re-scored by simulation of the lowered Program, and a
+local search goes on from them wherever simulation and formula disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from debubble.costs.units import Partition
+from debubble.ir import CutOffError, DebubbleError, InfeasibleError, Schedule, SolverError
+from debubble.planners.partitioning.balance import balanced_counts, counts_of, even_counts
+from debubble.planners.partitioning.local_search import Candidate, improve, priced, repriced, scored
+from debubble.planners.problem import Problem, Solution
+from debubble.planners.registry import planner, planners
+from debubble.planners.scope.layer_types import assigned, runs
+from debubble.planners.scope.monolithic import Answer, solve
+from debubble.schedules import schedules
+from debubble.search.effort import Effort
+from debubble.simulator import Repricer
+
+DUAL = ("full",)
+TRI = ("selective", "full")
+
+FINALISTS = 3
+"""Answers from which the local search goes on."""
+
+
+@planner("scope", paper="SCOPE, DPEXA 2025", searches=True)
+def scope(problem: Problem) -> Solution:
+    """Assign layers with their strategies to stages and chunks by an integer programme, re-scored by simulation."""
+    return plan(problem)
+
+
+def plan(problem: Problem, *, strategies: Sequence[str] | None = None, polish: bool = True) -> Solution:
+    """SCOPE with a restricted set of strategies beside `none`, and with or without the local search."""
+    effort = problem.begun()
+    choices = problem.chunk_choices
+    programmed = effort.part(problem.effort * (0.5 if polish else 1.0))
+    found: list[Candidate] = []
+    reasons: list[str] = []
+    gaps: list[str] = []
+    for left, chunks in zip(range(len(choices), 0, -1), choices, strict=True):
+        try:
+            answers = _answers(problem, chunks, strategies, effort=programmed.part(programmed.left / left))
+            found += _simulated(problem, chunks, strategies, answers, polish=polish)
+            gaps += _gaps(chunks, answers)
+        except (InfeasibleError, SolverError) as error:
+            reasons.append(str(error))
+    if polish:
+        found += _baselines(problem, strategies)
+    if not found:
+        raise CutOffError(reasons[0]) if effort.cut_off else InfeasibleError(reasons[0])
+    found.sort(key=lambda c: c.time)
+    best = found[0]
+    if polish:
+        finalists = found[:FINALISTS]
+        for left, candidate in zip(range(len(finalists), 0, -1), finalists, strict=True):
+            again = improve(problem, candidate, effort=effort.part(effort.left / left), strategies=strategies)
+            best = min(best, again, key=lambda c: c.time)
+    remark = f"its integer programme is solved to within {', '.join(gaps)}" if gaps else None
+    return Solution(
+        schedule=best.schedule, costs=best.costs, partition=best.partition, remark=remark, cut_off=effort.cut_off
+    )  # fmt: skip
+
+
+BASELINES = ("megatron-even", "pipedream", "merak", "adapipe")
+"""Planners restricted to one axis each; SCOPE starts from their answers too, so that it is never worse."""
+
+
+def _baselines(problem: Problem, strategies: Sequence[str] | None) -> list[Candidate]:
+    """The baselines' answers; AdaPipe's only if every strategy is allowed, as the others use none but `full`."""
+    found = []
+    for name in BASELINES if strategies is None else BASELINES[:-1]:
+        try:
+            result = planners[name](problem)
+        except DebubbleError:
+            continue
+        answer = result.solution
+        pipeline_time = float(problem.time_of(result.timeline))
+        found.append(Candidate(pipeline_time, answer.schedule, answer.costs, answer.partition))
+    return found
+
+
+def megatron_schedule(problem: Problem, chunks: int) -> Schedule:
+    """1F1B, or interleaved 1F1B: the schedules that SCOPE and its baselines plan for."""
+    if chunks == 1:
+        return schedules["1f1b"](devices=problem.devices, micro_batches=problem.micro_batches)
+    return schedules["interleaved"](devices=problem.devices, micro_batches=problem.micro_batches, chunks=chunks)
+
+
+def _answers(problem: Problem, chunks: int, strategies: Sequence[str] | None, *, effort: Effort) -> list[Answer]:
+    """The integer programme's answers, pooled and per chunk; none if there are no units to place."""
+    if problem.units is None:
+        return []
+    schedule = megatron_schedule(problem, chunks)
+    found = runs(problem.units, strategies)
+    if sum(run.count for run in found) < schedule.stages:
+        raise InfeasibleError(f"The model has too few layers for {schedule.stages} stages; use fewer chunks.")
+    return list(
+        solve(
+            found, schedule, limits=problem.limits, static=float(problem.units.static), effort=effort,
+            seed=problem.seed,
+        )
+    )  # fmt: skip
+
+
+def _gaps(chunks: int, answers: Sequence[Answer]) -> list[str]:
+    """How far each reading's answer is from that programme's optimum, at most."""
+    readings = ("", " and max T per chunk")
+    return [
+        f"{100 * answer.gap:.2f}% with {chunks} chunk{'s' if chunks > 1 else ''}{reading}"
+        for reading, answer in zip(readings, answers, strict=False)
+    ]
+
+
+def _simulated(
+    problem: Problem, chunks: int, strategies: Sequence[str] | None, answers: Sequence[Answer], *, polish: bool
+) -> list[Candidate]:
+    """The programme's answers, simulated; with `polish` also the least recomputation on good partitions."""
+    repricer = Repricer(megatron_schedule(problem, chunks))
+    if problem.units is None:
+        return [repriced(repricer, problem)]
+    found = runs(problem.units, strategies)
+    partitions: list[Partition] = [assigned(found, answer.layers) for answer in answers]
+    candidates = [scored(problem, repricer, partition) for partition in partitions]
+    if polish:
+        starts = [counts_of(partition) for partition in partitions]
+        stages = repricer.schedule.stages
+        starts += [even_counts(problem.units, stages), balanced_counts(problem.units, stages)]
+        candidates += _with_least_recomputation(problem, repricer, starts, strategies)
+    return candidates
+
+
+def _with_least_recomputation(
+    problem: Problem, repricer: Repricer, starts: Sequence[Sequence[int]], strategies: Sequence[str] | None
+) -> list[Candidate]:
+    candidates = []
+    for counts in starts:
+        try:
+            candidates.append(priced(problem, repricer, counts, strategies))
+        except InfeasibleError:
+            continue
+    return candidates

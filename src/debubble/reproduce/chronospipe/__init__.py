@@ -1,0 +1,1 @@
+"""ChronosPipe's tables and figures beside ours."""

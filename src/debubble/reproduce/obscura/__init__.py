@@ -1,0 +1,1 @@
+"""Obscura's tables and figures beside ours."""

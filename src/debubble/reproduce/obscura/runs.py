@@ -1,0 +1,112 @@
+"""What Obscura's evaluation ran, on the fitted models: every method's schedule and costs, and Obscura as printed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from debubble.ir import Schedule
+from debubble.planners.obscura.configurations import Candidate, Configuration, candidate, configurations
+from debubble.planners.obscura.partition_adjustment import Counts, adjustments
+from debubble.planners.obscura.planner import Found, fastest
+from debubble.planners.obscura.step_model import identify
+from debubble.planners.partitioning.fixed_partition import Stages
+from debubble.planners.partitioning.pareto import Choice
+from debubble.planners.problem import Problem, Solution
+from debubble.schedules import schedules
+from debubble.schedules.obscura.dependency_relaxed import dependency_relaxed
+from debubble.schedules.obscura.migration import most_migrated
+from debubble.schedules.obscura.strawman import strawman
+from debubble.simulator import Timeline, simulate
+
+
+def unlimited(solution: Solution) -> Timeline:
+    """Simulated as if memory were no matter: the paper estimates what does not fit."""
+    return simulate(solution.schedule, solution.costs.with_limit(None))
+
+
+def on_demand(name: str, *, devices: int, micro_batches: int, stages: int) -> Schedule:
+    """A schedule of the family, or 1F1B, whose first `stages` stages recompute."""
+    options = {"recomputed_stages" if name == "1f1b" else "adjusted_stages": stages}
+    return schedules[name](devices=devices, micro_batches=micro_batches, costs=None, **options)
+
+
+def strawman_full(problem: Problem) -> Solution:
+    """Strawman with full recomputation on the stages that 1F1B overfills."""
+    stages = Stages.even(problem)
+    none, full = stages.named("none"), stages.named("full")
+    adjusted = identify(stages, none)
+    schedule = strawman(devices=problem.devices, micro_batches=problem.micro_batches, adjusted_stages=adjusted)
+    return stages.solution(schedule, [*full[:adjusted], *none[adjusted:]])
+
+
+def relaxed_full(problem: Problem) -> Solution:
+    """Dependency relaxation alone: full recomputation on the stages that CMB-Identifying adjusts."""
+    stages = Stages.even(problem)
+    roles = Roles.of(stages)
+    schedule = dependency_relaxed(
+        devices=problem.devices, micro_batches=problem.micro_batches, adjusted_stages=roles.adjusted
+    )
+    return stages.solution(schedule, roles.choices(stages, "full"))
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The first `adjusted` stages are adjusted; those up to `over` recompute the cheap operators."""
+
+    adjusted: int
+    over: int
+
+    @staticmethod
+    def of(stages: Stages) -> Roles:
+        """What identification says, with and without the cheap operators."""
+        return Roles(identify(stages, stages.named("cmb")), identify(stages, stages.named("none")))
+
+    def choices(self, stages: Stages, strategy: str) -> tuple[Choice, ...]:
+        """The recomputation of each stage, the adjusted ones using `strategy`."""
+        none, cheap, chosen = stages.named("none"), stages.named("cmb"), stages.named(strategy)
+        return (*chosen[: self.adjusted], *cheap[self.adjusted : self.over], *none[self.over :])
+
+
+def as_printed(problem: Problem, *, balanced: bool = True) -> Solution:
+    """Obscura with the paper's own choices: x = 2(p - k - 1) and one recomputation, MLP, on all adjusted stages.
+
+    lambda_k and beta are searched.  `balanced`: with partition adjustment.
+    """
+    stages = Stages.even(problem)
+    roles = Roles.of(stages)
+    migrated = most_migrated(problem.devices, roles.adjusted)
+    tried = [c for c in configurations(stages) if (c.adjusted, c.migrated) == (roles.adjusted, migrated)]
+    best = fastest(_that_fit(stages, roles, tried))
+    assert best is not None, "the fitted models fit"
+    if balanced and best.candidate is not None:
+        best = _balanced(best, best.candidate, roles)
+    return best.solution
+
+
+def _balanced(best: Found, start: Candidate, roles: Roles) -> Found:
+    """The best partition of Algorithm 1."""
+    problem, configuration = start.stages.problem, start.configuration
+    assert start.stages.counts is not None
+
+    def times(counts: Counts) -> list[float] | None:
+        moved = Stages(problem, counts)
+        if not _that_fit(moved, roles, [configuration]):
+            return None
+        choices = roles.choices(moved, "mlp")
+        return [float(moved.costs.work(s)) + choice.recompute for s, choice in enumerate(choices)]
+
+    trace = adjustments(start.stages.counts, adjusted=roles.adjusted, micro_batches=problem.micro_batches, times=times)
+    moved = [c for counts in trace for c in _that_fit(Stages(problem, counts), roles, [configuration])]
+    return fastest(moved, best) or best
+
+
+def _that_fit(stages: Stages, roles: Roles, tried: Sequence[Configuration]) -> list[Candidate]:
+    """Those of the configurations under which every stage fits with the paper's recomputation."""
+    choices = roles.choices(stages, "mlp")
+    found = []
+    for configuration in tried:
+        alive = configuration.alive(stages.problem.devices, stages.problem.micro_batches)
+        if all(alive[s] * c.kept + c.workspace <= stages.budget(s) for s, c in enumerate(choices)):
+            found.append(candidate(stages, configuration, choices))
+    return found

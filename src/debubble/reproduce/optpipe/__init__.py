@@ -1,0 +1,1 @@
+"""OptPipe's tables and figures beside ours."""

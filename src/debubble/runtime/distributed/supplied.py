@@ -1,0 +1,88 @@
+"""One rank of a plan without the others: what they would send it is supplied, and what it sends goes nowhere.
+
+So one device's program runs with its real memory and its real operations on a machine that has one device: to measure
+it, and to compare it with its prediction, before there are all of them.  Sums over ranks have this rank's part alone:
+the loss of any but the last device is 0, and a tied table's gradient lacks the other copy's part.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from debubble.ir import InputError, Kind, Op, Program
+from debubble.runtime.distributed.transport import Channel
+
+Supply = Callable[[Op, Tensor], None]
+"""Fills the buffer of a receive, such as `2RECV_F5`, with what the other device would have sent."""
+
+
+class Supplied:
+    """The transport of one rank that runs without the others of its pipeline.
+
+    Args:
+        program: What all devices of the plan run.
+        device: The device that this rank is.
+        supply: What fills the messages.
+        arrivals: When messages arrive, in seconds since the step began; those that are not in it arrive at once.
+
+    Raises:
+        InputError: The program offloads to other devices, which would have to hold what it moves there.
+    """
+
+    def __init__(
+        self, program: Program, device: int, supply: Supply, *, arrivals: Mapping[Op, float] | None = None
+    ) -> None:
+        self.rank, self.size = device, program.devices
+        self._supply, self._began = supply, 0.0
+        self.follow(program, arrivals=arrivals)
+
+    def follow(self, program: Program, *, arrivals: Mapping[Op, float] | None = None) -> None:
+        """Go on with this program, as `Pipeline.follow` does."""
+        if program.schedule.peers:
+            raise InputError("A device that offloads to another one, or holds what one offloads, cannot run alone.")
+        self._arrivals = arrivals or {}
+        self._expected = _receives(program, self.rank)
+        self._received: Counter[int] = Counter()
+
+    def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[tuple[int, ...]]) -> None: ...
+
+    def mesh(self, shape: Mapping[str, int]) -> None: ...
+
+    def send(self, tensor: Tensor, to: int, channel: Channel) -> None: ...
+
+    def receive(self, buffer: Tensor, source: int, channel: Channel) -> Tensor:
+        """The next message of this source in the program's order, when it has arrived."""
+        assert channel is Channel.MESSAGE, "alone, a rank settles no update with others"
+        expected = self._expected[source]
+        op = expected[self._received[source] % len(expected)]
+        self._received[source] += 1
+        time.sleep(max(0.0, self._began + self._arrivals.get(op, 0.0) - time.perf_counter()))
+        self._supply(op, buffer)
+        return buffer
+
+    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None: ...
+
+    def reduce(self, tensor: Tensor, ranks: tuple[int, ...], *, to: int) -> None: ...
+
+    def broadcast(self, tensor: Tensor, ranks: tuple[int, ...], *, source: int) -> None: ...
+
+    def gather(self, value: Any) -> list[Any]:
+        """What this rank tells, as if all told the same; ranks meet so before every step, which begins then."""
+        self._began = time.perf_counter()
+        return [value] * self.size
+
+
+def _receives(program: Program, device: int) -> Mapping[int, list[Op]]:
+    """What the device receives of each source, in order."""
+    found: defaultdict[int, list[Op]] = defaultdict(list)
+    for queue in program.queues_of[device]:
+        for instruction in (program.instructions[i] for i in queue.instructions):
+            if instruction.op.kind in (Kind.RECV_F, Kind.RECV_B):
+                assert instruction.peer is not None
+                found[instruction.peer].append(instruction.op)
+    return found

@@ -1,0 +1,155 @@
+"""Tensor parallelism: the ranks of a group divide the linear layers of every unit (Shoeybi et al. 2019, Megatron-LM).
+
+A pair of linear layers is divided by columns, then by rows: between them each rank has its own heads or features, and
+the sum of all ranks' results is that of the whole pair.  What lies outside of such pairs is the same on all ranks.
+Units hold local shards alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from debubble.runtime.distributed.transport import Alone, Transport
+from debubble.runtime.models.operators import Linear, call, deferrable_linear
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the ranks of a group divide a parameter: each has a part of one dimension."""
+
+    dim: int
+    size: int
+    """Of the whole in that dimension."""
+    fused: int = 1
+    """So many layers lie side by side in it, and each is divided by itself."""
+
+
+@dataclass(frozen=True)
+class TensorGroup:
+    """The ranks that divide a stage among them, as one of them sees them."""
+
+    transport: Transport
+    ranks: tuple[int, ...]
+    mesh: DeviceMesh | None = None
+    """They as torch's own tools see them."""
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def part(self) -> int:
+        """Which of them this rank is."""
+        return self.ranks.index(self.transport.rank)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Over all of them, in place."""
+        self.transport.all_reduce(tensor, self.ranks)
+        return tensor
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Where a tensor that is the same on all ranks meets their own shards: its gradient is the sum of theirs."""
+        return x if self.size == 1 else call(_Enter, x, self)
+
+    def leave(self, x: Tensor) -> Tensor:
+        """The sum of what the ranks have computed with their own shards, the same on all."""
+        return x if self.size == 1 else call(_Leave, x, self)
+
+    def columns(self, x: Tensor, *layers: Linear) -> tuple[Tensor, ...]:
+        """What layers that are divided by columns make of their common input: each rank has its own outputs."""
+        if self.size == 1:
+            return tuple(layer(x) for layer in layers)
+        entered = self.enter(x)
+        return tuple(self._column(x, entered, layer) for layer in layers)
+
+    def rows(self, x: Tensor, layer: Linear) -> Tensor:
+        """What a layer that is divided by rows makes of each rank's own inputs, the same on all."""
+        if self.size == 1:
+            y: Tensor = layer(x)
+            return y
+        y = self.leave(deferrable_linear(x, layer.weight, None, later=layer.later, transposed=layer.transposed))
+        if layer.lora_A is not None and layer.lora_B is not None:
+            y = torch.add(y, layer.lora_B(self.leave(layer.lora_A(x))), alpha=layer.scaling)
+        return y if layer.bias is None else y + layer.bias
+
+    def _column(self, x: Tensor, entered: Tensor, layer: Linear) -> Tensor:
+        y = deferrable_linear(entered, layer.weight, layer.bias, later=layer.later, transposed=layer.transposed)
+        if layer.lora_A is None or layer.lora_B is None:
+            return y
+        # A is whole on every rank: what meets the shards of B is its result.
+        return torch.add(y, layer.lora_B(self.enter(layer.lora_A(x))), alpha=layer.scaling)
+
+    def span(self, size: int, part: int | None = None) -> tuple[int, int]:
+        """Where a rank's part (None: this one's) of so many begins, and how many it has; the last may have fewer."""
+        most = -(-size // self.size)
+        start = min(most * (self.part if part is None else part), size)
+        return start, min(most, size - start)
+
+    def lengths(self, cut: Cut) -> list[int]:
+        """How many rows (columns, ...) each rank has of what is so divided."""
+        return [cut.fused * self.span(cut.size // cut.fused, part)[1] for part in range(self.size)]
+
+    def own(self, whole: Tensor, cut: Cut) -> Tensor:
+        """This rank's part of a tensor; as a view, unless layers are fused."""
+        parts = [layer.narrow(cut.dim, *self.span(layer.shape[cut.dim])) for layer in whole.chunk(cut.fused, cut.dim)]
+        return parts[0] if cut.fused == 1 else torch.cat(parts, cut.dim)
+
+    def gather(self, own: Tensor, cut: Cut) -> Tensor:
+        """The whole of all ranks' parts; they all call it."""
+        parts = []
+        for rank, length in zip(self.ranks, self.lengths(cut), strict=True):
+            shape = (*own.shape[: cut.dim], length, *own.shape[cut.dim + 1 :])
+            parts.append(own.contiguous() if rank == self.transport.rank else own.new_empty(shape))
+            self.transport.broadcast(parts[-1], self.ranks, source=rank)
+        layers = zip(*(part.chunk(cut.fused, cut.dim) for part in parts), strict=True)
+        return torch.cat([part for layer in layers for part in layer], cut.dim)
+
+
+ALONE = TensorGroup(Alone(), (0,))
+
+
+def column_cuts(layer: nn.Module, fused: int = 1) -> Mapping[str, Cut]:
+    """How the parameters of a layer are divided by columns: each rank has some outputs (of a table, some rows)."""
+    weight = int(isinstance(layer, Linear) and layer.transposed)
+    return _cuts(layer, {"weight": weight, "bias": 0, "lora_B.weight": 0}, fused)
+
+
+def row_cuts(layer: nn.Module) -> Mapping[str, Cut]:
+    """How those of a linear layer are divided by rows: each rank has some inputs."""
+    weight = 1 - int(isinstance(layer, Linear) and layer.transposed)
+    return _cuts(layer, {"weight": weight, "lora_A.weight": 1})
+
+
+def _cuts(layer: nn.Module, dims: Mapping[str, int], fused: int = 1) -> Mapping[str, Cut]:
+    held = dict(layer.named_parameters())
+    return {name: Cut(dim, held[name].shape[dim], fused) for name, dim in dims.items() if name in held}
+
+
+class _Enter(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: TensorGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.group.sum(gradients[0].clone(memory_format=torch.contiguous_format)), None
+
+
+class _Leave(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: TensorGroup) -> Tensor:
+        return group.sum(x.clone(memory_format=torch.contiguous_format))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None

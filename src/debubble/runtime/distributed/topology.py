@@ -1,0 +1,235 @@
+"""Which rank is which part of which device of which replica, and what the ranks must agree on before they run."""
+
+from __future__ import annotations
+
+import os
+import socket
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
+from functools import cached_property
+from time import perf_counter
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+import torch
+from torch import Tensor
+
+from debubble.ir import InputError, Plan, Program
+from debubble.ir.plan_file import encode
+from debubble.runtime.assembly import tied_devices
+from debubble.runtime.batch import Rows
+from debubble.runtime.distributed.data_parallel import Replicas
+from debubble.runtime.distributed.gradient_norm import Tally
+from debubble.runtime.distributed.relay import Relay, turns
+from debubble.runtime.distributed.relay import channels as relay_channels
+from debubble.runtime.distributed.tensor_parallel import TensorGroup
+from debubble.runtime.distributed.transport import Alone, Distributed, Transport
+from debubble.runtime.memory.peer import channels
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """The ranks of a plan as one of them sees them: rank = (replica x devices + device) x tensor + part."""
+
+    def __init__(self, plan: Plan, transport: Transport) -> None:
+        self._plan, self.transport = plan, transport
+        at, self.part = divmod(transport.rank, plan.options.tensor)
+        self.replica, self.device = divmod(at, plan.devices)
+        self._one_clock = True
+        self._turns: tuple[int, ...] = ()
+
+    def rank(self, replica: int, device: int, part: int) -> int:
+        """The rank that is this part of this device in this replica."""
+        return (replica * self._plan.devices + device) * self._plan.options.tensor + part
+
+    @cached_property
+    def rank_of(self) -> Mapping[int, int]:
+        """Device of this replica -> the rank that is this part of it."""
+        return {d: self.rank(self.replica, d, self.part) for d in range(self._plan.devices)}
+
+    @cached_property
+    def pipeline(self) -> tuple[int, ...]:
+        """This replica's ranks that are this part of their device."""
+        return tuple(self.rank_of.values())
+
+    @cached_property
+    def replicas(self) -> tuple[int, ...]:
+        """The ranks that are this part of this device in every replica."""
+        return tuple(self.rank(replica, self.device, self.part) for replica in range(self._plan.options.data))
+
+    @cached_property
+    def over_replicas(self) -> Replicas:
+        """What these do together."""
+        return Replicas(self.transport, self.replicas, self._plan.options.zero > 0 and len(self.replicas) > 1)
+
+    @cached_property
+    def tensor(self) -> TensorGroup:
+        """The ranks that divide this device's stages among them."""
+        ranks = tuple(self.rank(self.replica, self.device, part) for part in range(self._plan.options.tensor))
+        return TensorGroup(self.transport, ranks, self.mesh["tp"] if len(ranks) > 1 and self.mesh else None)
+
+    @cached_property
+    def mesh(self) -> DeviceMesh | None:
+        """All ranks as torch's own tools see them: dp (replicas) x pp (devices) x tp (parts).
+
+        None where torch.distributed does not carry the messages.
+        """
+        replicas, devices, parts = map(len, self._sizes)
+        return self.transport.mesh({"dp": replicas, "pp": devices, "tp": parts})
+
+    @cached_property
+    def tied(self) -> tuple[int, ...]:
+        """This replica's ranks that each hold a copy of the tied table, if there are two."""
+        return tuple(sorted(self.rank_of[d] for d in tied_devices(self._plan)))
+
+    def of_devices(self, told: Sequence[T]) -> list[T]:
+        """Of what every rank has told, that of each pipeline device: replica 0's first part."""
+        return [told[self.rank(0, device, 0)] for device in range(self._plan.devices)]
+
+    @property
+    def shares_table(self) -> bool:
+        """Whether another rank has a copy of this one's tied table."""
+        return self.transport.rank in self.tied
+
+    def sum_over_replicas(self, tensor: Tensor) -> None:
+        """In place."""
+        self.transport.all_reduce(tensor, self.replicas)
+
+    def sum_over_pipeline(self, tensor: Tensor) -> None:
+        """In place."""
+        self.transport.all_reduce(tensor, self.pipeline)
+
+    def sum_over_tied(self, tensor: Tensor) -> None:
+        """In place."""
+        self.transport.all_reduce(tensor, self.tied)
+
+    def tally(self, squares: float, loss: float, *, on: torch.device) -> Tally:
+        """This device's, over its parts and all replicas: what is the same on several of them counts once."""
+        counts = self.over_replicas.divided or self.replica == 0
+        numbers = [squares if counts else 0.0, loss if self.part == 0 else 0.0]
+        total = torch.tensor(numbers, dtype=torch.float64, device=on)
+        self.sum_over_replicas(total)
+        self.tensor.sum(total)
+        return Tally(*total.tolist())
+
+    def whole(self, own: Tally, *, on: torch.device) -> Tally:
+        """That of the whole pipeline, added in the order of the relay's turns; all its ranks wait for it."""
+        slots = torch.zeros(self._plan.devices, 3, dtype=torch.float64, device=on)
+        slots[self.device] = torch.tensor(astuple(own), dtype=torch.float64)
+        self.sum_over_pipeline(slots)
+        told = [Tally(squares, loss, round(ahead)) for squares, loss, ahead in slots.tolist()]
+        return Tally.of(told[device] for device in self._turns)
+
+    def open_relay(self) -> Relay:
+        """What hands tallies along this pipeline.  All ranks call it."""
+        relays = [[pipeline[d] for d in self._turns] for pipeline in self._pipelines()]
+        self.transport.open([channel for ranks in relays for channel in relay_channels(ranks)], [])
+        return Relay(self.transport, [self.rank_of[d] for d in self._turns])
+
+    def open(self, program: Program, *, seed: int, own_model: bool) -> None:
+        """Open everybody's channels and groups.  Raises InputError if the ranks are not to run the same."""
+        self.check_same(self._plan, seed, own_model)
+        self._one_clock = len(set(self.transport.gather(socket.gethostname()))) == 1
+        self._turns = turns(program)
+        pipelines, (replicas, devices, parts) = self._pipelines(), self._sizes
+        groups = [*pipelines]
+        groups += [tuple(self.rank(r, d, p) for r in replicas) for d in devices for p in parts]
+        groups += [tuple(self.rank(r, d, p) for p in parts) for r in replicas for d in devices]
+        groups += [tuple(sorted(pipeline[d] for d in tied_devices(self._plan))) for pipeline in pipelines]
+        self.transport.open([(of[a], of[b], what) for of in pipelines for a, b, what in channels(program)], groups)
+
+    @property
+    def _sizes(self) -> tuple[range, range, range]:
+        """Replicas, devices and parts."""
+        options = self._plan.options
+        return range(options.data), range(self._plan.devices), range(options.tensor)
+
+    def _pipelines(self) -> list[tuple[int, ...]]:
+        """The ranks of every pipeline: of every part in every replica."""
+        replicas, devices, parts = self._sizes
+        return [tuple(self.rank(r, d, p) for d in devices) for r in replicas for p in parts]
+
+    def check_same(self, plan: Plan, *more: object) -> None:
+        """Raise InputError if the ranks are not to run the same."""
+        # How a plan was found is no part of what runs: ranks may have planned by themselves.
+        runs = msgspec.structs.replace(encode(plan), planner="", lower_bound=0.0, solve_seconds=0.0, candidates=[])
+        told = self.transport.gather(zlib.crc32(msgspec.json.encode([runs, *more])))
+        for rank, fingerprint in enumerate(told):
+            if fingerprint != told[0]:
+                raise InputError(f"Rank {rank} has another plan, seed or model than rank 0.")
+
+    def earliest(self, moment: float) -> float:
+        """The earliest of all ranks' moments, on one clock; this rank's, if hosts have clocks of their own."""
+        told = self.transport.gather(moment)
+        return min(told) if self._one_clock else moment
+
+    def count(self, rows: Rows) -> int:
+        """Targets over all replicas, told by this device's alone: no rank of the pipeline waits for another."""
+        total = torch.tensor(rows.counted, device=rows.tokens.device)
+        self.sum_over_replicas(total)
+        if not total:
+            raise InputError("The batch has no target to learn from.")
+        return int(total)
+
+    def agree(self, rows: Rows) -> tuple[int, float]:
+        """Targets over all replicas, and the moment at which all ranks were ready, on this rank's clock.
+
+        Raises InputError if the ranks of a replica have different batches, or the replicas different shapes.
+        """
+        told = self.transport.gather((tuple(rows.tokens.shape), rows.counted, rows.checksum, perf_counter()))
+        for rank, (shape, counted, _, _) in enumerate(told):
+            first = rank // self._replica_size * self._replica_size
+            if shape != told[0][0] or counted != told[first][1]:
+                raise InputError(
+                    f"Rank {rank} has a batch of shape {list(shape)} with {counted} targets, but rank {first} one of"
+                    f" {list(told[first][0])} with {told[first][1]}."
+                )
+        self._check_checksums([checksum for _, _, checksum, _ in told])
+        total: int = sum(counted for _, counted, _, _ in told[:: self._replica_size])
+        if not total:
+            raise InputError("The batch has no target to learn from.")
+        # Hosts have clocks of their own: there, the moment of the answer stands for it.
+        return total, max(at for _, _, _, at in told) if self._one_clock else perf_counter()
+
+    def check_batches(self, checksum: int) -> None:
+        """Raise InputError if the ranks of a replica have had different batches, by a checksum of these."""
+        self._check_checksums(self.transport.gather(checksum))
+
+    def _check_checksums(self, told: Sequence[int]) -> None:
+        for first in range(0, len(told), self._replica_size):
+            ranks = range(first, first + self._replica_size)
+            others = [str(rank) for rank in ranks if told[rank] != told[first]]
+            if others:
+                others_have = f"Ranks {', '.join(others)} have" if len(others) > 1 else f"Rank {others[0]} has"
+                raise InputError(
+                    f"{others_have} other tokens or targets than rank {first} of the same replica: give them the same"
+                    " batch (a DataLoader that shuffles needs the same seed on all of them)."
+                )
+
+    @property
+    def _replica_size(self) -> int:
+        """Ranks of one replica."""
+        return self._plan.devices * self._plan.options.tensor
+
+
+def default_transport() -> Transport:
+    """torch.distributed, initialised here if torchrun has started this process; alone without either."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    return Distributed() if dist.is_initialized() else Alone()
+
+
+def default_device() -> torch.device:
+    """A GPU where the ranks talk NCCL, else the CPU."""
+    import torch.distributed as dist
+
+    if dist.is_initialized() and dist.get_backend() == "nccl":
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", torch.cuda.current_device())))
+    return torch.device("cpu")

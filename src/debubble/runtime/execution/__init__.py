@@ -1,0 +1,1 @@
+"""How a device runs its part of a Program: lanes, events, stages."""

@@ -1,0 +1,130 @@
+"""What executes the lanes of a device: threads on CPU; on CUDA, threads that each enqueue on a stream of their own.
+
+On CUDA an operation is over for its host thread when it is enqueued; a `Mark` carries the device event that says when
+it really is, and whoever waits makes its own stream wait for it.  Threads have a current device and a current stream
+each, so every thread that works for a device does it in `lane` or `beside`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from debubble.ir import Lane
+from debubble.runtime.memory.host import Files, HostMemory, Memory, Pinned
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A moment of a lane: seconds on the host's clock, or a CUDA event."""
+
+    time: float
+    event: Any = None
+
+
+class CpuLanes:
+    """Every lane is a thread; what it has done is done."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, host: HostMemory | None = None) -> None:
+        self.host = host or Memory()
+        """Where offload goes."""
+
+    def start_step(self) -> None: ...
+
+    def end_step(self) -> None: ...
+
+    @contextmanager
+    def lane(self, lane: Lane, peer: int | None) -> Iterator[None]:
+        yield
+
+    @contextmanager
+    def beside(self, work: Hashable) -> Iterator[None]:
+        yield
+
+    def mark(self) -> Mark:
+        return Mark(perf_counter())
+
+    def wait(self, mark: Mark, *, for_memory: bool) -> None:
+        """Do not go on before the mark."""
+
+    def catch_up(self) -> None:
+        """Do not go on before all that the current lane was given is done."""
+
+    def seconds(self, marks: list[Mark]) -> list[float]:
+        """The marks on the host's clock, once the device has reached them all."""
+        return [mark.time for mark in marks]
+
+
+class CudaLanes:
+    """Every lane is a stream; the compute lane is the caller's."""
+
+    def __init__(self, device: torch.device, host: HostMemory | None = None) -> None:
+        # A device without an index is the current one, of which every thread has its own.
+        self.device = torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
+        self.host = host or Pinned()
+        self._streams: dict[Hashable, torch.cuda.Stream] = {}
+        self._origin = Mark(0.0)
+
+    def start_step(self) -> None:
+        """Tie the device's clock to the host's; what the caller's stream was given is done, for every lane."""
+        event = self.mark().event
+        event.synchronize()
+        self._origin = Mark(perf_counter(), event)
+
+    @contextmanager
+    def lane(self, lane: Lane, peer: int | None) -> Iterator[None]:
+        with torch.cuda.device(self.device):
+            if lane is Lane.COMPUTE:
+                yield
+                return
+            with torch.cuda.stream(self._stream((lane, peer))):
+                yield
+
+    @contextmanager
+    def beside(self, work: Hashable) -> Iterator[None]:
+        """For work that is no lane's: on a stream of its own, which no lane waits for."""
+        with torch.cuda.device(self.device), torch.cuda.stream(self._stream(work)):
+            yield
+
+    def _stream(self, key: Hashable) -> torch.cuda.Stream:
+        if key not in self._streams:
+            self._streams[key] = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        return self._streams[key]
+
+    def end_step(self) -> None:
+        """Let the caller's stream go on only after what all lanes were given: gradients that a lane has summed."""
+        current = torch.cuda.current_stream(self.device)
+        for stream in list(self._streams.values()):
+            current.wait_stream(stream)
+
+    def mark(self) -> Mark:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.device))
+        return Mark(0.0, event)
+
+    def wait(self, mark: Mark, *, for_memory: bool) -> None:
+        torch.cuda.current_stream(self.device).wait_event(mark.event)
+        if for_memory:
+            # The allocator hands a block on only when the copy that reads it is over: a wait of the host's.
+            mark.event.synchronize()
+
+    def catch_up(self) -> None:
+        torch.cuda.current_stream(self.device).synchronize()
+
+    def seconds(self, marks: list[Mark]) -> list[float]:
+        torch.cuda.synchronize(self.device)
+        return [self._origin.time + self._origin.event.elapsed_time(mark.event) / 1e3 for mark in marks]
+
+
+def lanes_of(device: torch.device, *, offload_to: Path | None = None) -> CpuLanes | CudaLanes:
+    """The lanes of a device, by its type; offload goes to files in a folder, or to the host's memory."""
+    host = None if offload_to is None else Files(offload_to)
+    return CudaLanes(device, host) if device.type == "cuda" else CpuLanes(host)

@@ -1,0 +1,207 @@
+"""A stage with tensors: forward, backward (whole or split), recomputation, offload and reload of its micro-batches.
+
+Each unit that recomputes, and each run of units that do not, is a segment with an autograd graph of its own: the
+backward walks the segments from last to first and hands the gradient from one to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from debubble.ir import InputError, PlannedUnit
+from debubble.runtime.memory.activations import Ledger, Saved
+from debubble.runtime.memory.recomputation import Tape
+from debubble.runtime.models.operators import Deferred, Deferring, WeightGradients, call
+from debubble.runtime.models.units import MicroBatch, Unit
+
+OPERATORS = {
+    "norm": ("norm",),
+    "activation": ("activation",),
+    "multiply": ("multiply",),
+    "core": ("core",),
+    "projections": ("projections",),
+    "mlp": ("projections", "activation", "multiply", "output"),
+}
+"""What a strategy's words cover, as the units name their operators."""
+
+
+def recomputed_operators(strategy: str) -> Callable[[str], bool]:
+    """Which operators a strategy (see `PlannedUnit.strategy`) recomputes.  Raises InputError for an unknown one."""
+    if strategy == "full":
+        return lambda _: True
+    words = [] if strategy == "none" else strategy.split("+")
+    for word in words:
+        if word not in OPERATORS:
+            raise InputError(
+                f"The runtime does not know the recomputation strategy '{word}'; it knows none, full,"
+                f" {', '.join(OPERATORS)}."
+            )
+    covered = {operator for word in words for operator in OPERATORS[word]}
+    return lambda name: name in covered
+
+
+class Stage:
+    """The units of one stage, and what is alive of their micro-batches."""
+
+    def __init__(self, units: Sequence[Unit], planned: Sequence[PlannedUnit], ledger: Ledger) -> None:
+        self.units = list(units)
+        self._planned = planned
+        self._recomputed = [recomputed_operators(unit.strategy) for unit in planned]
+        self._ledger = ledger
+        self._later = WeightGradients()
+        self._passages: dict[int, _Passage] = {}
+        for unit in units:
+            for module in unit.modules():
+                if isinstance(module, Deferring):
+                    module.later = self._later
+
+    def forward(self, j: int, x: Tensor, micro_batch: MicroBatch, *, recomputing: int = 0) -> Tensor:
+        """F: the stage's output, detached.  The first `recomputing` units keep what their strategy says, others all."""
+        passage = self._passages[j] = _Passage()
+        for units, recomputed in self._segments(recomputing):
+            tape, inlet = Tape(self._ledger, recomputed), _Inlet()
+            with tape.watch():
+                y = inlet.connect(x)
+                for unit in units:
+                    y = unit(y, micro_batch, tape)
+            tape.finish()
+            passage.segments.append(_Segment(tape, inlet, get_gradient_edge(y) if y.requires_grad else None))
+            x = y.detach()
+        return x
+
+    def _segments(self, recomputing: int) -> Iterator[tuple[Sequence[Unit], Callable[[str], bool]]]:
+        """Every unit that recomputes by itself, and the runs of units between them, which keep everything."""
+        run: list[Unit] = []
+        for index, (unit, planned) in enumerate(zip(self.units, self._planned, strict=True)):
+            if index >= recomputing or planned.strategy == "none":
+                run.append(unit)
+                continue
+            if run:
+                yield run, _nothing
+                run = []
+            yield [unit], self._recomputed[index]
+        if run:
+            yield run, _nothing
+
+    def recompute(self, j: int) -> None:
+        """R: bring back all that the forward dropped."""
+        for segment in self._passages[j].segments:
+            segment.tape.restore()
+
+    def backward(self, j: int, gradient: Tensor, *, split: bool) -> Tensor | None:
+        """B, or I if `split`: the gradient of the stage's input (None for tokens).
+
+        What is still dropped is recomputed unit by unit, right before the unit's backward.
+        """
+        passage = self._passages[j]
+        if split:
+            self._later.defer(self._ledger, passage.deferred)
+        flowing: Tensor | None = gradient
+        while passage.segments:
+            segment = passage.segments.pop()
+            if segment.edge is not None and flowing is not None:
+                segment.tape.restore()
+                torch.autograd.backward([segment.edge], [flowing])
+            flowing = segment.inlet.gradient
+        self._later.close()
+        if not split:
+            del self._passages[j]
+        return flowing
+
+    def weights(self, j: int) -> None:
+        """W: the weight gradients that I left, in its order."""
+        passage = self._passages.pop(j)
+        for deferred in passage.deferred:
+            deferred.run()
+        passage.deferred.clear()
+
+    def forget(self) -> None:
+        """Let go of all that forwards have left: there will be no backward."""
+        self._passages.clear()
+
+    def offload(self, j: int, share: float, allocate: Callable[[int], Tensor]) -> Tensor:
+        """O: move that share of what is kept into one buffer of `allocate(bytes)`, and free it here."""
+        passage = self._passages[j]
+        found = {id(s): s for segment in passage.segments for s in segment.tape.saved if s.held}
+        parts = _take_share(list(found.values()), share)
+        buffer = allocate(sum(size for _, size in parts))
+        offset = 0
+        for saved, size in parts:
+            saved.offload(buffer[offset : offset + size])
+            offset += size
+        passage.moved = [saved for saved, _ in parts]
+        return buffer
+
+    def reload(self, j: int, buffer: Tensor) -> None:
+        """L: bring back what O moved."""
+        passage = self._passages[j]
+        offset = 0
+        for saved in passage.moved:
+            offset += saved.reload(buffer[offset:])
+        passage.moved.clear()
+
+
+@dataclass
+class _Passage:
+    """What one micro-batch has left on the stage."""
+
+    segments: list[_Segment] = field(default_factory=list)
+    deferred: list[Deferred] = field(default_factory=list)
+    moved: list[Saved] = field(default_factory=list)
+
+
+@dataclass
+class _Segment:
+    """One segment's part: its tape, where its input's gradient will be, and where its backward starts."""
+
+    tape: Tape
+    inlet: _Inlet
+    edge: GradientEdge | None
+
+
+class _Inlet:
+    """Where a segment's input enters its graph.  A leaf would pin its storage; this only catches its gradient."""
+
+    def __init__(self) -> None:
+        self.gradient: Tensor | None = None
+
+    def connect(self, x: Tensor) -> Tensor:
+        if not x.is_floating_point():
+            return x
+        anchor = torch.empty(0, device=x.device, requires_grad=True)
+        return call(_Catch, x, anchor, self)
+
+
+class _Catch(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, inlet: _Inlet) -> Tensor:
+        ctx.inlet = inlet
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
+        ctx.inlet.gradient = gradients[0]
+        return None, None, None
+
+
+def _nothing(_: str) -> bool:
+    return False
+
+
+def _take_share(saved: Sequence[Saved], share: float) -> list[tuple[Saved, int]]:
+    """Storages and how many bytes of each to move, so that the sum is that share of all; only the last is divided."""
+    budget = round(sum(s.nbytes for s in saved) * share)
+    parts: list[tuple[Saved, int]] = []
+    for s in saved:
+        size = min(s.nbytes, budget)
+        if size:
+            parts.append((s, size))
+        budget -= size
+    return parts

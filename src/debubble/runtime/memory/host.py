@@ -1,0 +1,146 @@
+"""Where offload puts what it takes off a device: the host's memory, or files where that is short."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import threading
+from collections import defaultdict
+from pathlib import Path
+from typing import Protocol
+from weakref import WeakSet, finalize
+
+import torch
+from torch import Tensor
+
+from debubble.errors import readable
+from debubble.ir import DebubbleError
+from debubble.runtime.streams import Handed
+
+
+class HostMemory(Protocol):
+    """Gives buffers of bytes, and takes them back when their content is no longer needed."""
+
+    def take(self, size: int) -> Tensor:
+        """A buffer of `size` bytes."""
+
+    def give_back(self, buffer: Tensor) -> None:
+        """The buffer may be used for something else."""
+
+
+class Memory:
+    """The host's memory."""
+
+    def take(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8)
+
+    def give_back(self, buffer: Tensor) -> None: ...
+
+
+class Pinned:
+    """The host's memory, pinned, so that a GPU copies to and from it beside its compute; buffers are used again.
+
+    torch's own pinned memory rounds every size up to a power of two, nearly twice what is needed at worst.  Here each
+    buffer has its size: in every step the same stages offload as many bytes.  Only copies of streams touch a buffer,
+    and a stream that is given one waits for what the stream before it did with it.
+    """
+
+    def __init__(self) -> None:
+        self._free: defaultdict[int, list[Handed]] = defaultdict(list)
+        self._made: list[tuple[int, Tensor]] = []
+        self._lock = threading.Lock()
+        finalize(self, _unpin, self._made).atexit = False  # the process's end unpins what is left
+
+    @property
+    def bytes(self) -> int:
+        """Of all buffers that there are, used or free."""
+        with self._lock:
+            return sum(len(buffer) for _, buffer in self._made)
+
+    def take(self, size: int) -> Tensor:
+        """For copies of the current stream."""
+        with self._lock:
+            found = self._free[size].pop() if self._free[size] else None
+        return self._pin(size) if found is None else found.take()
+
+    def give_back(self, buffer: Tensor) -> None:
+        """The current stream was given the last copies that need the buffer."""
+        given = Handed(buffer, torch.cuda.current_stream().record_event())
+        with self._lock:
+            self._free[len(buffer)].append(given)
+
+    def _pin(self, size: int) -> Tensor:
+        # Whole pages of its own: two buffers that share one cannot both be pinned.
+        pages = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        whole = torch.frombuffer(pages, dtype=torch.uint8)
+        at, buffer = whole.data_ptr(), whole[:size]
+        error = torch.cuda.cudart().cudaHostRegister(at, len(whole), 0)  # type: ignore[no-untyped-call]
+        if int(error):
+            raise OffloadError(
+                f"The host cannot pin another {readable(size)} for activations beside {readable(self.bytes)}"
+                f" (CUDA error {int(error)}). Plan with less offload, or offload to a folder."
+            )
+        with self._lock:
+            self._made.append((at, buffer))
+        return buffer
+
+
+def _unpin(made: list[tuple[int, Tensor]]) -> None:
+    """Nothing uses these buffers any more."""
+    if made:
+        torch.cuda.synchronize()
+    for at, _ in made:
+        torch.cuda.cudart().cudaHostUnregister(at)  # type: ignore[no-untyped-call]
+    made.clear()
+
+
+class OffloadError(DebubbleError):
+    """The host's memory, or the folder for offloaded activations, cannot hold them."""
+
+
+class Files:
+    """Memory-mapped files in a folder, such as one on an NVMe disk; buffers are used again.
+
+    The files have no names from the start, so that nothing stays of them however the process ends.  The operating
+    system keeps as much of them in memory as it has to spare.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._free: defaultdict[int, list[Tensor]] = defaultdict(list)
+        self._mapped: WeakSet[mmap.mmap] = WeakSet()
+        """They and their room on the disk end with the last tensor on them, as of a step that failed."""
+        self._lock = threading.Lock()
+
+    @property
+    def bytes(self) -> int:
+        """On the disk."""
+        with self._lock:
+            return sum(map(len, self._mapped))
+
+    def take(self, size: int) -> Tensor:
+        """Raises OffloadError if the disk has no room."""
+        with self._lock:
+            if self._free[size]:
+                return self._free[size].pop()
+        try:
+            return self._map(size)
+        except OSError as error:
+            raise OffloadError(
+                f"{self._folder} cannot hold another {readable(size)} of activations beside {readable(self.bytes)}:"
+                f" {error.strerror}. Offload to a larger disk, or plan with less offload."
+            ) from error
+
+    def give_back(self, buffer: Tensor) -> None:
+        with self._lock:
+            self._free[len(buffer)].append(buffer)
+
+    def _map(self, size: int) -> Tensor:
+        with tempfile.TemporaryFile(dir=self._folder, buffering=0) as file:
+            # Real blocks, not a hole: a full disk is an error here, but would kill the process later.
+            os.posix_fallocate(file.fileno(), 0, max(size, 1))
+            mapped = mmap.mmap(file.fileno(), max(size, 1))
+        with self._lock:
+            self._mapped.add(mapped)
+        return torch.frombuffer(mapped, dtype=torch.uint8)[:size]

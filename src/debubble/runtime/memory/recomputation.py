@@ -1,0 +1,196 @@
+"""The tape of one unit and micro-batch: what its forward leaves, and how to bring back what was dropped.
+
+A unit calls every operator through its tape.  An operator that is to be recomputed is recorded: what autograd saves
+of its results and internals is dropped at once (its Saved stays, empty), and its inputs are kept instead.  `restore`
+runs the recorded operators again and fills exactly what the backward misses; operators of whose results nothing is
+missing do not run again.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from debubble.runtime.memory.activations import Kept, Ledger, Saved, View, address, value
+
+Function = Callable[..., Any]
+
+
+class Operators(Protocol):
+    """How a unit calls its operators: `op(name, function, *tensors)` returns what `function(*tensors)` does."""
+
+    def __call__(self, name: str, function: Function, *inputs: Tensor) -> Any: ...
+
+
+def directly(name: str, function: Function, *inputs: Tensor) -> Any:
+    """Just call it: plain autograd."""
+    return function(*inputs)
+
+
+class Tape:
+    """Runs a unit's operators; those for which `recomputed` says so are dropped and recorded."""
+
+    def __init__(self, ledger: Ledger, recomputed: Callable[[str], bool]) -> None:
+        self._ledger = ledger
+        self._recomputed = recomputed
+        self._records: list[_Record] = []
+        self._recording: _Record | None = None
+        self._saved: list[weakref.ref[Saved]] = []
+        # Addresses stand for storages only while these tensors live.
+        self._expected: list[tuple[Tensor, Saved]] = []
+
+    def __call__(self, name: str, function: Function, *inputs: Tensor) -> Any:
+        if not self._recomputed(name):
+            return function(*inputs)
+        record = self._recording = _Record(function, [self._keep(t) for t in inputs], [t.requires_grad for t in inputs])
+        try:
+            results = function(*inputs)
+        finally:
+            self._recording = None
+        self._expected.extend(record.expect_results(self._ledger, _tensors(results)))
+        self._records.append(record)
+        return results
+
+    def watch(self) -> saved_tensors_hooks:
+        """Context in which the unit's forward runs."""
+        return saved_tensors_hooks(_uncompiled(self._pack), _uncompiled(value))
+
+    def finish(self) -> None:
+        """The forward is over: forget what no backward will ask for."""
+        while self._expected:
+            result, saved = self._expected.pop()
+            self._ledger.forget(address(result), saved)
+            del saved
+        for index in reversed(range(len(self._records))):
+            if not self._records[index].needed:
+                del self._records[index]
+
+    def restore(self) -> None:
+        """Bring back everything that was dropped."""
+        for record in self._records:
+            record.replay()
+        self._records.clear()
+
+    @property
+    def saved(self) -> list[Saved]:
+        """What the backward still needs, each storage once."""
+        found = {id(saved): saved for ref in self._saved if (saved := ref()) is not None}
+        return list(found.values())
+
+    def _keep(self, tensor: Tensor) -> Kept:
+        kept = self._ledger.save(tensor)
+        if isinstance(kept, Saved):
+            self._saved.append(weakref.ref(kept))
+        return kept
+
+    def _pack(self, tensor: Tensor) -> Kept:
+        if self._recording is not None and self._recording.makes(self._ledger, tensor):
+            return self._recording.pack(self._ledger, tensor)
+        return self._keep(tensor)
+
+
+class _Record:
+    """One operator that runs again: its inputs, and what it makes that the backward asks for."""
+
+    def __init__(self, function: Function, inputs: list[Kept], requires_grad: list[bool]) -> None:
+        self._function = function
+        self._inputs = inputs
+        self._requires_grad = requires_grad
+        self._packs: list[weakref.ref[Saved] | None] = []
+        self._results: list[weakref.ref[Saved] | None] = []
+        self._internals: list[Tensor] = []
+
+    @property
+    def needed(self) -> bool:
+        """Whether something that it makes is still asked for."""
+        return any(ref is not None and ref() is not None for ref in (*self._packs, *self._results))
+
+    def makes(self, ledger: Ledger, tensor: Tensor) -> bool:
+        """Whether what autograd saves while the operator runs is a result or internal of it, not an input."""
+        at = address(tensor)
+        known = ledger.find(at)
+        mine = known is None or any(ref is not None and ref() is known for ref in self._packs)
+        if ledger.excludes(tensor) or not mine:
+            self._packs.append(None)
+            return False
+        return True
+
+    def pack(self, ledger: Ledger, tensor: Tensor) -> View:
+        """Stand for such a tensor without holding it."""
+        at = address(tensor)
+        known = ledger.find(at)
+        if known is None:
+            known = ledger.expect(at)
+            self._internals.append(tensor.detach())
+        self._packs.append(weakref.ref(known))
+        return View(known, tensor)
+
+    def expect_results(self, ledger: Ledger, results: list[Tensor]) -> list[tuple[Tensor, Saved]]:
+        """The operator has run: note its results, and forget the addresses of its internals."""
+        expected: dict[int, tuple[Tensor, Saved]] = {}
+        for result in results:
+            at = address(result)
+            known = ledger.find(at)
+            if known is None and not ledger.excludes(result):
+                known = ledger.expect(at)
+            if known is None or known.held:
+                self._results.append(None)
+            else:
+                self._results.append(weakref.ref(known))
+                expected[at] = result.detach(), known
+        for internal in self._internals:
+            at = address(internal)
+            saved = ledger.find(at)
+            if saved is not None and at not in expected:
+                ledger.forget(at, saved)
+        self._internals.clear()
+        return list(expected.values())
+
+    def replay(self) -> None:
+        """Run again, and hold what is missing."""
+        if not self.needed:
+            return
+        packs = iter(self._packs)
+
+        def fill(tensor: Tensor) -> None:
+            _fill(next(packs), tensor)
+
+        inputs = [value(k).detach().requires_grad_(r) for k, r in zip(self._inputs, self._requires_grad, strict=True)]
+        with torch.enable_grad(), saved_tensors_hooks(fill, _never):
+            results = _tensors(self._function(*inputs))
+        for ref, result in zip(self._results, results, strict=True):
+            _fill(ref, result)
+
+
+def _uncompiled(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook that `torch.compile` leaves alone, if it is in use: compiled modules save tensors too."""
+    dynamo = sys.modules.get("torch._dynamo")
+    return hook if dynamo is None else dynamo.disable(hook)
+
+
+def _fill(ref: weakref.ref[Saved] | None, tensor: Tensor) -> None:
+    saved = None if ref is None else ref()
+    if saved is not None and not saved.held:
+        saved.hold(tensor.untyped_storage(), address(tensor))
+
+
+def _never(_: object) -> Tensor:
+    raise AssertionError("a recomputation has no backward of its own")
+
+
+def _tensors(results: Any) -> list[Tensor]:
+    return list(_flat(results))
+
+
+def _flat(results: Any) -> Iterator[Tensor]:
+    if isinstance(results, Tensor):
+        yield results
+    else:
+        for result in results:
+            yield from _flat(result)

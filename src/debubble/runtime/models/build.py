@@ -1,0 +1,165 @@
+"""Builds units, stages and whole models from a Hugging Face config, with weights that no partition changes.
+
+Every parameter is initialised from the seed and its own Hugging Face name, so any stage on any rank gets the values
+that the whole model has.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from debubble.ir import InputError, PlannedUnit
+from debubble.models.layer_types import halved
+from debubble.runtime.memory.recomputation import Operators, directly
+from debubble.runtime.models.experts import MoeMlp
+from debubble.runtime.models.families import read_shape
+from debubble.runtime.models.gpt2 import Gpt2Attention, Gpt2Embedding, Gpt2Mlp
+from debubble.runtime.models.hf_names import TABLE
+from debubble.runtime.models.hf_units import build_hf_stage
+from debubble.runtime.models.llama import GemmaMlp, LlamaAttention, LlamaEmbedding, LlamaMlp
+from debubble.runtime.models.lora import Adapters, adapt, is_adapter
+from debubble.runtime.models.outline import layer_count
+from debubble.runtime.models.shape import Shape
+from debubble.runtime.models.units import Head, MicroBatch, Unit
+
+
+def model_units(config: Mapping[str, Any]) -> tuple[PlannedUnit, ...]:
+    """The units of a model, in model order: embedding, two half-layers (or one whole) per layer, head."""
+    parts = ("attention", "mlp") if halved(config) else ("layer",)
+    inner = (PlannedUnit(part, layer) for layer in range(layer_count(config)) for part in parts)
+    return (PlannedUnit("embedding", None), *inner, PlannedUnit("head", None))
+
+
+def build_unit(
+    config: Mapping[str, Any], unit: PlannedUnit, *, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> Unit:
+    """One unit with its initial weights.
+
+    Raises InputError for a unit that is no part of the model.
+    """
+    shape = read_shape(config)
+    built = _empty_unit(shape, unit).to(dtype)
+    for name, parameter in built.hf_parameters().items():
+        initialise(parameter, name, shape, seed=seed)
+    return built
+
+
+def build_stage(
+    config: Mapping[str, Any], units: Sequence[PlannedUnit], *, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> list[Unit]:
+    """The units of one stage."""
+    if not halved(config):
+        return [*build_hf_stage(config, units, seed=seed, dtype=dtype)]
+    # A parameter's numbers come one after another from its own generator: cores are used by many parameters at once.
+    shape = read_shape(config)
+    built = [_empty_unit(shape, unit).to(dtype) for unit in units]
+    named = [named for unit in built for named in unit.hf_parameters().items()]
+    with ThreadPoolExecutor(_own_cores()) as pool:
+        list(pool.map(lambda one: initialise(one[1], one[0], shape, seed=seed), named))
+    return built
+
+
+def _own_cores() -> int:
+    """Cores for each rank of this machine."""
+    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def add_adapters(
+    units: Sequence[Unit], adapters: Adapters, shape: Shape, *, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> None:
+    """Freeze the units, and give them adapters with their initial weights."""
+    adapt(units, adapters)
+    for name, parameter in ((n, p) for unit in units for n, p in unit.hf_parameters().items() if is_adapter(n)):
+        parameter.data = parameter.data.to(dtype)
+        initialise(parameter, name, shape, seed=seed)
+
+
+def _empty_unit(shape: Shape, unit: PlannedUnit) -> Unit:
+    layer = unit.layer
+    if layer is not None and not 0 <= layer < shape.layers:
+        raise InputError(f"The plan has layer {layer}, but the model has {shape.layers} layers.")
+    match unit.type, layer:
+        case "embedding", _:
+            return Gpt2Embedding(shape) if shape.is_gpt2 else LlamaEmbedding(shape)
+        case "attention", int():
+            return Gpt2Attention(shape, layer) if shape.is_gpt2 else LlamaAttention(shape, layer)
+        case "mlp", int():
+            return _mlp(shape, layer)
+        case "head", _:
+            return Head(shape)
+        case _:
+            raise InputError(
+                f"The runtime cannot build a unit of type '{unit.type}'; plans that run have embedding, attention, mlp"
+                " and head."
+            )
+
+
+def _mlp(shape: Shape, layer: int) -> Unit:
+    if shape.is_gpt2:
+        return Gpt2Mlp(shape, layer)
+    if shape.per_layer[layer].experts is not None:
+        return MoeMlp(shape, layer)
+    return GemmaMlp(shape, layer) if shape.norms_results else LlamaMlp(shape, layer)
+
+
+def initialise(parameter: Tensor, name: str, shape: Shape, *, seed: int) -> None:
+    """As Hugging Face does: normal matrices, zero biases, norms of one; GPT-2 scales its residual projections.
+
+    What norms add to their weights counts towards that one.  Adapters start as peft's do: A as torch's linear layers,
+    B at zero.
+    """
+    with torch.no_grad():
+        if name.endswith("bias") or ".lora_B." in name:
+            parameter.zero_()
+        elif parameter.dim() == 1:
+            parameter.fill_(1 - shape.norm_offset)
+        else:
+            source = TABLE[shape.is_gpt2] if shape.tied and name == "lm_head.weight" else name
+            generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {source}".encode()))
+            deviation = shape.initializer_range
+            if shape.is_gpt2 and name.endswith("c_proj.weight"):
+                deviation /= math.sqrt(2 * shape.layers)
+            drawn = torch.empty(parameter.shape)
+            if ".lora_A." in name:
+                bound = 1 / math.sqrt(parameter.shape[1])
+                drawn.uniform_(-bound, bound, generator=generator)
+            else:
+                drawn.normal_(0, deviation, generator=generator)
+            # Drawn in fp32 whatever the dtype, so that runs in other precisions start alike.
+            parameter.copy_(drawn)
+
+
+class Model(nn.Module):
+    """The whole model in one process, from the same units: what every pipeline must equal.
+
+    Its loss is without the routers' auxiliary one.
+    """
+
+    def __init__(self, config: Mapping[str, Any], *, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        shape = read_shape(config)
+        units = build_stage(config, model_units(config), seed=seed, dtype=dtype)
+        self.units = nn.ModuleList(units)
+        if shape.tied:
+            head = units[-1]
+            assert isinstance(head, Head)
+            head.lm_head.weight = self.hf_parameters()[TABLE[shape.is_gpt2]]
+
+    def hf_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters by their Hugging Face names; a tied table has both of its names."""
+        return {name: p for unit in self.units for name, p in unit.hf_parameters().items()}  # type: ignore[operator]
+
+    def forward(self, tokens: Tensor, micro_batch: MicroBatch | None = None, op: Operators = directly) -> Tensor:
+        """The logits, or the loss if the micro-batch has targets."""
+        x = tokens
+        for unit in self.units:
+            x = unit(x, micro_batch or MicroBatch(), op)
+        return x

@@ -1,0 +1,1 @@
+"""ChronosPipe: the schedule, its timetable, and the offload of deep weights."""

@@ -1,0 +1,1 @@
+"""Obscura: recomputation in bubbles, the strawman that it starts from, and swapping."""

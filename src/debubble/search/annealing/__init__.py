@@ -1,0 +1,1 @@
+"""Local search over orders, with a compiled evaluator."""

@@ -1,0 +1,258 @@
+"""The compiled evaluator: what `lower` and `simulate` say of lists of operations, without building a Program.
+
+It walks the lists as the lanes would, with the same static admission (ir/lowering/admission.py) and the same
+arithmetic, and stops as soon as the result cannot be better than a threshold.  Link groups are walked in the order of
+the lists' progress, which may differ from lowering's order of arrival: results are simulated again before anyone sees
+them.
+
+Everywhere `a` is the Layout, `x` the block of floats and `n` that of whole numbers.  What a device's walk changes at
+every operation is in local variables, and in the blocks between its turns only.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from debubble.search.annealing.incremental import delay, go_to_end, mark, met
+from debubble.search.annealing.jit import inlined, jit
+from debubble.search.annealing.layout import NEEDED, RELOADED, ROW, SENT, Floats, Ints, L, Layout, O, R
+
+INFINITY = np.inf
+
+
+@jit
+def reset(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints) -> None:
+    """Set every lane to time 0, and count the compute time of every device."""
+    size = a.stages * a.micro_batches
+    x[a.end : a.end + a.times] = -1.0
+    x[a.at_once] = 0.0
+    x[a.reserved : a.reserved + a.device_floats] = 0.0
+    x[a.reserved : a.reserved + a.devices] = x[a.static : a.static + a.devices]
+    n[a.cursor : a.cursor + a.device_ints] = 0
+    n[a.compute : a.compute + a.devices] = -1
+    n[a.transfer : a.transfer + 2 * a.devices] = -1
+    n[a.marked + 1] = 0
+    choose_rows(a, n, orders, lengths)
+    for d in range(a.devices):
+        work = 0.0
+        for index in range(lengths[d]):
+            op = orders[d, index]
+            if op < O * size:
+                work += x[a.time + n[a.facts + 4 * op + ROW]]
+        x[a.rest + d] = work
+
+
+@jit
+def choose_rows(a: Layout, n: Ints, orders: Ints, lengths: Ints) -> None:
+    """Let every operation take and free what it does with or without the R's that are in the lists."""
+    size = a.stages * a.micro_batches
+    for op in range(7 * size):
+        n[a.facts + 4 * op + ROW] = op // a.grain
+    for d in range(a.devices):
+        for index in range(lengths[d]):
+            op = orders[d, index]
+            if R * size <= op < O * size:
+                for other in range(op - R * size, 7 * size, size):
+                    n[a.facts + 4 * other + ROW] = (other + 7 * size) // a.grain
+
+
+@inlined
+def freed_by(a: Layout, x: Floats, n: Ints, offload: int) -> float:
+    """What an offload frees at its end."""
+    freed: float = x[a.freed + n[a.facts + 4 * offload + ROW]]
+    return freed
+
+
+@inlined
+def admit_compute(a: Layout, x: Floats, n: Ints, d: int, reserved: float, most: float) -> tuple[float, int]:
+    """(what is reserved, the last offload to wait for or -1) once as many have ended that no more than `most` is."""
+    waited = -1
+    while reserved > most and n[a.oldest + d] < n[a.newest + d]:
+        waited = n[a.queue + d * a.queued + n[a.oldest + d]]
+        freed = freed_by(a, x, n, waited)
+        reserved -= freed
+        if n[a.known + d] > n[a.oldest + d]:
+            x[a.accounted + d] -= freed
+        n[a.oldest + d] += 1
+    return reserved, waited
+
+
+@inlined
+def admit_reload(a: Layout, x: Floats, n: Ints, d: int, needed: float) -> tuple[float, int]:
+    """(what is still needed, the last offload to wait for or -1) where memory lacks `needed` for a reload.
+
+    It may count on what earlier reloads waited for.
+    """
+    if n[a.known + d] < n[a.oldest + d]:
+        n[a.known + d] = n[a.oldest + d]
+    needed -= x[a.accounted + d]
+    waited = -1
+    while needed > 0 and n[a.known + d] < n[a.newest + d]:
+        waited = n[a.queue + d * a.queued + n[a.known + d]]
+        freed = freed_by(a, x, n, waited)
+        needed -= freed
+        x[a.accounted + d] += freed
+        n[a.known + d] += 1
+    return needed, waited
+
+
+@inlined
+def walk_transfer(
+    a: Layout, x: Floats, n: Ints, d: int, op: int, last: int, start: float, free: float, reserved: float,
+    last_freed: float,
+) -> tuple[bool, float, float]:  # fmt: skip
+    """Time an O or L: its lane, its own F or O, and for L the compute operation before it and the memory.
+
+    Returns (whether it fits, what is reserved, what the last compute operation frees that nothing counts on yet).
+    """
+    row, source = n[a.facts + 4 * op + ROW], n[a.facts + 4 * op + NEEDED]
+    offload = op < L * a.stages * a.micro_batches
+    lane = a.transfer + n[a.lane + d] + (0 if offload or a.half_duplex else a.devices)
+    begin, why = 0.0, n[lane]
+    if why >= 0:
+        begin = x[a.end + why]
+    if x[source] > begin:
+        begin, why = x[source], source - a.end
+    fits = True
+    if offload:
+        n[a.queue + d * a.queued + n[a.newest + d]] = op
+        n[a.newest + d] += 1
+    else:
+        if last >= 0 and start > begin:
+            begin, why = start, last
+        needed = reserved + last_freed + x[a.allocated + row] - x[a.limit + d]
+        if needed > 0:
+            needed, waited = admit_reload(a, x, n, d, needed)
+            if waited >= 0 and x[a.end + waited] > begin:
+                begin, why = x[a.end + waited], waited
+            if needed > 0:
+                fits = needed <= last_freed
+                last_freed = 0.0
+                if free > begin:
+                    begin, why = free, last
+        reserved += x[a.allocated + row]
+    n[lane] = op
+    x[a.end + op] = begin + x[a.time + row]
+    n[a.cause + op] = why
+    return fits, reserved, last_freed
+
+
+@jit
+def sent(a: Layout, x: Floats, n: Ints, d: int, op: int, free: float, message: float) -> float:
+    """When the message behind an operation arrives if it has to wait for the one before it on its link."""
+    if message < 0:
+        return free
+    stage = op % (a.stages * a.micro_batches) // a.micro_batches
+    link = a.link + d * a.devices + n[a.device_of + (stage + 1 if op < a.stages * a.micro_batches else stage - 1)]
+    arrival: float = max(free, x[link]) + message
+    x[link] = arrival
+    return arrival
+
+
+@jit
+def walk_list(a: Layout, x: Floats, n: Ints, orders: Ints, length: int, d: int, threshold: float) -> int:
+    """Walk a device's list as far as its data have arrived: the number of operations, or -1 if it cannot be better."""
+    size = a.stages * a.micro_batches
+    limit = x[a.limit + d]
+    begun: int = n[a.cursor + d]
+    index, last = begun, n[a.compute + d]
+    start, free = x[a.begun + d], x[a.free + d]
+    reserved, last_freed, rest = x[a.reserved + d], x[a.last_freed + d], x[a.rest + d]
+    while index < length:
+        op = orders[d, index]
+        facts = a.facts + 4 * op
+        row = n[facts + ROW]
+        allocated = x[a.allocated + row]
+        if op >= O * size:
+            fits, reserved, last_freed = walk_transfer(a, x, n, d, op, last, start, free, reserved, last_freed)
+            if not fits:
+                return -1
+            index += 1
+            continue
+        begin, why = free, last
+        source, reload = n[facts + NEEDED], n[facts + RELOADED]
+        if x[source] < 0:
+            break
+        if x[source] > begin:
+            begin, why = x[source], source - a.arrival
+        if x[reload] > begin:
+            begin, why = x[reload], reload - a.end
+        if allocated > 0 and reserved + allocated > limit:
+            reserved, waited = admit_compute(a, x, n, d, reserved, limit - allocated)
+            if reserved + allocated > limit:
+                return -1
+            if x[a.end + waited] > begin:
+                begin, why = x[a.end + waited], waited
+        if last < 0:
+            x[a.first + d] = begin
+        time = x[a.time + row]
+        start, free, last_freed = begin, begin + time, x[a.freed + row]
+        reserved += allocated - last_freed
+        rest -= time
+        least = free + rest - x[a.first + d] if a.span else free + max(rest, x[a.tail + row])
+        if least > threshold:
+            return -1
+        x[a.end + op] = free
+        n[a.cause + op] = why
+        message = x[a.message + row]
+        x[n[facts + SENT]] = sent(a, x, n, d, op, free, message) if a.exclusive else free + max(message, 0.0)
+        last = op
+        index += 1
+    n[a.cursor + d], n[a.compute + d] = index, last
+    x[a.begun + d], x[a.free + d] = start, free
+    x[a.reserved + d], x[a.last_freed + d], x[a.rest + d] = reserved, last_freed, rest
+    return index - begun
+
+
+@jit
+def length_of(a: Layout, x: Floats, n: Ints, d: int) -> float:
+    """A device's part in the objective: its last end, from its first start where the span counts."""
+    end: float = x[a.free + d]
+    return end - x[a.first + d] if a.span else end
+
+
+@jit
+def evaluate(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float) -> float:
+    """Objective of the lists, or infinity if they deadlock, break a limit or come out above `threshold`.
+
+    Leaves ends and causes in the blocks.
+    """
+    reset(a, x, n, orders, lengths)
+    return walk(a, x, n, orders, lengths, threshold, INFINITY)
+
+
+@jit
+def walk(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float, latest: float) -> float:
+    """The rest of an evaluation, from where the devices are.
+
+    It is given up where they are behind the one kept, by more than `latest` times all operations to those to come: what
+    is late behind the last change mostly stays late.
+    """
+    remaining = (lengths - n[a.cursor : a.cursor + a.devices]).sum()
+    n[a.marked + 2] = -1
+    while remaining > 0:
+        if met(a, x, n, remaining):
+            go_to_end(a, x, n, orders, lengths)
+            break
+        before = remaining
+        if mark(a, x, n, remaining) and delay(a, x, n) * remaining > latest * lengths.sum():
+            return INFINITY
+        for step in range(a.devices):
+            d = a.devices - 1 - step if n[a.downward] else step
+            walked = walk_list(a, x, n, orders, lengths[d], d, threshold)
+            if walked < 0:
+                return INFINITY
+            remaining -= walked
+        if remaining == before:
+            return INFINITY
+        n[a.downward] = 1 - n[a.downward]
+    return longest(a, x, n)
+
+
+@jit
+def longest(a: Layout, x: Floats, n: Ints) -> float:
+    """The objective, once everything is timed."""
+    result = 0.0
+    for d in range(a.devices):
+        result = max(result, length_of(a, x, n, d))
+    return result

@@ -1,0 +1,220 @@
+"""Evaluating again only what a move has changed.
+
+While it walks the lists an evaluation leaves marks: the state of all devices at some moments.  Lists that begin alike
+have the same times up to the last mark before their first difference, so that the next evaluation begins there.  Where
+the lists are alike again and the devices are in the state that they were in at a mark, all that follows is known too.
+What an evaluation overwrites is put back if its result is not accepted.
+"""
+
+from __future__ import annotations
+
+from debubble.search.annealing.jit import jit
+from debubble.search.annealing.layout import MARKS, SENT, B, Floats, I, Ints, L, Layout, O
+
+SAME = -2
+"""Nothing differs."""
+START = -1
+"""Nothing can be used again."""
+NEVER = 2**40
+"""A place that no list has."""
+
+
+@jit
+def mark(a: Layout, x: Floats, n: Ints, remaining: int) -> bool:
+    """Note the state of the devices, and say so, if enough was walked since the last mark."""
+    count = n[a.marked + 1]
+    total = 5 * a.stages * a.micro_batches
+    if count == MARKS or (total - remaining) * MARKS < (count + 1) * total:
+        return False
+    floats, ints = a.device_floats, a.device_ints
+    to = a.mark_floats + (MARKS + count) * floats
+    x[to : to + floats] = x[a.reserved : a.reserved + floats]
+    to = a.mark_ints + (MARKS + count) * ints
+    n[to : to + ints] = n[a.cursor : a.cursor + ints]
+    n[a.mark_left + MARKS + count] = remaining
+    n[a.marked + 1] = count + 1
+    return True
+
+
+@jit
+def delay(a: Layout, x: Floats, n: Ints) -> float:
+    """How much later the devices are on average than in the evaluation kept; nothing while their lists differ."""
+    total = 0.0
+    for d in range(a.devices):
+        last = n[a.compute + d]
+        if n[a.cursor + d] < n[a.shared + d]:
+            return 0.0
+        if last >= 0:
+            total += x[a.end + last] - x[a.kept_times + last]
+    return total / a.devices
+
+
+@jit
+def keep(a: Layout, x: Floats, n: Ints, at: int) -> None:
+    """Keep an evaluation that began at mark `at`, in place of the one that it went on from."""
+    x[a.kept_times : a.kept_times + a.times] = x[a.end : a.end + a.times]
+    n[a.kept_causes : a.kept_causes + a.causes] = n[a.cause : a.cause + a.causes]
+    x[a.last_floats : a.last_floats + a.device_floats] = x[a.reserved : a.reserved + a.device_floats]
+    n[a.last_ints : a.last_ints + a.device_ints] = n[a.cursor : a.cursor + a.device_ints]
+    end, met, behind = n[a.marked + 1], n[a.marked + 2], 0
+    if met >= 0:
+        behind = min(n[a.marked] - met, MARKS - end)
+        for k in range(behind):
+            index = k if end < met else behind - 1 - k
+            copy_mark(a, x, n, met + index, end + index)
+    for index in range(at + 1, end):
+        copy_mark(a, x, n, MARKS + index, index)
+    n[a.marked] = end + behind
+
+
+@jit
+def copy_mark(a: Layout, x: Floats, n: Ints, source: int, to: int) -> None:
+    """Put a mark in another's place."""
+    if source == to:
+        return
+    floats, ints = a.device_floats, a.device_ints
+    there, here = a.mark_floats + to * floats, a.mark_floats + source * floats
+    x[there : there + floats] = x[here : here + floats]
+    there, here = a.mark_ints + to * ints, a.mark_ints + source * ints
+    n[there : there + ints] = n[here : here + ints]
+    n[a.mark_left + to] = n[a.mark_left + source]
+
+
+@jit
+def put_back(a: Layout, x: Floats, n: Ints) -> None:
+    """Undo an evaluation: go back to the one kept."""
+    x[a.end : a.end + a.times] = x[a.kept_times : a.kept_times + a.times]
+    n[a.cause : a.cause + a.causes] = n[a.kept_causes : a.kept_causes + a.causes]
+
+
+@jit
+def common_mark(a: Layout, n: Ints, orders: Ints, lengths: Ints, tried: Ints, tried_lengths: Ints) -> int:
+    """The last kept mark before any difference between the lists; START for none, SAME if they do not differ.
+
+    Notes from where on the lists are alike again.
+    """
+    at, same, alike = n[a.marked] - 1, True, True
+    for d in range(a.devices):
+        index, end = 0, lengths[d]
+        alike = alike and tried_lengths[d] == end
+        while index < end and index < tried_lengths[d] and orders[d, index] == tried[d, index]:
+            index += 1
+        n[a.shared + d] = 0
+        if index == end and index == tried_lengths[d]:
+            continue
+        same = False
+        while at >= 0 and n[a.mark_ints + at * a.device_ints + d] > index:
+            at -= 1
+        while alike and orders[d, end - 1] == tried[d, end - 1]:
+            end -= 1
+        n[a.shared + d] = end
+    if not alike:
+        n[a.shared] = NEVER
+    return SAME if same else at
+
+
+@jit
+def resume(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, at: int) -> None:
+    """Put all devices at a kept mark of the lists' evaluation."""
+    floats, ints = a.device_floats, a.device_ints
+    state = a.mark_floats + at * floats
+    x[a.reserved : a.reserved + floats] = x[state : state + floats]
+    state = a.mark_ints + at * ints
+    n[a.cursor : a.cursor + ints] = n[state : state + ints]
+    for d in range(a.devices):
+        for index in range(n[a.cursor + d], lengths[d]):
+            op = orders[d, index]
+            x[a.end + op] = -1.0
+            x[n[a.facts + 4 * op + SENT]] = -1.0
+    n[a.marked + 1] = at + 1
+
+
+@jit
+def met(a: Layout, x: Floats, n: Ints, remaining: int) -> bool:
+    """Whether all that follows is what followed at a kept mark; notes which."""
+    k = n[a.marked + 1]
+    # The marks of both evaluations are equally far apart.
+    while k > 0 and n[a.mark_left + k - 1] <= remaining:
+        k -= 1
+    while k < n[a.marked] and n[a.mark_left + k] > remaining:
+        k += 1
+    if k >= n[a.marked] or n[a.mark_left + k] != remaining:
+        return False
+    if same_state(a, x, n, k) and same_times(a, x, n):
+        n[a.marked + 2] = k
+        return True
+    return False
+
+
+@jit
+def same_state(a: Layout, x: Floats, n: Ints, k: int) -> bool:
+    """Whether the devices are where they were at a kept mark, before nothing but what the lists had then."""
+    floats, ints = a.mark_floats + k * a.device_floats, a.mark_ints + k * a.device_ints - a.cursor
+    for d in range(a.devices):
+        at = n[a.cursor + d]
+        if at != n[ints + a.cursor + d] or at < n[a.shared + d]:
+            return False
+    for index in range(a.device_floats):
+        if x[a.reserved + index] != x[floats + index]:
+            return False
+    kept_queue = a.kept_causes + a.queue - a.cause
+    for d in range(a.devices):
+        oldest, newest = n[a.oldest + d], n[a.newest + d]
+        if oldest != n[ints + a.oldest + d] or newest != n[ints + a.newest + d]:
+            return False
+        if n[a.known + d] != n[ints + a.known + d]:
+            return False
+        for index in range(d * a.queued + oldest, d * a.queued + newest):
+            op = n[a.queue + index]
+            if op != n[kept_queue + index] or x[a.end + op] != x[a.kept_times + op]:
+                return False
+    for index in range(2 * a.devices):
+        op = n[a.transfer + index]
+        if op != n[ints + a.transfer + index] or (op >= 0 and x[a.end + op] != x[a.kept_times + op]):
+            return False
+    return True
+
+
+@jit
+def same_times(a: Layout, x: Floats, n: Ints) -> bool:
+    """Whether everything that an operation to come waits for has the time that it has in the evaluation kept."""
+    m, size = a.micro_batches, a.stages * a.micro_batches
+    to_kept = a.kept_times - a.end
+    for pair in range(size):
+        if x[a.end + I * size + pair] >= 0 or x[a.end + B * size + pair] >= 0:
+            continue
+        if pair + m < size and changed(x, a.arrival + size + pair + m, to_kept):
+            return False
+        if x[a.end + pair] < 0:
+            if pair >= m and changed(x, a.arrival + pair - m, to_kept):
+                return False
+            continue
+        offload = a.end + O * size + pair
+        if changed(x, offload, to_kept) or changed(x, a.end + L * size + pair, to_kept):
+            return False
+        if x[offload] < 0 and x[offload + to_kept] >= 0 and changed(x, a.end + pair, to_kept):
+            return False
+    return True
+
+
+@jit
+def changed(x: Floats, index: int, to_kept: int) -> bool:
+    """Whether a time is known, and another than in the evaluation kept."""
+    different: bool = x[index] >= 0 and x[index] != x[index + to_kept]
+    return different
+
+
+@jit
+def go_to_end(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints) -> None:
+    """Take over what followed in the evaluation kept."""
+    for d in range(a.devices):
+        for index in range(n[a.cursor + d], lengths[d]):
+            op = orders[d, index]
+            sent = n[a.facts + 4 * op + SENT]
+            x[a.end + op] = x[a.kept_times + op]
+            x[sent] = x[a.kept_times + sent - a.end]
+            n[a.cause + op] = n[a.kept_causes + op]
+        for index in range(a.queue + d * a.queued + n[a.newest + d], a.queue + (d + 1) * a.queued):
+            n[index] = n[a.kept_causes + index - a.cause]
+    x[a.reserved : a.reserved + a.device_floats] = x[a.last_floats : a.last_floats + a.device_floats]
+    n[a.cursor : a.cursor + a.device_ints] = n[a.last_ints : a.last_ints + a.device_ints]

@@ -1,0 +1,355 @@
+"""The compiled local search: simulated annealing over the devices' lists, with moves on the critical path.
+
+A state is one list per device.  Moves shift operations within a list (never across their own kind or their own
+micro-batch), or put a (stage, micro-batch)'s offload or recomputation in or out.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from debubble.search.annealing.evaluate import INFINITY, evaluate, length_of, walk
+from debubble.search.annealing.incremental import SAME, START, common_mark, keep, put_back, resume
+from debubble.search.annealing.jit import jit
+from debubble.search.annealing.layout import B, F, Floats, I, Ints, L, Layout, O, R
+
+OFFLOAD, NEIGHBOUR, RECOMPUTE, SHIFT, RUN = 22, 28, 38, 60, 80
+"""Dice of 100 below which a move changes offloads, hands one to the next micro-batch, changes recomputations, or shifts
+one operation or a run of micro-batches; else it shifts those of neighbouring stages.  What may not be falls through."""
+
+
+@jit
+def draw(state: Ints, below: int) -> int:
+    """A pseudo-random number in [0, below): Park and Miller's generator, the same compiled or not."""
+    state[0] = state[0] * 48271 % 2147483647
+    drawn: int = state[0] * below // 2147483647
+    return drawn
+
+
+@jit
+def find(orders: Ints, lengths: Ints, d: int, op: int) -> int:
+    """Where an operation is in its device's list, or -1."""
+    for index in range(lengths[d]):
+        if orders[d, index] == op:
+            return index
+    return -1
+
+
+@jit
+def shift(a: Layout, n: Ints, orders: Ints, lengths: Ints, op: int, by: int) -> int:
+    """Move an operation by up to `by` places, as far as nothing of its kind or its micro-batch is in the way.
+
+    In the block the same is done in every period; nothing leaves or enters it.
+    """
+    size = a.stages * a.micro_batches
+    pair = op % size
+    d = n[a.device_of + pair // a.micro_batches]
+    index = find(orders, lengths, d, op)
+    if index < 0:
+        return 0
+    low, high, window, periods = 0, lengths[d], 0, 1
+    if a.periods > 0:
+        begin = n[a.begin + d]
+        end = begin + a.periods * n[a.window + d]
+        if index < begin:
+            high = begin
+        elif index >= end:
+            low = end
+        else:
+            window, periods = n[a.window + d], a.periods
+            index = begin + (index - begin) % window
+            low, high = begin, begin + window
+            op = orders[d, index]
+            pair = op % size
+    step = 1 if by > 0 else -1
+    moved = 0
+    while moved != by:
+        other = index + step
+        if other < low or other >= high:
+            break
+        beside = orders[d, other]
+        if beside % size == pair or beside // a.micro_batches == op // a.micro_batches:
+            break
+        for k in range(periods):
+            here, there = index + k * window, other + k * window
+            orders[d, here], orders[d, there] = orders[d, there], orders[d, here]
+        index = other
+        moved += step
+    return moved
+
+
+@jit
+def in_block(a: Layout, n: Ints, orders: Ints, lengths: Ints, op: int) -> bool:
+    """Whether an operation is in the periodic block."""
+    if a.periods == 0:
+        return False
+    d = n[a.device_of + op % (a.stages * a.micro_batches) // a.micro_batches]
+    place = find(orders, lengths, d, op) - n[a.begin + d]
+    inside: bool = 0 <= place < a.periods * n[a.window + d]
+    return inside
+
+
+@jit
+def carry(a: Layout, orders: Ints, d: int, source: int, to: int) -> bool:
+    """Move an operation to another place, unless it is not there or something of its kind or micro-batch is between."""
+    if source < 0:
+        return False
+    size = a.stages * a.micro_batches
+    op = orders[d, source]
+    step = 1 if to > source else -1
+    for index in range(source + step, to + step, step):
+        beside = orders[d, index]
+        if beside % size == op % size or beside // a.micro_batches == op // a.micro_batches:
+            return False
+    for index in range(source, to, step):
+        orders[d, index] = orders[d, index + step]
+    orders[d, to] = op
+    return True
+
+
+@jit
+def rotate(a: Layout, n: Ints, orders: Ints, lengths: Ints, d: int, later: bool) -> None:
+    """Let the block of a device begin and end an operation later, or earlier.
+
+    What leaves it at one end enters it at the other: the next of that operation in the tail, or in the head.
+    """
+    begin, by, m = n[a.begin + d], a.periods * a.step, a.micro_batches
+    end = begin + a.periods * n[a.window + d]
+    if later:
+        op = orders[d, begin]
+        if op % m + by < m and carry(a, orders, d, find(orders, lengths, d, op + by), end):
+            n[a.begin + d] = begin + 1
+    elif begin > 0:
+        op = orders[d, end - 1]
+        if op % m >= by and carry(a, orders, d, find(orders, lengths, d, op - by), begin - 1):
+            n[a.begin + d] = begin - 1
+
+
+@jit
+def insert(a: Layout, n: Ints, orders: Ints, lengths: Ints, d: int, index: int, op: int) -> None:
+    """Put an operation into a list."""
+    if index <= n[a.begin + d]:
+        n[a.begin + d] += 1
+    for at in range(lengths[d], index, -1):
+        orders[d, at] = orders[d, at - 1]
+    orders[d, index] = op
+    lengths[d] += 1
+
+
+@jit
+def remove(a: Layout, n: Ints, orders: Ints, lengths: Ints, d: int, index: int) -> None:
+    """Take an operation out of a list."""
+    if index < n[a.begin + d]:
+        n[a.begin + d] -= 1
+    lengths[d] -= 1
+    for at in range(index, lengths[d]):
+        orders[d, at] = orders[d, at + 1]
+
+
+@jit
+def backward_at(a: Layout, orders: Ints, lengths: Ints, d: int, pair: int) -> int:
+    """Where the backward of a (stage, micro-batch) is, or the R before it."""
+    size = a.stages * a.micro_batches
+    for index in range(lengths[d]):
+        op = orders[d, index]
+        kind = op // size
+        if op % size == pair and (kind == R or kind == I or kind == B):  # noqa: SIM109 - compiles to less
+            return index
+    return -1
+
+
+@jit
+def toggle_offload(a: Layout, n: Ints, orders: Ints, lengths: Ints, pair: int, random: Ints) -> None:
+    """Take an offload and its reload out, or put them in: O behind F, L a few places before the backward.
+
+    Nothing is changed if part of the block lies between.
+    """
+    size = a.stages * a.micro_batches
+    d = n[a.device_of + pair // a.micro_batches]
+    forward, backward = find(orders, lengths, d, F * size + pair), backward_at(a, orders, lengths, d, pair)
+    begin = n[a.begin + d]
+    if a.periods > 0 and backward >= begin and forward < begin + a.periods * n[a.window + d]:
+        return
+    at = find(orders, lengths, d, O * size + pair)
+    if at >= 0:
+        remove(a, n, orders, lengths, d, at)
+        remove(a, n, orders, lengths, d, find(orders, lengths, d, L * size + pair))
+        return
+    insert(a, n, orders, lengths, d, forward + 1, O * size + pair)
+    backward += 1
+    insert(a, n, orders, lengths, d, max(forward + 2, backward - draw(random, 5)), L * size + pair)
+
+
+@jit
+def toggle_recompute(a: Layout, n: Ints, orders: Ints, lengths: Ints, pair: int, random: Ints) -> None:
+    """Take an R out, or put it a few places before the backward, behind the reload."""
+    size = a.stages * a.micro_batches
+    d = n[a.device_of + pair // a.micro_batches]
+    at = find(orders, lengths, d, R * size + pair)
+    if at >= 0:
+        remove(a, n, orders, lengths, d, at)
+        return
+    behind = max(find(orders, lengths, d, F * size + pair), find(orders, lengths, d, L * size + pair))
+    backward = backward_at(a, orders, lengths, d, pair)
+    insert(a, n, orders, lengths, d, max(behind + 1, backward - draw(random, 3)), R * size + pair)
+
+
+@jit
+def move(
+    a: Layout,
+    n: Ints,
+    orders: Ints,
+    lengths: Ints,
+    path: Ints,
+    path_length: int,
+    offload: bool,
+    recompute: bool,
+    random: Ints,
+) -> None:
+    """Change the lists in place: half of the time at an operation on the critical path."""
+    m, size = a.micro_batches, a.stages * a.micro_batches
+    if path_length > 0 and draw(random, 2) == 0:
+        op = path[draw(random, path_length)]
+    else:
+        d = draw(random, orders.shape[0])
+        op = orders[d, draw(random, lengths[d])]
+    pair = op % size
+    stage, j = pair // m, pair % m
+    dice = draw(random, 100)
+    if a.periods > 0 and draw(random, 10) == 0:
+        later, d = draw(random, 2) == 0, n[a.device_of + stage]
+        for _ in range(1 + draw(random, 3)):
+            rotate(a, n, orders, lengths, d, later)
+        return
+    if offload and dice < OFFLOAD:
+        run, stride = 1, 1
+        if draw(random, 3) == 0:
+            run, stride = 1 + draw(random, 8), 1 + draw(random, 3)
+        for k in range(run):
+            if j + k * stride < m:
+                toggle_offload(a, n, orders, lengths, pair + k * stride, random)
+        return
+    if offload and dice < NEIGHBOUR:
+        # To the neighbouring micro-batch.
+        other = pair + 1 if j + 1 < m and (j == 0 or draw(random, 2) == 0) else pair - 1
+        if m > 1:
+            toggle_offload(a, n, orders, lengths, pair, random)
+            toggle_offload(a, n, orders, lengths, other, random)
+        return
+    if recompute and dice < RECOMPUTE:
+        run = 1 if draw(random, 3) > 0 else 1 + draw(random, 8)
+        for k in range(run):
+            if j + k < m:
+                toggle_recompute(a, n, orders, lengths, pair + k, random)
+        return
+    by = 1 + draw(random, 4 if draw(random, 3) > 0 else 4 * orders.shape[0])
+    if draw(random, 2) == 0:
+        by = -by
+    if dice < SHIFT:
+        shift(a, n, orders, lengths, op, by)
+    elif dice < RUN:
+        run = 2 + draw(random, 8 if draw(random, 2) == 0 else m)
+        for k in range(run):
+            # The first to move makes room for the next.
+            step = k if by < 0 else run - 1 - k
+            if j + step < m and not (k > 0 and in_block(a, n, orders, lengths, op + step)):
+                shift(a, n, orders, lengths, op + step, by)
+    else:
+        run = 2 + draw(random, a.stages)
+        for k in range(run):
+            if stage + k < a.stages:
+                shift(a, n, orders, lengths, op + k * m, by)
+
+
+@jit
+def critical_path(a: Layout, x: Floats, n: Ints, path: Ints) -> int:
+    """Write the operations that the objective hangs on into `path`, last first; returns their number."""
+    longest, last = -1.0, -1
+    for d in range(a.devices):
+        length = length_of(a, x, n, d)
+        if length > longest:
+            longest, last = length, n[a.compute + d]
+    count = 0
+    while last >= 0 and count < len(path):
+        path[count] = last
+        count += 1
+        last = n[a.cause + last]
+        if last >= 0 and x[a.end + last] < 0:
+            # The input of a backward is noted as that of an I.
+            last += (B - I) * a.stages * a.micro_batches
+    return count
+
+
+@jit
+def mean_backward(a: Layout, x: Floats) -> float:
+    """Mean end of the backwards for inputs, but for a constant: a slope on the plateaus of the objective.
+
+    The longest path is shorter only when all of the longest are; this sees each of them.
+    """
+    size = a.stages * a.micro_batches
+    apart, fused = a.end + I * size, a.end + B * size
+    mean: float = (x[apart : apart + size].sum() + x[fused : fused + size].sum()) / size
+    return mean
+
+
+@jit
+def measure(
+    a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, at: int, threshold: float, latest: float
+) -> float:
+    """What `evaluate` says of lists that begin as those kept, up to a mark."""
+    if at == START:
+        return evaluate(a, x, n, orders, lengths, threshold)
+    return walk(a, x, n, orders, lengths, threshold, latest)
+
+
+@jit
+def anneal(
+    a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, best_orders: Ints, best_lengths: Ints,
+    best_value: float, steps: int, temperature: float, weight: float, target: float, offload: bool, recompute: bool,
+    random: Ints,
+) -> tuple[float, int]:  # fmt: skip
+    """Walk `steps` moves from (orders, lengths) at a temperature; keep the best in `best_*`.
+
+    Returns (best objective, steps taken); stops at `target`.  The start must be feasible.
+    """
+    n[a.marked] = 0
+    value = evaluate(a, x, n, orders, lengths, INFINITY)
+    # START; a literal would be compiled apart.
+    keep(a, x, n, n[a.marked] - 1)
+    n[a.kept_begin : a.kept_begin + a.devices] = n[a.begin : a.begin + a.devices]
+    cost = value + weight * mean_backward(a, x)
+    path = np.zeros(7 * a.stages * a.micro_batches, dtype=np.int64)
+    count = critical_path(a, x, n, path)
+    tried, tried_lengths = orders.copy(), lengths.copy()
+    for step in range(steps):
+        move(a, n, tried, tried_lengths, path, count, offload, recompute, random)
+        at = common_mark(a, n, orders, lengths, tried, tried_lengths)
+        if at == SAME:
+            n[a.kept_begin : a.kept_begin + a.devices] = n[a.begin : a.begin + a.devices]
+            continue
+        if recompute or not a.resumable:
+            at, n[a.marked] = START, 0
+        if at != START:
+            resume(a, x, n, orders, lengths, at)
+        allowed = cost - temperature * np.log((1 + draw(random, 1000000)) / 1000000.0)
+        found = measure(a, x, n, tried, tried_lengths, at, allowed, (allowed - cost) / weight)
+        price = found + weight * mean_backward(a, x) if found < INFINITY else INFINITY
+        if price > allowed:
+            put_back(a, x, n)
+            n[a.begin : a.begin + a.devices] = n[a.kept_begin : a.kept_begin + a.devices]
+            tried[:] = orders
+            tried_lengths[:] = lengths
+            continue
+        cost = price
+        keep(a, x, n, at)
+        n[a.kept_begin : a.kept_begin + a.devices] = n[a.begin : a.begin + a.devices]
+        orders[:] = tried
+        lengths[:] = tried_lengths
+        count = critical_path(a, x, n, path)
+        if found < best_value:
+            best_value = found
+            best_orders[:] = orders
+            best_lengths[:] = lengths
+            if found <= target:
+                return best_value, step + 1
+    return best_value, steps

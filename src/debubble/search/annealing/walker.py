@@ -1,0 +1,94 @@
+"""One walk of the local search: the compiled kernel with its own tables, lists and random numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from debubble.ir import Schedule
+from debubble.search.annealing.layout import Ints
+from debubble.search.annealing.lists import Block, decode, encode
+from debubble.search.annealing.moves import anneal
+from debubble.search.annealing.tables import Tables, tables
+from debubble.search.problem import Incumbent, OrderProblem
+
+SLOPE = 0.4
+"""Weight of the mean end of the backwards for inputs, beside the objective."""
+PRIME = 2147483647
+
+
+@dataclass
+class Walker:
+    """Lists of a problem that change, and the best that they have been.  Walkers of several threads share nothing."""
+
+    problem: OrderProblem
+    name: str
+    block: Block | None
+    tables: Tables
+    orders: Ints
+    lengths: Ints
+    best_orders: Ints
+    best_lengths: Ints
+    best: float
+    told: float
+    random: Ints
+    unit: float
+    """Mean time of an operation."""
+
+    @staticmethod
+    def of(problem: OrderProblem, start: Incumbent, *, seed: int, block: Block | None = None) -> Walker:
+        """At an incumbent's lists.  `block`: what of them stays periodic."""
+        arrays = tables(problem, block=block)
+        layout = arrays.layout
+        orders, lengths = encode(problem, start.schedule)
+        times = arrays.table("time", layout.allocated - layout.time)
+        return Walker(
+            problem=problem,
+            name=start.schedule.name,
+            block=block,
+            tables=arrays,
+            orders=orders,
+            lengths=lengths,
+            best_orders=orders.copy(),
+            best_lengths=lengths.copy(),
+            best=float(start.value),
+            told=float(start.value),
+            random=np.array([(seed + 12345) % (PRIME - 1) + 1], dtype=np.int64),
+            unit=float(times[times > 0].mean()),
+        )
+
+    def restart(self, best: Incumbent) -> None:
+        """Go to an incumbent's lists."""
+        self.best_orders, self.best_lengths = encode(self.problem, best.schedule)
+        self.best = self.told = float(best.value)
+        self._go(self.best_orders, self.best_lengths)
+
+    def go_back(self) -> None:
+        """Go to the best lists of its own."""
+        self._go(self.best_orders, self.best_lengths)
+
+    def _go(self, orders: Ints, lengths: Ints) -> None:
+        self.orders, self.lengths = orders.copy(), lengths.copy()
+        if self.block is not None:
+            begin = self.tables.layout.begin
+            schedule = decode(self.problem, orders, lengths, name=self.name)
+            self.tables.ints[begin : begin + self.problem.devices] = self.block.begins(schedule)
+
+    def walk(self, steps: int, *, temperature: float, target: float) -> int:
+        """Take up to `steps` moves at a temperature, in mean operation times; stop at the target."""
+        layout, floats, ints, scale = self.tables
+        best, taken = anneal(
+            layout, floats, ints, self.orders, self.lengths, self.best_orders, self.best_lengths, self.best * scale,
+            steps, temperature * self.unit, SLOPE, target * scale * (1 + 1e-12), self.problem.offload,
+            self.problem.recompute, self.random,
+        )  # fmt: skip
+        self.best = best / scale
+        return int(taken)
+
+    def news(self) -> Schedule | None:
+        """The best lists since the last restart, if nobody was told of them yet."""
+        if self.best >= self.told:
+            return None
+        self.told = self.best
+        return decode(self.problem, self.best_orders, self.best_lengths, name=self.name)

@@ -1,0 +1,233 @@
+"""Lower bounds on the objective: what no order of operations can beat.
+
+Three arguments per device, each from the device's own lanes and memory with everything else as delays:
+
+* *work*: all its work, the time before its first operation and behind its last, and the idle time that is forced
+  before its first backward because memory (and the link to the host) lets in only so many forwards;
+* *chain*: the longest chain of data;
+* *memory*: the area under its memory curve is at most limit x time, and each activation costs at least the smaller of
+  what keeping it and what moving it costs; the link's time bounds how many can be moved.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from debubble.ir import Number
+from debubble.search.problem import OrderProblem
+
+
+def lower_bound(problem: OrderProblem) -> Number:
+    """The best of the analytic bounds, in the costs' unit of time."""
+    devices = range(problem.devices)
+    return max(_chain(problem), *(_work(problem, d) for d in devices), *(_memory(problem, d) for d in devices))
+
+
+def round_trip(problem: OrderProblem, stage: int) -> Number:
+    """Least time from the end of a stage's forward to the start of its backward."""
+    costs, top = problem.costs, problem.stages - 1
+    up = _forward_chain(problem, stage, top) + costs.forward[top] - costs.forward[stage]
+    return (up + _backward_chain(problem, top, stage)) * _scale(problem)
+
+
+def idle_allowed(problem: OrderProblem) -> list[Number]:
+    """Per device, the idle time beyond what is forced before its first backward that the lower bound leaves it."""
+    bound = lower_bound(problem)
+    return [bound - _work(problem, device) for device in range(problem.devices)]
+
+
+@dataclass(frozen=True)
+class _Delays:
+    """Least times of one micro-batch around a device's first stage, without the device's own lanes."""
+
+    head: Number
+    """Before the device's first operation."""
+    round_trip: Number
+    """From the end of the device's last stage's forward to the start of its backward."""
+    tail: Number
+    """From the end of its first stage's backward for inputs to the end of everything (its own W apart)."""
+    own_chain: Number
+    """From the start of its first stage's forward to the start of its first backward."""
+
+
+def _scale(problem: OrderProblem) -> Number:
+    scales = problem.costs.micro_batch_scale
+    return 1 if scales is None else min(scales)
+
+
+def _total(problem: OrderProblem) -> Number:
+    """Micro-batches, counted by their length."""
+    scales = problem.costs.micro_batch_scale
+    return problem.micro_batches if scales is None else sum(scales)
+
+
+def _backward(problem: OrderProblem, stage: int) -> Number:
+    """Least time before the gradient leaves a stage."""
+    return problem.costs.backward_input[stage] if problem.split else problem.costs.backward(stage)
+
+
+def _communication(problem: OrderProblem, stage: int) -> Number:
+    """Time of a message between a stage and the next; nothing on one device."""
+    device_of = problem.placement.device_of
+    return 0 if device_of[stage] == device_of[stage + 1] else problem.costs.communication[stage]
+
+
+def _forward_chain(problem: OrderProblem, begin: int, end: int) -> Number:
+    """From the start of F of stage `begin` to the start of F of stage `end`."""
+    return sum(problem.costs.forward[s] + _communication(problem, s) for s in range(begin, end))
+
+
+def _backward_chain(problem: OrderProblem, begin: int, end: int) -> Number:
+    """From the start of the backward of stage `begin` down to the start of that of stage `end`."""
+    return sum(_backward(problem, s) + _communication(problem, s - 1) for s in range(begin, end, -1))
+
+
+def _delays(problem: OrderProblem, device: int) -> _Delays:
+    costs, scale = problem.costs, _scale(problem)
+    held = problem.placement.stages_of[device]
+    low, high, top = held[0], held[-1], problem.stages - 1
+    weight = costs.backward_weight[0] if problem.split else 0
+    tail: Number = 0
+    if low > 0:
+        tail = _communication(problem, low - 1) + _backward_chain(problem, low - 1, 0) + _backward(problem, 0) + weight
+    return _Delays(
+        head=_forward_chain(problem, 0, low) * scale,
+        round_trip=round_trip(problem, high),
+        tail=tail * scale,
+        own_chain=(_forward_chain(problem, low, top) + costs.forward[top] + _backward_chain(problem, top, high))
+        * scale,
+    )
+
+
+def _chain(problem: OrderProblem) -> Number:
+    """One micro-batch through all stages; on each device alone where the span counts."""
+    top, weight = problem.stages - 1, problem.costs.backward_weight[0] if problem.split else 0
+    if problem.objective == "span":
+        return max(_delays(problem, d).own_chain for d in range(problem.devices))
+    down = _backward_chain(problem, top, 0) + _backward(problem, 0) + weight
+    return (_forward_chain(problem, 0, top) + problem.costs.forward[top] + down) * _scale(problem)
+
+
+def _work(problem: OrderProblem, device: int) -> Number:
+    """Head + work + idle time forced before the first backward and behind the last."""
+    costs, delays = problem.costs, _delays(problem, device)
+    held = problem.placement.stages_of[device]
+    total = _total(problem)
+    work = sum(costs.work(s) for s in held) * total
+    fused = [s for s in held if s in problem.fused_recompute]
+    if fused:
+        again = sum(costs.recompute[s] * problem.recompute_fraction.get(s, 1) for s in fused) * total
+        return (delays.head if problem.objective == "makespan" else 0) + work + again
+    idle_before = max(0, delays.own_chain - _most_before_backward(problem, device, delays.own_chain))
+    if problem.objective == "span":
+        return work + idle_before
+    idle_behind = max(0, delays.tail - _most_behind_backward(problem, device)) if delays.tail else 0
+    return delays.head + work + idle_before + idle_behind
+
+
+def _most_before_backward(problem: OrderProblem, device: int, window: Number) -> Number:
+    """Most forward work that a device can do in the first `window` after its first operation may start."""
+    costs, m = problem.costs, problem.micro_batches
+    held = problem.placement.stages_of[device]
+    room = _room(problem, device)
+    if room is None or len(held) > 1 or costs.micro_batch_scale is not None:
+        return min(window, sum(costs.forward[s] for s in held) * _total(problem))
+    stage = held[0]
+    forward, kept = costs.forward[stage], _kept(problem, stage)
+    if not kept:
+        return min(window, forward * m)
+    resident = int(room // kept)
+    moved, transfer, _ = _moved(problem, stage)
+    done: Number = 0
+    for count in range(m):
+        begin: Number = count * forward
+        if count >= resident:
+            if not moved:
+                break
+            # The (count + 1)-th forward needs that much moved away before it.
+            offloads = math.ceil((((count + 1) * kept) - room) / moved - 1e-9)
+            begin = max(begin, forward + offloads * transfer)
+        if begin >= window:
+            break
+        done += min(forward, window - begin)
+    if problem.recompute and forward:
+        # What is dropped lets further forwards in, and costs its recomputation later.
+        again = costs.recompute[stage] * problem.recompute_fraction.get(stage, 1)
+        done += (min(window, forward * m) - done) * max(forward - again, 0) / forward
+    return done
+
+
+def _most_behind_backward(problem: OrderProblem, device: int) -> Number:
+    """Most weight-gradient work that a device can have left after its last backward for inputs."""
+    costs = problem.costs
+    held = problem.placement.stages_of[device]
+    if not problem.split:
+        return 0
+    most = sum(costs.backward_weight[s] for s in held) * _total(problem)
+    room, remains = _room(problem, device), costs.activation_after_input[held[0]]
+    if room is None or len(held) > 1 or not remains or costs.micro_batch_scale is not None:
+        return most
+    # During the last backward its own activation is there too.
+    waiting = 1 + max(0, int((room - max(_kept(problem, held[0]), remains)) / remains + 1e-9))
+    return min(most, waiting * costs.backward_weight[held[0]])
+
+
+def _memory(problem: OrderProblem, device: int) -> Number:
+    """Time that the area under the memory curve of a device with one stage needs."""
+    costs, m = problem.costs, problem.micro_batches
+    held = problem.placement.stages_of[device]
+    room = _room(problem, device)
+    if room is None or len(held) > 1 or costs.micro_batch_scale is not None or problem.objective == "span":
+        return 0
+    stage, delays = held[0], _delays(problem, device)
+    size = _kept(problem, stage)
+    if not size or room < size or problem.recompute or stage in problem.fused_recompute:
+        return 0
+    f, b = costs.forward[stage], _backward(problem, stage)
+    weight = costs.backward_weight[stage] if problem.split else 0
+    # The first forwards fill the memory one by one and the last backwards drain it: that part is out of reach.
+    levels = range(1, min(int(room // size), m) + 1)
+    filling = sum((room - size * k) * f for k in levels)
+    draining = sum((room - size * k) * b for k in levels)
+    residue = weight * costs.activation_after_input[stage] * m
+    inner = _time_of_area(problem, stage, room, delays.round_trip, filling + draining)
+    whole = _time_of_area(problem, stage, room, delays.round_trip, filling + residue)
+    return delays.head + max(inner + max(delays.tail, weight), whole)
+
+
+def _time_of_area(problem: OrderProblem, stage: int, room: Number, round_trip: Number, lost: Number) -> Number:
+    """Least time in which m activations fit under `room`, each kept for the round trip or moved away meanwhile."""
+    costs, m = problem.costs, problem.micro_batches
+    size, moved, out, back = _kept(problem, stage), *_moved(problem, stage)
+    present = size * (costs.forward[stage] + _backward(problem, stage))
+    kept = present + size * round_trip
+    saved = moved * (round_trip - out - back)
+    if saved <= 0:
+        return (m * kept + lost) / room
+    busy = out + back if costs.host_link == "half-duplex" else max(out, back)
+    everything = (m * (kept - saved) + lost) / room
+    # At most time / busy of them can be moved.
+    return max(everything, (m * kept + lost) / (room + saved / busy)) if busy else everything
+
+
+def _room(problem: OrderProblem, device: int) -> Number | None:
+    limit = problem.costs.limit_of(device)
+    return None if limit is None else limit - problem.costs.static_of(device)
+
+
+def _kept(problem: OrderProblem, stage: int) -> Number:
+    """Bytes that F leaves when nothing is recomputed explicitly."""
+    costs = problem.costs
+    if stage in problem.fused_recompute:
+        return costs.activation[stage] - costs.dropped(stage) * problem.recompute_fraction.get(stage, 1)
+    return costs.activation[stage]
+
+
+def _moved(problem: OrderProblem, stage: int) -> tuple[Number, Number, Number]:
+    """(bytes that an offload moves, its time, the reload's time); nothing without offload."""
+    costs = problem.costs
+    if not problem.offload or costs.offload is None or costs.reload is None:
+        return 0, 0, 0
+    share = problem.offload_fraction.get(stage, 1)
+    return _kept(problem, stage) * share, costs.offload[stage] * share, costs.reload[stage] * share

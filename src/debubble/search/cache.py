@@ -1,0 +1,148 @@
+"""The schedule cache: solved problems, by their costs in coarse proportions.
+
+A problem's key is its shape and its costs divided by the mean forward time and the largest activation, rounded.  An
+entry's lists say nothing of times, so that they fit any problem of the same shape; the nearest entry is a start for the
+search, which checks it by exact simulation.  Entries are small JSON files.
+
+A few made by `python -m debubble.search.build_cache` are shipped with the program; they are the same on every
+machine, and every search may start from them.  Those in the user's cache folder depend on what was planned before, so
+that they are read and written only where that is asked for (`debubble plan --cache`), and the plan says so.  They are
+written beside their place and renamed, so that processes may share them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from debubble.errors import DebubbleError, InputError
+from debubble.files import user_cache, write_whole
+from debubble.ir import Op, Schedule, check
+from debubble.search.problem import Incumbent, OrderProblem
+
+VERSION = 1
+SHIPPED = Path(__file__).parent / "shipped"
+STEPS = 20
+"""Steps that a forward's time, or an activation's size, is divided into."""
+NEAR = 0.35
+"""Greatest distance at which an entry is taken for similar: the mean of the entries' relative differences."""
+
+
+def folder() -> Path:
+    """Where entries are kept: $XDG_CACHE_HOME/debubble/schedules, by default under ~/.cache."""
+    return user_cache("schedules")
+
+
+def nearest(problem: OrderProblem, base: Path) -> Schedule | None:
+    """The schedule of the most similar problem of the same shape in a cache folder, if one is similar enough."""
+    costs = discretized(problem)
+    found: tuple[float, dict[str, Any]] | None = None
+    for entry in _entries(problem, base):
+        distance = _distance(costs, entry["costs"])
+        if distance <= NEAR and (found is None or distance < found[0]):
+            found = distance, entry
+    return None if found is None else _schedule(problem, found[1])
+
+
+def keep(problem: OrderProblem, best: Incumbent) -> None:
+    """Write an entry, unless there is one for the same coarse costs that is as good."""
+    place = folder() / name_of(problem)
+    kept = _read(place)
+    if kept is not None and kept["gap"] <= best.gap:
+        return
+    with contextlib.suppress(InputError):  # a cache that cannot be written is no reason to fail
+        write(place, problem, best)
+
+
+def name_of(problem: OrderProblem) -> Path:
+    """Where a problem's entry lies in a cache folder."""
+    return Path(_shape(problem)) / f"{_digest(discretized(problem))}.json"
+
+
+def write(place: Path, problem: OrderProblem, best: Incumbent) -> Path:
+    """Write an entry, whole or not at all; raises InputError if it cannot be written."""
+    entry = {
+        "version": VERSION,
+        "shape": _shape(problem),
+        "costs": discretized(problem),
+        "gap": best.gap,
+        "orders": [" ".join(op.name for op in order) for order in best.schedule.orders],
+    }
+    write_whole(place, json.dumps(entry).encode())
+    return place
+
+
+def discretized(problem: OrderProblem) -> list[int]:
+    """Times in steps of the mean forward, sizes in steps of the largest activation."""
+    costs, p = problem.costs, problem.devices
+    time = float(sum(costs.forward)) / costs.stages or 1.0
+    size = float(max(costs.activation)) or 1.0
+    none = (math.inf,) * p
+    limits = [costs.limit_of(d) for d in range(p)] if costs.memory_limit is not None else none
+    rooms = [float(limit - costs.static_of(d)) for d, limit in enumerate(limits) if limit is not None]
+    times = (
+        costs.forward, costs.backward_input, costs.backward_weight, costs.communication,
+        *((costs.offload, costs.reload) if problem.offload else ()),
+    )  # fmt: skip
+    scaled = [float(t) / time for group in times for t in group or ()]
+    sizes = [float(s) / size for group in (costs.activation, costs.activation_after_input, rooms) for s in group]
+    return [round(STEPS * min(v, 1000.0)) for v in (*scaled, *sizes)]
+
+
+def _shape(problem: OrderProblem) -> str:
+    """What must be the same for a schedule to be one of this problem."""
+    costs = problem.costs
+    words = [
+        f"p{problem.devices}", f"m{problem.micro_batches}",
+        "linear" if problem.placement.chunks == 1 else _digest(list(problem.placement.device_of)),
+        problem.objective, costs.host_link if problem.offload else "no-offload",
+    ]  # fmt: skip
+    flags = (("split", problem.split), ("recompute", problem.recompute), ("fused", bool(problem.fused_recompute)))
+    return "-".join([*words, *(word for word, there in flags if there)])
+
+
+def _entries(problem: OrderProblem, base: Path) -> Iterator[dict[str, Any]]:
+    """Those of the same shape; where recomputation is a choice, also those made without it."""
+    length = len(discretized(problem))
+    shapes = dict.fromkeys((_shape(problem), _shape(replace(problem, recompute=False))))
+    for shape in shapes:
+        for place in sorted((base / shape).glob("*.json")):
+            entry = _read(place)
+            if entry is not None and len(entry["costs"]) == length:
+                yield entry
+
+
+def _read(place: Path) -> dict[str, Any] | None:
+    """An entry, or None if there is none, or another version's, or a damaged one."""
+    try:
+        entry = json.loads(place.read_text())
+    except (OSError, ValueError):
+        return None
+    wanted = {"version", "costs", "gap", "orders"}
+    return entry if isinstance(entry, dict) and wanted <= entry.keys() and entry["version"] == VERSION else None
+
+
+def _schedule(problem: OrderProblem, entry: dict[str, Any]) -> Schedule | None:
+    try:
+        orders = tuple(tuple(Op.parse(name) for name in order.split()) for order in entry["orders"])
+        schedule = problem.schedule("searched", orders)
+        check(schedule)
+    except DebubbleError:
+        return None
+    return schedule
+
+
+def _distance(here: list[int], there: list[int]) -> float:
+    """Mean relative difference."""
+    pairs = zip(here, there, strict=True)
+    return sum(abs(a - b) / max(a, b, 1) for a, b in pairs) / max(len(here), 1)
+
+
+def _digest(values: list[int]) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]

@@ -1,0 +1,125 @@
+"""Schedules to start a search from: list schedules under several depths of warm-up, made to fit by offload or R.
+
+Offload lends a device memory: while a micro-batch is on its way to the last stage and back, its activation is away,
+but for the time of the two transfers.  Planned with as much memory as that, and offloading whatever the link has time
+for, list schedules come within a few messages of the lower bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+
+from debubble.ir import Kind, Number, Op, Schedule
+from debubble.search.bounds import idle_allowed, round_trip
+from debubble.search.constructive.list_scheduling import list_schedule
+from debubble.search.constructive.offloading import Pair, in_pace, offload_to_fit, recompute_to_fit
+from debubble.search.problem import OrderProblem
+
+PACES = (Fraction(0), Fraction(1, 4), Fraction(1, 2))
+"""Parts of a W that micro-batches are foreseen to be apart, beside an F and an I: at first no W is due."""
+LEAST_GAPS = (Fraction(1), Fraction(1, 2))
+"""Parts of a W that a gap must have to be filled by it."""
+
+
+def constructed(problem: OrderProblem) -> Iterator[Schedule]:
+    """List schedules of a problem, what needs the least memory last; some may not fit the limit."""
+    if problem.offload:
+        yield from moving(problem)
+        yield from moving(problem, idle=idle_allowed(problem))
+    for room in _rooms(problem):
+        timetable = list_schedule(problem, room=room)
+        if timetable is None:
+            continue
+        yield problem.schedule("searched", tuple(map(tuple, timetable.orders)))
+        if problem.offload:
+            for eager in (frozenset[Pair](), in_pace(problem, timetable)):
+                moved = offload_to_fit(problem, timetable.orders, eager=eager)
+                if moved is not None:
+                    yield moved
+        if problem.recompute:
+            dropped = recompute_to_fit(problem, timetable.orders)
+            if dropped is not None:
+                yield dropped
+    yield one_at_a_time(problem)
+
+
+def moving(problem: OrderProblem, *, idle: Sequence[Number] | None = None) -> Iterator[Schedule]:
+    """List schedules that use the memory of the host.
+
+    `idle`: time that each device may lose behind its first backward before it fills every gap.  With what the bound
+    allows, the device that is the bottleneck stays busy, at the cost of others.
+    """
+    for room in dict.fromkeys(_with_host(problem, pace) for pace in PACES):
+        for least_gap in LEAST_GAPS:
+            timetable = list_schedule(problem, room=room, least_gap=least_gap, idle=idle)
+            if timetable is not None:
+                moved = offload_to_fit(problem, timetable.orders, eager=in_pace(problem, timetable))
+                if moved is not None:
+                    yield moved
+
+
+def _with_host(problem: OrderProblem, pace: Fraction) -> tuple[Number | None, ...]:
+    """Bytes of activations per device, with those that may be away at a time."""
+    costs = problem.costs
+    assert costs.offload is not None
+    assert costs.reload is not None
+    apart = max(_apart(problem, held, pace) for held in problem.placement.stages_of)
+    result: list[Number | None] = []
+    for device, held in enumerate(problem.placement.stages_of):
+        limit = costs.limit_of(device)
+        away: Number = 0
+        for s in held:
+            spare = round_trip(problem, s) - costs.offload[s] - costs.reload[s]
+            away += costs.activation[s] * max(0, int(spare // apart) if apart else problem.micro_batches)
+        result.append(None if limit is None else limit - costs.static_of(device) + away)
+    return tuple(result)
+
+
+def _apart(problem: OrderProblem, held: Sequence[int], pace: Fraction) -> Number:
+    """Time from one micro-batch to the next on a device."""
+    costs = problem.costs
+    if not problem.split:
+        return sum(costs.forward[s] + costs.backward(s) for s in held)
+    return sum(costs.forward[s] + costs.backward_input[s] + pace * costs.backward_weight[s] for s in held)
+
+
+def one_at_a_time(problem: OrderProblem) -> Schedule:
+    """Every micro-batch forwards and backwards before the next: the least memory without offload or recomputation."""
+    backward = (Kind.I, Kind.W) if problem.split else (Kind.B,)
+    return problem.schedule(
+        "searched",
+        tuple(
+            tuple(
+                op
+                for j in range(problem.micro_batches)
+                for op in (
+                    *(Op(Kind.F, s, j) for s in held),
+                    *(Op(kind, s, j) for s in reversed(held) for kind in backward),
+                )
+            )
+            for held in problem.placement.stages_of
+        ),
+    )
+
+
+def _rooms(problem: OrderProblem) -> Iterator[list[Number | None]]:
+    """Bytes of activations per device to plan with: the limit, 1F1B's, and, if R can free memory, up to twice it."""
+    costs, p = problem.costs, problem.devices
+    limits = [costs.limit_of(d) for d in range(p)]
+    free: list[Number | None] = [
+        None if limit is None else limit - costs.static_of(d) for d, limit in enumerate(limits)
+    ]
+    whole = [sum(costs.activation[s] for s in held) for held in problem.placement.stages_of]
+    yield free
+    one_f_one_b: list[Number | None] = [size * (p - d) for d, size in enumerate(whole)]
+    yield [_least(a, b) for a, b in zip(free, one_f_one_b, strict=True)]
+    if not problem.recompute:
+        return
+    yield one_f_one_b
+    for extra in sorted({1, 2, max(3, p // 2), p}):
+        yield [None if r is None else r + extra * size for r, size in zip(free, whole, strict=True)]
+
+
+def _least(a: Number | None, b: Number | None) -> Number | None:
+    return b if a is None else a if b is None else min(a, b)

@@ -1,0 +1,204 @@
+"""Making lists fit: offload (or recompute) what is needed furthest in the future, and no more than memory demands.
+
+Belady's rule on a device's list of compute operations: where an operation would exceed the limit, the activation with
+the latest backward goes.  Its offload stands right behind its forward, its reload as early before its backward as it
+takes, if memory allows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Container, Iterable, Sequence
+
+from debubble.ir import Kind, Number, Op, Schedule
+from debubble.ir.ops import BACKWARDS
+from debubble.search.constructive.list_scheduling import Timetable
+from debubble.search.problem import OrderProblem
+
+Pair = tuple[int, int]
+
+
+def offload_to_fit(
+    problem: OrderProblem, orders: Sequence[Sequence[Op]], *, eager: Container[Pair] = ()
+) -> Schedule | None:
+    """Lists with offloads, so that every device stays under its limit; None if that does not suffice.
+
+    `eager`: (stage, micro-batch) pairs that are offloaded in any case, unless their backward follows at once.
+    """
+    base = problem.schedule("searched", tuple(map(tuple, orders)))
+    fitted = [_Device(problem, base, d, eager).run() for d in range(problem.devices)]
+    complete = [order for order in fitted if order is not None]
+    return None if len(complete) < len(fitted) else problem.schedule("searched", tuple(complete))
+
+
+def all_pairs(problem: OrderProblem) -> frozenset[Pair]:
+    """Every (stage, micro-batch)."""
+    return frozenset(itertools.product(range(problem.stages), range(problem.micro_batches)))
+
+
+def in_pace(problem: OrderProblem, timetable: Timetable) -> frozenset[Pair]:
+    """The (stage, micro-batch) pairs that there is time to move: until their backward, and on the link.
+
+    At their F's end the link is free, or soon will be.
+    """
+    costs, pairs = problem.costs, set[Pair]()
+    assert costs.offload is not None
+    assert costs.reload is not None
+    for device, (order, ends) in enumerate(zip(timetable.orders, timetable.ends, strict=True)):
+        sharers = next((len(group) for group in costs.link_groups if device in group), 1)
+        due = {op[1:]: end for op, end in zip(order, ends, strict=True) if op.kind in BACKWARDS}
+        free: Number = 0
+        for op, end in zip(order, ends, strict=True):
+            scale = costs.scale_of(op.micro_batch)
+            out, back = costs.offload[op.stage] * scale, costs.reload[op.stage] * scale
+            busy = sharers * (out + back if costs.host_link == "half-duplex" else max(out, back))
+            if op.kind is Kind.F and 2 * (free - end) <= busy and due[op[1:]] - end > out + back:
+                pairs.add(op[1:])
+                free = max(free, end) + busy
+    return frozenset(pairs)
+
+
+def recompute_to_fit(problem: OrderProblem, orders: Sequence[Sequence[Op]]) -> Schedule | None:
+    """Lists with an R before the backward of as many micro-batches as memory demands; None if that does not suffice."""
+    costs, chosen = problem.costs, set[Pair]()
+    for device, order in enumerate(orders):
+        limit = costs.limit_of(device)
+        while limit is not None:
+            trial = problem.schedule("searched", (with_recompute(order, chosen),))
+            victim = _first_excess(problem, trial, limit - costs.static_of(device), chosen)
+            if victim is None:
+                break
+            if victim in chosen:
+                return None
+            chosen.add(victim)
+    return problem.schedule("searched", tuple(with_recompute(order, chosen) for order in orders))
+
+
+def with_recompute(order: Iterable[Op], chosen: set[Pair]) -> tuple[Op, ...]:
+    """The list with an R before the backward of the chosen (stage, micro-batch) pairs."""
+    result: list[Op] = []
+    for op in order:
+        if op.kind in BACKWARDS and op[1:] in chosen:
+            result.append(Op(Kind.R, op.stage, op.micro_batch))
+        result.append(op)
+    return tuple(result)
+
+
+def _first_excess(problem: OrderProblem, schedule: Schedule, room: Number, chosen: set[Pair]) -> Pair | None:
+    """Who must recompute so that the first operation above `room` fits: the resident with the latest backward."""
+    due = {op[1:]: at for at, op in enumerate(schedule.orders[0]) if op.kind in BACKWARDS}
+    costs, again = problem.op_costs, schedule.explicit_recompute
+    used: Number = 0
+    resident: set[Pair] = set()
+    for op in schedule.orders[0]:
+        allocated, freed = costs.allocates(op, explicit=op[1:] in again), costs.frees(op, explicit=op[1:] in again)
+        if op.kind is Kind.F:
+            resident.add(op[1:])
+        if used + allocated > room:
+            return max(resident - chosen, key=lambda pair: due[pair], default=op[1:])
+        if op.kind in BACKWARDS:
+            resident.discard(op[1:])
+        used += allocated - freed
+    return None
+
+
+class _Device:
+    """Walks one device's compute operations and puts transfers between them."""
+
+    def __init__(self, problem: OrderProblem, base: Schedule, device: int, eager: Container[Pair]) -> None:
+        self.problem, self.base, self.eager = problem, base, eager
+        self.order = base.orders[device]
+        limit = problem.costs.limit_of(device)
+        self.room = None if limit is None else limit - problem.costs.static_of(device)
+        self.due = {op[1:]: at for at, op in enumerate(self.order) if op.kind in BACKWARDS}
+        costs, again = problem.op_costs, base.explicit_recompute
+        self.time = [costs.time(op, explicit=op[1:] in again) for op in self.order]
+        self.allocated = [costs.allocates(op, explicit=op[1:] in again) for op in self.order]
+        self.freed = [costs.frees(op, explicit=op[1:] in again) for op in self.order]
+        self.used: Number = 0
+        self.resident: set[Pair] = set()
+        self.away: dict[Pair, Number] = {}
+        self.protected: set[Pair] = set()
+        self.reloads: dict[int, list[Op]] = {}
+
+    def run(self) -> tuple[Op, ...] | None:
+        offloaded: set[Pair] = set()
+        for at, op in enumerate(self.order):
+            pair = op[1:]
+            if op.kind in BACKWARDS and pair in self.away and not self._reload(pair, at, offloaded, must=True):
+                return None
+            allocated, freed = self.allocated[at], self.freed[at]
+            if not self._make_room(allocated, pair, offloaded):
+                return None
+            self.used += allocated - freed
+            if op.kind is Kind.F:
+                self.resident.add(pair)
+            elif op.kind in BACKWARDS:
+                self.resident.discard(pair)
+                self.protected.discard(pair)
+            if op.kind is Kind.F and pair in self.eager and self.due[pair] > at + 2:
+                self._evict(pair, offloaded)
+            self._reload_early(at, offloaded)
+        return self._merged(offloaded)
+
+    def _reload_early(self, at: int, offloaded: set[Pair]) -> None:
+        """Bring back what is due within the time that its reload takes."""
+        passed: Number = 0
+        spare: Number = 0
+        for then in range(at + 1, len(self.order)):
+            pair = self.order[then][1:]
+            if self.order[then].kind in BACKWARDS and pair in self.away:
+                # The forwards in between need their place before this one is used.
+                if self.room is None or self.used + self.away[pair] + spare <= self.room:
+                    self._reload(pair, at + 1, offloaded, must=False)
+                return
+            passed += self.time[then]
+            spare = max(spare, self.allocated[then])
+            if self._too_early(pair[0], passed):
+                return
+
+    def _too_early(self, stage: int, passed: Number) -> bool:
+        """Whether a reload need not begin yet for what is due then; one that shares the link goes before an offload."""
+        costs = self.problem.costs
+        assert costs.offload is not None
+        assert costs.reload is not None
+        if costs.host_link == "half-duplex":
+            return passed > costs.reload[stage] + costs.offload[stage]
+        return passed >= costs.reload[stage]
+
+    def _reload(self, pair: Pair, at: int, offloaded: set[Pair], *, must: bool) -> bool:
+        size = self.away[pair]
+        if must and not self._make_room(size, pair, offloaded):
+            return False
+        if self.room is not None and self.used + size > self.room:
+            return not must
+        del self.away[pair]
+        self.used += size
+        self.resident.add(pair)
+        self.protected.add(pair)
+        self.reloads.setdefault(at, []).append(Op(Kind.L, *pair))
+        return True
+
+    def _make_room(self, size: Number, pair: Pair, offloaded: set[Pair]) -> bool:
+        while self.room is not None and self.used + size > self.room:
+            victims = self.resident - self.protected - {pair}
+            if not victims:
+                return False
+            self._evict(max(victims, key=lambda v: self.due[v]), offloaded)
+        return True
+
+    def _evict(self, pair: Pair, offloaded: set[Pair]) -> None:
+        size = self.base.moved(self.problem.costs, *pair) * self.problem.costs.scale_of(pair[1])
+        self.resident.discard(pair)
+        self.away[pair] = size
+        self.used -= size
+        offloaded.add(pair)
+
+    def _merged(self, offloaded: set[Pair]) -> tuple[Op, ...]:
+        result: list[Op] = []
+        for at, op in enumerate(self.order):
+            result.extend(self.reloads.get(at, ()))
+            result.append(op)
+            if op.kind is Kind.F and op[1:] in offloaded:
+                result.append(Op(Kind.O, *op[1:]))
+        return tuple(result)

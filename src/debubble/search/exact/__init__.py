@@ -1,0 +1,1 @@
+"""Models for exact solvers: CP-SAT, the MILP, and bounds by counting."""

@@ -1,0 +1,183 @@
+"""The memory of a device in the CP-SAT model: a staircase of precedences where nothing is moved, else what is resident.
+
+Sizes are whole numbers of a grid, rounded in favour of the schedule.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from debubble.ir import Kind, Number, Op
+from debubble.search.exact.staircase import staircase
+from debubble.search.problem import OrderProblem
+
+Pair = tuple[int, int]
+"""A stage and a micro-batch."""
+SIZED = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.O, Kind.L)
+"""What changes a device's memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variables:
+    """A CP-SAT model with its variables by operation."""
+
+    problem: OrderProblem
+    cp: Any
+    starts: Mapping[Op, Any]
+    ends: Mapping[Op, Any]
+    present: Mapping[Op, Any]
+    """Presence literals of the optional operations."""
+    whole: frozenset[Pair]
+    """What keeps its backward in one operation."""
+    horizon: int
+    size_unit: Number
+
+    def backward(self, stage: int, j: int) -> Op:
+        """What the gradient leaves the stage with: B, or I."""
+        return Op(Kind.B if (stage, j) in self.whole else Kind.I, stage, j)
+
+    def weight(self, stage: int, j: int) -> Op:
+        """What computes the gradients of the weights: B, or W."""
+        return Op(Kind.B if (stage, j) in self.whole else Kind.W, stage, j)
+
+    def size(self, op: Op, which: int, *, recomputed: bool = False) -> int:
+        """Steps of the grid that an operation allocates (which = 0) or frees (1)."""
+        costs = self.problem.op_costs
+        size = (costs.frees if which else costs.allocates)(op, explicit=recomputed)
+        return math.floor(size / self.size_unit + 1e-9)
+
+
+def limit_memory(variables: Variables, device: int, *, weights: bool = True, ordered: bool = True) -> None:
+    """Keep a device under its limit.  Without `weights`, a W is thought to end together with its I.
+
+    `ordered`: micro-batches keep their order within each kind.
+    """
+    problem = variables.problem
+    limit = problem.costs.limit_of(device)
+    if limit is None:
+        return
+    room = math.floor((limit - problem.costs.static_of(device)) / variables.size_unit + 1e-9)
+    room += _slack(variables, device)
+    if ordered and _only_computes(variables, device):
+        _Waits(variables, problem.placement.stages_of[device][0], room, weights).add()
+        return
+    resident = _Resident(variables)
+    for stage in problem.placement.stages_of[device]:
+        for j in range(problem.micro_batches):
+            resident.add(stage, j)
+    variables.cp.add_cumulative(resident.intervals, resident.sizes, room)
+
+
+def _only_computes(variables: Variables, device: int) -> bool:
+    """Whether the staircase says all of a device's memory: one stage, alike micro-batches, only F takes memory."""
+    problem = variables.problem
+    held = problem.placement.stages_of[device]
+    free = not problem.offload and not problem.recompute and problem.costs.micro_batch_scale is None
+    backwards = {variables.backward(held[0], j)._replace(micro_batch=0) for j in range(problem.micro_batches)}
+    takes = any(problem.op_costs.allocates(backward) for backward in backwards)
+    return free and len(held) == 1 and not takes
+
+
+def _slack(variables: Variables, device: int) -> int:
+    """Steps of the grid that rounding may cost a device: what is freed is rounded down too."""
+    problem = variables.problem
+    held = problem.placement.stages_of[device]
+    sizes: list[Number] = []
+    for stage, kind, again in itertools.product(held, SIZED, (False, True)):
+        if kind not in (Kind.O, Kind.L) or problem.offload:
+            op, costs = Op(kind, stage, 0), problem.op_costs
+            changes = costs.allocates(op, explicit=again), costs.frees(op, explicit=again)
+            sizes += [size / variables.size_unit for size in changes]
+    if problem.costs.micro_batch_scale is None and all(abs(float(size) - round(size)) < 1e-9 for size in sizes):
+        return 0
+    return 4 * len(held) * problem.micro_batches
+
+
+class _Waits:
+    """What each forward of a stage waits for."""
+
+    def __init__(self, variables: Variables, stage: int, room: int, weights: bool) -> None:
+        self.variables, self.stage = variables, stage
+        # What a whole backward frees comes at the end of both halves.
+        by_input, by_weight = (variables.size(Op(kind, stage, 0), 1) for kind in (Kind.I, Kind.W))
+        self.stairs = staircase(
+            room=room,
+            kept=variables.size(Op(Kind.F, stage, 0), 0),
+            input_frees=by_input if weights else by_input + by_weight,
+            weight_frees=by_weight if weights else 0,
+            forwards=variables.problem.micro_batches,
+        )
+
+    def add(self) -> None:
+        cp = self.variables.cp
+        for j, corners in enumerate(self.stairs):
+            chosen = [cp.new_bool_var("") for _ in corners]
+            cp.add_bool_or(chosen)
+            for which, half in enumerate((self.variables.backward, self.variables.weight)):
+                least = min((corner[which] for corner in corners), default=0)
+                self._wait(j, half, least)
+                for literal, corner in zip(chosen, corners, strict=True):
+                    if corner[which] > least:
+                        self._wait(j, half, corner[which], when=[literal])
+
+    def _wait(self, j: int, half: Callable[[int, int], Op], count: int, *, when: Iterable[Any] = ()) -> None:
+        """Forward j comes after the first `count` of a half of the backward."""
+        if count:
+            start = self.variables.starts[Op(Kind.F, self.stage, j)]
+            waits = self.variables.cp.add(start >= self.variables.ends[half(self.stage, count - 1)])
+            waits.only_enforce_if(list(when))
+
+
+class _Resident:
+    """What lies in a device's memory, as interval variables and their sizes, for a cumulative constraint."""
+
+    def __init__(self, variables: Variables) -> None:
+        self.variables = variables
+        self.intervals: list[Any] = []
+        self.sizes: list[int] = []
+
+    def add(self, stage: int, j: int) -> None:
+        """Everything of a micro-batch on a stage."""
+        v, problem = self.variables, self.variables.problem
+        forward, backward, weight = Op(Kind.F, stage, j), v.backward(stage, j), v.weight(stage, j)
+        out, back, recompute = (Op(kind, stage, j) for kind in (Kind.O, Kind.L, Kind.R))
+        if weight != backward:
+            self._lies(v.ends[backward], v.ends[weight], v.size(weight, 1))
+        self._lies(v.starts[backward], v.ends[backward], v.size(backward, 0))
+        begin, end = v.starts[forward], v.ends[backward]
+        kept, at_least = v.size(forward, 0), v.size(forward, 0, recomputed=True)
+        away = [v.present[out]] if out in v.present else []
+        moved = v.size(out, 1) if away else 0
+        if problem.recompute:
+            self._lies(begin, end, at_least)
+            self._lies(begin, end, kept - at_least, unless=[v.present[recompute], *away])
+            self._lies(v.starts[recompute], end, kept - at_least, when=[v.present[recompute]])
+        else:
+            self._lies(begin, end, kept - moved)
+            self._lies(begin, end, moved, unless=away)
+        if away:
+            self._lies(begin, v.ends[out], moved, when=away)
+            self._lies(v.starts[back], end, moved, when=away)
+
+    def _lies(self, begin: Any, end: Any, size: int, *, when: Iterable[Any] = (), unless: Iterable[Any] = ()) -> None:
+        """So much from one moment to another, if all of `when` and none of `unless` hold."""
+        if not size:
+            return
+        literals = [*when, *(~literal for literal in unless)]
+        length = self.variables.cp.new_int_var(0, self.variables.horizon, "")
+        new = self.variables.cp.new_optional_interval_var
+        self.intervals.append(new(begin, length, end, self._all(literals), ""))
+        self.sizes.append(size)
+
+    def _all(self, literals: list[Any]) -> Any:
+        """A literal that is true where all of these are."""
+        if len(literals) <= 1:
+            return literals[0] if literals else True
+        every = self.variables.cp.new_bool_var("")
+        self.variables.cp.add_bool_and(literals).only_enforce_if(every)
+        self.variables.cp.add_bool_or([every, *(~literal for literal in literals)])
+        return every

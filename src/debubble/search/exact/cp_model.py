@@ -1,0 +1,264 @@
+"""The exact model: constraint programming with interval variables (CP-SAT).
+
+Per (stage, micro-batch): F, the backward (I and W, or B), and as options O with L, and R.  Every lane is a no-overlap,
+and every device's memory is limited (cp_memory.py).  Micro-batches keep their order within each kind of a stage, which
+loses nothing when they are alike.
+
+Times and sizes are whole numbers of a grid, rounded in favour of the schedule, so that the bound always holds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from debubble.ir import Kind, Lane, Number, Op, Schedule
+from debubble.search.exact.cp_memory import Pair, Variables, limit_memory
+from debubble.search.problem import OrderProblem
+
+LAST = (Kind.W, Kind.B)
+"""What ends a micro-batch on its stage."""
+GRID = 2**20
+"""Steps that the longest time or the largest size is divided into where numbers are no fractions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A CP-SAT model of a problem, with its variables by operation."""
+
+    problem: OrderProblem
+    cp: Any
+    starts: Mapping[Op, Any]
+    ends: Mapping[Op, Any]
+    present: Mapping[Op, Any]
+    """Presence literals of the optional operations."""
+    objective: Any
+    unit: Number
+    """Time of one step of the grid."""
+
+
+def build(
+    problem: OrderProblem,
+    *,
+    horizon: Number,
+    exact: Collection[int] | None = None,
+    weights: Collection[int] | None = None,
+    whole: Collection[Pair] = (),
+    ordered: bool = True,
+    steps: int = GRID,
+    refine: int = 1,
+) -> Model:
+    """The model of all schedules that take at most `horizon`, of some of them, or of a relaxation.
+
+    `whole`: the (stage, micro-batch) pairs whose backward stays one operation; where backwards may be split, all others
+    have an I and a W.  `ordered`: micro-batches that are alike pass each kind of each stage in their order.  `exact`:
+    the devices whose lanes and memory count; the others are delays only.  `weights`: those of them where a W takes the
+    lane; elsewhere it runs beside others, and for the memory it ends together with its I.  `steps`: of the grid of
+    times that are no fractions.  `refine`: into how many parts the largest common step of all times is divided.  Lanes
+    whose operations all take one part become all-different constraints, which prove much but whose work CP-SAT's
+    deterministic time does not count.
+    """
+    everyone = range(problem.devices)
+    exact = everyone if exact is None else exact
+    if not problem.split:
+        whole = [(s, j) for s in range(problem.stages) for j in range(problem.micro_batches)]
+    return _Builder(
+        problem, horizon, exact, exact if weights is None else weights, frozenset(whole), ordered, steps,
+        refine,
+    ).run()  # fmt: skip
+
+
+class _Builder:
+    def __init__(
+        self,
+        problem: OrderProblem,
+        horizon: Number,
+        exact: Collection[int],
+        weights: Collection[int],
+        whole: frozenset[Pair],
+        ordered: bool,
+        steps: int,
+        refine: int,
+    ) -> None:
+        from ortools.sat.python import cp_model
+
+        self.problem, self.exact, self.weights, self.ordered = problem, exact, weights, ordered
+        self.cp = cp_model.CpModel()
+        costs = problem.costs
+        times = [self._time(Op(k, s, 0), r) for s in range(problem.stages) for k in Kind for r in (False, True)]
+        step = grid([*times, *costs.communication], steps)
+        self.unit = step if refine == 1 else Fraction(step) / refine
+        self.size_unit = grid([*costs.activation, *costs.activation_after_input, *costs.activation_recomputed])
+        self.horizon = math.ceil(horizon / self.unit)
+        self.starts: dict[Op, Any] = {}
+        self.ends: dict[Op, Any] = {}
+        self.present: dict[Op, Any] = {}
+        self.lanes: dict[tuple[int, Lane, int], list[Any]] = {}
+        self.variables = Variables(
+            problem=problem, cp=self.cp, starts=self.starts, ends=self.ends, present=self.present, whole=whole,
+            horizon=self.horizon, size_unit=self.size_unit,
+        )  # fmt: skip
+
+    def run(self) -> Model:
+        problem = self.problem
+        for stage in range(problem.stages):
+            for j in range(problem.micro_batches):
+                self._micro_batch(stage, j)
+        self._messages()
+        ordered = self.ordered and problem.costs.micro_batch_scale is None
+        if ordered:
+            self._keep_order()
+        for intervals in self.lanes.values():
+            self.cp.add_no_overlap(intervals)
+        for device in self.exact:
+            limit_memory(self.variables, device, weights=device in self.weights, ordered=ordered)
+        objective = self._objective()
+        return Model(
+            problem=problem, cp=self.cp, starts=self.starts, ends=self.ends, present=self.present,
+            objective=objective, unit=self.unit,
+        )  # fmt: skip
+
+    def _micro_batch(self, stage: int, j: int) -> None:
+        problem = self.problem
+        forward, backward = Op(Kind.F, stage, j), self.variables.backward(stage, j)
+        self._operation(forward)
+        self._operation(backward)
+        self.cp.add(self.starts[backward] >= self.ends[forward])
+        weight = self.variables.weight(stage, j)
+        if weight != backward:
+            self._operation(weight)
+            self.cp.add(self.starts[weight] >= self.ends[backward])
+        if problem.placement.device_of[stage] not in self.exact:
+            return
+        if problem.offload and self.variables.size(Op(Kind.O, stage, j), 1):
+            self._offload(forward, backward)
+        if problem.recompute:
+            recompute = Op(Kind.R, stage, j)
+            self._operation(recompute, recomputed=True, optional=True)
+            self.cp.add(self.starts[recompute] >= self.ends[forward])
+            self.cp.add(self.starts[backward] >= self.ends[recompute]).only_enforce_if(self.present[recompute])
+
+    def _offload(self, forward: Op, backward: Op) -> None:
+        """O and L as options."""
+        out, back = forward._replace(kind=Kind.O), forward._replace(kind=Kind.L)
+        self._operation(out, optional=True)
+        away = self.present[back] = self.present[out]
+        self._operation(back, optional=True)
+        self.cp.add(self.starts[out] >= self.ends[forward])
+        self.cp.add(self.starts[back] >= self.ends[out]).only_enforce_if(away)
+        self.cp.add(self.starts[backward] >= self.ends[back]).only_enforce_if(away)
+
+    def _operation(self, op: Op, *, recomputed: bool = False, optional: bool = False) -> None:
+        """Start, end and (on a lane that counts) interval of an operation."""
+        time = math.floor(self._time(op, recomputed) / self.unit + 1e-9)
+        start = self.starts[op] = self.cp.new_int_var(0, self.horizon, op.name)
+        end = self.ends[op] = start + time
+        device = self.problem.placement.device_of[op.stage]
+        if device not in (self.weights if op.kind is Kind.W else self.exact):
+            return
+        key = self._lane(op.kind, device)
+        if optional:
+            literal = self.present.setdefault(op, self.cp.new_bool_var(f"{op.name} there"))
+            interval = self.cp.new_optional_fixed_size_interval_var(start, time, literal, op.name)
+            if op.kind is not Kind.O:
+                # An absent operation has no start worth deciding.
+                self.cp.add(start == self.horizon).only_enforce_if(~literal)
+        else:
+            interval = self.cp.new_fixed_size_interval_var(start, time, op.name)
+            self.cp.add(end <= self.horizon)
+        self.lanes.setdefault(key, []).append(interval)
+
+    def _lane(self, kind: Kind, device: int) -> tuple[int, Lane, int]:
+        if kind not in (Kind.O, Kind.L):
+            return device, Lane.COMPUTE, 0
+        costs = self.problem.costs
+        shared = next((min(g) for g in costs.link_groups if device in g), device)
+        return shared, Lane.D2H if kind is Kind.O or costs.host_link == "half-duplex" else Lane.H2D, 0
+
+    def _messages(self) -> None:
+        """Data between stages; an exclusive link carries one message at a time."""
+        problem, costs, device_of = self.problem, self.problem.costs, self.problem.placement.device_of
+        backward = self.variables.backward
+        for s in range(problem.stages - 1):
+            here, there = device_of[s], device_of[s + 1]
+            for j in range(problem.micro_batches):
+                scaled = 0 if here == there else costs.communication[s] * costs.scale_of(j)
+                time = math.floor(scaled / self.unit + 1e-9)
+                up, down = Op(Kind.F, s, j), backward(s + 1, j)
+                for op, then, link in (
+                    (up, Op(Kind.F, s + 1, j), (here, there)),
+                    (down, backward(s, j), (there, here)),
+                ):
+                    if costs.communication_model == "latency" or s in problem.asynchronous or not time:
+                        self.cp.add(self.starts[then] >= self.ends[op] + time)
+                        continue
+                    sent = self.cp.new_int_var(0, self.horizon, "")
+                    self.cp.add(sent >= self.ends[op])
+                    self.cp.add(self.starts[then] >= sent + time)
+                    interval = self.cp.new_fixed_size_interval_var(sent, time, "")
+                    self.lanes.setdefault((link[0], Lane.SEND, link[1]), []).append(interval)
+
+    def _keep_order(self) -> None:
+        """Micro-batches that are alike pass each kind of each stage in their order."""
+        kinds = [lambda s, j: Op(Kind.F, s, j), self.variables.backward, self.variables.weight]
+        for stage, device in enumerate(self.problem.placement.device_of):
+            for j, kind in itertools.product(range(self.problem.micro_batches - 1), kinds):
+                op, following = kind(stage, j), kind(stage, j + 1)
+                self.cp.add(self.starts[following] >= (self.ends if device in self.exact else self.starts)[op])
+
+    def _objective(self) -> Any:
+        value = self.cp.new_int_var(0, self.horizon, "objective")
+        if self.problem.objective == "makespan":
+            for op, end in self.ends.items():
+                if op.kind in LAST:
+                    self.cp.add(value >= end)
+        else:
+            for device, held in enumerate(self.problem.placement.stages_of):
+                first = self.starts[Op(Kind.F, held[0], 0)]
+                for op, end in self.ends.items():
+                    if op.kind in LAST and op.stage in held and device in self.exact:
+                        self.cp.add(value >= end - first)
+        self.cp.minimize(value)
+        return value
+
+    def _time(self, op: Op, recomputed: bool) -> Number:
+        if op.kind in (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B, Kind.G, Kind.D, Kind.S, Kind.P):
+            return 0
+        return self.problem.op_costs.time(op, explicit=recomputed)
+
+
+def grid(values: Iterable[Number], steps: int = GRID) -> Number:
+    """The largest step of which all values are whole multiples, or a fine one if there are floats among them."""
+    present = [v for v in values if v]
+    if not present:
+        return 1
+    if all(isinstance(v, int | Fraction) or v.is_integer() for v in present):
+        exact = [Fraction(v) for v in present]
+        denominator = math.lcm(*(v.denominator for v in exact))
+        step = Fraction(math.gcd(*(int(v * denominator) for v in exact)), denominator)
+        return int(step) if step.denominator == 1 else step
+    return max(present) / steps
+
+
+def schedule_of(model: Model, value: Any) -> Schedule:
+    """The schedule of a solution; `value(variable)` reads it.
+
+    Operations stand in the order of their starts, offloads in that of their ends: what comes after an offload in the
+    list can count on the memory that it freed, and nothing has to wait for one that was still in flight.
+    """
+    problem = model.problem
+    orders: list[list[tuple[int, int, int, Op]]] = [[] for _ in range(problem.devices)]
+    for op, start in model.starts.items():
+        if op in model.present and not value(model.present[op]):
+            continue
+        moment, rank = (value(model.ends[op]), 0) if op.kind is Kind.O else (value(start), 1)
+        if op.kind is not Kind.O and op.kind is not Kind.L:
+            rank = 2
+        orders[problem.placement.device_of[op.stage]].append((moment, rank, value(model.ends[op]), op))
+    lists = tuple(tuple(op for *_, op in sorted(order, key=lambda e: (e[:3], e[3].stage, e[3].micro_batch)))
+                  for order in orders)  # fmt: skip
+    return problem.schedule("searched", lists)

@@ -1,0 +1,183 @@
+"""Solving the exact model: an anytime stream with a rising bound, neighbourhoods around an incumbent, and bounds from
+one device at a time."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import queue
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from debubble.ir import DebubbleError, Kind, Number, Op, Schedule, SolverError
+from debubble.search.cp_solver import solver_of, status_of
+from debubble.search.effort import MODEL, Effort
+from debubble.search.exact.cp_model import Model, build, schedule_of
+from debubble.search.problem import Incumbent, OrderProblem
+from debubble.simulator import simulate
+
+COMPUTE = (Kind.F, Kind.I, Kind.B, Kind.W, Kind.R)
+HALVES = {Kind.F: ("F",), Kind.I: ("I",), Kind.W: ("W",), Kind.B: ("I", "W")}
+"""Which orders of micro-batches a compute operation is part of."""
+ROOMY = 4
+"""Horizon, in the value to beat: where any order fits below it, a first solution and good bounds come at once; with a
+horizon as short as the value the solver stays in a hard search for feasibility."""
+
+
+def solve(
+    problem: OrderProblem,
+    best: Incumbent,
+    *,
+    effort: Effort,
+    seed: int = 0,
+    free: frozenset[Op] | None = None,
+    refine: int = 1,
+) -> Iterator[Incumbent]:
+    """Improve an incumbent, or prove it optimal: yields it anew whenever schedule or bound got better.
+
+    `free`: only these operations may change their place in their lists; the result
+    then says nothing of the bound.  Nor does it where the incumbent has whole backwards in a problem that may split
+    them: they stay whole.  `refine`: as `build` takes it.
+
+    Raises SolverError if the model turns out not to hold the incumbent.
+    """
+    whole = {(op.stage, op.micro_batch) for op in best.schedule.operations if op.kind is Kind.B}
+    everything = free is None and problem.halves_cover_wholes and not (whole and problem.split)
+    model = build(
+        problem,
+        horizon=best.value if free is not None else ROOMY * best.value,
+        whole=whole,
+        ordered=everything or keeps_order(best.schedule),
+        refine=refine,
+    )
+    hint(model, best.schedule)
+    if free is not None:
+        fix_order(model, best.schedule, free)
+    model.cp.add(model.objective >= math.floor(best.bound / model.unit))
+    effort.spend(MODEL * problem.stages * problem.micro_batches)
+    begin = effort.spent
+    for schedule, bound in _stream(solver_of(effort, seed=seed), model, effort):
+        known = min(max(best.bound, bound * model.unit), best.value) if everything else best.bound
+        candidate = replace(best, bound=known)
+        if schedule is not None:
+            try:
+                value = problem.value(schedule)
+            except DebubbleError:
+                value = best.value
+            if value < best.value:
+                candidate = replace(candidate, schedule=schedule, value=value, source="cp-sat")
+        if candidate != best:
+            best = replace(candidate, seconds=best.seconds + effort.spent - begin)
+            begin = effort.spent
+            yield best
+
+
+def device_bound(problem: OrderProblem, device: int, *, horizon: Number, effort: Effort) -> Number:
+    """A lower bound: this device's lanes and memory exact, the other devices as delays.
+
+    `horizon`: what some schedule takes.  Raises SolverError if the model holds none.
+    """
+    model = build(problem, horizon=horizon, exact=(device,))
+    effort.spend(MODEL * problem.stages * problem.micro_batches)
+    return proven(solver_of(effort), model, horizon, effort)
+
+
+def proven(solver: Any, model: Model, horizon: Number, effort: Effort) -> Number:
+    """What a solver proves of a model's objective, at most the horizon, which some schedule is known to take.
+
+    Raises SolverError if the model holds no such schedule.
+    """
+    require_sound(status_of(solver, model.cp, effort))
+    if not model.problem.halves_cover_wholes:
+        return 0
+    bound: Number = math.ceil(solver.best_objective_bound - 1e-6) * model.unit
+    return min(bound, horizon)
+
+
+def require_sound(status: str) -> None:
+    """Raise SolverError if CP-SAT says that there is no solution where an incumbent is one."""
+    if status in ("INFEASIBLE", "MODEL_INVALID"):
+        raise SolverError(
+            f"CP-SAT calls a model {status.lower()} that holds a schedule already known: a fault of debubble's, so"
+            " nothing is concluded from it."
+        )
+
+
+@contextmanager
+def without_wrong_models() -> Iterator[None]:
+    """Go on, with a warning, without the answer of a model that turns out to be wrong."""
+    try:
+        yield
+    except SolverError as error:
+        warnings.warn(str(error), stacklevel=3)
+
+
+def keeps_order(schedule: Schedule) -> bool:
+    """Whether the micro-batches pass F, I (or B) and W (or B) of every stage in their order."""
+    last: dict[tuple[int, str], int] = {}
+    for order in schedule.orders:
+        for op in order:
+            for half in HALVES.get(op.kind, ()):
+                if last.get((op.stage, half), -1) > op.micro_batch:
+                    return False
+                last[op.stage, half] = op.micro_batch
+    return True
+
+
+def hint(model: Model, schedule: Schedule) -> None:
+    """Start from a schedule's own times."""
+    timeline = simulate(schedule, model.problem.costs)
+    for operation in timeline.operations:
+        if operation.op in model.starts:
+            model.cp.add_hint(model.starts[operation.op], round(operation.start / model.unit))
+    there = schedule.operations
+    for op, literal in model.present.items():
+        if op.kind is not Kind.L:
+            model.cp.add_hint(literal, op in there)
+
+
+def fix_order(model: Model, schedule: Schedule, free: frozenset[Op]) -> None:
+    """Keep the order of all compute operations that are not free, and whether they offload or recompute."""
+    for order in schedule.orders:
+        fixed = [op for op in order if op.kind in COMPUTE and op not in free]
+        for before, after in itertools.pairwise(fixed):
+            model.cp.add(model.starts[after] >= model.ends[before])
+    there = schedule.operations
+    for op, literal in model.present.items():
+        if Op(Kind.F, op.stage, op.micro_batch) not in free:
+            model.cp.add(literal == (op in there))
+
+
+def _stream(solver: Any, model: Model, effort: Effort) -> Iterator[tuple[Schedule | None, int]]:
+    """(schedule or None, bound) of every solution found, and at the end of the bound proven."""
+    from ortools.sat.python import cp_model
+
+    found: queue.Queue[tuple[Schedule, float] | None] = queue.Queue()
+
+    class Collect(cp_model.CpSolverSolutionCallback):
+        def on_solution_callback(self) -> None:
+            found.put((schedule_of(model, self.value), self.best_objective_bound))
+
+    status: list[str] = []
+
+    def work() -> None:
+        try:
+            status.append(status_of(solver, model.cp, effort, Collect()))
+        finally:
+            found.put(None)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        while (item := found.get()) is not None:
+            yield item[0], math.ceil(item[1] - 1e-6)
+    finally:
+        solver.stop_search()
+        thread.join()
+    if status:
+        require_sound(status[0])
+        yield None, math.ceil(solver.best_objective_bound - 1e-6)

@@ -1,0 +1,369 @@
+"""OptPipe's mixed-integer programme, as it must read to be right, solved by an open MILP solver (SCIP or HiGHS).
+
+Source: OptPipe, section 3 and appendix C.  i is our stage (one per device), j our micro-batch; c = F, B, W are our F,
+I, W; E are end times, O and R starts of offload and reload, W_j is `away` here; P, K (order of offloads), L (order of
+reloads), H, M, N as there.  Corrected are:
+
+* equations 7 and 10-16 exempt "j' != j, c' != c"; every pair of different operations counts;
+* equation 14 has T_comm where the operation's own time is meant;
+* missing: an offload starts after its forward, a reload ends before its backward, and starts after its own offload;
+* H_yx = 1 - H_xy is false: H_xy says "offload x before reload y", and both directions hold in ordinary schedules;
+* equation 9 takes an operation's own Delta, which under-counts while B or W run, and looks only at compute operations:
+  memory rises at starts of F and of reloads, and is counted exactly there (events), everything that ended before off;
+* equations 18 and 19 have no big-M and compare only the same operation: transfers of a link group share a lane here.
+
+`Reductions` switches what the paper does to make it smaller, so that the effect can be measured.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from debubble.ir import InfeasibleError, InputError, Kind, Number, Op, Schedule
+from debubble.search.problem import Incumbent, OrderProblem
+
+Backend = Literal["SCIP", "HIGHS"]
+COMPUTE = (Kind.F, Kind.I, Kind.W)
+Transfer = tuple[Op, Any, float]
+"""A forward whose activation is moved, the variable of the transfer's start, and its time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reductions:
+    """What makes the programme smaller or tighter (section 4.1 of the paper)."""
+
+    fixed_order: bool = True
+    """Micro-batches keep their order within each kind."""
+    one_direction: bool = True
+    """One variable per pair of operations; the other direction is its complement."""
+    transitive: bool = True
+    """No variable where the order follows: j <= j' and c <= c' in F < B < W."""
+    triangles: Literal["none", "lazy", "eager"] = "none"
+    """P_ac >= P_ab + P_bc - 1 for triples: all as rows, or only those that the relaxation violates."""
+
+
+class Answer(NamedTuple):
+    """What the solver said: the best schedule (None if it found none), the bound, and the programme's size."""
+
+    incumbent: Incumbent | None
+    bound: float
+    binaries: int
+    rows: int
+    seconds: float
+
+
+def solve_milp(
+    problem: OrderProblem,
+    *,
+    seconds: float,
+    backend: Backend = "SCIP",
+    reductions: Reductions | None = None,
+) -> Answer:
+    """Solve the programme.
+
+    Raises InputError for what it does not model: several stages per device, fused backwards, recomputation,
+    exclusive links, micro-batches that differ; InfeasibleError if it proves that nothing fits.
+    """
+    costs = problem.costs
+    if problem.placement.chunks > 1 or not problem.split or problem.recompute or problem.fused_recompute:
+        raise InputError("The MILP has one stage per device, split backwards and no recomputation.")
+    if costs.communication_model != "latency" or costs.micro_batch_scale is not None or problem.offload_fraction:
+        raise InputError("The MILP has asynchronous messages, alike micro-batches and whole offloads.")
+    if any(rest > size for rest, size in zip(costs.activation_after_input, costs.activation, strict=True)):
+        raise InputError("The MILP needs activations that do not grow between I and W.")
+    begin = time.monotonic()
+    programme = Programme(problem, reductions or Reductions(), backend)
+    programme.build()
+    bound = max(programme.solve(seconds), 0.0)
+    schedule = programme.schedule()
+    incumbent = None
+    if schedule is not None:
+        value = problem.value(schedule)
+        incumbent = Incumbent(schedule=schedule, value=value, bound=min(bound, value), source="milp")
+    return Answer(incumbent, bound, programme.binaries, programme.solver.NumConstraints(), time.monotonic() - begin)
+
+
+@dataclass
+class Programme:
+    """The rows and variables.  Times and sizes are the problem's own numbers as floats."""
+
+    problem: OrderProblem
+    reductions: Reductions
+    backend: Backend
+    binaries: int = 0
+    before: dict[tuple[Op, Op], Any] = field(default_factory=dict)
+    """P: the first operation comes before the second (variables, or 0 and 1 where known)."""
+    away: dict[Op, Any] = field(default_factory=dict)
+    """W: this forward's activation is offloaded."""
+    out: dict[Op, Any] = field(default_factory=dict)
+    """O, by forward."""
+    back: dict[Op, Any] = field(default_factory=dict)
+    """R, by forward."""
+    offload_first: dict[tuple[Op, Op], Any] = field(default_factory=dict)
+    """H: the first one's offload has ended before the second one's reload starts."""
+    counted: dict[tuple[Op, Op], Any] = field(default_factory=dict)
+    """N: the first one's reload is counted when the second, a forward, starts."""
+
+    def build(self) -> None:
+        from ortools.linear_solver import pywraplp
+
+        self.solver = pywraplp.Solver.CreateSolver(self.backend)
+        self.solver.SuppressOutput()
+        problem, costs = self.problem, self.problem.costs
+        self.stages, self.jobs = range(problem.stages), range(problem.micro_batches)
+        self.time = {Kind.F: costs.forward, Kind.I: costs.backward_input, Kind.W: costs.backward_weight}
+        self.big = float(self._horizon())
+        self.end = {
+            Op(c, i, j): self.solver.NumVar(float(self.time[c][i]), self.big, "")
+            for i in self.stages for j in self.jobs for c in COMPUTE
+        }  # fmt: skip
+        self.span = self.solver.NumVar(0, self.big, "C")
+        for i in self.stages:
+            self._lane(i)
+            if problem.offload:
+                self._transfers(i)
+            self._memory(i)
+        self._data()
+        self._objective()
+        if problem.offload:
+            self._shared_links()
+
+    def solve(self, seconds: float) -> float:
+        """Run the solver, in rounds while lazy triangles are violated; returns the proven bound."""
+        deadline = time.monotonic() + seconds
+        if self.reductions.triangles == "lazy":
+            self._tighten(deadline)
+        self.solver.SetTimeLimit(max(1, int(1000 * (deadline - time.monotonic()))))
+        self.status = self.solver.Solve()
+        if self.status == self.solver.INFEASIBLE:
+            raise InfeasibleError("The MILP has no solution: nothing fits the memory limit.")
+        return float(self.solver.Objective().BestBound())
+
+    def schedule(self) -> Schedule | None:
+        """The schedule of the solution, offloads in the order of their ends (see cp_model.schedule_of)."""
+        if self.status not in (self.solver.OPTIMAL, self.solver.FEASIBLE):
+            return None
+        orders: list[list[tuple[float, int, Op]]] = [[] for _ in self.stages]
+        for op, end in self.end.items():
+            orders[op.stage].append((round(end.solution_value() - float(self.time[op.kind][op.stage]), 6), 2, op))
+        for forward, away in self.away.items():
+            if away.solution_value() > 0.5:
+                i, j = forward.stage, forward.micro_batch
+                out = self.out[forward].solution_value() + self._transfer(i)[0]
+                orders[i].append((round(out, 6), 0, Op(Kind.O, i, j)))
+                orders[i].append((round(self.back[forward].solution_value(), 6), 1, Op(Kind.L, i, j)))
+        lists = [sorted(order, key=lambda e: (e[0], e[1], e[2].micro_batch)) for order in orders]
+        return self.problem.schedule("searched", tuple(tuple(op for *_, op in order) for order in lists))
+
+    def _horizon(self) -> Number:
+        """Big-M: everything one after the other."""
+        costs, m = self.problem.costs, self.problem.micro_batches
+        total = m * sum(costs.work(s) for s in range(costs.stages)) + 2 * m * sum(costs.communication)
+        if self.problem.offload:
+            total += m * sum(sum(self._transfer(s)) for s in range(costs.stages))
+        return total
+
+    def _transfer(self, stage: int) -> tuple[float, float]:
+        costs = self.problem.costs
+        assert costs.offload is not None
+        assert costs.reload is not None
+        return float(costs.offload[stage]), float(costs.reload[stage])
+
+    def _binary(self) -> Any:
+        self.binaries += 1
+        return self.solver.BoolVar("")
+
+    def _start(self, op: Op) -> Any:
+        return self.end[op] - float(self.time[op.kind][op.stage])
+
+    def _lane(self, i: int) -> None:
+        """Equations 7 and 8: one operation at a time, F before B before W."""
+        ops = [Op(c, i, j) for j in self.jobs for c in COMPUTE]
+        for a, b in itertools.combinations(ops, 2):
+            known = self._known(a, b)
+            if known is not None:
+                self.before[a, b], self.before[b, a] = known, 1 - known
+                first, then = (a, b) if known else (b, a)
+                if then.micro_batch - first.micro_batch + COMPUTE.index(then.kind) - COMPUTE.index(first.kind) == 1:
+                    self.solver.Add(self._start(then) >= self.end[first])
+                continue
+            forth = self.before[a, b] = self._binary()
+            back = self.before[b, a] = 1 - forth if self.reductions.one_direction else self._binary()
+            if not self.reductions.one_direction:
+                self.solver.Add(forth + back == 1)
+            self.solver.Add(self._start(b) >= self.end[a] - self.big * (1 - forth))
+            self.solver.Add(self._start(a) >= self.end[b] - self.big * (1 - back))
+        if self.reductions.triangles == "eager":
+            for triple in itertools.permutations(ops, 3):
+                self._triangle(*triple)
+
+    def _known(self, a: Op, b: Op) -> int | None:
+        """Whether a comes before b, where that follows."""
+        if a.micro_batch == b.micro_batch:
+            return int(COMPUTE.index(a.kind) < COMPUTE.index(b.kind))
+        if a.kind is b.kind:
+            return int(a.micro_batch < b.micro_batch) if self.reductions.fixed_order else None
+        if not (self.reductions.transitive and self.reductions.fixed_order):
+            return None
+        earlier, later = (a, b) if a.micro_batch < b.micro_batch else (b, a)
+        if COMPUTE.index(earlier.kind) < COMPUTE.index(later.kind):
+            return int(earlier is a)
+        return None
+
+    def _triangle(self, a: Op, b: Op, c: Op) -> bool:
+        """P_ac >= P_ab + P_bc - 1, unless it holds anyway; says whether there is such a row."""
+        rows = self.before[a, c], self.before[a, b], self.before[b, c]
+        if all(isinstance(p, int) for p in rows):
+            return False
+        self.solver.Add(rows[0] >= rows[1] + rows[2] - 1)
+        return True
+
+    def _tighten(self, deadline: float) -> None:
+        """Lazy triangles: solve the relaxation, add what it violates, until nothing is or half of the time is over."""
+        variables = [v for v in self.solver.variables() if v.Integer()]
+        for variable in variables:
+            variable.SetInteger(False)
+        half = time.monotonic() + (deadline - time.monotonic()) / 2
+        while time.monotonic() < half:
+            self.solver.SetTimeLimit(max(1, int(1000 * (half - time.monotonic()))))
+            if self.solver.Solve() != self.solver.OPTIMAL or not self._add_violated():
+                break
+        for variable in variables:
+            variable.SetInteger(True)
+
+    def _add_violated(self) -> int:
+        def value(p: Any) -> float:
+            return float(p) if isinstance(p, int) else float(p.solution_value())
+
+        values = {pair: value(p) for pair, p in self.before.items()}
+        violated = [
+            triple
+            for i in self.stages
+            for triple in itertools.permutations([op for op in self.end if op.stage == i], 3)
+            if values[triple[0], triple[2]] < values[triple[0], triple[1]] + values[triple[1], triple[2]] - 1 - 1e-6
+        ]
+        return sum(self._triangle(*triple) for triple in violated)
+
+    def _transfers(self, i: int) -> None:
+        """Equations 10 to 13 and what they lack: both directions of the host link, in the order of micro-batches."""
+        there, back = self._transfer(i)
+        forwards = [Op(Kind.F, i, j) for j in self.jobs]
+        for x in forwards:
+            away = self.away[x] = self._binary()
+            self.out[x] = self.solver.NumVar(0, self.big, "")
+            self.back[x] = self.solver.NumVar(0, self.big, "")
+            self.solver.Add(self.out[x] >= self.end[x] - self.big * (1 - away))
+            self.solver.Add(self.back[x] >= self.out[x] + there - self.big * (1 - away))
+            backward = Op(Kind.I, i, x.micro_batch)
+            self.solver.Add(self._start(backward) >= self.back[x] + back - self.big * (1 - away))
+        for x, y in itertools.combinations(forwards, 2):
+            free = self.big * (2 - self.away[x] - self.away[y])
+            self.solver.Add(self.out[y] >= self.out[x] + there - free)
+            self.solver.Add(self.back[y] >= self.back[x] + back - free)
+        for x, y in itertools.permutations(forwards, 2):
+            first = self.offload_first[x, y] = self._binary()
+            self.solver.Add(first <= self.away[x])
+            self.solver.Add(self.back[y] >= self.out[x] + there - self.big * (1 - first))
+            if self.problem.costs.host_link == "half-duplex":
+                free = self.big * (2 - self.away[x] - self.away[y] + first)
+                self.solver.Add(self.out[x] >= self.back[y] + back - free)
+
+    def _memory(self, i: int) -> None:
+        """Equation 9 by events: at every start of F, and of a reload, what is resident fits."""
+        costs, device = self.problem.costs, self.problem.placement.device_of[i]
+        limit = costs.limit_of(device)
+        if limit is None:
+            return
+        room = float(limit - costs.static_of(device))
+        size, rest = float(costs.activation[i]), float(costs.activation_after_input[i])
+        freed = {Kind.I: size - rest, Kind.W: rest}
+        forwards = [Op(Kind.F, i, j) for j in self.jobs]
+        for x in forwards:
+            resident = size + sum(size * self.before[y, x] for y in forwards if y != x)
+            resident -= sum(
+                freed[c] * self.before[Op(c, i, y.micro_batch), x] for y in forwards if y != x for c in (Kind.I, Kind.W)
+            )
+            if self.problem.offload:
+                resident += sum(size * (self._reloaded(y, x) - self._offloaded(y, x)) for y in forwards if y != x)
+            self.solver.Add(resident <= room)
+        if self.problem.offload:
+            for x in forwards:
+                self._at_reload(x, forwards, room, size, freed)
+
+    def _offloaded(self, y: Op, x: Op) -> Any:
+        """M: y's offload has ended when F of x starts."""
+        done = self._binary()
+        self.solver.Add(done <= self.away[y])
+        self.solver.Add(self.out[y] + self._transfer(y.stage)[0] <= self._start(x) + self.big * (1 - done))
+        return done
+
+    def _reloaded(self, y: Op, x: Op) -> Any:
+        """N: y's reload counts when F of x starts; if not, it starts no earlier."""
+        counts = self._binary()
+        self.solver.Add(counts <= self.away[y])
+        self.solver.Add(self.back[y] >= self._start(x) - self.big * (counts + 1 - self.away[y]))
+        self.counted[y, x] = counts
+        return counts
+
+    def _at_reload(self, y: Op, forwards: list[Op], room: float, size: float, freed: dict[Kind, float]) -> None:
+        """At the start of y's reload: its own offload and reload cancel."""
+        resident = size
+        for x in forwards:
+            for c, amount in freed.items():
+                ended = self._binary()
+                self.solver.Add(self.end[Op(c, y.stage, x.micro_batch)] <= self.back[y] + self.big * (1 - ended))
+                resident -= amount * ended
+            if x == y:
+                continue
+            counts = self._binary()
+            self.solver.Add(self._start(x) >= self.back[y] - self.big * (counts + 1 - self.away[y]))
+            self.solver.Add(self.counted[y, x] + counts >= self.away[y])
+            resident += size * counts - size * self.offload_first[x, y]
+            if x.micro_batch < y.micro_batch:
+                resident += size * self.away[x]
+        self.solver.Add(resident <= room + size * (2 * len(forwards) + 1) * (1 - self.away[y]))
+
+    def _data(self) -> None:
+        """Equations 5 and 6."""
+        for i, j in itertools.product(range(self.problem.stages - 1), self.jobs):
+            message = float(self.problem.costs.communication[i])
+            self.solver.Add(self._start(Op(Kind.F, i + 1, j)) >= self.end[Op(Kind.F, i, j)] + message)
+            self.solver.Add(self._start(Op(Kind.I, i, j)) >= self.end[Op(Kind.I, i + 1, j)] + message)
+
+    def _objective(self) -> None:
+        """Equations 3 and 4."""
+        for op, end in self.end.items():
+            if op.kind is not Kind.W:
+                continue
+            if self.problem.objective == "makespan":
+                self.solver.Add(self.span >= end)
+                continue
+            for j in self.jobs if not self.reductions.fixed_order else (0,):
+                self.solver.Add(self.span >= end - self._start(Op(Kind.F, op.stage, j)))
+        self.solver.Minimize(self.span)
+
+    def _shared_links(self) -> None:
+        """Equations 18 and 19: transfers of a link group go one at a time; half duplex, whatever their direction."""
+        half = self.problem.costs.host_link == "half-duplex"
+        out, back = (self.out, 0), (self.back, 1)
+        pairs = list(itertools.product((out, back), repeat=2)) if half else [(out, out), (back, back)]
+        for group in self.problem.costs.link_groups:
+            for a, b in itertools.combinations(group, 2):
+                for x, y in itertools.product(self._forwards(a), self._forwards(b)):
+                    for (start_x, which_x), (start_y, which_y) in pairs:
+                        times = self._transfer(x.stage)[which_x], self._transfer(y.stage)[which_y]
+                        self._one_at_a_time((x, start_x[x], times[0]), (y, start_y[y], times[1]))
+
+    def _forwards(self, device: int) -> Iterator[Op]:
+        return (op for op in self.away if op.stage == device)
+
+    def _one_at_a_time(self, one: Transfer, other: Transfer) -> None:
+        """If both are offloaded, one of two transfers ends before the other starts."""
+        (x, start_x, time_x), (y, start_y, time_y) = one, other
+        first, free = self._binary(), self.big * (2 - self.away[x] - self.away[y])
+        self.solver.Add(start_y >= start_x + time_x - self.big * (1 - first) - free)
+        self.solver.Add(start_x >= start_y + time_y - self.big * first - free)

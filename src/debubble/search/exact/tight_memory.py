@@ -1,0 +1,158 @@
+"""Where memory is tight and nothing is moved: orders by exact search, proven optimal where times are coarse.
+
+CP-SAT gets the whole problem first, and closes it in seconds where times have a large common divisor (p = 8, m = 32, F
+= I = W at any limit).  Elsewhere it solves the problem with rounded times, whose best order local search goes on from,
+and the *skeleton* is a bound: W counts only on the first device, whose memory is the bottleneck.  That leaves two
+thirds of the operations, and keeps what the plain bounds do not see: micro-batches on their way up and down have to
+pass each other on every device.  Its order of F and I, with W put in again, is the best start where it can be had.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from debubble.ir import Number, Schedule
+from debubble.search.annealing.search import improve, verified
+from debubble.search.bounds import lower_bound
+from debubble.search.cp_solver import solver_of
+from debubble.search.effort import Effort
+from debubble.search.exact.cp_model import Model, build, grid, schedule_of
+from debubble.search.exact.cp_sat import ROOMY, proven, solve, without_wrong_models
+from debubble.search.problem import Incumbent, OrderProblem
+
+LARGEST = 1024
+"""Stages x micro-batches up to which the whole problem is given to CP-SAT."""
+SMALL = 64
+"""And up to which it closes whatever the times are."""
+WHOLE = 2.1
+"""Effort for the whole problem; coarse times need a third of it at p = 8, m = 32."""
+SKELETON = 3.0
+"""Effort for the skeleton."""
+STEPS = 2**10
+"""Steps of the longest time that the skeleton sees where times are no fractions: finer ones take it minutes."""
+COARSE = 2
+"""Steps of the times' grid in the mean time of F, I and W up to which the problem is said to be coarse."""
+
+Completion = Callable[[Schedule], Schedule | None]
+
+
+def tightened(
+    problem: OrderProblem, best: Incumbent, *, steps: int, seed: int = 0, complete: Completion | None = None
+) -> Iterator[Incumbent]:
+    """Better schedules and bounds for a problem without offload and recomputation: exact search, then `steps` moves of
+    local search.  The result depends on the seed alone.
+
+    `complete`: puts the W of a schedule anew, so that they fit between its F and I, which keep their order.  Without
+    it the skeleton is not tried.
+    """
+    if problem.stages * problem.micro_batches <= LARGEST:
+        with without_wrong_models():
+            for better in _exact(problem, best, seed, complete):
+                best = better
+                yield best
+    if not best.optimal:
+        yield from improve(problem, best, steps=steps, seed=seed)
+
+
+def _exact(problem: OrderProblem, best: Incumbent, seed: int, complete: Completion | None) -> Iterator[Incumbent]:
+    """CP-SAT on the problem as it is where that may close it, elsewhere on its skeleton and for rounded times."""
+    if problem.stages * problem.micro_batches <= SMALL or is_coarse(problem):
+        for better in solve(problem, best, effort=Effort(WHOLE), seed=seed):
+            best = better
+            yield best
+    if not best.optimal and complete is not None:
+        best = _from_skeleton(problem, best, seed, complete)
+        yield best
+    if best.optimal or is_coarse(problem):
+        return
+    coarse = rounded(problem)
+    start = replace(best, value=coarse.value(best.schedule), bound=lower_bound(coarse))
+    for found in solve(coarse, start, effort=Effort(WHOLE), seed=seed, refine=2):
+        better_here = verified(problem, found.schedule, best, below=best.value)
+        if better_here is not None:
+            best = replace(better_here, source="cp-sat")
+            yield best
+
+
+def _from_skeleton(problem: OrderProblem, best: Incumbent, seed: int, complete: Completion) -> Incumbent:
+    """With the order of the simpler problem's skeleton where that is better, and its bound if that is no other one."""
+    simple, horizon = freed_late(problem), ROOMY * best.value
+    known = lower_bound(simple)
+    effort = Effort(SKELETON)
+    model, solver = _skeleton(simple, horizon, known, effort=effort, seed=seed)
+    bound = proven(solver, model, horizon, effort)
+    if simple == problem:
+        best = replace(best, bound=min(max(best.bound, bound), best.value))
+    if not solver.response_proto.solution:
+        return best
+    completed = complete(schedule_of(model, solver.value))
+    better = None if completed is None else verified(problem, completed, best, below=best.value)
+    return best if better is None else replace(better, source="cp-sat")
+
+
+def freed_late(problem: OrderProblem) -> OrderProblem:
+    """The problem in which W frees all that it frees a part of: one wait per forward, which is sooner solved.
+
+    Its orders fit the problem too: nothing is there for longer.
+    """
+    costs = problem.costs
+    sizes = zip(costs.activation, costs.activation_after_input, strict=True)
+    late = tuple(max(kept, remains) if remains else 0 for kept, remains in sizes)
+    return (
+        problem
+        if late == costs.activation_after_input
+        else replace(problem, costs=costs.replace(activation_after_input=late))
+    )
+
+
+def is_coarse(problem: OrderProblem) -> bool:
+    """Whether all times are multiples of a large part of their mean."""
+    times = _times(problem)
+    return sum(times) <= COARSE * len(times) * grid([*times, *problem.costs.communication])
+
+
+def _times(problem: OrderProblem) -> tuple[Number, ...]:
+    costs = problem.costs
+    return (*costs.forward, *costs.backward_input, *costs.backward_weight)
+
+
+def rounded(problem: OrderProblem) -> OrderProblem:
+    """The problem with all times as multiples of the mean time of F, I and W: a grid on which it is quickly solved."""
+    costs = problem.costs
+    times = _times(problem)
+    unit = sum(times) / len(times)
+
+    def multiples(values: Iterable[Number], least: int) -> tuple[int, ...]:
+        return tuple(max(least, round(value / unit)) for value in values)
+
+    return replace(
+        problem,
+        costs=costs.replace(
+            forward=multiples(costs.forward, 1),
+            backward_input=multiples(costs.backward_input, 1),
+            backward_weight=multiples(costs.backward_weight, 1),
+            communication=multiples(costs.communication, 0),
+        ),
+    )
+
+
+def skeleton_bound(problem: OrderProblem, *, horizon: Number, effort: Effort, bound: Number = 0) -> Number:
+    """A lower bound from the skeleton, at most `horizon`.  `bound`: one that is already known."""
+    known = max(bound, lower_bound(problem))
+    model, solver = _skeleton(problem, horizon, known, effort=effort)
+    return max(known, proven(solver, model, horizon, effort))
+
+
+def _skeleton(
+    problem: OrderProblem, horizon: Number, known: Number, *, effort: Effort, seed: int = 0
+) -> tuple[Model, Any]:
+    """The model and a solver for it."""
+    model = build(problem, horizon=horizon, weights=(0,), steps=STEPS)
+    model.cp.add(model.objective >= math.floor(known / model.unit))
+    solver = solver_of(effort, seed=seed)
+    # By cores of assumptions that cannot hold together: the bound rises until a schedule meets it.
+    solver.parameters.optimize_with_core = True
+    return model, solver

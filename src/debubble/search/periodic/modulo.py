@@ -1,0 +1,294 @@
+"""Periodic patterns (modulo scheduling), for large m: what a few micro-batches do, repeated every period.
+
+Per device, an operation of micro-batch j + step starts a period after that of micro-batch j.  Lanes must be exclusive
+and memory must suffice modulo the period, in the steady state where micro-batches overlap; the way up and down holds
+less.  CP-SAT finds the starts, for the shortest period that works and within it the shortest way of a micro-batch;
+unrolling gives a schedule that the search then compacts at both ends.
+
+Mostly one micro-batch a period is enough.  Where the host link is too slow to move every micro-batch in the time that
+one takes, it pays to move two of three.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from debubble.ir import Kind, Number, Op, Schedule
+from debubble.search.cp_solver import solver_of, status_of
+from debubble.search.effort import Effort
+from debubble.search.exact.cp_model import grid
+from debubble.search.problem import OrderProblem
+
+STRETCH = (1.0, 1.02, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0)
+"""Periods that are tried, as multiples of the least possible one."""
+STEPS = (1, 3, 2)
+"""Micro-batches of a period that are tried where one takes longer than its work."""
+TRIES = 4
+"""Periods that are tried for each."""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Starts of the first micro-batches' operations (ends of their offloads), and the period, in steps of `unit`."""
+
+    moments: dict[Op, int]
+    period: int
+    unit: Number
+    step: int = 1
+    """Micro-batches of a period."""
+
+    @property
+    def depth(self) -> int:
+        """Periods from a micro-batch's forward to its last operation on the same device, begun ones counted."""
+        spans = (moment - self.moments[op._replace(kind=Kind.F)] for op, moment in self.moments.items())
+        return max(spans) // self.period + 1
+
+    @property
+    def time(self) -> float:
+        """Of a micro-batch, in the costs' unit."""
+        return float(self.period * self.unit / self.step)
+
+
+def periodic(problem: OrderProblem, *, effort: Effort, seed: int = 0) -> Schedule | None:
+    """The unrolled schedule of the shortest period found."""
+    pattern = next(patterns(problem, 1, effort=effort, seed=seed), None)
+    return None if pattern is None else unrolled(problem, pattern)
+
+
+def patterns(problem: OrderProblem, number: int, *, effort: Effort, seed: int = 0) -> Iterator[Pattern]:
+    """Up to `number` patterns with the shortest period found, each a period longer under way than the one before.
+
+    The effort is shared out among the periods that are tried.  For linear placements, alike micro-batches, asynchronous
+    messages and a full-duplex host link; none for others.
+    """
+    costs = problem.costs
+    if problem.placement.chunks > 1 or costs.micro_batch_scale is not None or problem.recompute:
+        return
+    if costs.communication_model != "latency" or costs.link_groups or costs.host_link == "half-duplex":
+        return
+    times, seconds = _Times.of(problem), effort.left
+    for period in (math.ceil(times.work * stretch - 1e-9) for stretch in STRETCH):
+        first = _Model(problem, times, period).solve(effort.part(seconds / 4), seed)
+        if first is None:
+            if effort.over:
+                return
+            continue
+        if period > times.work:
+            faster = _faster(problem, times, first, effort=effort, seed=seed)
+            if faster is not None:
+                yield faster
+                return
+        yield first
+        shortest = _under_way(first)
+        for more in range(1, number):
+            model = _Model(problem, times, period, least=shortest + more * period)
+            longer = model.solve(effort.part(seconds / (2 * number)), seed)
+            if longer is not None:
+                yield longer
+        return
+
+
+def _faster(problem: OrderProblem, times: _Times, than: Pattern, *, effort: Effort, seed: int) -> Pattern | None:
+    """A pattern whose micro-batches take less time than those of another."""
+    best, tries = None, len(STEPS) * TRIES
+    for step in STEPS:
+        low, high = step * times.work, math.ceil((than if best is None else best).time * step / than.unit) - 1
+        for _ in range(TRIES):
+            if low <= high:
+                # Where there is none it takes all the time to find none: most are tried near those that are known.
+                period = high - (high - low) // 4
+                model = _Model(problem, times, period, step=step)
+                found = model.solve(effort.part(effort.left / tries), seed)
+                if found is None:
+                    low = period + 1
+                else:
+                    best, high = found, period - 1
+            tries -= 1
+    return best
+
+
+def _under_way(pattern: Pattern) -> int:
+    """From the first device's forward to its backward."""
+    backward = min(moment for op, moment in pattern.moments.items() if op.stage == 0 and op.kind in (Kind.I, Kind.B))
+    return backward - pattern.moments[Op(Kind.F, 0, 0)]
+
+
+def unrolled(problem: OrderProblem, pattern: Pattern) -> Schedule:
+    """The schedule in which every micro-batch follows the pattern."""
+    orders: list[list[tuple[int, int, Op]]] = [[] for _ in range(problem.devices)]
+    for op, moment in pattern.moments.items():
+        rank = 0 if op.kind is Kind.O else 1 if op.kind is Kind.L else 2
+        orders[problem.placement.device_of[op.stage]].extend(
+            (moment + j // pattern.step * pattern.period, rank, op._replace(micro_batch=j))
+            for j in range(op.micro_batch, problem.micro_batches, pattern.step)
+        )
+    lists = [sorted(order, key=lambda entry: (entry[0], entry[1], entry[2].micro_batch)) for order in orders]
+    return problem.schedule("searched", tuple(tuple(op for *_, op in order) for order in lists))
+
+
+@dataclass(frozen=True)
+class _Times:
+    """What a micro-batch does, and how many steps of `unit` it takes."""
+
+    compute: tuple[Kind, ...]
+    transfers: tuple[Kind, ...]
+    unit: Number
+    time: dict[tuple[Kind, int], int]
+    """By kind and stage."""
+    message: tuple[int, ...]
+
+    @staticmethod
+    def of(problem: OrderProblem) -> _Times:
+        costs, stages = problem.costs, range(problem.stages)
+        compute = (Kind.F, Kind.I, Kind.W) if problem.split else (Kind.F, Kind.B)
+        transfers = (Kind.O, Kind.L) if problem.offload else ()
+        exact = {(kind, s): problem.op_costs.time(Op(kind, s, 0)) for kind in (*compute, *transfers) for s in stages}
+        unit = grid([*exact.values(), *costs.communication])
+        steps = {each: math.ceil(time / unit - 1e-9) for each, time in exact.items()}
+        message = tuple(math.ceil(time / unit - 1e-9) for time in costs.communication)
+        return _Times(compute, transfers, unit, steps, message)
+
+    @property
+    def work(self) -> int:
+        """Of the busiest stage: no period is shorter."""
+        return max(sum(self.time[kind, s] for kind in self.compute) for s in {stage for _, stage in self.time})
+
+
+class _Model:
+    """The CP-SAT model of one period."""
+
+    def __init__(self, problem: OrderProblem, times: _Times, period: int, *, least: int = 0, step: int = 1) -> None:
+        from ortools.sat.python import cp_model
+
+        self.problem, self.cp, self.period, self.least = problem, cp_model.CpModel(), period, least
+        self.unit, self.time, self.message = times.unit, times.time, times.message
+        self.compute, self.transfers = times.compute, times.transfers
+        self.op_costs = problem.op_costs
+        kinds, stages = (*self.compute, *self.transfers), range(problem.stages)
+        way = sum(self.time[k, s] for k in self.compute[:2] for s in stages) + 2 * sum(self.message)
+        aside = max(sum(self.time[k, s] for k in (*self.compute[2:], *self.transfers)) for s in stages)
+        # The longer several micro-batches may take, the longer CP-SAT takes to find, or not to find, where they are.
+        self.horizon = way + aside + self.period if step > 1 else least + 2 * (way + aside) + 4 * self.period
+        self.own = range(step)
+        self.at = {
+            Op(k, s, j): self.cp.new_int_var(0, self.horizon, "") for k in kinds for s in stages for j in self.own
+        }
+        self.away = {(s, j): self.cp.new_bool_var("") for s in stages for j in self.own}
+
+    def solve(self, effort: Effort, seed: int) -> Pattern | None:
+        """The pattern with the shortest way of a micro-batch, or None if none was found."""
+        for stage in range(self.problem.stages):
+            for j in self.own:
+                self._data(stage, j)
+            for kinds in (self.compute, *((kind,) for kind in self.transfers)):
+                self._lane(stage, kinds)
+            self._in_turn(stage)
+            self._memory(stage)
+        self.cp.add(self.at[Op(Kind.F, 0, 0)] == 0)
+        ways = [self.at[Op(self.compute[1], 0, j)] - self.at[Op(Kind.F, 0, j)] for j in self.own]
+        self.cp.add(ways[0] >= self.least)
+        if len(ways) == 1:
+            self.cp.minimize(ways[0])
+        solver = solver_of(effort, seed=seed)
+        # Relaxations say little of lanes modulo a period, and probing takes longer than the search.
+        solver.parameters.linearization_level = 0
+        solver.parameters.cp_model_probing_level = 0
+        if status_of(solver, self.cp, effort) not in ("OPTIMAL", "FEASIBLE"):
+            return None
+        return Pattern(
+            {
+                op: solver.value(start) + (self.time[Kind.O, op.stage] if op.kind is Kind.O else 0)
+                for op, start in self.at.items()
+                if op.kind in self.compute or solver.value(self.away[op.stage, op.micro_batch])
+            },
+            self.period,
+            self.unit,
+            len(self.own),
+        )
+
+    def _end(self, kind: Kind, s: int, j: int) -> Any:
+        return self.at[Op(kind, s, j)] + self.time[kind, s]
+
+    def _data(self, s: int, j: int) -> None:
+        """Dependencies of one micro-batch."""
+        backward = self.compute[1]
+        for kind, then in itertools.pairwise(self.compute):
+            self.cp.add(self.at[Op(then, s, j)] >= self._end(kind, s, j))
+        if s + 1 < self.problem.stages:
+            self.cp.add(self.at[Op(Kind.F, s + 1, j)] >= self._end(Kind.F, s, j) + self.message[s])
+            self.cp.add(self.at[Op(backward, s, j)] >= self._end(backward, s + 1, j) + self.message[s])
+        if self.transfers:
+            self.cp.add(self.at[Op(Kind.O, s, j)] >= self._end(Kind.F, s, j))
+            self.cp.add(self.at[Op(Kind.L, s, j)] >= self._end(Kind.O, s, j)).only_enforce_if(self.away[s, j])
+            self.cp.add(self.at[Op(backward, s, j)] >= self._end(Kind.L, s, j)).only_enforce_if(self.away[s, j])
+            for kind in self.transfers:
+                # One place for what is not there.
+                absent = self.cp.add(self.at[Op(kind, s, j)] == self._end(Kind.F, s, j))
+                absent.only_enforce_if(~self.away[s, j])
+
+    def _in_turn(self, s: int) -> None:
+        """Micro-batches keep their order."""
+        for kind in self.compute:
+            for j in self.own[1:]:
+                self.cp.add(self.at[Op(kind, s, j)] >= self._end(kind, s, j - 1))
+            self.cp.add(self.at[Op(kind, s, 0)] + self.period >= self._end(kind, s, self.own[-1]))
+
+    def _lane(self, s: int, kinds: tuple[Kind, ...]) -> None:
+        """No two operations of a lane at the same time, modulo the period."""
+        intervals = []
+        for kind, j in itertools.product(kinds, self.own):
+            phase, _ = self._modulo(self.at[Op(kind, s, j)])
+            length = self.time[kind, s]
+            # Twice, for those that end in the next period.
+            for start in (phase, phase + self.period):
+                if kind in self.transfers:
+                    away = self.away[s, j]
+                    intervals.append(self.cp.new_optional_fixed_size_interval_var(start, length, away, ""))
+                else:
+                    intervals.append(self.cp.new_fixed_size_interval_var(start, length, ""))
+        self.cp.add_no_overlap(intervals)
+
+    def _memory(self, s: int) -> None:
+        """What is resident whenever memory is taken: each change counts once for every period up to that moment."""
+        costs, device = self.problem.costs, self.problem.placement.device_of[s]
+        limit = costs.limit_of(device)
+        if limit is None:
+            return
+        ops = {kind: Op(kind, s, 0) for kind in (*self.compute, *self.transfers)}
+        changes = {kind: (self.op_costs.allocates(op), self.op_costs.frees(op)) for kind, op in ops.items()}
+        unit = grid([size for pair in changes.values() for size in pair])
+        room = math.floor((limit - costs.static_of(device)) / unit + 1e-9)
+        for (taker, (taken, _)), j in itertools.product(changes.items(), self.own):
+            if not taken:
+                continue
+            held = [
+                round(size / unit) * self._count(self.at[Op(taker, s, j)] - when, kind, s, other)
+                for (kind, (allocated, freed)), other in itertools.product(changes.items(), self.own)
+                for size, when in ((allocated, self.at[Op(kind, s, other)]), (-freed, self._end(kind, s, other)))
+                if size
+            ]
+            fits = self.cp.add(sum(held) <= room)
+            if taker in self.transfers:
+                fits.only_enforce_if(self.away[s, j])
+
+    def _count(self, since: Any, kind: Kind, s: int, j: int) -> Any:
+        """How often something has happened that first did so `since` ago; never for a transfer that is not there."""
+        _, turns = self._modulo(since)
+        if kind not in self.transfers:
+            return turns + 1
+        counted = self.cp.new_int_var(-self.horizon, self.horizon, "")
+        self.cp.add(counted == turns + 1).only_enforce_if(self.away[s, j])
+        self.cp.add(counted == 0).only_enforce_if(~self.away[s, j])
+        return counted
+
+    def _modulo(self, value: Any) -> tuple[Any, Any]:
+        """(phase, turns) with value = turns x period + phase."""
+        phase = self.cp.new_int_var(0, self.period - 1, "")
+        most = 2 * self.horizon // self.period + 1
+        turns = self.cp.new_int_var(-most, most, "")
+        self.cp.add(value == turns * self.period + phase)
+        return phase, turns

@@ -1,0 +1,134 @@
+"""An OrderProblem: in which order should every device do its operations?  And the Incumbents that answer it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from debubble.ir import InputError, Kind, Number, Op, Placement, Schedule, StageCosts
+from debubble.ir.lowering.op_costs import OpCosts
+from debubble.simulator import simulate
+
+Objective = Literal["makespan", "span"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderProblem:
+    """Find the order of S stages x m micro-batches that takes the least time under `costs.memory_limit`.
+
+    `split` lets I and W stand apart, `offload` lets activations go to the host (which needs `costs.offload`),
+    `recompute` lets them be dropped and brought back by an R.  What a schedule fixes for a whole stage is given:
+    `fused_recompute`, `recompute_fraction`, `offload_fraction` and `asynchronous` mean what they mean there.
+    With `split`, any backward may still be one operation.
+    """
+
+    placement: Placement
+    micro_batches: int
+    costs: StageCosts
+    split: bool = True
+    offload: bool = False
+    recompute: bool = False
+    objective: Objective = "makespan"
+    fused_recompute: frozenset[int] = frozenset()
+    recompute_fraction: Mapping[int, Number] = field(default_factory=dict)
+    offload_fraction: Mapping[int, Number] = field(default_factory=dict)
+    asynchronous: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.costs.stages != self.placement.stages:
+            raise InputError(
+                f"The costs are for {self.costs.stages} stages, but the placement has {self.placement.stages}."
+            )
+        if self.offload and self.costs.offload is None:
+            raise InputError("Searching with offload needs costs with an 'offload' time.")
+
+    @staticmethod
+    def of(schedule: Schedule, costs: StageCosts, *, objective: Objective = "makespan") -> OrderProblem:
+        """The problem that a schedule is one answer to, with every freedom that the schedule and costs use."""
+        return OrderProblem(
+            placement=schedule.placement,
+            micro_batches=schedule.micro_batches,
+            costs=costs,
+            offload=costs.offload is not None,
+            recompute=bool(schedule.explicit_recompute),
+            objective=objective,
+            fused_recompute=schedule.fused_recompute,
+            recompute_fraction=schedule.recompute_fraction,
+            offload_fraction=schedule.offload_fraction,
+            asynchronous=schedule.asynchronous,
+        )
+
+    @property
+    def devices(self) -> int:
+        return self.placement.devices
+
+    @property
+    def stages(self) -> int:
+        return self.placement.stages
+
+    @cached_property
+    def op_costs(self) -> OpCosts:
+        """What operations cost; `explicit` is for those that an R recomputes."""
+        return OpCosts(
+            costs=self.costs,
+            fused_recompute=self.fused_recompute,
+            recompute_fraction=self.recompute_fraction,
+            offload_fraction=self.offload_fraction,
+        )
+
+    def schedule(self, name: str, orders: tuple[tuple[object, ...], ...]) -> Schedule:
+        """A schedule of this problem with these lists."""
+        return Schedule(
+            name=name,
+            placement=self.placement,
+            micro_batches=self.micro_batches,
+            orders=orders,  # type: ignore[arg-type]
+            fused_recompute=self.fused_recompute,
+            recompute_fraction=self.recompute_fraction,
+            offload_fraction=self.offload_fraction,
+            asynchronous=self.asynchronous,
+        )
+
+    @property
+    def halves_cover_wholes(self) -> bool:
+        """Whether an I with its W behind it can stand for every B, so that what holds for all I and W holds for B too.
+
+        It cannot where the I needs more memory: its recomputation may bring back more at a time, or leave the W more.
+        """
+        op_costs = self.op_costs
+        return not self.split or all(
+            op_costs.allocates(Op(Kind.I, s, 0), explicit=again) <= op_costs.allocates(Op(Kind.B, s, 0), explicit=again)
+            for again in ((False, True) if self.recompute else (False,))
+            for s in range(self.stages)
+        )
+
+    def value(self, schedule: Schedule) -> Number:
+        """The objective of a schedule, by exact simulation; raises what `simulate` raises."""
+        timeline = simulate(schedule, self.costs)
+        return timeline.makespan if self.objective == "makespan" else timeline.span
+
+
+@dataclass(frozen=True, kw_only=True)
+class Incumbent:
+    """A schedule found by search, its objective by exact simulation, and what no schedule can beat."""
+
+    schedule: Schedule
+    value: Number
+    bound: Number
+    source: str
+    """What found it: `start`, `search`, `cp-sat`, `pattern`, `cache`."""
+    steps: int = 0
+    seconds: float = 0.0
+    """Effort spent when it was found."""
+
+    @property
+    def gap(self) -> float:
+        """How far the schedule may be from the optimum, as a share of its value."""
+        return float(max(self.value - self.bound, 0) / self.value) if self.value else 0.0
+
+    @property
+    def optimal(self) -> bool:
+        """Proven: the bound is met (up to rounding)."""
+        return float(self.value - self.bound) <= 1e-9 * max(1.0, float(self.value))

@@ -1,0 +1,1 @@
+"""Checkpoints: folders, manifest, state, and reading them under another layout."""

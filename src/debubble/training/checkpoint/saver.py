@@ -1,0 +1,206 @@
+"""Checkpoints: torch.distributed.checkpoint files, whole or not there, the newest few kept.
+
+A checkpoint is the folder `step-N` with every rank's tensors under their parameters' names, so that another
+partition finds them too, `progress.json`, and the manifest with every file's checksum.  It is written beside its place,
+while training goes on, and renamed when all ranks are done.  Every rank of the process group calls `save`, `verify` and
+`load`; all see the same folder.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint import state_dict_loader
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.checkpoint.storage import WriteResult
+
+from debubble.files import write_whole
+from debubble.ir import DebubbleError, InputError
+from debubble.training.checkpoint import manifest
+from debubble.training.checkpoint.dcp_planners import LoadPieces, OtherModelError, SavePieces, State, tensors
+from debubble.training.checkpoint.folder import Progress, checkpoints
+from debubble.training.checkpoint.manifest import METADATA, PROGRESS, DamagedError, Digest, Manifest
+from debubble.training.checkpoint.metadata import Reader, read_metadata
+
+T = TypeVar("T")
+
+
+class CheckpointError(DebubbleError):
+    """A checkpoint could not be written; the one before it is untouched."""
+
+
+class Saver:
+    """Writes the checkpoints of one run, one at a time, and keeps the newest `keep`.  Every rank has one."""
+
+    def __init__(self, folder: Path, *, keep: int) -> None:
+        self._folder, self._keep = folder, keep
+        # A group of its own: writing talks while training does.
+        self._group = dist.new_group(backend="gloo")
+        self._leader = dist.get_rank() == 0
+        self._writing: tuple[Path, State, Future[Metadata]] | None = None
+        self.newest: Path | None = None
+        """The last checkpoint that is whole."""
+        if self._leader:
+            for leftover in folder.glob(".step-*.unfinished"):
+                shutil.rmtree(leftover, ignore_errors=True)
+
+    def save(self, state: State, progress: Progress) -> None:
+        """Copy the state and start to write the copy.  Waits for the checkpoint before it.
+
+        Raises CheckpointError if that could not be written.
+        """
+        self.wait()
+        final = self._folder / f"step-{progress.step:06d}"
+        writing = async_save(
+            tensors(state),
+            storage_writer=_Writer(final, progress, keep=self._keep),
+            planner=SavePieces(state),
+            process_group=self._group,
+        )
+        assert isinstance(writing, Future)
+        self._writing = final, state, writing
+
+    def check(self) -> None:
+        """Note whether the checkpoint in writing is done.  Raises CheckpointError if it could not be written."""
+        if self._writing is not None and self._writing[2].done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Until the checkpoint in writing is whole.  Raises CheckpointError if it could not be written."""
+        if self._writing is None:
+            return
+        (final, state, writing), self._writing = self._writing, None
+        try:
+            writing.result()
+        except (OSError, CheckpointException) as error:
+            cause = "the disk is full" if _full(self._folder, state) else _cause(error)
+            if self._leader:
+                shutil.rmtree(_unfinished(final), ignore_errors=True)
+            raise CheckpointError(
+                f"The checkpoint {final} could not be written: {cause}; those before it are whole."
+            ) from error
+        self.newest = final
+
+
+class _Writer(FileSystemWriter):
+    """Writes beside the final place; the coordinator, when all ranks have written, makes it whole by renaming."""
+
+    def __init__(self, final: Path, progress: Progress, *, keep: int) -> None:
+        super().__init__(_unfinished(final))
+        self._final, self._progress, self._keep = final, progress, keep
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
+        """Write this rank's files; their digests travel to the coordinator as results of their own."""
+        results = super().write_data(plan, planner).wait()
+        digests = [
+            WriteResult(MetadataIndex(name), 0, Digest.of(_unfinished(self._final) / name))
+            for name in sorted({result.storage_data.relative_path for result in results})
+        ]
+        done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
+        done.set_result([*results, *digests])
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        files = {r.index.fqn: r.storage_data for each in results for r in each if isinstance(r.storage_data, Digest)}
+        super().finish(metadata, [[r for r in each if not isinstance(r.storage_data, Digest)] for each in results])
+        unfinished = _unfinished(self._final)
+        write_whole(unfinished / PROGRESS, msgspec.json.encode(self._progress))
+        files |= {name: Digest.of(unfinished / name) for name in (METADATA, PROGRESS)}
+        manifest.write(unfinished, files)
+        shutil.rmtree(self._final, ignore_errors=True)
+        unfinished.rename(self._final)
+        for old in checkpoints(self._final.parent)[: -self._keep]:
+            shutil.rmtree(old)
+
+
+def verify(checkpoint: Path) -> bool:
+    """Read every file of a checkpoint, each rank its share, and say whether there were checksums to compare.
+
+    Raises DamagedError, on all ranks the same, if it is not what was written.
+    """
+    found = agreed(lambda: _looked_through(checkpoint))
+    if found is None:
+        return False
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    answers: list[DamagedError | None] = [None] * ranks
+    mine: DamagedError | None = None
+    try:
+        manifest.check_contents(checkpoint, found, sorted(found.files)[rank::ranks])
+    except DamagedError as error:
+        mine = error
+    dist.all_gather_object(answers, mine)
+    for answer in answers:
+        if answer is not None:
+            raise answer
+    # Only now is it known that this is the metadata that was written.
+    agreed(lambda: len(read_metadata(checkpoint).state_dict_metadata))
+    return True
+
+
+def load(checkpoint: Path, state: State) -> None:
+    """Fill the tensors of `state` in place.  Every rank calls this, with what it holds.
+
+    Raises InputError if it is another model's, DamagedError if it cannot be read.
+    """
+    reader = Reader(checkpoint, agreed(lambda: read_metadata(checkpoint)))
+    try:
+        state_dict_loader.load(tensors(state), storage_reader=reader, planner=LoadPieces(state))
+    except (OSError, CheckpointException) as error:
+        cause = _first(error)
+        if isinstance(cause, OtherModelError):
+            raise InputError(f"The checkpoint {checkpoint} does not belong to this model: {cause}.") from error
+        raise DamagedError(checkpoint, f"its tensors cannot be read ({type(cause).__name__})") from error
+
+
+def _looked_through(checkpoint: Path) -> Manifest | None:
+    """The manifest of a checkpoint whose files are there; of one without a manifest, its metadata says which."""
+    found = manifest.glance(checkpoint)
+    if found is None:
+        read_metadata(checkpoint)
+    return found
+
+
+def agreed(look: Callable[[], T]) -> T:
+    """What rank 0 sees, on all ranks, or its InputError: hosts may see a shared folder change at different times."""
+    told: list[Any] = [None]
+    if dist.get_rank() == 0:
+        try:
+            told = [look()]
+        except InputError as error:
+            told = [error]
+    dist.broadcast_object_list(told)
+    if isinstance(told[0], InputError):
+        raise told[0]
+    answer: T = told[0]
+    return answer
+
+
+def _unfinished(final: Path) -> Path:
+    return final.with_name(f".{final.name}.unfinished")
+
+
+def _full(folder: Path, state: State) -> bool:
+    """Whether the disk has less room than this rank's tensors take."""
+    needed = sum(piece.tensor.nbytes for piece in state.values())
+    return folder.exists() and shutil.disk_usage(folder).free < needed
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first rank's own error."""
+    return next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
+
+
+def _cause(error: BaseException) -> str:
+    """The first rank's own error, in one line."""
+    return str(_first(error)).strip().split("\n")[0].rstrip(".")

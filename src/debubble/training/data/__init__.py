@@ -1,0 +1,1 @@
+"""Text to batches: tokenizer, data sets, prefetching."""

@@ -1,0 +1,97 @@
+"""Text as packed sequences of tokens, in an order that depends on nothing but the seed.
+
+Sample i of a run is the same whatever the number of ranks, the partition, or the restarts before it: what a
+checkpoint must remember of the data is one number.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from debubble.ir import InputError
+from debubble.training.data.tokenizer import HfTokenizer, is_text
+
+VOCABULARY = 256
+"""Of bytes as tokens; 0, which no text contains, ends each file."""
+
+Tokens = npt.NDArray[np.int64]
+
+_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idlelib", "__pycache__"}
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """All files after each other, each followed by the token that ends a text."""
+
+    tokens: npt.NDArray[Any]
+
+    @staticmethod
+    def load(path: Path | None = None, tokenizer: HfTokenizer | None = None) -> Corpus:
+        """Read a file, the text files of a directory, or (None) the sources of Python's standard library.
+
+        Tokens are the tokenizer's, or bytes.  Raises InputError if there is nothing to read.
+        """
+        try:
+            files = [file for file in _files(path) if file.stat().st_size and is_text(file)]
+            if not files:
+                raise InputError(f"{path} holds no text: give a text file or a directory with some.")
+            if tokenizer is not None:
+                return Corpus(tokenizer.tokens(files))
+            return Corpus(np.frombuffer(b"\0".join([*(file.read_bytes() for file in files), b""]), dtype=np.uint8))
+        except OSError as error:
+            raise InputError(f"The data {error.filename} cannot be read: {error.strerror}.") from error
+
+
+def _files(path: Path | None) -> list[Path]:
+    if path is None:
+        return _library_sources()
+    if path.is_dir():
+        return sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
+    if path.exists():
+        return [path]
+    raise InputError(f"There is no data file or directory {path}.")
+
+
+def _library_sources() -> list[Path]:
+    root = Path(sysconfig.get_path("stdlib"))
+    return sorted(p for p in root.rglob("*.py") if not _SKIPPED.intersection(p.relative_to(root).parts))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sequences:
+    """The samples of a run: every window of `sequence_length` tokens once per epoch, each epoch shuffled anew."""
+
+    corpus: Corpus
+    sequence_length: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.per_epoch:
+            raise InputError(
+                f"The data has {len(self.corpus.tokens)} tokens, too few for one sequence of {self.sequence_length}:"
+                " give more text or a shorter sequence."
+            )
+
+    @property
+    def per_epoch(self) -> int:
+        return (len(self.corpus.tokens) - 1) // self.sequence_length
+
+    def batch(self, first: int, *, count: int) -> Tokens:
+        """Samples `first` to `first + count`, [count, length + 1]: each token is to predict the next."""
+        windows = shuffled(first, count=count, per_epoch=self.per_epoch, seed=self.seed)
+        positions = windows[:, None] * self.sequence_length + np.arange(self.sequence_length + 1)
+        tokens: Tokens = self.corpus.tokens[positions].astype(np.int64)
+        return tokens
+
+
+def shuffled(first: int, *, count: int, per_epoch: int, seed: int) -> npt.NDArray[np.int64]:
+    """Which of `per_epoch` things the samples from `first` on are: all once per epoch, each epoch in a new order."""
+    epochs, places = np.divmod(np.arange(first, first + count), per_epoch)
+    orders = {epoch: np.random.default_rng([seed, int(epoch)]).permutation(per_epoch) for epoch in np.unique(epochs)}
+    return np.array([orders[epoch][place] for epoch, place in zip(epochs, places, strict=True)], dtype=np.int64)

@@ -1,0 +1,119 @@
+"""From text files to one long array of tokens: bytes, or a Hugging Face tokenizer's, made once and kept in a cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from debubble.files import user_cache
+from debubble.ir import InputError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+VERSION = 1
+PIECE = 2**20
+"""Characters that are tokenized at a time; pieces end at line ends."""
+AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class HfTokenizer:
+    """A `tokenizer.json`, or a folder with one and perhaps a `tokenizer_config.json`.
+
+    `end` is the model's token that ends a text, for tokenizers that do not say which theirs is.
+    """
+
+    path: Path
+    end: int | None = None
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            raise InputError("A tokenizer needs the hf extra: install debubble with it.") from None
+        try:
+            return Tokenizer.from_str(self._file.read_text(encoding="utf-8"))
+        except Exception as error:  # the library raises nothing more special
+            raise InputError(f"{self.path} has no tokenizer that can be read: {error}.") from error
+
+    @property
+    def _file(self) -> Path:
+        return self.path / "tokenizer.json" if self.path.is_dir() else self.path
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens there are."""
+        size: int = self._tokenizer.get_vocab_size()
+        return size
+
+    @cached_property
+    def separator(self) -> int | None:
+        """The token that ends each text."""
+        config = self._file.with_name("tokenizer_config.json")
+        named = json.loads(config.read_text(encoding="utf-8")).get("eos_token") if config.is_file() else None
+        text: str | None = named["content"] if isinstance(named, dict) else named
+        found: int | None = None if text is None else self._tokenizer.token_to_id(text)
+        return self.end if found is None else found
+
+    def tokens(self, files: Sequence[Path]) -> npt.NDArray[Any]:
+        """All files after each other, each ended by the separator; kept on disk and read as it is needed."""
+        dtype = np.dtype(np.uint16 if self.vocabulary <= 2**16 else np.uint32)
+        place = user_cache("tokens") / f"{self._fingerprint(files)}.{dtype.name}"
+        if not place.exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            # A folder of its own, which goes however this ends; renaming takes the file out of it.
+            with tempfile.TemporaryDirectory(dir=place.parent) as folder:
+                unfinished = Path(folder) / place.name
+                with unfinished.open("wb") as file:
+                    for part in self._encoded(files):
+                        file.write(np.array(part, dtype=dtype).tobytes())
+                unfinished.rename(place)
+        empty = not place.stat().st_size
+        return np.zeros(0, dtype=dtype) if empty else np.memmap(place, dtype=dtype, mode="r")
+
+    def _encoded(self, files: Sequence[Path]) -> Iterator[list[int]]:
+        for file in files:
+            for pieces in _groups(_pieces(file)):
+                for encoded in self._tokenizer.encode_batch(pieces, add_special_tokens=False):
+                    yield encoded.ids
+            if self.separator is not None:
+                yield [self.separator]
+
+    def _fingerprint(self, files: Sequence[Path]) -> str:
+        facts = [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
+        told = json.dumps([VERSION, PIECE, self.separator, facts]).encode() + self._file.read_bytes()
+        return hashlib.sha256(told).hexdigest()[:32]
+
+
+def is_text(file: Path) -> bool:
+    """Whether the file's beginning has no zero byte, which no text contains."""
+    with file.open("rb") as opened:
+        return b"\0" not in opened.read(PIECE)
+
+
+def _pieces(file: Path) -> Iterator[str]:
+    with file.open(encoding="utf-8", errors="replace", newline="") as text:
+        while piece := text.read(PIECE):
+            yield piece + text.readline()
+
+
+def _groups(pieces: Iterable[str]) -> Iterator[list[str]]:
+    group: list[str] = []
+    for piece in pieces:
+        group.append(piece)
+        if len(group) == AT_ONCE:
+            yield group
+            group = []
+    if group:
+        yield group

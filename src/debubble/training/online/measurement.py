@@ -1,0 +1,94 @@
+"""What operations cost in a run, from its traces, and how far that is from what was assumed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median
+
+from debubble.ir import Kind, Number, Op, Schedule, StageCosts
+from debubble.ir.lowering.op_costs import OpCosts
+from debubble.ir.trace import TraceEvent, TraceStep
+
+TIMED = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.O, Kind.L)
+"""What has a time of its own in the costs; messages are a matter of two devices."""
+
+
+def measured_costs(schedule: Schedule, costs: StageCosts, steps: Sequence[TraceStep]) -> StageCosts:
+    """The costs with the times that some steps of the schedule took: medians over steps and micro-batches.
+
+    Sizes stay.  A whole backward is divided as it was assumed to be, and what did not run keeps its time; except
+    recomputation, which repeats forwards and is as fast as they are.
+    """
+    events = [{Op.parse(event.name): event for event in step.events} for step in steps]
+    speed = _speeds(schedule, costs, events)
+    messages = _message_times(events)
+
+    def scaled(times: Sequence[Number], *kinds: Kind) -> list[float]:
+        found = ([speed[kind, s] for kind in kinds if (kind, s) in speed] for s in range(costs.stages))
+        return [float(time) * (speeds[0] if speeds else 1.0) for time, speeds in zip(times, found, strict=True)]
+
+    return costs.replace(
+        forward=scaled(costs.forward, Kind.F),
+        backward_input=scaled(costs.backward_input, Kind.I, Kind.B),
+        backward_weight=scaled(costs.backward_weight, Kind.W, Kind.B),
+        recompute=scaled(costs.recompute, Kind.R, Kind.F),
+        offload=None if costs.offload is None else scaled(costs.offload, Kind.O),
+        reload=None if costs.reload is None else scaled(costs.reload, Kind.L),
+        communication=[messages.get(s, float(time)) for s, time in enumerate(costs.communication)],
+    )
+
+
+def drift(before: StageCosts, after: StageCosts) -> float:
+    """Largest relative change of a stage's times: the sum of their differences over the sum of what they were.
+
+    Costs that all change alike make no other order better: their common factor does not count.
+    """
+    old, new = _times(before), _times(after)
+    factor = sum(map(sum, new)) / sum(map(sum, old))
+    changes = [
+        sum(abs(a * factor - b) for a, b in zip(*stage, strict=True)) / (factor * sum(stage[0]))
+        for stage in zip(old, new, strict=True)
+        if sum(stage[0])
+    ]
+    return max(changes)
+
+
+def _times(costs: StageCosts) -> list[tuple[float, ...]]:
+    """Per stage."""
+    groups = (costs.forward, costs.backward_input, costs.backward_weight, costs.communication)
+    transfers = [group for group in (costs.offload, costs.reload) if group is not None]
+    return [tuple(map(float, times)) for times in zip(*groups, *transfers, strict=True)]
+
+
+def _speeds(
+    schedule: Schedule, costs: StageCosts, steps: Sequence[Mapping[Op, TraceEvent]]
+) -> dict[tuple[Kind, int], float]:
+    """Median of measured over assumed times, by kind and stage."""
+    op_costs, again = OpCosts.of(schedule, costs), schedule.explicit_recompute
+    ratios: dict[tuple[Kind, int], list[float]] = defaultdict(list)
+    for events in steps:
+        for op, event in events.items():
+            if op.kind in TIMED and (assumed := float(op_costs.time(op, explicit=op[1:] in again))):
+                ratios[op.kind, op.stage].append((event.end - event.start) / assumed)
+    return {key: median(found) for key, found in ratios.items()}
+
+
+def _message_times(steps: Sequence[Mapping[Op, TraceEvent]]) -> dict[int, float]:
+    """Time of a message between a stage and the next, from the start of the send to the arrival.
+
+    It is the mean of both directions: a difference between the devices' clocks cancels.
+    """
+    times: dict[tuple[int, Kind], list[float]] = defaultdict(list)
+    for events in steps:
+        for op, event in events.items():
+            if op.kind is Kind.RECV_F:
+                sent = events[Op(Kind.SEND_F, op.stage - 1, op.micro_batch)]
+                times[op.stage - 1, op.kind].append(event.end - sent.start)
+            elif op.kind is Kind.RECV_B:
+                sent = events[Op(Kind.SEND_B, op.stage + 1, op.micro_batch)]
+                times[op.stage, op.kind].append(event.end - sent.start)
+    directions: dict[int, list[float]] = defaultdict(list)
+    for (stage, _), found in times.items():
+        directions[stage].append(median(found))
+    return {stage: max(0.0, fmean(medians)) for stage, medians in directions.items()}

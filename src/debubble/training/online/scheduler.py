@@ -1,0 +1,83 @@
+"""Searches beside a training run: `python -m debubble.training.online.scheduler FOLDER EFFORT`.
+
+It reads `plan.json` in the folder, whose costs are the measured ones, and replaces `found.json` whenever it has found a
+faster order of the same stages.  It imports no torch, computes with one thread, and ends when its parent does.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from debubble.errors import InputError
+from debubble.ir import CandidateSummary, Plan
+from debubble.training.online.summation_order import summation
+
+PLAN, FOUND = "plan.json", "found.json"
+
+
+def check_searchable(plan: Plan) -> None:
+    """Refuse a plan with more than the search can order.  Raises InputError with one sentence."""
+    beside = sorted({op.kind.value for op in plan.schedule.operations} & {"G", "D", "S", "P"})
+    if beside:
+        raise InputError(
+            f"--online orders F, B, I, W, R, O and L, but the plan also has {', '.join(beside)}: train it without."
+        )
+    if plan.schedule.peers:
+        raise InputError("--online orders offloads to the host, but the plan's go to peer devices: train it without.")
+
+
+def better_plans(plan: Plan, *, effort: float, seed: int = 0) -> Iterator[Plan]:
+    """Plans that are faster and faster for the plan's costs: other orders of the same stages, with equal losses.
+
+    The search starts from the plan and from those published schedules that add up in the same order.  The candidates of
+    each are itself and the plan that it started from.
+    """
+    from debubble.planners.optpipe import initial
+    from debubble.search.effort import Effort
+    from debubble.search.optimize import optimize
+    from debubble.search.problem import OrderProblem
+
+    problem = OrderProblem.of(plan.schedule, plan.costs)
+    start = best = problem.value(plan.schedule)
+    sums, begin = summation(plan, plan.schedule), time.perf_counter()
+    published = [schedule for schedule in initial(problem, Effort(0)) if summation(plan, schedule) == sums]
+    for found in optimize(problem, starts=[plan.schedule, *published], effort=effort, seed=seed):
+        schedule = replace(found.schedule, name="searched")
+        if found.value < best and summation(plan, schedule) == sums:
+            best = found.value
+            yield replace(
+                plan,
+                planner="optpipe",
+                schedule=schedule,
+                lower_bound=found.bound,
+                solve_seconds=time.perf_counter() - begin,
+                candidates=(
+                    CandidateSummary(planner="optpipe", makespan=float(best), schedule=schedule.name),
+                    CandidateSummary(planner=plan.planner, makespan=float(start), schedule=plan.schedule.name),
+                ),
+            )
+
+
+def main(folder: Path, effort: float) -> None:
+    """Search until the optimum is proven or the effort is spent."""
+    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
+    for better in better_plans(Plan.load(folder / PLAN), effort=effort):
+        better.save(folder / FOUND)
+
+
+def _end_with_parent(folder: Path) -> None:
+    """The parent never writes: when reading ends, it is gone, and nobody wants the files any more."""
+    os.read(sys.stdin.fileno(), 1)
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), float(sys.argv[2]))

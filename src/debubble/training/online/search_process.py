@@ -1,0 +1,69 @@
+"""A search in a process of its own, as the training sees it: never waited for, and gone when the training is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+from debubble.ir import Plan
+from debubble.processes import PYTHON
+from debubble.training.online.cores import step_back
+from debubble.training.online.scheduler import FOUND, PLAN
+
+
+class Search:
+    """Looks for a better order of a plan's stages with an effort, on `core` alone if one is given."""
+
+    def __init__(self, plan: Plan, *, effort: float, core: int | None) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="debubble-search-")
+        self.folder = Path(self._folder.name)
+        """Of the files between the two processes."""
+        self._seen = 0
+        plan.save(self.folder / PLAN)
+        with (self.folder / "errors").open("wb") as errors:
+            self._process = subprocess.Popen(
+                [*PYTHON, "-m", "debubble.training.online.scheduler", self._folder.name, str(effort)],
+                stdin=subprocess.PIPE,  # its end tells the process that its parent is gone
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"},
+                start_new_session=True,  # Ctrl-C is for the training, which then ends this
+            )
+        step_back(self._process.pid, core)
+
+    @property
+    def pid(self) -> int:
+        """Of the process that searches."""
+        return self._process.pid
+
+    def newest(self) -> Plan | None:
+        """The best plan found, if it is newer than at the last call."""
+        try:
+            written = (self.folder / FOUND).stat().st_mtime_ns
+        except FileNotFoundError:
+            return None
+        if written == self._seen:
+            return None
+        self._seen = written
+        return Plan.load(self.folder / FOUND)
+
+    def failure(self) -> str | None:
+        """Why the process has ended before its time; None while it runs, and if it has done its work."""
+        if not self._process.poll():
+            return None
+        said = (self.folder / "errors").read_text(errors="replace").strip().splitlines()
+        return said[-1] if said else f"exit code {self._process.returncode}"
+
+    def wait(self) -> None:
+        """Until the search is over: for those who have nothing else to do."""
+        self._process.wait()
+
+    def close(self) -> None:
+        """End the process, whatever it does."""
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._folder.cleanup()

@@ -1,0 +1,221 @@
+"""Proven optima: the papers' small instances, and brute force on smaller ones."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from debubble.ir import DebubbleError, Kind, Number, Op, Placement, StageCosts
+from debubble.search.annealing.search import search
+from debubble.search.bounds import lower_bound
+from debubble.search.cp_solver import solver_of, status_of
+from debubble.search.effort import Effort
+from debubble.search.exact.cp_model import build
+from debubble.search.exact.cp_sat import device_bound, solve
+from debubble.search.exact.milp import Reductions, solve_milp
+from debubble.search.problem import Incumbent, Objective, OrderProblem
+from debubble.simulator import simulate
+
+HALF = Fraction(1, 2)
+
+
+def instance(
+    p: int, m: int, times: tuple[Number, Number, Number], communication: Number, offload: Number | None, limit: Number,
+    *, host_link: str = "full-duplex", objective: Objective = "makespan",
+) -> OrderProblem:  # fmt: skip
+    forward, backward_input, backward_weight = times
+    costs = StageCosts.of(
+        stages=p, forward=forward, backward_input=backward_input, backward_weight=backward_weight, activation=1,
+        activation_after_input=HALF, communication=communication, offload=offload, memory_limit=limit,
+        host_link=host_link,
+    )  # fmt: skip
+    return OrderProblem(
+        placement=Placement.linear(p), micro_batches=m, costs=costs, offload=offload is not None, objective=objective
+    )
+
+
+def proven(problem: OrderProblem) -> Incumbent:
+    *_, best = search(problem, steps=4000)
+    if not best.optimal:
+        *_, best = solve(problem, best, effort=Effort(60))
+    return best
+
+
+ONE = (1, 1, 1)
+OFFLOAD = [
+    (3, 3, ONE, 0, 1, 2, 12),
+    (3, 4, (2, 2, 2), 0, 1, 2, 28),
+    (3, 3, (5, 5, 5), 1, 5, 3 * HALF, 77),
+    (4, 4, (2, 2, 2), 0, 1, 3, 30),
+    (2, 5, (2, 3, 1), 0, 2, 2, 33),
+    (3, 4, (2, 2, 2), 0, 3, 2, 30),
+    (3, 3, ONE, Fraction(1, 5), 1, 3 * HALF, Fraction(77, 5)),
+    (4, 4, ONE, 0, 1, 3, 15),
+    (4, 6, ONE, 0, 1, 3, 21),
+    (4, 8, ONE, 0, 1, 3, 27),
+]
+
+
+@pytest.mark.parametrize("host_link", ["full-duplex", "half-duplex"])
+@pytest.mark.parametrize(("p", "m", "times", "communication", "offload", "limit", "optimum"), OFFLOAD[:7])
+def test_offload_instances_are_proven_optimal(
+    p: int, m: int, times: tuple[int, int, int], communication: Number, offload: int, limit: Number, optimum: Number,
+    host_link: str,
+) -> None:  # fmt: skip
+    best = proven(instance(p, m, times, communication, offload, limit, host_link=host_link))
+    assert best.optimal
+    assert best.value == optimum
+
+
+@pytest.mark.parametrize(("p", "m", "times", "communication", "offload", "limit", "optimum"), OFFLOAD[7:])
+def test_the_toy_of_figure_4_reaches_its_optimum(
+    p: int, m: int, times: tuple[int, int, int], communication: Number, offload: int, limit: Number, optimum: Number
+) -> None:
+    best = proven(instance(p, m, times, communication, offload, limit))
+    assert (best.value, best.optimal) == (optimum, True)
+
+
+@pytest.mark.parametrize(
+    ("p", "m", "optima"),
+    [
+        (3, 6, [(42, 42), (25, 25), (20, 20), (20, 19), (20, 18)]),
+        (4, 5, [(45, 45), (27, 27), (21, 21), (18, 18), (18, 17)]),
+        (3, 4, [(28, 28), (17, 17), (14, 14), (14, 13), (14, 13), (14, 13)]),
+        (4, 8, [(72, 72), (41, 41), (31, 31)]),
+    ],
+)
+def test_without_offload_every_limit_is_proven_optimal(p: int, m: int, optima: list[tuple[int, int]]) -> None:
+    for limit, (makespan, span) in enumerate(optima, start=1):
+        assert proven(instance(p, m, ONE, 0, None, limit)).value == makespan
+        if m < 8:
+            best = proven(instance(p, m, ONE, 0, None, limit, objective="span"))
+            assert (best.value, best.optimal) == (span, True)
+
+
+def linear_extensions(chains: list[list[Op]]) -> Iterator[tuple[Op, ...]]:
+    """Every merge of the chains."""
+    if not any(chains):
+        yield ()
+    for index, chain in enumerate(chains):
+        if chain:
+            for rest in linear_extensions([*chains[:index], chain[1:], *chains[index + 1 :]]):
+                yield (chain[0], *rest)
+
+
+def lists(stage: int, offloaded: set[int]) -> list[tuple[Op, ...]]:
+    kinds = {True: (Kind.F, Kind.O, Kind.L, Kind.I, Kind.W), False: (Kind.F, Kind.I, Kind.W)}
+    return list(linear_extensions([[Op(k, stage, j) for k in kinds[j in offloaded]] for j in range(2)]))
+
+
+@pytest.mark.parametrize(
+    ("times", "communication", "offload", "limits"),
+    [((2, 3, 1), 1, 2, (1, 2)), ((3, 1, 2), 0, 1, (3 * HALF, 1)), ((1, 2, 4), 2, 3, (2, 3 * HALF))],
+)
+def test_brute_force_agrees(
+    times: tuple[int, int, int], communication: int, offload: int, limits: tuple[Number, Number]
+) -> None:
+    base = instance(2, 2, times, communication, offload, 9)
+    problem = OrderProblem(placement=base.placement, micro_batches=2, costs=base.costs.with_limit(limits), offload=True)
+    best: Number | None = None
+    # The last device never gains from offloading two micro-batches: its backward can follow its forward.
+    firsts = [order for away in (set(), {0}, {1}) for order in lists(0, away)]
+    for orders in itertools.product(firsts, lists(1, set())):
+        try:
+            value = simulate(problem.schedule("brute", orders), problem.costs).makespan
+        except DebubbleError:
+            continue
+        best = value if best is None or value < best else best
+    found = proven(problem)
+    assert found.optimal
+    assert best is not None
+    assert found.value <= best
+    both = set(found.schedule.offloaded)
+    if not both & {(1, 0), (1, 1)} and both != {(0, 0), (0, 1)}:
+        assert found.value == best
+
+
+def test_a_single_device_exact_bounds_what_all_devices_reach() -> None:
+    problem = instance(3, 4, (2, 2, 2), 0, 1, 2)
+    bounds = [device_bound(problem, d, horizon=40, effort=Effort(20)) for d in range(3)]
+    assert max(bounds) <= 28
+    assert max(*bounds, lower_bound(problem)) >= 26
+
+
+@pytest.mark.parametrize(
+    "reductions",
+    [
+        Reductions(),
+        Reductions(one_direction=False),
+        Reductions(transitive=False),
+        Reductions(triangles="eager"),
+        Reductions(triangles="lazy"),
+    ],
+    ids=["all", "both-directions", "no-transitivity", "eager-triangles", "lazy-triangles"],
+)
+def test_the_milp_proves_the_same_with_and_without_each_reduction(reductions: Reductions) -> None:
+    answer = solve_milp(instance(3, 3, ONE, 0, None, 2), seconds=60, reductions=reductions)
+    assert answer.incumbent is not None
+    assert answer.incumbent.value == proven(instance(3, 3, ONE, 0, None, 2)).value
+    assert answer.bound == pytest.approx(float(answer.incumbent.value), rel=1e-5)
+
+
+@pytest.mark.parametrize("host_link", ["full-duplex", "half-duplex"])
+def test_the_milp_with_offload_proves_the_optimum(host_link: str) -> None:
+    answer = solve_milp(instance(3, 3, ONE, 0, 1, 2, host_link=host_link), seconds=60)
+    assert answer.incumbent is not None
+    assert answer.incumbent.value == 12
+    assert answer.bound == pytest.approx(12)
+
+
+def test_transitivity_and_one_direction_make_the_milp_smaller() -> None:
+    problem = instance(3, 3, ONE, 0, None, 3)
+    sizes = [
+        solve_milp(problem, seconds=20, reductions=reductions).binaries
+        for reductions in (Reductions(), Reductions(transitive=False), Reductions(one_direction=False))
+    ]
+    # Pairs of later micro-batch and earlier kind: 3 x 3 per stage; with the earlier micro-batch's too, twice that.
+    assert sizes == [27, 54, 54]
+
+
+def behind_one_switch(
+    p: int, m: int, times: tuple[int, int, int], communication: int, offload: int, limit: Number, host_link: str
+) -> OrderProblem:
+    plain = instance(p, m, times, communication, offload, limit, host_link=host_link)
+    return replace(plain, costs=plain.costs.replace(link_groups=[tuple(range(p))]))
+
+
+def exact(problem: OrderProblem) -> Number:
+    """The optimum of CP-SAT's model, in which transfers of a shared lane may take any turns."""
+    model = build(problem, horizon=200)
+    solver = solver_of(Effort(120))
+    assert status_of(solver, model.cp, Effort(120)) == "OPTIMAL"
+    return round(solver.objective_value) * model.unit
+
+
+SHARED = [
+    (3, 4, 2, 0, 1, 2, "full-duplex", 28, 29),
+    (3, 3, 5, 1, 5, 3 * HALF, "full-duplex", 77, 78),
+    (3, 3, 5, 1, 5, 3 * HALF, "half-duplex", 77, 81),
+]
+"""p, m, F = B = W, C, offload, limit, host link; the exact model's optimum, and what a Schedule can say of it."""
+
+
+@pytest.mark.parametrize(("p", "m", "time", "communication", "offload", "limit", "link", "optimum", "found"), SHARED)
+def test_where_devices_share_a_link_the_optimum_may_have_no_schedule(
+    p: int, m: int, time: int, communication: int, offload: int, limit: Number, link: str, optimum: int, found: int
+) -> None:
+    problem = behind_one_switch(p, m, (time, time, time), communication, offload, limit, link)
+    best = proven(problem)
+    assert exact(problem) == optimum
+    assert (best.value, best.optimal) == (found, False)
+
+
+@pytest.mark.parametrize(("host_link", "optimum"), [("full-duplex", 23), ("half-duplex", 24)])
+def test_the_milp_shares_a_link_between_devices_as_cp_sat_does(host_link: str, optimum: int) -> None:
+    problem = behind_one_switch(3, 2, (1, 2, 2), 1, 2, 1, host_link)
+    assert exact(problem) == optimum
+    assert solve_milp(problem, seconds=60).bound == pytest.approx(optimum)

@@ -1,0 +1,62 @@
+"""Periodic patterns: what they repeat, and that several micro-batches a period pay where the link is slow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from debubble.ir import Kind
+from debubble.search.effort import Effort
+from debubble.search.periodic.modulo import Pattern, _Model, _Times, patterns, unrolled
+from debubble.search.periodic.repetition import _Seedling
+from debubble.search.problem import OrderProblem
+from tests.search.orders import uniform
+
+
+def _model(problem: OrderProblem, period: int, *, step: int = 1) -> _Model:
+    return _Model(problem, _Times.of(problem), period, step=step)
+
+
+@pytest.fixture(scope="module")
+def pattern() -> Pattern:
+    """Three micro-batches in 105."""
+    found = _model(uniform(4, 24, offload=35, limit=6), 105, step=3).solve(Effort(60), 0)
+    assert found is not None
+    return found
+
+
+def test_micro_batches_of_a_period_may_do_different_things(pattern: Pattern) -> None:
+    away = [sum(op.kind is Kind.O and op.stage == s for op in pattern.moments) for s in range(4)]
+    assert any(0 < count < 3 for count in away)
+    assert (pattern.step, pattern.time) == (3, 35)
+
+
+def test_three_micro_batches_fit_where_each_alone_needs_longer() -> None:
+    problem = uniform(4, 24, offload=40, limit=6)
+    assert _model(problem, 36).solve(Effort(60), 0) is None
+    together = _model(problem, 106, step=3).solve(Effort(60), 0)
+    assert together is not None
+    assert together.time < 36
+
+
+def test_unrolled_a_period_more_takes_a_period_longer(pattern: Pattern) -> None:
+    problems = [uniform(4, m, offload=35, limit=6) for m in (24, 27, 30)]
+    values = [problem.value(unrolled(problem, pattern)) for problem in problems]
+    assert values[1] - values[0] == values[2] - values[1] == 105
+
+
+def test_a_seedling_repeats_whole_periods(pattern: Pattern) -> None:
+    problem = uniform(4, 61, offload=35, limit=6)
+    seedling = _Seedling.of(problem, pattern)
+    assert (problem.micro_batches - seedling.small.micro_batches) % 3 == 0
+    searched = seedling.searched(Effort(1.0), seed=0, workers=1)
+    more = replace(problem, micro_batches=64)
+    assert more.value(searched.grown(more)) - problem.value(searched.grown(problem)) == 105
+
+
+def test_patterns_take_the_faster_of_one_and_several_micro_batches() -> None:
+    problem = uniform(4, 24, offload=35, limit=6)
+    one = next(pattern for period in (41, 48) if (pattern := _model(problem, period).solve(Effort(5), 0)) is not None)
+    best = next(patterns(problem, 1, effort=Effort(20)))
+    assert best.time < one.time

@@ -1,0 +1,93 @@
+"""An evaluation that begins at a mark of the last one says what one from the start says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from debubble.search.annealing.evaluate import INFINITY
+from debubble.search.annealing.incremental import SAME, START, common_mark, keep, put_back, resume
+from debubble.search.annealing.lists import encode
+from debubble.search.annealing.moves import measure, move
+from debubble.search.annealing.search import search
+from debubble.search.annealing.tables import tables
+from debubble.search.annealing.walker import Walker
+from debubble.search.problem import OrderProblem
+from tests.search.orders import uniform
+
+MOVES = 400
+SMALL = uniform(4, 10, offload=14, limit=8, backward_input=11, backward_weight=9)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        SMALL,
+        replace(SMALL, costs=SMALL.costs.replace(host_link="half-duplex")),
+        replace(SMALL, costs=SMALL.costs.replace(communication_model="exclusive")),
+        replace(SMALL, offload=False),
+    ],
+    ids=["full duplex", "half duplex", "exclusive messages", "without offload"],
+)
+def test_it_says_what_one_from_the_start_says(problem: OrderProblem) -> None:
+    start = next(iter(search(problem, steps=0)))
+    walker = Walker.of(problem, start, seed=3)
+    a, x, n, _ = walker.tables
+    _, fresh_x, fresh_n, _ = tables(problem)
+    orders, lengths = encode(problem, start.schedule)
+    random = np.array([77], dtype=np.int64)
+    path = np.zeros(1, dtype=np.int64)
+    value = measure(a, x, n, orders, lengths, START, INFINITY, INFINITY)
+    keep(a, x, n, START)
+    begins, meetings = set(), set()
+    for turn in range(MOVES):
+        tried, tried_lengths = orders.copy(), lengths.copy()
+        move(a, n, tried, tried_lengths, path, 0, problem.offload, False, random)
+        at = common_mark(a, n, orders, lengths, tried, tried_lengths)
+        if at == SAME:
+            continue
+        begins.add(at)
+        if at != START:
+            resume(a, x, n, orders, lengths, at)
+        threshold = INFINITY if turn % 2 else value
+        found = measure(a, x, n, tried, tried_lengths, at, threshold, INFINITY)
+        found = INFINITY if found > threshold else found
+        meetings.add(n[a.marked + 2])
+        assert found == measure(a, fresh_x, fresh_n, tried, tried_lengths, START, threshold, INFINITY)
+        if found == INFINITY or turn % 3 == 0:
+            put_back(a, x, n)
+            continue
+        assert (x[a.end : a.end + 7 * 40] == fresh_x[a.end : a.end + 7 * 40]).all()
+        keep(a, x, n, at)
+        orders, lengths, value = tried, tried_lengths, found
+    assert len(begins) > 10
+    assert len(meetings) > 10
+
+
+def test_what_stays_behind_is_given_up_and_would_have_been_worse() -> None:
+    start = next(iter(search(SMALL, steps=0)))
+    walker = Walker.of(SMALL, start, seed=0)
+    a, x, n, _ = walker.tables
+    _, fresh_x, fresh_n, _ = tables(SMALL)
+    orders, lengths = encode(SMALL, start.schedule)
+    random, path = np.array([5], dtype=np.int64), np.zeros(1, dtype=np.int64)
+    value = measure(a, x, n, orders, lengths, START, INFINITY, INFINITY)
+    keep(a, x, n, START)
+    given_up = []
+    for _ in range(10 * MOVES):
+        tried, tried_lengths = orders.copy(), lengths.copy()
+        move(a, n, tried, tried_lengths, path, 0, True, False, random)
+        at = common_mark(a, n, orders, lengths, tried, tried_lengths)
+        if at < 0:
+            continue
+        resume(a, x, n, orders, lengths, at)
+        found = measure(a, x, n, tried, tried_lengths, at, INFINITY, 1.0)
+        exact = measure(a, fresh_x, fresh_n, tried, tried_lengths, START, INFINITY, INFINITY)
+        put_back(a, x, n)
+        assert found in (exact, INFINITY)
+        if found != exact:
+            given_up.append(exact)
+    assert len(given_up) > 100
+    assert sum(exact < value for exact in given_up) <= len(given_up) / 50

@@ -1,0 +1,119 @@
+"""What the exact model holds: every schedule already known, whole backwards included; and what is concluded from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import debubble as db
+from debubble.ir import DebubbleError, InputError, Kind, Op, Placement, RunOptions, SolverError, StageCosts
+from debubble.planners import Problem, planners
+from debubble.planners.plan_model import problem_of
+from debubble.search.annealing.search import search
+from debubble.search.bounds import lower_bound
+from debubble.search.effort import Effort
+from debubble.search.exact import cp_sat
+from debubble.search.exact.cp_model import Model, build
+from debubble.search.exact.cp_sat import device_bound, solve
+from debubble.search.optimize import optimize
+from debubble.search.problem import Incumbent, OrderProblem
+from debubble.training.online.scheduler import check_searchable
+from tests.search.orders import uniform
+
+PLANNERS = [name for name in planners if name not in ("auto", "optpipe")]
+
+
+def tight_llama(limit: str) -> Problem:
+    """More than 72 pairs of stage and micro-batch, on devices that cannot keep every activation."""
+    model, cluster = db.models["llama2-13b"], db.Cluster.parse("4xA100-80GB").with_limit(limit)
+    return problem_of(model, cluster, RunOptions(sequence_length=4096), micro_batches=20, effort=0.2)
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+def test_neighbourhoods_of_every_planners_plan_hold_the_plan(name: str) -> None:
+    # DAPPLE recomputes nothing.
+    solution = planners[name](tight_llama("82GiB" if name in ("dapple", "ohp-cmb") else "71GiB")).solution
+    plan = solution.schedule
+    if plan.peers or {op.kind for op in plan.operations} & {Kind.G, Kind.D, Kind.S, Kind.P}:
+        pytest.skip("is refused with a sentence")
+    problem = OrderProblem.of(plan, solution.costs)
+    start = Incumbent(schedule=plan, value=problem.value(plan), bound=lower_bound(problem), source="start")
+    free = frozenset(op for op in plan.operations if 4 <= op.micro_batch < 8)
+    *_, best = start, *solve(problem, start, effort=Effort(0.1), free=free)
+    assert problem.value(best.schedule) == best.value <= start.value
+    assert best.bound == start.bound
+
+
+def test_a_whole_backward_that_its_halves_are_no_match_for_stays_whole() -> None:
+    # An I would have to keep 3 where only 2 fit.
+    costs = StageCosts.of(stages=2, activation=1, activation_after_input=3, memory_limit=2)
+    schedule = db.schedules["1f1b"](devices=2, micro_batches=40, costs=costs)
+    problem = OrderProblem.of(schedule, costs)
+    assert not problem.halves_cover_wholes
+    *_, best = optimize(problem, starts=[schedule], effort=1)
+    assert {op.kind for op in best.schedule.operations} == {Kind.F, Kind.B}
+    assert best.value <= problem.value(schedule)
+
+
+def test_halves_alone_prove_nothing_where_a_whole_backward_may_need_less() -> None:
+    costs = StageCosts.of(stages=2, activation=1, activation_after_input=3, memory_limit=4)
+    problem = OrderProblem(placement=Placement.linear(2), micro_batches=4, costs=costs)
+    *_, start = search(problem, steps=0)
+    *_, best = start, *solve(problem, start, effort=Effort(60))
+    assert best.bound == start.bound
+    assert device_bound(problem, 0, horizon=start.value, effort=Effort(60)) == 0
+
+
+@pytest.mark.parametrize(("p", "m", "activation", "rest", "limit"), [(2, 4, 1.7, 1.037, 3.4), (3, 5, 2.3, 0.851, 4.6)])
+def test_sizes_that_are_no_whole_numbers_refute_nothing_that_fits(
+    p: int, m: int, activation: float, rest: float, limit: float
+) -> None:
+    times = {"forward": 2, "backward_input": 3, "backward_weight": 1}
+    costs = StageCosts.of(
+        stages=p, activation=activation, activation_after_input=rest, memory_limit=limit, **times
+    )  # fmt: skip
+    whole = StageCosts.of(
+        stages=p, activation=1000, activation_after_input=round(1000 * rest / activation), memory_limit=2000, **times
+    )  # fmt: skip
+    bounds, values = [], []
+    for each in (costs, whole):
+        problem = OrderProblem(placement=Placement.linear(p), micro_batches=m, costs=each)
+        *_, start = search(problem, steps=0)
+        *_, best = start, *solve(problem, start, effort=Effort(60))
+        bounds.append(best.bound)
+        values.append(best.value)
+    assert bounds[0] <= values[1]
+
+
+def test_a_model_that_misses_a_known_schedule_is_an_error_and_no_proof() -> None:
+    problem = uniform(3, 4, limit=4)
+    *_, best = search(problem, steps=0)
+    impossible = replace(best, value=10, bound=0)
+    free = frozenset(op for op in best.schedule.operations if op.micro_batch < 2)
+    with pytest.raises(SolverError, match="fault of debubble"):
+        list(solve(problem, impossible, effort=Effort(60), free=free))
+    with pytest.raises(SolverError):
+        device_bound(problem, 0, horizon=10, effort=Effort(60))
+
+
+def test_the_search_goes_on_without_the_proof_of_a_wrong_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(problem: OrderProblem, **options: object) -> Model:
+        model = build(problem, **options)  # type: ignore[arg-type]
+        model.cp.add(model.starts[Op(Kind.F, 0, 0)] > 10**6)
+        return model
+
+    monkeypatch.setattr(cp_sat, "build", wrong)
+    problem = uniform(3, 5, offload=20, limit=4)
+    with pytest.warns(UserWarning, match="nothing is concluded"):
+        *_, best = optimize(problem, effort=1)
+    assert best.bound < best.value
+
+
+def test_plans_that_go_beyond_an_order_are_refused_with_a_sentence() -> None:
+    model, cluster = db.models["llama-tiny"], db.Cluster.parse("2xCPU")
+    plan = db.plan(model, cluster, micro_batches=4, sequence_length=128, dtype="fp32", planner="dapple")
+    check_searchable(plan)
+    with pytest.raises(InputError, match="peer"):
+        check_searchable(replace(plan, schedule=replace(plan.schedule, peers={0: 1})))
+    assert issubclass(SolverError, DebubbleError)

@@ -1,0 +1,164 @@
+"""Orders under tight memory: the staircase is exact, the skeleton's bound holds, coarse times are proven optimal."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from debubble.ir import DebubbleError, Kind, Number, Placement, StageCosts
+from debubble.schedules import schedules
+from debubble.search.annealing.search import search, split_backwards
+from debubble.search.bounds import lower_bound
+from debubble.search.constructive.initial import constructed
+from debubble.search.constructive.zero_bubble import completed
+from debubble.search.effort import Effort
+from debubble.search.exact.staircase import staircase
+from debubble.search.exact.tight_memory import freed_late, is_coarse, rounded, skeleton_bound, tightened
+from debubble.search.problem import Incumbent, OrderProblem
+from tests.strategies import stage_costs
+
+
+def problem_of(
+    p: int, m: int, limit: int, *, times: tuple[int, int, int, int] = (1, 1, 1, 0), **sizes: int
+) -> OrderProblem:
+    forward, backward_input, backward_weight, communication = times
+    costs = StageCosts.of(
+        stages=p, forward=forward, backward_input=backward_input, backward_weight=backward_weight,
+        communication=communication, memory_limit=limit, **sizes,
+    )  # fmt: skip
+    return OrderProblem(placement=Placement.linear(p), micro_batches=m, costs=costs)
+
+
+def start(problem: OrderProblem) -> Incumbent:
+    values: list[Incumbent] = []
+    for schedule in constructed(problem):
+        try:
+            value = problem.value(schedule)
+        except DebubbleError:
+            continue
+        values.append(Incumbent(schedule=schedule, value=value, bound=lower_bound(problem), source="start"))
+    return min(values, key=lambda incumbent: incumbent.value)
+
+
+@given(
+    room=st.integers(0, 40), kept=st.integers(1, 8), input_frees=st.integers(0, 8), weight_frees=st.integers(0, 8),
+    forwards=st.integers(1, 7),
+)  # fmt: skip
+def test_the_corners_are_exactly_the_least_that_fits(
+    room: int, kept: int, input_frees: int, weight_frees: int, forwards: int
+) -> None:
+    stairs = staircase(room=room, kept=kept, input_frees=input_frees, weight_frees=weight_frees, forwards=forwards)
+    for j, corners in enumerate(stairs):
+        for a in range(j + 1):
+            for b in range(a + 1):
+                fits = kept * (j + 1) - input_frees * a - weight_frees * b <= room
+                assert fits == any(a >= x and b >= y for x, y in corners)
+        assert all(x == y or not (x[0] <= y[0] and x[1] <= y[1]) for x in corners for y in corners)
+
+
+@given(data=st.data())
+@settings(max_examples=12, deadline=None)
+def test_no_order_that_is_found_beats_the_skeleton(data: st.DataObject) -> None:
+    p, m = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 5))
+    costs = data.draw(stage_costs(stages=p)).with_limit(data.draw(st.integers(19, 60)))
+    problem = OrderProblem(placement=Placement.linear(p), micro_batches=m, costs=costs)
+    *_, best = search(problem, steps=2000)
+    assert skeleton_bound(problem, horizon=2 * best.value, effort=Effort(60)) <= best.value
+
+
+@pytest.mark.parametrize(
+    ("limit", "sizes", "optimum"),
+    [
+        (2, {"activation": 1, "activation_after_input": 1}, 41),
+        (3, {"activation": 1, "activation_after_input": 1}, 31),
+        (4, {"activation": 2, "activation_after_input": 1}, 41),
+        (6, {"activation": 2, "activation_after_input": 1}, 31),
+    ],
+)
+def test_what_was_proven_by_other_means_is_proven_again(limit: int, sizes: dict[str, int], optimum: Number) -> None:
+    problem = problem_of(4, 8, limit, **sizes)
+    *_, best = tightened(problem, start(problem), steps=0)
+    assert (best.value, best.bound) == (optimum, optimum)
+    assert skeleton_bound(problem, horizon=2 * optimum, effort=Effort(60)) <= optimum
+
+
+def test_the_skeleton_sees_that_micro_batches_must_pass_each_other() -> None:
+    problem = problem_of(4, 8, 2, activation=1, activation_after_input=1)
+    assert lower_bound(problem) < skeleton_bound(problem, horizon=60, effort=Effort(60)) == 41
+
+
+@given(room=st.integers(2, 20), j=st.integers(0, 4), a=st.integers(0, 5), b=st.integers(0, 5))
+def test_what_fits_where_w_frees_all_fits_where_it_frees_a_part(room: int, j: int, a: int, b: int) -> None:
+    problem = problem_of(2, 5, room, activation=4, activation_after_input=1)
+    late = freed_late(problem).costs
+    assert (late.activation, late.activation_after_input) == (problem.costs.activation, problem.costs.activation)
+    held, held_late = (
+        4 * (j + 1) - (4 - c.activation_after_input[0]) * a - c.activation_after_input[0] * min(a, b)
+        for c in (problem.costs, late)
+    )
+    assert held <= held_late
+
+
+def test_nothing_is_freed_late_where_w_frees_all_or_nothing() -> None:
+    for remains in (0, 4):
+        problem = problem_of(2, 5, 8, activation=4, activation_after_input=remains)
+        assert freed_late(problem) == problem
+
+
+def test_w_are_put_into_the_gaps_between_the_same_f_and_i() -> None:
+    problem = problem_of(4, 8, 4, activation=1, activation_after_input=1)
+    beside = split_backwards(schedules["1f1b"](devices=4, micro_batches=8))
+    found = completed(beside, costs=problem.costs, room=[4] * 4)
+    assert found is not None
+    assert (problem.value(beside), problem.value(found)) == (30, 27)
+    passes = [[[op for op in order if op.kind is not Kind.W] for order in s.orders] for s in (beside, found)]
+    assert passes[0] == passes[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("limit", "remains"), [(6, 0), (7, 1), (7, 2)])
+def test_the_order_of_the_skeleton_is_near_its_bound(limit: int, remains: int) -> None:
+    problem = problem_of(8, 32, 2 * limit, times=(10, 11, 9, 1), activation=2, activation_after_input=remains)
+    complete = partial(completed, costs=problem.costs, room=[2 * limit] * 8)
+    *_, best = tightened(problem, start(problem), steps=0, complete=complete)
+    assert best.value <= 1.03 * {6: 1122, 7: 1102}[limit]
+
+
+@pytest.mark.parametrize(("times", "coarse"), [((10, 10, 10, 0), True), ((1, 2, 1, 0), True), ((10, 11, 9, 1), False)])
+def test_times_are_coarse_where_they_have_a_large_common_divisor(
+    times: tuple[int, int, int, int], coarse: bool
+) -> None:
+    assert is_coarse(problem_of(4, 8, 2, times=times)) == coarse
+
+
+def test_the_same_seed_gives_the_same_schedule() -> None:
+    problem = problem_of(4, 8, 2, times=(10, 11, 9, 1), activation=1, activation_after_input=1)
+    first, second = ([i.schedule for i in tightened(problem, start(problem), steps=2000)] for _ in range(2))
+    assert first[-1] == second[-1]
+
+
+def test_rounding_makes_times_whole_multiples_of_one_and_keeps_the_memory() -> None:
+    problem = problem_of(4, 8, 2, times=(10, 11, 9, 1), activation=1, activation_after_input=1)
+    costs = rounded(problem).costs
+    assert (costs.forward[0], costs.backward_input[0], costs.backward_weight[0]) == (1, 1, 1)
+    assert rounded(problem).costs.communication[0] == 0
+    assert (costs.activation, costs.memory_limit) == (problem.costs.activation, problem.costs.memory_limit)
+
+
+@pytest.mark.slow
+def test_fine_times_start_from_the_best_order_of_rounded_ones() -> None:
+    problem = problem_of(8, 32, 4, times=(10, 11, 9, 1), activation=1, activation_after_input=1)
+    *_, best = tightened(problem, start(problem), steps=0)
+    assert (best.source, best.value < start(problem).value) == ("cp-sat", True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("limit", "optimum"), [(4, 151), (5, 127), (6, 109), (7, 106)])
+@pytest.mark.parametrize("remains", [1, 2])
+def test_32_micro_batches_on_8_stages_are_proven_optimal(limit: int, optimum: int, remains: int) -> None:
+    problem = problem_of(8, 32, 2 * limit, activation=2, activation_after_input=remains)
+    *_, best = tightened(problem, start(problem), steps=0)
+    assert (best.value, best.bound) == (optimum, optimum)
