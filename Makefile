@@ -22,7 +22,7 @@ run: $(VENV)/.ready ## plan a small Llama for 4 processes, train it, compare pla
 	$(BIN)/python -m debubble.training.demo $(ARGS)
 
 test: $(VENV)/.ready ## run the tests (minutes)
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist worksteal
 
 test-slow: $(VENV)/.ready ## run the slow extras
 	$(BIN)/pytest -m slow --timeout 1200
