@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import re
 from pathlib import Path
 
 import pytest
 
+import debubble as db
+
 ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted(file for file in (ROOT / "src").rglob("*.py") if ">>> " in file.read_text())
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
 
@@ -32,3 +37,9 @@ def test_every_page_stands_in_the_contents_of_the_site() -> None:
     contents = (ROOT / "docs/index.md").read_text()
     pages = {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"}
     assert {page for page in pages if not re.search(rf"^{page}$", contents, re.MULTILINE)} == set()
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: str(file.relative_to(ROOT / "src" / "debubble")))
+def test_every_example_of_a_docstring_gives_what_it_says(file: Path) -> None:
+    module = importlib.import_module(".".join(file.relative_to(ROOT / "src").with_suffix("").parts))
+    assert doctest.testmod(module, extraglobs={"db": db, **vars(importlib.import_module("debubble.ir"))}).failed == 0

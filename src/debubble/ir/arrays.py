@@ -12,19 +12,24 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Numbers = NDArray[Any]
-"""Of int64, of float64, or of Python's own numbers (fractions, and whole numbers too large for int64)."""
+"""An array of int64, of float64, or of Python's own numbers (fractions, and whole numbers too large for int64)."""
 
 _LARGE = 2**62
 """Sums of absolute values below it can neither overflow int64 nor, times of a step, come near to it."""
 
 
 class Edges(NamedTuple):
-    """What each instruction waits for: entries `first[i]` to `first[i + 1]` of the other arrays are instruction i's."""
+    """The waits of all instructions: instruction i has those at `first[i]` to `first[i + 1]` of the other arrays.
+
+    Attributes:
+        first: Where the waits of each instruction begin, and the count of all; one entry more than instructions.
+        other: Per wait, the instruction that is waited for.
+        at_start: Per wait, True if it ends when the other starts, False if when the other ends.
+    """
 
     first: Ints
     other: Ints
     at_start: Bools
-    """Whether it waits for the other's start; else for its end."""
 
     @property
     def after(self) -> Ints:

@@ -15,7 +15,7 @@ from debubble.errors import InputError
 
 
 class Lane(Enum):
-    """What executes one thing at a time on a device."""
+    """A part of a device that executes one operation at a time."""
 
     COMPUTE = "compute"
     SEND = "send"
@@ -27,7 +27,7 @@ class Lane(Enum):
 
 
 class Kind(Enum):
-    """What an operation does; the value is its letter in names and files."""
+    """The kinds of operations; the value is the letter in names and files."""
 
     F = "F"
     """Forward."""
@@ -73,13 +73,13 @@ CODE = {kind: code for code, kind in enumerate(KINDS)}
 """The number of each kind in arrays: its place in KINDS."""
 
 BACKWARDS = (Kind.B, Kind.I)
-"""What consumes the gradient that arrives from the next stage."""
+"""The kinds that consume the gradient of the next stage."""
 
 COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
-"""What always runs on the compute lane; S does unless it is the host's."""
+"""The kinds that always run on the compute lane; S does unless it is the host's."""
 
 SCHEDULED = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.O, Kind.L, Kind.G, Kind.D, Kind.S, Kind.P)
-"""What a Schedule may contain; lowering adds the messages."""
+"""The kinds that a Schedule may contain; lowering adds the messages."""
 
 
 class Op(NamedTuple):
@@ -91,11 +91,22 @@ class Op(NamedTuple):
 
     @property
     def name(self) -> str:
+        """The name in files and pictures, such as `2F5`."""
         return f"{self.stage}{self.kind.value}{self.micro_batch}"
 
     @staticmethod
     def parse(name: str) -> Op:
-        """Read a name such as `2F5`.  Raises InputError if it is none."""
+        """Read an operation's name.
+
+        Args:
+            name: Such as `2F5`.
+
+        Returns:
+            The operation, here `Op(Kind.F, 2, 5)`.
+
+        Raises:
+            InputError: If the text is no such name.
+        """
         match = _NAME.fullmatch(name)
         if match is None:
             raise InputError(f"'{name}' is not an operation: write stage, kind and micro-batch, such as 2F5.")

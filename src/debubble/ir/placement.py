@@ -11,7 +11,18 @@ from debubble.errors import InputError
 
 @dataclass(frozen=True)
 class Placement:
-    """`device_of[s]` is the device of stage s.  Every device holds at least one stage."""
+    """The device of every stage; every device holds at least one.
+
+    Attributes:
+        device_of: Per stage, its device.
+
+    Raises:
+        InputError: If there is no stage, or a device between 0 and the largest holds none.
+
+    Example:
+        >>> Placement.looped(devices=2, chunks=2).stages_of
+        ((0, 2), (1, 3))
+    """
 
     device_of: tuple[int, ...]
 
@@ -23,42 +34,44 @@ class Placement:
 
     @staticmethod
     def linear(devices: int) -> Placement:
-        """One stage per device."""
+        """Place one stage on each device."""
         return Placement.looped(devices)
 
     @staticmethod
     def looped(devices: int, chunks: int = 1) -> Placement:
-        """Stage s on device s mod p (Megatron's interleaving)."""
+        """Place stage s on device s mod p (Megatron's interleaving), with `chunks` stages per device."""
         _check(devices, chunks)
         return Placement(tuple(s % devices for s in range(devices * chunks)))
 
     @staticmethod
     def v_shape(devices: int, chunks: int = 2) -> Placement:
-        """Zigzag: down the devices with the even chunks, up with the odd ones."""
+        """Place even chunks down the devices and odd ones up (Controllable Memory, NeurIPS 2024)."""
         _check(devices, chunks)
         down = tuple(range(devices))
         return Placement(tuple(d for c in range(chunks) for d in (down if c % 2 == 0 else down[::-1])))
 
     @staticmethod
     def of(device_of: Sequence[int]) -> Placement:
-        """An explicit list."""
+        """Place stage s on device `device_of[s]`."""
         return Placement(tuple(device_of))
 
     @property
     def stages(self) -> int:
+        """The number of stages."""
         return len(self.device_of)
 
     @cached_property
     def devices(self) -> int:
+        """The number of devices."""
         return max(self.device_of) + 1
 
     @cached_property
     def stages_of(self) -> tuple[tuple[int, ...], ...]:
         """Per device, its stages in model order; the k-th is its chunk k."""
-        held: list[list[int]] = [[] for _ in range(self.devices)]
+        stages: list[list[int]] = [[] for _ in range(self.devices)]
         for stage, device in enumerate(self.device_of):
-            held[device].append(stage)
-        return tuple(map(tuple, held))
+            stages[device].append(stage)
+        return tuple(map(tuple, stages))
 
     @property
     def chunks(self) -> int:

@@ -35,7 +35,21 @@ class PlannedUnit:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How a model is run: what fixes the costs beside the model's shape."""
+    """How a model is run.
+
+    Attributes:
+        micro_batch_size: Sequences per micro-batch and replica.
+        sequence_length: Tokens per sequence.
+        tensor: Ranks that divide each layer.
+        data: Replicas of the pipeline.
+        context: Ranks that divide each sequence.
+        expert: Expert-parallel ranks, out of the data- and context-parallel ones.
+        zero: What replicas divide: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too.
+        optimizer: `adamw`, `sgd`, `lion`, `muon`, `adamw8bit`, ...
+        dtype: Of parameters and activations: `bf16`, `fp16` or `fp32`.
+        lora: Rank of the low-rank adapters that are trained instead of the model's own parameters; 0: those are.
+        post_validation: Devices update before the norm of all gradients is known, with copies that take that back.
+    """
 
     micro_batch_size: int = 1
     sequence_length: int = 2048
@@ -43,14 +57,11 @@ class RunOptions:
     data: int = 1
     context: int = 1
     expert: int = 1
-    """Expert-parallel ranks, out of the data- and context-parallel ones."""
     zero: int = 0
     optimizer: str = "adamw"
     dtype: str = "bf16"
     lora: int = 0
-    """Rank of the low-rank adapters that are trained instead of the model's own parameters; 0: those are."""
     post_validation: bool = False
-    """Whether devices update before the norm of all gradients is known, with copies that take that back."""
 
 
 Status = Literal["found", "cut off", "rejected"]
@@ -64,7 +75,7 @@ class CandidateSummary:
     planner: str
     status: Status = "found"
     step_time: float | None = None
-    """Of the whole step, with what gradients and optimizer take after the pipeline."""
+    """Time of the whole step, with what gradients and optimizer take after the pipeline."""
     makespan: float | None = None
     span: float | None = None
     lower_bound: float | None = None
@@ -74,12 +85,18 @@ class CandidateSummary:
     solve_seconds: float = 0.0
     rejected: str | None = None
     remark: str | None = None
-    """What the planner says of its search, in its own terms."""
+    """The planner's own account of its search."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What runs where, in which order, and what that was predicted to cost."""
+    """What runs where, in which order, and what that was predicted to cost.
+
+    Example:
+        >>> plan = db.plan(db.models["llama2-13b"], db.Cluster.parse("8xA100-80GB"), planner="dapple")
+        >>> plan.devices, plan.micro_batches, len(plan.partition)
+        (8, 32, 8)
+    """
 
     planner: str
     schedule: Schedule
@@ -95,20 +112,22 @@ class Plan:
     cluster: Mapping[str, Any] | None = None
     """The cluster, as in a cluster file."""
     profile: Mapping[str, Any] | None = None
-    """What was measured of the model, as in a units file, if the plan was made with it."""
+    """The units file with measured costs that the plan was made with, if any."""
     options: RunOptions = field(default_factory=RunOptions)
 
     @property
     def devices(self) -> int:
+        """The number of pipeline devices."""
         return self.schedule.devices
 
     @property
     def ranks(self) -> int:
-        """Processes that run it."""
+        """The number of processes that run the plan: pipeline x tensor x data."""
         return self.devices * self.options.tensor * self.options.data
 
     @property
     def micro_batches(self) -> int:
+        """The number of micro-batches per step."""
         return self.schedule.micro_batches
 
     @property
@@ -122,7 +141,7 @@ class Plan:
         return tuple(candidate.planner for candidate in self.candidates if candidate.status == "cut off")
 
     def reorders(self, other: Plan) -> bool:
-        """Whether the plans differ in the order of operations alone, so that one can follow the other in a run."""
+        """Tell whether the plans differ in the order of operations alone, so that one can follow the other in a run."""
 
         def stays(plan: Plan) -> tuple[object, ...]:
             s = plan.schedule

@@ -1,4 +1,4 @@
-"""The precedence graph of a Program: who can start once what has happened."""
+"""The precedence graph of a Program: which instruction can start once which others have started or ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def predecessors(program: Program) -> Before:
 
 
 def successors(before: Edges) -> Edges:
-    """The same edges forwards: what may start once an instruction has started or ended."""
+    """Turn the edges round: per instruction, those that wait for it."""
     return edges(len(before.first) - 1, before.other, before.after, before.at_start)
 
 
@@ -40,7 +40,7 @@ def topological_order(before: Edges) -> list[int]:
 
 
 def deadlock(program: Program, done: list[int]) -> DeadlockError:
-    """The cycle among the instructions that never become ready."""
+    """Make the error that names a cycle among the instructions that are not in `done`, the ones that became ready."""
     before = predecessors(program)
     stuck = set(range(len(before))).difference(done)
     path: list[int] = []

@@ -29,7 +29,7 @@ NO_PEER = -1
 
 
 class Moment(Enum):
-    """When something happens relative to an operation."""
+    """The start or the end of an operation."""
 
     START = "start"
     END = "end"
@@ -92,7 +92,7 @@ class QueueArrays(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Program:
-    """What every lane of every device does.  Made by `lower`; refers to the schedule and costs it came from.
+    """The instructions of every lane of every device, as `lower` makes them from a schedule and its costs.
 
     Kinds and lanes are places in KINDS and LANES, and where there is no peer it is NO_PEER.
     """
@@ -115,10 +115,12 @@ class Program:
 
     @property
     def devices(self) -> int:
+        """The number of devices."""
         return self.schedule.devices
 
     @cached_property
     def instructions(self) -> tuple[Instruction, ...]:
+        """All instructions as objects: operations device by device, then messages."""
         kinds, lanes = map(KINDS.__getitem__, self.kind.tolist()), map(LANES.__getitem__, self.lane.tolist())
         ops = map(Op, kinds, self.stage.tolist(), self.micro_batch.tolist())
         peers = (None if peer == NO_PEER else peer for peer in self.peer.tolist())
@@ -129,6 +131,7 @@ class Program:
 
     @cached_property
     def queues(self) -> tuple[Queue, ...]:
+        """All queues as objects."""
         q = self.queue_arrays
         indices, first = q.instructions.tolist(), q.first.tolist()
         return tuple(
@@ -140,16 +143,16 @@ class Program:
 
     @cached_property
     def index(self) -> Mapping[Op, int]:
-        """Where each operation is in `instructions`."""
+        """The place of each operation in `instructions`."""
         return {instruction.op: i for i, instruction in enumerate(self.instructions)}
 
     @cached_property
     def queues_of(self) -> tuple[tuple[Queue, ...], ...]:
         """The queues of each device."""
-        held: list[list[Queue]] = [[] for _ in range(self.devices)]
+        queues: list[list[Queue]] = [[] for _ in range(self.devices)]
         for queue in self.queues:
-            held[queue.device].append(queue)
-        return tuple(map(tuple, held))
+            queues[queue.device].append(queue)
+        return tuple(map(tuple, queues))
 
     @cached_property
     def static(self) -> tuple[Number, ...]:
@@ -158,7 +161,7 @@ class Program:
 
     @cached_property
     def predecessors(self) -> Edges:
-        """What each instruction follows: its waits, and last the one before it in an exclusive queue."""
+        """Per instruction, what it follows: its waits, and last the one before it in an exclusive queue."""
         q = self.queue_arrays
         behind = np.ones(len(q.instructions), dtype=np.bool_)
         behind[q.first[:-1]] = False

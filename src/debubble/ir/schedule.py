@@ -48,29 +48,43 @@ class OpArrays(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """An order of one training step.  `orders[d]` is the list of device d."""
+    """An order of one training step.
+
+    Attributes:
+        name: The name of the schedule, such as `1f1b`.
+        placement: The device of every stage.
+        micro_batches: The number of micro-batches.
+        orders: Per device, its operations in the order in which they start.
+        fused_recompute: Stages whose backward recomputes first.
+        recompute_fraction: Stage -> share of what it could recompute that it does (absent: all).
+        offload_fraction: Stage -> share of the activation that O moves (absent: all).
+        peers: Device -> the device that holds what it offloads (absent: the host).
+        asynchronous: Boundaries (the stage before each) whose messages overlap compute even where the costs say
+            `blocking`.
+
+    Example:
+        >>> Schedule.of("gpipe", Placement.linear(1), 1, [["0F0", "0B0"]]).orders[0][1].name
+        '0B0'
+    """
 
     name: str
     placement: Placement
     micro_batches: int
     orders: tuple[tuple[Op, ...], ...]
     fused_recompute: frozenset[int] = frozenset()
-    """Stages whose backward recomputes first."""
     recompute_fraction: Mapping[int, Number] = field(default_factory=dict, hash=False)
-    """Stage -> share of what it could recompute that it does (absent: all)."""
     offload_fraction: Mapping[int, Number] = field(default_factory=dict, hash=False)
-    """Stage -> share of the activation that O moves (absent: all)."""
     peers: Mapping[int, int] = field(default_factory=dict, hash=False)
-    """Device -> the device that holds what it offloads (absent: the host)."""
     asynchronous: frozenset[int] = frozenset()
-    """Boundaries (the stage before each) whose messages overlap compute even where the costs say `blocking`."""
 
     @property
     def devices(self) -> int:
+        """The number of devices."""
         return self.placement.devices
 
     @property
     def stages(self) -> int:
+        """The number of stages."""
         return self.placement.stages
 
     @cached_property
@@ -80,7 +94,7 @@ class Schedule:
 
     @cached_property
     def positions(self) -> Ints:
-        """Where each operation is in `arrays`, by kind, stage and micro-batch; -1 if it is not there."""
+        """The index of each operation in `arrays`, by kind, stage and micro-batch; -1 if it is not there."""
         kind, stage, micro_batch, _ = self.arrays
         result = np.full((len(KINDS), self.stages, self.micro_batches), -1)
         result[kind, stage, micro_batch] = np.arange(len(kind))
@@ -88,6 +102,7 @@ class Schedule:
 
     @cached_property
     def operations(self) -> frozenset[Op]:
+        """The operations of all devices."""
         return frozenset(op for order in self.orders for op in order)
 
     @cached_property
@@ -97,10 +112,12 @@ class Schedule:
 
     @cached_property
     def explicit_recompute(self) -> frozenset[tuple[int, int]]:
+        """The (stage, micro-batch) pairs that recompute by an R in the list."""
         return self._pairs(Kind.R)
 
     @cached_property
     def offloaded(self) -> frozenset[tuple[int, int]]:
+        """The (stage, micro-batch) pairs whose activation is moved away."""
         return self._pairs(Kind.O)
 
     @cached_property
@@ -114,13 +131,15 @@ class Schedule:
         return frozenset(zip(self.arrays.stage[there].tolist(), self.arrays.micro_batch[there].tolist(), strict=True))
 
     def computes(self, op: Op) -> bool:
-        """Whether an operation runs on the compute lane."""
+        """Tell whether an operation runs on the compute lane."""
         return op.kind in COMPUTE or (op.kind is Kind.S and op.stage not in self.host_steps)
 
     def recomputes(self, stage: int, micro_batch: int) -> bool:
+        """Tell whether a stage recomputes for a micro-batch, fused or explicitly."""
         return stage in self.fused_recompute or (stage, micro_batch) in self.explicit_recompute
 
     def recompute_time(self, costs: StageCosts, stage: int) -> Number:
+        """Time that one recomputation of the stage takes, before `micro_batch_scale`."""
         return costs.recompute[stage] * self.recompute_fraction.get(stage, 1)
 
     def kept(self, costs: StageCosts, stage: int, micro_batch: int) -> Number:
@@ -145,7 +164,20 @@ class Schedule:
         micro_batches: int,
         orders: Sequence[Iterable[Op | str]],
     ) -> Schedule:
-        """Build a schedule from operations or their names (`"0F0"`)."""
+        """Build a schedule from operations or their names.
+
+        Args:
+            name: The schedule's name.
+            placement: The device of every stage.
+            micro_batches: The number of micro-batches.
+            orders: Per device, its operations or their names, such as `"0F0"`.
+
+        Returns:
+            The schedule, which is checked when it is lowered.
+
+        Raises:
+            InputError: If a name is no operation.
+        """
         parsed = tuple(tuple(Op.parse(op) if isinstance(op, str) else op for op in order) for order in orders)
         return Schedule(name=name, placement=placement, micro_batches=micro_batches, orders=parsed)
 
@@ -157,7 +189,8 @@ def check(schedule: Schedule) -> None:
     within a device is F, O, L, R, B or I, W.  What is said of a stage, a boundary or a device is said of one that the
     schedule has.  Deadlocks between devices are lowering's to find.
 
-    Raises ScheduleError naming the operation or the entry.
+    Raises:
+        ScheduleError: With the operation or the entry that is wrong.
     """
     p = schedule.placement
     if schedule.micro_batches < 1:
@@ -198,7 +231,7 @@ def _check_peers(schedule: Schedule) -> None:
 
 
 def _is_one_step(schedule: Schedule) -> bool:
-    """Whether `_check_in_turn` would find nothing wrong: the same, looked up for all operations at once."""
+    """Tell whether `_check_in_turn` would find nothing wrong, by looking at all operations at once."""
     stages, micro_batches = schedule.stages, schedule.micro_batches
     ops = tuple(itertools.chain.from_iterable(schedule.orders))
     if len(ops) < 2 * stages * micro_batches:

@@ -1,4 +1,4 @@
-"""What each operation of each stage costs: all that lowering and simulation need to know of a model.
+"""The costs of each operation of each stage: all that lowering and simulation need to know of a model.
 
 Times are seconds and sizes bytes, or abstract units; integers and fractions stay exact.
 """
@@ -38,14 +38,14 @@ class StageCosts:
     activation: PerStage
     """Bytes that F leaves for the backward."""
     activation_after_input: PerStage
-    """What of them remains between I and W; more than `activation` if I allocates what W needs."""
+    """Bytes of them that remain between I and W; more than `activation` if I allocates what W needs."""
     activation_recomputed: PerStage
     """Bytes that F leaves when the stage recomputes."""
     recompute_workspace: PerStage | None = None
     """Bytes that a fused recomputation brings back at a time before B; None: all that was dropped.  Stages of several
     units recompute unit by unit, and what lies behind a unit is already free."""
     recompute_workspace_input: PerStage | None = None
-    """The same before I, which leaves what W needs of the units behind; None: as before B."""
+    """Bytes that it brings back before I, which leaves what W needs of the units behind; None: as before B."""
     communication: PerStage
     communication_model: CommunicationModel = "latency"
     offload: PerStage | None = None
@@ -58,18 +58,19 @@ class StageCosts:
     micro_batch_scale: tuple[Number, ...] | None = None
     """Relative length of each micro-batch; scales times and activations."""
     optimizer_step: PerStage = (0,)
-    """S on the device."""
+    """Time of S on the device."""
     host_step: PerStage = (0,)
-    """S on the host."""
+    """Time of S on the host."""
     gradient_offload: PerStage = (0,)
-    """D."""
+    """Time of D."""
     parameter_load: PerStage = (0,)
-    """P."""
+    """Time of P."""
     gradient_reduce: PerStage = (0,)
-    """G."""
+    """Time of G."""
 
     @property
     def stages(self) -> int:
+        """The number of stages."""
         return len(self.forward)
 
     @staticmethod
@@ -178,13 +179,16 @@ class StageCosts:
         )
 
     def static_of(self, device: int) -> Number:
+        """Bytes that are on a device throughout."""
         return self.static[device if len(self.static) > 1 else 0]
 
     def limit_of(self, device: int) -> Number | None:
+        """The memory limit of a device in bytes; None if there is none."""
         limit = self.memory_limit
         return None if limit is None else limit[device if len(limit) > 1 else 0]
 
     def scale_of(self, micro_batch: int) -> Number:
+        """The factor on times and activations of a micro-batch."""
         return 1 if self.micro_batch_scale is None else self.micro_batch_scale[micro_batch]
 
     def backward(self, stage: int) -> Number:

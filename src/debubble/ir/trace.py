@@ -33,7 +33,7 @@ class TraceEvent(NamedTuple):
 
 
 class TracePhase(NamedTuple):
-    """What a device was at before or after its program, such as `updates parameters`; times in seconds."""
+    """A device's work before or after its program, such as `updates parameters`; times in seconds."""
 
     what: str
     device: int
@@ -60,21 +60,23 @@ class TraceStep:
 
     @cached_property
     def start(self) -> float:
+        """The first start of an event, in seconds."""
         return min(event.start for event in self.events)
 
     @cached_property
     def makespan(self) -> float:
+        """Seconds from the first start to the last end of an event."""
         return max(event.end for event in self.events) - self.start
 
     @property
     def seconds(self) -> float:
-        """Of the whole step, with what devices did before and after their programs."""
+        """Seconds of the whole step, with what devices did before and after their programs."""
         starts = [event.start for event in self.events] + [phase.start for phase in self.phases]
         ends = [event.end for event in self.events] + [phase.end for phase in self.phases]
         return max(ends) - min(starts)
 
     def from_zero(self) -> TraceStep:
-        """The same step with its first event at time 0."""
+        """A copy of the step whose first event is at time 0."""
         zero = self.start
         return TraceStep(
             step=self.step,

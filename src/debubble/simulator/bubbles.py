@@ -50,6 +50,7 @@ class Bubble(NamedTuple):
 
     @property
     def duration(self) -> Number:
+        """End minus start."""
         return self.end - self.start
 
 
@@ -66,13 +67,20 @@ class _Piece(NamedTuple):
 
 
 def bubbles(timeline: Timeline) -> tuple[tuple[Bubble, ...], ...]:
-    """Per device, its idle time within the makespan, in order of time."""
+    """Explain the idle time of every device's compute lane within the makespan.
+
+    Args:
+        timeline: A simulated or a measured timeline.
+
+    Returns:
+        Per device, its bubbles in order of time; those of one device sum to its idle time exactly.
+    """
     before = predecessors(timeline.program)
     return tuple(tuple(_of_device(timeline, before, device)) for device in range(timeline.program.devices))
 
 
 def by_cause(idle: Sequence[Bubble]) -> dict[Cause, Number]:
-    """Time per cause; every cause has an entry."""
+    """Sum bubbles by cause; every cause has an entry."""
     total: dict[Cause, Number] = dict.fromkeys(Cause, 0)
     for bubble in idle:
         total[bubble.cause] += bubble.duration
@@ -80,7 +88,7 @@ def by_cause(idle: Sequence[Bubble]) -> dict[Cause, Number]:
 
 
 def critical_path(timeline: Timeline) -> tuple[TimedOperation, ...]:
-    """The operations that follow each other without slack from the first start to the last end."""
+    """Return the operations that follow each other without slack from the first start to the last end."""
     before = predecessors(timeline.program)
     begin = min(timeline.starts)
     pieces = _to_the_end(timeline, before, begin)
@@ -142,7 +150,7 @@ def _to_the_end(timeline: Timeline, before: Before, begin: Number) -> Iterator[_
 
 
 def _chain(timeline: Timeline, before: Before, index: int, begin: Number) -> Iterator[_Piece]:
-    """What an instruction's start waits for, backwards in time, down to `begin`."""
+    """Follow the waits of an instruction's start backwards in time, down to `begin`."""
     starts = timeline.starts
     at = starts[index]
     while at > begin:

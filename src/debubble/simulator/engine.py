@@ -9,9 +9,23 @@ from debubble.simulator.timeline import Timeline
 
 
 def simulate(schedule: Schedule | Program, costs: StageCosts | None = None) -> Timeline:
-    """Lower a schedule with its costs (or take a Program) and compute its timeline.
+    """Lower a schedule with its costs, or take a Program, and compute its timeline.
 
-    Raises DeadlockError with the cycle if operations wait for each other, and whatever `lower` raises.
+    Args:
+        schedule: A schedule, or a program that was lowered from one.
+        costs: The schedule's costs; None for a program, which has them.
+
+    Returns:
+        The timeline, exact where the costs are integers or fractions.
+
+    Raises:
+        DeadlockError: With the cycle if operations wait for each other.
+        InputError: If a schedule comes without costs.  Whatever `lower` raises passes.
+
+    Example:
+        >>> costs = db.StageCosts.of(stages=4)
+        >>> db.simulate(db.schedules["1f1b"](devices=4, micro_batches=8), costs).makespan
+        33
     """
     if isinstance(schedule, Schedule):
         if costs is None:
@@ -21,7 +35,7 @@ def simulate(schedule: Schedule | Program, costs: StageCosts | None = None) -> T
 
 
 def run(program: Program) -> Timeline:
-    """Longest path over the Program."""
+    """Compute the timeline of a program: the longest path through it.  Raises DeadlockError with a cycle."""
     start, end, order = Graph(program.predecessors).times(program.duration)
     if len(order) < len(start):
         raise deadlock(program, order.tolist())

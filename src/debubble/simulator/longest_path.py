@@ -24,13 +24,20 @@ class Graph:
     """A precedence graph, ready for the longest paths of many sets of durations."""
 
     def __init__(self, before: Edges, *, compiled: bool = False) -> None:
-        """`compiled`: the graph is compiled for whatever its size, as there will be many sets of durations."""
+        """Prepare the graph; `compiled` uses compiled code whatever the size, for many sets of durations."""
         self.after = successors(before)
         self.missing = np.diff(before.first)
         self.compiled = compiled
 
     def times(self, duration: Numbers) -> tuple[Numbers, Numbers, Ints]:
-        """(start, end, instructions in an order in which they can start); the order lacks those behind a cycle."""
+        """Compute start and end of every instruction.
+
+        Args:
+            duration: Per instruction, its time.
+
+        Returns:
+            Start, end, and the instructions in an order in which they can start, without those behind a cycle.
+        """
         count = len(duration)
         outputs = np.zeros(count, duration.dtype), np.zeros(count, duration.dtype), np.zeros(count, np.int64)
         worthwhile = count >= (_COMPILED_FROM if _compiled.cache_info().currsize else _LOADS_FROM)

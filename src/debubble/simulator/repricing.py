@@ -26,7 +26,7 @@ from debubble.simulator.timeline import Timeline
 
 @dataclass(frozen=True)
 class Price:
-    """What a schedule costs: times in the costs' unit, peaks in bytes per device."""
+    """Makespan and span in the costs' unit of time, and peaks in bytes per device."""
 
     makespan: float
     span: float
@@ -39,7 +39,7 @@ class Repricer:
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self._transfers = any(op.kind in _TRANSFERS for op in schedule.operations)
-        # Without offload the lists alone decide what is held at any time.
+        # Without offload the lists alone decide how much memory is in use at any time.
         self._times_decide = bool(schedule.offloaded) or any(op.kind is Kind.S for op in schedule.operations)
         self._structures: dict[tuple[CommunicationModel, HostLink], _Structure] = {}
         self._structure("latency", "full-duplex")
@@ -93,7 +93,7 @@ _TRANSFERS = (Kind.O, Kind.L, Kind.D, Kind.P)
 
 
 class _Structure:
-    """What no costs change: a lowered Program's edges, lists and lanes."""
+    """The part of a lowered Program that no costs change: its edges, lists and lanes."""
 
     def __init__(self, program: Program) -> None:
         self.program, self.graph = program, Graph(program.predecessors, compiled=True)
@@ -109,16 +109,18 @@ class _Structure:
         self.lists = np.split(np.arange(len(schedule.arrays.kind)), np.cumsum([*map(len, schedule.orders)])[:-1])
 
     def entries(self, costs: OpCosts) -> Tables:
-        """What each instruction costs."""
+        """Time and memory effect of each instruction."""
         program, tables = self.program, costs.tables(dtype=np.float64, explicit=bool(self.explicit.any()))
         at = tables.at(self.explicit, program.kind, program.stage, program.micro_batch)
         return Tables(*(table.ravel()[at] for table in tables))
 
     def times(self, entries: Tables) -> tuple[Floats, Floats]:
+        """Start and end of each instruction."""
         start, end, _ = self.graph.times(entries.time)
         return start, end
 
     def span(self, start: Floats, end: Floats) -> float:
+        """The largest time over devices from the compute lane's first start to its last end."""
         last, first = (
             reduce(times[self.lanes], self.first_of_lane)
             for reduce, times in ((np.maximum.reduceat, end), (np.minimum.reduceat, start))
@@ -130,8 +132,8 @@ class _Structure:
         peaks = []
         for device, indices in enumerate(self.lists):
             change, freed = entries.allocated[indices], entries.freed[indices]
-            held = np.cumsum(change) - np.concatenate(([0.0], np.cumsum(freed)[:-1]))
-            peaks.append(float(costs.static_of(device)) + max(0.0, float(held.max())))
+            used = np.cumsum(change) - np.concatenate(([0.0], np.cumsum(freed)[:-1]))
+            peaks.append(float(costs.static_of(device)) + max(0.0, float(used.max())))
         return tuple(peaks)
 
     def timed_peaks(self, costs: StageCosts, entries: Tables, start: Floats, end: Floats) -> tuple[float, ...]:

@@ -19,9 +19,17 @@ MESSAGES = (Lane.SEND, Lane.RECV)
 
 
 def run_shared(program: Program, *, cores: Number) -> Timeline:
-    """The timeline on `cores` cores; with as many as lanes it is that of `run`.
+    """Simulate a program whose devices share cores.
 
-    Raises DeadlockError with the cycle if operations wait for each other.
+    Args:
+        program: What to run.
+        cores: How many lanes can run at full speed at a time.
+
+    Returns:
+        The timeline; with as many cores as lanes it is that of `run`.
+
+    Raises:
+        DeadlockError: With the cycle if operations wait for each other.
     """
     return _Machine(program, cores).run()
 
@@ -31,14 +39,15 @@ class _Machine:
     program: Program
     cores: Number
     now: Number = 0
-    work: Number = 0
-    """What each lane busy since the beginning would have done: the clock on which shared operations are timed."""
+    virtual_time: Number = 0
+    """CPU seconds that every lane that was busy throughout has received: the clock of processor sharing."""
     busy: list[tuple[Number, int]] = field(default_factory=list)
-    """(End on the clock of work, instruction) of what the cores share, a heap."""
+    """(End in virtual time, instruction) of what the cores share, a heap."""
     others: list[tuple[Number, int]] = field(default_factory=list)
     """(End, instruction) of what runs beside the cores, a heap."""
 
     def run(self) -> Timeline:
+        """Advance from event to event until nothing is running."""
         before = self.program.predecessors
         self.first, self.after, self.at_start = (part.tolist() for part in successors(before))
         self.missing: list[int] = np.diff(before.first).tolist()
@@ -58,13 +67,15 @@ class _Machine:
     def _next(self) -> int:
         """Advance to the next end and return what ends."""
         speed = min(1, self.cores / len(self.busy)) if self.busy else 0
-        if not self.others or (self.busy and self.now + (self.busy[0][0] - self.work) / speed <= self.others[0][0]):
+        if not self.others or (
+            self.busy and self.now + (self.busy[0][0] - self.virtual_time) / speed <= self.others[0][0]
+        ):
             clock, index = heapq.heappop(self.busy)
-            self.now += (clock - self.work) / speed
-            self.work = clock
+            self.now += (clock - self.virtual_time) / speed
+            self.virtual_time = clock
         else:
             at, index = heapq.heappop(self.others)
-            self.work += (at - self.now) * speed
+            self.virtual_time += (at - self.now) * speed
             self.now = at
         return index
 
@@ -73,13 +84,13 @@ class _Machine:
             instruction = self.program.instructions[index]
             self.starts[index] = self.now
             if instruction.lane not in MESSAGES:
-                heapq.heappush(self.busy, (self.work + instruction.duration, index))
+                heapq.heappush(self.busy, (self.virtual_time + instruction.duration, index))
             else:
                 heapq.heappush(self.others, (self.now + instruction.duration, index))
             ready.extend(self._released(index, Moment.START))
 
     def _released(self, index: int, moment: Moment) -> list[int]:
-        """What may start now that this moment of the instruction has come."""
+        """Count a moment of an instruction as come, and return the instructions that nothing holds back any more."""
         released: list[int] = []
         for edge in range(self.first[index], self.first[index + 1]):
             if self.at_start[edge] is (moment is Moment.START):

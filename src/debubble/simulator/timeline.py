@@ -15,7 +15,7 @@ from debubble.ir.ops import BACKWARDS, CODE
 from debubble.ir.program import LANE_CODE, NO_PEER
 
 WORK = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.S)
-"""What keeps the compute lane busy, as opposed to a blocking message."""
+"""The kinds that keep the compute lane busy, as opposed to a blocking message."""
 
 
 class TimedOperation(NamedTuple):
@@ -29,10 +29,12 @@ class TimedOperation(NamedTuple):
 
     @property
     def name(self) -> str:
+        """The operation's name, such as `2F5`."""
         return self.op.name
 
     @property
     def duration(self) -> Number:
+        """End minus start."""
         return self.end - self.start
 
 
@@ -51,14 +53,17 @@ class Timeline:
 
     @cached_property
     def starts(self) -> tuple[Number, ...]:
+        """The start of every instruction."""
         return tuple(self.start.tolist())
 
     @cached_property
     def ends(self) -> tuple[Number, ...]:
+        """The end of every instruction."""
         return tuple(self.end.tolist())
 
     @cached_property
     def operations(self) -> tuple[TimedOperation, ...]:
+        """Every instruction with its times, in the order of the program."""
         return tuple(
             TimedOperation(instruction.op, instruction.device, instruction.lane, start, end)
             for instruction, start, end in zip(self.program.instructions, self.starts, self.ends, strict=True)
@@ -156,6 +161,7 @@ class Timeline:
 
     @cached_property
     def by_name(self) -> Mapping[str, TimedOperation]:
+        """The operations by name."""
         return {operation.name: operation for operation in self.operations}
 
     @cached_property
@@ -168,7 +174,7 @@ class Timeline:
 
     @cached_property
     def _memory(self) -> tuple[tuple[Numbers, Numbers], ...]:
-        """Per device, when its memory changes and the bytes from then on."""
+        """Per device, the times at which its memory changes, and the bytes from then on."""
         program = self.program
         allocates, frees = np.flatnonzero(program.allocated), np.flatnonzero(program.freed)
         parts = [
@@ -202,11 +208,11 @@ def _by(*keys: Numbers) -> Ints:
 
 
 def _first(lane: Sequence[TimedOperation], kinds: Collection[Kind]) -> Number:
-    """When the first operation of these kinds starts."""
+    """Return the start of the first operation of these kinds."""
     return min(o.start for o in lane if o.op.kind in kinds)
 
 
 def _idle(lane: Sequence[TimedOperation], begin: Number, end: Number) -> Number:
-    """Time in between in which the lane does no work."""
+    """Return the time between two moments in which the lane does no work."""
     worked = (min(o.end, end) - max(o.start, begin) for o in lane if o.op.kind in WORK)
     return end - begin - sum(time for time in worked if time > 0)

@@ -28,22 +28,29 @@ class _Offload:
 
 @dataclass
 class Admission:
-    """Walks one device's list and says which operations each one must wait for, so that memory suffices."""
+    """Walks one device's list and finds which operations each one must wait for, so that memory suffices.
+
+    Attributes:
+        schedule: The schedule of the list.
+        costs: The stages' costs.
+        device: The device whose list it is.
+        tables: The costs of the schedule's operations.
+        used: Bytes that are there before the first operation.
+        limit: Bytes that the device may use.
+    """
 
     schedule: Schedule
     costs: StageCosts
     device: int
     tables: Tables
-    """What the schedule's operations cost."""
     used: Number
-    """Bytes that are there before the first operation."""
     limit: Number
     _offloads: list[_Offload] = field(default_factory=list)
-    """In flight as far as the compute lane knows, oldest first."""
+    """The offloads in flight as far as the compute lane knows, oldest first."""
     _last: int | None = None
     """The last compute operation."""
     _last_freed: Number = 0
-    """What it frees at its end, which a reload beside it does not yet have."""
+    """Bytes that it frees at its end, which a reload beside it does not yet have."""
 
     def __post_init__(self) -> None:
         kind, stage, micro_batch, _ = OpArrays.of([self._order])
@@ -54,9 +61,13 @@ class Admission:
         self.computes = np.isin(kind, [CODE[k] for k in COMPUTE]) | ((kind == CODE[Kind.S]) & ~host_steps)
 
     def waits(self) -> Iterator[tuple[int, int]]:
-        """(operation, what must have ended before it starts), by their positions in the list.
+        """Find the waits for memory.
 
-        Raises OutOfMemoryError if an operation can never start.
+        Yields:
+            An operation, and one that must have ended before it starts, by their positions in the list.
+
+        Raises:
+            OutOfMemoryError: If an operation can never start.
         """
         self.reserved = self.used
         if any(op.kind is Kind.O for op in self._order) or not self._fits_without_waits():
@@ -75,14 +86,14 @@ class Admission:
         return self.schedule.orders[self.device]
 
     def _fits_without_waits(self) -> bool:
-        """Whether every operation of a list without offloads can start as soon as it is its turn."""
+        """Tell whether every operation of a list without offloads can start as soon as it is its turn."""
         allocated, freed = self.allocated[self.computes], self.freed[self.computes]
         changes = np.stack((-freed, allocated), axis=1).ravel()
         reserved: Numbers = np.cumsum(np.concatenate((exact([self.used]), changes)))[:-1:2]
         return not bool(np.any((allocated != 0) & (reserved + allocated > self.limit)))
 
     def _admit(self, position: int, allocated: Number, freed: Number, computes: bool) -> list[int]:
-        """What must have ended before an operation starts; raises OutOfMemoryError if nothing would help."""
+        """Return what must have ended before an operation starts; raise OutOfMemoryError if nothing would help."""
         kind = self._order[position].kind
         if kind is Kind.L:
             waits = self._admit_reload(position, allocated)
@@ -167,10 +178,10 @@ class Admission:
         return live | {(stage, j)}
 
     def _peak(self) -> Number:
-        """What the list needs at most if no offload is ever waited for less than fully."""
-        peak = held = self.used
+        """Return the bytes that the list needs at most if every offload is waited for."""
+        peak = used = self.used
         for allocated, freed in zip(self.allocated.tolist(), self.freed.tolist(), strict=True):
-            held += allocated
-            peak = max(peak, held)
-            held -= freed
+            used += allocated
+            peak = max(peak, used)
+            used -= freed
         return peak

@@ -22,7 +22,7 @@ from debubble.ir.stage_costs import Number
 
 @dataclass
 class Rendezvous:
-    """Puts compute operations and blocking messages of each device in one order; all are known by their numbers.
+    """Puts compute operations and blocking messages of each device in one order, all by their numbers.
 
     A device that has produced a message does nothing else before it is delivered; the receiver takes it as soon as
     it is between two operations.  Among what could start next, the earliest does; messages go before compute.
@@ -30,10 +30,10 @@ class Rendezvous:
 
     operations: list[Op]
     device: list[int]
-    """Of each operation and message."""
+    """Per operation and message, its device."""
     duration: list[Number]
     needed: list[int]
-    """What each operation uses of another stage; -1: nothing."""
+    """Per operation, the one of another stage whose result it uses; -1: none."""
     messages: dict[int, tuple[int, int]]
     """Producer -> (send, receive)."""
     blocking: set[int]
@@ -50,9 +50,9 @@ class Rendezvous:
         self._pending = [list(reversed(order)) for order in self.compute]
         self._free: list[Number] = [0 for _ in devices]
         self._outbox: list[int | None] = [None for _ in devices]
-        """What has produced a message that is not delivered yet."""
+        """Per device, the producer of a message that is not delivered yet."""
         self._arrived: dict[int, Number] = {}
-        """Producer -> when its consumer has what it needs of it."""
+        """Producer -> the time at which its consumer has the result."""
         self._placed: list[list[int]] = [[] for _ in devices]
         beside = self._neighbours()
         candidates = [self._candidate(device) for device in devices]
@@ -83,7 +83,7 @@ class Rendezvous:
         return self.device[self.messages[producer][1]]
 
     def _candidate(self, device: int) -> tuple[Number, int, int] | None:
-        """When a device could start its next operation or message, which of the two it is, and the device."""
+        """Return when a device could start its next step, 0 for a message or 1 for an operation, and the device."""
         producer = self._outbox[device]
         if producer is not None:
             return max(self._free[device], self._free[self._receiver(producer)]), 0, device
@@ -171,7 +171,7 @@ def share_links(program: Program) -> Program:
 
 
 def _with(waits: Edges, more: Iterable[tuple[int, int]]) -> Edges:
-    """The waits, and behind those of each instruction more, for ends."""
+    """Add waits for ends behind those that each instruction has."""
     after, other = np.array([*more], dtype=np.int64).reshape(-1, 2).T
     return edges(
         len(waits.first) - 1,

@@ -36,9 +36,21 @@ NONE = -1
 def lower(schedule: Schedule, costs: StageCosts) -> Program:
     """Make everything implicit in a schedule explicit.
 
-    Raises ScheduleError if the schedule is no correct step, OutOfMemoryError if an operation can never start under
-    `costs.memory_limit`, InputError if schedule and costs do not belong together, DeadlockError if `blocking`
-    messages cannot be ordered.
+    Args:
+        schedule: The order of operations on each device.
+        costs: Times (seconds, or an abstract unit) and sizes (bytes, or an abstract unit) of each stage.
+
+    Returns:
+        The program: every operation and message on its lane, with its time, its waits and its effect on memory.
+
+    Raises:
+        ScheduleError: If the schedule is no correct step.
+        OutOfMemoryError: If an operation can never start under `costs.memory_limit`.
+        InputError: If schedule and costs do not belong together.
+        DeadlockError: If `blocking` messages cannot be ordered.
+
+    Example:
+        >>> program = lower(db.schedules["1f1b"](devices=4, micro_batches=8), db.StageCosts.of(stages=4))
     """
     check(schedule)
     check_costs(schedule, costs)
@@ -76,16 +88,17 @@ class _Lowering:
         host_step = np.isin(self.stage, [*schedule.host_steps])
         self.lane = np.where((self.kind == S) & host_step, HOST, _LANE_OF[self.kind])
         self.index = schedule.positions.copy()
-        """Where each operation is, by kind, stage and micro-batch; NONE if there is no such operation."""
+        """The instruction of each operation, by kind, stage and micro-batch; NONE if there is no such operation."""
         self.index[self.kind, self.stage, self.micro_batch] = np.arange(len(self.kind))
 
         asynchronous = np.isin(np.minimum(here, there), [*schedule.asynchronous])
         self.blocking = ~asynchronous & (costs.communication_model == "blocking")
-        """Which messages take the compute lanes of both ends."""
+        """Per message, True if it takes the compute lanes of both ends."""
         self.lane[self.send[self.blocking]] = self.lane[self.receive[self.blocking]] = COMPUTE
         self._price()
 
     def program(self) -> Program:
+        """The program with all queues and waits."""
         queues = self._queues()
         self._wait_for_messages(queues)
         self._wait_for_data()
@@ -130,7 +143,7 @@ class _Lowering:
         return edges(len(self.kind), after[once], other[once], at_start[once])
 
     def _queues(self) -> QueueArrays:
-        """Operations have a queue per device and lane, messages one per direction and peer too."""
+        """Build a queue per device and lane, and for messages per direction and peer."""
         alone = np.ones(len(self.kind), dtype=np.bool_)
         for ends in (self.send, self.receive):
             alone[ends[self.blocking]] = False
@@ -227,7 +240,7 @@ class _Lowering:
 
     @cached_property
     def _needed(self) -> Ints:
-        """The operation of another stage whose result each one uses: that before a forward or behind a backward."""
+        """Per operation, the one of another stage whose result it uses: before it for F, behind it for B."""
         kind, stage, micro_batch, _ = self.operations
         before = self.index[F, stage - 1, micro_batch]
         behind = (np.minimum(stage + 1, self.schedule.stages - 1), micro_batch)
@@ -255,28 +268,28 @@ class _Lowering:
         return np.array(pairs, dtype=np.int64).reshape(-1, 2)
 
     def _wait_for_memory(self) -> None:
-        guests = self._guests()
+        hosted = self._hosted_bytes()
         begin = 0
         for device, order in enumerate(self.schedule.orders):
             limit = self.costs.limit_of(device)
             assert limit is not None
-            used = self.costs.static_of(device) + guests.get(device, 0)
+            used = self.costs.static_of(device) + hosted.get(device, 0)
             admission = Admission(self.schedule, self.costs, device, self.tables, used, limit)
             self._wait(*(np.array([*admission.waits()], dtype=np.int64).reshape(-1, 2).T + begin))
             begin += len(order)
 
-    def _guests(self) -> dict[int, Number]:
+    def _hosted_bytes(self) -> dict[int, Number]:
         """The most that each device ever holds for its peers, in bytes."""
         kind, _, _, device = self.operations
         most: dict[int, Number] = {}
         for owner, host in self.schedule.peers.items():
             moves = np.flatnonzero(_one_of(kind, O, L) & (device == owner))
-            held = np.cumsum(np.where(kind[moves] == O, self.freed[moves], -self.allocated[moves]))
-            most[host] = most.get(host, 0) + max([0, *held.tolist()])
+            hosted = np.cumsum(np.where(kind[moves] == O, self.freed[moves], -self.allocated[moves]))
+            most[host] = most.get(host, 0) + max([0, *hosted.tolist()])
         return most
 
     def _wait_for_room_at_peers(self) -> None:
-        """What goes to a peer waits for the reloads before it in the list: `_guests` counts on the room they make."""
+        """Let what goes to a peer wait for the reloads before it in the list, whose room admission counts on."""
         kind, peer = self.operations.kind, self.peer[: len(self.operations.kind)]
         self._wait(*self._behind((kind == O) & (peer != NO_PEER), kind == L))
 
@@ -290,7 +303,7 @@ class _Lowering:
 
 
 def _one_of(values: Ints, *wanted: int) -> Bools:
-    """Where one of these is."""
+    """Mask the places of these values."""
     result: Bools = np.logical_or.reduce([values == each for each in wanted])
     return result
 

@@ -1,6 +1,6 @@
-"""What each operation costs: its time, and the bytes that it allocates at its start and frees at its end.
+"""The cost of each operation: its time, and the bytes that it allocates at its start and frees at its end.
 
-This is the law of design section 3, and it stands here alone: what simulates, prices or searches reads its tables.
+This law stands here alone: simulation, pricing and search read its tables.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Tables(NamedTuple):
     """Bytes at its end."""
 
     def at(self, explicit: Bools, kind: Ints, stage: Ints, micro_batch: Ints) -> Ints:
-        """Where operations are in the flat tables."""
+        """Return the places of operations in the raveled tables."""
         _, kinds, stages, scales = self.time.shape
         column = micro_batch if scales > 1 else 0
         where: Ints = ((explicit * kinds + kind) * stages + stage) * scales + column
@@ -40,7 +40,16 @@ class Tables(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class OpCosts:
-    """Prices operations under costs, and what a schedule fixes for its stages (the names mean what they mean there)."""
+    """Prices operations under costs and under what a schedule fixes for its stages.
+
+    Attributes:
+        costs: Times and sizes of the stages.
+        fused_recompute: As of a Schedule, and so the other attributes.
+
+    Example:
+        >>> OpCosts(costs=StageCosts.of(stages=2, forward=3)).time(Op(Kind.F, 0, 0))
+        3
+    """
 
     costs: StageCosts
     fused_recompute: frozenset[int] = frozenset()
@@ -60,7 +69,7 @@ class OpCosts:
         )
 
     def time(self, op: Op, *, explicit: bool = False) -> Number:
-        """Time of an operation.  `explicit`: whether an R recomputes its stage and micro-batch."""
+        """Time of an operation; `explicit` if an R recomputes its stage and micro-batch."""
         return self._entry(self._exact.time, op, explicit)
 
     def allocates(self, op: Op, *, explicit: bool = False) -> Number:
@@ -92,6 +101,7 @@ class OpCosts:
         costs = self.costs
         scale = np.array([costs.micro_batch_scale or (1,)], dtype=dtype)
 
+        # Each of these has a row per stage and one column.
         def numbers(values: Iterable[Number]) -> Numbers:
             return np.array(tuple(values), dtype=dtype)[:, None]
 
@@ -118,21 +128,21 @@ class OpCosts:
             return result
 
         kept, moved, after = left * scale, left * share * scale, numbers(costs.activation_after_input) * scale
-        held = whole * scale if explicit else kept
+        before_backward = whole * scale if explicit else kept
         again = brought_back(costs.recompute_workspace)
         again_input = brought_back(costs.recompute_workspace_input or costs.recompute_workspace)
-        held_input = held + again_input
+        before_input = before_backward + again_input
         allocated = {
             Kind.F: kept,
             Kind.R: whole * scale - kept,
             Kind.L: moved,
             Kind.B: again,
-            Kind.I: again_input + np.maximum(after - held_input, 0),
+            Kind.I: again_input + np.maximum(after - before_input, 0),
         }
         freed = {
             Kind.O: moved,
-            Kind.B: held + again,
-            Kind.I: np.maximum(held_input - after, 0),
+            Kind.B: before_backward + again,
+            Kind.I: np.maximum(before_input - after, 0),
             Kind.W: after,
         }
 
