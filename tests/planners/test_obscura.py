@@ -14,7 +14,7 @@ from debubble.ir import DeadlockError, DebubbleError, InfeasibleError, StageCost
 from debubble.planners import Problem, planners
 from debubble.planners.bpipe import bpipe_variants
 from debubble.planners.obscura.configurations import Configuration, candidates
-from debubble.planners.obscura.partition_adjustment import adjustments
+from debubble.planners.obscura.planner import adjustments
 from debubble.planners.obscura.step_model import Swapping, identify, step_time, swapping_cost
 from debubble.planners.partitioning.fixed_partition import Stages
 from debubble.planners.partitioning.pareto import front

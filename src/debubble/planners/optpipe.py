@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from debubble.ir import DebubbleError, InfeasibleError, Number, Placement, Schedule
-from debubble.planners.orders import Setting, settings
+from debubble.planners.offloading import Setting, settings
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planner
 from debubble.schedules import schedules

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from debubble.ir import Schedule
 from debubble.planners.obscura.configurations import Candidate, Configuration, candidate, configurations
-from debubble.planners.obscura.partition_adjustment import Counts, adjustments
-from debubble.planners.obscura.planner import Found, fastest
+from debubble.planners.obscura.planner import Counts, Found, adjustments, fastest
 from debubble.planners.obscura.step_model import identify
 from debubble.planners.partitioning.fixed_partition import Stages
 from debubble.planners.partitioning.pareto import Choice
