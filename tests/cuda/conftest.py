@@ -1,6 +1,7 @@
 """Tests of what differs on a GPU: those with a `device` run on the CPU too, which shows that they work."""
 
 import importlib.util
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ else:
     collect_ignore_glob = ["test_*.py"]
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(items: Any) -> None:
     if torch.cuda.is_available():
         return
     for item in items:
@@ -22,11 +23,11 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
-def device(request):
+def device(request: pytest.FixtureRequest) -> Any:
     return torch.device(request.param)
 
 
 @pytest.fixture
-def gpu():
+def gpu() -> Any:
     """For what means nothing on a CPU."""
     return torch.device("cuda", torch.cuda.current_device())

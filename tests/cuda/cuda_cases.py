@@ -1,6 +1,8 @@
 """Streams that lag, so that a wait that is missing shows, and one step on a device beside plain autograd."""
 
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -13,14 +15,14 @@ CYCLES = 20_000_000
 """About ten milliseconds of a GPU."""
 
 
-def lag(device, cycles=CYCLES):
+def lag(device: Any, cycles: Any = CYCLES) -> None:
     """Keep the current stream busy; on the CPU, where nothing is enqueued, there is nothing to lag."""
     if device.type == "cuda":
         torch.cuda._sleep(cycles)
 
 
 @contextmanager
-def own_stream(device):
+def own_stream(device: Any) -> Iterator[Any]:
     """A stream of its own for this thread's compute lane."""
     if device.type != "cuda":
         yield
@@ -32,18 +34,18 @@ def own_stream(device):
 class Lagging(Threads):
     """Ranks on threads whose messages leave late."""
 
-    def __init__(self, transport):
+    def __init__(self, transport: Any) -> None:
         super().__init__(transport._hub, transport.rank)
 
-    def send(self, tensor, to, channel):
+    def send(self, tensor: Any, to: Any, channel: Any) -> None:
         lag(tensor.device, CYCLES // 10)
         super().send(tensor, to, channel)
 
 
-def on_threads(plan, work, device, *, lagging=False, **arguments):
+def on_threads(plan: Any, work: Any, device: Any, *, lagging: bool = False, **arguments: Any) -> Any:
     """`work(pipeline)` of every rank, each with a compute stream of its own on one device; the answers by rank."""
 
-    def one(transport):
+    def one(transport: Any) -> Any:
         with own_stream(device):
             transport = Lagging(transport) if lagging else transport
             answer = work(Pipeline(None, plan, transport=transport, device=device, **arguments))
@@ -54,10 +56,10 @@ def on_threads(plan, work, device, *, lagging=False, **arguments):
     return Threads.run(plan.ranks, one)
 
 
-def step_of(plan, tokens, device, **arguments):
+def step_of(plan: Any, tokens: Any, device: Any, **arguments: Any) -> Any:
     """Loss and gradients of one step."""
 
-    def one(pipeline):
+    def one(pipeline: Any) -> Any:
         loss = pipeline.step(tokens)
         return loss, {name: p.grad for name, p in pipeline.named_parameters()}
 
@@ -65,7 +67,7 @@ def step_of(plan, tokens, device, **arguments):
     return answers[0][0], {name: g for _, gradients in answers for name, g in gradients.items()}
 
 
-def reference(config, tokens, device, *, micro_batches, dtype=torch.float64):
+def reference(config: Any, tokens: Any, device: Any, *, micro_batches: Any, dtype: Any = torch.float64) -> Any:
     """The same by plain autograd of the whole model on the device."""
     model = Model(config, dtype=dtype).to(device)
     rows = read_batch(tokens, micro_batches=micro_batches, device=device)
@@ -77,7 +79,7 @@ def reference(config, tokens, device, *, micro_batches, dtype=torch.float64):
     return total, {name: p.grad for name, p in model.hf_parameters().items()}
 
 
-def assert_same(found, expected, *, tolerance=1e-12):
+def assert_same(found: Any, expected: Any, *, tolerance: float = 1e-12) -> None:
     """Loss and gradients agree, relative to each tensor's largest entry."""
     (loss, gradients), (expected_loss, expected_gradients) = found, expected
     torch.testing.assert_close(loss.cpu(), expected_loss.cpu(), rtol=tolerance, atol=0)

@@ -1,5 +1,7 @@
 """Where offload goes: buffers of their exact size that are used again, but not while a copy still needs them."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from tests.cuda.cuda_cases import lag
 SIZE = (1 << 20) + 12345
 
 
-def test_a_buffer_holds_what_was_copied_to_it(device):
+def test_a_buffer_holds_what_was_copied_to_it(device: Any) -> None:
     lanes = lanes_of(device)
     content = torch.randint(0, 256, (SIZE,), dtype=torch.uint8, device=device)
     buffer, back = lanes.host.take(SIZE), torch.empty_like(content)
@@ -22,7 +24,7 @@ def test_a_buffer_holds_what_was_copied_to_it(device):
     assert torch.equal(content, back)
 
 
-def test_a_buffer_that_was_given_back_is_not_written_before_it_has_been_read(device):
+def test_a_buffer_that_was_given_back_is_not_written_before_it_has_been_read(device: Any) -> None:
     """The reload lags on its stream; the next offload takes the same buffer on another one."""
     lanes = lanes_of(device)
     first, second = (torch.full((SIZE,), value, dtype=torch.uint8, device=device) for value in (1, 2))
@@ -43,7 +45,7 @@ def test_a_buffer_that_was_given_back_is_not_written_before_it_has_been_read(dev
 
 
 @pytest.mark.cuda
-def test_pinned_buffers_have_their_size_and_are_used_again(gpu):
+def test_pinned_buffers_have_their_size_and_are_used_again(gpu: Any) -> None:
     host = lanes_of(gpu).host
     first, other = host.take(SIZE), host.take(2 * SIZE)
     assert first.is_pinned()
@@ -55,7 +57,7 @@ def test_pinned_buffers_have_their_size_and_are_used_again(gpu):
 
 
 @pytest.mark.cuda
-def test_a_copy_to_a_pinned_buffer_does_not_hold_up_the_host(gpu):
+def test_a_copy_to_a_pinned_buffer_does_not_hold_up_the_host(gpu: Any) -> None:
     lanes = lanes_of(gpu)
     content, buffer = torch.empty(SIZE, dtype=torch.uint8, device=gpu), lanes.host.take(SIZE)
     with lanes.lane(Lane.D2H, None):

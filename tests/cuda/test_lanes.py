@@ -1,6 +1,7 @@
 """Lanes: streams that wait for each other's marks, on one clock, and that a step joins at its end."""
 
 from threading import Thread
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from tests.cuda.cuda_cases import lag, own_stream
 SIZE = 1 << 16
 
 
-def in_thread(work):
+def in_thread(work: Any) -> Any:
     """The answer of a thread of its own, which has another current stream."""
     answers = []
     thread = Thread(target=lambda: answers.append(work()))
@@ -22,11 +23,11 @@ def in_thread(work):
     return answers[0]
 
 
-def test_a_lane_that_waits_for_a_mark_sees_what_was_done_before_it(device):
+def test_a_lane_that_waits_for_a_mark_sees_what_was_done_before_it(device: Any) -> None:
     lanes = lanes_of(device)
     value = torch.zeros(SIZE, device=device)
 
-    def write():
+    def write() -> Any:
         with lanes.lane(Lane.H2D, None):
             lag(device)
             value.fill_(1)
@@ -36,7 +37,7 @@ def test_a_lane_that_waits_for_a_mark_sees_what_was_done_before_it(device):
     assert (value + 1).eq(2).all()
 
 
-def test_a_wait_for_memory_returns_when_the_device_is_there(device):
+def test_a_wait_for_memory_returns_when_the_device_is_there(device: Any) -> None:
     lanes = lanes_of(device)
     with lanes.lane(Lane.D2H, None):
         lag(device)
@@ -45,12 +46,12 @@ def test_a_wait_for_memory_returns_when_the_device_is_there(device):
     assert mark.event is None or mark.event.query()
 
 
-def test_a_step_ends_after_what_every_lane_was_given(device):
+def test_a_step_ends_after_what_every_lane_was_given(device: Any) -> None:
     lanes = lanes_of(device)
     sums, guests = torch.zeros(SIZE, device=device), torch.zeros(SIZE, device=device)
     lanes.start_step()
 
-    def reduce():
+    def reduce() -> None:
         with lanes.lane(Lane.REDUCE, None):
             lag(device)
             sums.fill_(1)
@@ -63,7 +64,7 @@ def test_a_step_ends_after_what_every_lane_was_given(device):
     assert (sums + guests).eq(3).all()
 
 
-def test_a_lane_that_catches_up_has_nothing_before_it(device):
+def test_a_lane_that_catches_up_has_nothing_before_it(device: Any) -> None:
     lanes = lanes_of(device)
     with lanes.lane(Lane.RECV, 1):
         lag(device)
@@ -72,7 +73,7 @@ def test_a_lane_that_catches_up_has_nothing_before_it(device):
         assert mark.event is None or mark.event.query()
 
 
-def test_marks_are_in_order_on_the_hosts_clock(device):
+def test_marks_are_in_order_on_the_hosts_clock(device: Any) -> None:
     lanes = lanes_of(device)
     lanes.start_step()
     marks = []
@@ -86,10 +87,10 @@ def test_marks_are_in_order_on_the_hosts_clock(device):
     assert lanes.seconds([later])[0] >= times[-1]
 
 
-def test_what_one_thread_hands_another_is_complete_and_stays(device):
+def test_what_one_thread_hands_another_is_complete_and_stays(device: Any) -> None:
     """The maker lets go of the tensor at once and writes over the memory that it then gets."""
 
-    def make():
+    def make() -> Any:
         with own_stream(device):
             lag(device)
             return Handed.over(torch.full((SIZE,), 7.0, device=device))
@@ -100,7 +101,7 @@ def test_what_one_thread_hands_another_is_complete_and_stays(device):
         copy = handed.take().clone()
         del handed
 
-        def write_over():
+        def write_over() -> Any:
             with own_stream(device):
                 return [torch.full((SIZE,), -1.0, device=device) for _ in range(8)]
 
@@ -109,7 +110,7 @@ def test_what_one_thread_hands_another_is_complete_and_stays(device):
 
 
 @pytest.mark.cuda
-def test_every_lane_has_a_stream_of_its_own_and_compute_the_callers(gpu):
+def test_every_lane_has_a_stream_of_its_own_and_compute_the_callers(gpu: Any) -> None:
     lanes = lanes_of(torch.device("cuda"))
     assert lanes.device == gpu
     streams = []
@@ -123,7 +124,7 @@ def test_every_lane_has_a_stream_of_its_own_and_compute_the_callers(gpu):
 
 
 @pytest.mark.cuda
-def test_lanes_run_beside_compute(gpu):
+def test_lanes_run_beside_compute(gpu: Any) -> None:
     lanes = lanes_of(gpu)
     lanes.start_step()
     lag(gpu)

@@ -4,6 +4,8 @@ It gives whole blocks of 512 bytes, so `memory_allocated` is what was asked for 
 tensor, as long as no tensor is larger than a megabyte: larger ones may be given a whole cached block.
 """
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -17,7 +19,7 @@ pytestmark = pytest.mark.cuda
 ROWS, LENGTH, HIDDEN = 2, 16, 32
 
 
-def counted():
+def counted() -> Any:
     """Bytes that are asked for, bytes that are given, and how many tensors, when nothing is on its way."""
     torch.cuda.synchronize()
     torch.empty(1, device="cuda")  # the allocator looks at what streams have left when it is next asked
@@ -25,7 +27,7 @@ def counted():
     return [stats[f"{what}.all.current"] for what in ("requested_bytes", "allocated_bytes", "allocation")]
 
 
-def stage_of(config, strategy):
+def stage_of(config: Any, strategy: Any) -> Any:
     units = [type(u)(u.type, u.layer, strategy) for u in model_units(config)[1:-1]]
     ledger = Ledger(torch.device("cuda"))
     built = build_stage(config, units, dtype=torch.float32)
@@ -36,10 +38,10 @@ def stage_of(config, strategy):
 
 @pytest.mark.parametrize("strategy", ["none", "norm", "full"])
 @pytest.mark.parametrize("config", [LLAMA, GPT2, MIXTRAL], ids=["llama", "gpt2", "mixtral"])
-def test_what_a_forward_leaves_is_what_the_allocator_was_asked_for(gpu, config, strategy):
+def test_what_a_forward_leaves_is_what_the_allocator_was_asked_for(gpu: Any, config: Any, strategy: str) -> None:
     stage, ledger = stage_of(config, strategy)
 
-    def forward():
+    def forward() -> Any:
         x = torch.randn(ROWS, LENGTH, HIDDEN, device=gpu)
         return stage.forward(0, x, MicroBatch(), recomputing=99)
 
@@ -58,11 +60,11 @@ def test_what_a_forward_leaves_is_what_the_allocator_was_asked_for(gpu, config, 
 
 
 @pytest.mark.parametrize("share", [1.0, 0.4])
-def test_offload_gives_back_its_bytes_and_reload_takes_them_again(gpu, share):
+def test_offload_gives_back_its_bytes_and_reload_takes_them_again(gpu: Any, share: float) -> None:
     stage, ledger = stage_of(LLAMA, "none")
     pinned = {}
 
-    def take(size):
+    def take(size: Any) -> Any:
         return pinned.setdefault(size, torch.empty(size, dtype=torch.uint8, pin_memory=True))
 
     for _ in range(2):

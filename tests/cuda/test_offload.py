@@ -1,5 +1,7 @@
 """A stage's activations leave and come back on lanes that lag, while compute writes over the memory that they left."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -15,7 +17,7 @@ from tests.runtime.runtime_cases import LLAMA, MIXTRAL
 ROWS, LENGTH = 2, 16
 
 
-def stage_on(device, config, *, dtype):
+def stage_on(device: Any, config: Any, *, dtype: Any) -> Any:
     units = model_units(config)[1:-1]
     built, ledger = build_stage(config, units, dtype=dtype), Ledger(device)
     for unit in built:
@@ -23,7 +25,7 @@ def stage_on(device, config, *, dtype):
     return Stage(built, units, ledger), ledger
 
 
-def offload(lanes, stage, ledger, share):
+def offload(lanes: Any, stage: Any, ledger: Any, share: Any) -> None:
     """O and L as the interpreter runs them, each on its lane, after the mark of what comes before."""
     forward = lanes.mark()
     with lanes.lane(Lane.D2H, None):
@@ -48,7 +50,9 @@ def offload(lanes, stage, ledger, share):
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.3])
 @pytest.mark.parametrize("config", [LLAMA, MIXTRAL], ids=["dense", "mixture"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_gradients_are_those_of_a_stage_that_keeps_everything(device, dtype, config, share):
+def test_gradients_are_those_of_a_stage_that_keeps_everything(
+    device: Any, dtype: Any, config: Any, share: float
+) -> None:
     lanes = lanes_of(device)
     lanes.start_step()
     (plain, _), (moved, ledger) = (stage_on(device, config, dtype=dtype) for _ in range(2))
@@ -72,7 +76,7 @@ def test_gradients_are_those_of_a_stage_that_keeps_everything(device, dtype, con
             torch.testing.assert_close(q.grad, p.grad, rtol=1e-5, atol=1e-5)
 
 
-def test_a_random_seed_that_a_kernel_keeps_on_the_host_is_no_activation_of_the_device():
+def test_a_random_seed_that_a_kernel_keeps_on_the_host_is_no_activation_of_the_device() -> None:
     ledger = Ledger(torch.device("cuda"))
     seed = torch.zeros(1, dtype=torch.int64)
     assert ledger.save(seed).data_ptr() == seed.data_ptr()

@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from tests.runtime.schedule_cases import explicit, fused, offloading, schedule_o
 SCHEDULES = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "obscura", "pipeoffload", "bpipe", "chronos-recomp"]
 
 
-def planned(name, config, *, devices=2):
+def planned(name: Any, config: Any, *, devices: int = 2) -> Any:
     schedule = schedule_of(name, devices=devices, micro_batches=2 * devices)
     strategy = "full" if name in ("obscura", "chronos-recomp") else "none"
     return plan_of(schedule, config, strategy=strategy, costs=StageCosts.of(stages=schedule.stages, offload=1))
@@ -24,7 +25,7 @@ def planned(name, config, *, devices=2):
 
 @pytest.mark.parametrize("lagging", [False, True], ids=["prompt", "late"])
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedules_step_has_the_gradients_of_one_process(device, name, lagging):
+def test_a_schedules_step_has_the_gradients_of_one_process(device: Any, name: Any, lagging: bool) -> None:
     plan = planned(name, LLAMA_TIED if name in ("1f1b", "zb-v") else LLAMA, devices=4 if name == "bpipe" else 2)
     tokens = tokens_of(plan.model, rows=2 * plan.micro_batches)
     expected = reference(plan.model, tokens, device, micro_batches=plan.micro_batches)
@@ -32,7 +33,7 @@ def test_a_schedules_step_has_the_gradients_of_one_process(device, name, lagging
 
 
 @pytest.mark.parametrize("config", [GPT2, MIXTRAL], ids=["gpt2", "mixtral"])
-def test_other_families_too(device, config):
+def test_other_families_too(device: Any, config: Any) -> None:
     plan = planned("zb-v", config)
     tokens = tokens_of(config, rows=plan.micro_batches)
     assert_same(step_of(plan, tokens, device), reference(config, tokens, device, micro_batches=plan.micro_batches))
@@ -40,7 +41,9 @@ def test_other_families_too(device, config):
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
 @pytest.mark.parametrize("form", [fused, explicit])
-def test_recomputation_and_offload_under_the_tightest_limit_change_no_gradient(device, form, share):
+def test_recomputation_and_offload_under_the_tightest_limit_change_no_gradient(
+    device: Any, form: Any, share: float
+) -> None:
     schedule = offloading(form(schedule_of("1f1b", devices=2)))
     schedule = replace(schedule, offload_fraction=dict.fromkeys(range(schedule.stages), share))
     costs = StageCosts.of(stages=schedule.stages, activation=2, activation_recomputed=1, offload=1)
@@ -50,11 +53,11 @@ def test_recomputation_and_offload_under_the_tightest_limit_change_no_gradient(d
 
 
 @pytest.mark.parametrize("zero", [0, 2])
-def test_replicas_on_one_device_sum_their_gradients(device, zero):
+def test_replicas_on_one_device_sum_their_gradients(device: Any, zero: int) -> None:
     plan = plan_of(schedule_of("1f1b", devices=2), LLAMA, data=2, zero=zero)
     tokens = tokens_of(LLAMA, rows=8)
 
-    def train(pipeline):
+    def train(pipeline: Any) -> Any:
         optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.5)
         pipeline.step(tokens.chunk(2)[pipeline.ranks.replica])
         optimizer.step()
@@ -66,13 +69,13 @@ def test_replicas_on_one_device_sum_their_gradients(device, zero):
         torch.testing.assert_close(parameter, alone[name], rtol=1e-10, atol=1e-12)
 
 
-def states(answers):
+def states(answers: Any) -> Any:
     """The parameters of all ranks together."""
     return {name: tensor for state in answers for name, tensor in state.items()}
 
 
-def _whole(tokens):
-    def train(pipeline):
+def _whole(tokens: Any) -> Any:
+    def train(pipeline: Any) -> Any:
         optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.5)
         pipeline.step(tokens)
         optimizer.step()
@@ -81,7 +84,7 @@ def _whole(tokens):
     return train
 
 
-def stepping_inside(where):
+def stepping_inside(where: Any) -> Any:
     """Plans that step stages inside the step: after their gradients are summed over replicas, or on the host."""
     if where == "device":
         schedule = db.schedules["chronos-zero2"](devices=2, micro_batches=4, group=2)
@@ -94,10 +97,10 @@ def stepping_inside(where):
 
 
 @pytest.mark.parametrize("where", ["device", "host"])
-def test_steps_inside_the_step_train_as_on_the_cpu(device, where):
+def test_steps_inside_the_step_train_as_on_the_cpu(device: Any, where: str) -> None:
     plan = stepping_inside(where)
 
-    def train(pipeline):
+    def train(pipeline: Any) -> Any:
         rows = tokens_of(LLAMA, rows=8).chunk(plan.options.data)[pipeline.ranks.replica]
         losses = []
         for _ in range(4):
@@ -112,11 +115,11 @@ def test_steps_inside_the_step_train_as_on_the_cpu(device, where):
     assert found[0][-1] < found[0][0]
 
 
-def test_a_trace_has_every_lane_in_order_on_one_clock(device):
+def test_a_trace_has_every_lane_in_order_on_one_clock(device: Any) -> None:
     schedule = offloading(schedule_of("1f1b", devices=1))
     plan = plan_of(schedule, LLAMA, costs=StageCosts.of(stages=1, offload=1))
 
-    def one(pipeline):
+    def one(pipeline: Any) -> Any:
         pipeline.step(tokens_of(LLAMA, rows=4))
         return pipeline.trace().steps[0]
 

@@ -1,5 +1,8 @@
 """Ranks in processes over Gloo whose tensors are on one device: Gloo carries them through the host's memory."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
@@ -11,7 +14,7 @@ from tests.runtime.runtime_cases import LLAMA_TIED, plan_of, tokens_of
 from tests.runtime.schedule_cases import schedule_of
 
 
-def one_step(rank, folder, path, tokens, device):
+def one_step(rank: Any, folder: Any, path: Any, tokens: Any, device: Any) -> None:
     """Loss and gradients of this rank, saved."""
     pipeline = Pipeline(None, Plan.load(path), device=torch.device(device))
     loss = pipeline.step(tokens.chunk(pipeline.plan.options.data)[pipeline.ranks.replica])
@@ -20,7 +23,9 @@ def one_step(rank, folder, path, tokens, device):
 
 
 @pytest.mark.parametrize(("name", "devices", "data"), [("1f1b", 2, 1), ("zb-v", 4, 1), ("1f1b", 2, 2)])
-def test_a_step_has_the_gradients_of_one_process(device, name, devices, data, tmp_path):
+def test_a_step_has_the_gradients_of_one_process(
+    device: Any, name: str, devices: int, data: int, tmp_path: Path
+) -> None:
     plan = plan_of(schedule_of(name, devices=devices, micro_batches=2 * devices), LLAMA_TIED, data=data)
     plan.save(tmp_path / "plan.json")
     tokens = tokens_of(LLAMA_TIED, rows=2 * devices * data)

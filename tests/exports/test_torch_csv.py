@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -74,7 +76,7 @@ torch = pytest.importorskip("torch")
 
 
 @pytest.fixture
-def stages_on_rank_0(tmp_path: Path):  # type: ignore[no-untyped-def]
+def stages_on_rank_0(tmp_path: Path) -> Iterator[Any]:  # type: ignore[no-untyped-def]
     """Makes torch's stages of one rank of a pipeline whose other ranks are not there."""
     import torch.distributed as dist
     from torch.distributed.pipelining import PipelineStage
@@ -89,7 +91,7 @@ def stages_on_rank_0(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-h1", "interleaved"])
-def test_torch_loads_our_order_and_adds_the_messages(tmp_path: Path, stages_on_rank_0, name: str) -> None:  # type: ignore[no-untyped-def]
+def test_torch_loads_our_order_and_adds_the_messages(tmp_path: Path, stages_on_rank_0: Any, name: str) -> None:  # type: ignore[no-untyped-def]
     from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
     schedule = db.schedules[name](devices=4, micro_batches=8)
@@ -118,7 +120,7 @@ def test_torch_loads_our_order_and_adds_the_messages(tmp_path: Path, stages_on_r
     ],
 )
 def test_torchs_own_orders_are_read_and_simulated(  # type: ignore[no-untyped-def]
-    tmp_path: Path, stages_on_rank_0, name: str, chunks: list[int], placement: db.Placement
+    tmp_path: Path, stages_on_rank_0: Any, name: str, chunks: list[int], placement: db.Placement
 ) -> None:
     from torch.distributed.pipelining import schedules
 
@@ -136,7 +138,7 @@ def test_torchs_own_orders_are_read_and_simulated(  # type: ignore[no-untyped-de
     assert 48 < timeline.makespan <= 48 + 7 * 3
 
 
-def test_torchs_gpipe_is_ours(tmp_path: Path, stages_on_rank_0) -> None:  # type: ignore[no-untyped-def]
+def test_torchs_gpipe_is_ours(tmp_path: Path, stages_on_rank_0: Any) -> None:  # type: ignore[no-untyped-def]
     from torch.distributed.pipelining import ScheduleGPipe
 
     made = ScheduleGPipe(stages_on_rank_0(4, [0], 4)[0], 6, loss_fn=torch.nn.MSELoss())

@@ -1,6 +1,7 @@
 """AdaPipe's two programmes are exact, and Megatron-Kwai takes the cheapest operators that fit."""
 
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from debubble.planners import Problem, planners
 from debubble.planners.adapipe import _Search
 
 
-def unit(work, activation, cheap, static=1):
+def unit(work: Any, activation: Any, cheap: Any, static: int = 1) -> Any:
     return Unit(
         type=f"unit of {work}",
         layer=None,
@@ -28,7 +29,7 @@ def unit(work, activation, cheap, static=1):
     )
 
 
-def brute_force(units, limit, devices, micro_batches, *, workspace=None):
+def brute_force(units: Any, limit: Any, devices: Any, micro_batches: Any, *, workspace: Any = None) -> Any:
     """The least sum + (m - 1) max of stage times over all cuts and strategies; infinite if nothing fits."""
     widest = 2 * sum(u.work for u in units) / devices
     return min(
@@ -47,7 +48,7 @@ def brute_force(units, limit, devices, micro_batches, *, workspace=None):
     )
 
 
-def least_time(stage, limit, alive, workspace):
+def least_time(stage: Any, limit: Any, alive: Any, workspace: Any) -> Any:
     """Of a stage, over all strategies of its units; `workspace` None: what the chosen ones bring back at a time."""
     return min(
         (
@@ -78,7 +79,9 @@ kinds = st.builds(unit, st.integers(1, 4), st.integers(4, 9), st.integers(1, 3))
     limit=st.integers(10, 60),
     data=st.data(),
 )
-def test_adapipe_finds_the_best_cut_and_strategies(few, count, devices, micro_batches, limit, data):
+def test_adapipe_finds_the_best_cut_and_strategies(
+    few: Any, count: Any, devices: Any, micro_batches: Any, limit: Any, data: Any
+) -> None:
     """As good as all combinations are; it may overlook one that fits only for its smaller workspace."""
     chosen = tuple(data.draw(st.lists(st.sampled_from(few), min_size=count, max_size=count)))
     problem = Problem(devices=devices, micro_batches=micro_batches, units=Units(units=chosen, memory_limit=(limit,)))
@@ -99,7 +102,7 @@ def test_adapipe_finds_the_best_cut_and_strategies(few, count, devices, micro_ba
     assert found <= brute_force(chosen, limit, devices, micro_batches, workspace=largest) + 1e-9
 
 
-def test_adapipe_recomputes_most_where_most_is_alive_and_gives_those_stages_less():
+def test_adapipe_recomputes_most_where_most_is_alive_and_gives_those_stages_less() -> None:
     units = Units(units=(unit(4, 9, 2, static=0),) * 24, memory_limit=(150,))
     result = planners["adapipe"](Problem(devices=4, micro_batches=32, units=units))
     recomputed = [sum(name != "none" for _, name in stage) for stage in result.solution.partition]
@@ -112,26 +115,26 @@ def test_adapipe_recomputes_most_where_most_is_alive_and_gives_those_stages_less
     assert result.makespan < everything.makespan
 
 
-def test_adapipe_recomputes_just_the_fixed_stages_that_do_not_fit():
+def test_adapipe_recomputes_just_the_fixed_stages_that_do_not_fit() -> None:
     costs = StageCosts.of(stages=4, memory_limit=2)
     result = planners["adapipe"](Problem(devices=4, micro_batches=8, costs=costs))
     assert result.solution.schedule.fused_recompute == {0, 1}
 
 
-def test_adapipe_refuses_fixed_stages_that_never_fit():
+def test_adapipe_refuses_fixed_stages_that_never_fit() -> None:
     costs = StageCosts.of(stages=4, memory_limit=2, activation=3)
     with pytest.raises(InfeasibleError, match="Stage 0 does not fit"):
         planners["adapipe"](Problem(devices=4, micro_batches=8, costs=costs))
 
 
 @pytest.mark.parametrize(("limit", "strategy"), [(100, "none"), (70, "cheap"), (40, "full")])
-def test_kwai_takes_the_cheapest_operators_that_fit(limit, strategy):
+def test_kwai_takes_the_cheapest_operators_that_fit(limit: int, strategy: str) -> None:
     units = Units(units=(unit(4, 9, 3, static=0),) * 8, memory_limit=(limit,))
     result = planners["megatron-kwai"](Problem(devices=4, micro_batches=8, units=units))
     assert {name for stage in result.solution.partition for _, name in stage} == {strategy}
 
 
-def test_kwai_says_why_nothing_fits():
+def test_kwai_says_why_nothing_fits() -> None:
     units = Units(units=(unit(4, 9, 3, static=9),) * 8, memory_limit=(20,))
     with pytest.raises(InfeasibleError, match="No operators suffice: Device"):
         planners["megatron-kwai"](Problem(devices=4, micro_batches=8, units=units))

@@ -1,6 +1,7 @@
 """The combined ChronosPipe planner: what it takes for a limit, and that it stays within it."""
 
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,9 @@ from debubble.planners.chronos.settings import increments
 from debubble.planners.chronos.settings import settings as chronos_settings
 
 
-def layers(count, *, limit=None, host_step=0, bandwidth=None, cheap=False, reduce=0):
+def layers(
+    count: Any, *, limit: Any = None, host_step: int = 0, bandwidth: Any = None, cheap: bool = False, reduce: int = 0
+) -> Any:
     """Equal units: f = 1, b = 2, states 18, activation 8 of which recomputation keeps 1."""
     strategies = {"none": Strategy(8), "full": Strategy(1, 1)}
     if cheap:
@@ -36,35 +39,35 @@ def layers(count, *, limit=None, host_step=0, bandwidth=None, cheap=False, reduc
     )
 
 
-def plan(units, *, devices=4, micro_batches=12, **options):
+def plan(units: Any, *, devices: int = 4, micro_batches: int = 12, **options: Any) -> Any:
     return planners["chronos"](Problem(devices=devices, micro_batches=micro_batches, units=units, **options))
 
 
-def kinds(result):
+def kinds(result: Any) -> Any:
     return {op.kind for op in result.solution.schedule.operations}
 
 
-def test_without_a_limit_nothing_is_saved():
+def test_without_a_limit_nothing_is_saved() -> None:
     result = plan(layers(16))
     assert kinds(result) == {Kind.F, Kind.B}
     assert result.makespan == 3 * 4 * (12 + 3)
 
 
 @pytest.mark.parametrize(("limit", "recomputed"), [(7, 0), (6, Fraction(1, 4)), (5, Fraction(1, 2)), (3, 1)])
-def test_fixed_stages_recompute_the_least_quarter_that_fits(limit, recomputed):
+def test_fixed_stages_recompute_the_least_quarter_that_fits(limit: int, recomputed: Any) -> None:
     costs = StageCosts.of(stages=8, memory_limit=limit)
     result = planners["chronos"](Problem(devices=4, micro_batches=32, costs=costs, chunks=2))
     assert result.timeline.recompute == (32 * recomputed,) * 4
     assert max(result.timeline.peak_memory) <= limit
 
 
-def test_a_limit_below_a_block_is_refused_with_the_reason():
+def test_a_limit_below_a_block_is_refused_with_the_reason() -> None:
     costs = StageCosts.of(stages=8, memory_limit=Fraction(1, 2))
     with pytest.raises(InfeasibleError, match="ChronosPipe fits in no form: Device"):
         planners["chronos"](Problem(devices=4, micro_batches=8, costs=costs, chunks=2))
 
 
-def test_optimizer_states_of_deep_chunks_go_to_the_host_before_anything_recomputes():
+def test_optimizer_states_of_deep_chunks_go_to_the_host_before_anything_recomputes() -> None:
     # Four layers: 72 bytes of states and 7/8 of 4 micro-batches' activations; the link is too slow for activations.
     result = plan(layers(16, limit=72 + 112 - 24, host_step=1, bandwidth=1), chunks=2)
     assert result.makespan == 3 * 4 * (12 + 3)
@@ -73,24 +76,24 @@ def test_optimizer_states_of_deep_chunks_go_to_the_host_before_anything_recomput
     assert result.solution.costs.host_step == (0, 0, 0, 0, 2, 2, 2, 2)
 
 
-def test_cheap_operators_recompute_before_whole_layers_do():
+def test_cheap_operators_recompute_before_whole_layers_do() -> None:
     result = plan(layers(16, limit=72 + 90, cheap=True), chunks=2)
     assert result.solution.partition == [[(2 * s, "cmb"), (2 * s + 1, "cmb")] for s in range(8)]
 
 
-def test_activations_go_to_the_host_when_the_link_is_fast():
+def test_activations_go_to_the_host_when_the_link_is_fast() -> None:
     result = plan(layers(16, limit=72 + 72, bandwidth=16), chunks=2)
     assert Kind.O in kinds(result)
     assert Kind.R not in kinds(result)
     assert result.makespan == 3 * 4 * (12 + 3)
 
 
-def test_gradients_are_reduced_in_groups_when_that_takes_time():
+def test_gradients_are_reduced_in_groups_when_that_takes_time() -> None:
     result = plan(layers(16, reduce=1), chunks=2)
     assert Kind.G in kinds(result)
 
 
-def test_a_slow_host_is_priced_honestly():
+def test_a_slow_host_is_priced_honestly() -> None:
     """The step of the hosted chunk is as long as ten micro-batches: recomputing is faster."""
     result = plan(layers(16, limit=72 + 90, host_step=60, bandwidth=Fraction(1, 2)), chunks=2)
     assert Kind.S not in kinds(result)
@@ -104,7 +107,9 @@ def test_a_slow_host_is_priced_honestly():
     share=st.integers(30, 100),
     bandwidth=st.sampled_from([None, 1, 8]),
 )
-def test_every_plan_is_within_the_limit_and_not_below_its_bound(devices, count, micro_batches, share, bandwidth):
+def test_every_plan_is_within_the_limit_and_not_below_its_bound(
+    devices: Any, count: Any, micro_batches: Any, share: Any, bandwidth: Any
+) -> None:
     states = -(-count // devices) * 18
     limit = states + share * min(micro_batches, devices) * 8 * -(-count // devices) // 100
     units = layers(count, limit=limit, host_step=1, bandwidth=bandwidth, cheap=True)
@@ -120,7 +125,7 @@ def test_every_plan_is_within_the_limit_and_not_below_its_bound(devices, count, 
     assert result.makespan >= micro_batches * units.work / devices
 
 
-def test_what_lives_long_recomputes_first_and_cheap_operators_before_layers():
+def test_what_lives_long_recomputes_first_and_cheap_operators_before_layers() -> None:
     problem = Problem(devices=4, micro_batches=12, units=layers(16, limit=100, cheap=True), chunks=2)
     order = increments(problem, chronos_settings(problem)[0])
     # Alive on device 0: 5 micro-batches of chunk 0, 2 of chunk 1. cmb: 1/20 for 2 bytes; full after it: 19/20 for 5.
@@ -129,7 +134,7 @@ def test_what_lives_long_recomputes_first_and_cheap_operators_before_layers():
 
 
 @pytest.mark.parametrize("room", [30, 40, 50, 60, 76, 100])
-def test_cheap_operators_never_harm(room):
+def test_cheap_operators_never_harm(room: int) -> None:
     with_cheap = plan(layers(16, limit=72 + room, cheap=True), chunks=2)
     without = plan(layers(16, limit=72 + room), chunks=2)
     assert with_cheap.makespan <= without.makespan

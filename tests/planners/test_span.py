@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -43,7 +44,7 @@ def test_the_bound_on_a_span_leaves_out_the_way_to_the_last_device() -> None:
 
 
 def test_plan_asks_for_the_span_with_post_validation(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "costs.json").write_text('{"stages": 3, "memory_limit": 5}')
     call = ["plan", "--costs", str(tmp_path / "costs.json"), "--devices", "3", "--micro-batches", "6"]

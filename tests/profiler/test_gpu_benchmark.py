@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, str(ROOT / "benchmarks/gpu.py")]
 
 
-def report_module():
+def report_module() -> Any:
     spec = importlib.util.spec_from_file_location("gpu_report", ROOT / "benchmarks/on_gpu/report.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -25,7 +26,7 @@ report = report_module()
 
 
 @pytest.fixture(scope="module")
-def dry(tmp_path_factory):
+def dry(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The folder and the figures of the two sections that take least."""
     folder = tmp_path_factory.mktemp("gpu")
     given = ["--dry-run", "--sections", "machine,large", "--commit", "abc", "--output", str(folder)]
@@ -33,7 +34,7 @@ def dry(tmp_path_factory):
     return folder, json.loads((folder / "gpu.json").read_text())
 
 
-def test_every_section_says_how_it_ended_and_leaves_its_figures(dry):
+def test_every_section_says_how_it_ended_and_leaves_its_figures(dry: Any) -> None:
     folder, result = dry
     assert (result["dry_run"], result["commit"]) == (True, "abc")
     assert {name: section["status"] for name, section in result["sections"].items()} == {
@@ -44,7 +45,7 @@ def test_every_section_says_how_it_ended_and_leaves_its_figures(dry):
     assert sorted(path.name for path in folder.iterdir()) == ["gpu.json", "gpu.log"]
 
 
-def test_a_model_that_does_not_fit_is_told_and_trains_when_it_recomputes_or_offloads(dry):
+def test_a_model_that_does_not_fit_is_told_and_trains_when_it_recomputes_or_offloads(dry: Any) -> None:
     figures = dry[1]["sections"]["large"]["figures"]
     assert {way: figures[way]["fits"] for way in ("kept", "recomputed", "offloaded")} == {
         "kept": False, "recomputed": True, "offloaded": True,
@@ -55,20 +56,20 @@ def test_a_model_that_does_not_fit_is_told_and_trains_when_it_recomputes_or_offl
     assert figures["offloaded"]["offloaded"] > 0
 
 
-def test_plans_without_a_profile_are_left_out_with_the_reason(tmp_path):
+def test_plans_without_a_profile_are_left_out_with_the_reason(tmp_path: Path) -> None:
     given = ["--dry-run", "--sections", "plans", "--output", str(tmp_path)]
     subprocess.run([*COMMAND, *given], check=True, stdout=subprocess.PIPE)
     section = json.loads((tmp_path / "gpu.json").read_text())["sections"]["plans"]
     assert "there is no profile" in section["figures"]["4-devices"]["left_out"]
 
 
-def test_an_unknown_section_is_refused(tmp_path):
+def test_an_unknown_section_is_refused(tmp_path: Path) -> None:
     ended = subprocess.run([*COMMAND, "--sections", "magic"], capture_output=True, text=True)
     assert ended.returncode == 2
     assert "There is no section magic: there are tests, machine" in ended.stderr
 
 
-def test_the_page_of_a_dry_run_says_that_it_is_one(dry):
+def test_the_page_of_a_dry_run_says_that_it_is_one(dry: Any) -> None:
     page = report.page(dry[1])
     assert "they say nothing about a GPU" in page
     assert "| Tests that need a GPU |" in page
@@ -76,8 +77,8 @@ def test_the_page_of_a_dry_run_says_that_it_is_one(dry):
     assert "kept: does not fit" in page
 
 
-def test_the_page_has_a_row_for_every_program_of_a_device():
-    def pair(ratio):
+def test_the_page_has_a_row_for_every_program_of_a_device() -> None:
+    def pair(ratio: Any) -> Any:
         return {"predicted": 1.0, "measured": ratio, "ratio": ratio}
 
     memory = {"activations": pair(1.0), "offloaded": 5, "allocated_in_step": 2e9, "reserved": 3e9}
@@ -88,10 +89,10 @@ def test_the_page_has_a_row_for_every_program_of_a_device():
     assert row in report.page({"sections": {"plans": plans}})
 
 
-def test_the_page_says_that_nothing_has_run_while_nothing_has():
+def test_the_page_says_that_nothing_has_run_while_nothing_has() -> None:
     assert "**No CUDA path of debubble has run yet.**" in report.page({"sections": {}})
 
 
-def test_the_page_in_the_documentation_is_what_the_figures_make():
+def test_the_page_in_the_documentation_is_what_the_figures_make() -> None:
     figures = report.read(ROOT / "benchmarks/results/gpu.json")
     assert (ROOT / "docs/gpu.md").read_text() == report.page(figures)

@@ -1,6 +1,8 @@
 """Bytes are exact and asserted; times are real, so only their sense is."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,7 +37,7 @@ TOKENS = 2 * 16
 
 
 @pytest.fixture(scope="module")
-def units(tmp_path_factory):
+def units(tmp_path_factory: pytest.TempPathFactory) -> Any:
     output = tmp_path_factory.mktemp("profile") / "costs.json"
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     profile(ProfileOptions(config=CONFIG, run=RUN, output=output, repetitions=2))
@@ -43,23 +45,23 @@ def units(tmp_path_factory):
     return load_profile(output).units
 
 
-def test_the_units_are_those_of_the_model_in_order(units):
+def test_the_units_are_those_of_the_model_in_order(units: Any) -> None:
     assert [u.type for u in units] == ["embedding", *["attention", "mlp"] * 3, "head"]
     assert [u.layer for u in units] == [None, 0, 0, 1, 1, 2, 2, None]
 
 
-def test_static_bytes_are_sixteen_per_parameter_in_fp32(units):
+def test_static_bytes_are_sixteen_per_parameter_in_fp32(units: Any) -> None:
     attention = 32 * (32 + 16 + 16) + 32 * 32 + 32
     mlp = 3 * 32 * 48 + 32
     assert [u.static for u in units[:3]] == [16 * 256 * 32, 16 * attention, 16 * mlp]
 
 
-def test_an_mlp_keeps_its_input_the_norms_result_and_four_inner_tensors(units):
+def test_an_mlp_keeps_its_input_the_norms_result_and_four_inner_tensors(units: Any) -> None:
     # x, the norm's result and its scales; gate, up, the activation's result and the product.
     assert units[2].strategies["none"].activation == 4 * TOKENS * (2 * 32 + 1 + 4 * 48)
 
 
-def test_full_recomputation_keeps_the_units_input_alone(units):
+def test_full_recomputation_keeps_the_units_input_alone(units: Any) -> None:
     for unit in units[1:-1]:
         assert unit.strategies["full"].activation == 4 * TOKENS * 32
 
@@ -68,14 +70,14 @@ def test_full_recomputation_keeps_the_units_input_alone(units):
     ("strategy", "dropped"),
     [("norm", 32), ("activation+multiply", 2 * 48), ("norm+activation+multiply", 32 + 2 * 48)],
 )
-def test_recomputing_operators_drops_their_results(units, strategy, dropped):
+def test_recomputing_operators_drops_their_results(units: Any, strategy: str, dropped: Any) -> None:
     kept = units[2].strategies
     saved = kept["none"].activation - kept[strategy].activation
     scales = 4 * TOKENS * ("norm" in strategy)
     assert saved in (4 * TOKENS * dropped, 4 * TOKENS * dropped + scales)
 
 
-def test_every_measured_time_is_positive_where_there_is_work(units):
+def test_every_measured_time_is_positive_where_there_is_work(units: Any) -> None:
     for unit in units:
         assert unit.forward > 0
         assert unit.backward_input + unit.backward_weight > 0
@@ -84,13 +86,13 @@ def test_every_measured_time_is_positive_where_there_is_work(units):
         assert unit.strategies["full"].recompute > 0
 
 
-def test_names_that_planners_use_say_which_operators_they_mean(units):
+def test_names_that_planners_use_say_which_operators_they_mean(units: Any) -> None:
     named = {u.type: (u.strategies["cmb"].operators, u.strategies["selective"].operators) for u in units[1:3]}
     assert named == {"attention": ("norm", "norm+core"), "mlp": ("norm+activation+multiply",) * 2}
 
 
 @pytest.mark.parametrize("strategy", ["none", "full", "norm"])
-def test_the_units_bytes_add_up_to_what_a_whole_stage_keeps(units, strategy):
+def test_the_units_bytes_add_up_to_what_a_whole_stage_keeps(units: Any, strategy: str) -> None:
     planned = [
         PlannedUnit(u.type, u.layer, strategy if strategy in STRATEGIES[u.type] else "none")
         for u in model_units(CONFIG)
@@ -112,11 +114,11 @@ WINDOWED = {**CONFIG, "model_type": "gemma3_text", "num_hidden_layers": 8, "slid
 @pytest.mark.parametrize(
     ("config", "layers"), [(CONFIG, [0, 1]), (MIXED, [0, 1, 2, 3]), (WINDOWED, [0, 1, 5])], ids=["one", "moe", "window"]
 )
-def test_two_layers_of_every_kind_are_measured(config, layers):
+def test_two_layers_of_every_kind_are_measured(config: Any, layers: Any) -> None:
     assert measured_layers(config) == layers
 
 
-def test_layers_with_experts_have_costs_of_their_own(tmp_path):
+def test_layers_with_experts_have_costs_of_their_own(tmp_path: Path) -> None:
     output = tmp_path / "costs.json"
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     profile(ProfileOptions(config=MIXED, run=RUN, output=output, repetitions=1))
@@ -127,7 +129,7 @@ def test_layers_with_experts_have_costs_of_their_own(tmp_path):
     assert mlps == [by_layer[layer in (1, 3, 4)] for layer in range(5)]
 
 
-def test_whole_layers_of_another_family_are_measured(tmp_path):
+def test_whole_layers_of_another_family_are_measured(tmp_path: Path) -> None:
     pytest.importorskip("transformers", minversion="5")
     output = tmp_path / "costs.json"
     config = {**CONFIG, "model_type": "phi3", "pad_token_id": None, "sliding_window": None}
@@ -141,7 +143,7 @@ def test_whole_layers_of_another_family_are_measured(tmp_path):
 
 
 @pytest.mark.parametrize("family", ["granite", "smollm3", "starcoder2"])
-def test_whole_layers_keep_what_they_are_priced_to(family):
+def test_whole_layers_keep_what_they_are_priced_to(family: str) -> None:
     transformers = pytest.importorskip("transformers", minversion="5")
     sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 1, "num_attention_heads": 8}
     more = {"num_key_value_heads": 4, "head_dim": 64, "vocab_size": 512, "pad_token_id": 0, "eos_token_id": 1}
@@ -153,7 +155,7 @@ def test_whole_layers_keep_what_they_are_priced_to(family):
     assert measured[1, "full"].kept == priced.strategies["full"].activation
 
 
-def test_adapters_are_measured_beside_frozen_layers(tmp_path):
+def test_adapters_are_measured_beside_frozen_layers(tmp_path: Path) -> None:
     output, rank = tmp_path / "costs.json", 4
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     profile(ProfileOptions(config=CONFIG, run=replace(RUN, lora=rank), output=output, repetitions=1))
@@ -164,7 +166,7 @@ def test_adapters_are_measured_beside_frozen_layers(tmp_path):
     assert units[0].static == 4 * 256 * 32
 
 
-def test_samples_of_a_slice_are_as_many_as_asked_for():
+def test_samples_of_a_slice_are_as_many_as_asked_for() -> None:
     measured = Slice(CONFIG, RUN, torch.device("cpu")).measure(repetitions=1)
     mlp = measured[2, "full"]
     assert {what: len(times) for what, times in mlp.times.items()} == {"forward": 2, "recompute": 2, "backward": 2}
@@ -179,13 +181,13 @@ def test_samples_of_a_slice_are_as_many_as_asked_for():
         ({"run": RunOptions(dtype="int8")}, 1, "--dtype must be one of"),
     ],
 )
-def test_what_cannot_be_measured_is_one_sentence(tmp_path, entries, processes, message):
+def test_what_cannot_be_measured_is_one_sentence(tmp_path: Path, entries: Any, processes: int, message: str) -> None:
     options = {"config": CONFIG, "run": RUN, "output": tmp_path / "costs.json", **entries}
     with pytest.raises(InputError, match=message):
         measure(ProfileOptions(**options), processes=processes)
 
 
-def test_two_processes_measure_together_and_time_the_message_between_them(tmp_path):
+def test_two_processes_measure_together_and_time_the_message_between_them(tmp_path: Path) -> None:
     options = ProfileOptions(config=CONFIG, run=RUN, output=tmp_path / "costs.json", repetitions=1)
     units = measure(options, processes=2)
     assert units == load_profile(tmp_path / "costs.json")
@@ -194,7 +196,7 @@ def test_two_processes_measure_together_and_time_the_message_between_them(tmp_pa
 
 
 @pytest.fixture(scope="module")
-def profile_file(tmp_path_factory):
+def profile_file(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("measured")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     profile(ProfileOptions(config=CONFIG, run=RUN, output=folder / "p.json", repetitions=1, offload_to=folder))
@@ -202,7 +204,7 @@ def profile_file(tmp_path_factory):
     return folder / "p.json"
 
 
-def planned(profile_file, config=CONFIG, **options):
+def planned(profile_file: Any, config: Any = CONFIG, **options: Any) -> Any:
     given = {"sequence_length": 16, "micro_batch_size": 2, "dtype": "fp32", **options}
     cluster = db.Cluster.parse("2xCPU")
     return db.plan(
@@ -210,7 +212,7 @@ def planned(profile_file, config=CONFIG, **options):
     )  # fmt: skip
 
 
-def test_a_profile_is_planned_with_by_the_run_that_it_measures(profile_file):
+def test_a_profile_is_planned_with_by_the_run_that_it_measures(profile_file: Any) -> None:
     stages = planned(profile_file).costs
     assert sum(stages.forward) == pytest.approx(sum(u.forward for u in load_profile(profile_file).units))
 
@@ -224,11 +226,11 @@ def test_a_profile_is_planned_with_by_the_run_that_it_measures(profile_file):
         ({"micro_batch_size": 1}, "was measured with --micro-batch-size 2, not 1"),
     ],
 )
-def test_a_profile_of_something_else_is_refused(profile_file, entries, message):
+def test_a_profile_of_something_else_is_refused(profile_file: Any, entries: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         planned(profile_file, **entries)
 
 
-def test_a_profile_that_is_not_there_is_one_sentence(tmp_path):
+def test_a_profile_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"p\.json cannot be read: No such file"):
         planned(tmp_path / "p.json")

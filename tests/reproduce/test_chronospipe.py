@@ -1,5 +1,8 @@
 """ChronosPipe's figures come out as the oracles say; what is fitted predicts what is not."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from debubble.reproduce.chronospipe import report as figures
@@ -7,27 +10,27 @@ from debubble.reproduce.chronospipe import schedules as schedules
 from debubble.reproduce.chronospipe.memory_model import ALL, CHRONOS, HALF, INTERLEAVED, PLAIN, RECOMP
 
 
-def column(table, name):
+def column(table: Any, name: Any) -> Any:
     return [row[table.columns.index(name)] for row in table.rows]
 
 
-def ours(table):
+def ours(table: Any) -> Any:
     """The first column called `ours`."""
     return column(table, "ours")
 
 
 @pytest.mark.parametrize(("method", "layers"), [(PLAIN, 40), (HALF, 64), (CHRONOS, 48), (RECOMP, 80), (ALL, 96)])
-def test_largest_models_at_32_gb_are_the_papers(method, layers):
+def test_largest_models_at_32_gb_are_the_papers(method: Any, layers: int) -> None:
     assert figures.largest_model(method) == layers
 
 
-def test_methods_hold_their_shares_of_the_activations():
+def test_methods_hold_their_shares_of_the_activations() -> None:
     assert [m.activations(8) for m in (PLAIN, HALF, CHRONOS, RECOMP)] == [1, 1 / 2, 13 / 16, 5 / 16]
     assert INTERLEAVED.activations(8) == 1 + 7 / 16
     assert (ALL.states, RECOMP.states) == (pytest.approx(2 / 3), 1)
 
 
-def test_figure_9a_predicts_the_papers_other_sizes():
+def test_figure_9a_predicts_the_papers_other_sizes() -> None:
     sizes = dict(zip(column(figures.figure_9a(), "method"), ours(figures.figure_9a()), strict=True))
     assert sizes[CHRONOS.name] == 17.23
     assert sizes[RECOMP.name] == 6.63
@@ -38,7 +41,7 @@ def test_figure_9a_predicts_the_papers_other_sizes():
     assert ratios[ALL.name] == pytest.approx(0.646, abs=0.002)
 
 
-def test_tables_that_are_called_exact_have_the_papers_figures():
+def test_tables_that_are_called_exact_have_the_papers_figures() -> None:
     exact = [table for table in figures.chronospipe(None).tables if table.basis == "exact"]
     assert len(exact) >= 2
     for table in exact:
@@ -47,14 +50,14 @@ def test_tables_that_are_called_exact_have_the_papers_figures():
                 assert [row[at] for row in table.rows] == [row[at + 1] for row in table.rows], table.title
 
 
-def test_throughputs_are_said_for_messages_that_block_and_that_do_not():
+def test_throughputs_are_said_for_messages_that_block_and_that_do_not() -> None:
     assert "85.8% of 1F1B + R = 50%'s with blocking messages and 100.3% with asynchronous" in figures.figure_11().note
     assert "87.5% of 1F1B + R = 50%'s with blocking messages and 101.4% with" in figures.figure_9a().note
     assert "99.3% of 1F1B + R = 100%'s with blocking messages and 115.6% with" in figures.figure_12().note
     assert "Ours is then 11.0 points with blocking messages and -0.3 with" in schedules.figure_13().note
 
 
-def test_figure_1_states_are_the_papers_and_activations_4_percent_below():
+def test_figure_1_states_are_the_papers_and_activations_4_percent_below() -> None:
     table = figures.figure_1()
     for row in table.rows:
         _, activations, our_activations, states, our_states, _, _ = row
@@ -62,52 +65,52 @@ def test_figure_1_states_are_the_papers_and_activations_4_percent_below():
         assert our_activations == pytest.approx(activations, rel=0.04)
 
 
-def test_figure_10_savings_follow_from_the_fitted_layer():
+def test_figure_10_savings_follow_from_the_fitted_layer() -> None:
     savings = dict(zip(column(figures.figure_10(), "method"), ours(figures.figure_10()), strict=True))
     assert savings["Megatron-Kwai"] == pytest.approx(1.27, abs=0.01)
     assert savings[RECOMP.name] == pytest.approx(1.72, abs=0.01)
     assert savings[ALL.name] == pytest.approx(2.22, abs=0.01)
 
 
-def test_figure_11_savings_at_pp4():
+def test_figure_11_savings_at_pp4() -> None:
     assert ours(figures.figure_11()) == ["12.5%", "25%", "137.5%", "5.709%"]
 
 
-def test_figure_12_is_near_the_papers_range_without_fitting():
+def test_figure_12_is_near_the_papers_range_without_fitting() -> None:
     table = figures.figure_12()
     for recomp, everything in zip(column(table, "Recomp"), column(table, "ALL"), strict=True):
         assert 1.19 <= recomp <= 1.26
         assert 1.53 <= everything <= 1.58
 
 
-def test_figure_13_blocking_messages_match_the_formula():
+def test_figure_13_blocking_messages_match_the_formula() -> None:
     (plain, chronos, _, _) = schedules.figure_13().rows
     assert plain[1:3] == (0.8959, 0.8959)
     assert chronos[1:3] == (0.8431, 0.8431)
 
 
-def test_figure_14_overlap_doubles_with_the_pipeline():
+def test_figure_14_overlap_doubles_with_the_pipeline() -> None:
     assert ours(schedules.figure_14()) == ["45.45%", "90.9%", "90.9%", "100%"]
 
 
-def test_figure_15_with_four_chunks_and_25_percent_keeps_43_75():
+def test_figure_15_with_four_chunks_and_25_percent_keeps_43_75() -> None:
     kept = {row[:2]: row[2] for row in schedules.figure_15().rows}
     assert kept[4, "25%"] == "43.75%"
     assert kept[2, "50%"] == "25%"
     assert kept[3, "33.33%"] == "41.67%"
 
 
-def test_figure_16_idle_backwards():
+def test_figure_16_idle_backwards() -> None:
     assert column(schedules.figure_16(), "ours: backwards") == [2, 3, 6]
 
 
-def test_appendix_a_differs_from_its_text_where_equation_8_does():
+def test_appendix_a_differs_from_its_text_where_equation_8_does() -> None:
     differing = [row[0] for row in schedules.delays().rows if row[1] != row[2]]
     assert differing == [10, 12, 16, 27, 32, 36]
 
 
 @pytest.mark.slow
-def test_pictures_are_drawn(tmp_path):
+def test_pictures_are_drawn(tmp_path: Path) -> None:
     report = figures.chronospipe(tmp_path)
     assert sorted(path.name for path in report.pictures) == [
         "chronos-offload.png",

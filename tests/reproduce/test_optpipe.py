@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from debubble.ir import StageCosts
@@ -120,7 +122,7 @@ def test_figure_6_says_what_is_saved_against_what_moves_nothing() -> None:
     assert "OptPipe saves 0 to 4.8%." in table.note
 
 
-def test_the_three_figures_are_drawn(tmp_path) -> None:
+def test_the_three_figures_are_drawn(tmp_path: Path) -> None:
     memory = Table(
         title="Figure 5", columns=(), basis="fitted",
         rows=(

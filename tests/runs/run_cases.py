@@ -1,6 +1,7 @@
 """A tiny Llama whose bytes are counted and whose times are given, planned by a paper's planner, and run by its plan."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -44,7 +45,7 @@ TRANSFERS = 4e8
 """Bytes per second to the host: an MLP's activation takes about a third of its forward."""
 
 
-def counted(config, unit, *, dtype):
+def counted(config: Any, unit: Any, *, dtype: Any) -> Any:
     """Bytes that a unit keeps after F, of them after I, and more than either during I, as the runtime counts them."""
     ledger = Ledger()
     built = build_stage(config, [unit], dtype=dtype)
@@ -62,13 +63,13 @@ def counted(config, unit, *, dtype):
     return kept, ledger.bytes, ledger.peak - max(whole, ledger.bytes)
 
 
-def parameters_of(config, unit):
+def parameters_of(config: Any, unit: Any) -> Any:
     """How many numbers, in how many tensors."""
     sizes = [p.numel() for u in build_stage(config, [unit]) for p in u.parameters()]
     return sum(sizes), len(sizes)
 
 
-def units_of(config, *, dtype=torch.float64, states=0, hosted=None):
+def units_of(config: Any, *, dtype: Any = torch.float64, states: int = 0, hosted: Any = None) -> Any:
     """The model's units.  Bytes per parameter on a device: `states`, or `hosted` if the host steps it."""
     made = []
     for planned in model_units(config):
@@ -98,7 +99,18 @@ def units_of(config, *, dtype=torch.float64, states=0, hosted=None):
     return Units(units=tuple(made), offload_bandwidth=TRANSFERS, communication=1e-5)
 
 
-def plan_for(planner, config, *, units, limit=None, devices=4, micro_batches=8, chunks=None, effort=2.0, **options):
+def plan_for(
+    planner: Any,
+    config: Any,
+    *,
+    units: Any,
+    limit: Any = None,
+    devices: int = 4,
+    micro_batches: int = 8,
+    chunks: Any = None,
+    effort: float = 2.0,
+    **options: Any,
+) -> Any:
     """The planner's plan of the model under a limit in bytes; the same for every device."""
     limited = units if limit is None else replace(units, memory_limit=(limit,))
     problem = Problem(devices=devices, micro_batches=micro_batches, units=limited, chunks=chunks, effort=effort)
@@ -106,15 +118,15 @@ def plan_for(planner, config, *, units, limit=None, devices=4, micro_batches=8, 
     return solve(problem, planner=planner, model=config, options=made)
 
 
-def peak_of(plan):
+def peak_of(plan: Any) -> Any:
     return max(plan.simulate().peak_memory)
 
 
-def batch_for(plan, *, seed=0):
+def batch_for(plan: Any, *, seed: int = 0) -> Any:
     return tokens_of(plan.model, rows=plan.micro_batches, length=LENGTH, seed=seed)
 
 
-def assert_reference_equal(plan):
+def assert_reference_equal(plan: Any) -> None:
     """Loss and gradients of a step are plain autograd's, to a relative 1e-12."""
     tokens = batch_for(plan)
     loss, gradients = gradients_of(plan, tokens)
@@ -125,10 +137,10 @@ def assert_reference_equal(plan):
         assert (gradient - expected[name]).abs().max() <= 1e-12 * expected[name].abs().max(), name
 
 
-def run(plan, *, steps=2):
+def run(plan: Any, *, steps: int = 2) -> Any:
     """Per rank: the counted peak, bytes offloaded at most, and the trace of the last of some steps."""
 
-    def one(pipeline):
+    def one(pipeline: Any) -> Any:
         for _ in range(steps):
             pipeline.step(batch_for(plan))
         return pipeline.peak_activation, pipeline.peak_offloaded, pipeline.gather_trace()
@@ -136,7 +148,7 @@ def run(plan, *, steps=2):
     return run_threads(plan, one)
 
 
-def overlapping(plan, lanes=(Lane.D2H, Lane.H2D)):
+def overlapping(plan: Any, lanes: Any = (Lane.D2H, Lane.H2D)) -> Any:
     """Names of the operations on these lanes during which their device computes, as the plan foresees it.
 
     A measured overlap depends on how threads are woken; `compare` reports it, no test asserts it.
@@ -150,13 +162,13 @@ def overlapping(plan, lanes=(Lane.D2H, Lane.H2D)):
     }
 
 
-def moved_beside_compute(plan, *, steps=50):
+def moved_beside_compute(plan: Any, *, steps: int = 50) -> Any:
     """Kinds of transfers whose measured interval met one of compute on their device, in the first steps that show it.
 
     Threads are woken when they are: in a single step nothing may overlap.
     """
 
-    def one(pipeline):
+    def one(pipeline: Any) -> Any:
         seen = set()
         for _ in range(steps):
             pipeline.step(batch_for(plan))
@@ -175,16 +187,16 @@ def moved_beside_compute(plan, *, steps=50):
     return run_threads(plan, one)[0]
 
 
-def on_lanes(trace, lanes=(Lane.D2H, Lane.H2D)):
+def on_lanes(trace: Any, lanes: Any = (Lane.D2H, Lane.H2D)) -> Any:
     """Names of the operations that ran on these lanes in the last step."""
     return {e.name for e in trace.steps[-1].events if e.lane in lanes}
 
 
-def kinds_of(plan):
+def kinds_of(plan: Any) -> Any:
     return {op.kind for op in plan.schedule.operations}
 
 
-def assert_runs_over_gloo(plan, folder):
+def assert_runs_over_gloo(plan: Any, folder: Any) -> None:
     """Four processes give the reference's loss and gradients."""
     path = folder / "plan.json"
     plan.save(path)

@@ -1,6 +1,8 @@
 """ChronosPipe ALL runs: two chunks, recomputation, activations and optimizer states on the host, under a limit."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,26 +36,26 @@ STEPS = 8
 
 
 @pytest.fixture(scope="module")
-def units():
+def units() -> Any:
     return units_of(LLAMA8, dtype=torch.float32, states=STATES, hosted=ON_DEVICE)
 
 
 @pytest.fixture(scope="module")
-def limit(units):
+def limit(units: Any) -> Any:
     return peak_of(plan_for("dapple", LLAMA8, units=units, dtype="fp32")) * 7 // 10
 
 
 @pytest.fixture(scope="module")
-def plan(units, limit):
+def plan(units: Any, limit: Any) -> Any:
     return plan_for("chronos", LLAMA8, units=units, limit=limit, chunks=2, dtype="fp32")
 
 
-def train(plan):
+def train(plan: Any) -> Any:
     """Per rank, what `one` gives."""
     return run_threads(plan, one, optimizer=ADAMW)
 
 
-def one(pipeline):
+def one(pipeline: Any) -> Any:
     """Losses, counted peak of the last step, parameters, and the trace of the last step."""
     losses = []
     for step in range(STEPS):
@@ -63,7 +65,7 @@ def one(pipeline):
     return losses, peak, pipeline.state_dict(), pipeline.gather_trace()
 
 
-def gradients_of_hosted(pipeline):
+def gradients_of_hosted(pipeline: Any) -> Any:
     """They are on the device until D has brought them down: after the step nothing is left to count."""
     hosted = {op.stage for op in pipeline.plan.schedule.operations if op.kind is Kind.D}
     stages = [stage for s, stage in pipeline._part.stages.items() if s in hosted]
@@ -71,11 +73,11 @@ def gradients_of_hosted(pipeline):
 
 
 @pytest.fixture(scope="module")
-def trained(plan):
+def trained(plan: Any) -> Any:
     return train(plan)
 
 
-def test_1f1b_and_interleaved_break_the_limit(units, limit):
+def test_1f1b_and_interleaved_break_the_limit(units: Any, limit: Any) -> None:
     with pytest.raises(db.InfeasibleError):
         plan_for("dapple", LLAMA8, units=units, limit=limit, dtype="fp32")
     schedule = db.schedules["interleaved"](devices=4, micro_batches=8, chunks=2)
@@ -86,12 +88,12 @@ def test_1f1b_and_interleaved_break_the_limit(units, limit):
         db.simulate(schedule, costs)
 
 
-def test_the_plan_combines_all_means(plan):
+def test_the_plan_combines_all_means(plan: Any) -> None:
     assert plan.schedule.placement.chunks == 2
     assert {Kind.R, Kind.O, Kind.L, Kind.P, Kind.D, Kind.S} <= kinds_of(plan)
 
 
-def test_it_trains_with_the_losses_of_one_process(plan, trained):
+def test_it_trains_with_the_losses_of_one_process(plan: Any, trained: Any) -> None:
     model = Model(LLAMA8)
     optimizer = ADAMW(model.parameters())
     expected = []
@@ -107,18 +109,18 @@ def test_it_trains_with_the_losses_of_one_process(plan, trained):
         assert losses == pytest.approx(expected, rel=1e-5)
 
 
-def test_its_counted_peaks_are_within_the_limit(plan, trained, limit):
+def test_its_counted_peaks_are_within_the_limit(plan: Any, trained: Any, limit: Any) -> None:
     # How much of the room under the limit is taken depends on when transfers end.
     for (_, peak, _, _), static in zip(trained, plan.costs.static, strict=True):
         assert static < peak <= limit
 
 
-def test_the_host_steps_deep_chunks_beside_compute(plan, trained):
+def test_the_host_steps_deep_chunks_beside_compute(plan: Any, trained: Any) -> None:
     assert on_lanes(trained[0][3], (Lane.HOST,)) == {f"{stage}S7" for stage in range(4, 8)}
     assert overlapping(plan, lanes=(Lane.HOST,))
 
 
-def test_the_host_steps_bit_for_bit_as_the_device_does(plan, trained):
+def test_the_host_steps_bit_for_bit_as_the_device_does(plan: Any, trained: Any) -> None:
     orders = tuple(tuple(op for op in order if op.kind not in (Kind.P, Kind.D)) for order in plan.schedule.orders)
     on_device = replace(
         plan, schedule=replace(plan.schedule, orders=orders), costs=plan.costs.replace(memory_limit=None)
@@ -128,18 +130,18 @@ def test_the_host_steps_bit_for_bit_as_the_device_does(plan, trained):
         assert all(torch.equal(parameters[name], on_host[name]) for name in parameters)
 
 
-def test_host_steps_are_clipped_as_the_synchronous_optimizer_clips(plan):
+def test_host_steps_are_clipped_as_the_synchronous_optimizer_clips(plan: Any) -> None:
     """The host steps deep chunks while other gradients are still to come, and takes that back where it was wrong."""
     afterwards = stepped_afterwards(plan)
 
-    def synchronous(pipeline):
+    def synchronous(pipeline: Any) -> Any:
         norms = []
         for step in range(STEPS):
             pipeline.step(batch_for(plan, seed=step))
             norms.append(float(pipeline.update(max_norm)))
         return norms, pipeline.state_dict()
 
-    def ahead(pipeline):
+    def ahead(pipeline: Any) -> Any:
         settled = [pipeline.advance(batch_for(plan, seed=step), max_norm=max_norm) for step in range(STEPS)]
         settled = [*settled[1:], pipeline.settle()]
         assert any(s.rolled_back for s in settled)
@@ -160,7 +162,7 @@ TINY_LIMIT = 32 * 2**20
 
 
 @pytest.fixture(scope="module")
-def tiny():
+def tiny() -> Any:
     """ChronosPipe under a limit that the copies of its devices' states would break."""
     return db.plan(
         db.models["llama-tiny"], db.Cluster.parse("4xCPU"), planner="chronos", chunks=2, memory_limit=TINY_LIMIT,
@@ -168,16 +170,16 @@ def tiny():
     )  # fmt: skip
 
 
-def stepped_afterwards(plan):
+def stepped_afterwards(plan: Any) -> Any:
     """The same plan with every stage on its device, stepped when all is over."""
     kept = tuple(tuple(op for op in order if op.kind not in (Kind.P, Kind.D, Kind.S)) for order in plan.schedule.orders)
     return replace(plan, schedule=replace(plan.schedule, orders=kept), costs=plan.costs.replace(memory_limit=None))
 
 
-def updated(plan, *, clip):
+def updated(plan: Any, *, clip: Any) -> Any:
     """Per rank, what `debubble train` makes of three steps: results, largest counted peak, and parameters."""
 
-    def one(pipeline):
+    def one(pipeline: Any) -> Any:
         updating = (PostValidated if validates_after(None, plan) else Synchronous)(pipeline, clip=clip)
         results, peaks = [], []
         for step in range(3):
@@ -189,7 +191,7 @@ def updated(plan, *, clip):
 
 
 @pytest.mark.parametrize(("clip", "clips"), [(1000.0, False), (0.1, True)])
-def test_a_clipped_run_with_host_steps_stays_within_its_limit(tiny, clip, clips):
+def test_a_clipped_run_with_host_steps_stays_within_its_limit(tiny: Any, clip: float, clips: bool) -> None:
     assert {Kind.P, Kind.D, Kind.S} <= kinds_of(tiny)
     expected = updated(stepped_afterwards(tiny), clip=clip)
     found = updated(tiny, clip=clip)
@@ -202,8 +204,8 @@ def test_a_clipped_run_with_host_steps_stays_within_its_limit(tiny, clip, clips)
         assert all(torch.equal(parameters[name], reference[name]) for name in reference)
 
 
-def test_a_second_step_before_the_update_of_host_steps_is_refused(plan):
-    def twice(pipeline):
+def test_a_second_step_before_the_update_of_host_steps_is_refused(plan: Any) -> None:
+    def twice(pipeline: Any) -> None:
         for step in range(2):
             pipeline.step(batch_for(plan, seed=step))
 
@@ -211,8 +213,8 @@ def test_a_second_step_before_the_update_of_host_steps_is_refused(plan):
         run_threads(plan, twice, optimizer=ADAMW)
 
 
-def test_the_norm_without_an_update_is_refused_where_stages_have_stepped(plan):
-    def clip(pipeline):
+def test_the_norm_without_an_update_is_refused_where_stages_have_stepped(plan: Any) -> None:
+    def clip(pipeline: Any) -> None:
         pipeline.step(batch_for(plan))
         pipeline.clip_grad_norm(1.0)
 
@@ -220,12 +222,12 @@ def test_the_norm_without_an_update_is_refused_where_stages_have_stepped(plan):
         run_threads(plan, clip, optimizer=ADAMW)
 
 
-def over_gloo(rank, folder, path):
+def over_gloo(rank: Any, folder: Any, path: Any) -> None:
     torch.save(one(Pipeline(None, Plan.load(path), optimizer=ADAMW))[:3], folder / f"rank{rank}.pt")
 
 
 @pytest.mark.slow
-def test_it_runs_over_gloo(plan, trained, limit, tmp_path):
+def test_it_runs_over_gloo(plan: Any, trained: Any, limit: Any, tmp_path: Path) -> None:
     plan.save(tmp_path / "plan.json")
     answers = gloo_ranks.spawn(4, over_gloo, tmp_path / "plan.json")
     for rank, (expected, _, on_threads, _) in enumerate(trained):

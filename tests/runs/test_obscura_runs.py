@@ -1,5 +1,8 @@
 """Obscura's plans run: recomputation, swapping and an uneven half-layer partition, under a limit that 1F1B breaks."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 import debubble as db
@@ -20,28 +23,28 @@ from tests.runs.run_cases import (
 
 
 @pytest.fixture(scope="module")
-def units():
+def units() -> Any:
     return units_of(LLAMA8)
 
 
 @pytest.fixture(scope="module")
-def limit(units):
+def limit(units: Any) -> Any:
     return peak_of(plan_for("dapple", LLAMA8, units=units)) // 2
 
 
 @pytest.fixture(scope="module")
-def plan(units, limit):
+def plan(units: Any, limit: Any) -> Any:
     return plan_for("obscura", LLAMA8, units=units, limit=limit)
 
 
-def test_1f1b_breaks_the_limit(units, limit):
+def test_1f1b_breaks_the_limit(units: Any, limit: Any) -> None:
     with pytest.raises(db.InfeasibleError):
         plan_for("dapple", LLAMA8, units=units, limit=limit)
     ran = run(plan_for("dapple", LLAMA8, units=units), steps=1)
     assert max(peak for peak, _, _ in ran) > 1.9 * limit
 
 
-def test_the_plan_recomputes_swaps_and_divides_layers(plan):
+def test_the_plan_recomputes_swaps_and_divides_layers(plan: Any) -> None:
     counts = [len(stage) for stage in plan.partition]
     assert {Kind.O, Kind.L} <= kinds_of(plan)
     assert plan.schedule.fused_recompute
@@ -49,18 +52,18 @@ def test_the_plan_recomputes_swaps_and_divides_layers(plan):
     assert any(stage[-1].type == "attention" for stage in plan.partition)  # its layer's MLP is the next stage's
 
 
-def test_its_gradients_are_the_references(plan):
+def test_its_gradients_are_the_references(plan: Any) -> None:
     assert_reference_equal(plan)
 
 
-def test_its_counted_peaks_are_within_the_limit(plan, limit):
+def test_its_counted_peaks_are_within_the_limit(plan: Any, limit: Any) -> None:
     swapping = {stage for stage, _ in plan.schedule.offloaded}
     for stage, (peak, elsewhere, _) in enumerate(run(plan)):
         assert 0.9 * plan.costs.activation_recomputed[stage] < peak <= limit
         assert (elsewhere > 0) == (stage in swapping)
 
 
-def test_swaps_are_beside_compute_and_compare_reads_the_trace(plan):
+def test_swaps_are_beside_compute_and_compare_reads_the_trace(plan: Any) -> None:
     _, _, trace = run(plan)[0]
     assert overlapping(plan)
     assert overlapping(plan) <= on_lanes(trace)
@@ -71,5 +74,5 @@ def test_swaps_are_beside_compute_and_compare_reads_the_trace(plan):
 
 
 @pytest.mark.slow
-def test_it_runs_over_gloo(plan, tmp_path):
+def test_it_runs_over_gloo(plan: Any, tmp_path: Path) -> None:
     assert_runs_over_gloo(plan, tmp_path)

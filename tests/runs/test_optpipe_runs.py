@@ -1,5 +1,8 @@
 """OptPipe's and AdaOffload's plans run: activations really leave the device while it computes."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from debubble.ir import Kind
@@ -19,33 +22,33 @@ from tests.runs.run_cases import (
 
 
 @pytest.fixture(scope="module")
-def units():
+def units() -> Any:
     return units_of(LLAMA8)
 
 
 @pytest.fixture(scope="module")
-def limit(units):
+def limit(units: Any) -> Any:
     return peak_of(plan_for("dapple", LLAMA8, units=units)) * 3 // 4  # three micro-batches on the first device
 
 
 @pytest.fixture(scope="module", params=["optpipe", "adaoffload"])
-def plan(request, units, limit):
+def plan(request: pytest.FixtureRequest, units: Any, limit: Any) -> Any:
     return plan_for(request.param, LLAMA8, units=units, limit=limit)
 
 
-def test_its_gradients_are_the_references(plan):
+def test_its_gradients_are_the_references(plan: Any) -> None:
     assert {Kind.O, Kind.L, Kind.I, Kind.W} <= kinds_of(plan)
     assert_reference_equal(plan)
 
 
-def test_its_counted_peaks_are_within_the_limit(plan, limit):
+def test_its_counted_peaks_are_within_the_limit(plan: Any, limit: Any) -> None:
     offloading = {stage for stage, _ in plan.schedule.offloaded}
     for stage, (peak, elsewhere, _) in enumerate(run(plan, steps=1)):
         assert 0.9 * plan.costs.activation[stage] < peak <= limit
         assert (elsewhere > 0) == (stage in offloading)
 
 
-def test_what_is_moved_is_moved_while_the_device_computes(plan):
+def test_what_is_moved_is_moved_while_the_device_computes(plan: Any) -> None:
     moved = overlapping(plan)
     assert any("O" in name for name in moved)
     assert any("L" in name for name in moved)
@@ -55,5 +58,5 @@ def test_what_is_moved_is_moved_while_the_device_computes(plan):
 
 
 @pytest.mark.slow
-def test_it_runs_over_gloo(plan, tmp_path):
+def test_it_runs_over_gloo(plan: Any, tmp_path: Path) -> None:
     assert_runs_over_gloo(plan, tmp_path)

@@ -1,5 +1,8 @@
 """SCOPE's plans run: uneven heterogeneous partitions with mixed recomputation."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from tests.runs.run_cases import (
@@ -14,35 +17,35 @@ from tests.runs.run_cases import (
 
 
 @pytest.fixture(scope="module")
-def units():
+def units() -> Any:
     return units_of(LLAMA8)
 
 
 @pytest.fixture(scope="module")
-def limit(units):
+def limit(units: Any) -> Any:
     return peak_of(plan_for("dapple", LLAMA8, units=units)) // 2
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["1f1b", "interleaved"])
-def plan(request, units, limit):
+def plan(request: pytest.FixtureRequest, units: Any, limit: Any) -> Any:
     return plan_for("scope", LLAMA8, units=units, limit=limit, chunks=request.param)
 
 
-def test_the_plan_is_uneven_and_mixes_strategies(plan):
+def test_the_plan_is_uneven_and_mixes_strategies(plan: Any) -> None:
     assert len({len(stage) for stage in plan.partition}) > 1
     assert len({frozenset(unit.type for unit in stage) for stage in plan.partition}) > 1
     assert any(len({unit.strategy for unit in stage}) > 1 for stage in plan.partition)
 
 
-def test_its_gradients_are_the_references(plan):
+def test_its_gradients_are_the_references(plan: Any) -> None:
     assert_reference_equal(plan)
 
 
-def test_its_counted_peaks_are_within_the_limit(plan, limit):
+def test_its_counted_peaks_are_within_the_limit(plan: Any, limit: Any) -> None:
     for (peak, _, _), predicted in zip(run(plan, steps=1), plan.simulate().peak_memory, strict=True):
         assert 0.8 * predicted < peak <= min(predicted, limit)
 
 
 @pytest.mark.slow
-def test_it_runs_over_gloo(plan, tmp_path):
+def test_it_runs_over_gloo(plan: Any, tmp_path: Path) -> None:
     assert_runs_over_gloo(plan, tmp_path)

@@ -1,5 +1,8 @@
 """DP 2 x PP 2 with ChronosPipe's ZeRO-2 variant: one process's losses, half the gradients and optimizer states."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
@@ -18,12 +21,12 @@ EVEN = {**LLAMA8, "vocab_size": 62}
 STEPS = 6
 
 
-def plan_with(config, *, zero, dtype="fp32", group=2):
+def plan_with(config: Any, *, zero: Any, dtype: str = "fp32", group: int = 2) -> Any:
     schedule = db.schedules["chronos-zero2"](devices=2, micro_batches=4, group=group)
     return plan_of(schedule, config, data=2, zero=zero, dtype=dtype)
 
 
-def train(plan, *, transport, steps=STEPS, max_norm=None):
+def train(plan: Any, *, transport: Any, steps: Any = STEPS, max_norm: Any = None) -> Any:
     """Losses; bytes of gradients and of optimizer states in the last step; the parameters in the end."""
     pipeline = Pipeline(None, plan, transport=transport, optimizer=ADAMW)
     losses = []
@@ -36,16 +39,16 @@ def train(plan, *, transport, steps=STEPS, max_norm=None):
     return losses, gradients, sum(s.nbytes for s in states if s.dim()), pipeline.state_dict()
 
 
-def on_threads(plan, **arguments):
+def on_threads(plan: Any, **arguments: Any) -> Any:
     return Threads.run(4, lambda transport: train(plan, transport=transport, **arguments))
 
 
 @pytest.fixture(scope="module")
-def divided():
+def divided() -> Any:
     return on_threads(plan_with(EVEN, zero=2))
 
 
-def test_the_planner_reduces_gradients_inside_the_step():
+def test_the_planner_reduces_gradients_inside_the_step() -> None:
     units = units_of(LLAMA8, dtype=torch.float32)
     reducing = type(units)(**{**vars(units), "stage_entries": {"gradient_reduce": 1e-3}})
     plan = plan_for(
@@ -57,13 +60,13 @@ def test_the_planner_reduces_gradients_inside_the_step():
         assert losses == pytest.approx(expected, rel=1e-5)
 
 
-def test_its_losses_are_those_of_one_process(divided):
+def test_its_losses_are_those_of_one_process(divided: Any) -> None:
     expected = reference_losses(EVEN, micro_batches=8, steps=STEPS)
     for losses, *_ in divided:
         assert losses == pytest.approx(expected, rel=1e-5)
 
 
-def test_gradients_and_optimizer_states_are_halved(divided):
+def test_gradients_and_optimizer_states_are_halved(divided: Any) -> None:
     whole = on_threads(plan_with(EVEN, zero=0))
     for (_, gradients, states, _), (_, all_gradients, all_states, _) in zip(divided, whole, strict=True):
         assert gradients * 2 == all_gradients > 0
@@ -71,7 +74,7 @@ def test_gradients_and_optimizer_states_are_halved(divided):
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_dividing_changes_no_bit(dtype):
+def test_dividing_changes_no_bit(dtype: str) -> None:
     """The table of 61 rows is not halved evenly, and tied over two devices."""
     whole = on_threads(plan_with(LLAMA_TIED, zero=0, dtype=dtype))
     for (losses, _, _, state), (expected, _, _, parameters) in zip(
@@ -82,28 +85,28 @@ def test_dividing_changes_no_bit(dtype):
         assert all(torch.equal(state[name], parameters[name]) for name in state)
 
 
-def test_clipping_uses_the_norm_of_all_replicas_rows():
+def test_clipping_uses_the_norm_of_all_replicas_rows() -> None:
     expected = reference_losses(LLAMA_TIED, micro_batches=8, steps=STEPS, max_norm=0.5)
     for losses, *_ in on_threads(plan_with(LLAMA_TIED, zero=2), max_norm=0.5):
         assert losses == pytest.approx(expected, rel=1e-5)
 
 
-def test_divided_states_may_be_the_hosts():
+def test_divided_states_may_be_the_hosts() -> None:
     plans = [plan_of(host_stepped(schedule_1f1b()), EVEN, data=2, zero=zero, dtype="fp32") for zero in (0, 2)]
     (whole, *_), (divided, *_) = (on_threads(plan) for plan in plans)
     assert divided[0] == whole[0]
     assert divided[2] * 2 == whole[2]
 
 
-def test_a_checkpoint_of_divided_states_has_whole_parameters(tmp_path):
-    def save(transport):
+def test_a_checkpoint_of_divided_states_has_whole_parameters(tmp_path: Path) -> None:
+    def save(transport: Any) -> Any:
         pipeline = Pipeline(None, plan_with(EVEN, zero=2), transport=transport, optimizer=ADAMW)
         pipeline.step(tokens_of(EVEN, rows=4))
         pipeline.update()
         pipeline.save_pretrained(tmp_path)
         return pipeline.state_dict()
 
-    def load(transport):
+    def load(transport: Any) -> Any:
         pipeline = Pipeline(None, plan_with(EVEN, zero=2), transport=transport, seed=1)
         pipeline.load_pretrained(tmp_path)
         return pipeline.state_dict()
@@ -112,12 +115,12 @@ def test_a_checkpoint_of_divided_states_has_whole_parameters(tmp_path):
         assert all(torch.equal(saved[name], loaded[name]) for name in saved)
 
 
-def over_gloo(rank, folder, path):
+def over_gloo(rank: Any, folder: Any, path: Any) -> None:
     torch.save(train(Plan.load(path), transport=None)[:3], folder / f"rank{rank}.pt")
 
 
 @pytest.mark.slow
-def test_it_runs_over_gloo(tmp_path, divided):
+def test_it_runs_over_gloo(tmp_path: Path, divided: Any) -> None:
     plan_with(EVEN, zero=2).save(tmp_path / "plan.json")
     answers = gloo_ranks.spawn(4, over_gloo, tmp_path / "plan.json")
     for rank, (losses, gradients, states, _) in enumerate(divided):

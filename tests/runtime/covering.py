@@ -4,6 +4,7 @@ Case (schedule s, family f) takes way (s + f) mod 8: with at least 8 schedules a
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import debubble as db
 from debubble.ir import StageCosts
@@ -25,10 +26,10 @@ class Case:
     """What a selective recomputation runs again."""
     devices: int
 
-    def __str__(self):
+    def __str__(self) -> Any:
         return f"{self.schedule}-{self.family}-{self.recompute}-{'offload' if self.offloads else 'kept'}"
 
-    def plan(self):
+    def plan(self) -> Any:
         """With offload, half of every second stage's activations stay, and lowering keeps the tightest limit."""
         schedule = schedule_of(self.schedule, devices=self.devices, micro_batches=2 * self.devices)
         schedule = {"none": lambda s: s, "explicit": explicit}.get(self.recompute, fused)(schedule)
@@ -41,7 +42,7 @@ class Case:
         return plan_of(schedule, FAMILIES[self.family], strategy=strategy, costs=costs)
 
 
-def case(s, f):
+def case(s: Any, f: Any) -> Any:
     turn, way = divmod(s + f, 2 * len(RECOMPUTATIONS))
     return Case(
         schedule=list(db.schedules)[s],
@@ -56,6 +57,6 @@ def case(s, f):
 CASES = [case(s, f) for s in range(len(db.schedules)) for f in range(len(FAMILIES))]
 
 
-def one_per_schedule(*, first_family):
+def one_per_schedule(*, first_family: Any) -> Any:
     """Few cases in which every schedule, every family and every way of recomputing and offloading is met."""
     return [case(s, (first_family + 5 * s) % len(FAMILIES)) for s in range(len(db.schedules))]

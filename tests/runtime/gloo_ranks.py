@@ -4,6 +4,7 @@ import os
 import tempfile
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,21 +15,21 @@ from debubble.ir import Plan
 from debubble.runtime import Pipeline
 
 
-def spawn(ranks, work, *arguments):
+def spawn(ranks: Any, work: Any, *arguments: Any) -> Any:
     """`work(rank, folder, *arguments)` on every rank, in a process group; the folder is returned for their answers."""
     folder = Path(tempfile.mkdtemp())
     mp.spawn(_one, args=(ranks, work, folder, arguments), nprocs=ranks)
     return folder
 
 
-def _one(rank, ranks, work, folder, arguments):
+def _one(rank: Any, ranks: Any, work: Any, folder: Any, arguments: Any) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
     work(rank, folder, *arguments)
     dist.destroy_process_group()
 
 
-def gradients(rank, folder, plans, batches):
+def gradients(rank: Any, folder: Any, plans: Any, batches: Any) -> None:
     """Every plan's gradients and loss, saved by rank."""
     answers = []
     for path, tokens in zip(plans, batches, strict=True):
@@ -39,7 +40,7 @@ def gradients(rank, folder, plans, batches):
     torch.save(answers, folder / f"rank{rank}.pt")
 
 
-def die_in_the_second_step(rank, folder, plan, tokens):
+def die_in_the_second_step(rank: Any, folder: Any, plan: Any, tokens: Any) -> None:
     """Rank 1 dies without a word; rank 0 writes what it was told."""
     pipeline = Pipeline(None, Plan.load(plan))
     pipeline.step(tokens)
@@ -52,13 +53,13 @@ def die_in_the_second_step(rank, folder, plan, tokens):
     os._exit(0)
 
 
-def loss_and_norm(rank, folder, plan, tokens):
+def loss_and_norm(rank: Any, folder: Any, plan: Any, tokens: Any) -> None:
     """Of one step, saved by rank."""
     pipeline = Pipeline(None, Plan.load(plan))
     torch.save([pipeline.step(tokens), pipeline.clip_grad_norm(float("inf"))], folder / f"rank{rank}.pt")
 
 
-def as_torch_sees_them(rank, folder, plans, tokens):
+def as_torch_sees_them(rank: Any, folder: Any, plans: Any, tokens: Any) -> None:
     """What torch's own tools make of the parameters of each plan after one step, saved by rank."""
     answers = {}
     for name, path in plans.items():
@@ -78,7 +79,7 @@ def as_torch_sees_them(rank, folder, plans, tokens):
     torch.save(answers, folder / f"rank{rank}.pt")
 
 
-def trained(rank, folder, plans, batches):
+def trained(rank: Any, folder: Any, plans: Any, batches: Any) -> None:
     """The losses of each plan's training with AdamW, clipped: synchronous, then ahead of the norm; saved by rank."""
     losses = []
     for path in plans:

@@ -1,6 +1,8 @@
 """Hugging Face's own model in one process, in fp64 throughout: what every pipeline must equal."""
 
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import transformers
@@ -10,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 class _Wide(TorchFunctionMode):
     """transformers computes norms and softmaxes in fp32 whatever the dtype: here, what is fp64 stays so."""
 
-    def __torch_function__(self, function, types, args=(), kwargs=None):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         wide = bool(args) and isinstance(args[0], torch.Tensor) and args[0].dtype is torch.float64
         if wide and (function is torch.Tensor.float or (function is torch.Tensor.to and args[1:] == (torch.float32,))):
@@ -22,7 +24,7 @@ class _Wide(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def hf_model(config, *, seed=1):
+def hf_model(config: Any, *, seed: int = 1) -> Any:
     """A model with random weights: biases and norms too, so that each is seen."""
     torch.manual_seed(seed)
     hf_config = transformers.AutoConfig.for_model(**config)
@@ -34,7 +36,7 @@ def hf_model(config, *, seed=1):
     return model
 
 
-def peft_model(config, **entries):
+def peft_model(config: Any, **entries: Any) -> Any:
     """A peft model whose adapters do something."""
     import peft
 
@@ -48,13 +50,13 @@ def peft_model(config, **entries):
 
 
 @contextmanager
-def exactly():
+def exactly() -> Iterator[Any]:
     """Where Hugging Face's model runs in fp64."""
     with _Wide():
         yield
 
 
-def loss_of(model, tokens, *, micro_batches):
+def loss_of(model: Any, tokens: Any, *, micro_batches: Any) -> Any:
     """Mean loss over all tokens, its gradients left on the model's parameters, micro-batch by micro-batch."""
     total = torch.zeros((), dtype=torch.float64)
     with exactly():

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -67,7 +68,16 @@ FAMILIES = {
 """One small model of every family, and of what families have in variants."""
 
 
-def plan_of(schedule, config, *, strategy="none", counts=None, dtype="fp64", costs=None, **options):
+def plan_of(
+    schedule: Any,
+    config: Any,
+    *,
+    strategy: str = "none",
+    counts: Any = None,
+    dtype: str = "fp64",
+    costs: Any = None,
+    **options: Any,
+) -> Any:
     """A plan for a schedule: the model's units in (nearly) equal runs, or `counts` of them per stage."""
     units = [replace(u, strategy=strategy) for u in model_units(config)]
     if counts is None:
@@ -85,11 +95,11 @@ def plan_of(schedule, config, *, strategy="none", counts=None, dtype="fp64", cos
     )
 
 
-def tokens_of(config, *, rows, length=12, seed=0):
+def tokens_of(config: Any, *, rows: Any, length: int = 12, seed: int = 0) -> Any:
     return torch.randint(0, config["vocab_size"], (rows, length + 1), generator=torch.Generator().manual_seed(seed))
 
 
-def run_threads(plan, work, *, model=None, ranks=None, **arguments):
+def run_threads(plan: Any, work: Any, *, model: Any = None, ranks: Any = None, **arguments: Any) -> Any:
     """`work(pipeline)` on every rank of a plan, on threads; the answers by rank."""
     return Threads.run(
         ranks or plan.devices * plan.options.data,
@@ -97,10 +107,10 @@ def run_threads(plan, work, *, model=None, ranks=None, **arguments):
     )
 
 
-def gradients_of(plan, tokens):
+def gradients_of(plan: Any, tokens: Any) -> Any:
     """Loss, and the gradient of every parameter, of one step of the plan."""
 
-    def one(pipeline):
+    def one(pipeline: Any) -> Any:
         loss = pipeline.step(tokens)
         return loss, {name: p.grad for name, p in pipeline.named_parameters()}
 
@@ -108,7 +118,7 @@ def gradients_of(plan, tokens):
     return answers[0][0], {name: g for _, gradients in answers for name, g in gradients.items()}
 
 
-def reference_gradients(config, tokens, *, micro_batches, dtype=torch.float64):
+def reference_gradients(config: Any, tokens: Any, *, micro_batches: Any, dtype: Any = torch.float64) -> Any:
     """The same of the whole model in one process: plain autograd, micro-batch by micro-batch."""
     model = Model(config, dtype=dtype)
     rows = read_batch(tokens, micro_batches=micro_batches, device=torch.device("cpu"))
@@ -120,7 +130,7 @@ def reference_gradients(config, tokens, *, micro_batches, dtype=torch.float64):
     return total, {name: p.grad for name, p in model.hf_parameters().items()}
 
 
-def assert_same_gradients(plan, config, tokens):
+def assert_same_gradients(plan: Any, config: Any, tokens: Any) -> None:
     """The plan's step gives the reference's loss and gradients, to a relative 1e-12."""
     loss, gradients = gradients_of(plan, tokens)
     expected_loss, expected = reference_gradients(config, tokens, micro_batches=plan.micro_batches)

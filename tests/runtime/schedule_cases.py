@@ -2,12 +2,13 @@
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import debubble as db
 from debubble.ir import Kind, Op, OutOfMemoryError, StageCosts, lower
 
 
-def schedule_of(name, *, devices, micro_batches=4):
+def schedule_of(name: Any, *, devices: Any, micro_batches: int = 4) -> Any:
     """A schedule of the library, with at least two chunks per device where it takes any number."""
     entry = db.schedules[name]
     chunks = {"chunks": max(entry.default_chunks, 2)} if "chunks" in entry.options else {}
@@ -15,16 +16,16 @@ def schedule_of(name, *, devices, micro_batches=4):
     return entry(devices=devices, micro_batches=micro_batches, costs=costs, **chunks)
 
 
-def fused(schedule):
+def fused(schedule: Any) -> Any:
     """Every stage without an R recomputes in its backwards."""
     explicit = {stage for stage, _ in schedule.explicit_recompute}
     return replace(schedule, fused_recompute=schedule.fused_recompute | {*range(schedule.stages)} - explicit)
 
 
-def explicit(schedule):
+def explicit(schedule: Any) -> Any:
     """R right before every backward that does not recompute yet."""
 
-    def around(op):
+    def around(op: Any) -> Any:
         if op.kind in (Kind.B, Kind.I) and not schedule.recomputes(op.stage, op.micro_batch):
             return Op(Kind.R, op.stage, op.micro_batch), op
         return (op,)
@@ -32,10 +33,10 @@ def explicit(schedule):
     return _woven(schedule, around)
 
 
-def offloading(schedule):
+def offloading(schedule: Any) -> Any:
     """Every micro-batch that stays leaves after its forward, and comes back before what needs it first."""
 
-    def around(op):
+    def around(op: Any) -> Any:
         _, stage, j = op
         needs = Op(Kind.R, stage, j) if (stage, j) in schedule.explicit_recompute else schedule.backward_of(stage, j)
         if (stage, j) in schedule.offloaded or op not in (Op(Kind.F, stage, j), needs):
@@ -45,13 +46,13 @@ def offloading(schedule):
     return _woven(schedule, around)
 
 
-def tightest(schedule, costs):
+def tightest(schedule: Any, costs: Any) -> Any:
     """These costs under the smallest limit, of as many whole units of memory as it takes, that lowering can keep."""
     limited = (replace(costs, memory_limit=(limit,)) for limit in itertools.count(1))
     return next(costs for costs in limited if _fits(schedule, costs))
 
 
-def _fits(schedule, costs):
+def _fits(schedule: Any, costs: Any) -> Any:
     try:
         lower(schedule, costs)
     except OutOfMemoryError:
@@ -59,6 +60,6 @@ def _fits(schedule, costs):
     return True
 
 
-def _woven(schedule, around):
+def _woven(schedule: Any, around: Any) -> Any:
     """The schedule with some operations put before and after others."""
     return replace(schedule, orders=tuple(tuple(o for op in order for o in around(op)) for order in schedule.orders))

@@ -1,5 +1,7 @@
 """What a batch says: tokens, labels as transformers means them, targets, and masks that change nothing."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -14,18 +16,18 @@ ENDS = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
 """The second row ends after two tokens."""
 
 
-def read(batch, **arguments):
+def read(batch: Any, **arguments: Any) -> Any:
     return read_batch(batch, micro_batches=2, device=torch.device("cpu"), **arguments)
 
 
-def test_labels_are_the_tokens_themselves_and_targets_what_they_predict():
+def test_labels_are_the_tokens_themselves_and_targets_what_they_predict() -> None:
     by_labels = read({"input_ids": TOKENS, "labels": TOKENS})
     by_targets = read({"input_ids": TOKENS, "targets": TOKENS})
     assert by_labels.targets.tolist() == [[6, 7, 8, -100], [2, 3, 4, -100]]
     assert by_targets.targets.tolist() == TOKENS.tolist()
 
 
-def test_the_checksum_is_that_of_tokens_and_targets_however_they_are_given():
+def test_the_checksum_is_that_of_tokens_and_targets_however_they_are_given() -> None:
     whole = read(TOKENS)
     assert read({"input_ids": TOKENS[:, :-1], "targets": TOKENS[:, 1:]}).checksum == whole.checksum
     assert read({"input_ids": TOKENS[:, :-1], "targets": TOKENS[:, :-1]}).checksum != whole.checksum
@@ -33,7 +35,7 @@ def test_the_checksum_is_that_of_tokens_and_targets_however_they_are_given():
 
 
 @pytest.mark.parametrize("may_pad", [False, True])
-def test_a_mask_of_ones_and_the_usual_positions_change_nothing(may_pad):
+def test_a_mask_of_ones_and_the_usual_positions_change_nothing(may_pad: bool) -> None:
     plain = read({"input_ids": TOKENS, "labels": TOKENS})
     more = {"attention_mask": ONES.bool(), "position_ids": torch.arange(4).expand(2, 4)}
     rows = read({"input_ids": TOKENS, "labels": TOKENS, **more}, may_pad=may_pad)
@@ -51,25 +53,25 @@ def test_a_mask_of_ones_and_the_usual_positions_change_nothing(may_pad):
         ({"position_ids": torch.arange(3)}, "must be 0 to 3 in every row"),
     ],
 )
-def test_what_would_change_the_loss_is_refused(entries, message):
+def test_what_would_change_the_loss_is_refused(entries: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         read({"input_ids": TOKENS, "labels": TOKENS, **entries}, may_pad=True)
 
 
-def test_a_model_of_which_nothing_is_known_takes_no_padding():
+def test_a_model_of_which_nothing_is_known_takes_no_padding() -> None:
     labels = torch.where(ENDS == 1, TOKENS, -100)
     with pytest.raises(InputError, match="for this model 'attention_mask' must be all ones"):
         read({"input_ids": TOKENS, "labels": labels, "attention_mask": ENDS})
 
 
-def padded(rows=4, length=8):
+def padded(rows: int = 4, length: int = 8) -> Any:
     """Rows of different lengths with ones in their mask, and labels as transformers has them."""
     tokens = torch.randint(0, LLAMA["vocab_size"], (rows, length), generator=torch.Generator().manual_seed(3))
     mask = (torch.arange(length) < torch.arange(length - rows, length)[:, None] + 1).long()
     return {"input_ids": tokens, "attention_mask": mask, "labels": torch.where(mask == 1, tokens, -100)}
 
 
-def test_padding_at_the_end_gives_the_loss_and_gradients_that_transformers_gives_with_its_mask():
+def test_padding_at_the_end_gives_the_loss_and_gradients_that_transformers_gives_with_its_mask() -> None:
     pytest.importorskip("transformers")
     from tests.runtime.hf_reference import exactly, hf_model
 
@@ -78,7 +80,7 @@ def test_padding_at_the_end_gives_the_loss_and_gradients_that_transformers_gives
         expected = model(**batch).loss
         expected.backward()
 
-    def one(pipeline):
+    def one(pipeline: Any) -> Any:
         loss = pipeline.step(batch)
         return loss, {name: p.grad for name, p in pipeline.named_parameters()}
 
@@ -91,7 +93,7 @@ def test_padding_at_the_end_gives_the_loss_and_gradients_that_transformers_gives
             assert (gradient - reference[name]).abs().max() <= 1e-12 * reference[name].abs().max(), name
 
 
-def test_routers_whose_loss_counts_pads_take_no_padding():
+def test_routers_whose_loss_counts_pads_take_no_padding() -> None:
     plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), {**MIXTRAL, "output_router_logits": True})
     with pytest.raises(InputError, match="for this model 'attention_mask' must be all ones"):
         run_threads(plan, lambda pipeline: pipeline.step(padded()))

@@ -2,6 +2,7 @@
 
 import copy
 from functools import cache, partial
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ ROWS = 8
 ADAMW = partial(torch.optim.AdamW, lr=3e-3, weight_decay=0.1)
 
 
-def test_the_cases_cover_what_they_say():
+def test_the_cases_cover_what_they_say() -> None:
     ways = {(recompute, offloads) for recompute in RECOMPUTATIONS for offloads in (False, True)}
     assert {(c.schedule, c.family) for c in CASES} == {(s, f) for s in db.schedules for f in FAMILIES}
     assert {(c.schedule, c.recompute, c.offloads) for c in CASES} == {(s, *way) for s in db.schedules for way in ways}
@@ -28,18 +29,18 @@ def test_the_cases_cover_what_they_say():
 
 
 @pytest.mark.parametrize("first_family", [0, 1])
-def test_one_case_per_schedule_meets_every_family_and_every_way(first_family):
+def test_one_case_per_schedule_meets_every_family_and_every_way(first_family: int) -> None:
     cases = one_per_schedule(first_family=first_family)
     assert {c.family for c in cases} == set(FAMILIES)
     assert len({(c.recompute, c.offloads) for c in cases}) == 2 * len(RECOMPUTATIONS)
 
 
-def batch(config, step):
+def batch(config: Any, step: Any) -> Any:
     return tokens_of(config, rows=ROWS, seed=step)
 
 
 @cache
-def trained_by_transformers(family, steps):
+def trained_by_transformers(family: Any, steps: Any) -> Any:
     """The model before the first step, the losses of all steps, and the first one's gradients."""
     model = hf_model(FAMILIES[family])
     untrained, config, optimizer = copy.deepcopy(model), model.config.to_dict(), ADAMW(model.parameters())
@@ -52,12 +53,12 @@ def trained_by_transformers(family, steps):
     return untrained, torch.stack(losses), gradients
 
 
-def check(case, *, steps):
+def check(case: Any, *, steps: Any) -> None:
     """Gradients and losses of the case's plan are transformers' own, to a relative 1e-12."""
     model, expected_losses, expected = trained_by_transformers(case.family, steps)
     config, plan = model.config.to_dict(), case.plan()
 
-    def train(transport):
+    def train(transport: Any) -> Any:
         pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport, optimizer=ADAMW)
         losses, gradients = [], {}
         for step in range(steps):
@@ -77,11 +78,11 @@ def check(case, *, steps):
 
 
 @pytest.mark.parametrize("case", one_per_schedule(first_family=0), ids=str)
-def test_every_schedule_trains_like_transformers(case):
+def test_every_schedule_trains_like_transformers(case: Any) -> None:
     check(case, steps=3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_twenty_steps_of_every_case_are_transformers(case):
+def test_twenty_steps_of_every_case_are_transformers(case: Any) -> None:
     check(case, steps=20)

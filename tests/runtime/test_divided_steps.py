@@ -1,6 +1,7 @@
 """ZeRO leaves a replica rows of parameters: who needs whole ones is refused, and right without it."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -16,11 +17,11 @@ from tests.runtime.runtime_cases import LLAMA, plan_of, tokens_of
 class Sign(Optimizer):
     """Of a class that nothing is known of."""
 
-    def __init__(self, parameters):
+    def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {})
 
     @torch.no_grad()
-    def step(self):
+    def step(self) -> None:
         for group in self.param_groups:
             for parameter in group["params"]:
                 parameter -= 1e-3 * parameter.grad.sign()
@@ -30,19 +31,19 @@ class Own(AdamW):
     """A user's own AdamW."""
 
 
-def muon(parameters):
+def muon(parameters: Any) -> Any:
     return Muon([p for p in parameters if p.dim() == 2], lr=0.02)
 
 
-def plan(*, data, zero):
+def plan(*, data: Any, zero: Any) -> Any:
     schedule = db.schedules["1f1b"](devices=2, micro_batches=4 // data)
     return plan_of(schedule, LLAMA, dtype="fp32", data=data, zero=zero)
 
 
-def losses(plan, make):
+def losses(plan: Any, make: Any) -> Any:
     """Of four steps, whose batches do not depend on the number of replicas."""
 
-    def one(transport):
+    def one(transport: Any) -> Any:
         pipeline = Pipeline(None, plan, transport=transport, optimizer=make)
         found = []
         for step in range(4):
@@ -55,14 +56,14 @@ def losses(plan, make):
 
 
 @pytest.mark.parametrize("make", [muon, partial(Adafactor, lr=0.02)])
-def test_optimizers_of_whole_parameters_are_right_without_zero_and_refused_with_it(make):
+def test_optimizers_of_whole_parameters_are_right_without_zero_and_refused_with_it(make: Any) -> None:
     assert losses(plan(data=2, zero=0), make) == pytest.approx(losses(plan(data=1, zero=0), make), rel=1e-4)
     with pytest.raises(InputError, match=r"(Muon|Adafactor) needs whole parameters, .*: plan with --zero 0"):
         losses(plan(data=2, zero=1), make)
 
 
-def test_an_optimizer_that_the_user_makes_is_refused_before_its_first_step():
-    def one(transport):
+def test_an_optimizer_that_the_user_makes_is_refused_before_its_first_step() -> None:
+    def one(transport: Any) -> None:
         pipeline = Pipeline(None, plan(data=2, zero=1), transport=transport)
         optimizer = muon(pipeline.parameters())
         pipeline.step(tokens_of(LLAMA, rows=2, seed=pipeline.ranks.replica))
@@ -75,10 +76,10 @@ def test_an_optimizer_that_the_user_makes_is_refused_before_its_first_step():
 
 
 @pytest.mark.parametrize("make", [partial(AdamW, lr=1e-2), partial(SGD, lr=1e-2), partial(Own, lr=1e-2)])
-def test_optimizers_of_single_elements_step_rows_as_they_step_wholes(make):
+def test_optimizers_of_single_elements_step_rows_as_they_step_wholes(make: Any) -> None:
     assert losses(plan(data=2, zero=1), make) == pytest.approx(losses(plan(data=1, zero=0), make), rel=1e-5)
 
 
-def test_of_a_class_that_nothing_is_known_of_there_is_a_warning():
+def test_of_a_class_that_nothing_is_known_of_there_is_a_warning() -> None:
     with pytest.warns(UserWarning, match="Sign is right only if it treats every element by itself"):
         losses(plan(data=2, zero=1), Sign)

@@ -1,6 +1,8 @@
 """What torch's own tools see of a pipeline whose ranks divide layers: DTensors, of the whole parameters."""
 
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ TOKENS = tokens_of(LLAMA, rows=2)
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory):
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The folder, and by family what each of two Gloo ranks tells."""
     folder, schedule = tmp_path_factory.mktemp("plans"), db.schedules["1f1b"](devices=1, micro_batches=2)
     plans = {name: folder / f"{name}.json" for name in FAMILIES}
@@ -28,7 +30,7 @@ def answers(tmp_path_factory):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_full_gradients_and_their_norm_are_those_of_one_process(family, answers):
+def test_full_gradients_and_their_norm_are_those_of_one_process(family: Any, answers: Any) -> None:
     _, expected = reference_gradients(FAMILIES[family], TOKENS, micro_batches=2)
     distinct = {id(gradient): gradient for gradient in expected.values()}.values()
     norm = torch.stack([gradient.square().sum() for gradient in distinct]).sum().sqrt()
@@ -40,7 +42,7 @@ def test_full_gradients_and_their_norm_are_those_of_one_process(family, answers)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_torchs_checkpoint_of_two_ranks_opens_divided_and_whole(answers):
+def test_torchs_checkpoint_of_two_ranks_opens_divided_and_whole(answers: Any) -> None:
     folder, told = answers
     expected = told["llama"][0]["before"]
     state = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
@@ -50,7 +52,7 @@ def test_torchs_checkpoint_of_two_ranks_opens_divided_and_whole(answers):
         assert torch.equal(state[name], tensor), name
 
 
-def test_an_optimizer_that_needs_whole_matrices_has_them(answers):
+def test_an_optimizer_that_needs_whole_matrices_has_them(answers: Any) -> None:
     """Muon makes an update orthogonal: that of a shard is not the shard of the whole's."""
     model = Model(LLAMA, dtype=torch.float64)
     _, gradients = reference_gradients(LLAMA, TOKENS, micro_batches=2)
@@ -67,7 +69,7 @@ def test_an_optimizer_that_needs_whole_matrices_has_them(answers):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"data": 2, "zero": 2}, {"dtype": "bf16"}], ids=["whole", "zero", "bf16"])
-def test_training_with_dtensors_is_training_without(options, tmp_path):
+def test_training_with_dtensors_is_training_without(options: Any, tmp_path: Path) -> None:
     """Over Gloo parameters are DTensors, over threads plain shards."""
     schedule, batches = (
         db.schedules["1f1b"](devices=2, micro_batches=2),
@@ -78,7 +80,7 @@ def test_training_with_dtensors_is_training_without(options, tmp_path):
         plan.save(tmp_path / f"{number}.json")
     told = gloo_ranks.spawn(plans[0].ranks, gloo_ranks.trained, [tmp_path / "0.json", tmp_path / "1.json"], batches)
 
-    def train(pipeline):
+    def train(pipeline: Any) -> Any:
         losses = []
         for tokens in batches:
             losses.append(float(pipeline.step(tokens.chunk(pipeline.plan.options.data)[pipeline.ranks.replica])))

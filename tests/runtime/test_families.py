@@ -1,6 +1,7 @@
 """Every family of models: a pipeline's loss and gradients are those of transformers' own model in one process."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ pytest.importorskip("transformers")
 from tests.runtime.hf_reference import hf_model, loss_of
 
 
-def check(config, schedule, *, strategy="none"):
+def check(config: Any, schedule: Any, *, strategy: str = "none") -> None:
     """Loss and gradients of the pipeline on the model's own parameters, against the model alone."""
     model = hf_model(config)
     tokens = tokens_of(config, rows=schedule.micro_batches)
@@ -27,7 +28,7 @@ def check(config, schedule, *, strategy="none"):
 
     plan = plan_of(schedule, model.config.to_dict(), strategy=strategy)
 
-    def one(transport):
+    def one(transport: Any) -> Any:
         pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport)
         loss = pipeline.step(tokens)
         return loss, {name: p.grad for name, p in pipeline.named_parameters()}
@@ -41,16 +42,16 @@ def check(config, schedule, *, strategy="none"):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_split_backwards_give_transformers_gradients(family):
+def test_split_backwards_give_transformers_gradients(family: Any) -> None:
     check(FAMILIES[family], db.schedules["zb-h1"](devices=3, micro_batches=4))
 
 
 @pytest.mark.parametrize("strategy", ["full", "norm+activation+multiply", "mlp", "core"])
 @pytest.mark.parametrize("family", ["gemma2", "mixtral", "qwen3-moe"])
-def test_recomputation_gives_transformers_gradients(family, strategy):
+def test_recomputation_gives_transformers_gradients(family: str, strategy: str) -> None:
     check(FAMILIES[family], db.schedules["1f1b"](devices=2, micro_batches=2), strategy=strategy)
 
 
-def test_attention_that_is_not_causal_is_refused():
+def test_attention_that_is_not_causal_is_refused() -> None:
     with pytest.raises(InputError, match="causal attention alone"):
         read_shape({**LLAMA, "model_type": "gemma", "use_bidirectional_attention": True})

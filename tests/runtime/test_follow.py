@@ -1,6 +1,7 @@
 """A pipeline goes on with another order of its stages: nothing but the order changes."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -28,10 +29,10 @@ def offloading(schedule: Schedule) -> Schedule:
     return replace(schedule, orders=tuple(tuple(o for op in order for o in around(op)) for order in schedule.orders))
 
 
-def trained(plan, others=()):
+def trained(plan: Any, others: Any = ()) -> Any:
     """Losses, and parameters, of a run that goes on with each of the other plans after a step."""
 
-    def one(pipeline):
+    def one(pipeline: Any) -> Any:
         losses = []
         for step, other in zip(range(STEPS), [None, *others, *[None] * STEPS], strict=False):
             if other is not None:
@@ -46,7 +47,7 @@ def trained(plan, others=()):
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp64", "bf16"])
 @pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
-def test_orders_that_add_up_alike_change_no_bit(config, dtype):
+def test_orders_that_add_up_alike_change_no_bit(config: Any, dtype: str) -> None:
     start = db.schedules["gpipe"](devices=2, micro_batches=4)
     plan = plan_of(start, config, dtype=dtype)
     costs = plan.costs
@@ -61,7 +62,7 @@ def test_orders_that_add_up_alike_change_no_bit(config, dtype):
     assert [name for name in parameters if not torch.equal(switched[1][name], parameters[name])] == []
 
 
-def test_another_order_of_sums_is_equal_up_to_rounding():
+def test_another_order_of_sums_is_equal_up_to_rounding() -> None:
     start = db.schedules["gpipe"](devices=2, micro_batches=4)
     late = replace(start, orders=tuple((*order[:4], *reversed(order[4:])) for order in start.orders))
     plan = plan_of(start, LLAMA, dtype="fp64")
@@ -70,12 +71,12 @@ def test_another_order_of_sums_is_equal_up_to_rounding():
     assert switched == pytest.approx(losses, rel=1e-12)
 
 
-def test_memory_is_counted_against_the_new_order():
+def test_memory_is_counted_against_the_new_order() -> None:
     start = db.schedules["gpipe"](devices=2, micro_batches=4)
     plan = plan_of(start, LLAMA)
     steady = replace(plan, schedule=db.schedules["1f1b"](devices=2, micro_batches=4))
 
-    def one(pipeline):
+    def one(pipeline: Any) -> Any:
         pipeline.step(tokens_of(LLAMA, rows=4))
         before = pipeline.peak_activation
         pipeline.follow(steady)
@@ -97,18 +98,18 @@ def test_memory_is_counted_against_the_new_order():
     ],
     ids=["micro-batches", "partition", "model"],
 )
-def test_more_than_another_order_is_refused(changed):
+def test_more_than_another_order_is_refused(changed: Any) -> None:
     plan = plan_of(db.schedules["gpipe"](devices=2, micro_batches=4), LLAMA)
     with pytest.raises(InputError, match="not another order of the stages that run"):
         run_threads(plan, lambda pipeline: pipeline.follow(changed(plan)))
 
 
-def test_an_order_that_does_not_fit_is_refused_and_the_old_one_runs_on():
+def test_an_order_that_does_not_fit_is_refused_and_the_old_one_runs_on() -> None:
     costs = StageCosts.of(stages=2, activation=1, memory_limit=2)
     plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), LLAMA, costs=costs)
     greedy = replace(plan, schedule=db.schedules["gpipe"](devices=2, micro_batches=4))
 
-    def one(pipeline):
+    def one(pipeline: Any) -> Any:
         with pytest.raises(OutOfMemoryError):
             pipeline.follow(greedy)
         return pipeline.step(tokens_of(LLAMA, rows=4)), pipeline.plan
@@ -116,7 +117,7 @@ def test_an_order_that_does_not_fit_is_refused_and_the_old_one_runs_on():
     assert run_threads(plan, one)[0][1] is plan
 
 
-def test_ranks_that_would_go_on_with_different_orders_are_refused():
+def test_ranks_that_would_go_on_with_different_orders_are_refused() -> None:
     plan = plan_of(db.schedules["gpipe"](devices=2, micro_batches=4), LLAMA)
     other = replace(plan, schedule=db.schedules["1f1b"](devices=2, micro_batches=4))
     with pytest.raises(InputError, match="Rank 1 has another plan"):

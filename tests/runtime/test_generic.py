@@ -1,6 +1,8 @@
 """Models of transformers' own modules: a pipeline's loss and gradients are those of the whole model in one process."""
 
 import copy
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +27,7 @@ import transformers
 from tests.runtime.hf_reference import exactly, hf_model, loss_of
 
 
-def check(config, schedule, *, strategy="none", counts=None):
+def check(config: Any, schedule: Any, *, strategy: str = "none", counts: Any = None) -> None:
     """Loss and gradients of the pipeline on the model's own parameters, against the model alone."""
     model = hf_model(config)
     tokens = tokens_of(config, rows=schedule.micro_batches)
@@ -34,7 +36,7 @@ def check(config, schedule, *, strategy="none", counts=None):
     model.zero_grad()
     plan = plan_of(schedule, config, strategy=strategy, counts=counts)
 
-    def one(transport):
+    def one(transport: Any) -> Any:
         pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport)
         with exactly():
             loss = pipeline.step(tokens)
@@ -49,18 +51,18 @@ def check(config, schedule, *, strategy="none", counts=None):
 
 
 @pytest.mark.parametrize("family", GENERIC)
-def test_split_backwards_give_transformers_gradients(family):
+def test_split_backwards_give_transformers_gradients(family: Any) -> None:
     check(GENERIC[family], db.schedules["zb-h1"](devices=3, micro_batches=4))
 
 
 @pytest.mark.parametrize("strategy", ["none", "full"])
 @pytest.mark.parametrize(("name", "devices"), [("1f1b", 2), ("zb-v", 2), ("pipeoffload", 2)])
 @pytest.mark.parametrize("family", ["cohere", "falcon", "gpt_oss"])
-def test_every_way_to_run_gives_transformers_gradients(family, name, devices, strategy):
+def test_every_way_to_run_gives_transformers_gradients(family: str, name: str, devices: int, strategy: str) -> None:
     check(GENERIC[family], db.schedules[name](devices=devices, micro_batches=4), strategy=strategy)
 
 
-def test_two_gloo_ranks_equal_one_process(tmp_path):
+def test_two_gloo_ranks_equal_one_process(tmp_path: Path) -> None:
     config = GENERIC["cohere"]
     tokens = tokens_of(config, rows=4)
     paths = [tmp_path / "split.json", tmp_path / "recomputing.json"]
@@ -76,7 +78,7 @@ def test_two_gloo_ranks_equal_one_process(tmp_path):
             assert (gradient - expected[table]).abs().max() <= 1e-12 * expected[table].abs().max(), name
 
 
-def test_a_stage_has_its_own_parameters_alone():
+def test_a_stage_has_its_own_parameters_alone() -> None:
     config = GENERIC["granite"]
     units = [build_stage(config, [unit])[0] for unit in model_units(config)]
     names = [{*unit.hf_parameters()} for unit in units]
@@ -89,7 +91,7 @@ def test_a_stage_has_its_own_parameters_alone():
     assert all(p.is_meta for p in (*anatomy.model.parameters(), *anatomy.layers.parameters()))
 
 
-def test_a_model_starts_alike_whatever_the_partition():
+def test_a_model_starts_alike_whatever_the_partition() -> None:
     config = GENERIC["cohere"]
     units = model_units(config)
     torch.manual_seed(0)
@@ -106,7 +108,7 @@ def test_a_model_starts_alike_whatever_the_partition():
 
 
 @pytest.mark.parametrize("family", ["gpt_neox", "qwen2_moe", "apertus"])
-def test_a_model_starts_as_transformers_does(family):
+def test_a_model_starts_as_transformers_does(family: str) -> None:
     config = {**GENERIC["olmo2"], **GENERIC.get(family, {}), "model_type": family}
     found = started(config, [model_units(config)], seed=0)
     torch.manual_seed(0)
@@ -119,7 +121,7 @@ def test_a_model_starts_as_transformers_does(family):
             torch.testing.assert_close(found[name].std(), expected.std(), rtol=0.25, atol=0)
 
 
-def started(config, stages, *, seed):
+def started(config: Any, stages: Any, *, seed: Any) -> Any:
     """The parameters of a model that is built in these stages."""
     units = (unit for planned in stages for unit in build_stage(config, planned, seed=seed))
     return {name: parameter for unit in units for name, parameter in unit.hf_parameters().items()}
@@ -137,12 +139,12 @@ JITTER = {
     [(DROPOUT, GENERIC["phi"]), (JITTER, {**JITTER, "input_jitter_noise": 0.0})],
     ids=["phi", "phimoe"],
 )
-def test_random_numbers_do_not_depend_on_the_schedule_or_on_recomputation(config, still):
+def test_random_numbers_do_not_depend_on_the_schedule_or_on_recomputation(config: Any, still: Any) -> None:
 
-    def step(name, devices, strategy, config=config):
+    def step(name: Any, devices: Any, strategy: Any, config: Any = config) -> Any:
         plan = plan_of(db.schedules[name](devices=devices, micro_batches=4), config, strategy=strategy)
 
-        def one(pipeline):
+        def one(pipeline: Any) -> Any:
             return pipeline.step(tokens_of(config, rows=4)), {n: p.grad for n, p in pipeline.named_parameters()}
 
         answers = run_threads(plan, one)
@@ -158,14 +160,14 @@ def test_random_numbers_do_not_depend_on_the_schedule_or_on_recomputation(config
 
 
 @pytest.mark.parametrize("family", GENERIC)
-def test_a_checkpoint_goes_in_and_out_unchanged(family, tmp_path):
+def test_a_checkpoint_goes_in_and_out_unchanged(family: Any, tmp_path: Path) -> None:
     config = GENERIC[family]
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
     model.save_pretrained(tmp_path / "in")
     plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), model.config.to_dict(), dtype="fp32")
 
-    def through(pipeline):
+    def through(pipeline: Any) -> Any:
         pipeline.load_pretrained(tmp_path / "in")
         pipeline.save_pretrained(tmp_path / "out")
         return pipeline.step(tokens_of(config, rows=2))
@@ -180,13 +182,13 @@ def test_a_checkpoint_goes_in_and_out_unchanged(family, tmp_path):
         assert torch.equal(back.state_dict()[name], tensor), name
 
 
-def test_a_unit_that_is_no_part_of_the_model_is_refused():
+def test_a_unit_that_is_no_part_of_the_model_is_refused() -> None:
     for planned in (PlannedUnit("layer", 4), PlannedUnit("attention", 0)):
         with pytest.raises(InputError, match=f"no unit of type '{planned.type}' and layer {planned.layer}"):
             build_stage(GENERIC["olmo2"], [planned])
 
 
-def test_offload_leaves_what_all_micro_batches_share():
+def test_offload_leaves_what_all_micro_batches_share() -> None:
     planned, ledger = PlannedUnit("layer", 0), Ledger()
     (unit,) = build_stage(GENERIC["cohere2"], [planned])
     unit.known_to(ledger)
@@ -212,25 +214,25 @@ def test_offload_leaves_what_all_micro_batches_share():
         ({}, {"lora": 2}, "no LoRA for 'olmo2'"),
     ],
 )
-def test_what_cannot_be_built_is_refused_with_a_sentence(config, options, message):
+def test_what_cannot_be_built_is_refused_with_a_sentence(config: Any, options: Any, message: str) -> None:
     plan = plan_of(db.schedules["gpipe"](devices=1, micro_batches=1), {**GENERIC["olmo2"], **config}, **options)
     with pytest.raises(InputError, match=message):
         run_threads(plan, lambda pipeline: None)
 
 
-def test_a_step_ahead_in_bf16_with_divided_states_loses_what_a_synchronous_one_does():
+def test_a_step_ahead_in_bf16_with_divided_states_loses_what_a_synchronous_one_does() -> None:
     config = GENERIC["qwen2_moe"]
     plan = plan_of(db.schedules["zb-h1"](devices=2, micro_batches=2), config, dtype="bf16", data=2, zero=2)
     tokens = tokens_of(config, rows=2)
 
-    def synchronous(pipeline):
+    def synchronous(pipeline: Any) -> Any:
         return [(float(pipeline.step(tokens)), pipeline.update(1.0))[0] for _ in range(3)]
 
-    def ahead(pipeline):
+    def ahead(pipeline: Any) -> Any:
         settled = [pipeline.advance(tokens, max_norm=1.0) for _ in range(3)] + [pipeline.settle()]
         return [float(before.loss) for before in settled if before is not None]
 
-    def adamw(parameters):
+    def adamw(parameters: Any) -> Any:
         return torch.optim.AdamW(parameters, lr=1e-3)
 
     losses = run_threads(plan, synchronous, optimizer=adamw)[0]

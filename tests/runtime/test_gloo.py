@@ -3,6 +3,8 @@
 import random
 import re
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from tests.runtime.runtime_cases import GPT2, LLAMA_TIED, plan_of, reference_gra
 from tests.runtime.schedule_cases import explicit, fused, offloading, schedule_of
 
 
-def check(plans, folder):
+def check(plans: Any, folder: Any) -> None:
     """Spawn the plans' ranks and compare with one process."""
     ranks = plans[0].devices
     paths = []
@@ -34,8 +36,8 @@ def check(plans, folder):
                 assert (gradient - expected[name]).abs().max() <= 1e-12 * expected[name].abs().max(), name
 
 
-def test_two_gloo_ranks_equal_one_process(tmp_path):
-    def made(name):
+def test_two_gloo_ranks_equal_one_process(tmp_path: Path) -> None:
+    def made(name: Any) -> Any:
         return db.schedules[name](devices=2, micro_batches=4)
 
     schedules = [made(name) for name in ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v")]
@@ -45,13 +47,13 @@ def test_two_gloo_ranks_equal_one_process(tmp_path):
     check(plans, tmp_path)
 
 
-def test_every_schedule_over_four_gloo_ranks_equals_one_process(tmp_path):
+def test_every_schedule_over_four_gloo_ranks_equals_one_process(tmp_path: Path) -> None:
     plans = [replace(case, devices=4).plan() for case in one_per_schedule(first_family=1)]
     plans.append(plan_of(fused(schedule_of("1f1b", devices=4)), LLAMA_TIED, strategy="mlp", counts=[1, 4, 3, 2]))
     check(plans, tmp_path)
 
 
-def random_schedule(seed, *, devices, micro_batches):
+def random_schedule(seed: Any, *, devices: Any, micro_batches: Any) -> Any:
     """A random linear extension of the dependencies, with split and whole backwards, on a random placement."""
     draw = random.Random(seed)
     stages = draw.randint(devices, 2 * devices)
@@ -71,14 +73,14 @@ def random_schedule(seed, *, devices, micro_batches):
 
 
 @pytest.mark.slow
-def test_two_hundred_random_programs_over_gloo_equal_one_process(tmp_path):
+def test_two_hundred_random_programs_over_gloo_equal_one_process(tmp_path: Path) -> None:
     for devices, count in ((2, 100), (3, 100)):
         check(
             [plan_of(random_schedule(s, devices=devices, micro_batches=3), LLAMA_TIED) for s in range(count)], tmp_path
         )
 
 
-def test_the_death_of_a_peer_is_told_at_once(tmp_path):
+def test_the_death_of_a_peer_is_told_at_once(tmp_path: Path) -> None:
     plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), LLAMA_TIED)
     plan.save(tmp_path / "plan.json")
     answers = gloo_ranks.spawn(

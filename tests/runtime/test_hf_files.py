@@ -1,5 +1,8 @@
 """Checkpoints go from Hugging Face into a pipeline and back."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
@@ -11,20 +14,20 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 
 
-def plan(config):
+def plan(config: Any) -> Any:
     return plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), config, dtype="fp32")
 
 
 @pytest.mark.parametrize(
     ("family", "shard_size"), [*((family, "1GB") for family in FAMILIES), ("llama", "20KB"), ("mixtral", "20KB")]
 )
-def test_a_checkpoint_goes_in_and_out_unchanged(family, shard_size, tmp_path):
+def test_a_checkpoint_goes_in_and_out_unchanged(family: Any, shard_size: Any, tmp_path: Path) -> None:
     config = FAMILIES[family]
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
     model.save_pretrained(tmp_path / "in", max_shard_size=shard_size)
 
-    def through(pipeline):
+    def through(pipeline: Any) -> Any:
         pipeline.load_pretrained(tmp_path / "in")
         pipeline.save_pretrained(tmp_path / "out")
         return pipeline.step(tokens_of(config, rows=2))
@@ -39,12 +42,12 @@ def test_a_checkpoint_goes_in_and_out_unchanged(family, shard_size, tmp_path):
         assert torch.equal(back.state_dict()[name], tensor), name
 
 
-def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no checkpoint"):
         run_threads(plan(LLAMA), lambda pipeline: pipeline.load_pretrained(tmp_path))
 
 
-def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     other = transformers.AutoConfig.for_model(**{**LLAMA, "intermediate_size": 64})
     transformers.AutoModelForCausalLM.from_config(other).save_pretrained(tmp_path)
     with pytest.raises(InputError, match=r"has shape \[64, 32\] in the checkpoint, \[48, 32\] in the plan's"):

@@ -3,6 +3,8 @@
 import signal
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ SCHEDULE = Schedule.of(
 PLAN = plan_of(SCHEDULE, LLAMA, costs=StageCosts.of(stages=1, offload=1))
 
 
-def two_steps(pipeline):
+def two_steps(pipeline: Any) -> Any:
     """Gradients of two steps, so that buffers are used again, and the most bytes that were moved."""
     for _ in range(2):
         pipeline.step(tokens_of(LLAMA, rows=3))
@@ -25,7 +27,7 @@ def two_steps(pipeline):
     return gradients, pipeline.peak_offloaded
 
 
-def test_gradients_are_the_same_from_files_as_from_memory(tmp_path):
+def test_gradients_are_the_same_from_files_as_from_memory(tmp_path: Path) -> None:
     ((expected, moved),) = run_threads(PLAN, two_steps)
     ((found, filed),) = run_threads(PLAN, two_steps, offload_to=tmp_path)
     assert filed == moved > 0
@@ -33,7 +35,7 @@ def test_gradients_are_the_same_from_files_as_from_memory(tmp_path):
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_a_buffer_keeps_what_was_written_and_is_used_again_for_the_same_size(tmp_path):
+def test_a_buffer_keeps_what_was_written_and_is_used_again_for_the_same_size(tmp_path: Path) -> None:
     files = Files(tmp_path)
     first, second = files.take(10_000), files.take(10_000)
     first.fill_(7)
@@ -46,7 +48,7 @@ def test_a_buffer_keeps_what_was_written_and_is_used_again_for_the_same_size(tmp
     assert files.bytes == 40_000
 
 
-def test_buffers_that_are_given_up_leave_the_disk(tmp_path):
+def test_buffers_that_are_given_up_leave_the_disk(tmp_path: Path) -> None:
     files = Files(tmp_path)
     kept, lost = files.take(10_000), files.take(20_000)
     files.give_back(kept)
@@ -54,7 +56,7 @@ def test_buffers_that_are_given_up_leave_the_disk(tmp_path):
     assert files.bytes == 10_000
 
 
-def test_the_files_have_no_names_but_are_on_the_folders_disk(tmp_path):
+def test_the_files_have_no_names_but_are_on_the_folders_disk(tmp_path: Path) -> None:
     buffer = Files(tmp_path).take(5000)
     assert list(tmp_path.iterdir()) == []
     with open("/proc/self/maps") as maps:
@@ -63,7 +65,7 @@ def test_the_files_have_no_names_but_are_on_the_folders_disk(tmp_path):
     assert int(mapped.split("-")[0], 16) == buffer.data_ptr()
 
 
-def test_nothing_stays_of_a_process_that_is_killed(tmp_path):
+def test_nothing_stays_of_a_process_that_is_killed(tmp_path: Path) -> None:
     program = (
         "import os, signal; from pathlib import Path; from debubble.runtime.memory.host import Files\n"
         f"Files(Path({str(tmp_path)!r})).take(1 << 20).fill_(1); os.kill(os.getpid(), signal.SIGKILL)"
@@ -72,7 +74,7 @@ def test_nothing_stays_of_a_process_that_is_killed(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_is_one_sentence_and_not_the_end_of_the_process(small_disk):
+def test_a_full_disk_is_one_sentence_and_not_the_end_of_the_process(small_disk: Any) -> None:
     files = Files(small_disk)
     held = files.take(700_000)
     with pytest.raises(OffloadError, match="cannot hold another 500000 of activations beside 700000: No space left"):

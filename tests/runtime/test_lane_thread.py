@@ -2,6 +2,7 @@
 
 import gc
 import threading
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from debubble.runtime.execution.lane_thread import LaneThread
 from tests.runtime.runtime_cases import LLAMA, plan_of, tokens_of
 
 
-def test_work_is_done_in_order_by_one_thread_that_ends_when_nobody_has_it():
+def test_work_is_done_in_order_by_one_thread_that_ends_when_nobody_has_it() -> None:
     lane, seen = LaneThread(), []
     for number in range(3):
         done = lane.start(lambda number=number: seen.append((number, threading.current_thread())))
@@ -24,13 +25,13 @@ def test_work_is_done_in_order_by_one_thread_that_ends_when_nobody_has_it():
     thread.join()
 
 
-def sending(plan, steps, *, fails=()):
+def sending(plan: Any, steps: Any, *, fails: Any = ()) -> Any:
     """The threads on which rank 0 sends in each step; in some the message cannot be sent."""
 
-    def one(transport):
+    def one(transport: Any) -> Any:
         pipeline, seen, send = Pipeline(None, plan, transport=transport), [], transport.send
 
-        def noted(*arguments):
+        def noted(*arguments: Any) -> None:
             seen[-1].add(threading.current_thread())
             if len(seen) - 1 in fails:
                 raise ValueError("broken")
@@ -48,12 +49,12 @@ def sending(plan, steps, *, fails=()):
 PLAN = plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), LLAMA)
 
 
-def test_a_lane_has_the_same_thread_in_every_step():
+def test_a_lane_has_the_same_thread_in_every_step() -> None:
     first, second, third = sending(PLAN, 3)
     assert len(first) == 1
     assert first == second == third
 
 
-def test_a_step_that_fails_leaves_no_lane_waiting():
+def test_a_step_that_fails_leaves_no_lane_waiting() -> None:
     with pytest.raises(ValueError, match="broken"):
         sending(PLAN, 2, fails=(1,))

@@ -2,6 +2,8 @@
 
 import copy
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,20 +27,20 @@ pytestmark = [
 ]
 
 
-def on_every_device(model, plan, work, **arguments):
+def on_every_device(model: Any, plan: Any, work: Any, **arguments: Any) -> Any:
     """`work(pipeline)` with a copy of the model per rank."""
     return Threads.run(
         plan.devices, lambda transport: work(Pipeline(copy.deepcopy(model), plan, transport=transport, **arguments))
     )
 
 
-def trained(pipeline):
+def trained(pipeline: Any) -> Any:
     return {name: p for name, p in pipeline.named_parameters() if p.requires_grad}
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
 @pytest.mark.parametrize("family", ["llama", "llama-tied", "gemma2", "gpt2", "mixtral", "qwen3-moe"])
-def test_adapters_get_pefts_gradients_and_nothing_else_any(family, name):
+def test_adapters_get_pefts_gradients_and_nothing_else_any(family: str, name: str) -> None:
     config = FAMILIES[family]
     # "all-linear" means the experts too, which are no linear layers.
     entries = {"target_modules": ["q_proj", "o_proj"]} if family in ("mixtral", "qwen3-moe") else {}
@@ -48,7 +50,7 @@ def test_adapters_get_pefts_gradients_and_nothing_else_any(family, name):
     model.zero_grad()
     plan = plan_of(db.schedules[name](devices=3, micro_batches=4), model.config.to_dict(), lora=3)
 
-    def one(pipeline):
+    def one(pipeline: Any) -> Any:
         loss = pipeline.step(tokens)
         return loss, {n: p.grad for n, p in pipeline.named_parameters() if p.grad is not None}
 
@@ -64,7 +66,7 @@ def test_adapters_get_pefts_gradients_and_nothing_else_any(family, name):
         {"target_modules": ["q_proj", "v_proj"]}, {"rank_pattern": {"q_proj": 2}},
         {"target_modules": ["o_proj"], "layers_to_transform": [1]}, {"use_rslora": True},
 ])  # fmt: skip
-def test_adapters_are_where_pefts_config_says_and_scaled_as_it_says(entries):
+def test_adapters_are_where_pefts_config_says_and_scaled_as_it_says(entries: Any) -> None:
     model, tokens = peft_model(LLAMA, **entries), tokens_of(LLAMA, rows=2)
     expected = loss_of(model, tokens, micro_batches=2)
     plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), LLAMA, lora=3)
@@ -74,13 +76,13 @@ def test_adapters_are_where_pefts_config_says_and_scaled_as_it_says(entries):
     assert {f"base_model.model.{n}" for _, names in answers for n in names} == adapters
 
 
-def test_twenty_steps_lose_like_pefts():
+def test_twenty_steps_lose_like_pefts() -> None:
     model = peft_model(LLAMA)
     plan = plan_of(db.schedules["zb-h1"](devices=2, micro_batches=4), LLAMA, lora=3)
     batches = [tokens_of(LLAMA, rows=4, seed=seed) for seed in range(20)]
     make = partial(torch.optim.AdamW, lr=1e-2)
 
-    def train(pipeline):
+    def train(pipeline: Any) -> Any:
         losses = []
         for tokens in batches:
             losses.append(float(pipeline.step(tokens)))
@@ -99,11 +101,11 @@ def test_twenty_steps_lose_like_pefts():
 
 
 @pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
-def test_adapters_that_the_pipeline_makes_open_in_peft_and_come_back(config, tmp_path):
+def test_adapters_that_the_pipeline_makes_open_in_peft_and_come_back(config: Any, tmp_path: Path) -> None:
     plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), config, dtype="fp32", lora=4)
     tokens = tokens_of(config, rows=2)
 
-    def train(pipeline):
+    def train(pipeline: Any) -> Any:
         first = pipeline.step(tokens)
         pipeline.update()
         pipeline.save_pretrained(tmp_path / "adapters")
@@ -121,31 +123,31 @@ def test_adapters_that_the_pipeline_makes_open_in_peft_and_come_back(config, tmp
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
     torch.testing.assert_close(answers[0][1], expected.detach(), rtol=1e-5, atol=0)
 
-    def load(pipeline):
+    def load(pipeline: Any) -> Any:
         pipeline.load_pretrained(tmp_path / "adapters")
         return pipeline.step(tokens)
 
     assert run_threads(plan, load)[0] == answers[0][1]
 
 
-def test_new_adapters_change_nothing_before_they_are_trained():
+def test_new_adapters_change_nothing_before_they_are_trained() -> None:
     tokens = tokens_of(LLAMA, rows=2)
     schedule = db.schedules["1f1b"](devices=2, micro_batches=2)
     losses = [run_threads(plan_of(schedule, LLAMA, lora=r), lambda p: p.step(tokens))[0] for r in (0, 8)]
     assert losses[0] == losses[1]
 
 
-def test_experts_and_routers_get_no_adapters():
+def test_experts_and_routers_get_no_adapters() -> None:
     plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), MIXTRAL, lora=2)
     names = {n for part in run_threads(plan, lambda p: set(trained(p))) for n in part}
     assert {n.split(".")[4] for n in names} == {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
-def test_frozen_layers_keep_what_adapters_need_and_have_no_states():
+def test_frozen_layers_keep_what_adapters_need_and_have_no_states() -> None:
     """The input of a frozen expert or router is not kept; nothing but adapters has an fp32 master."""
     schedule = db.schedules["1f1b"](devices=1, micro_batches=1)
 
-    def one(pipeline):
+    def one(pipeline: Any) -> Any:
         pipeline.step(tokens_of(MIXTRAL, rows=1))
         return pipeline.peak_activation, pipeline.static_bytes, [p.numel() for p in trained(pipeline).values()]
 
@@ -156,10 +158,10 @@ def test_frozen_layers_keep_what_adapters_need_and_have_no_states():
     assert lora[1] == parameters * 2 + sum(lora[2]) * (2 + 4 + 4)
 
 
-def test_two_replicas_with_divided_states_train_adapters_alike():
+def test_two_replicas_with_divided_states_train_adapters_alike() -> None:
     schedule = db.schedules["1f1b"](devices=2, micro_batches=2)
 
-    def train(pipeline):
+    def train(pipeline: Any) -> Any:
         losses = []
         for seed in range(4):
             losses.append(float(pipeline.step(tokens_of(LLAMA_TIED, rows=2, seed=seed))))
@@ -183,13 +185,13 @@ def test_two_replicas_with_divided_states_train_adapters_alike():
         ({"r": 4}, "made for LoRA adapters of rank 3 .* but the model has rank 4"),
     ],
 )
-def test_adapters_that_the_runtime_does_not_have_are_refused(entries, message):
+def test_adapters_that_the_runtime_does_not_have_are_refused(entries: Any, message: str) -> None:
     plan = plan_of(db.schedules["1f1b"](devices=1, micro_batches=1), LLAMA, lora=3)
     with pytest.raises(InputError, match=message):
         Pipeline(peft_model(LLAMA, **entries), plan)
 
 
-def test_adapters_need_a_plan_that_trains_them(tmp_path):
+def test_adapters_need_a_plan_that_trains_them(tmp_path: Path) -> None:
     peft_model(LLAMA).save_pretrained(tmp_path)
     plan = plan_of(db.schedules["1f1b"](devices=1, micro_batches=1), LLAMA)
     with pytest.raises(InputError, match="make the plan with `--lora`"):

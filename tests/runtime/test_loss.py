@@ -1,6 +1,7 @@
 """A loss of the user's own: its gradients are those of the whole model in one process, for every kind of model."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -19,14 +20,14 @@ pytest.importorskip("transformers", minversion="5")
 from tests.runtime.hf_reference import exactly, hf_model
 
 
-def smoothed(logits, targets):
+def smoothed(logits: Any, targets: Any) -> Any:
     """Label smoothing and a z-loss, summed over the targets that count."""
     flat, targets = logits.flatten(0, 1), targets.flatten()
     smooth = functional.cross_entropy(flat, targets, label_smoothing=0.1, reduction="sum")
     return smooth + 1e-2 * (flat.logsumexp(-1).square() * (targets != -100)).sum()
 
 
-def batch_of(config, *, rows):
+def batch_of(config: Any, *, rows: Any) -> Any:
     """Rows with different numbers of targets."""
     tokens = tokens_of(config, rows=rows)
     targets = tokens[:, 1:].clone()
@@ -37,16 +38,16 @@ def batch_of(config, *, rows):
 @pytest.mark.parametrize("strategy", ["none", "full"])
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-v"])
 @pytest.mark.parametrize("config", [LLAMA, GPT2, MIXTRAL, GENERIC["olmo2"], GENERIC["cohere"]])
-def test_gradients_are_those_of_one_process(config, schedule, strategy):
+def test_gradients_are_those_of_one_process(config: Any, schedule: str, strategy: str) -> None:
     made = db.schedules[schedule](devices=2, micro_batches=4)
     check(config, plan_of(made, config, strategy=strategy))
 
 
-def test_replicas_are_averaged_by_their_numbers_of_targets():
+def test_replicas_are_averaged_by_their_numbers_of_targets() -> None:
     check(LLAMA, plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), LLAMA, data=2))
 
 
-def check(config, plan):
+def check(config: Any, plan: Any) -> None:
     """Loss and gradients of the pipeline on the model's own parameters, against the model alone."""
     model, data = hf_model(config), plan.options.data
     batch = batch_of(config, rows=4)
@@ -56,7 +57,7 @@ def check(config, plan):
     expected = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
 
-    def one(transport):
+    def one(transport: Any) -> Any:
         pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport, loss=smoothed)
         own = {name: entry.chunk(data)[pipeline.ranks.replica] for name, entry in batch.items()}
         with exactly():
@@ -71,11 +72,11 @@ def check(config, plan):
 
 
 class Weighted(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(()))
 
-    def forward(self, logits, targets):
+    def forward(self, logits: Any, targets: Any) -> Any:
         return self.weight * functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
@@ -87,13 +88,13 @@ class Weighted(nn.Module):
         (Weighted(), "The loss has parameters to train"),
     ],
 )
-def test_what_is_no_loss_is_refused(loss, message):
+def test_what_is_no_loss_is_refused(loss: Any, message: str) -> None:
     plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), LLAMA)
     with pytest.raises(InputError, match=message):
         run_threads(plan, lambda pipeline: pipeline.step(tokens_of(LLAMA, rows=4)), loss=loss)
 
 
-def test_a_loss_of_ones_own_is_refused_where_logits_are_divided():
+def test_a_loss_of_ones_own_is_refused_where_logits_are_divided() -> None:
     plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), LLAMA, tensor=2)
     with pytest.raises(InputError, match="plan with --tensor 1"):
         run_threads(plan, lambda _: None, ranks=4, loss=smoothed)

@@ -1,6 +1,7 @@
 """Saved activations are counted byte by byte, and recomputation and offload free what they should."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -19,13 +20,13 @@ X = 8 * TOKENS * HIDDEN  # bytes of a boundary tensor in fp64
 SCALE = 8 * TOKENS  # what a norm keeps beside its input
 
 
-def stage_of(*units, ledger):
+def stage_of(*units: Any, ledger: Any) -> Any:
     built = build_stage(LLAMA, units, dtype=torch.float64)
     ledger.exclude(p for unit in built for p in unit.parameters())
     return Stage(built, units, ledger)
 
 
-def kept_by(unit):
+def kept_by(unit: Any) -> Any:
     ledger = Ledger()
     stage = stage_of(unit, ledger=ledger)
     stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch(), recomputing=1)
@@ -44,7 +45,7 @@ def kept_by(unit):
         ("full", X),
     ],
 )
-def test_an_mlp_keeps_what_its_strategy_says(strategy, expected):
+def test_an_mlp_keeps_what_its_strategy_says(strategy: str, expected: Any) -> None:
     assert kept_by(PlannedUnit("mlp", 0, strategy)) == expected
 
 
@@ -56,11 +57,11 @@ def test_an_mlp_keeps_what_its_strategy_says(strategy, expected):
         ("full", X),
     ],
 )
-def test_attention_keeps_what_its_strategy_says(strategy, expected):
+def test_attention_keeps_what_its_strategy_says(strategy: str, expected: Any) -> None:
     assert kept_by(PlannedUnit("attention", 0, strategy)) == expected
 
 
-def test_recomputation_brings_back_exactly_what_was_dropped():
+def test_recomputation_brings_back_exactly_what_was_dropped() -> None:
     ledger = Ledger()
     stage = stage_of(*(replace(u, strategy="full") for u in model_units(LLAMA)[1:-1]), ledger=ledger)
     stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch(), recomputing=99)
@@ -70,7 +71,7 @@ def test_recomputation_brings_back_exactly_what_was_dropped():
     assert ledger.bytes == 2 * restored
 
 
-def test_a_fused_recomputation_holds_one_unit_at_a_time():
+def test_a_fused_recomputation_holds_one_unit_at_a_time() -> None:
     ledger = Ledger()
     units = [replace(u, strategy="full") for u in model_units(LLAMA)[1:-1]]
     stage = stage_of(*units, ledger=ledger)
@@ -83,7 +84,7 @@ def test_a_fused_recomputation_holds_one_unit_at_a_time():
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.3])
-def test_offload_frees_its_share_to_the_byte(share):
+def test_offload_frees_its_share_to_the_byte(share: float) -> None:
     ledger = Ledger()
     stage = stage_of(*model_units(LLAMA)[1:-1], ledger=ledger)
     stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch())
@@ -95,7 +96,7 @@ def test_offload_frees_its_share_to_the_byte(share):
     assert (ledger.bytes, ledger.elsewhere) == (kept, 0)
 
 
-def test_an_offloaded_micro_batch_has_the_same_gradients():
+def test_an_offloaded_micro_batch_has_the_same_gradients() -> None:
     plain, moved = (stage_of(*model_units(LLAMA)[1:-1], ledger=Ledger()) for _ in range(2))
     x = torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64)
     y = plain.forward(0, x, MicroBatch())
@@ -108,7 +109,7 @@ def test_an_offloaded_micro_batch_has_the_same_gradients():
             assert torch.equal(p.grad, q.grad)
 
 
-def activation_of(units):
+def activation_of(units: Any) -> Any:
     """Bytes that a stage of these units keeps, and that remain between I and W."""
     ledger = Ledger()
     stage = stage_of(*units, ledger=ledger)
@@ -122,7 +123,7 @@ def activation_of(units):
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "zb-h2", "interleaved", "zb-v"])
-def test_measured_peaks_are_the_simulated_ones(name):
+def test_measured_peaks_are_the_simulated_ones(name: str) -> None:
     chunks = db.schedules[name].default_chunks
     schedule = db.schedules[name](devices=2, micro_batches=6)
     plan = plan_of(schedule, LLAMA)
@@ -130,7 +131,7 @@ def test_measured_peaks_are_the_simulated_ones(name):
     kept, left = zip(*profiled, strict=True)
     costs = StageCosts.of(stages=2 * chunks, activation=kept, activation_after_input=left)
 
-    def peak(pipeline):
+    def peak(pipeline: Any) -> Any:
         pipeline.step(tokens_of(LLAMA, rows=6 * ROWS, length=LENGTH))
         return pipeline.peak_activation
 
@@ -138,7 +139,7 @@ def test_measured_peaks_are_the_simulated_ones(name):
     assert run_threads(plan, peak) == pytest.approx(simulated, rel=0.02)
 
 
-def test_offload_lowers_the_peak_to_the_simulated_one():
+def test_offload_lowers_the_peak_to_the_simulated_one() -> None:
     order = "0F0 0O0 0F1 0O1 0F2 0L1 0B2 0L0 0B1 0B0"
     schedule = Schedule.of("offload", Placement.linear(1), 3, [order.split()])
     plan = plan_of(schedule, LLAMA)
@@ -147,7 +148,7 @@ def test_offload_lowers_the_peak_to_the_simulated_one():
     costs = StageCosts.of(stages=1, activation=kept, offload=1, memory_limit=2 * kept)
     assert db.simulate(schedule, costs).peak_memory == (2 * kept,)
 
-    def peak(pipeline):
+    def peak(pipeline: Any) -> Any:
         pipeline.step(tokens_of(LLAMA, rows=3 * ROWS, length=LENGTH))
         return pipeline.peak_activation, pipeline.peak_offloaded
 

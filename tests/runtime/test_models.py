@@ -1,5 +1,7 @@
 """The units are Hugging Face's models: same names, same logits, same gradients."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -15,7 +17,7 @@ transformers = pytest.importorskip("transformers")
     "config", [LLAMA, {**LLAMA, "tie_word_embeddings": True}, LLAMA3_ROPE, MISTRAL, QWEN2, QWEN3, GPT2],
     ids=["llama", "llama-tied", "llama3-rope", "mistral", "qwen2", "qwen3", "gpt2"],
 )  # fmt: skip
-def test_logits_and_gradients_equal_transformers(config):
+def test_logits_and_gradients_equal_transformers(config: Any) -> None:
     hf_config = transformers.AutoConfig.for_model(**config)
     torch.manual_seed(1)
     reference = transformers.AutoModelForCausalLM.from_config(hf_config).double()
@@ -39,38 +41,38 @@ def test_logits_and_gradients_equal_transformers(config):
 
 
 @pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
-def test_parameter_names_are_those_of_transformers(config):
+def test_parameter_names_are_those_of_transformers(config: Any) -> None:
     reference = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
     assert set(Model(config).hf_parameters()) == set(reference.state_dict())
 
 
-def test_a_unit_has_the_same_weights_alone_as_in_the_model():
+def test_a_unit_has_the_same_weights_alone_as_in_the_model() -> None:
     whole = Model(LLAMA, seed=3).hf_parameters()
     alone = build_unit(LLAMA, PlannedUnit("mlp", 2), seed=3)
     for name, parameter in alone.hf_parameters().items():
         assert torch.equal(parameter, whole[name])
 
 
-def test_seeds_give_different_weights():
+def test_seeds_give_different_weights() -> None:
     one, two = (build_unit(LLAMA, PlannedUnit("head", None), seed=s).hf_parameters() for s in (0, 1))
     assert not torch.equal(one["lm_head.weight"], two["lm_head.weight"])
 
 
-def test_units_are_two_per_layer_with_embedding_and_head():
+def test_units_are_two_per_layer_with_embedding_and_head() -> None:
     assert [u.type for u in model_units(GPT2)] == ["embedding", *["attention", "mlp"] * 4, "head"]
 
 
-def test_an_unknown_family_is_refused_in_a_sentence():
+def test_an_unknown_family_is_refused_in_a_sentence() -> None:
     with pytest.raises(InputError, match="cannot build the model type 'bert'; it builds llama"):
         Model({"model_type": "bert"})
 
 
-def test_a_missing_entry_is_named():
+def test_a_missing_entry_is_named() -> None:
     with pytest.raises(InputError, match="no entry 'num_hidden_layers'"):
         Model({k: v for k, v in LLAMA.items() if k != "num_hidden_layers"})
 
 
-def test_a_unit_that_is_no_part_of_the_model_is_refused():
+def test_a_unit_that_is_no_part_of_the_model_is_refused() -> None:
     with pytest.raises(InputError, match="layer 9, but the model has 4 layers"):
         build_unit(LLAMA, PlannedUnit("mlp", 9))
     with pytest.raises(InputError, match="cannot build a unit of type 'dense'"):

@@ -2,6 +2,8 @@
 
 import copy
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,28 +24,28 @@ VOCABULARY, WIDTH = 19, 8
 class Twice(nn.Module):
     """Uses a parameter twice, one not at all, one frozen, and one that is computed from another."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.layer, self.unused = nn.Linear(WIDTH, WIDTH), nn.Linear(3, 3)
         self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
         self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         return self.layer(torch.tanh(self.layer(x))) + self.frozen(x) + self.normed(x) * x
 
 
 class Attention(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.norm, self.qkv, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
         y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return x + self.out(y.transpose(1, 2).flatten(2))
 
 
-def sequential(*, dropout=0.0):
+def sequential(*, dropout: float = 0.0) -> Any:
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Embedding(VOCABULARY, WIDTH), Attention(), nn.GELU(), Twice(), nn.Dropout(dropout), Attention(),
@@ -51,7 +53,7 @@ def sequential(*, dropout=0.0):
     ).double()  # fmt: skip
 
 
-def plan_for(schedule, counts, *, strategy="none", **options):
+def plan_for(schedule: Any, counts: Any, *, strategy: str = "none", **options: Any) -> Any:
     """A plan of abstract units, so many per stage."""
     return Plan(
         planner="test",
@@ -63,14 +65,14 @@ def plan_for(schedule, counts, *, strategy="none", **options):
     )
 
 
-def tokens():
+def tokens() -> Any:
     return torch.randint(0, VOCABULARY, (4, 7), generator=torch.Generator().manual_seed(1))
 
 
-def step(model, plan, **arguments):
+def step(model: Any, plan: Any, **arguments: Any) -> Any:
     """Loss and gradients of the pipeline, every rank with a model of its own."""
 
-    def one(transport):
+    def one(transport: Any) -> Any:
         pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport, **arguments)
         loss = pipeline.step(tokens())
         return loss, {name: p.grad for name, p in pipeline.named_parameters()}
@@ -79,7 +81,7 @@ def step(model, plan, **arguments):
     return answers[0][0], {name: g for _, part in answers for name, g in part.items()}
 
 
-def check(model, plan):
+def check(model: Any, plan: Any) -> None:
     logits = model(tokens()[:, :-1])
     loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens()[:, 1:].flatten())
     loss.backward()
@@ -100,12 +102,12 @@ def check(model, plan):
     ("name", "devices", "counts"),
     [("1f1b", 2, [3, 5]), ("zb-h1", 3, [2, 3, 3]), ("zb-v", 2, [2, 2, 3, 1]), ("pipeoffload", 2, [2, 2, 2, 2])],
 )
-def test_gradients_are_those_of_plain_autograd(name, devices, counts, strategy):
+def test_gradients_are_those_of_plain_autograd(name: str, devices: int, counts: Any, strategy: str) -> None:
     schedule = db.schedules[name](devices=devices, micro_batches=4)
     check(sequential(), plan_for(schedule, counts, strategy=strategy))
 
 
-def test_a_split_backward_leaves_the_weights_of_linear_layers_for_later():
+def test_a_split_backward_leaves_the_weights_of_linear_layers_for_later() -> None:
     module = Attention().double()
     planned, ledger = PlannedUnit("dense", 0), Ledger()
     stage = Stage([ModuleUnit(module, prefix="0.", salt=0)], [planned], ledger)
@@ -118,16 +120,16 @@ def test_a_split_backward_leaves_the_weights_of_linear_layers_for_later():
     assert all(p.grad is not None for p in module.parameters())
 
 
-def test_a_model_with_a_list_of_units_runs():
+def test_a_model_with_a_list_of_units_runs() -> None:
     class Model(nn.Module):
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self.body = sequential()
 
-        def pipeline_units(self):
+        def pipeline_units(self) -> Any:
             return list(self.body)
 
-        def forward(self, x):
+        def forward(self, x: Any) -> Any:
             return self.body(x)
 
     plan = plan_for(db.schedules["1f1b"](devices=2, micro_batches=2), [4, 4])
@@ -135,13 +137,13 @@ def test_a_model_with_a_list_of_units_runs():
     assert loss == step(sequential(), plan)[0]
 
 
-def test_a_table_that_the_first_and_the_last_stage_share_is_one_on_one_device():
+def test_a_table_that_the_first_and_the_last_stage_share_is_one_on_one_device() -> None:
     model = sequential()
     model[7].weight = model[0].weight
     check(model, plan_for(db.schedules["zb-v"](devices=2, micro_batches=4), [2, 2, 3, 1]))
 
 
-def test_dropout_does_not_depend_on_the_schedule_or_on_recomputation():
+def test_dropout_does_not_depend_on_the_schedule_or_on_recomputation() -> None:
     model = sequential(dropout=0.5)
     alone = step(model, plan_for(db.schedules["gpipe"](devices=1, micro_batches=4), [8]))
     for name, counts, strategy in (("zb-h1", [2, 3, 3], "none"), ("1f1b", [1, 5, 2], "full")):
@@ -154,8 +156,8 @@ def test_dropout_does_not_depend_on_the_schedule_or_on_recomputation():
     assert alone[0] != step(sequential(), plan_for(db.schedules["gpipe"](devices=1, micro_batches=4), [8]))[0]
 
 
-def test_a_loss_of_ones_own_takes_the_place_of_cross_entropy():
-    def margin(logits, targets):
+def test_a_loss_of_ones_own_takes_the_place_of_cross_entropy() -> None:
+    def margin(logits: Any, targets: Any) -> Any:
         return nn.functional.multi_margin_loss(logits.flatten(0, 1), targets.flatten(), reduction="sum")
 
     model, plan = sequential(), plan_for(db.schedules["1f1b"](devices=2, micro_batches=2), [4, 4])
@@ -163,13 +165,13 @@ def test_a_loss_of_ones_own_takes_the_place_of_cross_entropy():
     torch.testing.assert_close(step(model, plan, loss=margin)[0], expected.detach(), rtol=1e-12, atol=0)
 
 
-def shared():
+def shared() -> Any:
     model = sequential()
     model[7].weight = model[0].weight
     return model
 
 
-def widening():
+def widening() -> Any:
     model = sequential()
     model[2], model[3] = nn.Linear(WIDTH, 2 * WIDTH).double(), nn.Linear(2 * WIDTH, WIDTH).double()
     return model
@@ -185,25 +187,25 @@ def widening():
         (sequential, [4, 4], {"lora": 2}, "neither tensor parallelism nor LoRA"),
     ],
 )
-def test_what_does_not_fit_the_plan_is_refused(make, counts, options, message):
+def test_what_does_not_fit_the_plan_is_refused(make: Any, counts: Any, options: Any, message: str) -> None:
     plan = plan_for(db.schedules["1f1b"](devices=2, micro_batches=2), counts, **options)
     with pytest.raises(InputError, match=message):
         step(make(), plan)
 
 
-def test_stages_that_hand_on_different_shapes_are_refused():
+def test_stages_that_hand_on_different_shapes_are_refused() -> None:
     plan = plan_for(db.schedules["1f1b"](devices=3, micro_batches=2), [2, 1, 5])
     with pytest.raises(InputError, match=r"shapes \[2, 6, 8\] and \[2, 6, 16\]"):
         step(widening(), plan)
 
 
-def test_modules_are_no_hugging_face_checkpoint(tmp_path):
+def test_modules_are_no_hugging_face_checkpoint(tmp_path: Path) -> None:
     plan = plan_for(db.schedules["gpipe"](devices=1, micro_batches=2), [8])
     with pytest.raises(InputError, match="Modules of your own are no Hugging Face model"):
         Pipeline(sequential(), plan).save_pretrained(tmp_path)
 
 
-def test_mixed_precision_trains_copies_in_bf16():
+def test_mixed_precision_trains_copies_in_bf16() -> None:
     plan = plan_for(db.schedules["1f1b"](devices=2, micro_batches=2), [4, 4])
     plan = replace(plan, options=replace(plan.options, dtype="bf16"))
     loss, gradients = step(sequential().float(), plan)

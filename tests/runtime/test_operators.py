@@ -1,5 +1,7 @@
 """Operators that add to their parameters' gradients themselves, against torch's own."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as functional
@@ -15,7 +17,7 @@ def parameter(*size: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(*size, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))
 
 
-def gradients(function, *tensors, times: int = 2):
+def gradients(function: Any, *tensors: Any, times: int = 2) -> Any:
     """Of the sum of squares, added up over that many backwards."""
     copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
     for _ in range(times):
@@ -25,15 +27,15 @@ def gradients(function, *tensors, times: int = 2):
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("trained", ["x weight bias", "weight bias", "x bias", "x weight", "bias"])
-def test_a_linear_operator_has_torchs_gradients(transposed, trained):
+def test_a_linear_operator_has_torchs_gradients(transposed: bool, trained: str) -> None:
     tensors = [X.clone(), parameter(4, 5) if transposed else parameter(5, 4), parameter(5)]
     for name, tensor in zip(("x", "weight", "bias"), tensors, strict=True):
         tensor.requires_grad_(name in trained.split())
 
-    def ours(x, weight, bias):
+    def ours(x: Any, weight: Any, bias: Any) -> Any:
         return deferrable_linear(x, weight, bias, later=WeightGradients(), transposed=transposed)
 
-    def torchs(x, weight, bias):
+    def torchs(x: Any, weight: Any, bias: Any) -> Any:
         return functional.linear(x, weight.t() if transposed else weight, bias)
 
     for found, expected in zip(gradients(ours, *tensors), gradients(torchs, *tensors), strict=True):
@@ -43,7 +45,7 @@ def test_a_linear_operator_has_torchs_gradients(transposed, trained):
 
 
 @pytest.mark.parametrize("padding", [None, 4])
-def test_a_look_up_has_torchs_gradient(padding):
+def test_a_look_up_has_torchs_gradient(padding: Any) -> None:
     [found] = gradients(lambda table: look_up(TOKENS, table, padding=padding), parameter(6, 4))
     [expected] = gradients(lambda table: functional.embedding(TOKENS, table, padding), parameter(6, 4))
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
@@ -54,7 +56,7 @@ def test_a_look_up_has_torchs_gradient(padding):
     [lambda w: deferrable_linear(X, w, None, later=WeightGradients()), lambda w: look_up(TOKENS, w)],
     ids=["linear", "look-up"],
 )
-def test_gradients_add_up_where_they_are(operator):
+def test_gradients_add_up_where_they_are(operator: Any) -> None:
     weight = parameter(6, 4)
     operator(weight).sum().backward()
     at = weight.grad.data_ptr()
@@ -62,8 +64,8 @@ def test_gradients_add_up_where_they_are(operator):
     assert weight.grad.data_ptr() == at
 
 
-def test_a_weight_that_is_used_twice_gets_both_gradients():
-    def both(x, weight):
+def test_a_weight_that_is_used_twice_gets_both_gradients() -> None:
+    def both(x: Any, weight: Any) -> Any:
         return deferrable_linear(x, weight, None, later=later) * deferrable_linear(x + 1, weight, None, later=later)
 
     later = WeightGradients()

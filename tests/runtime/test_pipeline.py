@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -27,14 +28,14 @@ from tests.runtime.schedule_cases import fused
 ADAMW = partial(torch.optim.AdamW, lr=3e-3, weight_decay=0.1)
 
 
-def schedule_1f1b(devices=2, micro_batches=4):
+def schedule_1f1b(devices: int = 2, micro_batches: int = 4) -> Any:
     return db.schedules["1f1b"](devices=devices, micro_batches=micro_batches)
 
 
-def losses_of(plan, *, steps, max_norm=None, **arguments):
+def losses_of(plan: Any, *, steps: Any, max_norm: Any = None, **arguments: Any) -> Any:
     """Rank 0's losses of some steps on ever new tokens."""
 
-    def train(pipeline):
+    def train(pipeline: Any) -> Any:
         losses = []
         for step in range(steps):
             losses.append(float(pipeline.step(tokens_of(plan.model, rows=plan.micro_batches, seed=step))))
@@ -44,7 +45,7 @@ def losses_of(plan, *, steps, max_norm=None, **arguments):
     return run_threads(plan, train, optimizer=ADAMW, **arguments)[0]
 
 
-def reference_losses(config, *, micro_batches, steps, max_norm=None):
+def reference_losses(config: Any, *, micro_batches: Any, steps: Any, max_norm: Any = None) -> Any:
     model = Model(config)
     optimizer = ADAMW(model.parameters())
     losses = []
@@ -63,20 +64,20 @@ def reference_losses(config, *, micro_batches, steps, max_norm=None):
 
 @pytest.mark.parametrize("config", [LLAMA_TIED, GPT2], ids=["llama-tied", "gpt2-tied"])
 @pytest.mark.parametrize(("name", "devices"), [("1f1b", 2), ("zb-h1", 4), ("interleaved", 2), ("zb-v", 2)])
-def test_twenty_adamw_steps_lose_like_one_process(name, devices, config):
+def test_twenty_adamw_steps_lose_like_one_process(name: str, devices: int, config: Any) -> None:
     plan = plan_of(db.schedules[name](devices=devices, micro_batches=4), config, dtype="fp32")
     expected = reference_losses(config, micro_batches=4, steps=20, max_norm=1.0)
     assert losses_of(plan, steps=20, max_norm=1.0) == pytest.approx(expected, rel=1e-5)
 
 
-def test_clipping_uses_the_norm_of_all_ranks_and_counts_a_tied_table_once():
+def test_clipping_uses_the_norm_of_all_ranks_and_counts_a_tied_table_once() -> None:
     plan = plan_of(schedule_1f1b(), LLAMA_TIED)
     tokens = tokens_of(LLAMA_TIED, rows=4)
     _, expected = reference_gradients(LLAMA_TIED, tokens, micro_batches=4)
     del expected["lm_head.weight"]
     norm = torch.stack([g.square().sum() for g in expected.values()]).sum().sqrt()
 
-    def clip(pipeline):
+    def clip(pipeline: Any) -> Any:
         pipeline.step(tokens)
         before = pipeline.clip_grad_norm(0.5)
         return before, {name: p.grad for name, p in pipeline.named_parameters()}
@@ -89,10 +90,10 @@ def test_clipping_uses_the_norm_of_all_ranks_and_counts_a_tied_table_once():
             torch.testing.assert_close(gradient, expected_gradient * 0.5 / (norm + 1e-6), rtol=1e-9, atol=1e-14)
 
 
-def test_bf16_trains_fp32_masters():
+def test_bf16_trains_fp32_masters() -> None:
     plan = plan_of(schedule_1f1b(), LLAMA, dtype="bf16")
 
-    def train(pipeline):
+    def train(pipeline: Any) -> Any:
         assert {p.dtype for p in pipeline.parameters()} == {torch.float32}
         assert {p.dtype for s in pipeline._part.stages.values() for u in s.units for p in u.parameters()} == {
             torch.bfloat16
@@ -110,7 +111,7 @@ def test_bf16_trains_fp32_masters():
             assert difference < 0.15, name
 
 
-def test_dropout_does_not_depend_on_the_schedule_or_on_recomputation():
+def test_dropout_does_not_depend_on_the_schedule_or_on_recomputation() -> None:
     config = {**GPT2, "resid_pdrop": 0.2, "embd_pdrop": 0.1, "attn_pdrop": 0.3}
     tokens = tokens_of(config, rows=4)
     loss, gradients = gradients_of(plan_of(schedule_1f1b(devices=1), config), tokens)
@@ -127,7 +128,7 @@ def test_dropout_does_not_depend_on_the_schedule_or_on_recomputation():
     assert abs(undropped - loss) > 1e-3
 
 
-def test_dropout_differs_from_step_to_step():
+def test_dropout_differs_from_step_to_step() -> None:
     config = {**GPT2, "resid_pdrop": 0.5}
     tokens = tokens_of(config, rows=4)
     plan = plan_of(schedule_1f1b(devices=1), config)
@@ -135,11 +136,11 @@ def test_dropout_differs_from_step_to_step():
     assert losses[0] != losses[1]
 
 
-def test_gradients_add_up_over_steps_until_they_are_cleared():
+def test_gradients_add_up_over_steps_until_they_are_cleared() -> None:
     plan = plan_of(schedule_1f1b(), LLAMA_TIED)
     _, once = gradients_of(plan, tokens_of(LLAMA_TIED, rows=4))
 
-    def twice(pipeline):
+    def twice(pipeline: Any) -> Any:
         for _ in range(2):
             pipeline.step(tokens_of(LLAMA_TIED, rows=4))
         return {name: p.grad for name, p in pipeline.named_parameters()}
@@ -150,7 +151,7 @@ def test_gradients_add_up_over_steps_until_they_are_cleared():
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "chronos-zero2"])
-def test_data_parallel_replicas_share_the_gradient_of_all_tokens(schedule):
+def test_data_parallel_replicas_share_the_gradient_of_all_tokens(schedule: str) -> None:
     made = db.schedules[schedule](devices=2, micro_batches=4)
     plan = plan_of(made, LLAMA_TIED, data=2)
     tokens = tokens_of(LLAMA_TIED, rows=8)
@@ -158,7 +159,7 @@ def test_data_parallel_replicas_share_the_gradient_of_all_tokens(schedule):
     batches = [{"input_ids": t[:, :-1].clamp(min=0), "targets": t[:, 1:]} for t in tokens.chunk(2)]
     whole = {name: torch.cat([b[name] for b in batches]) for name in batches[0]}
 
-    def one(transport):
+    def one(transport: Any) -> Any:
         pipeline = Pipeline(None, plan, transport=transport)
         loss = pipeline.step(batches[transport.rank // 2])
         return loss, {name: p.grad for name, p in pipeline.named_parameters()}
@@ -170,7 +171,7 @@ def test_data_parallel_replicas_share_the_gradient_of_all_tokens(schedule):
             assert (gradient - expected[name]).abs().max() <= 1e-12 * expected[name].abs().max(), name
 
 
-def host_stepped(schedule):
+def host_stepped(schedule: Any) -> Any:
     """Every stage is stepped on the host: P before its first forward, D and S after its last backward."""
     orders = []
     for stage, order in enumerate(schedule.orders):
@@ -179,25 +180,25 @@ def host_stepped(schedule):
     return replace(schedule, orders=tuple(orders))
 
 
-def device_stepped(schedule):
+def device_stepped(schedule: Any) -> Any:
     last = schedule.micro_batches - 1
     return replace(schedule, orders=tuple((*o, Op(Kind.S, s, last)) for s, o in enumerate(schedule.orders)))
 
 
 @pytest.mark.parametrize("stepped", [host_stepped, device_stepped])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_steps_inside_the_program_equal_steps_after_it(dtype, stepped):
+def test_steps_inside_the_program_equal_steps_after_it(dtype: str, stepped: Any) -> None:
     after = plan_of(schedule_1f1b(), LLAMA, dtype=dtype)
     inside = plan_of(stepped(schedule_1f1b()), LLAMA, dtype=dtype)
     assert losses_of(inside, steps=5) == losses_of(after, steps=5)
 
 
-def test_a_plan_that_steps_inside_needs_an_optimizer():
+def test_a_plan_that_steps_inside_needs_an_optimizer() -> None:
     with pytest.raises(InputError, match="give Pipeline an `optimizer`"):
         run_threads(plan_of(device_stepped(schedule_1f1b()), LLAMA), lambda _: None)
 
 
-def test_a_hugging_face_model_trains_in_place():
+def test_a_hugging_face_model_trains_in_place() -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**LLAMA))
@@ -205,7 +206,7 @@ def test_a_hugging_face_model_trains_in_place():
     expected = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).logits.flatten(0, 1), tokens[:, 1:].flatten())
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
 
-    def train(pipeline):
+    def train(pipeline: Any) -> Any:
         loss = pipeline.step(tokens)
         pipeline.update()
         return loss
@@ -216,13 +217,13 @@ def test_a_hugging_face_model_trains_in_place():
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
-def test_frozen_parameters_get_no_gradient_and_the_others_the_same(name):
+def test_frozen_parameters_get_no_gradient_and_the_others_the_same(name: str) -> None:
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**LLAMA)).double()
     plan = plan_of(db.schedules[name](devices=2, micro_batches=4), LLAMA)
 
-    def gradients():
-        def one(pipeline):
+    def gradients() -> Any:
+        def one(pipeline: Any) -> Any:
             pipeline.step(tokens_of(LLAMA, rows=4))
             return {n: p.grad for n, p in pipeline.named_parameters() if p.grad is not None}
 
@@ -238,10 +239,10 @@ def test_frozen_parameters_get_no_gradient_and_the_others_the_same(name):
     assert all(torch.equal(found[n], expected[n]) for n in trained)
 
 
-def test_the_trace_has_every_instruction_of_the_program():
+def test_the_trace_has_every_instruction_of_the_program() -> None:
     plan = plan_of(schedule_1f1b(), LLAMA)
 
-    def one(pipeline):
+    def one(pipeline: Any) -> Any:
         pipeline.step(tokens_of(LLAMA, rows=4))
         return pipeline.gather_trace()
 
@@ -258,10 +259,10 @@ def test_the_trace_has_every_instruction_of_the_program():
     assert {sample.device for sample in step.memory} == {0, 1}
 
 
-def test_the_trace_says_what_every_device_did_before_and_after_its_program():
+def test_the_trace_says_what_every_device_did_before_and_after_its_program() -> None:
     plan = plan_of(schedule_1f1b(), LLAMA)
 
-    def one(pipeline):
+    def one(pipeline: Any) -> Any:
         for _ in range(2):
             pipeline.step(tokens_of(LLAMA, rows=4))
             pipeline.update(1.0)
@@ -278,10 +279,10 @@ def test_the_trace_says_what_every_device_did_before_and_after_its_program():
         ]  # fmt: skip
 
 
-def test_an_error_in_one_rank_ends_all():
+def test_an_error_in_one_rank_ends_all() -> None:
     plan = plan_of(schedule_1f1b(), LLAMA)
 
-    def one(pipeline):
+    def one(pipeline: Any) -> None:
         if pipeline.device == 1:
             pipeline._part.stages[1].units[0] = torch.nn.Module()
         pipeline.step(tokens_of(LLAMA, rows=4))
@@ -290,7 +291,7 @@ def test_an_error_in_one_rank_ends_all():
         run_threads(plan, one)
 
 
-def test_batches_that_do_not_fit_are_refused():
+def test_batches_that_do_not_fit_are_refused() -> None:
     plan = plan_of(schedule_1f1b(devices=1), LLAMA)
     for batch, message in [
         (torch.zeros(3, 5, dtype=torch.long), "3 rows cannot be cut into 4 equal micro-batches"),
@@ -309,17 +310,17 @@ def test_batches_that_do_not_fit_are_refused():
             run_threads(plan, lambda pipeline, batch=batch: pipeline.step(batch))
 
 
-def test_ranks_with_different_batches_are_told_which():
+def test_ranks_with_different_batches_are_told_which() -> None:
     plan = plan_of(schedule_1f1b(), LLAMA)
     with pytest.raises(InputError, match=r"Rank 1 has a batch of shape \[4, 13\].* but rank 0 one of \[4, 12\]"):
         run_threads(plan, lambda pipeline: pipeline.step(tokens_of(LLAMA, rows=4, length=12 + pipeline.device)))
 
 
 @pytest.mark.parametrize("name", ["tokens", "targets"])
-def test_ranks_with_other_numbers_in_their_batch_are_told_which(name):
+def test_ranks_with_other_numbers_in_their_batch_are_told_which(name: str) -> None:
     plan = plan_of(schedule_1f1b(devices=3), LLAMA)
 
-    def one(pipeline):
+    def one(pipeline: Any) -> None:
         batch = {"input_ids": tokens_of(LLAMA, rows=4)[:, 1:], "targets": tokens_of(LLAMA, rows=4)[:, 1:]}
         changed = batch["input_ids" if name == "tokens" else "targets"]
         changed[0, 0] = pipeline.device + 1
@@ -329,10 +330,10 @@ def test_ranks_with_other_numbers_in_their_batch_are_told_which(name):
         run_threads(plan, one)
 
 
-def test_replicas_have_batches_of_their_own_and_their_ranks_the_same():
+def test_replicas_have_batches_of_their_own_and_their_ranks_the_same() -> None:
     plan = plan_of(schedule_1f1b(), LLAMA, data=2)
 
-    def one(transport):
+    def one(transport: Any) -> None:
         pipeline = Pipeline(None, plan, transport=transport)
         pipeline.step(tokens_of(LLAMA, rows=4, seed=pipeline.ranks.replica))
         pipeline.step(tokens_of(LLAMA, rows=4, seed=max(transport.rank, 1)))
@@ -341,23 +342,23 @@ def test_replicas_have_batches_of_their_own_and_their_ranks_the_same():
         Threads.run(4, one)
 
 
-def test_ranks_with_different_plans_are_told_which():
-    def one(transport):
+def test_ranks_with_different_plans_are_told_which() -> None:
+    def one(transport: Any) -> None:
         Pipeline(None, plan_of(schedule_1f1b(micro_batches=4 + transport.rank), LLAMA), transport=transport)
 
     with pytest.raises(InputError, match="Rank 1 has another plan, seed or model than rank 0"):
         Threads.run(2, one)
 
 
-def test_ranks_may_have_planned_by_themselves():
-    def one(transport):
+def test_ranks_may_have_planned_by_themselves() -> None:
+    def one(transport: Any) -> Any:
         plan = replace(plan_of(schedule_1f1b(), LLAMA), solve_seconds=float(transport.rank))
         return Pipeline(None, plan, transport=transport).device
 
     assert Threads.run(2, one) == [0, 1]
 
 
-def test_plans_that_cannot_run_are_refused():
+def test_plans_that_cannot_run_are_refused() -> None:
     plan = plan_of(schedule_1f1b(), LLAMA)
     with pytest.raises(InputError, match=r"needs 2 ranks .* but 3 were started"):
         run_threads(plan, lambda _: None, ranks=3)
@@ -379,17 +380,17 @@ def test_plans_that_cannot_run_are_refused():
         run_threads(plan_of(schedule_1f1b(), LLAMA, strategy="nrom"), lambda _: None)
 
 
-def test_one_device_needs_no_process_group():
+def test_one_device_needs_no_process_group() -> None:
     schedule = Schedule.of("one", Placement.linear(1), 1, [["0F0", "0B0"]])
     pipeline = Pipeline(None, plan_of(schedule, LLAMA))
     expected, _ = reference_gradients(LLAMA, tokens_of(LLAMA, rows=1), micro_batches=1)
     torch.testing.assert_close(pipeline.step(tokens_of(LLAMA, rows=1)), expected, rtol=1e-12, atol=0)
 
 
-def test_parameters_can_be_given_to_an_optimizer_of_ones_own():
+def test_parameters_can_be_given_to_an_optimizer_of_ones_own() -> None:
     plan = plan_of(schedule_1f1b(), LLAMA, dtype="fp32")
 
-    def train(pipeline):
+    def train(pipeline: Any) -> Any:
         optimizer = ADAMW(pipeline.parameters())
         losses = []
         for step in range(3):
@@ -401,15 +402,15 @@ def test_parameters_can_be_given_to_an_optimizer_of_ones_own():
     assert run_threads(plan, train)[0] == losses_of(plan, steps=3)
 
 
-def test_a_state_goes_from_one_partition_to_another():
-    def state(plan):
+def test_a_state_goes_from_one_partition_to_another() -> None:
+    def state(plan: Any) -> Any:
         return {n: t for part in run_threads(plan, lambda p: p.state_dict()) for n, t in part.items()}
 
     two = plan_of(schedule_1f1b(), LLAMA)
     four = plan_of(schedule_1f1b(devices=4), LLAMA, counts=[1, 4, 2, 3])
     other = {n: t + 1 for n, t in state(two).items()}
 
-    def load(pipeline):
+    def load(pipeline: Any) -> Any:
         pipeline.load_state_dict(other)
         return pipeline.state_dict()
 

@@ -3,7 +3,9 @@
 import itertools
 import math
 import threading
+from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -20,13 +22,13 @@ from tests.runtime.test_pipeline import ADAMW, device_stepped, host_stepped, sch
 STEPS = 5
 
 
-def batch_of(pipeline, step):
+def batch_of(pipeline: Any, step: Any) -> Any:
     data = pipeline.plan.options.data
     tokens = tokens_of(pipeline.plan.model, rows=pipeline.plan.micro_batches * data, seed=step)
     return tokens.chunk(data)[pipeline.ranks.replica]
 
 
-def overflow(pipeline, steps):
+def overflow(pipeline: Any, steps: Any) -> None:
     """In these steps the gradient of device 0's first norm has an inf, or a NaN; no other device's has."""
     if steps and 0 in pipeline._part.stages:
         norm = next(p for unit in pipeline._part.stages[0].units for p in unit.parameters() if p.dim() == 1)
@@ -34,7 +36,7 @@ def overflow(pipeline, steps):
         norm.register_hook(lambda gradient: gradient + wrong.get(pipeline.steps, 0))
 
 
-def synchronous(pipeline, *, max_norm, overflows=()):
+def synchronous(pipeline: Any, *, max_norm: Any, overflows: Any = ()) -> Any:
     """Losses and norms of some steps, and the parameters at their end."""
     overflow(pipeline, overflows)
     losses, norms = [], []
@@ -44,7 +46,7 @@ def synchronous(pipeline, *, max_norm, overflows=()):
     return losses, norms, pipeline.state_dict()
 
 
-def ahead(pipeline, *, max_norm, overflows=()):
+def ahead(pipeline: Any, *, max_norm: Any, overflows: Any = ()) -> Any:
     """The same with `advance`; and what every step came to."""
     overflow(pipeline, overflows)
     settled = [pipeline.advance(batch_of(pipeline, step), max_norm=max_norm) for step in range(STEPS)]
@@ -54,20 +56,20 @@ def ahead(pipeline, *, max_norm, overflows=()):
     return [s.loss for s in settled], [s.norm for s in settled], pipeline.state_dict(), settled
 
 
-def run(plan, work, **arguments):
+def run(plan: Any, work: Any, **arguments: Any) -> Any:
     return Threads.run(
         plan.devices * plan.options.data,
         lambda transport: partial(work, **arguments)(Pipeline(None, plan, transport=transport, optimizer=ADAMW)),
     )
 
 
-def middle_norm(plan):
+def middle_norm(plan: Any) -> Any:
     """A limit that clips some steps of a run and not others."""
     norms = sorted(run(plan, synchronous, max_norm=1e9)[0][1])
     return norms[len(norms) // 2] * 1.0001
 
 
-def assert_same(found, expected):
+def assert_same(found: Any, expected: Any) -> None:
     for (losses, norms, state, _), (losses_then, norms_then, state_then) in zip(found, expected, strict=True):
         assert losses == losses_then
         assert norms == pytest.approx(norms_then, rel=0, abs=0, nan_ok=True)
@@ -76,8 +78,8 @@ def assert_same(found, expected):
             torch.testing.assert_close(parameter, state_then[name], rtol=0, atol=0, equal_nan=True)
 
 
-def plans():
-    def chunks(devices):
+def plans() -> Iterator[Any]:
+    def chunks(devices: Any) -> Any:
         return db.schedules["interleaved"](devices=devices, micro_batches=4)
 
     yield "1f1b", plan_of(schedule_1f1b(), LLAMA, dtype="fp32")
@@ -95,14 +97,14 @@ def plans():
 FAST = ("1f1b", "zb-h2 on 4", "tied over devices", "ZeRO-2 in groups")
 
 
-def slow_unless(fast):
+def slow_unless(fast: Any) -> Any:
     return () if fast else pytest.mark.slow
 
 
 @pytest.mark.parametrize(
     "plan", [pytest.param(plan, id=name, marks=slow_unless(name in FAST)) for name, plan in plans()]
 )
-def test_steps_ahead_end_where_synchronous_ones_do(plan):
+def test_steps_ahead_end_where_synchronous_ones_do(plan: Any) -> None:
     max_norm = middle_norm(plan)
     found, expected = (run(plan, work, max_norm=max_norm) for work in (ahead, synchronous))
     norms = expected[0][1]
@@ -125,7 +127,7 @@ def test_steps_ahead_end_where_synchronous_ones_do(plan):
         for options in ({}, {"data": 2, "zero": 2})
     ],
 )
-def test_stages_stepped_inside_the_step_are_clipped_as_after_it(stepped, options, dtype):
+def test_stages_stepped_inside_the_step_are_clipped_as_after_it(stepped: Any, options: Any, dtype: Any) -> None:
     inside, after = (plan_of(s, LLAMA, dtype=dtype, **options) for s in (stepped(schedule_1f1b()), schedule_1f1b()))
     max_norm = middle_norm(after)
     found = run(inside, ahead, max_norm=max_norm)
@@ -134,7 +136,7 @@ def test_stages_stepped_inside_the_step_are_clipped_as_after_it(stepped, options
 
 
 @pytest.mark.parametrize("stepped", [host_stepped, device_stepped, lambda schedule: schedule])
-def test_a_step_with_an_inf_or_nan_gradient_changes_nothing(stepped):
+def test_a_step_with_an_inf_or_nan_gradient_changes_nothing(stepped: Any) -> None:
     inside, after = (plan_of(s, LLAMA, dtype="fp32") for s in (stepped(schedule_1f1b()), schedule_1f1b()))
     arguments = {"max_norm": 1e9, "overflows": (1, 3)}
     found = run(inside, ahead, **arguments)
@@ -144,11 +146,11 @@ def test_a_step_with_an_inf_or_nan_gradient_changes_nothing(stepped):
         assert [s.step for s in settled if s.rolled_back] == [1, 3]
 
 
-def test_devices_that_stepped_without_knowing_all_take_it_back():
+def test_devices_that_stepped_without_knowing_all_take_it_back() -> None:
     """1F1B's last device finishes first: it steps, and hears from the first that the norm is too large."""
     plan = plan_of(schedule_1f1b(), LLAMA, dtype="fp32")
 
-    def one_step(pipeline, max_norm=math.inf):
+    def one_step(pipeline: Any, max_norm: Any = math.inf) -> Any:
         pipeline.advance(batch_of(pipeline, 0), max_norm=max_norm)
         alone = math.sqrt(
             sum(float(p.grad.double().square().sum()) for p in pipeline.parameters() if p.grad is not None)
@@ -163,17 +165,17 @@ def test_devices_that_stepped_without_knowing_all_take_it_back():
         assert (settled.norm, settled.rolled_back) == (whole.norm, 0)
 
 
-def test_a_step_that_stands_is_not_taken_back():
+def test_a_step_that_stands_is_not_taken_back() -> None:
     plan = plan_of(schedule_1f1b(), LLAMA, dtype="fp32")
     for *_, settled in run(plan, ahead, max_norm=1e9):
         assert [s.rolled_back for s in settled] == [0] * STEPS
 
 
-def test_the_learning_rate_of_a_step_is_its_own_also_when_it_is_taken_again():
+def test_the_learning_rate_of_a_step_is_its_own_also_when_it_is_taken_again() -> None:
     plan = plan_of(schedule_1f1b(), LLAMA, dtype="fp32")
 
-    def with_rates(step_of):
-        def work(pipeline):
+    def with_rates(step_of: Any) -> Any:
+        def work(pipeline: Any) -> Any:
             for step in range(4):
                 for group in (g for o in pipeline.optimizers for g in o.param_groups):
                     group["lr"] = 10.0 ** -(step + 2)
@@ -182,7 +184,7 @@ def test_the_learning_rate_of_a_step_is_its_own_also_when_it_is_taken_again():
 
         return Threads.run(2, lambda t: work(Pipeline(None, plan, transport=t, optimizer=ADAMW)))
 
-    def both(pipeline, batch):
+    def both(pipeline: Any, batch: Any) -> None:
         pipeline.step(batch)
         pipeline.update(0.5)
 
@@ -191,13 +193,13 @@ def test_the_learning_rate_of_a_step_is_its_own_also_when_it_is_taken_again():
         assert all(torch.equal(state[name], parameters[name]) for name in state)
 
 
-def test_copies_that_take_a_step_back_are_counted_where_they_are():
+def test_copies_that_take_a_step_back_are_counted_where_they_are() -> None:
     """AdamW's parameter and two moments, and its count of steps; the host's stages' copies are the host's."""
     on_device, on_host = (
         plan_of(stepped(schedule_1f1b()), LLAMA, dtype="fp32") for stepped in (device_stepped, host_stepped)
     )
 
-    def more(pipeline):
+    def more(pipeline: Any) -> Any:
         pipeline.advance(batch_of(pipeline, 0))
         pipeline.settle()
         before = pipeline.static_bytes
@@ -211,7 +213,7 @@ def test_copies_that_take_a_step_back_are_counted_where_they_are():
     assert [found for found, _ in run(on_host, more)] == [0, 0]
 
 
-def test_what_runs_ahead_is_what_no_backward_precedes():
+def test_what_runs_ahead_is_what_no_backward_precedes() -> None:
     schedule = host_stepped(schedule_1f1b(devices=2, micro_batches=3))
     program = db.lower(schedule, plan_of(schedule, LLAMA).costs)
     names = {program.instructions[i].op.name for i in ahead_of_gradients(program)}
@@ -219,12 +221,12 @@ def test_what_runs_ahead_is_what_no_backward_precedes():
 
 
 @pytest.mark.parametrize(("name", "order"), [("1f1b", (3, 2, 1, 0)), ("zb-h2", (0, 1, 2, 3))])
-def test_the_norm_is_handed_on_in_the_order_in_which_devices_finish(name, order):
+def test_the_norm_is_handed_on_in_the_order_in_which_devices_finish(name: str, order: Any) -> None:
     schedule = db.schedules[name](devices=4, micro_batches=8)
     assert turns(db.lower(schedule, db.StageCosts.of(stages=4))) == order
 
 
-def test_offloads_to_a_peer_do_not_run_ahead():
+def test_offloads_to_a_peer_do_not_run_ahead() -> None:
     schedule = db.schedules["bpipe"](devices=4, micro_batches=8)
     program = db.lower(schedule, db.StageCosts.of(stages=4, offload=1, memory_limit=4))
     assert schedule.peers
@@ -234,10 +236,10 @@ def test_offloads_to_a_peer_do_not_run_ahead():
     assert_same(*(run(plan, work, max_norm=max_norm) for work in (ahead, synchronous)))
 
 
-def test_batches_of_another_shape_need_to_be_settled_first():
+def test_batches_of_another_shape_need_to_be_settled_first() -> None:
     plan = plan_of(schedule_1f1b(), LLAMA)
 
-    def work(pipeline):
+    def work(pipeline: Any) -> Any:
         pipeline.advance(tokens_of(LLAMA, rows=4, length=12))
         with pytest.raises(InputError, match="call `settle` between batches of different shapes"):
             pipeline.advance(tokens_of(LLAMA, rows=4, length=8))
@@ -248,10 +250,10 @@ def test_batches_of_another_shape_need_to_be_settled_first():
     assert run(plan, work) == [1, 1]
 
 
-def test_clipping_after_stages_have_stepped_is_refused():
+def test_clipping_after_stages_have_stepped_is_refused() -> None:
     plan = plan_of(device_stepped(schedule_1f1b()), LLAMA)
 
-    def work(pipeline):
+    def work(pipeline: Any) -> None:
         pipeline.step(tokens_of(LLAMA, rows=4))
         pipeline.update(1.0)
 
@@ -259,10 +261,10 @@ def test_clipping_after_stages_have_stepped_is_refused():
         run(plan, work)
 
 
-def test_a_synchronous_update_with_an_inf_gradient_is_skipped():
+def test_a_synchronous_update_with_an_inf_gradient_is_skipped() -> None:
     plan = plan_of(schedule_1f1b(), LLAMA, dtype="fp32")
 
-    def work(pipeline):
+    def work(pipeline: Any) -> Any:
         overflow(pipeline, [0])
         before = {name: p.clone() for name, p in pipeline.state_dict().items()}
         pipeline.step(batch_of(pipeline, 0))
@@ -273,21 +275,21 @@ def test_a_synchronous_update_with_an_inf_gradient_is_skipped():
         assert all(torch.equal(after[name], before[name]) for name in after)
 
 
-def test_a_device_begins_the_next_step_while_another_ends_this_one():
+def test_a_device_begins_the_next_step_while_another_ends_this_one() -> None:
     """ZB-H2's first device is done long before its last: whose last W here waits for the first's next forward."""
     plan = plan_of(db.schedules["zb-h2"](devices=4, micro_batches=8), LLAMA, dtype="fp32")
     begun = threading.Event()
 
-    def work(pipeline):
+    def work(pipeline: Any) -> Any:
         [stage] = pipeline._part.stages.values()
         forward, weights = stage.forward, stage.weights
 
-        def first_forward(*arguments, **options):
+        def first_forward(*arguments: Any, **options: Any) -> Any:
             if pipeline.steps == 1:
                 begun.set()
             return forward(*arguments, **options)
 
-        def last_weights(j):
+        def last_weights(j: Any) -> None:
             if pipeline.steps == 0 and j == 7:
                 assert begun.wait(60)
             weights(j)
@@ -302,10 +304,10 @@ def test_a_device_begins_the_next_step_while_another_ends_this_one():
     assert run(plan, work) == [0] * 4
 
 
-def test_a_trace_of_overlapping_steps_is_on_one_clock():
+def test_a_trace_of_overlapping_steps_is_on_one_clock() -> None:
     plan = plan_of(db.schedules["zb-h2"](devices=4, micro_batches=8), LLAMA, dtype="fp32")
 
-    def work(pipeline):
+    def work(pipeline: Any) -> Any:
         for step in range(2):
             pipeline.advance(batch_of(pipeline, step))
         trace = pipeline.gather_trace()
@@ -320,12 +322,12 @@ def test_a_trace_of_overlapping_steps_is_on_one_clock():
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
-def test_frozen_parameters_have_no_part_in_the_norm(name):
+def test_frozen_parameters_have_no_part_in_the_norm(name: str) -> None:
     transformers = pytest.importorskip("transformers")
     schedule = db.schedules[name](devices=2, micro_batches=4)
     trained = {"model.layers.2.self_attn.v_proj.weight", "model.layers.0.input_layernorm.weight"}
 
-    def work(model, step):
+    def work(model: Any, step: Any) -> Any:
         for parameter_name, parameter in model.named_parameters():
             parameter.requires_grad_(parameter_name in trained)
         return Threads.run(
@@ -335,7 +337,7 @@ def test_frozen_parameters_have_no_part_in_the_norm(name):
             ),
         )
 
-    def models():
+    def models() -> Any:
         torch.manual_seed(0)
         return transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**LLAMA))
 
@@ -344,7 +346,7 @@ def test_frozen_parameters_have_no_part_in_the_norm(name):
     assert expected[0][1][0] == pytest.approx(own_norm(models(), trained), rel=1e-5)
 
 
-def own_norm(model, trained):
+def own_norm(model: Any, trained: Any) -> Any:
     """Of the same batch's gradients, by torch alone."""
     tokens = tokens_of(LLAMA, rows=4, seed=0)
     logits = model(tokens[:, :-1]).logits.flatten(0, 1)
@@ -352,8 +354,8 @@ def own_norm(model, trained):
     return math.hypot(*(float(p.grad.norm()) for name, p in model.named_parameters() if name in trained))
 
 
-def test_different_batches_of_steps_that_overlap_are_found_when_they_are_settled():
-    def work(pipeline):
+def test_different_batches_of_steps_that_overlap_are_found_when_they_are_settled() -> None:
+    def work(pipeline: Any) -> None:
         pipeline.advance(tokens_of(LLAMA, rows=4))
         pipeline.advance(tokens_of(LLAMA, rows=4, seed=pipeline.device))
         pipeline.settle()

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -16,12 +17,12 @@ WORDS = st.sampled_from(["none", "full", "core", "norm+multiply", "mlp"])
 
 
 @cache
-def expected(micro_batches):
+def expected(micro_batches: Any) -> Any:
     return reference_gradients(CONFIG, tokens_of(CONFIG, rows=micro_batches, length=6), micro_batches=micro_batches)
 
 
 @st.composite
-def plans(draw):
+def plans(draw: Any) -> Any:
     schedule = draw(random_schedules())
     units = 2 * CONFIG["num_hidden_layers"] + 2
     cuts = sorted(draw(st.lists(st.integers(1, units - 1), min_size=schedule.stages - 1, max_size=schedule.stages - 1)))
@@ -39,8 +40,8 @@ def plans(draw):
     return replace(plan, partition=partition)
 
 
-def check(plan):
-    def one(pipeline):
+def check(plan: Any) -> None:
+    def one(pipeline: Any) -> Any:
         loss = pipeline.step(tokens_of(CONFIG, rows=plan.micro_batches, length=6))
         left = pipeline._saved.bytes, pipeline._saved.elsewhere, pipeline._mail.bytes
         return loss, {name: p.grad for name, p in pipeline.named_parameters()}, left
@@ -55,7 +56,7 @@ def check(plan):
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(plans())
-def test_random_programs_equal_the_reference(plan):
+def test_random_programs_equal_the_reference(plan: Any) -> None:
     check(plan)
 
 
@@ -63,5 +64,5 @@ def test_random_programs_equal_the_reference(plan):
 @pytest.mark.timeout(7200)
 @settings(max_examples=10_000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(plans())
-def test_ten_thousand_random_programs_equal_the_reference(plan):
+def test_ten_thousand_random_programs_equal_the_reference(plan: Any) -> None:
     check(plan)

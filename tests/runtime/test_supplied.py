@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -18,44 +19,44 @@ from tests.runtime.schedule_cases import explicit, fused, offloading, schedule_o
 class Recording(Threads):
     """Notes every message that its rank receives."""
 
-    def __init__(self, transport):
+    def __init__(self, transport: Any) -> None:
         super().__init__(transport._hub, transport.rank)
         self.received = defaultdict(list)
 
-    def receive(self, buffer, source, channel):
+    def receive(self, buffer: Any, source: Any, channel: Any) -> Any:
         tensor = super().receive(buffer, source, channel)
         self.received[source].append(tensor.clone())
         return tensor
 
 
-def measured(pipeline, tokens):
+def measured(pipeline: Any, tokens: Any) -> Any:
     """Gradients, and the most bytes of activations, of one step."""
     pipeline.step(tokens)
     return {name: p.grad for name, p in pipeline.named_parameters()}, pipeline.peak_activation
 
 
-def together(plan, tokens):
+def together(plan: Any, tokens: Any) -> Any:
     """What every device measures in the whole pipeline, with its messages."""
 
-    def one(transport):
+    def one(transport: Any) -> Any:
         recording = Recording(transport)
         return *measured(Pipeline(None, plan, transport=recording), tokens), recording.received
 
     return Threads.run(plan.devices, one)
 
 
-def replay(program, device, received):
+def replay(program: Any, device: Any, received: Any) -> Any:
     """A supply of messages that were received before."""
     waiting = {source: iter(messages) for source, messages in received.items()}
     peer_of = {i.op: i.peer for i in program.instructions if i.device == device}
 
-    def supply(op, buffer):
+    def supply(op: Any, buffer: Any) -> None:
         buffer.copy_(next(waiting[peer_of[op]]))
 
     return supply
 
 
-def limited(schedule):
+def limited(schedule: Any) -> Any:
     """A plan that offloads what it can, under the tightest limit."""
     costs = StageCosts.of(stages=schedule.stages, activation=2, activation_recomputed=1, offload=1)
     schedule = offloading(schedule)
@@ -63,7 +64,7 @@ def limited(schedule):
 
 
 @cache
-def plans():
+def plans() -> Any:
     return {
         "1f1b": plan_of(schedule_of("1f1b", devices=4), LLAMA),
         "zb-v": plan_of(schedule_of("zb-v", devices=4, micro_batches=8), LLAMA),
@@ -74,7 +75,7 @@ def plans():
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-v", "interleaved", "recomputed", "offloaded"])
-def test_a_device_alone_has_the_gradients_and_the_peak_that_it_has_in_the_pipeline(name):
+def test_a_device_alone_has_the_gradients_and_the_peak_that_it_has_in_the_pipeline(name: str) -> None:
     plan = plans()[name]
     tokens, program = tokens_of(plan.model, rows=8), lower(plan.schedule, plan.costs)
     for device, (expected, peak, received) in enumerate(together(plan, tokens)):
@@ -88,7 +89,7 @@ def test_a_device_alone_has_the_gradients_and_the_peak_that_it_has_in_the_pipeli
             assert peak_alone > 0
 
 
-def test_a_message_is_received_no_earlier_than_it_arrives():
+def test_a_message_is_received_no_earlier_than_it_arrives() -> None:
     plan = plans()["1f1b"]
     arrivals = {Op.parse("1RECV_F0"): 0.2}
     alone = Supplied(lower(plan.schedule, plan.costs), 1, lambda op, buffer: buffer.zero_(), arrivals=arrivals)
@@ -99,7 +100,7 @@ def test_a_message_is_received_no_earlier_than_it_arrives():
     assert received >= 0.2
 
 
-def test_the_messages_of_every_step_are_asked_for_in_the_same_order():
+def test_the_messages_of_every_step_are_asked_for_in_the_same_order() -> None:
     plan, asked = plans()["1f1b"], []
     alone = Supplied(lower(plan.schedule, plan.costs), 3, lambda op, buffer: asked.append(op.name) or buffer.zero_())
     pipeline = Pipeline(None, plan, transport=alone)
@@ -108,14 +109,14 @@ def test_the_messages_of_every_step_are_asked_for_in_the_same_order():
     assert asked == 2 * [f"3RECV_F{j}" for j in range(4)]
 
 
-def test_a_device_that_offloads_to_another_one_cannot_run_alone():
+def test_a_device_that_offloads_to_another_one_cannot_run_alone() -> None:
     schedule = db.schedules["bpipe"](devices=4, micro_batches=8)
     plan = plan_of(schedule, LLAMA)
     with pytest.raises(InputError, match="cannot run alone"):
         Supplied(lower(schedule, plan.costs), 0, lambda op, buffer: None)
 
 
-def test_nothing_is_sent_to_the_devices_that_are_not_there():
+def test_nothing_is_sent_to_the_devices_that_are_not_there() -> None:
     plan = plans()["1f1b"]
     alone = Supplied(lower(plan.schedule, plan.costs), 0, lambda op, buffer: buffer.zero_())
     losses = [float(Pipeline(None, plan, transport=alone).step(tokens_of(plan.model, rows=4)))]

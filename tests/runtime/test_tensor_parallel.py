@@ -2,6 +2,8 @@
 
 import copy
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -46,11 +48,11 @@ SMALL = {**LLAMA, **EVEN}
 TIED = {**SMALL, "tie_word_embeddings": True}
 
 
-def schedule(name="1f1b", devices=2, micro_batches=4):
+def schedule(name: str = "1f1b", devices: int = 2, micro_batches: int = 4) -> Any:
     return db.schedules[name](devices=devices, micro_batches=micro_batches)
 
 
-def wholes(answers):
+def wholes(answers: Any) -> Any:
     """One dictionary of what the ranks have told by name; what several have told is the same."""
     found = {}
     for part in answers:
@@ -59,7 +61,7 @@ def wholes(answers):
     return found
 
 
-def whole_gradients(pipeline):
+def whole_gradients(pipeline: Any) -> Any:
     """The gradients in place of the parameters: what `state_dict` then joins."""
     with torch.no_grad():
         for _, parameter in pipeline.named_parameters():
@@ -69,17 +71,17 @@ def whole_gradients(pipeline):
 
 @pytest.mark.parametrize("strategy", ["none", "full"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_two_by_two_ranks_give_transformers_gradients(family, strategy):
+def test_two_by_two_ranks_give_transformers_gradients(family: Any, strategy: str) -> None:
     check(FAMILIES[family], strategy=strategy)
 
 
 @pytest.mark.parametrize("strategy", ["none", "full"])
 @pytest.mark.parametrize("family", ["granite", "starcoder2", "smollm3", "cohere2", "gpt_neox", "phi", "helium"])
-def test_transformers_modules_are_divided_by_their_own_plan(family, strategy):
+def test_transformers_modules_are_divided_by_their_own_plan(family: str, strategy: str) -> None:
     check(GENERIC[family], strategy=strategy)
 
 
-def check(config, *, strategy):
+def check(config: Any, *, strategy: Any) -> None:
     """Loss, gradients and norm of two devices of two ranks each, against the model alone."""
     model = hf_model(config)
     plan = plan_of(schedule("zb-h1"), model.config.to_dict(), strategy=strategy, tensor=2)
@@ -88,7 +90,7 @@ def check(config, *, strategy):
     expected = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
 
-    def one(transport):
+    def one(transport: Any) -> Any:
         pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport)
         with exactly():
             loss = pipeline.step(tokens)
@@ -105,11 +107,11 @@ def check(config, *, strategy):
 
 
 @pytest.mark.parametrize("options", [{"tensor": 2}, {"tensor": 2, "data": 2}, {"tensor": 2, "data": 2, "zero": 2}])
-def test_training_loses_like_one_process(options):
+def test_training_loses_like_one_process(options: Any) -> None:
     make = partial(torch.optim.AdamW, lr=3e-3)
     batches = [tokens_of(TIED, rows=4, seed=seed) for seed in range(5)]
 
-    def train(pipeline):
+    def train(pipeline: Any) -> Any:
         losses = []
         for tokens in batches:
             # Every replica has its own half.
@@ -134,8 +136,8 @@ def test_training_loses_like_one_process(options):
         assert losses == pytest.approx(expected, rel=1e-10)
 
 
-def test_a_rank_has_its_shards_alone_and_its_activations():
-    def one(pipeline):
+def test_a_rank_has_its_shards_alone_and_its_activations() -> None:
+    def one(pipeline: Any) -> Any:
         pipeline.step(tokens_of(SMALL, rows=1))
         return pipeline.static_bytes, pipeline.peak_activation
 
@@ -147,7 +149,7 @@ def test_a_rank_has_its_shards_alone_and_its_activations():
 
 
 @pytest.mark.parametrize("config", [SMALL, GPT2, MIXTRAL], ids=["llama", "gpt2", "mixtral"])
-def test_offload_moves_what_a_rank_keeps(config):
+def test_offload_moves_what_a_rank_keeps(config: Any) -> None:
     tokens = tokens_of(config, rows=4)
     offloading = db.schedules["pipeoffload"](devices=2, micro_batches=4)
     plan = plan_of(offloading, config, tensor=2)
@@ -164,10 +166,10 @@ DROPPING["llama"] = {**LLAMA, "attention_dropout": 0.3}
 
 @pytest.mark.parametrize("strategy", ["none", "full"])
 @pytest.mark.parametrize("family", DROPPING)
-def test_divided_ranks_drop_what_whole_ones_do(family, strategy):
+def test_divided_ranks_drop_what_whole_ones_do(family: Any, strategy: str) -> None:
     tokens = tokens_of(DROPPING[family], rows=2)
 
-    def one(pipeline):
+    def one(pipeline: Any) -> Any:
         return pipeline.step(tokens), whole_gradients(pipeline)
 
     plans = [plan_of(schedule(micro_batches=2), DROPPING[family], tensor=t, strategy=strategy) for t in (1, 2)]
@@ -179,7 +181,7 @@ def test_divided_ranks_drop_what_whole_ones_do(family, strategy):
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "mixtral", "qwen3-moe"])
-def test_divided_adapters_get_pefts_gradients(family):
+def test_divided_adapters_get_pefts_gradients(family: str) -> None:
     config = FAMILIES[family]
     targets = {"mixtral": ["q_proj", "o_proj"], "qwen3-moe": ["k_proj", "o_proj"]}
     model = peft_model(config, target_modules=targets.get(family, "all-linear"))
@@ -189,7 +191,7 @@ def test_divided_adapters_get_pefts_gradients(family):
     model.zero_grad()
     plan = plan_of(schedule("zb-h1"), model.config.to_dict(), lora=3, tensor=2)
 
-    def one(transport):
+    def one(transport: Any) -> Any:
         pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport)
         loss, norm = pipeline.step(tokens), pipeline.clip_grad_norm(float("inf"))
         with torch.no_grad():
@@ -208,11 +210,11 @@ def test_divided_adapters_get_pefts_gradients(family):
 
 
 @pytest.mark.parametrize("config", [TIED, GPT2, MIXTRAL], ids=["llama-tied", "gpt2", "mixtral"])
-def test_a_checkpoint_goes_in_and_out_unchanged(config, tmp_path):
+def test_a_checkpoint_goes_in_and_out_unchanged(config: Any, tmp_path: Path) -> None:
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
     model.save_pretrained(tmp_path / "in")
 
-    def through(pipeline):
+    def through(pipeline: Any) -> None:
         pipeline.load_pretrained(tmp_path / "in")
         pipeline.save_pretrained(tmp_path / "out")
 
@@ -222,7 +224,7 @@ def test_a_checkpoint_goes_in_and_out_unchanged(config, tmp_path):
         assert torch.equal(back.state_dict()[name], tensor), name
 
 
-def test_four_gloo_ranks_equal_one_process(tmp_path):
+def test_four_gloo_ranks_equal_one_process(tmp_path: Path) -> None:
     plan = plan_of(schedule("zb-h1"), TIED, tensor=2)
     plan.save(tmp_path / "plan.json")
     tokens = tokens_of(TIED, rows=4)
@@ -236,7 +238,7 @@ def test_four_gloo_ranks_equal_one_process(tmp_path):
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gemma3", "mixtral"])
-def test_units_are_divided_as_transformers_own_plan_says(family):
+def test_units_are_divided_as_transformers_own_plan_says(family: str) -> None:
     config = FAMILIES[family]
     theirs = transformers.AutoConfig.for_model(**config).base_model_tp_plan
     units = [build_unit(config, unit) for unit in model_units(config)[1:3]]
@@ -249,14 +251,14 @@ def test_units_are_divided_as_transformers_own_plan_says(family):
 
 @pytest.mark.parametrize("size", [12, 13])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_the_loss_of_divided_logits_is_that_of_whole_ones(dtype, size):
+def test_the_loss_of_divided_logits_is_that_of_whole_ones(dtype: Any, size: int) -> None:
     whole = torch.randn(2, 5, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
     targets = torch.tensor([[0, 3, 11, -100, 6], [5, 5, -100, 2, 8]])
     logits = whole.clone().requires_grad_()
     expected = cross_entropy(logits, targets)
     expected.backward()
 
-    def one(transport):
+    def one(transport: Any) -> Any:
         group = TensorGroup(transport, (0, 1, 2))
         part = group.own(whole, Cut(2, size)).clone().requires_grad_()
         loss = divided_cross_entropy(part, targets, group=group, vocab=size)
@@ -284,6 +286,6 @@ def test_the_loss_of_divided_logits_is_that_of_whole_ones(dtype, size):
         ({**GENERIC["phi"], "num_key_value_heads": 1}, {}, "1 key-value heads cannot be divided among 2"),
     ],
 )
-def test_what_cannot_be_divided_is_refused(config, options, message):
+def test_what_cannot_be_divided_is_refused(config: Any, options: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         run_threads(plan_of(schedule(), config, tensor=2, **options), lambda _: None, ranks=4)

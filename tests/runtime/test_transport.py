@@ -1,6 +1,7 @@
 """Ranks on threads of one process: one that fails ends them all, and nothing is kept of what they exchange."""
 
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -8,10 +9,10 @@ import torch
 from debubble.runtime.distributed.transport import Channel, PeerError, Threads
 
 
-def test_a_rank_that_fails_before_the_others_ask_it_ends_them():
+def test_a_rank_that_fails_before_the_others_ask_it_ends_them() -> None:
     told = []
 
-    def one(transport):
+    def one(transport: Any) -> None:
         if transport.rank == 0:
             raise ValueError("broken")
         with pytest.raises(PeerError):
@@ -25,10 +26,10 @@ def test_a_rank_that_fails_before_the_others_ask_it_ends_them():
     assert told == [1]
 
 
-def test_ranks_that_wait_for_each_other_are_told_which_has_failed():
+def test_ranks_that_wait_for_each_other_are_told_which_has_failed() -> None:
     told = []
 
-    def one(transport):
+    def one(transport: Any) -> None:
         if transport.rank == 2:
             transport.receive(torch.zeros(1), 0, Channel.MESSAGE)
             raise ValueError("broken")
@@ -43,8 +44,8 @@ def test_ranks_that_wait_for_each_other_are_told_which_has_failed():
     assert sorted(told) == [0, 1]
 
 
-def test_exchanged_tensors_are_not_kept():
-    def one(transport):
+def test_exchanged_tensors_are_not_kept() -> None:
+    def one(transport: Any) -> Any:
         tensor = torch.zeros(1)
         seen = weakref.ref(tensor)
         transport.gather(tensor)

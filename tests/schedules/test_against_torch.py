@@ -1,6 +1,9 @@
 """torch's own schedules, read from its CSV and simulated, beside ours."""
 
 import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,13 +19,13 @@ COSTS = {
 
 
 @pytest.fixture
-def torchs(tmp_path):
+def torchs(tmp_path: Path) -> Iterator[Any]:
     """Reads the order of one of torch's schedules for 4 devices, whose other ranks are not there."""
     import torch.distributed as dist
     from torch.distributed.pipelining import PipelineStage, schedules
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    def make(name, chunks, micro_batches):
+    def make(name: Any, chunks: Any, micro_batches: Any) -> Any:
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
         stages = [PipelineStage(torch.nn.Linear(1, 1), s, 4 * len(chunks), torch.device("cpu")) for s in chunks]
         of_one_stage = issubclass(getattr(schedules, name), schedules.PipelineScheduleSingle)
@@ -39,31 +42,31 @@ def torchs(tmp_path):
 
 
 @pytest.mark.parametrize("m", [1, 4, 9])
-def test_gpipe_is_torchs_order(torchs, m):
+def test_gpipe_is_torchs_order(torchs: Any, m: int) -> None:
     assert torchs("ScheduleGPipe", [0], m).orders == db.schedules["gpipe"](devices=4, micro_batches=m).orders
 
 
 @pytest.mark.parametrize("m", [4, 8, 12])
-def test_interleaved_is_torchs_order(torchs, m):
+def test_interleaved_is_torchs_order(torchs: Any, m: int) -> None:
     theirs = torchs("ScheduleInterleaved1F1B", [0, 4], m)
     assert theirs.orders == db.schedules["interleaved"](devices=4, micro_batches=m, chunks=2).orders
 
 
 @pytest.mark.parametrize("m", [4, 8, 12])
-def test_breadth_first_is_torchs_order_of_forwards_and_takes_its_time(torchs, m):
+def test_breadth_first_is_torchs_order_of_forwards_and_takes_its_time(torchs: Any, m: int) -> None:
     theirs = torchs("ScheduleLoopedBFS", [0, 4], m)
     ours = db.schedules["breadth-first"](devices=4, micro_batches=m, chunks=2)
     assert db.simulate(ours, COSTS[2]).makespan <= db.simulate(theirs, COSTS[2]).makespan
 
 
 @pytest.mark.parametrize("m", [8, 9, 16])
-def test_dualpipe_v_is_torchs_order(torchs, m):
+def test_dualpipe_v_is_torchs_order(torchs: Any, m: int) -> None:
     theirs = torchs("ScheduleDualPipeV", [0, 7], m)
     assert theirs.orders == db.schedules["dualpipe-v"](devices=4, micro_batches=m).orders
 
 
 @pytest.mark.parametrize("m", [8, 16])
-def test_zb_v_takes_no_longer_than_torchs_in_no_more_memory(torchs, m):
+def test_zb_v_takes_no_longer_than_torchs_in_no_more_memory(torchs: Any, m: int) -> None:
     theirs = db.simulate(torchs("ScheduleZBVZeroBubble", [0, 7], m), COSTS[2])
     ours = db.simulate(db.schedules["zb-v"](devices=4, micro_batches=m, costs=COSTS[2], objective="span"), COSTS[2])
     assert ours.span <= theirs.span
@@ -71,6 +74,6 @@ def test_zb_v_takes_no_longer_than_torchs_in_no_more_memory(torchs, m):
 
 
 @pytest.mark.parametrize("m", [8, 16])
-def test_group_interleaved_is_torchs_interleaved_zero_bubble(torchs, m):
+def test_group_interleaved_is_torchs_interleaved_zero_bubble(torchs: Any, m: int) -> None:
     theirs = torchs("ScheduleInterleavedZeroBubble", [0, 4], m)
     assert theirs.orders == db.schedules["group-interleaved"](devices=4, micro_batches=m, chunks=2).orders

@@ -1,5 +1,7 @@
 """At default options, no schedule has more bubble or holds more than the zero-bubble authors' own, cell by cell."""
 
+from typing import Any
+
 import pytest
 from benchmarks.schedules import DEVICES, ROWS, cells, measure
 
@@ -11,7 +13,7 @@ from benchmarks.schedules import DEVICES, ROWS, cells, measure
         for cell in cells()
     ],
 )
-def test_bubble_and_peak_are_the_originals_or_less(cell):
+def test_bubble_and_peak_are_the_originals_or_less(cell: Any) -> None:
     row, devices, _, objective = cell
     ours = measure(*cell)
     assert round(ours[f"{objective}_bubble"], 1) <= ours["original"]

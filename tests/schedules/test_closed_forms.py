@@ -1,6 +1,7 @@
 """The published schedules take exactly the time and memory that their sources state."""
 
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ import debubble as db
 SIZES = [(2, 4), (3, 5), (4, 8), (4, 16), (5, 17), (8, 16), (8, 33)]
 
 
-def timeline(name, p, m, v=1, **options):
+def timeline(name: Any, p: Any, m: Any, v: int = 1, **options: Any) -> Any:
     """Simulated with F = I = W = 1 per stage and one micro-batch's activation on a device 1."""
     share = Fraction(1, v)
     costs = db.StageCosts.of(
@@ -24,7 +25,7 @@ def timeline(name, p, m, v=1, **options):
 
 
 @pytest.mark.parametrize(("p", "m"), [*SIZES, (4, 1), (4, 3), (8, 5)])
-def test_1f1b_takes_m_plus_p_minus_1_passes_and_holds_min_m_p_minus_s(p, m):
+def test_1f1b_takes_m_plus_p_minus_1_passes_and_holds_min_m_p_minus_s(p: Any, m: Any) -> None:
     run = timeline("1f1b", p, m)
     assert run.makespan == 3 * (m + p - 1)
     assert run.peak_memory == tuple(min(m, p - s) for s in range(p))
@@ -32,24 +33,24 @@ def test_1f1b_takes_m_plus_p_minus_1_passes_and_holds_min_m_p_minus_s(p, m):
 
 @pytest.mark.parametrize(("p", "m"), SIZES)
 @pytest.mark.parametrize("v", [2, 3, 4])
-def test_interleaved_divides_the_bubble_by_v(p, m, v):
+def test_interleaved_divides_the_bubble_by_v(p: Any, m: Any, v: int) -> None:
     assert timeline("interleaved", p, m, v).makespan == 3 * m + Fraction(3 * (p - 1), v)
 
 
 @pytest.mark.parametrize(("p", "v"), [(4, 2), (8, 2), (8, 4), (4, 3)])
-def test_interleaved_holds_1_plus_p_minus_1_over_p_v_of_p(p, v):
+def test_interleaved_holds_1_plus_p_minus_1_over_p_v_of_p(p: int, v: int) -> None:
     assert timeline("interleaved", p, 3 * p, v).peak_memory[0] == p * (1 + Fraction(p - 1, p * v))
 
 
 @pytest.mark.parametrize(("p", "m"), SIZES)
-def test_zb_h1_takes_a_third_of_the_bubble_in_1f1bs_memory(p, m):
+def test_zb_h1_takes_a_third_of_the_bubble_in_1f1bs_memory(p: Any, m: Any) -> None:
     run = timeline("zb-h1", p, m)
     assert run.makespan == 3 * m + p - 1
     assert run.peak_memory == (min(m, p),) * p
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (3, 5), (4, 8), (4, 16), (5, 17), (8, 16), (8, 33)])
-def test_zb_h2_has_no_bubble_within_a_devices_span(p, m):
+def test_zb_h2_has_no_bubble_within_a_devices_span(p: int, m: int) -> None:
     run = timeline("zb-h2", p, m)
     assert run.span == 3 * m
     assert run.makespan == 3 * m + p - 1

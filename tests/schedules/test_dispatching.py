@@ -1,6 +1,7 @@
 """What dispatching says that an order takes is what the simulator says, and memory is kept."""
 
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from tests.strategies import stage_costs
 
 
 @st.composite
-def followed(draw):
+def followed(draw: Any) -> Any:
     """A step of a V or a line, its costs and room, and a candidate."""
     devices, chunks = draw(st.integers(1, 5)), draw(st.integers(1, 2))
     costs = draw(stage_costs(stages=devices * chunks)).replace(communication_model="latency")
@@ -28,7 +29,7 @@ def followed(draw):
 
 @settings(max_examples=150, deadline=None)
 @given(followed())
-def test_a_followed_order_takes_the_time_and_memory_that_the_simulator_says(case):
+def test_a_followed_order_takes_the_time_and_memory_that_the_simulator_says(case: Any) -> None:
     placement, m, costs, room, candidate = case
     pattern = pattern_of(placement, costs, candidate.shape)
     outcome = pattern and follow(Step(placement, m, costs, room), repeated(pattern, m), candidate.manner)
@@ -41,30 +42,30 @@ def test_a_followed_order_takes_the_time_and_memory_that_the_simulator_says(case
     assert all(peak <= limit for peak, limit in zip(timeline.peak_memory, room, strict=True))
 
 
-def two_devices(manner, *, room):
+def two_devices(manner: Any, *, room: Any) -> Any:
     """Device 0 wants F0, I0, F1; the message is slow, so F1 could go first."""
     costs = db.StageCosts.of(stages=2, communication=5, activation=1, activation_after_input=1)
     lists = [[(0, 0), (1, 0), (0, 1), (1, 1)], [(2, 0), (3, 0), (2, 1), (3, 1)]]
     return follow(Step(Placement.linear(2), 2, costs, [room, 2]), lists, manner)
 
 
-def test_what_has_arrived_overtakes_into_a_gap():
+def test_what_has_arrived_overtakes_into_a_gap() -> None:
     assert [op.name for op in two_devices(Manner(0, 0), room=2).orders[0]] == ["0F0", "0F1", "0I0", "0W0", "0I1", "0W1"]
 
 
 @pytest.mark.parametrize(("manner", "room"), [(Manner(0, PATIENT), 2), (Manner(0, 0), 1), (Manner(0, 0, late=True), 2)])
-def test_nothing_overtakes_if_patient_short_of_memory_or_before_the_cool_down(manner, room):
+def test_nothing_overtakes_if_patient_short_of_memory_or_before_the_cool_down(manner: Any, room: int) -> None:
     outcome = two_devices(manner, room=room)
     assert [op.name for op in outcome.orders[0][:2]] == ["0F0", "0I0"]
 
 
-def test_an_order_that_memory_cannot_hold_gets_stuck():
+def test_an_order_that_memory_cannot_hold_gets_stuck() -> None:
     costs = db.StageCosts.of(stages=1)
     step = Step(Placement.linear(1), 2, costs, [1])
     assert follow(step, [[(0, 0), (0, 1), (1, 0), (1, 1)]], Manner(0, PATIENT)) is None
 
 
-def test_room_is_counted_exactly():
+def test_room_is_counted_exactly() -> None:
     costs = db.StageCosts.of(stages=1, activation=Fraction(1, 3), activation_after_input=Fraction(1, 3))
     step = Step(Placement.linear(1), 3, costs, [1])
     forwards_first = [[(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]]
@@ -74,7 +75,7 @@ def test_room_is_counted_exactly():
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 @pytest.mark.parametrize("model", ["latency", "exclusive"])
-def test_paced_starts_and_ends_are_the_simulators(model, data):
+def test_paced_starts_and_ends_are_the_simulators(model: str, data: Any) -> None:
     p, v, m = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3)), data.draw(st.integers(1, 6))
     costs = data.draw(stage_costs(stages=p * v)).replace(communication_model=model)
     schedule = db.schedules["group-interleaved"](devices=p, micro_batches=m, chunks=v)

@@ -1,6 +1,7 @@
 """Schedules that move activations: what they hold, and that the link's time is never left out."""
 
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,17 @@ from debubble.ir import InfeasibleError, Kind, Lane
 from tests.strategies import times
 
 
-def run(name, p, m, v=1, *, transfer=0, limit=None, link="full-duplex", **options):
+def run(
+    name: Any,
+    p: Any,
+    m: Any,
+    v: int = 1,
+    *,
+    transfer: int = 0,
+    limit: Any = None,
+    link: str = "full-duplex",
+    **options: Any,
+) -> Any:
     """F = I = W = 1 per stage, one micro-batch's activation 1, freed by W; `transfer` is one way, over F."""
     share = Fraction(1, v)
     costs = db.StageCosts.of(
@@ -30,32 +41,32 @@ def run(name, p, m, v=1, *, transfer=0, limit=None, link="full-duplex", **option
 
 @pytest.mark.parametrize("p", [4, 8])
 @pytest.mark.parametrize("link", ["full-duplex", "half-duplex"])
-def test_pipeoffload_half_needs_half_of_1f1bs_memory_and_waits_for_no_transfer(p, link):
+def test_pipeoffload_half_needs_half_of_1f1bs_memory_and_waits_for_no_transfer(p: int, link: str) -> None:
     timeline = run("pipeoffload", p, 4 * p, v=2, transfer=1, link=link, offload="half")
     assert max(timeline.peak_memory) == p // 2
     assert timeline.makespan == 3 * 4 * p + p - 1
 
 
 @pytest.mark.parametrize(("v", "limit", "bubble"), [(2, 1, 7), (4, Fraction(3, 4), Fraction(7, 2))])
-def test_pipeoffload_keeps_a_limit_of_one_activation_at_no_cost(v, limit, bubble):
+def test_pipeoffload_keeps_a_limit_of_one_activation_at_no_cost(v: int, limit: Any, bubble: Any) -> None:
     timeline = run("pipeoffload", 8, 32, v=v, transfer=Fraction(1, 2), limit=limit)
     assert max(timeline.peak_memory) <= limit
     assert timeline.makespan == 3 * 32 + bubble
 
 
-def test_pipeoffload_without_need_offloads_nothing():
+def test_pipeoffload_without_need_offloads_nothing() -> None:
     timeline = run("pipeoffload", 4, 16, v=2, transfer=1, limit=4)
     assert not timeline.program.schedule.offloaded
 
 
-def test_a_link_that_cannot_keep_up_shows_as_waiting():
+def test_a_link_that_cannot_keep_up_shows_as_waiting() -> None:
     fast = run("pipeoffload", 4, 16, v=2, transfer=1, limit=1)
     slow = run("pipeoffload", 4, 16, v=2, transfer=4, limit=1)
     assert slow.makespan > fast.makespan
     assert max(slow.peak_memory) <= 1
 
 
-def test_a_reload_ends_when_its_backward_starts_or_before():
+def test_a_reload_ends_when_its_backward_starts_or_before() -> None:
     timeline = run("pipeoffload", 4, 8, v=2, transfer=2, offload="full")
     by_name = timeline.by_name
     reloads = [o for o in timeline.operations if o.lane is Lane.H2D]
@@ -64,7 +75,7 @@ def test_a_reload_ends_when_its_backward_starts_or_before():
         assert o.end <= by_name[o.op._replace(kind=Kind.I).name].start
 
 
-def grid_costs(p, transfer, limit):
+def grid_costs(p: Any, transfer: Any, limit: Any) -> Any:
     """F = I = W = 10, messages of 1; `limit` in activations, of which W keeps half."""
     return db.StageCosts.of(
         stages=p, forward=10, backward_input=10, backward_weight=10, communication=1, activation=2, offload=transfer,
@@ -72,7 +83,7 @@ def grid_costs(p, transfer, limit):
     )  # fmt: skip
 
 
-def makespan(name, m, costs, **options):
+def makespan(name: Any, m: Any, costs: Any, **options: Any) -> Any:
     chunks = {"chunks": 1} if name == "pipeoffload" else {}
     schedule = db.schedules[name](devices=costs.stages, micro_batches=m, costs=costs, **chunks, **options)
     return db.simulate(schedule, costs).makespan
@@ -89,8 +100,15 @@ def makespan(name, m, costs, **options):
     ],
 )
 def test_each_variant_takes_its_time_on_the_grid(
-    p, m, transfer, limit, pipeoffload, adaoffload, printed_pipeoffload, printed_adaoffload
-):
+    p: int,
+    m: int,
+    transfer: int,
+    limit: int,
+    pipeoffload: int,
+    adaoffload: int,
+    printed_pipeoffload: int,
+    printed_adaoffload: int,
+) -> None:
     costs = grid_costs(p, transfer, limit)
     assert makespan("pipeoffload", m, costs) == pipeoffload
     assert makespan("adaoffload", m, costs) == adaoffload
@@ -102,8 +120,8 @@ def test_each_variant_takes_its_time_on_the_grid(
     ("m", "optimum", "printed_adaoffload", "printed_pipeoffload"), [(4, 15, 18, 21), (6, 21, 24, 27), (8, 27, 30, 33)]
 )
 def test_adaoffload_is_optimal_on_figure_4s_toy_and_the_printed_rules_are_not(
-    m, optimum, printed_adaoffload, printed_pipeoffload
-):
+    m: int, optimum: int, printed_adaoffload: int, printed_pipeoffload: int
+) -> None:
     costs = db.StageCosts.of(stages=4, activation=2, activation_after_input=1, offload=1, memory_limit=6)
     assert makespan("adaoffload", m, costs) == optimum
     assert makespan("adaoffload", m, costs, variant="paper") == printed_adaoffload
@@ -142,7 +160,9 @@ AdaOffload and PipeOffload took."""
 
 
 @pytest.mark.parametrize(("p", "m", "times", "message", "transfer", "sizes", "limit", "link", "ada", "pipe"), FORMER)
-def test_neither_is_slower_than_it_was(p, m, times, message, transfer, sizes, limit, link, ada, pipe):
+def test_neither_is_slower_than_it_was(
+    p: Any, m: Any, times: Any, message: Any, transfer: Any, sizes: Any, limit: Any, link: Any, ada: Any, pipe: Any
+) -> None:
     costs = db.StageCosts.of(
         stages=p, forward=times[0], backward_input=times[1], backward_weight=times[2], communication=message,
         activation=sizes[0], activation_after_input=sizes[1], offload=transfer, memory_limit=limit, host_link=link,
@@ -152,7 +172,7 @@ def test_neither_is_slower_than_it_was(p, m, times, message, transfer, sizes, li
 
 
 @st.composite
-def uniform_problems(draw):
+def uniform_problems(draw: Any) -> Any:
     """A number of micro-batches, and equal stages with a link to the host."""
     p, m, activation = draw(st.integers(2, 5)), draw(st.integers(1, 8)), 2 * draw(times)
     costs = db.StageCosts.of(
@@ -167,7 +187,7 @@ def uniform_problems(draw):
 
 @given(uniform_problems())
 @settings(max_examples=25, deadline=None)
-def test_the_tuned_variant_is_never_slower_than_the_papers_nor_adaoffload_than_pipeoffload(problem):
+def test_the_tuned_variant_is_never_slower_than_the_papers_nor_adaoffload_than_pipeoffload(problem: Any) -> None:
     m, costs = problem
     pipeoffload, adaoffload = makespan("pipeoffload", m, costs), makespan("adaoffload", m, costs)
     assert adaoffload <= pipeoffload
@@ -180,7 +200,7 @@ def test_the_tuned_variant_is_never_slower_than_the_papers_nor_adaoffload_than_p
 
 
 @pytest.mark.parametrize("name", ["pipeoffload", "adaoffload"])
-def test_the_span_chooses_where_it_is_the_objective(name):
+def test_the_span_chooses_where_it_is_the_objective(name: str) -> None:
     costs = grid_costs(4, 20, 3)
     chunks = {"chunks": 1} if name == "pipeoffload" else {}
     built = {
@@ -190,7 +210,7 @@ def test_the_span_chooses_where_it_is_the_objective(name):
     assert db.simulate(built["span"], costs).span <= db.simulate(built["makespan"], costs).span
 
 
-def test_the_papers_pipeoffload_moves_whole_backwards_and_refuses_half():
+def test_the_papers_pipeoffload_moves_whole_backwards_and_refuses_half() -> None:
     costs = grid_costs(4, 5, 3)
     schedule = db.schedules["pipeoffload"](devices=4, micro_batches=4, costs=costs, chunks=1, variant="paper")
     assert not schedule.split_backward
@@ -201,19 +221,19 @@ def test_the_papers_pipeoffload_moves_whole_backwards_and_refuses_half():
 
 
 @pytest.mark.parametrize("name", ["pipeoffload", "adaoffload"])
-def test_an_unknown_variant_is_refused(name):
+def test_an_unknown_variant_is_refused(name: str) -> None:
     with pytest.raises(db.InputError, match="'tuned' or 'paper'"):
         db.schedules[name](devices=2, micro_batches=4, variant="best")
 
 
 @pytest.mark.parametrize("p", [4, 5, 8, 16])
 @pytest.mark.parametrize("transfer", [Fraction(1, 2), 1, 3])
-def test_bpipe_never_holds_more_than_its_bound_however_slow_the_link(p, transfer):
+def test_bpipe_never_holds_more_than_its_bound_however_slow_the_link(p: int, transfer: Any) -> None:
     bound = (p + 3) // 2
     timeline = run("bpipe", p, 4 * p, transfer=transfer, limit=bound)
     assert max(timeline.peak_memory) <= bound
 
 
 @pytest.mark.parametrize("p", [4, 8, 16])
-def test_bpipe_costs_no_time_when_a_transfer_hides_behind_a_forward(p):
+def test_bpipe_costs_no_time_when_a_transfer_hides_behind_a_forward(p: int) -> None:
     assert run("bpipe", p, 4 * p, transfer=1, limit=(p + 3) // 2).makespan == 3 * (4 * p + p - 1)

@@ -1,5 +1,7 @@
 """What holds for every schedule of the library, for any size and any costs."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from debubble.ir import check
 
 
 @st.composite
-def cases(draw, name):
+def cases(draw: Any, name: Any) -> Any:
     """Devices, micro-batches, chunks and random integer costs for one schedule."""
     entry = db.schedules[name]
     p = draw(st.integers(2, 16))
@@ -32,7 +34,7 @@ def cases(draw, name):
     return p, m, v, costs
 
 
-def busiest(schedule, costs):
+def busiest(schedule: Any, costs: Any) -> Any:
     """No device finishes before the first forwards reach it and all its work is done."""
     device_of = schedule.placement.device_of
     reached = {}
@@ -48,7 +50,7 @@ def busiest(schedule, costs):
     )
 
 
-def passes(costs):
+def passes(costs: Any) -> Any:
     """One micro-batch forwards and backwards through all stages."""
     return sum(costs.forward) + sum(costs.backward_input)
 
@@ -56,7 +58,7 @@ def passes(costs):
 @pytest.mark.parametrize("name", list(db.schedules))
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
-def test_every_schedule_is_complete_acyclic_bounded_and_deterministic(name, data):
+def test_every_schedule_is_complete_acyclic_bounded_and_deterministic(name: Any, data: Any) -> None:
     p, m, v, costs = data.draw(cases(name))
     entry = db.schedules[name]
     options = {k: x for k, x in {"chunks": v, "tries": 4}.items() if k in entry.options}

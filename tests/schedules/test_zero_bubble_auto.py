@@ -1,11 +1,13 @@
 """The automatic schedule reaches what is proven optimal, and refuses what cannot fit."""
 
+from typing import Any
+
 import pytest
 
 import debubble as db
 
 
-def found(F, I, W, C, limit, p=4, m=8):  # noqa: E741 - the paper's letters
+def found(F: Any, I: Any, W: Any, C: Any, limit: Any, p: int = 4, m: int = 8) -> Any:  # noqa: E741 - the paper's letters
     costs = db.StageCosts.of(
         stages=p,
         forward=F,
@@ -20,11 +22,11 @@ def found(F, I, W, C, limit, p=4, m=8):  # noqa: E741 - the paper's letters
 
 
 @pytest.mark.parametrize(("limit", "optimum"), [(1, 72), (4, 27), (8, 27)])
-def test_zb_is_optimal_where_no_search_is_needed(limit, optimum):
+def test_zb_is_optimal_where_no_search_is_needed(limit: int, optimum: int) -> None:
     assert found(1, 1, 1, 0, limit).makespan == optimum
 
 
-def test_zb_with_twice_the_memory_leaves_no_bubble_within_a_span():
+def test_zb_with_twice_the_memory_leaves_no_bubble_within_a_span() -> None:
     costs = db.StageCosts.of(stages=8, activation_after_input=1, memory_limit=16)
     schedule = db.schedules["zb"](devices=8, micro_batches=32, costs=costs, objective="span")
     assert db.simulate(schedule, costs).span == 3 * 32
@@ -35,23 +37,23 @@ def test_zb_with_twice_the_memory_leaves_no_bubble_within_a_span():
     ("times", "limit", "optimum"),
     [((1, 1, 1, 0), 2, 41), ((1, 1, 1, 0), 3, 31), ((10, 11, 9, 1), 2, 440), ((10, 11, 9, 1), 3, 334)],
 )
-def test_zb_below_1f1bs_memory_reaches_the_proven_optimum(times, limit, optimum):
+def test_zb_below_1f1bs_memory_reaches_the_proven_optimum(times: Any, limit: int, optimum: int) -> None:
     assert found(*times, limit).makespan == optimum
 
 
-def test_zb_refuses_a_limit_below_one_activation():
+def test_zb_refuses_a_limit_below_one_activation() -> None:
     with pytest.raises(db.InfeasibleError, match="raise the memory limit"):
         found(1, 1, 1, 0, limit=0)
 
 
-def test_zb_honours_a_limit_per_device():
+def test_zb_honours_a_limit_per_device() -> None:
     costs = db.StageCosts.of(stages=4, activation=2, memory_limit=[8, 6, 4, 8])
     schedule = db.schedules["zb"](devices=4, micro_batches=8, costs=costs, steps=0)
     peaks = db.simulate(schedule, costs).peak_memory
     assert all(peak <= limit for peak, limit in zip(peaks, [8, 6, 4, 8], strict=True))
 
 
-def test_a_heavier_last_stage_changes_the_order():
+def test_a_heavier_last_stage_changes_the_order() -> None:
     even = db.StageCosts.of(stages=4)
     heavy = db.StageCosts.of(stages=4, forward=[1, 1, 1, 3], backward_input=[1, 1, 1, 3])
     build = db.schedules["zb"]
@@ -62,7 +64,7 @@ def test_a_heavier_last_stage_changes_the_order():
     ("name", "times", "original"),
     [("v-min", (10, 11, 9), 19.6), ("v-min", (10, 10, 10), 12.4), ("v-half", (1, 1, 1), 8.2)],
 )
-def test_v_shapes_reshape_for_the_given_costs(name, times, original):
+def test_v_shapes_reshape_for_the_given_costs(name: str, times: Any, original: float) -> None:
     forward, backward_input, backward_weight = times
     costs = db.StageCosts.of(
         stages=16,
@@ -78,11 +80,11 @@ def test_v_shapes_reshape_for_the_given_costs(name, times, original):
 
 
 @pytest.mark.parametrize(("name", "holds"), [("v-min", {4: 2, 8: 4, 16: 6}), ("v-half", {4: 3, 8: 5, 16: 9})])
-def test_v_shapes_declare_the_originals_memory(name, holds):
+def test_v_shapes_declare_the_originals_memory(name: str, holds: Any) -> None:
     assert {p: db.schedules[name].peak(p, 4 * p, 2) for p in holds} == holds
 
 
-def test_a_slower_device_and_communication_are_honoured():
+def test_a_slower_device_and_communication_are_honoured() -> None:
     forward = [2, 1, 1, 1, 1, 1, 1, 2]
     costs = db.StageCosts.of(stages=8, forward=forward, communication=1, activation=1, activation_after_input=1)
     build = db.schedules["v-half"]
@@ -90,7 +92,7 @@ def test_a_slower_device_and_communication_are_honoured():
     assert db.simulate(for_them, costs).makespan < db.simulate(for_even, costs).makespan
 
 
-def test_a_large_second_chunk_that_i_frees_in_part_keeps_its_room():
+def test_a_large_second_chunk_that_i_frees_in_part_keeps_its_room() -> None:
     activation = [2] * 27 + [5]
     costs = db.StageCosts.of(stages=28, forward=14, activation=activation, activation_after_input=2)
     schedule = db.schedules["v-half"](devices=14, micro_batches=38, costs=costs, tries=4)

@@ -1,4 +1,5 @@
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ import debubble as db
 from debubble.simulator.shared_cores import run_shared
 
 
-def program(name: str, devices: int, micro_batches: int, **costs) -> db.Program:
+def program(name: str, devices: int, micro_batches: int, **costs: Any) -> db.Program:
     stage_costs = db.StageCosts.of(stages=devices, **costs)
     return db.lower(db.schedules[name](devices=devices, micro_batches=micro_batches, costs=stage_costs), stage_costs)
 
@@ -17,7 +18,9 @@ whole = st.integers(1, 9)
 
 
 @given(st.integers(1, 4), st.integers(1, 6), whole, whole, whole, st.integers(0, 5), st.sampled_from(["1f1b", "gpipe"]))
-def test_a_core_for_every_device_is_the_plain_simulation(devices, m, forward, backward, weight, communication, name):
+def test_a_core_for_every_device_is_the_plain_simulation(
+    devices: Any, m: Any, forward: Any, backward: Any, weight: Any, communication: Any, name: Any
+) -> None:
     lowered = program(
         name, devices, m, forward=forward, backward_input=backward, backward_weight=weight, communication=communication
     )
@@ -27,12 +30,14 @@ def test_a_core_for_every_device_is_the_plain_simulation(devices, m, forward, ba
 
 
 @given(st.integers(1, 4), st.integers(1, 6), whole, whole)
-def test_one_core_does_all_work_one_after_the_other_and_is_never_idle(devices, m, forward, backward):
+def test_one_core_does_all_work_one_after_the_other_and_is_never_idle(
+    devices: Any, m: Any, forward: Any, backward: Any
+) -> None:
     lowered = program("1f1b", devices, m, forward=forward, backward_input=backward, backward_weight=0)
     assert run_shared(lowered, cores=Fraction(1)).makespan == devices * m * (forward + backward)
 
 
-def test_two_busy_devices_on_one_core_run_at_half_speed():
+def test_two_busy_devices_on_one_core_run_at_half_speed() -> None:
     # Device 0: F0 alone [0, 1]; then 0F1 beside 1F0 and so on: GPipe with one micro-batch more than fits alone.
     timeline = run_shared(program("gpipe", 2, 2, forward=1, backward_input=1, backward_weight=0), cores=Fraction(1))
     at = timeline.by_name
@@ -42,7 +47,7 @@ def test_two_busy_devices_on_one_core_run_at_half_speed():
     assert (at["1F1"].start, at["1F1"].end) == (3, 4)
 
 
-def test_what_is_offloaded_is_copied_by_a_core():
+def test_what_is_offloaded_is_copied_by_a_core() -> None:
     costs = db.StageCosts.of(stages=1, forward=2, backward_input=2, backward_weight=0, offload=2)
     schedule = db.Schedule.of("offload", db.Placement.looped(1), 2, [["0F0", "0O0", "0F1", "0B1", "0L0", "0B0"]])
     at = run_shared(db.lower(schedule, costs), cores=1).by_name
@@ -50,7 +55,7 @@ def test_what_is_offloaded_is_copied_by_a_core():
     assert (at["0O0"].start, at["0O0"].end) == (at["0F1"].start, at["0F1"].end) == (2, 6)
 
 
-def test_a_deadlock_is_named_by_its_cycle():
+def test_a_deadlock_is_named_by_its_cycle() -> None:
     schedule = db.Schedule.of("stuck", db.Placement.looped(1, 2), 1, [["1F0", "0F0", "1B0", "0B0"]])
     costs = db.StageCosts.of(stages=2)
     with pytest.raises(db.DeadlockError, match="1F0 waits for 0F0 waits for 1F0"):

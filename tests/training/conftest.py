@@ -1,6 +1,7 @@
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ TINY_LLAMA = {
 
 
 @pytest.fixture
-def process_group():
+def process_group() -> Iterator[Any]:
     """This process as the only rank."""
     import torch.distributed as dist
 
@@ -34,7 +35,7 @@ def process_group():
 
 
 @pytest.fixture
-def plan_file(tmp_path) -> Callable[[int], Path]:
+def plan_file(tmp_path: Path) -> Callable[[int], Path]:
     """Writes a 1F1B plan of a tiny Llama for that many devices."""
 
     def write(devices: int) -> Path:

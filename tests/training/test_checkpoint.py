@@ -2,6 +2,7 @@ import os
 import pickle
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -50,14 +51,14 @@ def loaded(folder: Path) -> dict[str, Piece]:
     return content
 
 
-def test_a_checkpoint_gives_back_tensors_and_progress(tmp_path):
+def test_a_checkpoint_gives_back_tensors_and_progress(tmp_path: Path) -> None:
     save(tmp_path, state(2.5), 7)
     assert checkpoint_folder.progress_of(checkpoint_folder.latest(tmp_path)) == progress(7)
     assert loaded(tmp_path)["model.head.weight"].tensor.tolist() == [2.5, 3.5]
     assert loaded(tmp_path)["optimizer.head.weight.step"].tensor.item() == 2.5
 
 
-def test_what_changes_while_a_checkpoint_is_written_is_not_in_it(tmp_path):
+def test_what_changes_while_a_checkpoint_is_written_is_not_in_it(tmp_path: Path) -> None:
     content = state(2.5)
     saver = Saver(tmp_path, keep=1)
     saver.save(content, progress(1))
@@ -66,7 +67,7 @@ def test_what_changes_while_a_checkpoint_is_written_is_not_in_it(tmp_path):
     assert loaded(tmp_path)["model.head.weight"].tensor.tolist() == [2.5, 3.5]
 
 
-def test_a_rank_loads_only_the_names_that_it_holds(tmp_path):
+def test_a_rank_loads_only_the_names_that_it_holds(tmp_path: Path) -> None:
     save(tmp_path, state(1.5), 1)
     part = {"model.head.weight": whole(0, 0)}
     checkpoint.load(checkpoint_folder.latest(tmp_path), part)
@@ -74,7 +75,7 @@ def test_a_rank_loads_only_the_names_that_it_holds(tmp_path):
 
 
 @pytest.mark.parametrize(("first", "size"), [(0, 5), (0, 2), (1, 3), (4, 1), (2, 0)])
-def test_any_rows_can_be_read_of_what_was_written_whole(tmp_path, first, size):
+def test_any_rows_can_be_read_of_what_was_written_whole(tmp_path: Path, first: int, size: int) -> None:
     table = [[i, i + 0.5] for i in range(5)]
     save(tmp_path, {"model.table": rows(0, table, of=5)}, 1)
     wanted = {"model.table": rows(first, [[-1.0, -1.0]] * size, of=5)}
@@ -82,7 +83,7 @@ def test_any_rows_can_be_read_of_what_was_written_whole(tmp_path, first, size):
     assert wanted["model.table"].tensor.tolist() == table[first : first + size]
 
 
-def test_only_the_newest_are_kept(tmp_path):
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     saver = Saver(tmp_path, keep=2)
     for step in (2, 4, 10):
         saver.save(state(step), progress(step))
@@ -91,7 +92,7 @@ def test_only_the_newest_are_kept(tmp_path):
     assert saver.newest == checkpoint_folder.latest(tmp_path) == tmp_path / "step-000010"
 
 
-def test_an_unfinished_checkpoint_is_not_there_and_the_next_run_removes_it(tmp_path):
+def test_an_unfinished_checkpoint_is_not_there_and_the_next_run_removes_it(tmp_path: Path) -> None:
     save(tmp_path, state(1), 1)
     unfinished = tmp_path / ".step-000002.unfinished"
     unfinished.mkdir()
@@ -100,7 +101,7 @@ def test_an_unfinished_checkpoint_is_not_there_and_the_next_run_removes_it(tmp_p
     assert not unfinished.exists()
 
 
-def test_a_place_that_cannot_be_written_keeps_the_old_checkpoint(tmp_path):
+def test_a_place_that_cannot_be_written_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     save(tmp_path, state(1), 1)
     saver = Saver(tmp_path, keep=1)
     (tmp_path / ".step-000002.unfinished").write_text("in the way")
@@ -110,7 +111,7 @@ def test_a_place_that_cannot_be_written_keeps_the_old_checkpoint(tmp_path):
     assert loaded(tmp_path)["model.head.weight"].tensor.tolist() == [1.0, 2.0]
 
 
-def test_a_full_disk_is_named_and_keeps_the_old_checkpoint(small_disk):
+def test_a_full_disk_is_named_and_keeps_the_old_checkpoint(small_disk: Any) -> None:
     save(small_disk, state(1), 1)
     saver = Saver(small_disk, keep=1)
     saver.save({"model.big": whole(*range(400_000))}, progress(2))
@@ -127,19 +128,19 @@ def test_a_full_disk_is_named_and_keeps_the_old_checkpoint(small_disk):
         ({"model.head.weight": whole(0, 0, 0)}, r"has shape \[2\] there, \[3\] here"),
     ],
 )
-def test_a_checkpoint_of_another_model_is_refused(tmp_path, wanted, message):
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, wanted: Any, message: str) -> None:
     save(tmp_path, state(1), 1)
     with pytest.raises(InputError, match=message):
         checkpoint.load(checkpoint_folder.latest(tmp_path), wanted)
 
 
-def test_checkpoints_are_in_the_order_of_their_steps(tmp_path):
+def test_checkpoints_are_in_the_order_of_their_steps(tmp_path: Path) -> None:
     for step in (1_000_000, 999_999, 1):
         (tmp_path / f"step-{step:06d}").mkdir()
     assert [p.name for p in checkpoint_folder.checkpoints(tmp_path)] == ["step-000001", "step-999999", "step-1000000"]
 
 
-def test_the_oldest_is_deleted_also_where_numbers_get_longer(tmp_path):
+def test_the_oldest_is_deleted_also_where_numbers_get_longer(tmp_path: Path) -> None:
     for step in (999_999, 1_000_000):
         save(tmp_path, state(1), step)
     assert [p.name for p in tmp_path.iterdir()] == ["step-1000000"]
@@ -148,23 +149,23 @@ def test_the_oldest_is_deleted_also_where_numbers_get_longer(tmp_path):
 SHARD = "__0_0.distcp"
 
 
-def flip(path):
+def flip(path: Any) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 0x40
     path.write_bytes(content)
 
 
-def cut(path):
+def cut(path: Any) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def zero(path):
+def zero(path: Any) -> None:
     path.write_bytes(bytes(path.stat().st_size))
 
 
 @pytest.mark.parametrize("name", [SHARD, ".metadata", "progress.json"])
 @pytest.mark.parametrize("damage", [flip, cut, zero, Path.unlink])
-def test_damage_is_refused_and_the_file_named(tmp_path, damage, name):
+def test_damage_is_refused_and_the_file_named(tmp_path: Path, damage: Any, name: Any) -> None:
     save(tmp_path, state(1), 1)
     newest = checkpoint_folder.latest(tmp_path)
     assert checkpoint.verify(newest)
@@ -174,14 +175,14 @@ def test_damage_is_refused_and_the_file_named(tmp_path, damage, name):
 
 
 @pytest.mark.parametrize("damage", [cut, zero])
-def test_a_damaged_manifest_is_refused(tmp_path, damage):
+def test_a_damaged_manifest_is_refused(tmp_path: Path, damage: Any) -> None:
     save(tmp_path, state(1), 1)
     damage(checkpoint_folder.latest(tmp_path) / "manifest.json")
     with pytest.raises(DamagedError, match=r"manifest\.json cannot be read"):
         checkpoint.verify(checkpoint_folder.latest(tmp_path))
 
 
-def without_manifest(folder):
+def without_manifest(folder: Any) -> Any:
     """A checkpoint as earlier versions wrote it."""
     save(folder, state(1.5), 1)
     newest = checkpoint_folder.latest(folder)
@@ -189,20 +190,22 @@ def without_manifest(folder):
     return newest
 
 
-def test_a_checkpoint_without_a_manifest_is_loaded_unchecked(tmp_path):
+def test_a_checkpoint_without_a_manifest_is_loaded_unchecked(tmp_path: Path) -> None:
     assert not checkpoint.verify(without_manifest(tmp_path))
     assert loaded(tmp_path)["model.head.weight"].tensor.tolist() == [1.5, 2.5]
 
 
 @pytest.mark.parametrize(("damage", "said"), [(cut, "bytes instead of"), (Path.unlink, "is missing")])
-def test_a_checkpoint_without_a_manifest_needs_the_files_of_its_metadata(tmp_path, damage, said):
+def test_a_checkpoint_without_a_manifest_needs_the_files_of_its_metadata(
+    tmp_path: Path, damage: Any, said: str
+) -> None:
     newest = without_manifest(tmp_path)
     damage(newest / SHARD)
     with pytest.raises(DamagedError, match=f"{SHARD} .*{said}"):
         checkpoint.verify(newest)
 
 
-def test_tensors_that_cannot_be_read_are_damage_and_no_other_model(tmp_path):
+def test_tensors_that_cannot_be_read_are_damage_and_no_other_model(tmp_path: Path) -> None:
     newest = without_manifest(tmp_path)
     zero(newest / SHARD)
     with pytest.raises(DamagedError, match=r"step-000001 is damaged: its tensors cannot be read \(UnpicklingError\)"):
@@ -215,11 +218,11 @@ class Payload:
     def __init__(self, command: str) -> None:
         self._command = command
 
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         return os.system, (self._command,)
 
 
-def crafted(folder, *, listed: bool):
+def crafted(folder: Any, *, listed: bool) -> Any:
     """A checkpoint with a metadata file that touches `ran`; `listed`: the manifest has its checksum."""
     newest = without_manifest(folder)
     (newest / ".metadata").write_bytes(pickle.dumps(Payload(f"touch {folder / 'ran'}")))
@@ -231,14 +234,14 @@ def crafted(folder, *, listed: bool):
 
 @pytest.mark.parametrize("listed", [False, True])
 @pytest.mark.parametrize("read", [checkpoint.verify, lambda newest: checkpoint.load(newest, state(0))])
-def test_metadata_that_would_run_code_is_refused_and_runs_nothing(tmp_path, read, listed):
+def test_metadata_that_would_run_code_is_refused_and_runs_nothing(tmp_path: Path, read: Any, listed: bool) -> None:
     newest = crafted(tmp_path, listed=listed)
     with pytest.raises(DamagedError, match=r"\.metadata names (posix|nt)\.system, which no checkpoint does"):
         read(newest)
     assert not (tmp_path / "ran").exists()
 
 
-def verified(rank, folder, newest):
+def verified(rank: Any, folder: Any, newest: Any) -> None:
     """What this rank is told of a checkpoint."""
     try:
         checkpoint.verify(newest)
@@ -247,7 +250,7 @@ def verified(rank, folder, newest):
 
 
 @pytest.mark.parametrize("name", ["__0_0.distcp", "progress.json"])
-def test_all_ranks_hear_of_damage_that_one_has_read(tmp_path, name):
+def test_all_ranks_hear_of_damage_that_one_has_read(tmp_path: Path, name: str) -> None:
     """Two ranks read three files: the shard and the progress are not the same rank's."""
     save(tmp_path, state(1), 1)
     newest = checkpoint_folder.latest(tmp_path)
@@ -261,12 +264,12 @@ def test_all_ranks_hear_of_damage_that_one_has_read(tmp_path, name):
     )
 
 
-def test_a_folder_without_checkpoints_is_one_sentence(tmp_path):
+def test_a_folder_without_checkpoints_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no checkpoint"):
         checkpoint_folder.latest(Path(tmp_path))
 
 
-def test_a_checkpoint_without_its_progress_is_refused(tmp_path):
+def test_a_checkpoint_without_its_progress_is_refused(tmp_path: Path) -> None:
     (tmp_path / "step-000003").mkdir()
     with pytest.raises(InputError, match="not a whole checkpoint"):
         checkpoint_folder.progress_of(checkpoint_folder.latest(tmp_path))

@@ -1,3 +1,6 @@
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,14 +11,14 @@ from debubble.training.data.text import Corpus, Sequences
 from debubble.training.data.tokenizer import HfTokenizer
 
 
-def test_files_of_a_directory_follow_each_other_in_order_each_ended_by_a_zero(tmp_path):
+def test_files_of_a_directory_follow_each_other_in_order_each_ended_by_a_zero(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("bb")
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / "picture.bin").write_bytes(b"x\0y")
     assert Corpus.load(tmp_path).tokens.tolist() == [97, 0, 98, 98, 0]
 
 
-def test_the_default_data_is_python_source_without_zeros_inside(tmp_path):
+def test_the_default_data_is_python_source_without_zeros_inside(tmp_path: Path) -> None:
     corpus = Corpus.load()
     text = corpus.tokens.tobytes()
     assert b"def __init__(self" in text
@@ -23,7 +26,7 @@ def test_the_default_data_is_python_source_without_zeros_inside(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "message"), [("missing", "no data file"), ("empty", "holds no text")])
-def test_data_that_is_not_there_is_one_sentence(tmp_path, name, message):
+def test_data_that_is_not_there_is_one_sentence(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "empty").touch()
     with pytest.raises(InputError, match=message):
         Corpus.load(tmp_path / name)
@@ -33,14 +36,14 @@ def sequences(size: int, length: int, seed: int = 0) -> Sequences:
     return Sequences(corpus=Corpus(np.arange(size, dtype=np.uint8)), sequence_length=length, seed=seed)
 
 
-def test_a_sample_is_a_window_and_the_token_after_it():
+def test_a_sample_is_a_window_and_the_token_after_it() -> None:
     tokens = sequences(41, 8).batch(0, count=5)
     assert tokens.shape == (5, 9)
     assert (np.diff(tokens) == 1).all()
     assert sorted(tokens[:, 0]) == [0, 8, 16, 24, 32]
 
 
-def test_an_epoch_holds_every_window_once_and_the_next_has_another_order():
+def test_an_epoch_holds_every_window_once_and_the_next_has_another_order() -> None:
     data = sequences(200, 4)
     first, second = (data.batch(epoch * 49, count=49) for epoch in (0, 1))
     assert sorted(first[:, 0]) == sorted(second[:, 0]) == list(range(0, 196, 4))
@@ -48,7 +51,7 @@ def test_an_epoch_holds_every_window_once_and_the_next_has_another_order():
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(0, 60))
-def test_the_order_of_samples_does_not_depend_on_how_they_are_asked_for(counts, first):
+def test_the_order_of_samples_does_not_depend_on_how_they_are_asked_for(counts: Any, first: Any) -> None:
     data = sequences(100, 4, seed=3)
     whole = data.batch(first, count=sum(counts))
     starts = first + np.cumsum([0, *counts[:-1]])
@@ -56,13 +59,13 @@ def test_the_order_of_samples_does_not_depend_on_how_they_are_asked_for(counts, 
     assert (np.concatenate(parts) == whole).all()
 
 
-def test_data_shorter_than_a_sequence_is_refused():
+def test_data_shorter_than_a_sequence_is_refused() -> None:
     with pytest.raises(InputError, match="too few for one sequence of 8"):
         sequences(8, 8)
 
 
 @pytest.fixture
-def tokenizer(tmp_path):
+def tokenizer(tmp_path: Path) -> Any:
     """A word tokenizer as Hugging Face stores one."""
     tokenizers = pytest.importorskip("tokenizers")
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[?]": 0, "</s>": 1, "a": 2, "b": 3, "c": 4}, "[?]"))
@@ -73,7 +76,7 @@ def tokenizer(tmp_path):
 
 
 @pytest.fixture
-def texts(tmp_path):
+def texts(tmp_path: Path) -> Any:
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "1.txt").write_text("a b c")
     (tmp_path / "texts" / "2.txt").write_text("c d")
@@ -81,19 +84,21 @@ def texts(tmp_path):
     return tmp_path / "texts"
 
 
-def test_a_tokenizers_tokens_follow_each_other_each_text_ended_as_its_config_says(texts, tokenizer):
+def test_a_tokenizers_tokens_follow_each_other_each_text_ended_as_its_config_says(texts: Any, tokenizer: Any) -> None:
     (tokenizer / "tokenizer_config.json").write_text('{"eos_token": {"content": "</s>"}}')
     expected = [2, 3, 4, 1, 4, 0, 1]
     assert Corpus.load(texts, HfTokenizer(tokenizer, end=99)).tokens.tolist() == expected
     assert Corpus.load(texts, HfTokenizer(tokenizer / "tokenizer.json")).tokens.tolist() == expected
 
 
-def test_without_one_the_models_own_token_ends_a_text_or_none(texts, tokenizer):
+def test_without_one_the_models_own_token_ends_a_text_or_none(texts: Any, tokenizer: Any) -> None:
     assert Corpus.load(texts, HfTokenizer(tokenizer, end=1)).tokens.tolist() == [2, 3, 4, 1, 4, 0, 1]
     assert Corpus.load(texts, HfTokenizer(tokenizer)).tokens.tolist() == [2, 3, 4, 4, 0]
 
 
-def test_tokens_are_made_once_and_again_when_a_file_has_changed(texts, tokenizer, own_cache_folder, monkeypatch):
+def test_tokens_are_made_once_and_again_when_a_file_has_changed(
+    texts: Any, tokenizer: Any, own_cache_folder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(texts.parent / "cache"))
     kept = texts.parent / "cache" / "debubble" / "tokens"
     Corpus.load(texts, HfTokenizer(tokenizer))
@@ -106,12 +111,14 @@ def test_tokens_are_made_once_and_again_when_a_file_has_changed(texts, tokenizer
     assert len(list(kept.iterdir())) == 2
 
 
-def test_a_long_text_is_tokenized_in_pieces_that_end_at_line_ends(texts, tokenizer, monkeypatch):
+def test_a_long_text_is_tokenized_in_pieces_that_end_at_line_ends(
+    texts: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("debubble.training.data.tokenizer.PIECE", 7)
     (texts / "2.txt").write_text("a b c\n" * 5 + "b")
     assert Corpus.load(texts / "2.txt", HfTokenizer(tokenizer)).tokens.tolist() == [2, 3, 4] * 5 + [3]
 
 
-def test_what_is_no_tokenizer_is_one_sentence(texts):
+def test_what_is_no_tokenizer_is_one_sentence(texts: Any) -> None:
     with pytest.raises(InputError, match=r"1\.txt has no tokenizer that can be read"):
         Corpus.load(texts, HfTokenizer(texts / "1.txt"))

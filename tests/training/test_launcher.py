@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from debubble.runtime import launcher
 from debubble.runtime.launcher import RankFailedError, joined, launch
 
 
-def start(behaviour: str, place: Path, monkeypatch) -> None:
+def start(behaviour: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     launch("launched_rank", f"{behaviour} {place}", ranks=2)
 
@@ -23,22 +24,22 @@ def alive(place: Path) -> list[int]:
     return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
-def test_all_ranks_run_to_their_end_with_one_thread_each(tmp_path, monkeypatch):
+def test_all_ranks_run_to_their_end_with_one_thread_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start("end", tmp_path, monkeypatch)
     assert sorted(p.name for p in tmp_path.glob("rank-*")) == ["rank-0-1", "rank-1-1"]
 
 
-def test_the_first_failure_is_named_and_no_process_stays(tmp_path, monkeypatch):
+def test_the_first_failure_is_named_and_no_process_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RankFailedError) as caught:
         start("raise", tmp_path, monkeypatch)
     assert str(caught.value) == "Rank 1 failed: ValueError: one plus one is three"
     assert alive(tmp_path) == []
 
 
-def test_nothing_in_the_launching_process_is_changed_for_good(tmp_path, monkeypatch):
+def test_nothing_in_the_launching_process_is_changed_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = logging.getLogger("torch.distributed.elastic.agent.server.api")
 
-    def state():
+    def state() -> Any:
         return dict(os.environ), agent.level, signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
 
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
@@ -50,7 +51,7 @@ def test_nothing_in_the_launching_process_is_changed_for_good(tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("sent", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)], ids=["Ctrl-C", "a killed launcher"]
 )
-def test_ranks_end_with_the_launcher(tmp_path, sent, code):
+def test_ranks_end_with_the_launcher(tmp_path: Path, sent: Any, code: int) -> None:
     program = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from debubble.runtime.launcher import launch\n"
@@ -67,18 +68,18 @@ def test_ranks_end_with_the_launcher(tmp_path, sent, code):
         os.sched_yield()
 
 
-def test_a_process_started_by_torchrun_knows_that_it_is_a_rank(monkeypatch):
+def test_a_process_started_by_torchrun_knows_that_it_is_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not joined()
     as_torchrun(monkeypatch)
     assert joined()
 
 
-def test_another_number_of_ranks_than_the_plan_has_is_refused(monkeypatch):
+def test_another_number_of_ranks_than_the_plan_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     as_torchrun(monkeypatch)
     with pytest.raises(InputError, match="for 4 ranks, but torchrun started 2: start 4"):
         launcher.start("launched_rank", "end", ranks=4)
 
 
-def as_torchrun(monkeypatch) -> None:
+def as_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost")):
         monkeypatch.setenv(name, value)

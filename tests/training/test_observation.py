@@ -1,5 +1,8 @@
 """What a run says of itself while it goes on and at its end."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 import debubble as db
@@ -17,7 +20,7 @@ REPORT = StepReport(
 )  # fmt: skip
 
 
-def test_the_bubble_is_that_of_the_simulated_timeline():
+def test_the_bubble_is_that_of_the_simulated_timeline() -> None:
     costs = db.StageCosts.of(stages=2, communication=1)
     timeline = db.simulate(db.schedules["1f1b"](devices=2, micro_batches=4), costs)
     events = [TraceEvent(o.name, o.device, o.lane, float(o.start), float(o.end)) for o in timeline.operations]
@@ -25,7 +28,7 @@ def test_the_bubble_is_that_of_the_simulated_timeline():
     assert bubble_fraction(devices) == pytest.approx(timeline.bubble_fraction)
 
 
-def test_a_tokens_operations_are_six_per_matrix_parameter_and_attention_to_half_the_sequence():
+def test_a_tokens_operations_are_six_per_matrix_parameter_and_attention_to_half_the_sequence() -> None:
     model = db.models["llama2-7b"]
     matrices = model.parameters - model.vocab * model.hidden
     attention = 32 * 4 * (4096 / 2) * 4096
@@ -34,7 +37,7 @@ def test_a_tokens_operations_are_six_per_matrix_parameter_and_attention_to_half_
     assert flops_per_token(model, 4096, lora=8) == pytest.approx(4 * matrices + 2 * adapters + 3 * attention)
 
 
-def test_utilization_is_of_all_devices_peak_in_the_runs_dtype():
+def test_utilization_is_of_all_devices_peak_in_the_runs_dtype() -> None:
     options = {"micro_batches": 4, "sequence_length": 512, "planner": "merak"}
     plan = db.plan(db.models["llama-tiny"], db.Cluster.parse("2xA100-80GB"), **options)
     utilization = Utilization.of(plan)
@@ -42,7 +45,7 @@ def test_utilization_is_of_all_devices_peak_in_the_runs_dtype():
     assert utilization.mfu(1e6) == pytest.approx(1e6 * flops_per_token(db.models["llama-tiny"], 512) / (2 * 312e12))
 
 
-def test_the_line_of_a_step_has_speed_utilization_bubble_and_memory():
+def test_the_line_of_a_step_has_speed_utilization_bubble_and_memory() -> None:
     assert str(REPORT) == "loss 2.500   1,000 tokens/s   MFU 40.0%   bubble 12%   peak 2.00 MiB"
 
 
@@ -51,13 +54,13 @@ def outcome(seconds: list[float]) -> Outcome:
     return Outcome(reports=reports, comparison=None, checkpoint=None)
 
 
-def test_a_run_that_has_become_slower_says_by_how_much():
+def test_a_run_that_has_become_slower_says_by_how_much() -> None:
     assert outcome([9.0] * 3 + [1.0] * 4 + [1.5] * 4).slowdown == 1.5
     assert outcome([9.0] * 3 + [1.0] * 3).slowdown is None
 
 
 @pytest.mark.usefixtures("process_group")
-def test_tensorboard_has_every_steps_figures_and_a_resumed_run_goes_on_in_them(plan_file, tmp_path):
+def test_tensorboard_has_every_steps_figures_and_a_resumed_run_goes_on_in_them(plan_file: Any, tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     options = TrainOptions(plan=plan_file(1), steps=2, checkpoint=tmp_path / "c", tensorboard=tmp_path / "t")
     first = train(options)

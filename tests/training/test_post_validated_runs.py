@@ -3,6 +3,8 @@
 import json
 import subprocess
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,25 +17,25 @@ from tests.training.test_train import TEXT, command
 
 
 @pytest.fixture
-def options(tmp_path, plan_file) -> TrainOptions:
+def options(tmp_path: Path, plan_file: Any) -> TrainOptions:
     (tmp_path / "text.txt").write_text(TEXT)
     data = tmp_path / "text.txt"
     return TrainOptions(plan=plan_file(1), data=data, steps=14, warmup=2, learning_rate=0.01, clip=0.9)
 
 
-def losses(outcome):
+def losses(outcome: Any) -> Any:
     return [report.loss for report in outcome.reports]
 
 
 @pytest.mark.usefixtures("process_group")
-def test_every_step_is_reported_once_and_in_order(options):
+def test_every_step_is_reported_once_and_in_order(options: Any) -> None:
     outcome = train(replace(options, post_validation=True))
     assert [report.step for report in outcome.reports] == list(range(1, 15))
     assert losses(outcome) == losses(train(options))
 
 
 @pytest.mark.usefixtures("process_group")
-def test_a_checkpoint_has_settled_parameters(options, tmp_path):
+def test_a_checkpoint_has_settled_parameters(options: Any, tmp_path: Path) -> None:
     ahead = replace(options, post_validation=True, checkpoint=tmp_path / "c", save_every=7, keep=9)
     train(ahead)
     checkpoint_folder.latest(tmp_path / "c").rename(tmp_path / "later")
@@ -41,7 +43,7 @@ def test_a_checkpoint_has_settled_parameters(options, tmp_path):
 
 
 @pytest.mark.usefixtures("process_group")
-def test_ranks_that_update_ahead_say_what_they_took_back(options, plan_file):
+def test_ranks_that_update_ahead_say_what_they_took_back(options: Any, plan_file: Any) -> None:
     """The last device's gradients are within the limit in the first step, all together are not."""
     short = replace(options, steps=4, clip=1.5)
     more = ["--clip", "1.5", "--steps", "4", "--post-validation", "--json"]
@@ -52,25 +54,25 @@ def test_ranks_that_update_ahead_say_what_they_took_back(options, plan_file):
     assert "step 1: the gradients' norm was 1.75: 1 device took the update back" in ran.stderr
 
 
-def post_validated(plan):
+def post_validated(plan: Any) -> Any:
     return replace(plan, options=replace(plan.options, post_validation=True))
 
 
-def test_devices_validate_afterwards_where_the_plan_counts_their_copies(options):
+def test_devices_validate_afterwards_where_the_plan_counts_their_copies(options: Any) -> None:
     plan = Plan.load(options.plan)
     assert not validates_after(None, plan)
     assert validates_after(None, post_validated(plan))
     assert not validates_after(False, post_validated(plan))
 
 
-def test_host_steps_alone_do_not_make_devices_step_ahead(options):
+def test_host_steps_alone_do_not_make_devices_step_ahead(options: Any) -> None:
     plan = Plan.load(options.plan)
     [order] = plan.schedule.orders
     hosted = replace(plan.schedule, orders=((Op(Kind.P, 0, 0), *order, Op(Kind.D, 0, 3), Op(Kind.S, 0, 3)),))
     assert not validates_after(None, replace(plan, schedule=hosted))
 
 
-def test_a_plan_that_steps_inside_the_step_on_the_device_needs_it(options):
+def test_a_plan_that_steps_inside_the_step_on_the_device_needs_it(options: Any) -> None:
     plan = Plan.load(options.plan)
     stepping = replace(plan.schedule, orders=((*plan.schedule.orders[0], Op(Kind.S, 0, 3)),))
     inside = replace(plan, schedule=stepping)
@@ -80,8 +82,8 @@ def test_a_plan_that_steps_inside_the_step_on_the_device_needs_it(options):
             validates_after(wanted, inside)
 
 
-def test_copies_that_a_plan_has_no_room_for_are_refused():
-    def plan(**limit):
+def test_copies_that_a_plan_has_no_room_for_are_refused() -> None:
+    def plan(**limit: Any) -> Any:
         return db.plan(
             db.models["llama-tiny"], db.Cluster.parse("2xCPU"), planner="dapple", sequence_length=128, dtype="fp32",
             micro_batches=4, **limit,

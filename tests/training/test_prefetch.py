@@ -5,6 +5,7 @@ import os
 import random
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,27 +45,27 @@ def samples() -> Items:
     return InOrder(dataset=Noisy(), sequence_length=1, seed=3)
 
 
-def test_batches_are_those_of_the_samples_themselves_also_after_a_leap():
+def test_batches_are_those_of_the_samples_themselves_also_after_a_leap() -> None:
     prefetched = Prefetched(samples(), stride=2)
     for first in (0, 2, 1, 3):
         assert torch.equal(prefetched.batch(first, count=1), samples().batch(first, count=1))
 
 
-def test_the_next_batch_is_made_before_it_is_asked_for():
+def test_the_next_batch_is_made_before_it_is_asked_for() -> None:
     ahead = samples()
     prefetched = Prefetched(ahead, stride=3)
     prefetched.batch(0, count=1)
     assert ahead.dataset.made[3].wait(timeout=30)
 
 
-def test_what_is_wrong_with_a_batch_is_said_when_it_is_asked_for():
+def test_what_is_wrong_with_a_batch_is_said_when_it_is_asked_for() -> None:
     prefetched = Prefetched(samples(), stride=1)
     prefetched.batch(4, count=1)
     with pytest.raises(InputError, match=r"^Item 5 is broken\.$"):
         prefetched.batch(5, count=1)
 
 
-def test_random_numbers_of_the_training_are_its_own_while_items_are_made():
+def test_random_numbers_of_the_training_are_its_own_while_items_are_made() -> None:
     def drawn() -> tuple[float, float, float]:
         return float(torch.rand(())), float(np.random.rand()), random.random()
 
@@ -84,11 +85,11 @@ def test_random_numbers_of_the_training_are_its_own_while_items_are_made():
     assert found == expected
 
 
-def test_the_process_that_makes_items_ends_with_a_rank_that_is_killed():
+def test_the_process_that_makes_items_ends_with_a_rank_that_is_killed() -> None:
     told, tell = FORK.Pipe(duplex=False)
 
     class Waiting(Noisy):
-        def __getitem__(self, index):
+        def __getitem__(self, index: Any) -> None:
             tell.send(os.getpid())
             signal.pause()
 

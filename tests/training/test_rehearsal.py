@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 import debubble as db
@@ -7,7 +9,7 @@ from debubble.training.rehearsal import rehearse, scaled
 from debubble.training.report import compared
 
 
-def abstract_plan(name: str, *, devices: int, chunks: int = 1, **costs) -> db.Plan:
+def abstract_plan(name: str, *, devices: int, chunks: int = 1, **costs: Any) -> db.Plan:
     """Times of a few milliseconds."""
     stages = devices * chunks
     stage_costs = db.StageCosts.of(stages=stages, forward=0.001, backward_input=0.001, backward_weight=0.001, **costs)
@@ -35,7 +37,7 @@ def rehearsed(plan: db.Plan, steps: int = 1) -> Trace:
         ("bpipe", {"offload": 0.001}),
     ],
 )
-def test_every_operation_of_the_program_happens_and_compute_takes_its_time(name, entries):
+def test_every_operation_of_the_program_happens_and_compute_takes_its_time(name: str, entries: Any) -> None:
     plan = abstract_plan(name, devices=2, **entries)
     program = plan.simulate().program
     events = {event.name: event for event in rehearsed(plan).typical.events}
@@ -46,14 +48,14 @@ def test_every_operation_of_the_program_happens_and_compute_takes_its_time(name,
             assert event.end - event.start >= instruction.duration
 
 
-def test_a_devices_compute_lane_keeps_the_plans_order():
+def test_a_devices_compute_lane_keeps_the_plans_order() -> None:
     plan = abstract_plan("interleaved", devices=2, chunks=2)
     for device, order in enumerate(plan.schedule.orders):
         events = [e for e in rehearsed(plan).typical.events if e.device == device and e.lane is Lane.COMPUTE]
         assert [e.name for e in sorted(events, key=lambda e: e.start)] == [op.name for op in order]
 
 
-def test_every_step_is_in_the_trace_and_can_be_compared():
+def test_every_step_is_in_the_trace_and_can_be_compared() -> None:
     plan = abstract_plan("gpipe", devices=2)
     trace = rehearsed(plan, steps=3)
     assert [step.step for step in trace.steps] == [0, 1, 2]
@@ -62,7 +64,7 @@ def test_every_step_is_in_the_trace_and_can_be_compared():
     assert comparison.makespan.ratio >= 1
 
 
-def test_scaling_a_plan_scales_every_time_and_no_size():
+def test_scaling_a_plan_scales_every_time_and_no_size() -> None:
     plan = abstract_plan("1f1b", devices=2, activation=7, offload=0.5)
     costs = scaled(plan, 10).costs
     assert costs.forward == (0.01, 0.01)

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -21,12 +22,14 @@ def offloading(plan: Plan) -> Plan:
     return replace(plan, schedule=schedule, costs=costs)
 
 
-def test_what_is_on_the_host_at_a_time_is_counted(plan_file):
+def test_what_is_on_the_host_at_a_time_is_counted(plan_file: Any) -> None:
     assert peak_offloaded(offloading(Plan.load(plan_file(1))).simulate()) == [2 * SIZE]
 
 
 @pytest.mark.parametrize("gpus", [0, 1])
-def test_a_host_without_room_for_offloaded_activations_is_refused(plan_file, monkeypatch, gpus):
+def test_a_host_without_room_for_offloaded_activations_is_refused(
+    plan_file: Any, monkeypatch: pytest.MonkeyPatch, gpus: int
+) -> None:
     plan = offloading(Plan.load(plan_file(1)))
     on_device = max(plan.simulate().peak_memory)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)

@@ -1,6 +1,8 @@
 import random
 import shutil
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,24 +36,24 @@ def items(size: int = 5, length: int = 3) -> Items:
     return Items(dataset=Counting(size, length), sequence_length=length, seed=4)
 
 
-def test_every_item_comes_once_per_epoch():
+def test_every_item_comes_once_per_epoch() -> None:
     samples = items()
     assert [sorted(samples.batch(5 * epoch, count=5)[:, 0].tolist()) for epoch in (0, 1)] == [[0, 1, 2, 3, 4]] * 2
     assert samples.batch(0, count=5)[:, 0].tolist() != samples.batch(5, count=5)[:, 0].tolist()
 
 
-def test_a_sample_is_the_same_however_it_is_asked_for_random_numbers_included():
+def test_a_sample_is_the_same_however_it_is_asked_for_random_numbers_included() -> None:
     whole = items().batch(0, count=8)
     torch.manual_seed(1)
     parts = torch.cat([items().batch(0, count=3), items().batch(3, count=5)])
     assert torch.equal(whole, parts)
 
 
-def test_making_samples_leaves_the_generators_alone():
-    def drawn():
+def test_making_samples_leaves_the_generators_alone() -> None:
+    def drawn() -> Any:
         return float(torch.rand(())), float(np.random.rand()), random.random()
 
-    def seeded():
+    def seeded() -> None:
         torch.manual_seed(1)
         np.random.seed(1)
         random.seed(1)
@@ -64,7 +66,7 @@ def test_making_samples_leaves_the_generators_alone():
 
 
 @pytest.mark.parametrize("name", ["labels", "targets"])
-def test_items_may_have_the_entries_of_a_batch(name):
+def test_items_may_have_the_entries_of_a_batch(name: str) -> None:
     mapping = {"input_ids": [1, 2], name: [2, -100], "attention_mask": [1, 1]}
     batch = Items(dataset=[mapping], sequence_length=2).batch(0, count=2)
     assert {name: entry.tolist() for name, entry in batch.items()} == {
@@ -72,7 +74,7 @@ def test_items_may_have_the_entries_of_a_batch(name):
     }
 
 
-def test_items_of_different_forms_are_refused():
+def test_items_of_different_forms_are_refused() -> None:
     mixed = [{"input_ids": [1, 2], "labels": [1, 2]}, [1, 2, 3]]
     with pytest.raises(InputError, match="items of the dataset differ in form"):
         Items(dataset=mixed, sequence_length=2).batch(0, count=2)
@@ -87,25 +89,27 @@ def test_items_of_different_forms_are_refused():
         (None, "NoneType"),
     ],
 )
-def test_an_item_of_another_form_is_named(item, message):
+def test_an_item_of_another_form_is_named(item: Any, message: str) -> None:
     length = 3 if isinstance(item, list) else 2
     with pytest.raises(InputError, match=message.replace("be 3", f"be {length + 1}")):
         Items(dataset=[item], sequence_length=length).batch(0, count=1)
 
 
-def test_an_empty_dataset_is_refused():
+def test_an_empty_dataset_is_refused() -> None:
     with pytest.raises(InputError, match="no items"):
         Items(dataset=[], sequence_length=2)
 
 
 @pytest.mark.parametrize("name", ["nowhere:function", "random:nothing", "random", "sys:path"])
-def test_a_dataset_that_is_not_there_is_one_sentence(name):
+def test_a_dataset_that_is_not_there_is_one_sentence(name: str) -> None:
     with pytest.raises(InputError, match=f"--dataset {name}"):
         named_dataset(name)
 
 
 @pytest.mark.usefixtures("process_group")
-def test_a_dataset_is_trained_on_by_name_as_by_itself(plan_file, tmp_path, monkeypatch):
+def test_a_dataset_is_trained_on_by_name_as_by_itself(
+    plan_file: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "my_data.py").write_text("from tests.training.test_samples import counting")
     monkeypatch.chdir(tmp_path)
     options = TrainOptions(plan=plan_file(1), steps=2, warmup=1)
@@ -116,7 +120,7 @@ def test_a_dataset_is_trained_on_by_name_as_by_itself(plan_file, tmp_path, monke
 
 
 @pytest.mark.usefixtures("process_group")
-def test_a_run_on_a_dataset_is_resumed_bit_for_bit(plan_file, tmp_path):
+def test_a_run_on_a_dataset_is_resumed_bit_for_bit(plan_file: Any, tmp_path: Path) -> None:
     dataset = counting(Plan.load(plan_file(1)))
     options = TrainOptions(plan=plan_file(1), steps=4, warmup=1, checkpoint=tmp_path / "c", save_every=2, keep=9)
     whole = [r.loss for r in train(options, dataset=dataset).reports]

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -21,14 +22,14 @@ def failed_at(name: str, plan: db.Plan) -> DeviceMemoryError:
     return DeviceMemoryError(instruction, RuntimeError("Tried to allocate 2.00 GiB.\nAnd more lines"))
 
 
-def test_the_prediction_is_what_the_plan_holds_when_the_operation_has_allocated(plan):
+def test_the_prediction_is_what_the_plan_holds_when_the_operation_has_allocated(plan: Any) -> None:
     static = float(plan.costs.static_of(0))
     kept = float(plan.costs.activation[0])
     assert predicted_at(failed_at("0F0", plan), plan) == pytest.approx(static + kept)
     assert predicted_at(failed_at("0F1", plan), plan) == pytest.approx(static + 2 * kept)
 
 
-def test_a_shortage_names_operation_and_bytes_and_a_plan_that_fits(plan):
+def test_a_shortage_names_operation_and_bytes_and_a_plan_that_fits(plan: Any) -> None:
     error = explained(failed_at("0F1", plan), plan, held=predicted_at(failed_at("0F1", plan), plan) + 2**20)
     said = str(error)
     assert said.startswith("Device 0 ran out of memory at 0F1, micro-batch 1: Tried to allocate 2.00 GiB.  It held ")
@@ -39,7 +40,7 @@ def test_a_shortage_names_operation_and_bytes_and_a_plan_that_fits(plan):
     assert "then fits, at " in said
 
 
-def test_advice_for_a_measured_plan_counts_with_what_was_measured():
+def test_advice_for_a_measured_plan_counts_with_what_was_measured() -> None:
     """MLPs that take and keep far more than computed costs have it: planned with these, a step would take nothing."""
     mlp = {
         "type": "mlp", "count": 8, "forward": 0.1, "backward_input": 0.1, "backward_weight": 0.1, "static": 10**6,
@@ -51,13 +52,13 @@ def test_advice_for_a_measured_plan_counts_with_what_was_measured():
     assert 0.5 < float(said.split("then fits, at ")[1].split(" times")[0]) < 2
 
 
-def test_where_nothing_takes_less_the_advice_is_other_hardware_or_sizes(plan):
+def test_where_nothing_takes_less_the_advice_is_other_hardware_or_sizes(plan: Any) -> None:
     peak = float(max(plan.simulate().peak_memory))
     said = str(explained(failed_at("0F1", plan), plan, held=predicted_at(failed_at("0F1", plan), plan) + 0.85 * peak))
     assert "use more devices, smaller micro-batches, or shorter sequences" in said
 
 
-def test_a_real_shortage_is_recognised_and_named():
+def test_a_real_shortage_is_recognised_and_named() -> None:
     """torch's own allocator, in a process that may not have more memory."""
     program = """
 import resource, torch

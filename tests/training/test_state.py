@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ def names(plan: db.Plan, *, tied: bool) -> list[set[str]]:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_two_devices_save_together_what_one_saves_whatever_is_tied(plan_file, tied):
+def test_two_devices_save_together_what_one_saves_whatever_is_tied(plan_file: Any, tied: bool) -> None:
     (alone,) = names(Plan.load(plan_file(1)), tied=tied)
     first, last = names(Plan.load(plan_file(2)), tied=tied)
     assert first | last == alone
@@ -36,7 +37,7 @@ TABLE = [("model.", ""), *(("optimizer.", f".{what}") for what in ("step", "exp_
 
 
 @pytest.mark.parametrize("degrees", [{"data": 2, "zero": 2}, {"tensor": 2}, {"tensor": 2, "data": 2, "zero": 1}])
-def test_the_ranks_pieces_make_up_every_tensor_whole_and_once(plan_file, degrees):
+def test_the_ranks_pieces_make_up_every_tensor_whole_and_once(plan_file: Any, degrees: Any) -> None:
     plan = Plan.load(plan_file(1))
     plan = replace(plan, options=replace(plan.options, **degrees))
 
@@ -52,7 +53,7 @@ def test_the_ranks_pieces_make_up_every_tensor_whole_and_once(plan_file, degrees
 
 @pytest.mark.parametrize("config", [GPT2, MIXTRAL], ids=["gpt2", "mixtral"])
 @pytest.mark.parametrize("options", [{}, {"data": 3, "zero": 2}, {"lora": 3, "data": 2, "zero": 1}])
-def test_blocks_of_fused_layers_and_of_rows_make_up_what_one_rank_has(config, options):
+def test_blocks_of_fused_layers_and_of_rows_make_up_what_one_rank_has(config: Any, options: Any) -> None:
     def of(pipeline: Pipeline) -> dict[str, Piece]:
         return state_of(pipeline)
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,17 +26,17 @@ TEXT = "".join(f"{i} bottles of beer on the wall, {i} bottles of beer.\n" for i 
 
 
 @pytest.fixture
-def options(tmp_path, plan_file) -> TrainOptions:
+def options(tmp_path: Path, plan_file: Any) -> TrainOptions:
     (tmp_path / "text.txt").write_text(TEXT)
     return TrainOptions(plan=plan_file(1), data=tmp_path / "text.txt", steps=6, warmup=2, learning_rate=0.01)
 
 
-def changed(options: TrainOptions, **entries) -> TrainOptions:
+def changed(options: TrainOptions, **entries: Any) -> TrainOptions:
     return TrainOptions(**{**vars(options), **entries})
 
 
 @pytest.mark.usefixtures("process_group")
-def test_the_loss_falls_and_the_outcome_has_it(options):
+def test_the_loss_falls_and_the_outcome_has_it(options: Any) -> None:
     outcome = train(changed(options, steps=30))
     losses = [report.loss for report in outcome.reports]
     assert len(losses) == 30
@@ -45,7 +46,7 @@ def test_the_loss_falls_and_the_outcome_has_it(options):
 
 
 @pytest.mark.usefixtures("process_group")
-def test_a_resumed_run_goes_on_bit_for_bit(options, tmp_path):
+def test_a_resumed_run_goes_on_bit_for_bit(options: Any, tmp_path: Path) -> None:
     whole = train(options)
     train(changed(options, checkpoint=tmp_path / "c", save_every=3, keep=9))
     assert [p.name for p in checkpoint_folder.checkpoints(tmp_path / "c")] == ["step-000003", "step-000006"]
@@ -55,7 +56,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(options, tmp_path):
 
 
 @pytest.mark.usefixtures("process_group")
-def test_the_trace_and_the_page_of_both_timelines_are_written(options, tmp_path):
+def test_the_trace_and_the_page_of_both_timelines_are_written(options: Any, tmp_path: Path) -> None:
     train(changed(options, trace=tmp_path / "trace.json", html=tmp_path / "timeline.html"))
     trace = Trace.load(tmp_path / "trace.json")
     planned = {i.op.name for i in Plan.load(options.plan).simulate().program.instructions}
@@ -68,7 +69,9 @@ def test_the_trace_and_the_page_of_both_timelines_are_written(options, tmp_path)
 
 @pytest.mark.usefixtures("process_group")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_a_model_and_then_adapters_on_top_of_it_are_trained_from_where_they_were_saved(options, tmp_path):
+def test_a_model_and_then_adapters_on_top_of_it_are_trained_from_where_they_were_saved(
+    options: Any, tmp_path: Path
+) -> None:
     pytest.importorskip("safetensors")
     whole, adapters, more = tmp_path / "whole", tmp_path / "adapters", tmp_path / "more"
     plan = Plan.load(options.plan)
@@ -99,12 +102,12 @@ def test_a_model_and_then_adapters_on_top_of_it_are_trained_from_where_they_were
         ({"plan": Path("nowhere.json")}, "nowhere.json cannot be read"),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence(options, entries, message):
+def test_what_cannot_be_done_is_one_sentence(options: Any, entries: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         check(changed(options, **entries))
 
 
-def test_a_plan_for_larger_devices_than_this_machine_is_refused_before_anything_is_allocated():
+def test_a_plan_for_larger_devices_than_this_machine_is_refused_before_anything_is_allocated() -> None:
     plan = db.plan(db.models["llama2-70b"], db.Cluster.parse("64xB200-192GB"), planner="merak", zero=0)
     with pytest.raises(InputError, match=r"The plan's 64 ranks need .* in all, but this machine has"):
         check_room(plan)
@@ -112,20 +115,20 @@ def test_a_plan_for_larger_devices_than_this_machine_is_refused_before_anything_
 
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="two ranks have GPUs here")
 @pytest.mark.parametrize(("cluster", "said"), [("2xA100-80GB", "planned for 2xA100-80GB"), ("2xCPU", None)])
-def test_a_plan_for_gpus_that_runs_on_the_cpu_is_told_so(cluster, said):
+def test_a_plan_for_gpus_that_runs_on_the_cpu_is_told_so(cluster: str, said: Any) -> None:
     plan = db.plan(db.models["llama-tiny"], db.Cluster.parse(cluster), planner="dapple", sequence_length=128)
     remark = check_room(plan)
     assert remark is None if said is None else said in remark
 
 
-def test_a_plan_of_abstract_costs_is_refused(options, tmp_path):
+def test_a_plan_of_abstract_costs_is_refused(options: Any, tmp_path: Path) -> None:
     abstract = replace(Plan.load(options.plan), model=None)
     abstract.save(tmp_path / "abstract.json")
     with pytest.raises(InputError, match="has no model to run"):
         check(changed(options, plan=tmp_path / "abstract.json"))
 
 
-def test_a_plan_for_another_optimizer_is_refused(options, tmp_path):
+def test_a_plan_for_another_optimizer_is_refused(options: Any, tmp_path: Path) -> None:
     plan = Plan.load(options.plan)
     replace(plan, options=replace(plan.options, optimizer="sgd")).save(tmp_path / "sgd.json")
     with pytest.raises(InputError, match=r"debubble train steps adamw, but .* of sgd: plan with --optimizer adamw"):
@@ -133,7 +136,7 @@ def test_a_plan_for_another_optimizer_is_refused(options, tmp_path):
 
 
 @pytest.mark.usefixtures("process_group")
-def test_a_run_that_may_find_no_checkpoint_starts_anew_or_goes_on(options, tmp_path):
+def test_a_run_that_may_find_no_checkpoint_starts_anew_or_goes_on(options: Any, tmp_path: Path) -> None:
     restartable = changed(options, checkpoint=tmp_path / "c", auto_resume=True, steps=2)
     first = train(restartable)
     assert [r.step for r in first.reports] == [1, 2]
@@ -141,7 +144,7 @@ def test_a_run_that_may_find_no_checkpoint_starts_anew_or_goes_on(options, tmp_p
 
 
 @pytest.mark.usefixtures("process_group")
-def test_a_resumed_run_keeps_the_settings_that_are_not_given_anew(options, tmp_path):
+def test_a_resumed_run_keeps_the_settings_that_are_not_given_anew(options: Any, tmp_path: Path) -> None:
     train(changed(options, checkpoint=tmp_path / "c", steps=1, clip=0.5))
     again = TrainOptions(plan=options.plan, checkpoint=tmp_path / "c", resume=True)
     settled = settle({"steps": 4, "learning_rate": None, "clip": None}, again)
@@ -154,7 +157,9 @@ def rates(options: TrainOptions) -> list[float]:
 
 
 @pytest.mark.usefixtures("process_group")
-def test_loaded_weights_are_trained_at_a_rate_that_does_not_undo_them_unless_one_is_given(options, tmp_path):
+def test_loaded_weights_are_trained_at_a_rate_that_does_not_undo_them_unless_one_is_given(
+    options: Any, tmp_path: Path
+) -> None:
     pytest.importorskip("safetensors")
     fresh = changed(options, steps=2, warmup=1, learning_rate=None, save=tmp_path / "whole")
     loaded = changed(fresh, load=(tmp_path / "whole",), save=None)
@@ -167,7 +172,7 @@ def test_loaded_weights_are_trained_at_a_rate_that_does_not_undo_them_unless_one
 
 
 @pytest.mark.usefixtures("process_group")
-def test_a_run_from_loaded_weights_is_resumed_at_its_rate(options, tmp_path):
+def test_a_run_from_loaded_weights_is_resumed_at_its_rate(options: Any, tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
     train(changed(options, steps=1, save=tmp_path / "whole"))
     loaded = changed(options, learning_rate=None, load=(tmp_path / "whole",), checkpoint=tmp_path / "c")
@@ -177,7 +182,7 @@ def test_a_run_from_loaded_weights_is_resumed_at_its_rate(options, tmp_path):
 
 
 @pytest.mark.usefixtures("process_group")
-def test_a_folder_with_another_runs_checkpoints_is_refused(options, tmp_path):
+def test_a_folder_with_another_runs_checkpoints_is_refused(options: Any, tmp_path: Path) -> None:
     with_checkpoint = changed(options, checkpoint=tmp_path / "c")
     train(with_checkpoint)
     with pytest.raises(InputError, match="holds checkpoints already"):
@@ -214,7 +219,9 @@ DAMAGE = {
 
 @pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize(("damage", "said"), DAMAGE.values(), ids=DAMAGE.keys())
-def test_a_run_goes_on_from_the_newest_whole_checkpoint(options, tmp_path, capsys, damage, said):
+def test_a_run_goes_on_from_the_newest_whole_checkpoint(
+    options: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Any, said: Any
+) -> None:
     folder = tmp_path / "c"
     restartable = changed(options, checkpoint=folder, save_every=3, keep=9, auto_resume=True)
     whole = train(restartable)
@@ -228,7 +235,9 @@ def test_a_run_goes_on_from_the_newest_whole_checkpoint(options, tmp_path, capsy
 
 
 @pytest.mark.usefixtures("process_group")
-def test_a_run_that_falls_back_takes_the_settings_of_the_checkpoint_that_it_goes_on_from(options, tmp_path):
+def test_a_run_that_falls_back_takes_the_settings_of_the_checkpoint_that_it_goes_on_from(
+    options: Any, tmp_path: Path
+) -> None:
     folder = tmp_path / "c"
     train(changed(options, checkpoint=folder, steps=2, keep=9, clip=0.5))
     train(changed(options, checkpoint=folder, steps=4, keep=9, clip=0.7, resume=True))
@@ -242,7 +251,7 @@ def test_a_run_that_falls_back_takes_the_settings_of_the_checkpoint_that_it_goes
 
 @pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize(("damage", "said"), DAMAGE.values(), ids=DAMAGE.keys())
-def test_a_damaged_checkpoint_is_not_resumed(options, tmp_path, damage, said):
+def test_a_damaged_checkpoint_is_not_resumed(options: Any, tmp_path: Path, damage: Any, said: Any) -> None:
     saving = changed(options, checkpoint=tmp_path / "c", steps=2)
     train(saving)
     damage(tmp_path / "c" / "step-000002")
@@ -252,7 +261,9 @@ def test_a_damaged_checkpoint_is_not_resumed(options, tmp_path, damage, said):
 
 
 @pytest.mark.usefixtures("process_group")
-def test_a_checkpoint_of_an_earlier_version_is_resumed_with_a_note(options, tmp_path, capsys):
+def test_a_checkpoint_of_an_earlier_version_is_resumed_with_a_note(
+    options: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     saving = changed(options, checkpoint=tmp_path / "c", steps=2)
     train(saving)
     (tmp_path / "c" / "step-000002" / "manifest.json").unlink()
@@ -261,7 +272,7 @@ def test_a_checkpoint_of_an_earlier_version_is_resumed_with_a_note(options, tmp_
 
 
 @pytest.mark.usefixtures("process_group")
-def test_resuming_a_damaged_checkpoint_ends_with_one_sentence(options, tmp_path):
+def test_resuming_a_damaged_checkpoint_ends_with_one_sentence(options: Any, tmp_path: Path) -> None:
     folder = tmp_path / "c"
     train(changed(options, checkpoint=folder, steps=2))
     flipped(folder / "step-000002")
@@ -284,7 +295,7 @@ def command(options: TrainOptions, *more: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("process_group")
-def test_two_ranks_resume_what_one_rank_began(options, tmp_path, plan_file):
+def test_two_ranks_resume_what_one_rank_began(options: Any, tmp_path: Path, plan_file: Any) -> None:
     whole = train(options)
     train(changed(options, checkpoint=tmp_path / "c", save_every=3, keep=9))
     checkpoint_folder.latest(tmp_path / "c").rename(tmp_path / "later")
@@ -304,7 +315,7 @@ def ran(options: TrainOptions, *more: str) -> list[float]:
 
 
 @pytest.mark.usefixtures("process_group")
-def test_divided_states_go_on_bit_for_bit_and_can_be_joined(options, tmp_path):
+def test_divided_states_go_on_bit_for_bit_and_can_be_joined(options: Any, tmp_path: Path) -> None:
     """Two replicas that each own half of every parameter's rows, then the same again, then one rank alone."""
     plan, divided = Plan.load(options.plan), tmp_path / "divided.json"
     replace(plan, options=replace(plan.options, data=2, zero=2)).save(divided)
@@ -322,7 +333,7 @@ def test_divided_states_go_on_bit_for_bit_and_can_be_joined(options, tmp_path):
 
 
 @pytest.mark.usefixtures("process_group")
-def test_divided_layers_train_like_whole_ones_and_can_be_joined(options, tmp_path):
+def test_divided_layers_train_like_whole_ones_and_can_be_joined(options: Any, tmp_path: Path) -> None:
     """Two ranks that divide every layer, then one alone: shards of moments make up whole ones."""
     plan, divided, folder = Plan.load(options.plan), tmp_path / "divided.json", tmp_path / "c"
     replace(plan, options=replace(plan.options, tensor=2)).save(divided)
@@ -334,7 +345,9 @@ def test_divided_layers_train_like_whole_ones_and_can_be_joined(options, tmp_pat
     assert [r.loss for r in joined.reports] == pytest.approx(whole[2:], rel=1e-5)
 
 
-def test_a_dead_rank_ends_the_run_with_its_reason_and_leaves_the_last_checkpoint(options, tmp_path, plan_file):
+def test_a_dead_rank_ends_the_run_with_its_reason_and_leaves_the_last_checkpoint(
+    options: Any, tmp_path: Path, plan_file: Any
+) -> None:
     two = changed(options, plan=plan_file(2))
     more = ["--steps", "1000000", "--checkpoint", str(tmp_path / "c"), "--save-every", "5"]
     with subprocess.Popen(command(two, *more), stderr=subprocess.PIPE, text=True) as run:
@@ -365,7 +378,7 @@ def data(plan):
 """
 
 
-def test_a_hung_rank_is_named_with_what_the_others_wait_for(tmp_path, plan_file):
+def test_a_hung_rank_is_named_with_what_the_others_wait_for(tmp_path: Path, plan_file: Any) -> None:
     (tmp_path / "hanging.py").write_text(HANGING)
     arguments = ["train", str(plan_file(2)), "--dataset", "hanging:data", "--hang-timeout", "3"]
     finished = subprocess.run([*DEBUBBLE, *arguments], stderr=subprocess.PIPE, text=True, cwd=tmp_path)

@@ -1,7 +1,10 @@
 """Ranks of one process, each with what it does, a watchdog and a store that they share."""
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from queue import Queue
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -18,7 +21,7 @@ INSTRUCTION = {i.op.name: i for i in PROGRAM.instructions}
 
 
 @pytest.fixture
-def watched():
+def watched() -> Iterator[Any]:
     """Starts a watchdog of a rank that never moves; errors land in a queue."""
     store, errors, dogs = dist.HashStore(), Queue(), []
 
@@ -49,7 +52,7 @@ def waiting(name: str, *, awaited: str) -> Activity:
     return activity
 
 
-def test_the_rank_that_computes_without_end_is_named_before_those_that_wait_for_it(watched):
+def test_the_rank_that_computes_without_end_is_named_before_those_that_wait_for_it(watched: Any) -> None:
     watched(0, waiting("0B1", awaited="0RECV_B1"), ranks=2, patience=60)
     errors = watched(1, running("1B1"), ranks=2)
     assert str(errors.get(timeout=20)) == (
@@ -58,12 +61,12 @@ def test_the_rank_that_computes_without_end_is_named_before_those_that_wait_for_
     )
 
 
-def test_a_rank_that_never_answers_is_named(watched):
+def test_a_rank_that_never_answers_is_named(watched: Any) -> None:
     errors = watched(0, waiting("0B1", awaited="0RECV_B1"), ranks=2)
     assert "for 0.2 s: rank 1 does not answer; rank 0 waits" in str(errors.get(timeout=20))
 
 
-def test_a_checkpoint_may_take_long(watched):
+def test_a_checkpoint_may_take_long(watched: Any) -> None:
     saving = Activity()
     saving.enter(SAVING, own=True)
     watched(1, saving, ranks=2, patience=60)
@@ -72,7 +75,7 @@ def test_a_checkpoint_may_take_long(watched):
         assert errors.empty()
 
 
-def test_an_error_that_passes_says_what_the_rank_was_doing():
+def test_an_error_that_passes_says_what_the_rank_was_doing() -> None:
     activity = running("1F0")
     dog = Watchdog(activity, store=dist.HashStore(), rank=0, ranks=1, patience=60, leave=print, period=0.01)
     with pytest.raises(ValueError, match="broken") as caught, dog:
@@ -80,7 +83,7 @@ def test_an_error_that_passes_says_what_the_rank_was_doing():
     assert caught.value.__notes__ == ["is in 1F0, micro-batch 0"]
 
 
-def test_the_compute_lane_is_told_before_messages_and_a_phase_where_nothing_runs():
+def test_the_compute_lane_is_told_before_messages_and_a_phase_where_nothing_runs() -> None:
     activity = running("0SEND_F0")
     assert str(activity) == "is in 0SEND_F0 to device 1, micro-batch 0"
     assert not activity.own
@@ -93,7 +96,7 @@ def test_the_compute_lane_is_told_before_messages_and_a_phase_where_nothing_runs
     assert str(activity) == "reads data"
 
 
-def test_an_error_leaves_its_reason_before_the_rank_unwinds(tmp_path, monkeypatch):
+def test_an_error_leaves_its_reason_before_the_rank_unwinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher may end the rank between here and its end, when a peer was killed."""
     file, activity = tmp_path / "error.json", running("1B1")
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))

@@ -1,6 +1,7 @@
 """Plans, searches and steps for the tests of online scheduling: the simulator stands for the machine."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import debubble as db
 from debubble.ir import Plan, StageCosts
@@ -14,12 +15,12 @@ QUICK = Policy(settling=1, window=3)
 UNIT = StageCosts.of(stages=2, communication=0, activation=2, memory_limit=20)
 
 
-def gpipe_plan(costs=UNIT, *, micro_batches=4, config=LLAMA) -> Plan:
+def gpipe_plan(costs: Any = UNIT, *, micro_batches: int = 4, config: Any = LLAMA) -> Plan:
     schedule = db.schedules["gpipe"](devices=costs.stages, micro_batches=micro_batches)
     return plan_of(schedule, config, costs=costs, dtype="fp32")
 
 
-def ordered(plan: Plan, schedule: str, **options) -> Plan:
+def ordered(plan: Plan, schedule: str, **options: Any) -> Plan:
     """The same stages by a published schedule."""
     made = db.schedules[schedule](devices=plan.devices, micro_batches=plan.micro_batches, costs=plan.costs, **options)
     return replace(plan, schedule=made)
@@ -75,10 +76,10 @@ class Machine:
             self.controller.after_step(self.step, self.seconds.get(running.schedule.name, trace.makespan), trace)
 
 
-def controlled(plan, folder, *, search=solved, policy=QUICK) -> Controller:
+def controlled(plan: Any, folder: Any, *, search: Any = solved, policy: Any = QUICK) -> Controller:
     journal = Journal(log=folder / "plan.online.jsonl", plan=folder / "plan.online.json")
     return Controller(plan, search=search, journal=journal, policy=policy)
 
 
-def events_of(controller):
+def events_of(controller: Any) -> Any:
     return [(entry.step, entry.event) for entry in controller.journal.entries]

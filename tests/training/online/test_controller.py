@@ -2,6 +2,8 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,11 +23,11 @@ SLOW_WEIGHTS = UNIT.replace(backward_weight=[1, 3])
 
 
 @pytest.fixture
-def plan():
+def plan() -> Any:
     return gpipe_plan()
 
 
-def test_a_bad_order_is_replaced_by_the_one_that_the_search_proves_best(plan, tmp_path):
+def test_a_bad_order_is_replaced_by_the_one_that_the_search_proves_best(plan: Any, tmp_path: Path) -> None:
     controller = controlled(plan, tmp_path)
     Machine(controller, UNIT).run(8)
     # One step to settle and three to measure; then the same with the new order.
@@ -36,7 +38,7 @@ def test_a_bad_order_is_replaced_by_the_one_that_the_search_proves_best(plan, tm
     assert (kept.measured.before, kept.measured.after) == (15, 13)
 
 
-def test_a_switch_that_measures_worse_is_taken_back_and_not_tried_again(plan, tmp_path):
+def test_a_switch_that_measures_worse_is_taken_back_and_not_tried_again(plan: Any, tmp_path: Path) -> None:
     controller = controlled(plan, tmp_path)
     Machine(controller, UNIT, seconds={"gpipe": 15.0, "searched": 16.0}).run(40)
     assert events_of(controller) == [(4, "search"), (4, "adopted"), (8, "taken back")]
@@ -44,12 +46,12 @@ def test_a_switch_that_measures_worse_is_taken_back_and_not_tried_again(plan, tm
     assert Plan.load(controller.journal.plan).schedule == plan.schedule
 
 
-def test_after_a_switch_back_only_a_faster_order_is_tried(plan, tmp_path):
+def test_after_a_switch_back_only_a_faster_order_is_tried(plan: Any, tmp_path: Path) -> None:
     better, best = (ordered(plan, name) for name in ("1f1b", "zb-h1"))
     times = {"gpipe": 15.0, "1f1b": 16.0, "zb-h1": 14.0}
     candidates = solved(plan).found[-1].candidates
 
-    def as_found(other, makespan):
+    def as_found(other: Any, makespan: Any) -> Any:
         return replace(other, candidates=(replace(candidates[0], makespan=makespan), candidates[1]))
 
     found = [as_found(best, 13.0), as_found(ordered(plan, "1f1b"), 14.0), as_found(better, 14.0)]
@@ -60,16 +62,16 @@ def test_after_a_switch_back_only_a_faster_order_is_tried(plan, tmp_path):
     assert controller.plan.schedule.name == "zb-h1"
 
 
-def test_an_order_that_gains_too_little_is_not_adopted(plan, tmp_path):
+def test_an_order_that_gains_too_little_is_not_adopted(plan: Any, tmp_path: Path) -> None:
     controller = controlled(ordered(plan, "zb-h1"), tmp_path)
     Machine(controller, UNIT).run(20)
     assert events_of(controller) == [(4, "search")]
 
 
-def test_costs_that_drift_begin_a_new_search_with_the_measured_ones(plan, tmp_path):
+def test_costs_that_drift_begin_a_new_search_with_the_measured_ones(plan: Any, tmp_path: Path) -> None:
     asked = []
 
-    def search(p):
+    def search(p: Any) -> Any:
         asked.append(p)
         return solved(p)
 
@@ -85,7 +87,7 @@ def test_costs_that_drift_begin_a_new_search_with_the_measured_ones(plan, tmp_pa
     assert controller.journal.entries[3].drift > 0.2
 
 
-def test_a_window_that_the_next_one_contradicts_begins_no_search(plan, tmp_path):
+def test_a_window_that_the_next_one_contradicts_begins_no_search(plan: Any, tmp_path: Path) -> None:
     controller = controlled(ordered(plan, "zb-h1"), tmp_path)
     machine = Machine(controller, UNIT)
     machine.run(4)
@@ -95,10 +97,10 @@ def test_a_window_that_the_next_one_contradicts_begins_no_search(plan, tmp_path)
     assert events_of(controller) == [(4, "search")]
 
 
-def test_the_search_before_is_closed_when_a_new_one_begins_and_at_the_end(plan, tmp_path):
+def test_the_search_before_is_closed_when_a_new_one_begins_and_at_the_end(plan: Any, tmp_path: Path) -> None:
     searches = []
 
-    def search(p):
+    def search(p: Any) -> Any:
         searches.append(Finished(p))
         return searches[-1]
 
@@ -112,15 +114,15 @@ def test_the_search_before_is_closed_when_a_new_one_begins_and_at_the_end(plan, 
     assert [s.closed for s in searches] == [True, True]
 
 
-def test_a_search_that_fails_is_told_once_and_the_run_goes_on(plan, tmp_path):
+def test_a_search_that_fails_is_told_once_and_the_run_goes_on(plan: Any, tmp_path: Path) -> None:
     controller = controlled(plan, tmp_path, search=lambda p: Finished(p, failed="MemoryError"))
     Machine(controller, UNIT).run(20)
     assert events_of(controller) == [(4, "search"), (4, "search failed")]
     assert "the search for a better order failed (MemoryError); training goes on" in str(controller.journal.entries[1])
 
 
-def test_a_search_that_cannot_begin_is_told_and_the_run_goes_on(plan, tmp_path):
-    def search(_):
+def test_a_search_that_cannot_begin_is_told_and_the_run_goes_on(plan: Any, tmp_path: Path) -> None:
+    def search(_: Any) -> None:
         raise OSError("Cannot allocate memory")
 
     controller = controlled(plan, tmp_path, search=search)
@@ -129,14 +131,14 @@ def test_a_search_that_cannot_begin_is_told_and_the_run_goes_on(plan, tmp_path):
     assert controller.plan is plan
 
 
-def test_a_search_that_finds_nothing_in_time_changes_nothing(plan, tmp_path):
+def test_a_search_that_finds_nothing_in_time_changes_nothing(plan: Any, tmp_path: Path) -> None:
     controller = controlled(plan, tmp_path, search=Finished)
     Machine(controller, UNIT).run(20)
     assert controller.plan is plan
     assert not controller.journal.plan.exists()
 
 
-def test_the_log_has_a_line_for_each_event_and_the_plan_that_runs_is_a_plan_file(plan, tmp_path):
+def test_the_log_has_a_line_for_each_event_and_the_plan_that_runs_is_a_plan_file(plan: Any, tmp_path: Path) -> None:
     controller = controlled(plan, tmp_path)
     Machine(controller, UNIT).run(8)
     lines = [json.loads(line) for line in (tmp_path / "plan.online.jsonl").read_text().splitlines()]
@@ -148,7 +150,7 @@ def test_the_log_has_a_line_for_each_event_and_the_plan_that_runs_is_a_plan_file
     assert adopted.simulate().makespan == 13
 
 
-def test_a_switch_is_said_in_a_sentence(tmp_path):
+def test_a_switch_is_said_in_a_sentence(tmp_path: Path) -> None:
     controller = controlled(gpipe_plan(milliseconds()), tmp_path)
     Machine(controller, milliseconds()).run(8)
     assert [str(entry) for entry in controller.journal.entries] == [

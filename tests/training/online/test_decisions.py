@@ -1,6 +1,7 @@
 """What the decisions of online scheduling rest on: measured costs, effects, sums."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ TRUE = StageCosts.of(
 ASSUMED = UNIT.replace(offload=1, reload=1, recompute=1)
 
 
-def test_a_split_schedule_shows_what_everything_costs():
+def test_a_split_schedule_shows_what_everything_costs() -> None:
     start = ordered(gpipe_plan(ASSUMED), "zb-h1").schedule
     moved = (Op(Kind.O, 0, 1), Op(Kind.L, 0, 1)), (Op(Kind.O, 1, 1), Op(Kind.L, 1, 1))
     orders = []
@@ -36,26 +37,26 @@ def test_a_split_schedule_shows_what_everything_costs():
     assert found.activation == ASSUMED.activation
 
 
-def test_a_whole_backward_is_divided_as_it_was_assumed_to_be():
+def test_a_whole_backward_is_divided_as_it_was_assumed_to_be() -> None:
     plan = gpipe_plan(ASSUMED.replace(backward_weight=3))
     found = measured_costs(plan.schedule, plan.costs, [traced(plan, TRUE)])
     assert found.backward_input == (5 / 4, 5 / 4)
     assert found.backward_weight == (15 / 4, 15 / 4)
 
 
-def test_what_did_not_run_keeps_its_time():
+def test_what_did_not_run_keeps_its_time() -> None:
     plan = gpipe_plan(ASSUMED)
     found = measured_costs(plan.schedule, ASSUMED, [traced(plan, TRUE)])
     assert (found.offload, found.reload) == (ASSUMED.offload, ASSUMED.reload)
 
 
-def test_one_slow_step_changes_no_median():
+def test_one_slow_step_changes_no_median() -> None:
     plan = gpipe_plan()
     steps = [traced(plan, UNIT), traced(plan, TRUE), traced(plan, UNIT)]
     assert measured_costs(plan.schedule, UNIT, steps) == UNIT.replace(forward=(1.0, 1.0))
 
 
-def test_clocks_that_differ_change_no_message_time():
+def test_clocks_that_differ_change_no_message_time() -> None:
     plan = ordered(gpipe_plan(UNIT.replace(communication=[0.5, 0])), "1f1b")
     step = traced(plan, plan.costs)
     skewed = replace(
@@ -64,12 +65,12 @@ def test_clocks_that_differ_change_no_message_time():
     assert measured_costs(plan.schedule, UNIT, [skewed]).communication == (0.5, 0)
 
 
-def test_costs_that_all_change_alike_have_not_drifted():
+def test_costs_that_all_change_alike_have_not_drifted() -> None:
     slower = UNIT.replace(forward=3, backward_input=3, backward_weight=3)
     assert drift(UNIT, slower) == pytest.approx(0)
 
 
-def test_drift_is_the_change_of_the_stage_that_changed_most():
+def test_drift_is_the_change_of_the_stage_that_changed_most() -> None:
     # 3 + 3 becomes 3 + 6, by a factor of 1.5: the first stage 1 - 1 / 1.5 faster, the other 2 / 1.5 - 1 slower.
     changed = UNIT.replace(forward=[1, 2], backward_input=[1, 2], backward_weight=[1, 2])
     assert drift(UNIT, changed) == pytest.approx(1 / 3)
@@ -85,33 +86,33 @@ def test_drift_is_the_change_of_the_stage_that_changed_most():
         ([0.5, 0.6, 0.4, 0.55, 0.45], False),
     ],
 )
-def test_a_switch_is_worse_if_steps_take_longer_by_more_than_chance(after, worse):
+def test_a_switch_is_worse_if_steps_take_longer_by_more_than_chance(after: Any, worse: bool) -> None:
     assert effect([1.0, 1.1, 0.9, 1.05, 0.95], after).worse is worse
 
 
-def test_a_hundredth_is_no_difference_even_where_nothing_varies():
+def test_a_hundredth_is_no_difference_even_where_nothing_varies() -> None:
     assert not effect([100.0] * 5, [101.0] * 5).worse
     assert effect([100.0] * 5, [102.0] * 5).worse
 
 
-def test_the_gain_is_of_medians():
+def test_the_gain_is_of_medians() -> None:
     assert effect([1.0, 2.0, 30.0], [0.5, 1.0, 9.0]).gain == 0.5
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zb-h2"])
-def test_published_orders_add_up_alike(name):
+def test_published_orders_add_up_alike(name: str) -> None:
     plan = gpipe_plan(micro_batches=8)
     assert summation(plan, ordered(plan, name).schedule) == summation(plan, plan.schedule)
 
 
-def test_another_order_of_backwards_adds_up_differently():
+def test_another_order_of_backwards_adds_up_differently() -> None:
     plan = gpipe_plan()
     late = replace(plan.schedule, orders=tuple((*o[:4], *reversed(o[4:])) for o in plan.schedule.orders))
     assert summation(plan, late) != summation(plan, plan.schedule)
 
 
-def test_a_weight_gradient_behind_a_later_whole_backward_adds_up_differently():
-    def orders(first, last):
+def test_a_weight_gradient_behind_a_later_whole_backward_adds_up_differently() -> None:
+    def orders(first: Any, last: Any) -> Any:
         return Schedule.of("hand", db.Placement.linear(2), 2, [first.split(), last.split()])
 
     plan = plan_of(orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"), LLAMA)
@@ -120,8 +121,8 @@ def test_a_weight_gradient_behind_a_later_whole_backward_adds_up_differently():
     assert summation(plan, mixed)["other 0"] == summation(plan, plan.schedule)["other 0"]
 
 
-def test_a_table_tied_on_one_device_adds_up_the_gradients_of_two_stages():
-    def plan(config, order):
+def test_a_table_tied_on_one_device_adds_up_the_gradients_of_two_stages() -> None:
+    def plan(config: Any, order: Any) -> Any:
         return plan_of(Schedule.of("hand", db.Placement.of([0, 0]), 2, [order.split()]), config)
 
     early, late = "0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1", "0F0 1F0 0F1 1F1 1B0 1B1 0B0 0B1"
@@ -131,7 +132,7 @@ def test_a_table_tied_on_one_device_adds_up_the_gradients_of_two_stages():
         assert (sums[0] == sums[1]) is alike
 
 
-def test_the_search_finds_faster_orders_with_the_same_sums_within_the_limit():
+def test_the_search_finds_faster_orders_with_the_same_sums_within_the_limit() -> None:
     plan = gpipe_plan(UNIT.with_limit(4), micro_batches=8)
     plan = ordered(plan, "1f1b")
     found = list(better_plans(plan, effort=5.0))
@@ -144,7 +145,7 @@ def test_the_search_finds_faster_orders_with_the_same_sums_within_the_limit():
         assert [c.makespan for c in better.candidates] == [better.simulate().makespan, 27]
 
 
-def test_a_plan_with_optimizer_steps_or_peers_is_refused():
+def test_a_plan_with_optimizer_steps_or_peers_is_refused() -> None:
     stepping = ordered(gpipe_plan(StageCosts.of(stages=4, activation=1)), "1f1b")
     order = (*stepping.schedule.orders[0], Op(Kind.S, 0, 3))
     inside = replace(stepping.schedule, orders=(order, *stepping.schedule.orders[1:]))

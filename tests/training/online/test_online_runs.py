@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ STEPS = 200
 
 
 @pytest.fixture
-def plan(tmp_path) -> Path:
+def plan(tmp_path: Path) -> Path:
     """GPipe over four ranks, with costs that are far from true."""
     (tmp_path / "text.txt").write_text("".join(f"{i} bottles of beer on the wall.\n" for i in range(400)))
     costs = StageCosts.of(stages=4, forward=[1, 1, 5, 1], activation=2, memory_limit=20)
@@ -37,8 +38,8 @@ def command(plan: Path, *more: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("--post-validation",)], ids=["synchronous", "post-validated"])
-def test_four_ranks_adopt_a_better_order_without_a_step_lost_or_a_loss_changed(plan, more):
-    def run(*more):
+def test_four_ranks_adopt_a_better_order_without_a_step_lost_or_a_loss_changed(plan: Any, more: Any) -> None:
+    def run(*more: Any) -> Any:
         arguments = command(plan, "--steps", str(STEPS), "--json", *more)
         return json.loads(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout)
 
@@ -60,7 +61,7 @@ def test_four_ranks_adopt_a_better_order_without_a_step_lost_or_a_loss_changed(p
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_ctrl_c_ends_the_search_too(plan):
+def test_ctrl_c_ends_the_search_too(plan: Any) -> None:
     arguments = command(plan, "--steps", "1000000", "--online")
     with subprocess.Popen(arguments, stderr=subprocess.DEVNULL, start_new_session=True) as run:
         while not (searches := searching(run.pid)):
@@ -92,7 +93,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_a_resumed_run_goes_on_with_the_order_that_was_adopted(plan, tmp_path):
+def test_a_resumed_run_goes_on_with_the_order_that_was_adopted(plan: Any, tmp_path: Path) -> None:
     given = Plan.load(plan)
     ordered(given, "1f1b").save(tmp_path / "plan.online.json")
     options = TrainOptions(plan=plan, online=True)
@@ -101,7 +102,7 @@ def test_a_resumed_run_goes_on_with_the_order_that_was_adopted(plan, tmp_path):
     assert plan_of(replace(options, online=False), resuming=True).schedule.name == "gpipe"
 
 
-def test_what_another_plan_had_adopted_is_not_gone_on_with(plan, tmp_path):
+def test_what_another_plan_had_adopted_is_not_gone_on_with(plan: Any, tmp_path: Path) -> None:
     other = replace(ordered(Plan.load(plan), "1f1b"), model=LLAMA)
     other.save(tmp_path / "plan.online.json")
     assert plan_of(TrainOptions(plan=plan, online=True), resuming=True).schedule.name == "gpipe"

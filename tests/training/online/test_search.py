@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,11 +18,11 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 @pytest.fixture
-def plan():
+def plan() -> Any:
     return gpipe_plan()
 
 
-def test_it_answers_with_its_newest_plan_once(plan):
+def test_it_answers_with_its_newest_plan_once(plan: Any) -> None:
     search = Search(plan, effort=5.0, core=None)
     search.wait()
     assert search.newest().simulate().makespan == 13
@@ -30,7 +31,7 @@ def test_it_answers_with_its_newest_plan_once(plan):
     search.close()
 
 
-def test_it_is_never_waited_for(plan):
+def test_it_is_never_waited_for(plan: Any) -> None:
     search = Search(plan, effort=5.0, core=None)
     os.kill(search.pid, signal.SIGSTOP)
     assert search.newest() is None
@@ -38,7 +39,7 @@ def test_it_is_never_waited_for(plan):
     search.close()
 
 
-def test_what_it_dies_of_is_told(plan):
+def test_what_it_dies_of_is_told(plan: Any) -> None:
     too_large = Search(replace(plan, costs=plan.costs.with_limit(1)), effort=5.0, core=None)
     too_large.wait()
     assert too_large.newest() is None
@@ -52,7 +53,7 @@ def test_what_it_dies_of_is_told(plan):
 
 
 @linux
-def test_closing_it_leaves_neither_process_nor_files(plan):
+def test_closing_it_leaves_neither_process_nor_files(plan: Any) -> None:
     search = Search(plan, effort=300.0, core=None)
     pid, folder = search.pid, search.folder
     search.close()
@@ -61,7 +62,7 @@ def test_closing_it_leaves_neither_process_nor_files(plan):
 
 
 @linux
-def test_it_ends_and_cleans_up_when_its_parent_is_killed(plan, tmp_path):
+def test_it_ends_and_cleans_up_when_its_parent_is_killed(plan: Any, tmp_path: Path) -> None:
     plan.save(tmp_path / "plan.json")
     program = (
         "import signal, sys\nfrom debubble.ir import Plan\nfrom debubble.training.online.search_process import Search\n"
@@ -79,7 +80,7 @@ def test_it_ends_and_cleans_up_when_its_parent_is_killed(plan, tmp_path):
 
 
 @linux
-def test_it_has_only_time_that_nobody_else_wants_on_its_core(plan):
+def test_it_has_only_time_that_nobody_else_wants_on_its_core(plan: Any) -> None:
     core = max(os.sched_getaffinity(0))
     search = Search(plan, effort=300.0, core=core)
     assert os.sched_getscheduler(search.pid) == os.SCHED_IDLE
@@ -88,13 +89,13 @@ def test_it_has_only_time_that_nobody_else_wants_on_its_core(plan):
 
 
 @linux
-def test_a_core_is_spare_where_there_are_more_than_processes(monkeypatch):
+def test_a_core_is_spare_where_there_are_more_than_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2, 3, 7})
     assert cores.spare_core(3) == 7
     assert cores.spare_core(4) is None
 
 
-def test_it_imports_no_torch():
+def test_it_imports_no_torch() -> None:
     program = "import sys, debubble.training.online.scheduler; print('torch' in sys.modules)"
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == "False"

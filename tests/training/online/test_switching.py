@@ -1,6 +1,8 @@
 """Ranks that train by an online schedule: what they compute is what they would have computed without."""
 
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,16 +18,16 @@ STEPS = 12
 COSTS = StageCosts.of(stages=4, activation=2, memory_limit=20, offload=1)
 
 
-def bad_plan(config, dtype, *, costs=COSTS, **options):
+def bad_plan(config: Any, dtype: Any, *, costs: Any = COSTS, **options: Any) -> Any:
     """GPipe, under a limit that more than 1F1B's memory fits."""
     schedule = db.schedules["gpipe"](devices=costs.stages, micro_batches=4)
     return plan_of(schedule, config, costs=costs, dtype=dtype, **options)
 
 
-def losses_and_parameters(plan, *, controller=None, seconds=lambda plan: 1.0):
+def losses_and_parameters(plan: Any, *, controller: Any = None, seconds: Any = lambda plan: 1.0) -> Any:
     """Of a run of the plan by four ranks; online if there is a controller.  `seconds`: what a step of a plan takes."""
 
-    def one(pipeline):
+    def one(pipeline: Any) -> Any:
         online = Online(pipeline, None if pipeline.ranks.transport.rank else controller) if controller else None
         losses, orders = [], []
         for step in range(STEPS):
@@ -44,7 +46,9 @@ def losses_and_parameters(plan, *, controller=None, seconds=lambda plan: 1.0):
 @pytest.mark.parametrize(
     ("config", "dtype"), [(LLAMA, "fp32"), (LLAMA, "fp64"), (GPT2, "bf16")], ids=["fp32", "fp64", "bf16"]
 )
-def test_a_better_order_is_adopted_and_no_loss_or_weight_changes_by_a_bit(config, dtype, tmp_path):
+def test_a_better_order_is_adopted_and_no_loss_or_weight_changes_by_a_bit(
+    config: Any, dtype: str, tmp_path: Path
+) -> None:
     plan = bad_plan(config, dtype)
     controller = controlled(plan, tmp_path)
     losses, orders, parameters = losses_and_parameters(plan, controller=controller)
@@ -56,7 +60,7 @@ def test_a_better_order_is_adopted_and_no_loss_or_weight_changes_by_a_bit(config
     assert [name for name in weights if not torch.equal(weights[name], parameters[name])] == []
 
 
-def test_replicas_switch_together(tmp_path):
+def test_replicas_switch_together(tmp_path: Path) -> None:
     plan = bad_plan(LLAMA, "fp32", costs=StageCosts.of(stages=2, activation=2, memory_limit=20), data=2, zero=1)
     controller = controlled(plan, tmp_path)
     losses, orders, _ = losses_and_parameters(plan, controller=controller)
@@ -64,11 +68,11 @@ def test_replicas_switch_together(tmp_path):
     assert losses == losses_and_parameters(plan)[0]
 
 
-def test_an_order_that_measures_worse_is_taken_back_by_all_ranks(tmp_path):
+def test_an_order_that_measures_worse_is_taken_back_by_all_ranks(tmp_path: Path) -> None:
     plan = bad_plan(LLAMA, "fp32")
     controller = controlled(plan, tmp_path)
 
-    def seconds(running):
+    def seconds(running: Any) -> Any:
         return 1.0 if running.schedule == plan.schedule else 1.5
 
     losses, orders, _ = losses_and_parameters(plan, controller=controller, seconds=seconds)
@@ -77,12 +81,12 @@ def test_an_order_that_measures_worse_is_taken_back_by_all_ranks(tmp_path):
     assert losses == losses_and_parameters(plan)[0]
 
 
-def test_a_run_measures_what_its_operations_cost(tmp_path):
+def test_a_run_measures_what_its_operations_cost(tmp_path: Path) -> None:
     """The pipeline's own traces do for the controller."""
     plan = bad_plan(LLAMA, "fp32")
     controller = controlled(plan, tmp_path, search=Finished)
 
-    def one(pipeline):
+    def one(pipeline: Any) -> None:
         online = Online(pipeline, None if pipeline.device else controller)
         for step in range(QUICK.settling + QUICK.window):
             pipeline.step(tokens_of(LLAMA, rows=4, seed=step))
