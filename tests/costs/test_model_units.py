@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from debubble.costs import EAGER, MEGATRON, Cluster, Unit, Units, model_units
+from debubble.costs.speed import Speed
 from debubble.ir import InputError, Placement, RunOptions
 from debubble.models import Model, models
 
@@ -235,6 +236,35 @@ def test_states_follow_optimizer_dtype_and_zero(options: RunOptions, per_paramet
     unit = layer(model_units(LLAMA, A100S, options))[0]
 
     assert unit.static == pytest.approx(LLAMA.attention_parameters * per_parameter, rel=1e-12)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_the_parts_of_the_states_add_up_to_them(zero: int) -> None:
+    for unit in model_units(LLAMA, A100S, RunOptions(data=8, zero=zero)).units:
+        assert unit.states is not None
+        assert unit.states.weights + unit.states.gradients + unit.states.optimizer == pytest.approx(unit.static)
+
+
+def test_zero_2_and_3_wait_for_what_takes_longer_than_computing_and_for_nothing_else() -> None:
+    slow = Cluster.from_dict({"devices": "8xA100-80GB", "link_bandwidth": 1e8, "devices_per_node": 8})
+
+    def attention(cluster: Cluster, zero: int) -> Unit:
+        return layer(model_units(LLAMA, cluster, RunOptions(data=8, zero=zero)))[0]
+
+    plain = attention(slow, 1)
+    speed = Speed(slow.slowest, 2)
+    once = speed.gather(LLAMA.attention_parameters, 8, beside=8)
+    latency = slow.slowest.link_latency
+    scattered, gathered = latency + 4 * (once - latency), latency + 2 * (once - latency)
+    backward = plain.backward_input + plain.backward_weight
+    two, three = attention(slow, 2), attention(slow, 3)
+    assert two.forward == plain.forward
+    assert two.backward_input + two.backward_weight == pytest.approx(max(backward, scattered))
+    assert three.forward == pytest.approx(gathered)
+    assert three.backward_input + three.backward_weight == pytest.approx(gathered + scattered)
+
+    fast = Cluster.from_dict({"devices": "8xA100-80GB", "link_bandwidth": 1e14, "link_latency": 1e-9})
+    assert attention(fast, 3).work == attention(fast, 1).work
 
 
 def test_states_on_the_host_leave_weights_and_gradients() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from debubble.costs.cluster import Cluster
 from debubble.costs.operators import MEGATRON, Framework, Operator, Shapes, attention, elementwise, matmul, mlp, norm
@@ -22,7 +23,7 @@ from debubble.costs.parallel_layout import Layout
 from debubble.costs.speed import Speed
 from debubble.costs.step import beside, scattered_bytes, step_seconds
 from debubble.costs.strategies import strategies
-from debubble.costs.units import HostStates, Strategy, Unit, Units
+from debubble.costs.units import HostStates, StateBytes, Strategy, Unit, Units
 from debubble.ir import InputError, RunOptions
 from debubble.models.model import Model
 
@@ -84,6 +85,11 @@ def _joined(attention: Unit, mlp: Unit) -> Unit:
         },
         activation_after_input=sum(half.activation_after_input or 0 for half in halves),
         workspace=max(half.workspace for half in halves),
+        states=StateBytes(
+            weights=sum(half.states.weights for half in halves if half.states),
+            gradients=sum(half.states.gradients for half in halves if half.states),
+            optimizer=sum(half.states.optimizer for half in halves if half.states),
+        ),
         on_host=HostStates(
             static=sum(host.static for host in hosts),
             gradients=sum(host.gradients for host in hosts),
@@ -121,6 +127,13 @@ def check(model: Model, options: RunOptions) -> None:
         raise InputError(f"{count} experts cannot be divided over {options.expert} expert-parallel ranks.")
 
 
+class _ShardWaits(NamedTuple):
+    """Seconds that a unit waits for the collectives of ZeRO-2 and ZeRO-3, beyond its own computing."""
+
+    forward: float
+    backward: float
+
+
 @dataclass(frozen=True)
 class _Builder:
     shapes: Shapes
@@ -135,13 +148,17 @@ class _Builder:
         s = self.shapes
         size = s.stream
         lookup = elementwise(s, "lookup", forward=2 * size, backward=0, saved=size * s.model.dropout)
+        backward = 0.0 if s.options.lora else lookup.forward
+        waits = self._shard_waits(lookup.forward, backward, s.model.embedding_parameters)
         return Unit(
             type="embedding",
             layer=None,
-            forward=lookup.forward,
+            forward=lookup.forward + waits.forward,
             backward_input=0.0,
-            backward_weight=0.0 if s.options.lora else lookup.forward,
-            static=self._states(s.model.embedding_parameters),
+            backward_weight=backward + waits.backward,
+            static=self._static(s.model.embedding_parameters),
+            states=self._states(s.model.embedding_parameters),
+            workspace=self._gathered(s.model.embedding_parameters),
             strategies={"none": Strategy(lookup.saved)},
             activation_after_input=self.boundary,
             on_host=self._on_host(s.model.embedding_parameters),
@@ -187,7 +204,7 @@ class _Builder:
             elementwise(s, "loss", forward=6 * logits, backward=4 * logits, saved=4 * logits),
         ]
         own = 0.0 if s.options.lora else s.element * model.vocab * model.hidden / tensor
-        workspace = own + self._layer_gradients(0)
+        workspace = own + self._layer_gradients(0) + self._gathered(model.head_parameters)
         unit = self._unit("head", None, operators, model.head_parameters, workspace=workspace)
         return replace(unit, strategies={name: unit.strategies[name] for name in ("none", "full")})
 
@@ -202,13 +219,18 @@ class _Builder:
         adapters: int = 0,
         workspace: float,
     ) -> Unit:
+        forward = sum(op.forward for op in operators)
+        backward_input = sum(op.backward_input for op in operators)
+        backward_weight = sum(op.backward_weight for op in operators)
+        waits = self._shard_waits(forward, backward_input + backward_weight, parameters, experts, adapters)
         return Unit(
             type=kind,
             layer=layer,
-            forward=sum(op.forward for op in operators),
-            backward_input=sum(op.backward_input for op in operators),
-            backward_weight=sum(op.backward_weight for op in operators),
-            static=self._states(parameters, experts, adapters),
+            forward=forward + waits.forward,
+            backward_input=backward_input,
+            backward_weight=backward_weight + waits.backward,
+            static=self._static(parameters, experts, adapters),
+            states=self._states(parameters, experts, adapters),
             strategies=strategies(operators, boundary=self.boundary, framework=self.shapes.framework),
             activation_after_input=sum(op.held for op in operators),
             workspace=workspace,
@@ -245,8 +267,43 @@ class _Builder:
         divided = self._divided(parameters, experts, adapters)
         return sum(count / (each.shards if self.shapes.options.zero else 1) for count, each in divided if each.summed)
 
-    def _states(self, parameters: int, experts: int = 0, adapters: int = 0) -> float:
+    def _static(self, parameters: int, experts: int = 0, adapters: int = 0) -> float:
         return sum(count * each.total for count, each in self._divided(parameters, experts, adapters))
+
+    def _states(self, parameters: int, experts: int = 0, adapters: int = 0) -> StateBytes:
+        divided = self._divided(parameters, experts, adapters)
+        return StateBytes(
+            weights=sum(count * each.weight for count, each in divided),
+            gradients=sum(count * each.gradient for count, each in divided),
+            optimizer=sum(count * each.optimizer for count, each in divided),
+        )
+
+    def _shard_waits(
+        self, forward: float, backward: float, parameters: int, experts: int = 0, adapters: int = 0
+    ) -> _ShardWaits:
+        """Waits of one micro-batch for the gradients that ZeRO-2 divides, and the weights that ZeRO-3 does.
+
+        Gradients are scattered after each backward; weights are gathered before the forward and again before the
+        backward.  All of it runs beside the computing of the neighbouring units (FSDP's prefetch); only what takes
+        longer is waited for.
+        """
+        s = self.shapes
+        ranks = s.options.data * s.options.context
+        if s.options.zero < 2 or ranks == 1:
+            return _ShardWaits(0.0, 0.0)
+        latency, bandwidth = s.speed.ring(ranks, beside=beside(s.speed, s.options))
+        divided = self._divided(parameters, experts, adapters)
+        moved = [(count * (each.shards - 1) / each.shards, each.summed) for count, each in divided]
+        gather = latency + s.element * sum(count for count, _ in moved) / bandwidth if s.options.zero >= 3 else 0.0
+        scatter = latency + sum(count * summed for count, summed in moved) / bandwidth
+        return _ShardWaits(max(0.0, gather - forward), max(0.0, gather + scatter - backward))
+
+    def _gathered(self, parameters: float) -> float:
+        """Bytes of whole weights that ZeRO-3 gathers."""
+        s = self.shapes
+        if s.options.zero < 3 or s.options.data * s.options.context == 1:
+            return 0.0
+        return s.element * parameters / s.options.tensor
 
     def _on_host(self, parameters: int, experts: int = 0, adapters: int = 0) -> HostStates:
         """With the optimizer on the host, weights and gradients stay; each rank moves its own share of them.
@@ -299,4 +356,8 @@ class _Builder:
         if model.is_moe(layer):
             assert model.experts is not None
             width = model.experts.ffn * model.experts.per_token
-        return self._layer_gradients(layer) + 2 * s.element * s.tokens * width / s.options.tensor
+        experts = model.expert_parameters(layer) / s.options.expert
+        whole = model.attention_parameters + model.mlp_parameters(layer) - model.expert_parameters(layer) + experts
+        # The layer that computes and the next one, which is gathered meanwhile.
+        gathered = 2 * self._gathered(whole)
+        return self._layer_gradients(layer) + 2 * s.element * s.tokens * width / s.options.tensor + gathered

@@ -64,7 +64,8 @@ class StepTail:
         ranks = options.data * options.context
         scattered = scattered_bytes(options, gradient=self.framework.gradient_bytes if speed.element == 2 else 4)
         gathered = speed.element if options.zero else 0
-        moved = parameters * (scattered * unsummed + gathered)
+        # ZeRO-3 scatters and gathers with every micro-batch, inside the pipeline.
+        moved = 0.0 if options.zero >= 3 else parameters * (scattered * unsummed + gathered)
         reduce = speed.gather(moved, ranks, beside=beside(speed, options))
         shards = ranks if options.zero else 1
         stepped = parameters / shards * unstepped

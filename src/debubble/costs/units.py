@@ -30,6 +30,15 @@ class Strategy:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StateBytes:
+    """Bytes of a unit's model states on one device, by part."""
+
+    weights: Number
+    gradients: Number
+    optimizer: Number
+
+
+@dataclass(frozen=True, kw_only=True)
 class HostStates:
     """What a unit costs if its optimizer states and its step are the host's."""
 
@@ -58,6 +67,8 @@ class Unit:
     """Bytes that remain between I and W; None: half of what `none` keeps."""
     workspace: Number = 0
     """Bytes that its forward or backward needs while it runs; a stage needs the largest of its units'."""
+    states: StateBytes | None = field(default=None, compare=False)
+    """What `static` is made of; None: a units file does not say."""
     on_host: HostStates | None = None
     """None: its optimizer states stay on the device."""
     gradient_reduce: Number = 0
