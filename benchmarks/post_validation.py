@@ -15,8 +15,7 @@ from pathlib import Path
 
 import debubble as db
 from debubble.ir import Plan, PlannedUnit
-from debubble.runtime.distributed.gradient_norm import Tally
-from debubble.runtime.distributed.relay import Relay, turns
+from debubble.runtime.distributed.gradient_norm import Relay, Tally, turns
 from debubble.runtime.distributed.transport import Threads
 from debubble.training.rehearsal import Sleeper, messages, scaled
 

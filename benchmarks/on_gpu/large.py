@@ -17,8 +17,8 @@ import torch
 
 from debubble.ir import Kind, Op, Placement, Plan, RunOptions, Schedule, StageCosts
 from debubble.runtime import Pipeline
+from debubble.runtime.failures import DeviceMemoryError, is_out_of_memory
 from debubble.runtime.models.build import model_units
-from debubble.runtime.out_of_memory import DeviceMemoryError, is_out_of_memory
 from on_gpu.figures import Figures
 from on_gpu.settings import Settings
 

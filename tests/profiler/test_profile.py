@@ -12,8 +12,7 @@ import debubble as db
 from debubble import costs
 from debubble.costs import load_profile
 from debubble.ir import InputError, PlannedUnit, RunOptions
-from debubble.profiler.profile import ProfileOptions, profile
-from debubble.profiler.request import measure
+from debubble.profiler.profile import ProfileOptions, measure, profile
 from debubble.profiler.units import STRATEGIES, Slice, measured_layers
 from debubble.runtime.execution.stage import Stage
 from debubble.runtime.memory.activations import Ledger

@@ -14,7 +14,7 @@ from debubble.runtime import Pipeline
 from debubble.runtime.batch import read_batch
 from debubble.runtime.models.build import Model
 from debubble.training.options import validates_after
-from debubble.training.stepping import PostValidated, Synchronous
+from debubble.training.trainer import PostValidated, Synchronous
 from tests.runs.run_cases import (
     LLAMA8,
     batch_for,

@@ -9,7 +9,7 @@ import pytest
 import debubble as db
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Threads
-from debubble.runtime.execution.lane_thread import LaneThread
+from debubble.runtime.execution.lanes import LaneThread
 from tests.runtime.runtime_cases import LLAMA, plan_of, tokens_of
 
 

@@ -13,9 +13,9 @@ import torch
 import debubble as db
 from debubble.ir import InputError, Kind
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.relay import turns
+from debubble.runtime.distributed.gradient_norm import turns
 from debubble.runtime.distributed.transport import Threads
-from debubble.runtime.execution.speculation import ahead_of_gradients
+from debubble.runtime.execution.synchronization import ahead_of_gradients
 from tests.runtime.runtime_cases import GPT2, LLAMA, LLAMA_TIED, plan_of, tokens_of
 from tests.runtime.test_pipeline import ADAMW, device_stepped, host_stepped, schedule_1f1b
 

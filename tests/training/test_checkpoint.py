@@ -10,10 +10,9 @@ import torch
 from debubble.ir import InputError
 from debubble.runtime.distributed.sharding import Block, Piece
 from debubble.training.checkpoint import folder as checkpoint_folder
-from debubble.training.checkpoint import manifest
+from debubble.training.checkpoint import folder as manifest
 from debubble.training.checkpoint import saver as checkpoint
-from debubble.training.checkpoint.folder import Progress
-from debubble.training.checkpoint.manifest import DamagedError, Digest
+from debubble.training.checkpoint.folder import DamagedError, Digest, Progress
 from debubble.training.checkpoint.saver import CheckpointError, Saver
 from tests.runtime import gloo_ranks
 

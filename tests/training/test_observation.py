@@ -1,5 +1,6 @@
 """What a run says of itself while it goes on and at its end."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,10 @@ import pytest
 
 import debubble as db
 from debubble.costs.flops import Utilization, flops_per_token
+from debubble.ir import InputError
 from debubble.ir.trace import TraceEvent
 from debubble.training.metrics import Computed, bubble_fraction
-from debubble.training.options import TrainOptions
+from debubble.training.options import TrainOptions, check
 from debubble.training.progress import StepReport
 from debubble.training.report import Outcome
 from debubble.training.trainer import train
@@ -57,6 +59,14 @@ def outcome(seconds: list[float]) -> Outcome:
 def test_a_run_that_has_become_slower_says_by_how_much() -> None:
     assert outcome([9.0] * 3 + [1.0] * 4 + [1.5] * 4).slowdown == 1.5
     assert outcome([9.0] * 3 + [1.0] * 3).slowdown is None
+
+
+def test_tensorboard_is_refused_before_any_rank_starts_where_it_is_not_installed(
+    plan_file: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(InputError, match="install debubble with its tensorboard extra"):
+        check(TrainOptions(plan=plan_file(1), tensorboard=tmp_path))
 
 
 @pytest.mark.usefixtures("process_group")

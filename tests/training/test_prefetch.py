@@ -4,25 +4,24 @@ import multiprocessing
 import os
 import random
 import signal
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from debubble.ir import InputError
-from debubble.training.data.datasets import Items
-from debubble.training.data.prefetch import Prefetched
+from debubble.training.data.datasets import Items, Prefetched
 
-FORK = multiprocessing.get_context("fork")
+SPAWN = multiprocessing.get_context("spawn")
 
 
 class Noisy:
     """Item i is i and a random number; notes that it was made, for other processes too."""
 
     def __init__(self) -> None:
-        self.made = {index: FORK.Event() for index in range(8)}
+        self.made = {index: SPAWN.Event() for index in range(8)}
 
     def __len__(self) -> int:
         return len(self.made)
@@ -85,21 +84,36 @@ def test_random_numbers_of_the_training_are_its_own_while_items_are_made() -> No
     assert found == expected
 
 
+def test_a_dataset_that_cannot_be_sent_to_another_process_is_refused() -> None:
+    class Local(Noisy): ...
+
+    with pytest.raises(InputError, match="define its class and all that it refers to at the top of a module"):
+        Prefetched(Items(dataset=Local(), sequence_length=1), stride=1).batch(0, count=1)
+
+
+class Waiting(Noisy):
+    """Tells which process makes its items, and never has one."""
+
+    def __init__(self, told: Connection) -> None:
+        super().__init__()
+        self.told = told
+
+    def __getitem__(self, index: int) -> list[int]:
+        self.told.send(os.getpid())
+        signal.pause()
+        raise AssertionError
+
+
+def ask_for_an_item(told: Connection) -> None:
+    Prefetched(Items(dataset=Waiting(told), sequence_length=1), stride=1).batch(0, count=1)
+
+
 def test_the_process_that_makes_items_ends_with_a_rank_that_is_killed() -> None:
-    told, tell = FORK.Pipe(duplex=False)
-
-    class Waiting(Noisy):
-        def __getitem__(self, index: Any) -> None:
-            tell.send(os.getpid())
-            signal.pause()
-
-    def rank() -> None:
-        Prefetched(Items(dataset=Waiting(), sequence_length=1), stride=1).batch(0, count=1)
-
-    process = FORK.Process(target=rank)
-    process.start()
-    worker = told.recv()
-    process.kill()
-    process.join()
+    heard, told = SPAWN.Pipe(duplex=False)
+    rank = SPAWN.Process(target=ask_for_an_item, args=(told,))
+    rank.start()
+    worker = heard.recv()
+    rank.kill()
+    rank.join()
     while Path(f"/proc/{worker}/cmdline").exists() and Path(f"/proc/{worker}/cmdline").read_bytes():
         os.sched_yield()

@@ -6,8 +6,8 @@ import pytest
 
 import debubble as db
 from debubble.ir import lower
-from debubble.runtime.out_of_memory import DeviceMemoryError
-from debubble.training.shortage import explained, predicted_at
+from debubble.runtime.failures import DeviceMemoryError
+from debubble.training.memory_check import explained, predicted_at
 
 GPU_HOURS = {"micro_batches": 4, "sequence_length": 512, "planner": "merak", "dtype": "fp32"}
 

@@ -17,7 +17,7 @@ import debubble as db
 from debubble.ir import InputError, Plan, Trace
 from debubble.runtime.failures import RunError
 from debubble.training.checkpoint import folder as checkpoint_folder
-from debubble.training.checkpoint import manifest
+from debubble.training.checkpoint import folder as manifest
 from debubble.training.memory_check import check_room
 from debubble.training.options import TrainOptions, check, rate_remark, settle
 from debubble.training.trainer import train

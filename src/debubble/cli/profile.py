@@ -46,8 +46,7 @@ def profile(
 
     config = named_model(model).config
     require_torch()
-    from debubble.profiler.profile import ProfileOptions
-    from debubble.profiler.request import measure
+    from debubble.profiler.profile import ProfileOptions, measure
 
     run = RunOptions(micro_batch_size=micro_batch_size, sequence_length=sequence_length, dtype=dtype, lora=lora)
     units = measure(

@@ -14,8 +14,7 @@ from debubble.models.layer_types import halved
 from debubble.models.runtime_limits import beyond_runtime
 from debubble.runtime.distributed.data_parallel import Replicas
 from debubble.runtime.distributed.tensor_parallel import TensorGroup
-from debubble.runtime.execution.moe_stage import BalancedStage
-from debubble.runtime.execution.stage import Stage
+from debubble.runtime.execution.stage import BalancedStage, Stage
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import add_adapters, build_stage, model_units
 from debubble.runtime.models.families import read_shape

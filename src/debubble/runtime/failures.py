@@ -1,6 +1,6 @@
-"""How a rank that fails leaves: with its reason, for the launcher and the user, and at once.
+"""Errors of a rank, and how a rank that fails exits: at once, with its reason for the launcher and the user.
 
-Waiting for threads that wait for dead peers would never end, so the process exits without them.
+It does not wait for its threads: those that wait for dead peers would never end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,27 @@ from threading import Thread, get_ident
 from types import FrameType
 from typing import Any, NoReturn
 
-from debubble.ir import DebubbleError
+import torch
+
+from debubble.ir import DebubbleError, Instruction
+
+
+class DeviceMemoryError(DebubbleError):
+    """torch could not allocate what an operation of the plan needs."""
+
+    def __init__(self, instruction: Instruction, cause: BaseException) -> None:
+        op = instruction.op
+        self.operation, self.device = op.name, instruction.device
+        asked = str(cause).strip().split("\n")[0]
+        super().__init__(
+            f"Device {instruction.device} ran out of memory at {op.name}, micro-batch {op.micro_batch}: {asked}"
+        )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether torch's allocator for the GPU or for the CPU raised this."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
 
 REPORTED = "DEBUBBLE_FAILURES_ARE_REPORTED"
 """Environment variable of ranks whose launcher is ours, and says why they failed."""
@@ -99,11 +119,4 @@ def heard_while_waiting(act: Callable[[signal.Signals], None], *signals: signal.
 
 
 _END = b"\0"
-"""Ends the listener: closing the pipe does not while a forked process has it too.  No signal has this number."""
-
-
-def hear_no_signals() -> None:
-    """In a process that was forked: do not tell the parent's listener of signals, but end on them."""
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
+"""Ends the listener.  No signal has this number."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from debubble.ir import Plan
 from debubble.ir.trace import MemorySample, Trace, TraceEvent, TracePhase, TraceStep
 from debubble.runtime.assembly import DevicePart
-from debubble.runtime.distributed.dtensors import local
+from debubble.runtime.distributed.sharding import local
 from debubble.runtime.distributed.topology import Ranks
 from debubble.runtime.execution.lanes import CpuLanes, CudaLanes
 from debubble.runtime.execution.status import Activity, Phase

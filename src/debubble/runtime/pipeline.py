@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 from debubble.ir import InputError, Plan, lower
 from debubble.runtime.assembly import DTYPES, balance_of, build_part, check_runnable, may_pad, tied_tables
 from debubble.runtime.batch import Batch, Rows, read_batch
-from debubble.runtime.distributed.divided_steps import check_before_steps, check_divided
-from debubble.runtime.distributed.dtensors import local
+from debubble.runtime.distributed.data_parallel import check_before_steps, check_divided
 from debubble.runtime.distributed.gradient_norm import Tally
+from debubble.runtime.distributed.sharding import local
 from debubble.runtime.distributed.topology import Ranks, default_device, default_transport
 from debubble.runtime.distributed.transport import Transport
 from debubble.runtime.execution.interpreter import Interpreter, StepState

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,7 @@ from debubble.errors import readable
 from debubble.ir import InputError, Kind, Plan
 from debubble.models.runtime_limits import beyond_runtime
 from debubble.planners.plan_model import undo_bytes
-from debubble.training.checkpoint.folder import Progress, checkpoints, latest, progress_of
-from debubble.training.checkpoint.manifest import DamagedError, glance
+from debubble.training.checkpoint.folder import DamagedError, Progress, checkpoints, glance, latest, progress_of
 from debubble.training.data.text import VOCABULARY, Corpus, Sequences
 from debubble.training.data.tokenizer import HfTokenizer
 from debubble.training.online.journal import Journal
@@ -158,6 +158,8 @@ def check(options: TrainOptions) -> Plan:
             raise InputError(f"--load: there is no folder {folder}.")
     if options.offload_to is not None and not options.offload_to.is_dir():
         raise InputError(f"--offload-to: there is no folder {options.offload_to}.")
+    if options.tensorboard is not None and find_spec("tensorboard") is None:
+        raise InputError("--tensorboard needs TensorBoard: install debubble with its tensorboard extra.")
     if options.checkpoint is not None:
         _check_checkpoints(options, options.checkpoint, plan)
     return plan

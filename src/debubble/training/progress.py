@@ -1,9 +1,10 @@
-"""What a user sees while a run goes on: a progress bar on standard error, or plain lines where it is no terminal."""
+"""Reports of steps while a run goes on: a progress bar or lines on standard error, and TensorBoard's scalars."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
@@ -72,3 +73,32 @@ class Display(AbstractContextManager["Display"]):
 
     def say(self, message: str) -> None:
         self._console.print(message)
+
+
+class Scalars(AbstractContextManager["Scalars"]):
+    """Writes every step's figures to a folder; what an earlier run wrote of the steps after `done` is hidden."""
+
+    def __init__(self, folder: Path, *, done: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder), purge_step=done + 1)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._writer.close()
+
+    def show(self, report: StepReport) -> None:
+        """Write the report of one step."""
+        figures = {
+            "train/loss": report.loss,
+            "train/learning_rate": report.learning_rate,
+            "speed/seconds_per_step": report.seconds,
+            "speed/tokens_per_second": report.tokens_per_second,
+            "speed/mfu": report.mfu,
+            "speed/bubble_fraction": report.bubble_fraction,
+            **{f"memory/device_{device}": held for device, held in enumerate(report.peak_memory)},
+        }
+        for name, figure in figures.items():
+            if figure is not None:
+                self._writer.add_scalar(name, figure, report.step)

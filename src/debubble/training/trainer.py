@@ -1,12 +1,12 @@
-"""One rank's training run: steps, checkpoints, and at the end the plan against what was measured."""
+"""The training loop of one rank: steps, checkpoints, and at the end the plan against what was measured."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -18,26 +18,84 @@ from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from debubble.costs.flops import Utilization
 from debubble.ir import InputError, Plan, Trace
-from debubble.runtime.failures import RunError, leave
-from debubble.runtime.out_of_memory import DeviceMemoryError
+from debubble.runtime import Batch
+from debubble.runtime.failures import DeviceMemoryError, RunError, leave
+from debubble.runtime.parameters.post_validation import Settled
 from debubble.runtime.pipeline import Pipeline
 from debubble.training.checkpoint import saver as checkpoint
 from debubble.training.checkpoint.folder import Progress
 from debubble.training.checkpoint.resume import choose
 from debubble.training.checkpoint.saver import Saver, agreed
 from debubble.training.checkpoint.state import adamw, set_learning_rate, state_of
-from debubble.training.data.datasets import Dataset, Samples, samples_of
-from debubble.training.data.prefetch import Prefetched
+from debubble.training.data.datasets import Dataset, Prefetched, Samples, samples_of
 from debubble.training.learning_rate import learning_rate
+from debubble.training.memory_check import explained
 from debubble.training.metrics import NOTHING, Computed, bubble_fraction
-from debubble.training.online.switching import Online
+from debubble.training.online.controller import Online
 from debubble.training.options import TrainOptions, journal_of, plan_of, settled_by, validates_after
-from debubble.training.progress import Display, StepReport
+from debubble.training.progress import Display, Scalars, StepReport
 from debubble.training.report import Outcome, available_cores, compared
-from debubble.training.shortage import explained
-from debubble.training.stepping import PostValidated, Synchronous
-from debubble.training.tensorboard import Scalars
 from debubble.training.watchdog import SAVING, Watchdog
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a step came to."""
+
+    loss: float
+    norm: float
+    """Of all gradients, before clipping."""
+    rolled_back: int = 0
+    """Devices that took their update back."""
+    skipped: bool = False
+    """Whether a gradient had an inf or NaN, so that nothing was updated."""
+
+    def news(self, step: int) -> tuple[str, ...]:
+        """What a user should hear of, in sentences."""
+        sentences = []
+        if self.rolled_back:
+            devices = "1 device" if self.rolled_back == 1 else f"{self.rolled_back} devices"
+            reason = "a gradient was inf or NaN" if self.skipped else f"the gradients' norm was {self.norm:.3g}"
+            sentences.append(f"{reason}: {devices} took the update back")
+        if self.skipped:
+            sentences.append("a gradient was inf or NaN: no parameter was updated")
+        return tuple(f"step {step}: {sentence}" for sentence in sentences)
+
+
+class Synchronous:
+    """Every step is over on all ranks before the next begins; what hosts step inside it is validated at its end."""
+
+    def __init__(self, pipeline: Pipeline, *, clip: float) -> None:
+        self._pipeline, self._clip = pipeline, clip
+
+    def take(self, batch: Batch, observe: Callable[[], None], *, settle: bool) -> Sequence[Result]:
+        """Take a step and `observe` it; the results of all steps that are known then, those asked to settle too."""
+        loss = float(self._pipeline.step(batch))
+        norm = self._pipeline.update(self._clip)
+        assert norm is not None
+        observe()
+        back = self._pipeline.rolled_back
+        return [Result(loss=loss, norm=float(norm), rolled_back=back, skipped=not math.isfinite(norm))]
+
+
+class PostValidated:
+    """A step's update is validated during the next one's forwards: its result comes a step late, unless settled."""
+
+    def __init__(self, pipeline: Pipeline, *, clip: float) -> None:
+        self._pipeline, self._clip = pipeline, clip
+
+    def take(self, batch: Batch, observe: Callable[[], None], *, settle: bool) -> Sequence[Result]:
+        """The same."""
+        known = [self._pipeline.advance(batch, max_norm=self._clip)]
+        if settle:
+            known.append(self._pipeline.settle())
+        observe()
+        return [_result(settled) for settled in known if settled is not None]
+
+
+def _result(settled: Settled) -> Result:
+    return Result(loss=settled.loss, norm=settled.norm, rolled_back=settled.rolled_back, skipped=settled.skipped)
+
 
 TOGETHER = 10
 """All ranks are asked for their memory in every so many steps."""

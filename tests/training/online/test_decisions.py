@@ -7,10 +7,8 @@ import pytest
 
 import debubble as db
 from debubble.ir import InputError, Kind, Op, Schedule, StageCosts
-from debubble.training.online.effect import effect
-from debubble.training.online.measurement import drift, measured_costs
-from debubble.training.online.scheduler import better_plans, check_searchable
-from debubble.training.online.summation_order import summation
+from debubble.training.online.measurement import drift, effect, measured_costs
+from debubble.training.online.scheduler import better_plans, check_searchable, summation
 from tests.runtime.runtime_cases import LLAMA, LLAMA_TIED, plan_of
 from tests.training.online.online_cases import UNIT, gpipe_plan, ordered, traced
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from debubble.training.online import cores
+from debubble.training.online import search_process as cores
 from debubble.training.online.search_process import Search
 from tests.training.online.online_cases import gpipe_plan
 

@@ -10,7 +10,7 @@ from torch.optim import AdamW
 
 import debubble as db
 from debubble.ir import StageCosts
-from debubble.training.online.switching import Online
+from debubble.training.online.controller import Online
 from tests.runtime.runtime_cases import GPT2, LLAMA, plan_of, run_threads, tokens_of
 from tests.training.online.online_cases import QUICK, Finished, controlled, events_of, traced
 

@@ -20,9 +20,8 @@ from debubble.ir.plan_file import encode
 from debubble.runtime.assembly import tied_devices
 from debubble.runtime.batch import Rows
 from debubble.runtime.distributed.data_parallel import Replicas
-from debubble.runtime.distributed.gradient_norm import Tally
-from debubble.runtime.distributed.relay import Relay, turns
-from debubble.runtime.distributed.relay import channels as relay_channels
+from debubble.runtime.distributed.gradient_norm import Relay, Tally, turns
+from debubble.runtime.distributed.gradient_norm import channels as relay_channels
 from debubble.runtime.distributed.tensor_parallel import TensorGroup
 from debubble.runtime.distributed.transport import Alone, Distributed, Transport
 from debubble.runtime.memory.peer import channels

@@ -18,16 +18,14 @@ from torch import Tensor
 
 from debubble.ir import Instruction, Kind, Lane, Op, Program, Queue
 from debubble.runtime.distributed.transport import Channel, Transport
-from debubble.runtime.execution.lane_thread import LaneThread
-from debubble.runtime.execution.lanes import CpuLanes, CudaLanes
-from debubble.runtime.execution.speculation import ahead_of_gradients
+from debubble.runtime.execution.lanes import CpuLanes, CudaLanes, LaneThread
 from debubble.runtime.execution.stage import Stage
 from debubble.runtime.execution.status import Activity
-from debubble.runtime.execution.synchronization import Moments, Ran, awaited_on
+from debubble.runtime.execution.synchronization import Moments, Ran, ahead_of_gradients, awaited_on
+from debubble.runtime.failures import DeviceMemoryError, is_out_of_memory
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.memory.peer import Guests
 from debubble.runtime.models.units import MicroBatch
-from debubble.runtime.out_of_memory import DeviceMemoryError, is_out_of_memory
 from debubble.runtime.parameters.stage_parameters import StageWeights
 from debubble.runtime.streams import used_here
 

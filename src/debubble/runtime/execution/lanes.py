@@ -1,4 +1,4 @@
-"""What executes the lanes of a device: threads on CPU; on CUDA, threads that each enqueue on a stream of their own.
+"""Lanes of a device: threads on the CPU; on CUDA, threads that each enqueue on a stream of their own.
 
 On CUDA an operation is over for its host thread when it is enqueued; a `Mark` carries the device event that says when
 it really is, and whoever waits makes its own stream wait for it.  Threads have a current device and a current stream
@@ -7,12 +7,15 @@ each, so every thread that works for a device does it in `lane` or `beside`.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Event, Thread
 from time import perf_counter
 from typing import Any
+from weakref import finalize
 
 import torch
 
@@ -128,3 +131,32 @@ def lanes_of(device: torch.device, *, offload_to: Path | None = None) -> CpuLane
     """The lanes of a device, by its type; offload goes to files in a folder, or to the host's memory."""
     host = None if offload_to is None else Files(offload_to)
     return CudaLanes(device, host) if device.type == "cuda" else CpuLanes(host)
+
+
+_Queue = SimpleQueue[tuple[Callable[[], None], Event] | None]
+
+
+class LaneThread:
+    """Does what it is given, in order; ends when nobody has it any more.
+
+    It is a daemon: one that waits for a message that never comes does not keep the process from ending.
+    """
+
+    def __init__(self) -> None:
+        self._queue: _Queue = SimpleQueue()
+        Thread(target=_serve, args=(self._queue,), daemon=True).start()
+        finalize(self, self._queue.put, None)
+
+    def start(self, work: Callable[[], None]) -> Event:
+        """Do the work, which raises nothing; the event is set when it is done."""
+        done = Event()
+        self._queue.put((work, done))
+        return done
+
+
+def _serve(queue: _Queue) -> None:
+    while (given := queue.get()) is not None:
+        work, done = given
+        work()
+        del given, work  # what it refers to is a step's
+        done.set()

@@ -1,13 +1,14 @@
 """A stage with tensors: forward, backward (whole or split), recomputation, offload and reload of its micro-batches.
 
 Each unit that recomputes, and each run of units that do not, is a segment with an autograd graph of its own: the
-backward walks the segments from last to first and hands the gradient from one to the next.
+backward walks the segments from last to first and hands the gradient from one to the next.  `MoeStage` carries the
+routers' auxiliary loss along.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from debubble.ir import InputError, PlannedUnit
 from debubble.runtime.memory.activations import Ledger, Saved
 from debubble.runtime.memory.recomputation import Tape
 from debubble.runtime.models.operators import Deferred, Deferring, WeightGradients, call
+from debubble.runtime.models.routing import Balance, Routing
 from debubble.runtime.models.units import MicroBatch, Unit
 
 OPERATORS = {
@@ -205,3 +207,43 @@ def _take_share(saved: Sequence[Saved], share: float) -> list[tuple[Saved, int]]
             parts.append((s, size))
         budget -= size
     return parts
+
+
+class BalancedStage(Stage):
+    """Hands on the routers' sums with what every stage does: forward those of the layers so far, backward those of all.
+
+    What lies between stages is one message of `balance.message`'s shape; the last one's loss has the auxiliary one.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        planned: Sequence[PlannedUnit],
+        ledger: Ledger,
+        *,
+        balance: Balance,
+        first: bool,
+        last: bool,
+    ) -> None:
+        super().__init__(units, planned, ledger)
+        self._balance, self._first, self._last = balance, first, last
+        self._routings: dict[int, Routing] = {}
+
+    def forward(self, j: int, x: Tensor, micro_batch: MicroBatch, *, recomputing: int = 0) -> Tensor:
+        assert micro_batch.targets is not None
+        balance, shape = self._balance, micro_batch.targets.shape
+        x, sums = (x, balance.nothing(on=x.device)) if self._first else balance.unpack(x, shape)
+        routing = self._routings[j] = Routing(balance, shape, sums)
+        y = super().forward(j, x, replace(micro_batch, routing=routing), recomputing=recomputing)
+        return y + balance.loss(routing.sums) if self._last else balance.pack(y, routing.sums)
+
+    def backward(self, j: int, gradient: Tensor, *, split: bool) -> Tensor | None:
+        routing = self._routings.pop(j)
+        if not self._last:
+            gradient, routing.sums = self._balance.unpack(gradient, routing.shape)
+        flowing = super().backward(j, gradient, split=split)
+        return None if flowing is None else self._balance.pack(flowing, routing.sums)
+
+    def forget(self) -> None:
+        super().forget()
+        self._routings.clear()

@@ -1,12 +1,18 @@
-"""When the lanes of a device may go on: which moments of a step have come, and the first error of any lane."""
+"""Synchronization of the lane threads of one device within one step.
+
+It also knows which instructions may run before it is known whether the step before them stands: all that no backward
+precedes, which are the forwards of the warm-up with their messages, transfers and recomputations.  They change no
+parameter and no gradient, so they can run again.
+"""
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from debubble.ir import Instruction, Kind, Lane, Moment, Program
+from debubble.ir import Instruction, Kind, Lane, Moment, Op, Program
 from debubble.runtime.execution.lanes import CpuLanes, CudaLanes, Mark
 from debubble.runtime.execution.status import Activity
 
@@ -114,3 +120,33 @@ class Moments:
         if key in self._moments:
             self._marks[key] = mark
             self._moments[key].set()
+
+
+BINDING = (Kind.B, Kind.I, Kind.W, Kind.G, Kind.D, Kind.S)
+"""What changes gradients or parameters."""
+
+
+def ahead_of_gradients(program: Program) -> frozenset[int]:
+    """Those instructions; the same on every rank, and with every message both its ends."""
+    after: list[list[int]] = [[] for _ in program.instructions]
+    found: list[int] = []
+    for index, instruction in enumerate(program.instructions):
+        for wait in instruction.waits:
+            after[wait.instruction].append(index)
+        kind, stage, j = instruction.op
+        if kind in BINDING or (kind in (Kind.O, Kind.L) and instruction.peer is not None):
+            found.append(index)
+        elif kind in (Kind.RECV_F, Kind.RECV_B):
+            # A message is sent only if it is received, else the sender would wait.
+            send = Op(Kind.SEND_F, stage - 1, j) if kind is Kind.RECV_F else Op(Kind.SEND_B, stage + 1, j)
+            after[index].append(program.index[send])
+    for queue in program.queues:
+        for earlier, later in itertools.pairwise(queue.instructions):
+            after[earlier].append(later)
+    bound = set(found)
+    for index in found:
+        for other in after[index]:
+            if other not in bound:
+                bound.add(other)
+                found.append(other)
+    return frozenset(range(len(program.instructions))) - bound

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from debubble.runtime.distributed.gradient_norm import Tally
-from debubble.runtime.distributed.relay import Relay
+from debubble.runtime.distributed.gradient_norm import Relay, Tally
 from debubble.runtime.parameters.optimizers import Attempt
 
 

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from debubble.ir import Op
 from debubble.runtime.distributed.data_parallel import Replicas
-from debubble.runtime.distributed.dtensors import alike, show
-from debubble.runtime.distributed.sharding import Piece, blocks_of, cropped
+from debubble.runtime.distributed.sharding import Piece, alike, blocks_of, cropped, show
 from debubble.runtime.distributed.tensor_parallel import ALONE, Cut, TensorGroup
 from debubble.runtime.models.operators import add_gradient
 from debubble.runtime.models.units import Unit

@@ -1,15 +1,21 @@
-"""A folder of checkpoints, looked at from outside: which are there, and how far each was.  Needs no torch."""
+"""A folder of checkpoints: their order, their progress, and the manifest with size and SHA-256 of every file.
+
+The manifest is written last, so a checkpoint that has one is whole.  Checkpoints of earlier versions have none.  Needs
+no torch.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from debubble.files import write_whole
 from debubble.ir import InputError
 
 
@@ -51,3 +57,81 @@ def progress_of(checkpoint: Path) -> Progress:
         return msgspec.json.decode((checkpoint / "progress.json").read_bytes(), type=Progress)
     except (OSError, msgspec.DecodeError) as error:
         raise InputError(f"{checkpoint} is not a whole checkpoint: {error}.") from error
+
+
+MANIFEST, PROGRESS, METADATA = "manifest.json", "progress.json", ".metadata"
+
+
+class DamagedError(InputError):
+    """A checkpoint is not what was written."""
+
+    def __init__(self, checkpoint: Path, what: str) -> None:
+        super().__init__(f"The checkpoint {checkpoint} is damaged: {what}.")
+        self.checkpoint, self.what = checkpoint, what
+
+    def __reduce__(self) -> tuple[type[DamagedError], tuple[Path, str]]:
+        return type(self), (self.checkpoint, self.what)
+
+
+@dataclass(frozen=True)
+class Digest:
+    """What a file is checked by."""
+
+    bytes: int
+    sha256: str
+
+    @staticmethod
+    def of(file: Path) -> Digest:
+        """Read a file.  Raises OSError if it cannot be read."""
+        with file.open("rb") as stream:
+            sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+            return Digest(stream.tell(), sha256)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The files of a checkpoint by name, without the manifest itself."""
+
+    files: Mapping[str, Digest]
+
+
+def write(checkpoint: Path, files: Mapping[str, Digest]) -> None:
+    """Write the manifest: the checkpoint is whole with it.  Raises InputError if it cannot be written."""
+    write_whole(checkpoint / MANIFEST, msgspec.json.format(msgspec.json.encode(Manifest(files)), indent=1) + b"\n")
+
+
+def glance(checkpoint: Path) -> Manifest | None:
+    """The manifest, if all files are there in their sizes; None for a checkpoint that has none.
+
+    Raises DamagedError if a file is missing or of another size.
+    """
+    if not (checkpoint / MANIFEST).exists():
+        for name in (PROGRESS, METADATA):
+            if not (checkpoint / name).exists():
+                raise DamagedError(checkpoint, f"{name} is missing")
+        return None
+    try:
+        manifest = msgspec.json.decode((checkpoint / MANIFEST).read_bytes(), type=Manifest)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DamagedError(checkpoint, f"{MANIFEST} cannot be read") from error
+    for name, digest in manifest.files.items():
+        if Path(name).name != name:
+            raise DamagedError(checkpoint, f"{MANIFEST} names {name}, which is no file of its folder")
+        try:
+            size = (checkpoint / name).stat().st_size
+        except OSError as error:
+            raise DamagedError(checkpoint, f"{name} is missing") from error
+        if size != digest.bytes:
+            raise DamagedError(checkpoint, f"{name} has {size} bytes, not the {digest.bytes} that were written")
+    return manifest
+
+
+def check_contents(checkpoint: Path, manifest: Manifest, names: Iterable[str]) -> None:
+    """Raise DamagedError if one of these files is not what was written."""
+    for name in names:
+        try:
+            same = Digest.of(checkpoint / name) == manifest.files[name]
+        except OSError as error:
+            raise DamagedError(checkpoint, f"{name} cannot be read: {error.strerror}") from error
+        if not same:
+            raise DamagedError(checkpoint, f"the checksum of {name} is not that of what was written")

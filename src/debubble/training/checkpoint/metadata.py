@@ -15,7 +15,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
-from debubble.training.checkpoint.manifest import METADATA, DamagedError
+from debubble.training.checkpoint.folder import METADATA, DamagedError
 
 KNOWN: Mapping[str, frozenset[str]] = {
     "torch.distributed.checkpoint.metadata": frozenset(

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from debubble.ir import InputError
-from debubble.training.checkpoint.folder import Progress, checkpoints, progress_of
-from debubble.training.checkpoint.manifest import DamagedError
+from debubble.training.checkpoint.folder import DamagedError, Progress, checkpoints, progress_of
 from debubble.training.checkpoint.saver import agreed, verify
 from debubble.training.options import TrainOptions, check_any_whole, start_of
 

@@ -27,10 +27,17 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from debubble.files import write_whole
 from debubble.ir import DebubbleError, InputError
-from debubble.training.checkpoint import manifest
+from debubble.training.checkpoint import folder as manifest
 from debubble.training.checkpoint.dcp_planners import LoadPieces, OtherModelError, SavePieces, State, tensors
-from debubble.training.checkpoint.folder import Progress, checkpoints
-from debubble.training.checkpoint.manifest import METADATA, PROGRESS, DamagedError, Digest, Manifest
+from debubble.training.checkpoint.folder import (
+    METADATA,
+    PROGRESS,
+    DamagedError,
+    Digest,
+    Manifest,
+    Progress,
+    checkpoints,
+)
 from debubble.training.checkpoint.metadata import Reader, read_metadata
 
 T = TypeVar("T")

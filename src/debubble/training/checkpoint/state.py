@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from debubble.runtime.distributed.dtensors import local
-from debubble.runtime.distributed.sharding import Piece
+from debubble.runtime.distributed.sharding import Piece, local
 from debubble.runtime.pipeline import Pipeline
 
 

@@ -1,4 +1,4 @@
-"""What a run trains on, sample by sample: packed text, or a Dataset of the user's own.
+"""Samples of a run: packed text, or a Dataset of the user's own, made by a process of torch's DataLoader.
 
 Sample i of a run is the same whatever the number of ranks, the partition, or the restarts before it.
 """
@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import pickle
 import random
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,11 +18,14 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+import torch.utils.data
 from torch import Tensor
+from torch.utils.data import DataLoader
 
-from debubble.ir import InputError, Plan
+from debubble.ir import DebubbleError, InputError, Plan
 from debubble.runtime import Batch
 from debubble.runtime.batch import check_entries
+from debubble.runtime.launcher import end_with_parent
 from debubble.training.data.text import Sequences, shuffled
 from debubble.training.options import TrainOptions, sequences_of
 
@@ -29,8 +34,8 @@ class Samples(Protocol):
     """An endless row of samples."""
 
     @property
-    def beside(self) -> bool:
-        """Whether a process beside the training is to make them, as that may take long."""
+    def separate(self) -> bool:
+        """Whether a process of its own is to make them, as that may take long."""
 
     def batch(self, first: int, *, count: int) -> Batch:
         """Samples `first` to `first + count`, as `Pipeline.step` takes them."""
@@ -41,7 +46,7 @@ class Text:
     """Windows of a text."""
 
     sequences: Sequences
-    beside = False
+    separate = False
 
     def batch(self, first: int, *, count: int) -> Tensor:
         """[count, length + 1]."""
@@ -70,7 +75,7 @@ class Items:
     dataset: Dataset
     sequence_length: int
     seed: int = 0
-    beside = True
+    separate = True
 
     def __post_init__(self) -> None:
         if not len(self.dataset):
@@ -163,3 +168,74 @@ def _current_folder_last() -> Iterator[None]:
         yield
     finally:
         sys.path[:] = before
+
+
+AHEAD = 2
+"""Batches that are made before they are asked for."""
+
+
+class Prefetched:
+    """The same samples, made by a process of torch's DataLoader where they ask for one.
+
+    Batches are asked for from `stride` samples after the one before, as training does; after any other leap the process
+    begins anew.  It is spawned: a rank has threads, which a forked process would lack while their locks are taken.
+    """
+
+    def __init__(self, samples: Samples, *, stride: int) -> None:
+        self._samples, self._stride = samples, stride
+        self._batches: Iterator[Batch | DebubbleError] = iter(())
+        self._next: tuple[int, int] | None = None
+
+    def batch(self, first: int, *, count: int) -> Batch:
+        """Samples `first` to `first + count`.
+
+        Raises:
+            InputError: The dataset cannot be sent to the process; and whatever making the samples raises.
+        """
+        if self._next != (first, count):
+            self._batches = self._batches_from(first, count)
+        self._next = first + self._stride, count
+        made = next(self._batches)
+        if isinstance(made, DebubbleError):
+            raise made
+        return made
+
+    def _batches_from(self, first: int, count: int) -> Iterator[Batch | DebubbleError]:
+        separate = self._samples.separate
+        loader = DataLoader(
+            _Batches(self._samples, count),
+            batch_size=None,
+            sampler=range(first, sys.maxsize, self._stride),
+            num_workers=1 if separate else 0,
+            prefetch_factor=AHEAD if separate else None,
+            multiprocessing_context="spawn" if separate else None,
+            worker_init_fn=_end_with_rank,
+            generator=torch.Generator(),  # or else it draws a seed from the one of the training
+        )
+        try:
+            with _current_folder_last(), warnings.catch_warnings():  # the process looks for modules where this one does
+                warnings.filterwarnings("ignore", "Got pickle error")  # torch's way to say what is raised, too
+                return iter(loader)
+        except (AttributeError, TypeError, pickle.PicklingError) as error:
+            raise InputError(
+                f"The dataset cannot be sent to the process that makes its items ({error}): define its class and all"
+                " that it refers to at the top of a module."
+            ) from error
+
+
+@dataclass(frozen=True)
+class _Batches(torch.utils.data.Dataset[Batch | DebubbleError]):
+    """Batches by their first sample; a DebubbleError is an answer, so that it arrives as it is."""
+
+    samples: Samples
+    count: int
+
+    def __getitem__(self, first: int) -> Batch | DebubbleError:
+        try:
+            return self.samples.batch(first, count=self.count)
+        except DebubbleError as error:
+            return error
+
+
+def _end_with_rank(worker: int) -> None:
+    end_with_parent()

@@ -1,22 +1,31 @@
 """Decides which order of a plan's stages a run goes on with: from what was measured, and what a search has found.
 
 It works in windows of steps.  At the end of each, what was measured may show that the last switch made steps slower:
-then it is taken back.  Or that costs have drifted: then a new search begins.  Or the search may have found an order
-that is predicted to be faster: then it is adopted, on trial for a window.
+then it is rolled back.  Or that costs have drifted: then a new search begins.  Or the search may have found an order
+that is predicted to be faster: then it is adopted, on trial for a window.  Rank 0 decides between two steps, and all
+ranks go on by its plan.  Needs no torch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
+from types import TracebackType
 from typing import Protocol
 
+import msgspec
+
 from debubble.ir import InputError, Plan, StageCosts
+from debubble.ir.plan_file import PlanFile, decode, encode
 from debubble.ir.trace import TraceStep
-from debubble.training.online.effect import Effect, effect
+from debubble.runtime.pipeline import Pipeline
 from debubble.training.online.journal import Entry, Journal
-from debubble.training.online.measurement import drift, measured_costs
+from debubble.training.online.measurement import Effect, drift, effect, measured_costs
+from debubble.training.online.search_process import Search, leave, spare_core
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,3 +166,50 @@ class Controller:
     def _note(self, step: int, event: str, running: Plan, *, predicted: Effect, measured: Effect | None = None) -> None:
         entry = Entry(step=step, event=event, schedule=running.schedule.name, predicted=predicted, measured=measured)
         self.journal.note(entry)
+
+
+class Online(AbstractContextManager["Online"]):
+    """Switches a pipeline to better orders of its plan's stages while it trains.
+
+    `controller` decides on rank 0; the others have None.
+    """
+
+    def __init__(self, pipeline: Pipeline, controller: Controller | None) -> None:
+        self._pipeline, self._controller = pipeline, controller
+
+    @staticmethod
+    def beside(pipeline: Pipeline, journal: Journal, *, policy: Policy | None = None) -> Online:
+        """With a search in a process of its own on rank 0's machine.  All ranks call it."""
+        policy = policy or Policy()
+        rank, ranks_here = pipeline.ranks.transport.rank, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        core = spare_core(ranks_here)
+        if core is not None and rank < ranks_here:
+            leave(core)
+        if rank:
+            return Online(pipeline, None)
+        search = partial(Search, effort=policy.effort, core=core)
+        return Online(pipeline, Controller(pipeline.plan, search=search, journal=journal, policy=policy))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._controller is not None:
+            self._controller.close()
+
+    @property
+    def entries(self) -> Sequence[Entry]:
+        """What has happened so far, on rank 0."""
+        return () if self._controller is None else self._controller.journal.entries
+
+    def after_step(self, step: int, seconds: float, traced: TraceStep) -> Plan | None:
+        """The plan that all ranks have switched to, if they have, now that `step` steps are done.
+
+        All ranks call it between two steps.  Parameters, optimizers and everything else of the pipeline stay.
+        """
+        chosen = None if self._controller is None else self._controller.after_step(step, seconds, traced)
+        told = self._pipeline.ranks.transport.gather(None if chosen is None else msgspec.json.encode(encode(chosen)))[0]
+        if told is None:
+            return None
+        plan = decode(msgspec.json.decode(told, type=PlanFile))
+        self._pipeline.follow(plan)
+        return plan

@@ -10,7 +10,7 @@ import msgspec
 
 from debubble.formatting import time_words
 from debubble.ir import Plan
-from debubble.training.online.effect import Effect
+from debubble.training.online.measurement import Effect
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,10 @@
 
 It reads `plan.json` in the folder, whose costs are the measured ones, and replaces `found.json` whenever it has found a
 faster order of the same stages.  It imports no torch, computes with one thread, and ends when its parent does.
+
+Only orders that add up floating-point numbers as the plan does are taken, so that losses stay the same bit for bit:
+every operator computes the same from the same inputs whenever it runs, and a split backward computes what a whole one
+does. All that an order of operations could change is the order of sums.
 """
 
 from __future__ import annotations
@@ -16,8 +20,43 @@ from dataclasses import replace
 from pathlib import Path
 
 from debubble.errors import InputError
-from debubble.ir import CandidateSummary, Plan
-from debubble.training.online.summation_order import summation
+from debubble.ir import CandidateSummary, Kind, Plan, Schedule
+from debubble.models import Model
+
+Terms = list[tuple[str, int]]
+
+
+def summation(plan: Plan, schedule: Schedule) -> dict[str, Terms]:
+    """What is added up in a step of the schedule, each sum with its terms in order.
+
+    A stage's linear operators add their gradients in its B or W, all others in its B or I; a tied table on one device
+    gets both from two stages; the last stage adds losses.
+    """
+    assert plan.model is not None
+    first, last = 0, schedule.stages - 1
+    tied = (
+        Model.from_hf(dict(plan.model)).tied
+        and plan.schedule.placement.device_of[first] == plan.schedule.placement.device_of[last]
+    )
+    sums: dict[str, Terms] = {}
+
+    def add(to: str, term: str, micro_batch: int) -> None:
+        sums.setdefault(to, []).append((term, micro_batch))
+
+    for order in schedule.orders:
+        for kind, stage, j in order:
+            if kind is Kind.F and stage == last:
+                add("loss", "loss", j)
+            if kind in (Kind.B, Kind.W):
+                add(f"linear {stage}", "gradient", j)
+                if tied and stage == last:
+                    add("table", "head", j)
+            if kind in (Kind.B, Kind.I):
+                add(f"other {stage}", "gradient", j)
+                if tied and stage == first:
+                    add("table", "embedding", j)
+    return sums
+
 
 PLAN, FOUND = "plan.json", "found.json"
 

@@ -1,16 +1,43 @@
-"""A search in a process of its own, as the training sees it: never waited for, and gone when the training is."""
+"""The search as the training sees it: a process that is never waited for, at idle priority, gone when the training is.
+
+It has a core of its own where the training has one to spare.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 from debubble.ir import Plan
 from debubble.processes import PYTHON
-from debubble.training.online.cores import step_back
 from debubble.training.online.scheduler import FOUND, PLAN
+
+
+def spare_core(processes: int) -> int | None:
+    """A core that so many processes of one thread can do without; None if there is none."""
+    if sys.platform != "linux":
+        return None
+    cores = sorted(os.sched_getaffinity(0))
+    return cores[-1] if len(cores) > processes else None
+
+
+def leave(core: int) -> None:
+    """Compute on other cores than this from now on; threads that are started later do too."""
+    if sys.platform == "linux":
+        os.sched_setaffinity(0, os.sched_getaffinity(0) - {core})
+
+
+def step_back(process: int, core: int | None) -> None:
+    """Let a process that has just begun have only time that nobody else wants, on that core alone if there is one."""
+    if sys.platform != "linux":
+        os.setpriority(os.PRIO_PROCESS, process, 19)
+        return
+    os.sched_setscheduler(process, os.SCHED_IDLE, os.sched_param(0))
+    if core is not None:
+        os.sched_setaffinity(process, {core})
 
 
 class Search:
