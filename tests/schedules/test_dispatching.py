@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.ir import Kind, Placement, check
-from debubble.schedules.pace import paced
-from debubble.search.constructive.building_blocks import pattern_of, repeated
-from debubble.search.constructive.candidates import FIRST, Candidate
+from debubble.search.constructive.building_blocks import FIRST, BlockCandidate, pattern_of, repeated
 from debubble.search.constructive.order_following import PATIENT, Manner, Step, follow
 from tests.strategies import stage_costs
 
@@ -23,7 +21,7 @@ def followed(draw: Any) -> Any:
     costs = draw(stage_costs(stages=devices * chunks)).replace(communication_model="latency")
     placement = Placement.v_shape(devices, chunks)
     room = [draw(st.integers(1, 3 * devices)) * sum(costs.activation[s] for s in held) for held in placement.stages_of]
-    candidate = Candidate.of(draw(st.sampled_from(FIRST[2 * chunks])))
+    candidate = BlockCandidate.of(draw(st.sampled_from(FIRST[2 * chunks])))
     return placement, draw(st.integers(1, 8)), costs, room, candidate
 
 
@@ -70,16 +68,3 @@ def test_room_is_counted_exactly() -> None:
     step = Step(Placement.linear(1), 3, costs, [1])
     forwards_first = [[(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]]
     assert [op.kind for op in follow(step, forwards_first, Manner(0, PATIENT)).orders[0][:3]] == [Kind.F] * 3
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-@pytest.mark.parametrize("model", ["latency", "exclusive"])
-def test_paced_starts_and_ends_are_the_simulators(model: str, data: Any) -> None:
-    p, v, m = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3)), data.draw(st.integers(1, 6))
-    costs = data.draw(stage_costs(stages=p * v)).replace(communication_model=model)
-    schedule = db.schedules["group-interleaved"](devices=p, micro_batches=m, chunks=v)
-    starts, ends = paced(schedule, costs)
-    computed = [o for lane in db.simulate(schedule, costs).compute for o in lane]
-    assert starts == {o.op: o.start for o in computed}
-    assert ends == {o.op: o.end for o in computed}

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from debubble.ir import DebubbleError, Number, Placement, Schedule, StageCosts
+from debubble.search.annealing.arrays import arrays_of, decode, encode
 from debubble.search.annealing.evaluate import evaluate
-from debubble.search.annealing.lists import decode, encode
 from debubble.search.annealing.moves import shift
-from debubble.search.annealing.tables import tables
 from debubble.search.constructive.initial import one_at_a_time
 from debubble.search.problem import Objective, OrderProblem
 from debubble.simulator import simulate
@@ -21,7 +20,7 @@ from tests.strategies import random_schedules, stage_costs
 
 
 def evaluated(problem: OrderProblem, schedule: Schedule, *, threshold: float = np.inf) -> float:
-    layout, floats, ints, scale = tables(problem)
+    layout, floats, ints, scale = arrays_of(problem)
     orders, lengths = encode(problem, schedule)
     return evaluate(layout, floats, ints, orders, lengths, threshold) / scale
 
@@ -67,7 +66,7 @@ def test_lists_without_transfers_take_what_simulation_says_whatever_their_order(
     p, m = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 5))
     costs = data.draw(stage_costs(stages=p)).with_limit(data.draw(st.none() | st.integers(19, 60)))
     problem = OrderProblem(placement=Placement.linear(p), micro_batches=m, costs=costs, objective=objective)
-    layout, floats, ints, scale = tables(problem)
+    layout, floats, ints, scale = arrays_of(problem)
     numbers, lengths = encode(problem, one_at_a_time(problem))
     for op, by in data.draw(st.lists(st.tuples(st.integers(0, 3 * p * m - 1), st.integers(-6, 6)), max_size=40)):
         shift(layout, ints, numbers, lengths, op, by)

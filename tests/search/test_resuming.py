@@ -7,12 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from debubble.search.annealing.arrays import arrays_of, encode
 from debubble.search.annealing.evaluate import INFINITY
 from debubble.search.annealing.incremental import SAME, START, common_mark, keep, put_back, resume
-from debubble.search.annealing.lists import encode
 from debubble.search.annealing.moves import measure, move
 from debubble.search.annealing.search import search
-from debubble.search.annealing.tables import tables
 from debubble.search.annealing.walker import Walker
 from debubble.search.problem import OrderProblem
 from tests.search.orders import uniform
@@ -34,8 +33,8 @@ SMALL = uniform(4, 10, offload=14, limit=8, backward_input=11, backward_weight=9
 def test_it_says_what_one_from_the_start_says(problem: OrderProblem) -> None:
     start = next(iter(search(problem, steps=0)))
     walker = Walker.of(problem, start, seed=3)
-    a, x, n, _ = walker.tables
-    _, fresh_x, fresh_n, _ = tables(problem)
+    a, x, n, _ = walker.arrays
+    _, fresh_x, fresh_n, _ = arrays_of(problem)
     orders, lengths = encode(problem, start.schedule)
     random = np.array([77], dtype=np.int64)
     path = np.zeros(1, dtype=np.int64)
@@ -69,8 +68,8 @@ def test_it_says_what_one_from_the_start_says(problem: OrderProblem) -> None:
 def test_what_stays_behind_is_given_up_and_would_have_been_worse() -> None:
     start = next(iter(search(SMALL, steps=0)))
     walker = Walker.of(SMALL, start, seed=0)
-    a, x, n, _ = walker.tables
-    _, fresh_x, fresh_n, _ = tables(SMALL)
+    a, x, n, _ = walker.arrays
+    _, fresh_x, fresh_n, _ = arrays_of(SMALL)
     orders, lengths = encode(SMALL, start.schedule)
     random, path = np.array([5], dtype=np.int64), np.zeros(1, dtype=np.int64)
     value = measure(a, x, n, orders, lengths, START, INFINITY, INFINITY)

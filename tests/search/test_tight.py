@@ -15,7 +15,7 @@ from debubble.search.bounds import lower_bound
 from debubble.search.constructive.initial import constructed
 from debubble.search.constructive.zero_bubble import completed
 from debubble.search.effort import Effort
-from debubble.search.exact.staircase import staircase
+from debubble.search.exact.cp_memory import staircase
 from debubble.search.exact.tight_memory import freed_late, is_coarse, rounded, skeleton_bound, tightened
 from debubble.search.problem import Incumbent, OrderProblem
 from tests.strategies import stage_costs

@@ -18,7 +18,6 @@ from typing import Literal, get_args
 
 from debubble.ir import InfeasibleError, InputError, Kind, Number, Op, Placement, Schedule, StageCosts
 from debubble.schedules.group_interleaved import with_delays
-from debubble.schedules.pace import paced
 from debubble.schedules.registry import schedule
 from debubble.schedules.transfers import just_in_time, selective
 from debubble.schedules.zero_bubble import split_order
@@ -241,4 +240,4 @@ def _least_time(order: Schedule, costs: StageCosts, objective: Objective) -> Num
     """What no transfers can bring the order's time below, where that is cheap to say: its time without them."""
     if objective != "makespan" or costs.communication_model != "latency" or not order.split_backward:
         return 0
-    return max(paced(order, costs)[1].values())
+    return simulate(order, costs.with_limit(None)).makespan

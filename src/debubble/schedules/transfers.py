@@ -11,12 +11,13 @@ comes back as early before its backward as the memory limit and the reload's tim
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from debubble.ir import InfeasibleError, Kind, Number, Op, OutOfMemoryError, Schedule, StageCosts
 from debubble.ir.lowering.admission import Admission
 from debubble.ir.lowering.op_costs import OpCosts
-from debubble.schedules.pace import Times, paced
+from debubble.simulator import TimedOperation, simulate
 
 STEPS = 4
 """Under a limit a stage's micro-batches are offloaded in shares of one over this."""
@@ -34,8 +35,9 @@ def selective(base: Schedule, costs: StageCosts, offload: str | None = None) -> 
     Raises:
         OutOfMemoryError: The schedule does not fit the limit even if everything is offloaded.
     """
-    starts, ends = paced(base, costs)
-    orders = tuple(_Device(base, costs, starts, ends, d).order(offload) for d in range(base.devices))
+    computed = [o for lane in simulate(base, costs.with_limit(None)).compute for o in lane]
+    times = {o.op: o for o in computed}
+    orders = tuple(_Device(base, costs, times, d).order(offload) for d in range(base.devices))
     return replace(base, orders=orders)
 
 
@@ -68,11 +70,11 @@ def just_in_time(base: Schedule, costs: StageCosts) -> Schedule:
 class _Device:
     """One device's list, and the times that its operations had without transfers."""
 
-    def __init__(self, base: Schedule, costs: StageCosts, start: Times, end: Times, device: int) -> None:
+    def __init__(self, base: Schedule, costs: StageCosts, times: Mapping[Op, TimedOperation], device: int) -> None:
         self.base, self.costs, self.device = base, costs, device
         self.tables = OpCosts.of(base, costs).tables()
         self.compute = base.orders[device]
-        self.start, self.end = start, end
+        self.times = times
         self.position = {op: at for at, op in enumerate(self.compute)}
         held = base.placement.stages_of[device]
         self.longest_lived = sorted(held, key=lambda s: (-self._life(s, base.micro_batches // 2), s))
@@ -123,15 +125,15 @@ class _Device:
     def _load_positions(self, moved: list[tuple[int, int]], *, late: bool) -> dict[int, list[Op]]:
         """Position -> the reloads that may start with that operation: the last at which each is still in time, or,
         `late`, the one before its backward."""
-        wanted = sorted((self.start[Op(Kind.I, s, j)], s, j) for s, j in moved)
+        wanted = sorted((self.times[Op(Kind.I, s, j)].start, s, j) for s, j in moved)
         loads: dict[int, list[Op]] = {}
         position = len(self.compute) - 1
-        latest = self.end[self.compute[-1]]
+        latest = self.times[self.compute[-1]].end
         for needed, s, j in reversed(wanted):
             latest = min(latest, needed) - self._back(s, j)
             last = self.position[Op(Kind.I, s, j)] - 1
             position = last if late else min(position, last)
-            while not late and position and self.start[self.compute[position]] > latest:
+            while not late and position and self.times[self.compute[position]].start > latest:
                 position -= 1
             loads.setdefault(max(position, self.position[Op(Kind.F, s, j)]), []).insert(0, Op(Kind.L, s, j))
         return loads
@@ -144,7 +146,7 @@ class _Device:
 
     def _life(self, stage: int, j: int) -> Number:
         """From the end of the forward to the start of the backward."""
-        return self.start[Op(Kind.I, stage, j)] - self.end[Op(Kind.F, stage, j)]
+        return self.times[Op(Kind.I, stage, j)].start - self.times[Op(Kind.F, stage, j)].end
 
     def _there(self, stage: int, j: int) -> Number:
         assert self.costs.offload is not None

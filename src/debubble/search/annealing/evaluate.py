@@ -5,8 +5,8 @@ arithmetic, and stops as soon as the result cannot be better than a threshold.  
 the lists' progress, which may differ from lowering's order of arrival: results are simulated again before anyone sees
 them.
 
-Everywhere `a` is the Layout, `x` the block of floats and `n` that of whole numbers.  What a device's walk changes at
-every operation is in local variables, and in the blocks between its turns only.
+Everywhere `a` is the KernelLayout, `x` the block of floats and `n` that of whole numbers.  A device's walk keeps what
+it changes at every operation in local variables, and writes it to the blocks at the end of its turn.
 """
 
 from __future__ import annotations
@@ -14,14 +14,26 @@ from __future__ import annotations
 import numpy as np
 
 from debubble.search.annealing.incremental import delay, go_to_end, mark, met
-from debubble.search.annealing.jit import inlined, jit
-from debubble.search.annealing.layout import NEEDED, RELOADED, ROW, SENT, Floats, Ints, L, Layout, O, R
+from debubble.search.annealing.layout import (
+    NEEDED,
+    RELOADED,
+    ROW,
+    SENT,
+    Floats,
+    Ints,
+    KernelLayout,
+    L,
+    O,
+    R,
+    inlined,
+    jit,
+)
 
 INFINITY = np.inf
 
 
 @jit
-def reset(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints) -> None:
+def reset(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints) -> None:
     """Set every lane to time 0, and count the compute time of every device."""
     size = a.stages * a.micro_batches
     x[a.end : a.end + a.times] = -1.0
@@ -43,7 +55,7 @@ def reset(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints) -> None:
 
 
 @jit
-def choose_rows(a: Layout, n: Ints, orders: Ints, lengths: Ints) -> None:
+def choose_rows(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints) -> None:
     """Let every operation take and free what it does with or without the R's that are in the lists."""
     size = a.stages * a.micro_batches
     for op in range(7 * size):
@@ -57,14 +69,14 @@ def choose_rows(a: Layout, n: Ints, orders: Ints, lengths: Ints) -> None:
 
 
 @inlined
-def freed_by(a: Layout, x: Floats, n: Ints, offload: int) -> float:
+def freed_by(a: KernelLayout, x: Floats, n: Ints, offload: int) -> float:
     """What an offload frees at its end."""
     freed: float = x[a.freed + n[a.facts + 4 * offload + ROW]]
     return freed
 
 
 @inlined
-def admit_compute(a: Layout, x: Floats, n: Ints, d: int, reserved: float, most: float) -> tuple[float, int]:
+def admit_compute(a: KernelLayout, x: Floats, n: Ints, d: int, reserved: float, most: float) -> tuple[float, int]:
     """(what is reserved, the last offload to wait for or -1) once as many have ended that no more than `most` is."""
     waited = -1
     while reserved > most and n[a.oldest + d] < n[a.newest + d]:
@@ -78,7 +90,7 @@ def admit_compute(a: Layout, x: Floats, n: Ints, d: int, reserved: float, most: 
 
 
 @inlined
-def admit_reload(a: Layout, x: Floats, n: Ints, d: int, needed: float) -> tuple[float, int]:
+def admit_reload(a: KernelLayout, x: Floats, n: Ints, d: int, needed: float) -> tuple[float, int]:
     """(what is still needed, the last offload to wait for or -1) where memory lacks `needed` for a reload.
 
     It may count on what earlier reloads waited for.
@@ -98,7 +110,7 @@ def admit_reload(a: Layout, x: Floats, n: Ints, d: int, needed: float) -> tuple[
 
 @inlined
 def walk_transfer(
-    a: Layout, x: Floats, n: Ints, d: int, op: int, last: int, start: float, free: float, reserved: float,
+    a: KernelLayout, x: Floats, n: Ints, d: int, op: int, last: int, start: float, free: float, reserved: float,
     last_freed: float,
 ) -> tuple[bool, float, float]:  # fmt: skip
     """Time an O or L: its lane, its own F or O, and for L the compute operation before it and the memory.
@@ -138,7 +150,7 @@ def walk_transfer(
 
 
 @jit
-def sent(a: Layout, x: Floats, n: Ints, d: int, op: int, free: float, message: float) -> float:
+def sent(a: KernelLayout, x: Floats, n: Ints, d: int, op: int, free: float, message: float) -> float:
     """When the message behind an operation arrives if it has to wait for the one before it on its link."""
     if message < 0:
         return free
@@ -150,7 +162,7 @@ def sent(a: Layout, x: Floats, n: Ints, d: int, op: int, free: float, message: f
 
 
 @jit
-def walk_list(a: Layout, x: Floats, n: Ints, orders: Ints, length: int, d: int, threshold: float) -> int:
+def walk_list(a: KernelLayout, x: Floats, n: Ints, orders: Ints, length: int, d: int, threshold: float) -> int:
     """Walk a device's list as far as its data have arrived: the number of operations, or -1 if it cannot be better."""
     size = a.stages * a.micro_batches
     limit = x[a.limit + d]
@@ -205,14 +217,14 @@ def walk_list(a: Layout, x: Floats, n: Ints, orders: Ints, length: int, d: int, 
 
 
 @jit
-def length_of(a: Layout, x: Floats, n: Ints, d: int) -> float:
+def length_of(a: KernelLayout, x: Floats, n: Ints, d: int) -> float:
     """A device's part in the objective: its last end, from its first start where the span counts."""
     end: float = x[a.free + d]
     return end - x[a.first + d] if a.span else end
 
 
 @jit
-def evaluate(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float) -> float:
+def evaluate(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float) -> float:
     """Objective of the lists, or infinity if they deadlock, break a limit or come out above `threshold`.
 
     Leaves ends and causes in the blocks.
@@ -222,7 +234,7 @@ def evaluate(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, thresho
 
 
 @jit
-def walk(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float, latest: float) -> float:
+def walk(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float, latest: float) -> float:
     """The rest of an evaluation, from where the devices are.
 
     It is given up where they are behind the one kept, by more than `latest` times all operations to those to come: what
@@ -250,7 +262,7 @@ def walk(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: 
 
 
 @jit
-def longest(a: Layout, x: Floats, n: Ints) -> float:
+def longest(a: KernelLayout, x: Floats, n: Ints) -> float:
     """The objective, once everything is timed."""
     result = 0.0
     for d in range(a.devices):

@@ -8,8 +8,7 @@ What an evaluation overwrites is put back if its result is not accepted.
 
 from __future__ import annotations
 
-from debubble.search.annealing.jit import jit
-from debubble.search.annealing.layout import MARKS, SENT, B, Floats, I, Ints, L, Layout, O
+from debubble.search.annealing.layout import MARKS, SENT, B, Floats, I, Ints, KernelLayout, L, O, jit
 
 SAME = -2
 """Nothing differs."""
@@ -20,7 +19,7 @@ NEVER = 2**40
 
 
 @jit
-def mark(a: Layout, x: Floats, n: Ints, remaining: int) -> bool:
+def mark(a: KernelLayout, x: Floats, n: Ints, remaining: int) -> bool:
     """Note the state of the devices, and say so, if enough was walked since the last mark."""
     count = n[a.marked + 1]
     total = 5 * a.stages * a.micro_batches
@@ -37,7 +36,7 @@ def mark(a: Layout, x: Floats, n: Ints, remaining: int) -> bool:
 
 
 @jit
-def delay(a: Layout, x: Floats, n: Ints) -> float:
+def delay(a: KernelLayout, x: Floats, n: Ints) -> float:
     """How much later the devices are on average than in the evaluation kept; nothing while their lists differ."""
     total = 0.0
     for d in range(a.devices):
@@ -50,7 +49,7 @@ def delay(a: Layout, x: Floats, n: Ints) -> float:
 
 
 @jit
-def keep(a: Layout, x: Floats, n: Ints, at: int) -> None:
+def keep(a: KernelLayout, x: Floats, n: Ints, at: int) -> None:
     """Keep an evaluation that began at mark `at`, in place of the one that it went on from."""
     x[a.kept_times : a.kept_times + a.times] = x[a.end : a.end + a.times]
     n[a.kept_causes : a.kept_causes + a.causes] = n[a.cause : a.cause + a.causes]
@@ -68,7 +67,7 @@ def keep(a: Layout, x: Floats, n: Ints, at: int) -> None:
 
 
 @jit
-def copy_mark(a: Layout, x: Floats, n: Ints, source: int, to: int) -> None:
+def copy_mark(a: KernelLayout, x: Floats, n: Ints, source: int, to: int) -> None:
     """Put a mark in another's place."""
     if source == to:
         return
@@ -81,14 +80,14 @@ def copy_mark(a: Layout, x: Floats, n: Ints, source: int, to: int) -> None:
 
 
 @jit
-def put_back(a: Layout, x: Floats, n: Ints) -> None:
+def put_back(a: KernelLayout, x: Floats, n: Ints) -> None:
     """Undo an evaluation: go back to the one kept."""
     x[a.end : a.end + a.times] = x[a.kept_times : a.kept_times + a.times]
     n[a.cause : a.cause + a.causes] = n[a.kept_causes : a.kept_causes + a.causes]
 
 
 @jit
-def common_mark(a: Layout, n: Ints, orders: Ints, lengths: Ints, tried: Ints, tried_lengths: Ints) -> int:
+def common_mark(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, tried: Ints, tried_lengths: Ints) -> int:
     """The last kept mark before any difference between the lists; START for none, SAME if they do not differ.
 
     Notes from where on the lists are alike again.
@@ -114,7 +113,7 @@ def common_mark(a: Layout, n: Ints, orders: Ints, lengths: Ints, tried: Ints, tr
 
 
 @jit
-def resume(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, at: int) -> None:
+def resume(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, at: int) -> None:
     """Put all devices at a kept mark of the lists' evaluation."""
     floats, ints = a.device_floats, a.device_ints
     state = a.mark_floats + at * floats
@@ -130,7 +129,7 @@ def resume(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, at: int) 
 
 
 @jit
-def met(a: Layout, x: Floats, n: Ints, remaining: int) -> bool:
+def met(a: KernelLayout, x: Floats, n: Ints, remaining: int) -> bool:
     """Whether all that follows is what followed at a kept mark; notes which."""
     k = n[a.marked + 1]
     # The marks of both evaluations are equally far apart.
@@ -147,7 +146,7 @@ def met(a: Layout, x: Floats, n: Ints, remaining: int) -> bool:
 
 
 @jit
-def same_state(a: Layout, x: Floats, n: Ints, k: int) -> bool:
+def same_state(a: KernelLayout, x: Floats, n: Ints, k: int) -> bool:
     """Whether the devices are where they were at a kept mark, before nothing but what the lists had then."""
     floats, ints = a.mark_floats + k * a.device_floats, a.mark_ints + k * a.device_ints - a.cursor
     for d in range(a.devices):
@@ -176,7 +175,7 @@ def same_state(a: Layout, x: Floats, n: Ints, k: int) -> bool:
 
 
 @jit
-def same_times(a: Layout, x: Floats, n: Ints) -> bool:
+def same_times(a: KernelLayout, x: Floats, n: Ints) -> bool:
     """Whether everything that an operation to come waits for has the time that it has in the evaluation kept."""
     m, size = a.micro_batches, a.stages * a.micro_batches
     to_kept = a.kept_times - a.end
@@ -205,7 +204,7 @@ def changed(x: Floats, index: int, to_kept: int) -> bool:
 
 
 @jit
-def go_to_end(a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints) -> None:
+def go_to_end(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints) -> None:
     """Take over what followed in the evaluation kept."""
     for d in range(a.devices):
         for index in range(n[a.cursor + d], lengths[d]):

@@ -1,13 +1,25 @@
-"""The words that the search kernel and the tables share: kinds, and where each table lies in the kernel's two blocks.
+"""The kernel's memory layout, and its compiler.
 
 An operation is a number: `(kind * stages + stage) * micro_batches + micro_batch`, with the kinds in the order of KINDS.
-All tables lie in two blocks, one of floats and one of whole numbers, and a Layout says where each begins: compiled
-code passes three things from function to function this way, instead of counting references to thirty arrays.
+All tables lie in two blocks, one of floats and one of whole numbers, and a KernelLayout says where each begins:
+compiled code passes three things from function to function this way, instead of counting references to thirty arrays.
+
+Of every operation the kernel knows four numbers, its facts:
+
+| fact | meaning |
+| --- | --- |
+| NEEDED | index into the floats: when its data are there |
+| RELOADED | index into the floats: when its activation is back |
+| SENT | index into the floats: where it writes the time at which its message arrives |
+| ROW | row in the tables of costs |
+
+`jit` compiles with numba where that is installed; else plain Python runs the same source.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +39,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-class Layout(NamedTuple):
+class KernelLayout(NamedTuple):
     """Sizes, flags, and where each table begins; `op` stands for an operation's number, `d` for a device."""
 
     stages: int
@@ -144,3 +156,23 @@ class Layout(NamedTuple):
     kept_causes: int
     """Its causes and queues."""
     kept_begin: int
+
+
+C = TypeVar("C", bound=Callable[..., object])
+
+try:
+    from numba import njit as _njit
+except ImportError:
+    _njit = None  # type: ignore[assignment]
+
+
+def jit(function: C) -> C:
+    """Compile the function when it is first called, and keep the result on disk."""
+    return function if _njit is None else cast("C", _njit(cache=True, nogil=True, error_model="numpy")(function))
+
+
+def inlined(function: C) -> C:
+    """The same, copied into its callers: passing a KernelLayout takes longer than what a short function does."""
+    if _njit is None:
+        return function
+    return cast("C", _njit(cache=True, nogil=True, error_model="numpy", inline="always")(function))

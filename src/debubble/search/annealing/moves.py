@@ -10,8 +10,7 @@ import numpy as np
 
 from debubble.search.annealing.evaluate import INFINITY, evaluate, length_of, walk
 from debubble.search.annealing.incremental import SAME, START, common_mark, keep, put_back, resume
-from debubble.search.annealing.jit import jit
-from debubble.search.annealing.layout import B, F, Floats, I, Ints, L, Layout, O, R
+from debubble.search.annealing.layout import B, F, Floats, I, Ints, KernelLayout, L, O, R, jit
 
 OFFLOAD, NEIGHBOUR, RECOMPUTE, SHIFT, RUN = 22, 28, 38, 60, 80
 """Dice of 100 below which a move changes offloads, hands one to the next micro-batch, changes recomputations, or shifts
@@ -36,7 +35,7 @@ def find(orders: Ints, lengths: Ints, d: int, op: int) -> int:
 
 
 @jit
-def shift(a: Layout, n: Ints, orders: Ints, lengths: Ints, op: int, by: int) -> int:
+def shift(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, op: int, by: int) -> int:
     """Move an operation by up to `by` places, as far as nothing of its kind or its micro-batch is in the way.
 
     In the block the same is done in every period; nothing leaves or enters it.
@@ -79,7 +78,7 @@ def shift(a: Layout, n: Ints, orders: Ints, lengths: Ints, op: int, by: int) -> 
 
 
 @jit
-def in_block(a: Layout, n: Ints, orders: Ints, lengths: Ints, op: int) -> bool:
+def in_block(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, op: int) -> bool:
     """Whether an operation is in the periodic block."""
     if a.periods == 0:
         return False
@@ -90,7 +89,7 @@ def in_block(a: Layout, n: Ints, orders: Ints, lengths: Ints, op: int) -> bool:
 
 
 @jit
-def carry(a: Layout, orders: Ints, d: int, source: int, to: int) -> bool:
+def carry(a: KernelLayout, orders: Ints, d: int, source: int, to: int) -> bool:
     """Move an operation to another place, unless it is not there or something of its kind or micro-batch is between."""
     if source < 0:
         return False
@@ -108,7 +107,7 @@ def carry(a: Layout, orders: Ints, d: int, source: int, to: int) -> bool:
 
 
 @jit
-def rotate(a: Layout, n: Ints, orders: Ints, lengths: Ints, d: int, later: bool) -> None:
+def rotate(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, d: int, later: bool) -> None:
     """Let the block of a device begin and end an operation later, or earlier.
 
     What leaves it at one end enters it at the other: the next of that operation in the tail, or in the head.
@@ -126,7 +125,7 @@ def rotate(a: Layout, n: Ints, orders: Ints, lengths: Ints, d: int, later: bool)
 
 
 @jit
-def insert(a: Layout, n: Ints, orders: Ints, lengths: Ints, d: int, index: int, op: int) -> None:
+def insert(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, d: int, index: int, op: int) -> None:
     """Put an operation into a list."""
     if index <= n[a.begin + d]:
         n[a.begin + d] += 1
@@ -137,7 +136,7 @@ def insert(a: Layout, n: Ints, orders: Ints, lengths: Ints, d: int, index: int, 
 
 
 @jit
-def remove(a: Layout, n: Ints, orders: Ints, lengths: Ints, d: int, index: int) -> None:
+def remove(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, d: int, index: int) -> None:
     """Take an operation out of a list."""
     if index < n[a.begin + d]:
         n[a.begin + d] -= 1
@@ -147,7 +146,7 @@ def remove(a: Layout, n: Ints, orders: Ints, lengths: Ints, d: int, index: int) 
 
 
 @jit
-def backward_at(a: Layout, orders: Ints, lengths: Ints, d: int, pair: int) -> int:
+def backward_at(a: KernelLayout, orders: Ints, lengths: Ints, d: int, pair: int) -> int:
     """Where the backward of a (stage, micro-batch) is, or the R before it."""
     size = a.stages * a.micro_batches
     for index in range(lengths[d]):
@@ -159,7 +158,7 @@ def backward_at(a: Layout, orders: Ints, lengths: Ints, d: int, pair: int) -> in
 
 
 @jit
-def toggle_offload(a: Layout, n: Ints, orders: Ints, lengths: Ints, pair: int, random: Ints) -> None:
+def toggle_offload(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, pair: int, random: Ints) -> None:
     """Take an offload and its reload out, or put them in: O behind F, L a few places before the backward.
 
     Nothing is changed if part of the block lies between.
@@ -181,7 +180,7 @@ def toggle_offload(a: Layout, n: Ints, orders: Ints, lengths: Ints, pair: int, r
 
 
 @jit
-def toggle_recompute(a: Layout, n: Ints, orders: Ints, lengths: Ints, pair: int, random: Ints) -> None:
+def toggle_recompute(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, pair: int, random: Ints) -> None:
     """Take an R out, or put it a few places before the backward, behind the reload."""
     size = a.stages * a.micro_batches
     d = n[a.device_of + pair // a.micro_batches]
@@ -196,7 +195,7 @@ def toggle_recompute(a: Layout, n: Ints, orders: Ints, lengths: Ints, pair: int,
 
 @jit
 def move(
-    a: Layout,
+    a: KernelLayout,
     n: Ints,
     orders: Ints,
     lengths: Ints,
@@ -262,7 +261,7 @@ def move(
 
 
 @jit
-def critical_path(a: Layout, x: Floats, n: Ints, path: Ints) -> int:
+def critical_path(a: KernelLayout, x: Floats, n: Ints, path: Ints) -> int:
     """Write the operations that the objective hangs on into `path`, last first; returns their number."""
     longest, last = -1.0, -1
     for d in range(a.devices):
@@ -281,7 +280,7 @@ def critical_path(a: Layout, x: Floats, n: Ints, path: Ints) -> int:
 
 
 @jit
-def mean_backward(a: Layout, x: Floats) -> float:
+def mean_backward(a: KernelLayout, x: Floats) -> float:
     """Mean end of the backwards for inputs, but for a constant: a slope on the plateaus of the objective.
 
     The longest path is shorter only when all of the longest are; this sees each of them.
@@ -294,7 +293,7 @@ def mean_backward(a: Layout, x: Floats) -> float:
 
 @jit
 def measure(
-    a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, at: int, threshold: float, latest: float
+    a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, at: int, threshold: float, latest: float
 ) -> float:
     """What `evaluate` says of lists that begin as those kept, up to a mark."""
     if at == START:
@@ -304,7 +303,7 @@ def measure(
 
 @jit
 def anneal(
-    a: Layout, x: Floats, n: Ints, orders: Ints, lengths: Ints, best_orders: Ints, best_lengths: Ints,
+    a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, best_orders: Ints, best_lengths: Ints,
     best_value: float, steps: int, temperature: float, weight: float, target: float, offload: bool, recompute: bool,
     random: Ints,
 ) -> tuple[float, int]:  # fmt: skip

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from debubble.ir import DebubbleError, InfeasibleError, Kind, Number, Op, Schedule
-from debubble.search.annealing.lists import Block
+from debubble.search.annealing.arrays import PeriodicBlock
 from debubble.search.bounds import lower_bound
 from debubble.search.constructive.initial import constructed
 from debubble.search.effort import START, Effort, price_of_move
@@ -104,7 +104,7 @@ def improve(
     effort: Effort | None = None,
     seed: int,
     workers: int = 1,
-    block: Block | None = None,
+    block: PeriodicBlock | None = None,
     hot: Sequence[float] = MILD,
     coolings: Sequence[float] = COOLINGS,
 ) -> Iterator[Incumbent]:

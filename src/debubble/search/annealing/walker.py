@@ -1,4 +1,4 @@
-"""One walk of the local search: the compiled kernel with its own tables, lists and random numbers."""
+"""One walk of the local search: the compiled kernel with its own arrays, lists and random numbers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from debubble.ir import Schedule
+from debubble.search.annealing.arrays import KernelArrays, PeriodicBlock, arrays_of, decode, encode
 from debubble.search.annealing.layout import Ints
-from debubble.search.annealing.lists import Block, decode, encode
 from debubble.search.annealing.moves import anneal
-from debubble.search.annealing.tables import Tables, tables
 from debubble.search.problem import Incumbent, OrderProblem
 
 SLOPE = 0.4
@@ -24,8 +23,8 @@ class Walker:
 
     problem: OrderProblem
     name: str
-    block: Block | None
-    tables: Tables
+    block: PeriodicBlock | None
+    arrays: KernelArrays
     orders: Ints
     lengths: Ints
     best_orders: Ints
@@ -37,9 +36,9 @@ class Walker:
     """Mean time of an operation."""
 
     @staticmethod
-    def of(problem: OrderProblem, start: Incumbent, *, seed: int, block: Block | None = None) -> Walker:
+    def of(problem: OrderProblem, start: Incumbent, *, seed: int, block: PeriodicBlock | None = None) -> Walker:
         """At an incumbent's lists.  `block`: what of them stays periodic."""
-        arrays = tables(problem, block=block)
+        arrays = arrays_of(problem, block=block)
         layout = arrays.layout
         orders, lengths = encode(problem, start.schedule)
         times = arrays.table("time", layout.allocated - layout.time)
@@ -47,7 +46,7 @@ class Walker:
             problem=problem,
             name=start.schedule.name,
             block=block,
-            tables=arrays,
+            arrays=arrays,
             orders=orders,
             lengths=lengths,
             best_orders=orders.copy(),
@@ -71,13 +70,13 @@ class Walker:
     def _go(self, orders: Ints, lengths: Ints) -> None:
         self.orders, self.lengths = orders.copy(), lengths.copy()
         if self.block is not None:
-            begin = self.tables.layout.begin
+            begin = self.arrays.layout.begin
             schedule = decode(self.problem, orders, lengths, name=self.name)
-            self.tables.ints[begin : begin + self.problem.devices] = self.block.begins(schedule)
+            self.arrays.ints[begin : begin + self.problem.devices] = self.block.begins(schedule)
 
     def walk(self, steps: int, *, temperature: float, target: float) -> int:
         """Take up to `steps` moves at a temperature, in mean operation times; stop at the target."""
-        layout, floats, ints, scale = self.tables
+        layout, floats, ints, scale = self.arrays
         best, taken = anneal(
             layout, floats, ints, self.orders, self.lengths, self.best_orders, self.best_lengths, self.best * scale,
             steps, temperature * self.unit, SLOPE, target * scale * (1 + 1e-12), self.problem.offload,

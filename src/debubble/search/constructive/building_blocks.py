@@ -5,19 +5,21 @@ of every activation, and lifespan over interval is memory.  The paper's blocks h
 devices for F = B = W; here a block is built for the given times: each operation goes to the first place, modulo the
 interval, that leaves gaps for what its device has still to place.
 
-A `Shape` says how much a block stretches: later turns and slower hops let more forwards run ahead.  A `Pattern` is
-what remains of a block for dispatching: the order on each device.
+A `BlockShape` says how much a block stretches: later turns and slower hops let more forwards run ahead.  A `Pattern` is
+what remains of a block for dispatching: the order on each device.  A `BlockCandidate` is a shape with the rule by which
+its pattern is followed, written as a tuple of genes, so that neighbours can be tried.
 """
 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 from debubble.ir import Kind, Placement, StageCosts
-from debubble.search.constructive.order_following import Passage
+from debubble.search.constructive.order_following import PATIENT, Manner, Passage
 
 _EPSILON = 1e-9
 
@@ -26,7 +28,7 @@ Pattern = tuple[tuple[tuple[int, int], ...], ...]
 
 
 @dataclass(frozen=True)
-class Shape:
+class BlockShape:
     """Stretch of a block.  A leg is one way of the micro-batch through all devices: v legs forwards, v backwards."""
 
     slack: float
@@ -39,10 +41,10 @@ class Shape:
     """Place each W with its I, before the backward goes on."""
 
 
-def pattern_of(placement: Placement, costs: StageCosts, shape: Shape) -> Pattern | None:
+def pattern_of(placement: Placement, costs: StageCosts, shape: BlockShape) -> Pattern | None:
     """The order in which the repeated block runs on each device.  None if it does not pack."""
     interval = max(float(sum(costs.work(s) for s in held)) for held in placement.stages_of) * (1 + shape.slack)
-    starts = _Block(placement, costs, interval, shape).starts()
+    starts = _BlockBuilder(placement, costs, interval, shape).starts()
     return None if starts is None else tuple(_round(starts, held, interval) for held in placement.stages_of)
 
 
@@ -70,13 +72,13 @@ def repeated(pattern: Pattern, micro_batches: int) -> list[list[Passage]]:
     ]
 
 
-class _Block:
-    def __init__(self, placement: Placement, costs: StageCosts, interval: float, shape: Shape) -> None:
+class _BlockBuilder:
+    def __init__(self, placement: Placement, costs: StageCosts, interval: float, shape: BlockShape) -> None:
         self.placement, self.costs, self.shape = placement, costs, shape
         self.times = {Kind.F: costs.forward, Kind.I: costs.backward_input, Kind.W: costs.backward_weight}
         self.unit = float(sum(costs.forward)) / placement.stages
         self.tables = [
-            _Table(interval, [float(times[s]) for s in held for times in self.times.values()])
+            _ModuloTimeline(interval, [float(times[s]) for s in held for times in self.times.values()])
             for held in placement.stages_of
         ]
 
@@ -106,7 +108,7 @@ class _Block:
         return 0.0 if device_of[a] == device_of[b] else float(self.costs.communication[min(a, b)])
 
 
-class _Table:
+class _ModuloTimeline:
     """One device's time, modulo the interval: what is placed, and the lengths that are still to come."""
 
     def __init__(self, interval: float, lengths: list[float]) -> None:
@@ -149,3 +151,92 @@ def _packs(gaps: tuple[float, ...], lengths: tuple[float, ...]) -> bool:
         for i, gap in enumerate(gaps)
         if i == 0 or gap != gaps[i - 1]
     )
+
+
+Genes = tuple[float, ...]
+
+SLACKS = (0.2, 0.4, 0.1, 0.3, 0.0, 0.01, 0.02, 0.05, 0.15, 0.25, 0.6, 0.8)
+TURNS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0)
+HOPS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
+OVERLAPS = (0, 0.25, 0.5, 0.75, 1)
+FILLINGS = (PATIENT, 0, 0.25, 0.5, 1)
+
+
+@dataclass(frozen=True)
+class BlockCandidate:
+    """A block, and how it is followed."""
+
+    shape: BlockShape
+    even: bool
+    """Build the block for equal times, as the paper's are: its order may be the best for others too."""
+    manner: Manner
+
+    @staticmethod
+    def of(genes: Genes) -> BlockCandidate:
+        slack, *stretch, weight_first, even, overlap, filling, late = genes
+        legs = len(stretch) // 2
+        shape = BlockShape(slack, tuple(stretch[:legs]), tuple(stretch[legs:]), weight_first == 1)
+        return BlockCandidate(shape, even == 1, Manner(overlap, filling, late == 1))
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Draws genes for blocks of so many legs: any, or near others."""
+
+    legs: int
+    dice: random.Random
+
+    def any(self) -> Genes:
+        return tuple(self.dice.choice(choice) if self.dice.random() < 0.5 else choice[0] for choice in self._choices)
+
+    def near(self, genes: Genes) -> Genes:
+        """One to three genes changed."""
+        changed = list(genes)
+        for k in self.dice.sample(range(len(genes)), self.dice.choice((1, 1, 2, 3))):
+            changed[k] = self.dice.choice(self._choices[k])
+        return tuple(changed)
+
+    @property
+    def _choices(self) -> list[tuple[float, ...]]:
+        return [SLACKS, *[TURNS] * self.legs, *[HOPS] * self.legs, (0, 1), (0, 1), OVERLAPS, FILLINGS, (0, 0, 1)]
+
+
+# Slack, turns per leg, hops per leg, weight first, even, overlap, filling.
+FIRST: dict[int, tuple[Genes, ...]] = {
+    2: (
+        (0.3, 0.5, 1, 3, 0.25, 1, 1, 0.25, 0.25, 0),
+        (0.8, 1.5, 1, 0.5, 0.75, 1, 1, 0, 0.25, 0),
+        (0.05, 0, 0.5, 1, 3, 1, 0, 0.5, 1, 0),
+        (0.05, 0, 0.5, 0.25, 0, 1, 0, 0, 0, 0),
+        (0.2, 1.5, 1, 0.5, 0.75, 0, 1, 0.25, 0.5, 0),
+        (0.8, 0.5, 0, 0.75, 0.25, 1, 1, 0, 0, 0),
+        (0.01, 6, 0, 0, 2, 0, 0, 0.5, 0.5, 0),
+        (0.8, 6, 4, 0, 1, 0, 1, 0, 0.25, 0),
+        (0.1, 1.5, 0, 0.25, 2, 0, 1, 0.75, 1, 0),
+        (0.6, 3, 0, 0, 0, 0, 0, 0.75, 0.25, 0),
+        (0.8, 0, 3, 0.75, 0.25, 1, 1, 0, 0, 0),
+        (0, 2, 1, 1, 0, 1, 0, 0, 0.5, 0),
+    ),
+    4: (
+        (0.8, 3, 0, 5, 1, 0.25, 0.5, 2, 0.25, 0, 1, 0.75, 0.5, 0),
+        (0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 1),
+        (0, 1, 0, 3, 1, 3, 0.5, 2, 0.75, 1, 1, 0.25, 0, 0),
+        (0.8, 2, 0, 1.5, 0.5, 1, 0, 2, 0, 1, 1, 0.25, 0.5, 0),
+        (0.2, 5, 0, 3, 3, 0.75, 0.75, 0, 0.75, 0, 1, 0.75, 0.5, 0),
+        (0.6, 1, 0, 6, 1, 0.5, 0.75, 0, 0.75, 1, 0, 0.25, 0.5, 0),
+        (0.6, 3, 3, 2, 0.5, 0, 1, 0.25, 0.25, 1, 1, 0.75, 1, 0),
+        (0.1, 6, 3, 1.5, 0, 0.75, 1.5, 1, 0.5, 1, 1, 0.5, 0, 0),
+        (0.6, 3, 0, 1.5, 1.5, 0.5, 1.5, 0, 0, 1, 1, 0.5, 0.5, 0),
+        (0.1, 4, 1.5, 0.5, 0.5, 0.25, 1, 0, 1, 1, 1, 0.25, 0.5, 0),
+        (0.8, 2, 5, 6, 3, 1, 1.5, 0.75, 2, 0, 0, 0.25, 0.5, 0),
+        (0.05, 5, 3, 1, 0.5, 0.25, 2, 0.5, 1, 1, 1, 0.75, 0.25, 0),
+        (0.3, 4, 1, 0, 2, 0, 0.25, 0, 0.25, 1, 1, 0.25, 0, 0),
+        (0.6, 1.5, 0.5, 5, 0, 0.5, 0.5, 0.5, 3, 1, 1, 0.5, 1, 0),
+        (0.3, 3, 4, 4, 0.5, 0.75, 1, 0.5, 0, 0, 1, 0, 0.25, 0),
+        (0.15, 5, 1.5, 1.5, 2, 0, 0, 3, 2, 1, 1, 0.25, 1, 0),
+        (0.8, 3, 0.5, 1, 0.5, 0, 1.5, 0, 3, 0, 1, 0.25, 0, 0),
+        (0.6, 3, 0, 1, 1, 0.25, 0.5, 1, 0.75, 0, 0, 0.25, 1, 0),
+        (0, 0, 0, 3, 1, 1, 0, 1, 0, 0, 1, 0, 0.5, 0),
+        (0.25, 1.5, 0.5, 1.5, 0, 0.5, 0, 0.75, 1, 0, 1, 1, 1, 0),
+    ),
+}  # fmt: skip

@@ -17,8 +17,17 @@ from debubble.errors import readable
 from debubble.ir import InfeasibleError, Kind, Number, Placement, Schedule, StageCosts
 from debubble.search.constructive import dispatch
 from debubble.search.constructive import order_following as following
-from debubble.search.constructive.building_blocks import Pattern, Shape, pattern_of, repeated
-from debubble.search.constructive.candidates import FIRST, OVERLAPS, Candidate, Genes, Neighbours
+from debubble.search.constructive.building_blocks import (
+    FIRST,
+    OVERLAPS,
+    BlockCandidate,
+    BlockShape,
+    Genes,
+    Neighbours,
+    Pattern,
+    pattern_of,
+    repeated,
+)
 from debubble.search.constructive.dispatch import STRICT, Greedy, Run
 from debubble.search.constructive.order_following import PATIENT, Manner, Step, follow
 
@@ -84,7 +93,7 @@ class _Shaper:
         self.pattern = cache(self.pattern_of)
         self.step = cache(self.step_of)
 
-    def ranked(self, micro_batches: int, tries: int) -> list[Candidate]:
+    def ranked(self, micro_batches: int, tries: int) -> list[BlockCandidate]:
         """Of the first candidates and of neighbours of the best so far those that fit, best first."""
         neighbours = Neighbours(2 * self.placement.chunks, random.Random(0))
         untried = list(FIRST[neighbours.legs][::-1])
@@ -95,22 +104,22 @@ class _Shaper:
             genes = untried.pop() if untried else neighbours.near(best) if best else neighbours.any()
             if genes not in seen:
                 seen.add(genes)
-                outcome = self.outcome(Candidate.of(genes), micro_batches)
+                outcome = self.outcome(BlockCandidate.of(genes), micro_batches)
                 if outcome is not None:
                     values[genes] = self.value(outcome)
-        return [Candidate.of(genes) for genes in sorted(values, key=lambda genes: values[genes])]
+        return [BlockCandidate.of(genes) for genes in sorted(values, key=lambda genes: values[genes])]
 
     def value(self, outcome: Outcome) -> Value:
         both = (outcome.makespan, outcome.span)
         return both if self.objective == "makespan" else both[::-1]
 
-    def outcome(self, candidate: Candidate, micro_batches: int) -> following.Outcome | None:
+    def outcome(self, candidate: BlockCandidate, micro_batches: int) -> following.Outcome | None:
         pattern = self.pattern(candidate.shape, candidate.even)
         if pattern is None:
             return None
         return follow(self.step(micro_batches), repeated(pattern, micro_batches), candidate.manner)
 
-    def pattern_of(self, shape: Shape, even: bool) -> Pattern | None:
+    def pattern_of(self, shape: BlockShape, even: bool) -> Pattern | None:
         return pattern_of(self.placement, self.costs[even], shape)
 
     def step_of(self, micro_batches: int) -> Step:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from debubble.ir import Kind, Op, Schedule
-from debubble.search.annealing.lists import Block, later
+from debubble.search.annealing.arrays import PeriodicBlock, later
 from debubble.search.annealing.search import improve
 from debubble.search.bounds import lower_bound
 from debubble.search.effort import Effort
@@ -69,7 +69,7 @@ class _Seedling:
     best: Incumbent
     time: float
     """Of a micro-batch in the middle."""
-    block: Block
+    block: PeriodicBlock
 
     @staticmethod
     def of(problem: OrderProblem, pattern: Pattern) -> _Seedling:
@@ -81,7 +81,7 @@ class _Seedling:
         best = Incumbent(schedule=schedule, value=small.value(schedule), bound=lower_bound(small), source="pattern")
         middle = HEAD + pattern.depth * pattern.step
         windows = tuple(_between(order, middle, middle + pattern.step) for order in schedule.orders)
-        return _Seedling(small, best, pattern.time, Block(windows, PERIODS, pattern.step))
+        return _Seedling(small, best, pattern.time, PeriodicBlock(windows, PERIODS, pattern.step))
 
     @cached_property
     def excess(self) -> float:

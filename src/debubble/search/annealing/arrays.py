@@ -1,0 +1,322 @@
+"""A problem and its schedules as arrays, which the compiled kernel reads and changes.
+
+`arrays_of` lays a problem out: costs in rows by [R in list, kind, stage, micro-batch] (one row for all micro-batches
+where they are equal), and room for the state of the devices.  Times and sizes that are whole numbers or fractions are
+scaled to whole numbers, so that the kernel is exact for them.  `encode` and `decode` translate between a Schedule and
+its lists of operation numbers; a `PeriodicBlock` is a part of the lists that repeats itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from debubble.ir import InputError, Kind, Number, Op, Schedule
+from debubble.ir.ops import CODE
+from debubble.search.annealing.layout import (
+    KIND_INDEX,
+    KINDS,
+    MARKS,
+    NEEDED,
+    RELOADED,
+    ROW,
+    SENT,
+    B,
+    F,
+    Floats,
+    I,
+    Ints,
+    KernelLayout,
+    L,
+    O,
+    R,
+    W,
+)
+from debubble.search.problem import OrderProblem
+
+
+def distinct_micro_batches(problem: OrderProblem) -> range:
+    """Micro-batches with cost rows of their own (only 0 if all are equal)."""
+    return range(1 if problem.costs.micro_batch_scale is None else problem.micro_batches)
+
+
+def cost_rows(problem: OrderProblem) -> tuple[list[Number], list[Number], list[Number]]:
+    """(times, allocated, freed) by kind, stage and micro-batch, first as without, then as with an R in the list."""
+    tables = problem.op_costs.tables()
+    kinds = [CODE[kind] for kind in KINDS]
+    times, allocated, freed = (table[:, kinds].ravel().tolist() for table in tables)
+    return times, allocated, freed
+
+
+def message_rows(problem: OrderProblem) -> list[Number]:
+    """Time of the message behind each operation; -1 where there is none."""
+    costs, device_of = problem.costs, problem.placement.device_of
+    result: list[Number] = []
+    for kind in KINDS:
+        for stage in range(problem.stages):
+            other = stage + 1 if kind is Kind.F else stage - 1
+            sends = kind in (Kind.F, Kind.I, Kind.B) and 0 <= other < problem.stages
+            if sends and device_of[other] != device_of[stage]:
+                result.extend(
+                    costs.communication[min(stage, other)] * costs.scale_of(j) for j in distinct_micro_batches(problem)
+                )
+            else:
+                result.extend(-1 for _ in distinct_micro_batches(problem))
+    return result
+
+
+def tail_rows(problem: OrderProblem, time: Floats, message: Floats) -> Floats:
+    """Longest chain of data behind each operation, with the backward split where it may be."""
+    S = problem.stages
+    shape = (len(KINDS), S, len(distinct_micro_batches(problem)))
+    t, c = time.reshape(shape), np.maximum(message.reshape(shape), 0)
+    tail = np.zeros(shape)
+    step = np.minimum(t[I], t[B]) if problem.split else t[B]
+    for s in range(S):
+        before = 0 if s == 0 else step[s - 1] + np.maximum(tail[I, s - 1], 0)
+        tail[B, s] = 0 if s == 0 else c[B, s] + before
+        tail[I, s] = np.maximum(t[W, s] if problem.split else 0, 0 if s == 0 else c[I, s] + before)
+        if not problem.split:
+            tail[I, s] = tail[B, s]
+    for s in reversed(range(S)):
+        tail[F, s] = step[s] + tail[I, s] if s == S - 1 else c[F, s] + t[F, s + 1] + tail[F, s + 1]
+    return tail.reshape(-1)
+
+
+def encode(problem: OrderProblem, schedule: Schedule) -> tuple[Ints, Ints]:
+    """Write a schedule's lists as numbers.
+
+    Args:
+        problem: The problem that the schedule answers.
+        schedule: Lists of F, B, I, W, R, O and L.
+
+    Returns:
+        Operation numbers by [device, place], padded to the longest possible list, and the length of each list.
+
+    Raises:
+        InputError: The schedule offloads to a peer device, or has another kind of operation.
+    """
+    if schedule.peers:
+        raise InputError("The search does not handle offload to a peer device.")
+    S, m = problem.stages, problem.micro_batches
+    room = 6 * m * problem.placement.chunks
+    orders = np.zeros((problem.devices, room), dtype=np.int64)
+    lengths = np.zeros(problem.devices, dtype=np.int64)
+    for device, order in enumerate(schedule.orders):
+        for index, op in enumerate(order):
+            if op.kind not in KIND_INDEX:
+                raise InputError(f"The search orders F, B, I, W, R, O and L only; the schedule has {op.name}.")
+            orders[device, index] = (KIND_INDEX[op.kind] * S + op.stage) * m + op.micro_batch
+        lengths[device] = len(order)
+    return orders, lengths
+
+
+def decode(problem: OrderProblem, orders: Ints, lengths: Ints, *, name: str) -> Schedule:
+    """Read the kernel's lists: the inverse of `encode`.
+
+    Args:
+        problem: The problem that the lists answer.
+        orders: Operation numbers by [device, place].
+        lengths: Length of each device's list.
+        name: Name of the schedule.
+    """
+    S, m = problem.stages, problem.micro_batches
+    lists = tuple(
+        tuple(Op(KINDS[code // (S * m)], code // m % S, code % m) for code in order[:length].tolist())
+        for order, length in zip(orders, lengths, strict=True)
+    )
+    return problem.schedule(name, lists)
+
+
+class PeriodicBlock(NamedTuple):
+    """A part of every device's list that repeats itself, `step` micro-batches later each time."""
+
+    windows: tuple[int, ...]
+    """Operations of one period, by device."""
+    periods: int
+    step: int
+
+    def begins(self, schedule: Schedule) -> tuple[int, ...]:
+        """Find the place in each list at which the block of a schedule begins."""
+        return tuple(map(self._begin, schedule.orders, self.windows))
+
+    def _begin(self, order: tuple[Op, ...], window: int) -> int:
+        length = window * (self.periods - 1)
+        again = [later(op, self.step) == then for op, then in zip(order, order[window:], strict=False)]
+        return next(begin for begin in range(len(again)) if all(again[begin : begin + length]))
+
+
+def later(op: Op, by: int) -> Op:
+    """Return the operation of the micro-batch `by` further on."""
+    return op._replace(micro_batch=op.micro_batch + by)
+
+
+class KernelArrays(NamedTuple):
+    """A problem's layout and its two blocks of numbers."""
+
+    layout: KernelLayout
+    floats: Floats
+    ints: Ints
+    scale: int
+    """Factor of all times: they are `scale` times those of the costs."""
+
+    def table(self, name: str, size: int) -> Floats:
+        """Return the first `size` numbers of a table of floats."""
+        begin = getattr(self.layout, name)
+        return self.floats[begin : begin + size]
+
+
+def arrays_of(problem: OrderProblem, *, block: PeriodicBlock | None = None) -> KernelArrays:
+    """Lay a problem out for the kernel.
+
+    Args:
+        problem: The problem.
+        block: The part of the lists that stays periodic, if any.
+
+    Raises:
+        InputError: Messages are blocking.
+    """
+    costs = problem.costs
+    if costs.communication_model == "blocking":
+        raise InputError("The search does not handle 'blocking' messages; use 'exclusive' or 'latency'.")
+    queued, size = problem.micro_batches * problem.placement.chunks, problem.stages * problem.micro_batches
+    times, causes = (len(KINDS) + 2) * size + 3, len(KINDS) * size + problem.devices * queued
+    fixed_floats, scale = _costs(problem)
+    state_floats, state_ints = _state(problem)
+    device_floats, device_ints = (sum(map(len, state.values())) for state in (state_floats, state_ints))
+    floats: dict[str, Floats] = {
+        **fixed_floats,
+        # What an evaluation finds: `times` numbers.
+        "end": np.zeros(len(KINDS) * size),
+        "arrival": np.zeros(2 * size),
+        **{name: np.full(1, -1.0) for name in ("at_once", "never", "unread")},
+        **state_floats,
+        "mark_floats": np.zeros(2 * MARKS * device_floats),
+        "last_floats": np.zeros(device_floats),
+        "kept_times": np.zeros(times),
+    }
+    ints: dict[str, Ints] = {
+        "device_of": np.array(problem.placement.device_of),
+        "lane": _lanes(problem),
+        # What an evaluation finds: `causes` numbers.
+        "cause": _zeros(len(KINDS) * size),
+        "queue": _zeros(problem.devices * queued),
+        "facts": _zeros(4 * len(KINDS) * size),
+        **state_ints,
+        "mark_ints": _zeros(2 * MARKS * device_ints),
+        "mark_left": _zeros(2 * MARKS),
+        "marked": _zeros(3),
+        "shared": _zeros(problem.devices),
+        "last_ints": _zeros(device_ints),
+        "kept_causes": _zeros(causes),
+        "begin": _zeros(problem.devices),
+        "window": np.array(block.windows if block else (0,) * problem.devices, dtype=np.int64),
+        "kept_begin": _zeros(problem.devices),
+    }
+    layout = KernelLayout(
+        stages=problem.stages,
+        micro_batches=problem.micro_batches,
+        devices=problem.devices,
+        grain=problem.micro_batches // len(distinct_micro_batches(problem)),
+        queued=queued,
+        times=times,
+        causes=causes,
+        device_floats=device_floats,
+        device_ints=device_ints,
+        exclusive=int(costs.communication_model == "exclusive"),
+        half_duplex=int(costs.host_link == "half-duplex"),
+        span=int(problem.objective == "span"),
+        resumable=int(not costs.link_groups),
+        periods=block.periods if block else 0,
+        step=block.step if block else 0,
+        **_begins(floats),
+        **_begins(ints),
+    )
+    ints["facts"][:] = _facts(layout).reshape(-1)
+    return KernelArrays(layout, np.concatenate([*floats.values()]), np.concatenate([*ints.values()]), scale)
+
+
+def _costs(problem: OrderProblem) -> tuple[dict[str, Floats], int]:
+    """(what the kernel only reads, the number that times are multiplied by)."""
+    costs, devices = problem.costs, range(problem.devices)
+    durations, allocated, freed = cost_rows(problem)
+    message = message_rows(problem)
+    time_scale = _common_denominator([*durations, *message])
+    statics, limits = [costs.static_of(d) for d in devices], [costs.limit_of(d) for d in devices]
+    size_scale = _common_denominator([*allocated, *freed, *statics, *(x for x in limits if x is not None)])
+    time, sent = _floats(durations, time_scale), _floats(message, time_scale)
+    return {
+        "time": time,
+        "allocated": _floats(allocated, size_scale),
+        "freed": _floats(freed, size_scale),
+        "message": np.tile(sent, 2),
+        "tail": np.tile(tail_rows(problem, time.reshape(2, -1).min(axis=0), sent), 2),
+        "static": _floats(statics, size_scale),
+        "limit": np.array([math.inf if x is None else float(x * size_scale) for x in limits]),
+    }, time_scale
+
+
+def _state(problem: OrderProblem) -> tuple[dict[str, Floats], dict[str, Ints]]:
+    """The state of all devices: what a mark keeps."""
+    devices = problem.devices
+    names = ("reserved", "last_freed", "rest", "first", "begun", "free", "accounted")
+    links = devices * devices if problem.costs.communication_model == "exclusive" else 0
+    floats = {**{name: np.zeros(devices) for name in names}, "link": np.zeros(links)}
+    counts = {name: _zeros(devices) for name in ("cursor", "compute", "oldest", "known", "newest")}
+    return floats, {**counts, "transfer": _zeros(2 * devices), "downward": _zeros(1)}
+
+
+def _facts(a: KernelLayout) -> Ints:
+    """NEEDED, RELOADED, SENT and ROW by operation."""
+    m, size = a.micro_batches, a.stages * a.micro_batches
+    pair = np.arange(size)
+    facts = np.empty((len(KINDS), size, 4), dtype=np.int64)
+    facts[:, :] = a.at_once, a.never, a.unread, 0
+    facts[F, m:, NEEDED] = a.arrival + pair[:-m]
+    facts[F, :, SENT] = a.arrival + pair
+    for kind in (I, B):
+        facts[kind, :-m, NEEDED] = a.arrival + size + pair[m:]
+        facts[kind, :, SENT] = a.arrival + size + pair
+    for kind in (I, B, R):
+        facts[kind, :, RELOADED] = a.end + L * size + pair
+    facts[O, :, NEEDED] = a.end + pair
+    facts[L, :, NEEDED] = a.end + O * size + pair
+    facts[:, :, ROW] = np.arange(len(KINDS) * size).reshape(len(KINDS), size) // a.grain
+    return facts
+
+
+def _begins(parts: Mapping[str, Floats | Ints]) -> dict[str, int]:
+    """Where each part begins when they lie behind each other."""
+    begins = np.cumsum([0, *map(len, parts.values())]).tolist()
+    return dict(zip(parts, begins, strict=False))
+
+
+def _lanes(problem: OrderProblem) -> Ints:
+    """The host link of each device: its own, or that of the first of its group."""
+    lane = np.arange(problem.devices)
+    for members in problem.costs.link_groups:
+        lane[list(members)] = min(members)
+    return lane
+
+
+def _common_denominator(values: Iterable[Any]) -> int:
+    """What whole numbers and fractions are multiplied by to be whole; 1 if any is a float or it grows too large."""
+    scale = 1
+    for value in set(values):
+        if isinstance(value, float) and not value.is_integer():
+            return 1
+        if isinstance(value, Fraction):
+            scale = math.lcm(scale, value.denominator)
+    return scale if scale < 2**24 else 1
+
+
+def _floats(values: Sequence[Number], scale: int) -> Floats:
+    return np.array([float(v * scale) for v in values])
+
+
+def _zeros(count: int) -> Ints:
+    return np.zeros(count, dtype=np.int64)
