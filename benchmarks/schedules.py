@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import debubble as db
 
@@ -25,7 +26,7 @@ TIMES = {"uniform": (1, 1, 1, 0), "a": (10, 11, 9, 1), "b": (18478, 18098, 9337,
 DEVICES = (4, 8, 16)
 
 # Row: schedule, chunks, activations that the original holds per p, options, and whether it is searched for.
-ROWS = {
+ROWS: dict[str, tuple[str, int, tuple[float, ...], dict[str, Any]]] = {
     "1F1B": ("1f1b", 1, (4, 8, 16), {}),
     "interleaved, v = 2": ("interleaved", 2, (5.5, 11.5, 23.5), {}),
     "group-interleaved, v = 4, g = p": ("group-interleaved", 4, (4, 8, 16), {}),
@@ -45,7 +46,9 @@ ORIGINAL = json.loads((Path(__file__).parent / "zero_bubble_originals.json").rea
 """Percent at p = 4, 8, 16: of the span with each set of costs, and of the makespan with uniform ones."""
 
 
-def costs_of(p: int, v: int, times: str, *, transfer: Fraction | int | None = None, limit: float | None = None):
+def costs_of(
+    p: int, v: int, times: str, *, transfer: Fraction | int | None = None, limit: float | None = None
+) -> db.StageCosts:
     forward, backward_input, backward_weight, communication = (Fraction(x) for x in TIMES[times])
     return db.StageCosts.of(
         stages=p * v,
@@ -65,7 +68,7 @@ def _plain(x: Fraction) -> Fraction | int | float:
     return x.numerator if x.denominator == 1 else float(x)
 
 
-def measure(row: str, p: int, times: str, objective: str) -> dict[str, object]:
+def measure(row: str, p: int, times: str, objective: str) -> dict[str, Any]:
     """Bubble in percent and peak of one cell."""
     name, v, peaks, setting = ROWS[row]
     m = 4 * p
@@ -134,7 +137,7 @@ def main() -> None:
     elif chosen.what == "speed":
         speed()
     else:
-        from schedules_docs import write
+        from schedules_docs import write  # type: ignore[import-not-found]
 
         write()
 

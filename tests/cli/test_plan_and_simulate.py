@@ -12,7 +12,7 @@ from debubble.cli import main
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:  # type: ignore[no-untyped-def]
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     """Call `debubble` with arguments; returns (exit code, standard output, standard error)."""
 
     def call(*arguments: str) -> tuple[int, str, str]:
@@ -25,7 +25,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return call
 
 
-def test_simulate_prints_the_closed_form_of_1f1b(run: Any) -> None:  # type: ignore[no-untyped-def]
+def test_simulate_prints_the_closed_form_of_1f1b(run: Any) -> None:
     code, out, _ = run("simulate", "--schedule", "1f1b", "--devices", "4", "--micro-batches", "8", "--json")
     answer = json.loads(out)
     assert code == 0
@@ -33,7 +33,7 @@ def test_simulate_prints_the_closed_form_of_1f1b(run: Any) -> None:  # type: ign
     assert (answer["devices"], answer["operations"]) == (4, 2 * 4 * 8 + 2 * 2 * 3 * 8)
 
 
-def test_simulate_reads_a_costs_file(run: Any, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_simulate_reads_a_costs_file(run: Any, tmp_path: Path) -> None:
     file = tmp_path / "costs.json"
     file.write_text('{"stages": 2, "forward": [1, 2], "backward_input": 1, "backward_weight": 1, "memory_limit": 9}')
     code, out, _ = run(
@@ -43,7 +43,7 @@ def test_simulate_reads_a_costs_file(run: Any, tmp_path: Path) -> None:  # type:
     assert json.loads(out)["makespan"] == 1 + 3 * 2 + 3 * 2 + 2
 
 
-def test_simulate_a_model_with_full_recomputation_needs_less_memory(run: Any) -> None:  # type: ignore[no-untyped-def]
+def test_simulate_a_model_with_full_recomputation_needs_less_memory(run: Any) -> None:
     common = ("simulate", "--schedule", "1f1b", "llama-tiny", "--cluster", "4xA100-80GB", "--sequence-length", "128")
     plain = json.loads(run(*common, "--json")[1])
     full = json.loads(run(*common, "--recompute", "full", "--json")[1])
@@ -51,7 +51,7 @@ def test_simulate_a_model_with_full_recomputation_needs_less_memory(run: Any) ->
     assert full["makespan"] > plain["makespan"]
 
 
-def test_plan_writes_a_file_that_simulate_reads(run: Any, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_plan_writes_a_file_that_simulate_reads(run: Any, tmp_path: Path) -> None:
     costs, file = tmp_path / "costs.json", tmp_path / "plan.json"
     costs.write_text('{"stages": 4, "memory_limit": 3}')
     code, out, _ = run(
@@ -68,7 +68,7 @@ def test_plan_writes_a_file_that_simulate_reads(run: Any, tmp_path: Path) -> Non
     assert planned["lower_bound"] <= planned["makespan"]
 
 
-def test_plan_partitions_a_units_file(run: Any, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_plan_partitions_a_units_file(run: Any, tmp_path: Path) -> None:
     file = tmp_path / "units.json"
     unit = {
         "type": "dense", "count": 8, "forward": 1, "backward_input": 1, "backward_weight": 1, "static": 2,
@@ -118,9 +118,7 @@ def test_plan_partitions_a_units_file(run: Any, tmp_path: Path) -> None:  # type
         (("simulate", "--schedule", "1f1b", "--devices", "2", "--chunks", "3"), "has no option 'chunks'"),
     ],
 )
-def test_wrong_calls_end_with_one_sentence_and_exit_2(  # type: ignore[no-untyped-def]
-    run: Any, arguments: tuple[str, ...], message: str
-) -> None:
+def test_wrong_calls_end_with_one_sentence_and_exit_2(run: Any, arguments: tuple[str, ...], message: str) -> None:
     code, out, err = run(*arguments)
     assert code == 2
     assert out == ""
@@ -128,19 +126,19 @@ def test_wrong_calls_end_with_one_sentence_and_exit_2(  # type: ignore[no-untype
     assert "Traceback" not in err
 
 
-def test_a_limit_that_nothing_meets_ends_with_exit_1_and_says_what_would_help(run: Any) -> None:  # type: ignore[no-untyped-def]
+def test_a_limit_that_nothing_meets_ends_with_exit_1_and_says_what_would_help(run: Any) -> None:
     code, _, err = run("simulate", "--schedule", "1f1b", "--devices", "4", "--memory-limit", "2")
     assert code == 1
     assert "use devices with 4" in err
 
 
-def test_errors_are_json_too_where_json_was_asked_for(run: Any) -> None:  # type: ignore[no-untyped-def]
+def test_errors_are_json_too_where_json_was_asked_for(run: Any) -> None:
     code, out, _ = run("simulate", "--schedule", "1f1b", "--devices", "4", "--memory-limit", "2", "--json")
     assert code == 1
     assert json.loads(out)["kind"] == "OutOfMemoryError"
 
 
-def test_a_model_of_another_family_is_planned_in_whole_layers_and_that_is_said(run: Any, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_model_of_another_family_is_planned_in_whole_layers_and_that_is_said(run: Any, tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 96}
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"model_type": "olmo2", "vocab_size": 256, **sizes}))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from debubble.costs import DEEPSPEED, Cluster, StepTail, model_units
@@ -46,10 +48,10 @@ def test_copies_that_take_an_update_back_are_read_and_written() -> None:
     assert (sgd, adam) == (14 + 2 * 4, 30 + 2 * 12)
 
 
-def tail(optimizer: str, **options: int) -> float:
+def tail(optimizer: str, **options: Any) -> float:
     return StepTail(model=MODEL, cluster=CLUSTER, options=RunOptions(optimizer=optimizer, **options), pipeline=4).of(
         None
-    )  # type: ignore[arg-type]
+    )
 
 
 @pytest.mark.parametrize(("optimizer", "moved"), [("sgd", 14), ("lion", 22), ("adamw-8bit", 18), ("adamw", 30)])

@@ -7,6 +7,7 @@ import torch
 
 from debubble.ir import Lane
 from debubble.runtime.execution.lanes import lanes_of
+from debubble.runtime.memory.host import Pinned
 from tests.cuda.cuda_cases import lag
 
 SIZE = (1 << 20) + 12345
@@ -47,6 +48,7 @@ def test_a_buffer_that_was_given_back_is_not_written_before_it_has_been_read(dev
 @pytest.mark.cuda
 def test_pinned_buffers_have_their_size_and_are_used_again(gpu: Any) -> None:
     host = lanes_of(gpu).host
+    assert isinstance(host, Pinned)
     first, other = host.take(SIZE), host.take(2 * SIZE)
     assert first.is_pinned()
     assert other.is_pinned()

@@ -62,7 +62,7 @@ def test_what_a_forward_leaves_is_what_the_allocator_was_asked_for(gpu: Any, con
 @pytest.mark.parametrize("share", [1.0, 0.4])
 def test_offload_gives_back_its_bytes_and_reload_takes_them_again(gpu: Any, share: float) -> None:
     stage, ledger = stage_of(LLAMA, "none")
-    pinned = {}
+    pinned: dict[Any, Any] = {}
 
     def take(size: Any) -> Any:
         return pinned.setdefault(size, torch.empty(size, dtype=torch.uint8, pin_memory=True))

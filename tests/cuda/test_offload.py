@@ -79,5 +79,7 @@ def test_gradients_are_those_of_a_stage_that_keeps_everything(
 def test_a_random_seed_that_a_kernel_keeps_on_the_host_is_no_activation_of_the_device() -> None:
     ledger = Ledger(torch.device("cuda"))
     seed = torch.zeros(1, dtype=torch.int64)
-    assert ledger.save(seed).data_ptr() == seed.data_ptr()
+    saved = ledger.save(seed)
+    assert isinstance(saved, torch.Tensor)
+    assert saved.data_ptr() == seed.data_ptr()
     assert ledger.bytes == 0

@@ -124,7 +124,7 @@ def test_a_trace_has_every_lane_in_order_on_one_clock(device: Any) -> None:
         return pipeline.trace().steps[0]
 
     [step] = on_threads(plan, one, device)
-    by_lane = {}
+    by_lane: dict[Any, Any] = {}
     for event in step.events:
         assert event.start <= event.end
         by_lane.setdefault(event.lane, []).append(event)

@@ -18,7 +18,7 @@ def one_step(rank: Any, folder: Any, path: Any, tokens: Any, device: Any) -> Non
     """Loss and gradients of this rank, saved."""
     pipeline = Pipeline(None, Plan.load(path), device=torch.device(device))
     loss = pipeline.step(tokens.chunk(pipeline.plan.options.data)[pipeline.ranks.replica])
-    gradients = {name: p.grad.cpu() for name, p in pipeline.named_parameters()}
+    gradients = {name: p.grad.cpu() for name, p in pipeline.named_parameters() if p.grad is not None}
     torch.save((loss.cpu(), gradients), folder / f"rank{rank}.pt")
 
 

@@ -272,7 +272,7 @@ class TestDeepSpeed:
     @pytest.mark.parametrize("degree", ["tensor", "context"])
     def test_other_degrees_are_refused(self, degree: str) -> None:
         with pytest.raises(ExportError, match=f"has no {degree} parallelism"):
-            exports["deepspeed"](priced(**{degree: 2}))
+            exports["deepspeed"](priced(**dict[str, Any]({degree: 2})))
 
     def test_chunks_are_refused(self) -> None:
         with pytest.raises(ExportError, match="DeepSpeed runs its own 1f1b order"):

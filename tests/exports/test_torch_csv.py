@@ -76,7 +76,7 @@ torch = pytest.importorskip("torch")
 
 
 @pytest.fixture
-def stages_on_rank_0(tmp_path: Path) -> Iterator[Any]:  # type: ignore[no-untyped-def]
+def stages_on_rank_0(tmp_path: Path) -> Iterator[Any]:
     """Makes torch's stages of one rank of a pipeline whose other ranks are not there."""
     import torch.distributed as dist
     from torch.distributed.pipelining import PipelineStage
@@ -91,14 +91,16 @@ def stages_on_rank_0(tmp_path: Path) -> Iterator[Any]:  # type: ignore[no-untype
 
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-h1", "interleaved"])
-def test_torch_loads_our_order_and_adds_the_messages(tmp_path: Path, stages_on_rank_0: Any, name: str) -> None:  # type: ignore[no-untyped-def]
+def test_torch_loads_our_order_and_adds_the_messages(tmp_path: Path, stages_on_rank_0: Any, name: str) -> None:
     from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
     schedule = db.schedules[name](devices=4, micro_batches=8)
     path = tmp_path / "schedule.csv"
     path.write_text(to_csv(schedule))
     own = list(schedule.placement.stages_of[0])
-    runtime = _PipelineScheduleRuntime(stages_on_rank_0(4, own, schedule.stages), 8, loss_fn=torch.nn.MSELoss())
+    runtime = _PipelineScheduleRuntime(  # type: ignore[no-untyped-call]
+        stages_on_rank_0(4, own, schedule.stages), 8, loss_fn=torch.nn.MSELoss()
+    )
 
     runtime._load_csv(str(path))
 
@@ -119,7 +121,7 @@ def test_torch_loads_our_order_and_adds_the_messages(tmp_path: Path, stages_on_r
         ("ScheduleDualPipeV", [0, 7], db.Placement.v_shape(4)),
     ],
 )
-def test_torchs_own_orders_are_read_and_simulated(  # type: ignore[no-untyped-def]
+def test_torchs_own_orders_are_read_and_simulated(
     tmp_path: Path, stages_on_rank_0: Any, name: str, chunks: list[int], placement: db.Placement
 ) -> None:
     from torch.distributed.pipelining import schedules
@@ -138,11 +140,12 @@ def test_torchs_own_orders_are_read_and_simulated(  # type: ignore[no-untyped-de
     assert 48 < timeline.makespan <= 48 + 7 * 3
 
 
-def test_torchs_gpipe_is_ours(tmp_path: Path, stages_on_rank_0: Any) -> None:  # type: ignore[no-untyped-def]
+def test_torchs_gpipe_is_ours(tmp_path: Path, stages_on_rank_0: Any) -> None:
     from torch.distributed.pipelining import ScheduleGPipe
 
     made = ScheduleGPipe(stages_on_rank_0(4, [0], 4)[0], 6, loss_fn=torch.nn.MSELoss())
     order = made._get_pipeline_order()
+    assert order is not None
     path = tmp_path / "gpipe.csv"
     path.write_text("".join(",".join(str(a) if a else "" for a in order[rank]) + "\n" for rank in range(4)))
 

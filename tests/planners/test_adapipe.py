@@ -1,6 +1,7 @@
 """AdaPipe's two programmes are exact, and Megatron-Kwai takes the cheapest operators that fit."""
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from debubble.costs.units import Strategy, Unit, Units
 from debubble.ir import InfeasibleError, StageCosts
 from debubble.planners import Problem, planners
 from debubble.planners.adapipe import _Search
+from debubble.planners.registry import Result
 
 
 def unit(work: Any, activation: Any, cheap: Any, static: int = 1) -> Any:
@@ -85,6 +87,7 @@ def test_adapipe_finds_the_best_cut_and_strategies(
     """As good as all combinations are; it may overlook one that fits only for its smaller workspace."""
     chosen = tuple(data.draw(st.lists(st.sampled_from(few), min_size=count, max_size=count)))
     problem = Problem(devices=devices, micro_batches=micro_batches, units=Units(units=chosen, memory_limit=(limit,)))
+    assert problem.units is not None
     search = _Search(problem, problem.units)
     try:
         counts = search.counts()[0]
@@ -102,13 +105,18 @@ def test_adapipe_finds_the_best_cut_and_strategies(
     assert found <= brute_force(chosen, limit, devices, micro_batches, workspace=largest) + 1e-9
 
 
+def partition_of(result: Result) -> Sequence[Sequence[tuple[int, str]]]:
+    assert result.solution.partition is not None
+    return result.solution.partition
+
+
 def test_adapipe_recomputes_most_where_most_is_alive_and_gives_those_stages_less() -> None:
     units = Units(units=(unit(4, 9, 2, static=0),) * 24, memory_limit=(150,))
     result = planners["adapipe"](Problem(devices=4, micro_batches=32, units=units))
-    recomputed = [sum(name != "none" for _, name in stage) for stage in result.solution.partition]
+    recomputed = [sum(name != "none" for _, name in stage) for stage in partition_of(result)]
     assert recomputed == sorted(recomputed, reverse=True)
     assert recomputed[0] > recomputed[-1]
-    counts = [len(stage) for stage in result.solution.partition]
+    counts = [len(stage) for stage in partition_of(result)]
     assert counts[0] <= counts[-1]
     assert max(result.timeline.peak_memory) <= 150
     everything = planners["dapple+"](Problem(devices=4, micro_batches=32, units=units))
@@ -131,7 +139,7 @@ def test_adapipe_refuses_fixed_stages_that_never_fit() -> None:
 def test_kwai_takes_the_cheapest_operators_that_fit(limit: int, strategy: str) -> None:
     units = Units(units=(unit(4, 9, 3, static=0),) * 8, memory_limit=(limit,))
     result = planners["megatron-kwai"](Problem(devices=4, micro_batches=8, units=units))
-    assert {name for stage in result.solution.partition for _, name in stage} == {strategy}
+    assert {name for stage in partition_of(result) for _, name in stage} == {strategy}
 
 
 def test_kwai_says_why_nothing_fits() -> None:

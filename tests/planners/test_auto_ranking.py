@@ -16,7 +16,7 @@ CLUSTER = db.Cluster.parse("4xA100-80GB")
 TAIL = StepTail(model=MODEL, cluster=CLUSTER, options=OPTIONS, pipeline=2)
 
 
-def problem() -> db.planners.Problem:
+def problem() -> db.Problem:
     return problem_of(MODEL, CLUSTER, OPTIONS, micro_batches=8, effort=0.5)
 
 

@@ -121,6 +121,7 @@ def test_every_plan_is_within_the_limit_and_not_below_its_bound(
         assert share < 60
         return
     assert max(result.timeline.peak_memory) <= limit
+    assert result.solution.partition is not None
     assert sum(len(stage) for stage in result.solution.partition) == count
     assert result.makespan >= micro_batches * units.work / devices
 

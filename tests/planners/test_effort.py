@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Group
 
 import debubble as db
 from debubble.ir import CutOffError, InputError, Plan, RunOptions, StageCosts
@@ -91,7 +92,9 @@ def test_a_planner_that_the_deadline_stops_is_named_first(tmp_path: Path) -> Non
     assert plan.cut_off == ("optpipe",)
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json").cut_off == ("optpipe",)
-    headline = str(render(plan, Scene.predicted(plan)).renderables[1])  # type: ignore[attr-defined]
+    page = render(plan, Scene.predicted(plan))
+    assert isinstance(page, Group)
+    headline = str(page.renderables[1])
     assert headline == (
         "The deadline cut off optpipe, so that the plan depends on the machine: raise --deadline or lower --effort."
     )

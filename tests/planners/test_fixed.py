@@ -34,7 +34,8 @@ def recompute_per_device(schedule: str, *, recompute: str | None = "full", **opt
 )  # fmt: skip
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_the_stages_that_the_schedule_chooses_recompute_and_no_others(schedule: str, option: str, count: int) -> None:
-    assert recompute_per_device(schedule, **{option: count}) == [device < count for device in range(4)]
+    choice: dict[str, Any] = {option: count}
+    assert recompute_per_device(schedule, **choice) == [device < count for device in range(4)]
 
 
 def test_a_stage_that_keeps_everything_costs_what_it_costs_without_recomputation() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -107,7 +108,7 @@ def alternatives(problem: Problem) -> list[Solution]:
     none, full = stages.named("none"), stages.named("full")
     adjusted = identify(stages, none)
     choices = [full[s] if s < adjusted else none[s] for s in range(problem.devices)]
-    sizes = {"devices": problem.devices, "micro_batches": problem.micro_batches}
+    sizes: dict[str, Any] = {"devices": problem.devices, "micro_batches": problem.micro_batches}
     found.append(stages.solution(schedules["strawman"](**sizes, adjusted_stages=adjusted), choices))
     found.append(stages.solution(schedules["1f1b"](**sizes), choices))
     return found
@@ -160,7 +161,7 @@ def test_equation_1() -> None:
 def test_equation_2_is_the_cost_of_swapping_all_but_four_blocks() -> None:
     """lambda = 3, a' beta / B = 3.2, f = 1, r = 0.4: 6.6 in the warm-up (4.2 if k - s = 1), 2.4 in the ending."""
     cost = swapping_cost(blocks=3, warm_up=7, periods=0, transfer=3.2, pace=3.2, forward=1, backward=2.4)
-    assert (cost.warm_up, cost.steady, cost.ending) == (pytest.approx(6.6), 0, pytest.approx(2.4))
+    assert [cost.warm_up, cost.steady, cost.ending] == [pytest.approx(6.6), 0, pytest.approx(2.4)]
 
 
 @pytest.mark.parametrize(("stage", "late", "added"), [(1, 6.6, 6.6), (0, 2.4, 0.0), (0, 6.6, 4.2 - 1)])

@@ -100,7 +100,7 @@ def test_auto_is_the_best_of_all_and_says_why_others_were_rejected() -> None:
     assert all((c.rejected is None) == (c.makespan is not None) for c in candidates)
 
 
-def test_a_plan_survives_its_file(tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_plan_survives_its_file(tmp_path: Path) -> None:
     strategies = {"none": {"activation": 9}}
     mlp = {"type": "mlp", "count": 8, "forward": 1, "backward_input": 1, "backward_weight": 1, "strategies": strategies}
     plan = db.plan(
@@ -123,7 +123,7 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:  # type: ignore[no-un
         ('{"debubble_plan": 1, "planner": "x"}', "is not a whole plan file"),
     ],
 )
-def test_a_broken_plan_file_is_answered_in_a_sentence(tmp_path: Path, content: str, message: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_broken_plan_file_is_answered_in_a_sentence(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "plan.json").write_text(content)
     with pytest.raises(db.InputError, match=message):
         db.Plan.load(tmp_path / "plan.json")

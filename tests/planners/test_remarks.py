@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from debubble.views import Scene, views
 from debubble.views.summary import as_dict
 
 
-def planned(cluster: str = "4xA100-80GB", *, model: str = "llama-tiny", **options: object) -> Plan:
+def planned(cluster: str = "4xA100-80GB", *, model: str = "llama-tiny", **options: Any) -> Plan:
     return db.plan(
         db.models[model], db.Cluster.parse(cluster), planner="dapple", micro_batches=16, sequence_length=128,
         **options,
@@ -48,7 +49,7 @@ def test_it_is_said_how_mixed_devices_are_timed() -> None:
         ({"dtype": "fp16"}, "it computes in fp32, bf16, fp64, not in 'fp16'"),
     ],
 )
-def test_it_is_said_that_the_runtime_cannot_run_a_plan(options: dict[str, object], reason: str) -> None:
+def test_it_is_said_that_the_runtime_cannot_run_a_plan(options: dict[str, Any], reason: str) -> None:
     [remark] = remarks(planned(**options))
     assert remark.startswith(f"The runtime cannot run this plan, because {reason}")
 

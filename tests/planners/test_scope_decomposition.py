@@ -65,7 +65,7 @@ HELD = [(0, 1, 1), (1, 1, 0), (1, 1, 1), (0, 3, 0), (1, 2, 1), (0, 2, 2), (1, 3,
 def least(limit: float, *, filled: bool) -> dict[tuple[int, ...], int]:
     """By layers held that fit on device 0: the least time there is."""
     inst = small(limit)
-    found = {}
+    found: dict[tuple[int, ...], int] = {}
     for held in HELD:
         ways = assignments(inst, inst.devices[0], held, OPEN)
         times = [time for time, fills in ways if not filled or fills == {0, 1}]

@@ -37,7 +37,7 @@ def test_portfolio_ranks_schedules_by_the_span() -> None:
 def test_the_bound_on_a_span_leaves_out_the_way_to_the_last_device() -> None:
     slow_end = StageCosts.of(stages=2, forward=[1, 5], backward_input=[1, 5], backward_weight=[1, 5])
     bounds = [
-        lower_bound(Problem(devices=2, micro_batches=4, costs=slow_end, objective=objective))  # type: ignore[arg-type]
+        lower_bound(Problem(devices=2, micro_batches=4, costs=slow_end, objective=objective))
         for objective in ("makespan", "span")
     ]
     assert bounds == [1 + 4 * 15, 4 * 15]
@@ -45,7 +45,7 @@ def test_the_bound_on_a_span_leaves_out_the_way_to_the_last_device() -> None:
 
 def test_plan_asks_for_the_span_with_post_validation(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:  # type: ignore[no-untyped-def]
+) -> None:
     (tmp_path / "costs.json").write_text('{"stages": 3, "memory_limit": 5}')
     call = ["plan", "--costs", str(tmp_path / "costs.json"), "--devices", "3", "--micro-batches", "6"]
     more = ["--planner", "optpipe", "--effort", "3", "--post-validation", "-o", str(tmp_path / "plan.json"), "--json"]

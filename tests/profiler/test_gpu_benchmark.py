@@ -17,6 +17,8 @@ COMMAND = [sys.executable, str(ROOT / "benchmarks/gpu.py")]
 
 def report_module() -> Any:
     spec = importlib.util.spec_from_file_location("gpu_report", ROOT / "benchmarks/on_gpu/report.py")
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

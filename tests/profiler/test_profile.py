@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 import debubble as db
 from debubble import costs
@@ -38,7 +39,7 @@ TOKENS = 2 * 16
 @pytest.fixture(scope="module")
 def units(tmp_path_factory: pytest.TempPathFactory) -> Any:
     output = tmp_path_factory.mktemp("profile") / "costs.json"
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     profile(ProfileOptions(config=CONFIG, run=RUN, output=output, repetitions=2))
     dist.destroy_process_group()
     return load_profile(output).units
@@ -119,7 +120,7 @@ def test_two_layers_of_every_kind_are_measured(config: Any, layers: Any) -> None
 
 def test_layers_with_experts_have_costs_of_their_own(tmp_path: Path) -> None:
     output = tmp_path / "costs.json"
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     profile(ProfileOptions(config=MIXED, run=RUN, output=output, repetitions=1))
     dist.destroy_process_group()
     dense, router, experts = 3 * 32 * 48 + 32, 4 * 32, 4 * 3 * 32 * 24
@@ -132,7 +133,7 @@ def test_whole_layers_of_another_family_are_measured(tmp_path: Path) -> None:
     pytest.importorskip("transformers", minversion="5")
     output = tmp_path / "costs.json"
     config = {**CONFIG, "model_type": "phi3", "pad_token_id": None, "sliding_window": None}
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     profile(ProfileOptions(config=config, run=RUN, output=output, repetitions=1))
     dist.destroy_process_group()
     units = load_profile(output).units
@@ -156,7 +157,7 @@ def test_whole_layers_keep_what_they_are_priced_to(family: str) -> None:
 
 def test_adapters_are_measured_beside_frozen_layers(tmp_path: Path) -> None:
     output, rank = tmp_path / "costs.json", 4
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     profile(ProfileOptions(config=CONFIG, run=replace(RUN, lora=rank), output=output, repetitions=1))
     dist.destroy_process_group()
     units = load_profile(output).units
@@ -190,14 +191,16 @@ def test_two_processes_measure_together_and_time_the_message_between_them(tmp_pa
     options = ProfileOptions(config=CONFIG, run=RUN, output=tmp_path / "costs.json", repetitions=1)
     units = measure(options, processes=2)
     assert units == load_profile(tmp_path / "costs.json")
+    assert units.communication is not None
     assert units.communication > 0
+    assert units.offload_bandwidth is not None
     assert units.offload_bandwidth > 0
 
 
 @pytest.fixture(scope="module")
 def profile_file(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("measured")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     profile(ProfileOptions(config=CONFIG, run=RUN, output=folder / "p.json", repetitions=1, offload_to=folder))
     dist.destroy_process_group()
     return folder / "p.json"

@@ -67,4 +67,6 @@ def test_room_is_counted_exactly() -> None:
     costs = db.StageCosts.of(stages=1, activation=Fraction(1, 3), activation_after_input=Fraction(1, 3))
     step = Step(Placement.linear(1), 3, costs, [1])
     forwards_first = [[(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]]
-    assert [op.kind for op in follow(step, forwards_first, Manner(0, PATIENT)).orders[0][:3]] == [Kind.F] * 3
+    outcome = follow(step, forwards_first, Manner(0, PATIENT))
+    assert outcome is not None
+    assert [op.kind for op in outcome.orders[0][:3]] == [Kind.F] * 3

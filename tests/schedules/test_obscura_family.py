@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -23,9 +24,9 @@ def costs_of(p: int, r: Number, **entries: object) -> StageCosts:
     return StageCosts.of(stages=p, forward=1, backward_input=1, backward_weight=1, recompute=r, **entries)  # type: ignore[arg-type]
 
 
-def build(name: str, p: int, m: int, k: int, **options: object) -> Schedule:
+def build(name: str, p: int, m: int, k: int, **options: Any) -> Schedule:
     key = "recomputed_stages" if name == "1f1b" else "adjusted_stages"
-    return schedules[name](devices=p, micro_batches=m, **{key: k + 1}, **options)
+    return schedules[name](devices=p, micro_batches=m, **{**options, key: k + 1})
 
 
 def closed_form(name: str, p: int, m: int, k: int, r: Number) -> Number:

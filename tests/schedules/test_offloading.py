@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.ir import InfeasibleError, Kind, Lane
+from debubble.ir.stage_costs import HostLink, Number
 from tests.strategies import times
 
 
@@ -18,9 +19,9 @@ def run(
     m: Any,
     v: int = 1,
     *,
-    transfer: int = 0,
+    transfer: Number = 0,
     limit: Any = None,
-    link: str = "full-duplex",
+    link: HostLink = "full-duplex",
     **options: Any,
 ) -> Any:
     """F = I = W = 1 per stage, one micro-batch's activation 1, freed by W; `transfer` is one way, over F."""
@@ -41,7 +42,7 @@ def run(
 
 @pytest.mark.parametrize("p", [4, 8])
 @pytest.mark.parametrize("link", ["full-duplex", "half-duplex"])
-def test_pipeoffload_half_needs_half_of_1f1bs_memory_and_waits_for_no_transfer(p: int, link: str) -> None:
+def test_pipeoffload_half_needs_half_of_1f1bs_memory_and_waits_for_no_transfer(p: int, link: HostLink) -> None:
     timeline = run("pipeoffload", p, 4 * p, v=2, transfer=1, link=link, offload="half")
     assert max(timeline.peak_memory) == p // 2
     assert timeline.makespan == 3 * 4 * p + p - 1

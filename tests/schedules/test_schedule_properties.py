@@ -37,7 +37,7 @@ def cases(draw: Any, name: Any) -> Any:
 def busiest(schedule: Any, costs: Any) -> Any:
     """No device finishes before the first forwards reach it and all its work is done."""
     device_of = schedule.placement.device_of
-    reached = {}
+    reached: dict[Any, Any] = {}
     now = 0
     for s, d in enumerate(device_of):
         if s and device_of[s - 1] != d:

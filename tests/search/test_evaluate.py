@@ -39,7 +39,7 @@ def test_evaluator_equals_simulation_on_any_schedule(data: st.DataObject, object
     schedule = data.draw(random_schedules())
     costs = data.draw(stage_costs(stages=schedule.stages, offload=True))
     if data.draw(st.booleans()):
-        costs = costs.replace(communication=Fraction(1, 3), forward=[Fraction(f, 7) for f in costs.forward])
+        costs = costs.replace(communication=Fraction(1, 3), forward=[Fraction(f) / 7 for f in costs.forward])
     costs = costs.with_limit(data.draw(st.none() | st.integers(5, 60)))
     expected = simulated(schedule, costs, objective)
     found = evaluated(OrderProblem.of(schedule, costs, objective=objective), schedule)

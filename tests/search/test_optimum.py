@@ -10,6 +10,7 @@ from fractions import Fraction
 import pytest
 
 from debubble.ir import DebubbleError, Kind, Number, Op, Placement, StageCosts
+from debubble.ir.stage_costs import HostLink
 from debubble.search.annealing.search import search
 from debubble.search.bounds import lower_bound
 from debubble.search.cp_solver import solver_of, status_of
@@ -25,7 +26,7 @@ HALF = Fraction(1, 2)
 
 def instance(
     p: int, m: int, times: tuple[Number, Number, Number], communication: Number, offload: Number | None, limit: Number,
-    *, host_link: str = "full-duplex", objective: Objective = "makespan",
+    *, host_link: HostLink = "full-duplex", objective: Objective = "makespan",
 ) -> OrderProblem:  # fmt: skip
     forward, backward_input, backward_weight = times
     costs = StageCosts.of(
@@ -64,7 +65,7 @@ OFFLOAD = [
 @pytest.mark.parametrize(("p", "m", "times", "communication", "offload", "limit", "optimum"), OFFLOAD[:7])
 def test_offload_instances_are_proven_optimal(
     p: int, m: int, times: tuple[int, int, int], communication: Number, offload: int, limit: Number, optimum: Number,
-    host_link: str,
+    host_link: HostLink,
 ) -> None:  # fmt: skip
     best = proven(instance(p, m, times, communication, offload, limit, host_link=host_link))
     assert best.optimal
@@ -164,7 +165,7 @@ def test_the_milp_proves_the_same_with_and_without_each_reduction(reductions: Re
 
 
 @pytest.mark.parametrize("host_link", ["full-duplex", "half-duplex"])
-def test_the_milp_with_offload_proves_the_optimum(host_link: str) -> None:
+def test_the_milp_with_offload_proves_the_optimum(host_link: HostLink) -> None:
     answer = solve_milp(instance(3, 3, ONE, 0, 1, 2, host_link=host_link), seconds=60)
     assert answer.incumbent is not None
     assert answer.incumbent.value == 12
@@ -182,7 +183,7 @@ def test_transitivity_and_one_direction_make_the_milp_smaller() -> None:
 
 
 def behind_one_switch(
-    p: int, m: int, times: tuple[int, int, int], communication: int, offload: int, limit: Number, host_link: str
+    p: int, m: int, times: tuple[int, int, int], communication: int, offload: int, limit: Number, host_link: HostLink
 ) -> OrderProblem:
     plain = instance(p, m, times, communication, offload, limit, host_link=host_link)
     return replace(plain, costs=plain.costs.replace(link_groups=[tuple(range(p))]))
@@ -193,7 +194,8 @@ def exact(problem: OrderProblem) -> Number:
     model = build(problem, horizon=200)
     solver = solver_of(Effort(120))
     assert status_of(solver, model.cp, Effort(120)) == "OPTIMAL"
-    return round(solver.objective_value) * model.unit
+    proven: Number = round(solver.objective_value) * model.unit
+    return proven
 
 
 SHARED = [
@@ -206,7 +208,7 @@ SHARED = [
 
 @pytest.mark.parametrize(("p", "m", "time", "communication", "offload", "limit", "link", "optimum", "found"), SHARED)
 def test_where_devices_share_a_link_the_optimum_may_have_no_schedule(
-    p: int, m: int, time: int, communication: int, offload: int, limit: Number, link: str, optimum: int, found: int
+    p: int, m: int, time: int, communication: int, offload: int, limit: Number, link: HostLink, optimum: int, found: int
 ) -> None:
     problem = behind_one_switch(p, m, (time, time, time), communication, offload, limit, link)
     best = proven(problem)
@@ -215,7 +217,7 @@ def test_where_devices_share_a_link_the_optimum_may_have_no_schedule(
 
 
 @pytest.mark.parametrize(("host_link", "optimum"), [("full-duplex", 23), ("half-duplex", 24)])
-def test_the_milp_shares_a_link_between_devices_as_cp_sat_does(host_link: str, optimum: int) -> None:
+def test_the_milp_shares_a_link_between_devices_as_cp_sat_does(host_link: HostLink, optimum: int) -> None:
     problem = behind_one_switch(3, 2, (1, 2, 2), 1, 2, 1, host_link)
     assert exact(problem) == optimum
     assert solve_milp(problem, seconds=60).bound == pytest.approx(optimum)

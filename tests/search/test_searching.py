@@ -30,7 +30,7 @@ def check_independently(timeline: Timeline, problem: OrderProblem) -> None:
     lanes: dict[tuple[int, Lane], list[tuple[float, float]]] = {}
     for o in timeline.operations:
         if o.lane in (Lane.COMPUTE, Lane.D2H, Lane.H2D):
-            lanes.setdefault((o.device, o.lane), []).append((o.start, o.end))
+            lanes.setdefault((o.device, o.lane), []).append((float(o.start), float(o.end)))
     for spans in lanes.values():
         for (_, end), (start, _) in itertools.pairwise(sorted(spans)):
             assert start >= end

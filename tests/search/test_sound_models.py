@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -69,7 +70,7 @@ def test_halves_alone_prove_nothing_where_a_whole_backward_may_need_less() -> No
 def test_sizes_that_are_no_whole_numbers_refute_nothing_that_fits(
     p: int, m: int, activation: float, rest: float, limit: float
 ) -> None:
-    times = {"forward": 2, "backward_input": 3, "backward_weight": 1}
+    times: dict[str, Any] = {"forward": 2, "backward_input": 3, "backward_weight": 1}
     costs = StageCosts.of(
         stages=p, activation=activation, activation_after_input=rest, memory_limit=limit, **times
     )  # fmt: skip

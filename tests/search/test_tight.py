@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +23,7 @@ from tests.strategies import stage_costs
 
 
 def problem_of(
-    p: int, m: int, limit: int, *, times: tuple[int, int, int, int] = (1, 1, 1, 0), **sizes: int
+    p: int, m: int, limit: int, *, times: tuple[int, int, int, int] = (1, 1, 1, 0), **sizes: Any
 ) -> OrderProblem:
     forward, backward_input, backward_weight, communication = times
     costs = StageCosts.of(
@@ -78,7 +79,7 @@ def test_no_order_that_is_found_beats_the_skeleton(data: st.DataObject) -> None:
         (6, {"activation": 2, "activation_after_input": 1}, 31),
     ],
 )
-def test_what_was_proven_by_other_means_is_proven_again(limit: int, sizes: dict[str, int], optimum: Number) -> None:
+def test_what_was_proven_by_other_means_is_proven_again(limit: int, sizes: dict[str, Any], optimum: Number) -> None:
     problem = problem_of(4, 8, limit, **sizes)
     *_, best = tightened(problem, start(problem), steps=0)
     assert (best.value, best.bound) == (optimum, optimum)

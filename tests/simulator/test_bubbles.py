@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 from fractions import Fraction
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -174,7 +175,7 @@ def test_a_step_on_the_device_is_work() -> None:
     assert causes(timeline, 0) == {}
 
 
-def stage_0(name: str, *, recompute: Number, **options: int) -> tuple[Number, Number]:
+def stage_0(name: str, *, recompute: Number, **options: Any) -> tuple[Number, Number]:
     """Forward and backward bubbles of stage 0 in Obscura's Figure 5: 4 stages, 13 micro-batches, b = 2 f."""
     schedule = db.schedules[name](devices=4, micro_batches=13, **options)
     timeline = db.simulate(schedule, StageCosts.of(stages=4, recompute=recompute))

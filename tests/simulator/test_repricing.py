@@ -19,7 +19,7 @@ def cases(draw: st.DrawFn, *, offload: bool) -> tuple[Schedule, StageCosts]:
 
 
 def agrees(price: Price, timeline: Timeline) -> bool:
-    return price == Price(timeline.makespan, timeline.span, timeline.peak_memory)
+    return price == Price(float(timeline.makespan), float(timeline.span), tuple(map(float, timeline.peak_memory)))
 
 
 @given(case=cases(offload=False), fractions=st.booleans(), data=st.data())

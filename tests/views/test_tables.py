@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from rich.console import Console, RenderableType
 
@@ -115,7 +116,7 @@ def test_a_plan_is_shown_with_its_layers_and_the_other_planners() -> None:
     assert "Device 0 lacks 3." in text
 
 
-def headline_of(plan: Plan, **changes: object) -> str:
+def headline_of(plan: Plan, **changes: Any) -> str:
     return headline(replace(Scene.predicted(plan), **changes))
 
 
