@@ -36,7 +36,11 @@ def test_a_followed_order_takes_the_time_and_memory_that_the_simulator_says(case
     schedule = db.Schedule.of("followed", placement, m, outcome.orders)
     check(schedule)
     timeline = db.simulate(schedule, costs)
-    assert (outcome.makespan, outcome.span) == (timeline.makespan, timeline.span)
+    if candidate.manner.late:
+        # What may overtake from some moment on starts then, although it had arrived before.
+        assert (outcome.makespan, outcome.span) >= (timeline.makespan, timeline.span)
+    else:
+        assert (outcome.makespan, outcome.span) == (timeline.makespan, timeline.span)
     assert all(peak <= limit for peak, limit in zip(timeline.peak_memory, room, strict=True))
 
 
