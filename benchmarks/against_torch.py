@@ -32,10 +32,11 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 
 import debubble as db
 from debubble.ir import Plan, Schedule, StageCosts
+from debubble.models import ModelConfig
 from debubble.planners import Problem
 from debubble.planners.plan_model import solve
 from debubble.runtime.memory.recomputation import directly
-from debubble.runtime.models.build import build_stage, model_units
+from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.units import MicroBatch, Unit
 
 CONFIG = {
@@ -91,7 +92,7 @@ def schedule_of(name: str, micro_batches: int) -> Schedule:
 
 
 def plan_of(schedule: Schedule) -> Plan:
-    units = model_units(CONFIG)
+    units = ModelConfig.from_hf(CONFIG).units
     bounds = [round(i * len(units) / schedule.stages) for i in range(schedule.stages + 1)]
     partition = tuple(units[a:b] for a, b in itertools.pairwise(bounds))
     costs = StageCosts.of(stages=schedule.stages)

@@ -21,12 +21,11 @@ import debubble as db
 from debubble.costs.optimizer_states import parameter_bytes
 from debubble.costs.units import Units, recomputing
 from debubble.ir import PlannedUnit, RunOptions
-from debubble.models import named_model
+from debubble.models import ModelConfig, named_model
 from debubble.profiler.links import message_time
 from debubble.profiler.profile import layered
 from debubble.profiler.units import Measured, Slice, costs_of, merged
 from debubble.runtime.launcher import as_rank, launch
-from debubble.runtime.models.build import model_units
 from debubble.runtime.pipeline import Pipeline
 from debubble.training.checkpoint.state import adamw
 from debubble.training.report import available_cores
@@ -83,7 +82,7 @@ def _units(config, rank_slice: Slice, measured: list[Measured], message: float) 
 def _pipeline(config, schedule: str, chunks: int, strategy: str) -> Pipeline:
     """An even split of the units; the plan's costs do not matter to what runs."""
     stages = RANKS * chunks
-    units = [replace(u, strategy=_strategy(u, strategy)) for u in model_units(config)]
+    units = [replace(u, strategy=_strategy(u, strategy)) for u in ModelConfig.from_hf(config).units]
     at = [round(len(units) * s / stages) for s in range(stages + 1)]
     partition = tuple(tuple(units[a:b]) for a, b in itertools.pairwise(at))
     options = {"chunks": chunks} if chunks > 1 else {}

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import torch
 
+from debubble.models import ModelConfig
 from debubble.runtime.execution.stage import Stage
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.memory.recomputation import directly
-from debubble.runtime.models.build import build_stage, model_units
+from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.units import MicroBatch
 
 BLOCK = {
@@ -51,7 +52,7 @@ def plain(units: list[torch.nn.Module]) -> Run:
 
 def staged(strategy: str, *, split: bool = False, explicit: bool = False) -> Run:
     ledger = Ledger()
-    planned = [replace(unit, strategy=strategy) for unit in model_units(BLOCK)[1:-1]]
+    planned = [replace(unit, strategy=strategy) for unit in ModelConfig.from_hf(BLOCK).units[1:-1]]
     units = build_stage(BLOCK, planned)
     ledger.exclude(p for unit in units for p in unit.parameters())
     stage = Stage(units, planned, ledger)
@@ -70,7 +71,7 @@ def staged(strategy: str, *, split: bool = False, explicit: bool = False) -> Run
 def main() -> None:
     torch.set_num_threads(1)
     techniques = {
-        "plain autograd": plain(list(build_stage(BLOCK, model_units(BLOCK)[1:-1]))),
+        "plain autograd": plain(list(build_stage(BLOCK, ModelConfig.from_hf(BLOCK).units[1:-1]))),
         "whole backward": staged("none"),
         "split backward": staged("none", split=True),
         "selective recompute": staged("norm+activation+multiply"),

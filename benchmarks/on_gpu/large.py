@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from debubble.ir import Kind, Op, Placement, Plan, RunOptions, Schedule, StageCosts
+from debubble.models import ModelConfig
 from debubble.runtime import Pipeline
 from debubble.runtime.failures import DeviceMemoryError, is_out_of_memory
-from debubble.runtime.models.build import model_units
 from on_gpu.figures import Figures
 from on_gpu.settings import Settings
 
@@ -49,7 +49,10 @@ def plan_of(way: str, settings: Settings) -> Plan:
     strategy = "none"
     if way == "recomputed":
         schedule, strategy = replace(schedule, fused_recompute=frozenset(stages)), "full"
-    units = [replace(u, strategy=strategy if u.layer is not None else "none") for u in model_units(settings.large)]
+    units = [
+        replace(u, strategy=strategy if u.layer is not None else "none")
+        for u in ModelConfig.from_hf(settings.large).units
+    ]
     bounds = [round(len(units) * s / STAGES) for s in range(STAGES + 1)]
     costs = StageCosts.of(stages=STAGES, activation=3, offload=1)
     if way == "offloaded":

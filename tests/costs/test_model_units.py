@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from debubble.costs import EAGER, MEGATRON, Cluster, Unit, Units, model_units
 from debubble.costs.speed import Speed
 from debubble.ir import InputError, Placement, RunOptions
-from debubble.models import Model, models
+from debubble.models import ModelConfig, models
+from debubble.models.config import Experts, Mlp
 
 A100S = Cluster.parse("64xA100-80GB")
 LLAMA = models["llama3-8b"]
@@ -61,7 +62,7 @@ def test_adapters_alone_have_gradients_and_optimizer_states(family: str) -> None
     mlp = r * m.matrices * (h + ffn)
 
     assert units[0].static == 2 * m.embedding_parameters
-    assert units[1].static == 2 * m.attention_parameters + 18 * adapters
+    assert units[1].static == 2 * m.attention_parameters(0) + 18 * adapters
     assert units[2].static == 2 * m.mlp_parameters(0) + 18 * mlp
     assert units[-1].static == 2 * m.head_parameters
     assert m.trained_parameters(r) == m.layers * (adapters + mlp)
@@ -90,7 +91,7 @@ def test_a_mixtures_experts_are_frozen_without_adapters() -> None:
 def test_windows_bound_what_attention_computes() -> None:
     """A token attends to half of a full sequence on average, and at most to a window."""
     config = {**LLAMA.config, "model_type": "gemma2", "num_hidden_layers": 2, "sliding_window": S // 4}
-    m = Model.from_hf(config)
+    m = ModelConfig.from_hf(config)
 
     assert m.attended(1, S) == S / 2
     assert m.attended(0, S) == S / 4 * (1 - 1 / 8)
@@ -142,12 +143,17 @@ def test_a_whole_layer_costs_what_its_halves_do_and_keeps_one_input(zero: int) -
             assert getattr(one, entry) == pytest.approx(values), entry
 
 
+def with_mlps(m: ModelConfig, mlp: Mlp | Experts) -> ModelConfig:
+    """The model with this MLP in every layer."""
+    return replace(m, per_layer=tuple(replace(each, mlp=mlp) for each in m.per_layer))
+
+
 def test_an_expert_that_every_token_passes_adds_an_mlp() -> None:
     m = models["mixtral-8x7b"]
     assert m.experts is not None
-    shared = replace(m, experts=replace(m.experts, shared=m.ffn))
+    shared = with_mlps(m, replace(m.experts, shared=m.ffn))
     one, two = (layer(model_units(model, A100S, RunOptions(sequence_length=S)))[1] for model in (m, shared))
-    dense = layer(model_units(replace(m, experts=None), A100S, RunOptions(sequence_length=S)))[1]
+    dense = layer(model_units(with_mlps(m, Mlp()), A100S, RunOptions(sequence_length=S)))[1]
 
     assert shared.parameters - m.parameters == m.layers * 3 * m.hidden * m.ffn
     assert two.activation - one.activation == dense.activation - 2 * 2 * S * m.hidden
@@ -235,7 +241,7 @@ def test_a_plan_lists_operators_not_aliases() -> None:
 def test_states_follow_optimizer_dtype_and_zero(options: RunOptions, per_parameter: float) -> None:
     unit = layer(model_units(LLAMA, A100S, options))[0]
 
-    assert unit.static == pytest.approx(LLAMA.attention_parameters * per_parameter, rel=1e-12)
+    assert unit.static == pytest.approx(LLAMA.attention_parameters(0) * per_parameter, rel=1e-12)
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
@@ -271,10 +277,10 @@ def test_states_on_the_host_leave_weights_and_gradients() -> None:
     unit = layer(model_units(LLAMA, A100S, RunOptions()))[0]
 
     assert unit.on_host is not None
-    assert unit.on_host.static == LLAMA.attention_parameters * 6
+    assert unit.on_host.static == LLAMA.attention_parameters(0) * 6
     assert (unit.on_host.gradients, unit.on_host.parameters) == (
-        LLAMA.attention_parameters * 4,
-        LLAMA.attention_parameters * 2,
+        LLAMA.attention_parameters(0) * 4,
+        LLAMA.attention_parameters(0) * 2,
     )
 
 
@@ -322,7 +328,7 @@ def test_more_tokens_take_more_time_and_memory(sequence: int, size: int) -> None
 
 def test_efficiencies_of_the_cluster_file_set_the_times() -> None:
     slow = Cluster.from_dict({"devices": "8xA100-80GB", "efficiency": {"matmul": [[1, 0.1]], "launch": 1e-9}})
-    m = Model.from_hf({**models["llama2-7b"].config, "num_hidden_layers": 1})
+    m = ModelConfig.from_hf({**models["llama2-7b"].config, "num_hidden_layers": 1})
     unit = model_units(m, slow, RunOptions(sequence_length=S)).units[2]
     products = 3 * 2 * S * m.hidden * m.ffn / (312e12 * 0.1)
 

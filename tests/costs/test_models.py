@@ -77,6 +77,21 @@ def test_parameters_are_those_of_the_model_that_transformers_builds(config: dict
     assert Model.from_hf(config).parameters == sum(p.numel() for p in built.parameters())
 
 
+@pytest.mark.parametrize(
+    "family", ["mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "mixtral", "qwen3_moe"]
+)
+def test_key_value_heads_that_a_config_leaves_out_are_those_of_transformers(family: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
+    config |= {"model_type": family, "num_attention_heads": 32, "hidden_size": 1024}
+
+    assert Model.from_hf(config).kv_heads == transformers.AutoConfig.for_model(**config).num_key_value_heads
+
+
+def test_a_config_is_parsed_once() -> None:
+    assert Model.from_hf(LLAMA).per_layer is Model.from_hf(dict(LLAMA)).per_layer
+
+
 @pytest.mark.parametrize("written", ["to_dict", "to_diff_dict"])
 @pytest.mark.parametrize(
     "family",
@@ -126,7 +141,8 @@ def test_active_parameters_leave_out_the_experts_that_a_token_does_not_pass() ->
     ],
 )
 def test_windows_are_those_of_the_familys_layers(changes: dict[str, Any], windows: tuple[int | None, ...]) -> None:
-    assert Model.from_hf({**LLAMA, **changes}).windows == windows
+    read = tuple(layer.attention.window for layer in Model.from_hf({**LLAMA, **changes}).per_layer)
+    assert read == (windows or (None,) * 3)
 
 
 def test_the_number_of_layer_types_must_be_that_of_layers() -> None:
@@ -136,7 +152,7 @@ def test_the_number_of_layer_types_must_be_that_of_layers() -> None:
 
 def test_parameters_of_the_units_sum_to_the_models() -> None:
     m = models["mixtral-8x7b"]
-    layers = sum(m.attention_parameters + m.mlp_parameters(layer) for layer in range(m.layers))
+    layers = sum(m.attention_parameters(layer) + m.mlp_parameters(layer) for layer in range(m.layers))
 
     assert m.embedding_parameters + layers + m.head_parameters == m.parameters
 
@@ -177,7 +193,7 @@ def test_a_config_is_read_from_a_file_and_from_its_folder(tmp_path: Path) -> Non
         ({"model_type": "olmo2", "layer_types": [1, 2, 3]}, "Expected `str`, got `int` - at `$.layer_types[0]`"),
         ({"model_type": "qwen3_moe", **MOE, "mlp_only_layers": 3}, "got `int` - at `$.mlp_only_layers`"),
         ({"sliding_window": "4k"}, "Expected `int | null`, got `str` - at `$.sliding_window`"),
-        ({"model_type": "gemma2", "sliding_window_pattern": "LLG"}, "`sliding_window_pattern` must be a positive"),
+        ({"model_type": "gemma3_text", "sliding_window_pattern": "LLG"}, "`sliding_window_pattern` must be a positive"),
         ({"hidden_size": 10**400}, "`hidden_size` is more than 1e+09"),
     ],
 )

@@ -63,7 +63,7 @@ def test_muon_computes_on_the_matrices_of_the_layers() -> None:
     """Five steps of 6 m operations per parameter, m = 4096, at half of 3e14 per second; not in embedding and head."""
     assert step_operations(RunOptions(optimizer="muon"), side=4096) == 5 * 6 * 4096
     assert step_operations(RunOptions(), side=4096) == 0
-    layers = MODEL.layers * (MODEL.attention_parameters + MODEL.mlp_parameters(0))
+    layers = MODEL.layers * (MODEL.attention_parameters(0) + MODEL.mlp_parameters(0))
     computed = layers / 4 * 5 * 6 * 4096 / 1.5e14
     assert tail("muon") == pytest.approx(LAUNCH + 56 * MODEL.parameters / 4 / MEMORY + computed)
 
@@ -72,7 +72,9 @@ def test_a_unit_takes_its_part_of_the_step() -> None:
     embedding, attention, *_, head = model_units(MODEL, CLUSTER, RunOptions(optimizer="muon")).units
     assert embedding.optimizer_step == pytest.approx(56 * MODEL.embedding_parameters / MEMORY)
     assert head.optimizer_step == pytest.approx(56 * MODEL.head_parameters / MEMORY)
-    assert attention.optimizer_step == pytest.approx(MODEL.attention_parameters * (56 / MEMORY + 5 * 6 * 4096 / 1.5e14))
+    assert attention.optimizer_step == pytest.approx(
+        MODEL.attention_parameters(0) * (56 / MEMORY + 5 * 6 * 4096 / 1.5e14)
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,7 @@ def test_a_unit_takes_its_part_of_the_step() -> None:
 def test_the_host_moves_its_states_and_their_copies(optimizer: str, dtype: str, moved: int) -> None:
     unit = model_units(MODEL, CLUSTER, RunOptions(optimizer=optimizer, dtype=dtype)).units[1]
     assert unit.on_host is not None
-    assert unit.on_host.step == pytest.approx(moved * MODEL.attention_parameters / HOST_MEMORY_BANDWIDTH)
+    assert unit.on_host.step == pytest.approx(moved * MODEL.attention_parameters(0) / HOST_MEMORY_BANDWIDTH)
 
 
 def test_the_tail_of_a_framework_with_gradients_of_two_bytes_moves_less() -> None:

@@ -9,7 +9,7 @@ import torch
 from debubble.runtime import Pipeline
 from debubble.runtime.batch import read_batch
 from debubble.runtime.distributed.transport import Threads
-from debubble.runtime.models.build import Model
+from debubble.runtime.models.build import ReferenceModel
 
 CYCLES = 20_000_000
 """About ten milliseconds of a GPU."""
@@ -69,7 +69,7 @@ def step_of(plan: Any, tokens: Any, device: Any, **arguments: Any) -> Any:
 
 def reference(config: Any, tokens: Any, device: Any, *, micro_batches: Any, dtype: Any = torch.float64) -> Any:
     """The same by plain autograd of the whole model on the device."""
-    model = Model(config, dtype=dtype).to(device)
+    model = ReferenceModel(config, dtype=dtype).to(device)
     rows = read_batch(tokens, micro_batches=micro_batches, device=device)
     total = torch.zeros((), dtype=torch.float64, device=device)
     for x, micro_batch in zip(*rows.split(micro_batches, scale=1 / rows.counted, seed=0), strict=True):

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from debubble.models import ModelConfig
 from debubble.runtime.execution.stage import Stage
 from debubble.runtime.memory.activations import Ledger
-from debubble.runtime.models.build import build_stage, model_units
+from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.units import MicroBatch
 from tests.runtime.runtime_cases import GPT2, LLAMA, MIXTRAL
 
@@ -28,7 +29,7 @@ def counted() -> Any:
 
 
 def stage_of(config: Any, strategy: Any) -> Any:
-    units = [type(u)(u.type, u.layer, strategy) for u in model_units(config)[1:-1]]
+    units = [type(u)(u.type, u.layer, strategy) for u in ModelConfig.from_hf(config).units[1:-1]]
     ledger = Ledger(torch.device("cuda"))
     built = build_stage(config, units, dtype=torch.float32)
     for unit in built:

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from debubble.ir import Lane
+from debubble.models import ModelConfig
 from debubble.runtime.execution.lanes import lanes_of
 from debubble.runtime.execution.stage import Stage
 from debubble.runtime.memory.activations import Ledger
-from debubble.runtime.models.build import build_stage, model_units
+from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.units import MicroBatch
 from tests.cuda.cuda_cases import lag
 from tests.runtime.runtime_cases import LLAMA, MIXTRAL
@@ -18,7 +19,7 @@ ROWS, LENGTH = 2, 16
 
 
 def stage_on(device: Any, config: Any, *, dtype: Any) -> Any:
-    units = model_units(config)[1:-1]
+    units = ModelConfig.from_hf(config).units[1:-1]
     built, ledger = build_stage(config, units, dtype=dtype), Ledger(device)
     for unit in built:
         unit.to(device).known_to(ledger)

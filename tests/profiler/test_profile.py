@@ -13,11 +13,12 @@ import debubble as db
 from debubble import costs
 from debubble.costs import load_profile
 from debubble.ir import InputError, PlannedUnit, RunOptions
+from debubble.models import ModelConfig
 from debubble.profiler.profile import ProfileOptions, measure, profile
 from debubble.profiler.units import STRATEGIES, Slice, measured_layers
 from debubble.runtime.execution.stage import Stage
 from debubble.runtime.memory.activations import Ledger
-from debubble.runtime.models.build import build_stage, model_units
+from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.units import MicroBatch
 
 CONFIG = {
@@ -95,7 +96,7 @@ def test_names_that_planners_use_say_which_operators_they_mean(units: Any) -> No
 def test_the_units_bytes_add_up_to_what_a_whole_stage_keeps(units: Any, strategy: str) -> None:
     planned = [
         PlannedUnit(u.type, u.layer, strategy if strategy in STRATEGIES[u.type] else "none")
-        for u in model_units(CONFIG)
+        for u in ModelConfig.from_hf(CONFIG).units
     ]
     ledger = Ledger(torch.device("cpu"))
     built = build_stage(CONFIG, planned)

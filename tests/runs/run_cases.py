@@ -8,11 +8,12 @@ import torch
 import debubble as db
 from debubble.costs.units import HostStates, Strategy, Unit, Units
 from debubble.ir import Kind, Lane, Op, RunOptions
+from debubble.models import ModelConfig
 from debubble.planners import Problem
 from debubble.planners.plan_model import solve
 from debubble.runtime.execution.stage import Stage
 from debubble.runtime.memory.activations import Ledger
-from debubble.runtime.models.build import build_stage, model_units
+from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.units import MicroBatch
 from tests.runtime import gloo_ranks
 from tests.runtime.runtime_cases import gradients_of, reference_gradients, run_threads, tokens_of
@@ -72,7 +73,7 @@ def parameters_of(config: Any, unit: Any) -> Any:
 def units_of(config: Any, *, dtype: Any = torch.float64, states: int = 0, hosted: Any = None) -> Any:
     """The model's units.  Bytes per parameter on a device: `states`, or `hosted` if the host steps it."""
     made = []
-    for planned in model_units(config):
+    for planned in ModelConfig.from_hf(config).units:
         time = TIMES[planned.type] * 1e-3
         kept, left, more = counted(config, planned, dtype=dtype)
         ways = {"none": Strategy(kept)}

@@ -12,7 +12,7 @@ from debubble.ir import Kind, Lane, Placement, Plan
 from debubble.planners.problem import cut
 from debubble.runtime import Pipeline
 from debubble.runtime.batch import read_batch
-from debubble.runtime.models.build import Model
+from debubble.runtime.models.build import ReferenceModel
 from debubble.training.options import validates_after
 from debubble.training.trainer import PostValidated, Synchronous
 from tests.runs.run_cases import (
@@ -94,7 +94,7 @@ def test_the_plan_combines_all_means(plan: Any) -> None:
 
 
 def test_it_trains_with_the_losses_of_one_process(plan: Any, trained: Any) -> None:
-    model = Model(LLAMA8)
+    model = ReferenceModel(LLAMA8)
     optimizer = ADAMW(model.parameters())
     expected = []
     for step in range(STEPS):

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 
 from debubble.ir import Plan, RunOptions, StageCosts
+from debubble.models import ModelConfig
 from debubble.runtime import Pipeline
 from debubble.runtime.batch import read_batch
 from debubble.runtime.distributed.transport import Threads
-from debubble.runtime.models.build import Model, model_units
+from debubble.runtime.models.build import ReferenceModel
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
@@ -79,7 +80,7 @@ def plan_of(
     **options: Any,
 ) -> Any:
     """A plan for a schedule: the model's units in (nearly) equal runs, or `counts` of them per stage."""
-    units = [replace(u, strategy=strategy) for u in model_units(config)]
+    units = [replace(u, strategy=strategy) for u in ModelConfig.from_hf(config).units]
     if counts is None:
         bounds = [round(i * len(units) / schedule.stages) for i in range(schedule.stages + 1)]
     else:
@@ -120,7 +121,7 @@ def gradients_of(plan: Any, tokens: Any) -> Any:
 
 def reference_gradients(config: Any, tokens: Any, *, micro_batches: Any, dtype: Any = torch.float64) -> Any:
     """The same of the whole model in one process: plain autograd, micro-batch by micro-batch."""
-    model = Model(config, dtype=dtype)
+    model = ReferenceModel(config, dtype=dtype)
     rows = read_batch(tokens, micro_batches=micro_batches, device=torch.device("cpu"))
     total = torch.zeros((), dtype=torch.float64)
     for x, micro_batch in zip(*rows.split(micro_batches, scale=1 / rows.counted, seed=0), strict=True):

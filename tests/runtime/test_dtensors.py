@@ -9,7 +9,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import debubble as db
-from debubble.runtime.models.build import Model
+from debubble.runtime.models.build import ReferenceModel
 from tests.runtime import gloo_ranks
 from tests.runtime.runtime_cases import GPT2, LLAMA, MIXTRAL, plan_of, reference_gradients, run_threads, tokens_of
 
@@ -54,7 +54,7 @@ def test_torchs_checkpoint_of_two_ranks_opens_divided_and_whole(answers: Any) ->
 
 def test_an_optimizer_that_needs_whole_matrices_has_them(answers: Any) -> None:
     """Muon makes an update orthogonal: that of a shard is not the shard of the whole's."""
-    model = Model(LLAMA, dtype=torch.float64)
+    model = ReferenceModel(LLAMA, dtype=torch.float64)
     _, gradients = reference_gradients(LLAMA, TOKENS, micro_batches=2)
     parameters = model.hf_parameters()
     for name, parameter in parameters.items():

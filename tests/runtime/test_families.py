@@ -10,7 +10,7 @@ import debubble as db
 from debubble.ir import InputError
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Threads
-from debubble.runtime.models.families import read_shape
+from debubble.runtime.models.build import ReferenceModel
 from tests.runtime.runtime_cases import FAMILIES, LLAMA, plan_of, tokens_of
 
 pytest.importorskip("transformers")
@@ -54,4 +54,4 @@ def test_recomputation_gives_transformers_gradients(family: str, strategy: str) 
 
 def test_attention_that_is_not_causal_is_refused() -> None:
     with pytest.raises(InputError, match="causal attention alone"):
-        read_shape({**LLAMA, "model_type": "gemma", "use_bidirectional_attention": True})
+        ReferenceModel({**LLAMA, "model_type": "gemma", "use_bidirectional_attention": True})

@@ -9,11 +9,12 @@ import torch
 
 import debubble as db
 from debubble.ir import InputError, PlannedUnit
+from debubble.models import ModelConfig
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Threads
 from debubble.runtime.execution.stage import Stage
 from debubble.runtime.memory.activations import Ledger
-from debubble.runtime.models.build import build_stage, model_units
+from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.hf_model import Anatomy
 from debubble.runtime.models.units import MicroBatch
 from tests.runtime import gloo_ranks
@@ -80,7 +81,7 @@ def test_two_gloo_ranks_equal_one_process(tmp_path: Path) -> None:
 
 def test_a_stage_has_its_own_parameters_alone() -> None:
     config = GENERIC["granite"]
-    units = [build_stage(config, [unit])[0] for unit in model_units(config)]
+    units = [build_stage(config, [unit])[0] for unit in ModelConfig.from_hf(config).units]
     names = [{*unit.hf_parameters()} for unit in units]
 
     assert names[0] == {"model.embed_tokens.weight"}
@@ -93,7 +94,7 @@ def test_a_stage_has_its_own_parameters_alone() -> None:
 
 def test_a_model_starts_alike_whatever_the_partition() -> None:
     config = GENERIC["cohere"]
-    units = model_units(config)
+    units = ModelConfig.from_hf(config).units
     torch.manual_seed(0)
     whole = started(config, [units], seed=3)
     drawn = torch.rand(1)
@@ -110,7 +111,7 @@ def test_a_model_starts_alike_whatever_the_partition() -> None:
 @pytest.mark.parametrize("family", ["gpt_neox", "qwen2_moe", "apertus"])
 def test_a_model_starts_as_transformers_does(family: str) -> None:
     config = {**GENERIC["olmo2"], **GENERIC.get(family, {}), "model_type": family}
-    found = started(config, [model_units(config)], seed=0)
+    found = started(config, [ModelConfig.from_hf(config).units], seed=0)
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
     assert found.keys() == {name for name, _ in model.named_parameters()}

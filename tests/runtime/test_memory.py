@@ -8,9 +8,10 @@ import torch
 
 import debubble as db
 from debubble.ir import Placement, PlannedUnit, Schedule, StageCosts
+from debubble.models import ModelConfig
 from debubble.runtime.execution.stage import Stage
 from debubble.runtime.memory.activations import Ledger
-from debubble.runtime.models.build import build_stage, model_units
+from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.units import MicroBatch
 from tests.runtime.runtime_cases import LLAMA, plan_of, run_threads, tokens_of
 
@@ -63,7 +64,7 @@ def test_attention_keeps_what_its_strategy_says(strategy: str, expected: Any) ->
 
 def test_recomputation_brings_back_exactly_what_was_dropped() -> None:
     ledger = Ledger()
-    stage = stage_of(*(replace(u, strategy="full") for u in model_units(LLAMA)[1:-1]), ledger=ledger)
+    stage = stage_of(*(replace(u, strategy="full") for u in ModelConfig.from_hf(LLAMA).units[1:-1]), ledger=ledger)
     stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch(), recomputing=99)
     stage.recompute(0)
     restored = ledger.bytes
@@ -73,7 +74,7 @@ def test_recomputation_brings_back_exactly_what_was_dropped() -> None:
 
 def test_a_fused_recomputation_holds_one_unit_at_a_time() -> None:
     ledger = Ledger()
-    units = [replace(u, strategy="full") for u in model_units(LLAMA)[1:-1]]
+    units = [replace(u, strategy="full") for u in ModelConfig.from_hf(LLAMA).units[1:-1]]
     stage = stage_of(*units, ledger=ledger)
     y = stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch(), recomputing=99)
     assert ledger.bytes == len(units) * X
@@ -86,7 +87,7 @@ def test_a_fused_recomputation_holds_one_unit_at_a_time() -> None:
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.3])
 def test_offload_frees_its_share_to_the_byte(share: float) -> None:
     ledger = Ledger()
-    stage = stage_of(*model_units(LLAMA)[1:-1], ledger=ledger)
+    stage = stage_of(*ModelConfig.from_hf(LLAMA).units[1:-1], ledger=ledger)
     stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch())
     kept = ledger.bytes
     buffer = stage.offload(0, share, lambda size: torch.empty(size, dtype=torch.uint8))
@@ -97,7 +98,7 @@ def test_offload_frees_its_share_to_the_byte(share: float) -> None:
 
 
 def test_an_offloaded_micro_batch_has_the_same_gradients() -> None:
-    plain, moved = (stage_of(*model_units(LLAMA)[1:-1], ledger=Ledger()) for _ in range(2))
+    plain, moved = (stage_of(*ModelConfig.from_hf(LLAMA).units[1:-1], ledger=Ledger()) for _ in range(2))
     x = torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64)
     y = plain.forward(0, x, MicroBatch())
     moved.forward(0, x, MicroBatch())

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from debubble.ir import InputError, PlannedUnit
-from debubble.runtime.models.build import Model, build_unit, model_units
+from debubble.models import ModelConfig
+from debubble.runtime.models.build import ReferenceModel, build_unit
 from debubble.runtime.models.units import MicroBatch
 from tests.runtime.runtime_cases import GPT2, LLAMA, LLAMA3_ROPE, MISTRAL, QWEN2, QWEN3
 
@@ -23,7 +24,7 @@ def test_logits_and_gradients_equal_transformers(config: Any) -> None:
     reference = transformers.AutoModelForCausalLM.from_config(hf_config).double()
     for parameter in reference.parameters():  # biases and norms too, so that each is seen
         torch.nn.init.normal_(parameter, 0.5, 0.1)
-    ours = Model(hf_config.to_dict(), dtype=torch.float64)
+    ours = ReferenceModel(hf_config.to_dict(), dtype=torch.float64)
     state = reference.state_dict()
     with torch.no_grad():
         for name, parameter in ours.hf_parameters().items():
@@ -43,11 +44,11 @@ def test_logits_and_gradients_equal_transformers(config: Any) -> None:
 @pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
 def test_parameter_names_are_those_of_transformers(config: Any) -> None:
     reference = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
-    assert set(Model(config).hf_parameters()) == set(reference.state_dict())
+    assert set(ReferenceModel(config).hf_parameters()) == set(reference.state_dict())
 
 
 def test_a_unit_has_the_same_weights_alone_as_in_the_model() -> None:
-    whole = Model(LLAMA, seed=3).hf_parameters()
+    whole = ReferenceModel(LLAMA, seed=3).hf_parameters()
     alone = build_unit(LLAMA, PlannedUnit("mlp", 2), seed=3)
     for name, parameter in alone.hf_parameters().items():
         assert torch.equal(parameter, whole[name])
@@ -59,17 +60,17 @@ def test_seeds_give_different_weights() -> None:
 
 
 def test_units_are_two_per_layer_with_embedding_and_head() -> None:
-    assert [u.type for u in model_units(GPT2)] == ["embedding", *["attention", "mlp"] * 4, "head"]
+    assert [u.type for u in ModelConfig.from_hf(GPT2).units] == ["embedding", *["attention", "mlp"] * 4, "head"]
 
 
 def test_an_unknown_family_is_refused_in_a_sentence() -> None:
-    with pytest.raises(InputError, match="cannot build the model type 'bert'; it builds llama"):
-        Model({"model_type": "bert"})
+    with pytest.raises(InputError, match="no half-layers for the model type 'bert'"):
+        ReferenceModel({**LLAMA, "model_type": "bert"})
 
 
 def test_a_missing_entry_is_named() -> None:
-    with pytest.raises(InputError, match="no entry 'num_hidden_layers'"):
-        Model({k: v for k, v in LLAMA.items() if k != "num_hidden_layers"})
+    with pytest.raises(InputError, match="no `num_hidden_layers`, which a llama model needs"):
+        ReferenceModel({k: v for k, v in LLAMA.items() if k != "num_hidden_layers"})
 
 
 def test_a_unit_that_is_no_part_of_the_model_is_refused() -> None:

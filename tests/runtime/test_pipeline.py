@@ -12,7 +12,7 @@ from debubble.ir import InputError, Kind, Op, Placement, Schedule
 from debubble.runtime import Pipeline
 from debubble.runtime.batch import read_batch
 from debubble.runtime.distributed.transport import Threads
-from debubble.runtime.models.build import Model
+from debubble.runtime.models.build import ReferenceModel
 from tests.runtime.runtime_cases import (
     GPT2,
     LLAMA,
@@ -46,7 +46,7 @@ def losses_of(plan: Any, *, steps: Any, max_norm: Any = None, **arguments: Any) 
 
 
 def reference_losses(config: Any, *, micro_batches: Any, steps: Any, max_norm: Any = None) -> Any:
-    model = Model(config)
+    model = ReferenceModel(config)
     optimizer = ADAMW(model.parameters())
     losses = []
     for step in range(steps):

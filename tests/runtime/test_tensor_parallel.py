@@ -10,10 +10,11 @@ import torch
 
 import debubble as db
 from debubble.ir import InputError
+from debubble.models import ModelConfig
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.tensor_parallel import Cut, TensorGroup
 from debubble.runtime.distributed.transport import Threads
-from debubble.runtime.models.build import Model, build_unit, model_units
+from debubble.runtime.models.build import ReferenceModel, build_unit
 from debubble.runtime.models.lora import plain_name
 from debubble.runtime.models.loss import cross_entropy
 from debubble.runtime.models.vocabulary import divided_cross_entropy
@@ -122,7 +123,7 @@ def test_training_loses_like_one_process(options: Any) -> None:
 
     plan = plan_of(schedule(micro_batches=2), TIED, **options)
     answers = run_threads(plan, train, ranks=plan.ranks, optimizer=make)
-    model = Model(TIED, dtype=torch.float64)
+    model = ReferenceModel(TIED, dtype=torch.float64)
     optimizer, expected = make(model.parameters()), []
     for tokens in batches:
         logits = model(tokens[:, :-1])
@@ -241,7 +242,7 @@ def test_four_gloo_ranks_equal_one_process(tmp_path: Path) -> None:
 def test_units_are_divided_as_transformers_own_plan_says(family: str) -> None:
     config = FAMILIES[family]
     theirs = transformers.AutoConfig.for_model(**config).base_model_tp_plan
-    units = [build_unit(config, unit) for unit in model_units(config)[1:3]]
+    units = [build_unit(config, unit) for unit in ModelConfig.from_hf(config).units[1:3]]
     ours = {f"layers.*.{path}": "colwise" for unit in units for path in unit.columns}
     ours |= {f"layers.*.{path}": "rowwise" for unit in units for path in unit.rows}
     for path, cut in ((path, cut) for unit in units for path, cut in unit.cuts().items() if "experts" in path):

@@ -18,7 +18,7 @@ from debubble.costs.units import HostStates, Strategy, Unit, Units
 from debubble.files import decode_json, read_file
 from debubble.ir import InputError, RunOptions, StageCosts
 from debubble.ir.stage_costs import LARGEST, CommunicationModel, HostLink, check_number, link_groups_of
-from debubble.models.model import Model
+from debubble.models.config import ModelConfig
 
 MOST_UNITS = 100_000
 """Far more than any model has; a plan names each of them."""
@@ -115,7 +115,7 @@ def read_profile(path: str | Path) -> dict[str, Any]:
     return dict(content)
 
 
-def profiled(units: Units, profile: Mapping[str, Any], *, model: Model, options: RunOptions) -> Units:
+def profiled(units: Units, profile: Mapping[str, Any], *, model: ModelConfig, options: RunOptions) -> Units:
     """Put what a profile measured in place of computed costs.
 
     Bytes of parameters and states stay computed: they follow ZeRO, tensor parallelism and post-validation, which a

@@ -11,10 +11,10 @@ from debubble.costs.cluster import Cluster
 from debubble.costs.optimizer_states import element_bytes
 from debubble.costs.speed import Speed
 from debubble.ir import Plan
-from debubble.models.model import Model
+from debubble.models.config import ModelConfig
 
 
-def flops_per_token(model: Model, length: int, *, lora: int = 0) -> float:
+def flops_per_token(model: ModelConfig, length: int, *, lora: int = 0) -> float:
     """Floating-point operations that one token's forward and backward need; recomputation counts as none.
 
     Two per parameter of every matrix and token forward, two for the gradient of its input, and two for its own, if it
@@ -45,7 +45,7 @@ class Utilization:
         options = plan.options
         speed = Speed(Cluster.from_dict(plan.cluster).slowest, element_bytes(options.dtype))
         devices = plan.devices * options.data * options.tensor * options.context
-        operations = flops_per_token(Model.from_hf(plan.model), options.sequence_length, lora=options.lora)
+        operations = flops_per_token(ModelConfig.from_hf(plan.model), options.sequence_length, lora=options.lora)
         return Utilization(operations, devices * speed.peak)
 
     def mfu(self, tokens_per_second: float) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from debubble.ir import InputError, RunOptions
-from debubble.models.model import Model
+from debubble.models.config import ModelConfig
 
 
 class Measured(msgspec.Struct):
@@ -28,7 +28,7 @@ class _Header(msgspec.Struct):
     measured: Measured | None = None
 
 
-def check_measured(profile: Mapping[str, Any], model: Model, options: RunOptions) -> None:
+def check_measured(profile: Mapping[str, Any], model: ModelConfig, options: RunOptions) -> None:
     """Raise InputError if the profile says that it measures another model or another kind of run.
 
     A units file that says nothing of this was written by hand.
@@ -39,7 +39,7 @@ def check_measured(profile: Mapping[str, Any], model: Model, options: RunOptions
         raise InputError(f"The profile is no profile: {error}.") from error
     if measured is None:
         return
-    if Model.from_hf(measured.model) != model:
+    if ModelConfig.from_hf(measured.model) != model:
         raise InputError("The profile measures another model: run `debubble profile` for this one.")
     for name in ("dtype", "sequence_length", "micro_batch_size", "lora"):
         then, now = getattr(measured, name), getattr(options, name)

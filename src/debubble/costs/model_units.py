@@ -24,12 +24,12 @@ from debubble.costs.speed import Speed
 from debubble.costs.step import beside, scattered_bytes, step_seconds
 from debubble.costs.strategies import strategies
 from debubble.costs.units import HostStates, StateBytes, Strategy, Unit, Units
-from debubble.ir import InputError, RunOptions
-from debubble.models.model import Model
+from debubble.ir import InputError, PlannedUnit, RunOptions
+from debubble.models.config import Experts, ModelConfig
 
 
 def model_units(
-    model: Model,
+    model: ModelConfig,
     cluster: Cluster,
     options: RunOptions | None = None,
     *,
@@ -50,13 +50,8 @@ def model_units(
         framework = replace(framework, fused_activation=False)
     speed = Speed(cluster.slowest, element_bytes(options.dtype))
     builder = _Builder(Shapes(model=model, options=options, framework=framework, speed=speed))
-    units = [builder.embedding()]
-    for layer in range(model.layers):
-        halves = builder.attention(layer), builder.mlp(layer)
-        units += [_joined(*halves)] if model.whole_layers else halves
-    units.append(builder.head())
     return Units(
-        units=tuple(units),
+        units=tuple(builder.unit(unit) for unit in model.units),
         communication=speed.message(builder.boundary, across_nodes=layout.across_nodes),
         offload_bandwidth=speed.hardware.host_bandwidth * speed.hardware.efficiency.host / layout.sharing,
         host_link=speed.hardware.host_link,
@@ -101,7 +96,7 @@ def _joined(attention: Unit, mlp: Unit) -> Unit:
     )
 
 
-def check(model: Model, options: RunOptions) -> None:
+def check(model: ModelConfig, options: RunOptions) -> None:
     """Refuse options that the model cannot be run with; raises InputError."""
     if options.micro_batch_size < 1 or options.sequence_length < 1:
         raise InputError(
@@ -143,6 +138,19 @@ class _Builder:
         """Bytes of the tensor between two units, on one device."""
         return self.shapes.element * self.shapes.stream
 
+    def unit(self, planned: PlannedUnit) -> Unit:
+        match planned.type, planned.layer:
+            case "attention", int(layer):
+                return self.attention(layer)
+            case "mlp", int(layer):
+                return self.mlp(layer)
+            case "layer", int(layer):
+                return _joined(self.attention(layer), self.mlp(layer))
+            case "embedding", _:
+                return self.embedding()
+            case _:
+                return self.head()
+
     def embedding(self) -> Unit:
         """Looks tokens up: bound by memory, and keeps nothing but a dropout mask."""
         s = self.shapes
@@ -166,7 +174,7 @@ class _Builder:
         )
 
     def attention(self, layer: int) -> Unit:
-        parameters = self.shapes.model.attention_parameters
+        parameters = self.shapes.model.attention_parameters(layer)
         adapters = self.shapes.model.attention_adapters(self.shapes.options.lora)
         return self._half("attention", layer, lambda shapes: attention(shapes, layer), parameters, adapters=adapters)
 
@@ -347,17 +355,14 @@ class _Builder:
             adapters = model.attention_adapters(s.options.lora) + model.mlp_adapters(s.options.lora)
             return s.element * adapters / s.options.tensor
         experts = model.expert_parameters(layer)
-        dense = model.attention_parameters + model.mlp_parameters(layer) - experts
+        dense = model.layer_parameters(layer) - experts
         return s.element * (dense + experts / s.options.expert) / s.options.tensor
 
     def _workspace(self, layer: int) -> float:
         s, model = self.shapes, self.shapes.model
-        width = model.ffn
-        if model.is_moe(layer):
-            assert model.experts is not None
-            width = model.experts.ffn * model.experts.per_token
-        experts = model.expert_parameters(layer) / s.options.expert
-        whole = model.attention_parameters + model.mlp_parameters(layer) - model.expert_parameters(layer) + experts
+        mlp, experts = model.per_layer[layer].mlp, model.expert_parameters(layer)
+        width = mlp.ffn * mlp.per_token if isinstance(mlp, Experts) else model.ffn
+        whole = model.layer_parameters(layer) - experts + experts / s.options.expert
         # The layer that computes and the next one, which is gathered meanwhile.
         gathered = 2 * self._gathered(whole)
         return self._layer_gradients(layer) + 2 * s.element * s.tokens * width / s.options.tensor + gathered

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from debubble.costs.speed import Speed
 from debubble.ir import RunOptions
-from debubble.models.model import Model
+from debubble.models.config import Experts, ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class Operator:
 class Shapes:
     """What every operator needs to know of the run."""
 
-    model: Model
+    model: ModelConfig
     options: RunOptions
     framework: Framework
     speed: Speed
@@ -216,26 +216,25 @@ def mlp(shapes: Shapes, layer: int) -> Iterator[Operator]:
     m, o = shapes.model, shapes.options
     yield norm(shapes)
     yield collectives(shapes)
-    if m.is_moe(layer):
-        yield from _experts(shapes)
+    if isinstance(experts := m.per_layer[layer].mlp, Experts):
+        yield from _experts(shapes, experts)
     else:
         yield from _body(shapes, tokens=shapes.tokens, ffn=m.ffn / o.tensor)
     yield from _end(shapes)
 
 
-def _experts(shapes: Shapes) -> Iterator[Operator]:
+def _experts(shapes: Shapes, experts: Experts) -> Iterator[Operator]:
     """Routed evenly: every token passes through `per_token` experts, and travels there and back."""
     m, o, e = shapes.model, shapes.options, shapes.element
-    assert m.experts is not None
-    h, routed = m.hidden, shapes.tokens * m.experts.per_token
+    h, routed = m.hidden, shapes.tokens * experts.per_token
     travelling = e * routed * h / o.tensor
     beside = min(o.expert, max(1, shapes.speed.hardware.devices_per_node // o.tensor))
     moved = shapes.speed.gather(travelling, o.expert, beside=beside)
-    yield matmul(shapes, "router", tokens=shapes.tokens, local=m.experts.count, layers=0)
+    yield matmul(shapes, "router", tokens=shapes.tokens, local=experts.count, layers=0)
     yield Operator(name="dispatch", forward=2 * moved, backward_input=2 * moved, saved=2 * travelling)
-    yield from _body(shapes, tokens=routed, ffn=m.experts.ffn / o.tensor)
-    if m.experts.shared:
-        yield from _body(shapes, tokens=shapes.tokens, ffn=m.experts.shared / o.tensor)
+    yield from _body(shapes, tokens=routed, ffn=experts.ffn / o.tensor)
+    if experts.shared:
+        yield from _body(shapes, tokens=shapes.tokens, ffn=experts.shared / o.tensor)
 
 
 def _body(shapes: Shapes, *, tokens: float, ffn: float) -> Iterator[Operator]:

@@ -16,11 +16,11 @@ from debubble.costs.optimizer_states import element_bytes, step_operations, step
 from debubble.costs.parallel_layout import Layout
 from debubble.costs.speed import Speed
 from debubble.ir import Kind, RunOptions, Schedule
-from debubble.models.model import Model
+from debubble.models.config import ModelConfig
 
 
 def step_tail(
-    model: Model,
+    model: ModelConfig,
     cluster: Cluster,
     options: RunOptions,
     *,
@@ -40,7 +40,7 @@ def step_tail(
 class StepTail:
     """What a model's step takes after its pipeline, by what the schedule has done inside the pipeline already."""
 
-    model: Model
+    model: ModelConfig
     cluster: Cluster
     options: RunOptions
     pipeline: int | None = None
@@ -75,7 +75,7 @@ class StepTail:
 
 
 def step_seconds(
-    model: Model, speed: Speed, options: RunOptions, framework: Framework, parameters: float, *, matrices: float
+    model: ModelConfig, speed: Speed, options: RunOptions, framework: Framework, parameters: float, *, matrices: float
 ) -> float:
     """The optimizer step of so many parameters, so many of which are in matrices that Muon orthogonalizes.
 

@@ -1,9 +1,12 @@
-"""What a model is made of: configurations, families, layer types, known models.  Free of torch."""
+"""What a model is made of: configs, families, layers, known models.  Free of torch."""
 
+from debubble.models.config import Experts, ModelConfig
 from debubble.models.known import models, named_model
-from debubble.models.model import Experts, Model
 from debubble.registry import index_by_name
 
-__all__ = ["Experts", "Model", "models", "named_model"]
+Model = ModelConfig
+"""The public name."""
+
+__all__ = ["Experts", "Model", "ModelConfig", "models", "named_model"]
 
 index_by_name(__name__)

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import msgspec
 
 from debubble.ir import InputError
-from debubble.models.layer_types import entry, windows
 
 MOST_LAYERS = 10_000
 """Far more than any model has; a plan names each of them."""
@@ -18,6 +17,7 @@ MOST = 10**9
 """More than any size or number in a config; products of several are still finite."""
 _Number = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 _Size = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
+_Real = Annotated[float, msgspec.Meta(ge=-MOST, le=MOST)]
 
 
 class _Types(msgspec.Struct):
@@ -36,14 +36,31 @@ class _Types(msgspec.Struct):
     n_routed_experts: _Number | None = None
     n_shared_experts: _Number | None = None
     shared_expert_intermediate_size: _Number | None = None
+    pad_token_id: int | None = None
+    attention_dropout: _Real | None = None
+    hidden_act: str | None = None
+    hidden_activation: str | None = None
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+
+
+_ALIASES = {
+    "num_hidden_layers": ("n_layer", "n_layers"),
+    "hidden_size": ("n_embd", "d_model"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "intermediate_size": ("ffn_dim", "n_inner", "ffn_hidden_size"),
+    "num_key_value_heads": ("num_kv_heads",),
+}
+"""Other names of entries, in some families' configs."""
 
 
 class Entries:
-    """A config's entries, with errors that name the one that is missing or wrong."""
+    """A config's entries.  A default stands for an entry that is missing or null."""
 
     def __init__(self, entries: Mapping[str, Any], name: str) -> None:
         self.entries = entries
         self.name = name
+        """What errors call the config."""
 
     def check_types(self) -> None:
         """Raise InputError if an entry that is read in several places is of another type than it must be."""
@@ -52,51 +69,65 @@ class Entries:
         except msgspec.ValidationError as error:
             raise InputError(f"{self.name} is wrong: {error}.") from error
 
+    @property
+    def family(self) -> str:
+        """The config's `model_type`."""
+        return str(self.entries["model_type"])
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """An entry as it is, under its usual name or another."""
+        values = (self.entries[name] for name in (key, *_ALIASES.get(key, ())) if self.entries.get(name) is not None)
+        return next(values, default)
+
     def number(self, key: str, default: int | None = None) -> int:
-        value = entry(self.entries, key)
+        """A positive whole number."""
+        value = self.get(key, default)
         if value is None:
-            value = default
-        if value is None:
-            raise InputError(f"{self.name} has no `{key}`, which a {self.entries['model_type']} model needs.")
+            raise InputError(f"{self.name} has no `{key}`, which a {self.family} model needs.")
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(f"`{key}` must be a positive whole number, but {self.name[0].lower()}{self.name[1:]} has"
-                             f" {value!r}.")  # fmt: skip
+            raise InputError(f"`{key}` must be a positive whole number, but {self._inside} has {value!r}.")
         if value > MOST:
-            raise InputError(f"`{key}` is more than {MOST:.0e} in {self.name[0].lower()}{self.name[1:]}.")
+            raise InputError(f"`{key}` is more than {MOST:.0e} in {self._inside}.")
         return value
 
-    def layers(self) -> int:
-        """How many layers the model has."""
-        count = self.number("num_hidden_layers")
-        if count > MOST_LAYERS:
-            raise InputError(f"{self.name} has {count} layers; debubble plans models of up to {MOST_LAYERS}.")
-        return count
+    def real(self, key: str, default: float | None = None) -> float:
+        """A number."""
+        value = self.get(key, default)
+        if value is None:
+            raise InputError(f"{self.name} has no `{key}`, which a {self.family} model needs.")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -MOST * MOST <= value <= MOST * MOST:
+            raise InputError(f"`{key}` must be a number, but {self._inside} has {value!r}.")
+        return value
 
     def flag(self, key: str, default: bool) -> bool:
+        """A boolean."""
         value = self.entries.get(key, default)
         if not isinstance(value, bool):
             raise InputError(f"`{key}` must be true or false, not {value!r}.")
         return value
 
-    def head_dim(self, hidden: int, heads: int) -> int:
-        if self.entries.get("head_dim") is not None:
-            return self.number("head_dim")
+    @property
+    def _inside(self) -> str:
+        return self.name[0].lower() + self.name[1:]
+
+    def layers(self) -> int:
+        """Number of layers."""
+        count = self.number("num_hidden_layers")
+        if count > MOST_LAYERS:
+            raise InputError(f"{self.name} has {count} layers; debubble plans models of up to {MOST_LAYERS}.")
+        return count
+
+    def head_dim(self, hidden: int, heads: int, default: int | None = None) -> int:
+        """Width of a head."""
+        if default is not None or self.entries.get("head_dim") is not None:
+            return self.number("head_dim", default)
         if hidden % heads:
             raise InputError(f"{self.name} has {heads} heads for a hidden size of {hidden}, which they cannot divide.")
         return hidden // heads
 
-    def windows(self, layers: int) -> tuple[int | None, ...]:
-        """Per layer, how far attention reaches back; empty where no layer has a window."""
-        found = windows(self.entries)
-        if len(found) != layers:
-            raise InputError(
-                f"{self.name} has `layer_types` for {len(found)} layers, but `num_hidden_layers` {layers}."
-            )
-        return found if any(window is not None for window in found) else ()
-
 
 def read_entries(path: Path) -> Entries:
-    """Those of a config file, or of a folder with one."""
+    """Read a config file, or that of a folder.  Raises InputError if it is none."""
     file = path / "config.json" if path.is_dir() else path
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))

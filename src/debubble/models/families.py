@@ -6,114 +6,177 @@ defaults are transformers' own).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from debubble.ir import InputError
+from debubble.models.config import Attention, Experts, Layer, Mlp, ModelConfig
 from debubble.models.entries import Entries, read_entries
-from debubble.models.generic import other
-from debubble.models.layer_types import expert_layers
-from debubble.models.model import Experts, Model
+from debubble.models.generic import read_other
+from debubble.models.layers import like_layers, rope_of, windows
 
 
-def parse(source: str | Path | Mapping[str, Any]) -> Model:
-    """The model of a config file, a folder with one, or a config's content."""
-    config = Entries(source, "The config") if isinstance(source, Mapping) else read_entries(Path(source))
+def read_config(source: str | Path | Mapping[str, Any]) -> ModelConfig:
+    """The model of a config file, a folder with one, or a config's content; equal contents are parsed once."""
+    if not isinstance(source, Mapping):
+        return _parse(read_entries(Path(source)))
+    try:
+        content = json.dumps(source)
+    except (TypeError, ValueError, RecursionError):
+        return _parse(Entries(source, "The config"))
+    return replace(_parse_json(content), config=dict(source))
+
+
+@lru_cache(maxsize=64)
+def _parse_json(content: str) -> ModelConfig:
+    return _parse(Entries(json.loads(content), "The config"))
+
+
+def _parse(config: Entries) -> ModelConfig:
     if config.entries.get("model_type") is None:
         raise InputError(f"{config.name} has no `model_type`: it is no Hugging Face config.")
     config.check_types()
-    return _FAMILIES.get(config.entries["model_type"], other)(config)
+    return _FAMILIES.get(config.family, read_other)(config)
 
 
-def _llama_like(config: Entries, **changes: Any) -> Model:
-    """Llama and what differs from it in a few entries; `changes` override."""
+def _llama_like(config: Entries, *, kv_heads: int | None = None, **changes: Any) -> ModelConfig:
+    """Llama and what differs from it in a few entries: the default of `kv_heads`, and fields in `changes`."""
     hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
+    given = "num_key_value_heads" in config.entries
     bias = config.flag("attention_bias", False)
-    layers = config.layers()
-    shape: dict[str, Any] = {
-        "family": config.entries["model_type"],
+    fields: dict[str, Any] = {
+        "family": config.family,
         "hidden": hidden,
-        "layers": layers,
-        "windows": config.windows(layers),
         "heads": heads,
-        "kv_heads": config.number("num_key_value_heads", heads),
+        "kv_heads": config.number("num_key_value_heads", heads if given else kv_heads or heads),
         "head_dim": changes.get("head_dim") or config.head_dim(hidden, heads),
         "ffn": config.number("intermediate_size"),
         "vocab": config.number("vocab_size"),
         "tied": config.flag("tie_word_embeddings", False),
+        "norm_eps": config.real("rms_norm_eps", 1e-6),
+        "activation": config.get("hidden_act", "silu"),
+        "initializer_range": config.real("initializer_range", 0.02),
+        "padding": config.get("pad_token_id"),
         "qkv_bias": bias,
         "output_bias": bias,
-        "mlp_bias": config.flag("mlp_bias", False),
-        "dropout": bool(config.entries.get("attention_dropout")),
+        "attention_dropout": config.real("attention_dropout", 0.0),
+        # transformers adds the auxiliary loss where logits of routers are asked for.
+        "router_balance": config.real("router_aux_loss_coef", 0.001) if config.get("output_router_logits") else 0.0,
         "config": dict(config.entries),
     }
-    return Model(**{**shape, **changes})
+    if "per_layer" not in changes:
+        fields["per_layer"] = like_layers(config)
+    return ModelConfig(**{**fields, **changes})
 
 
-def _mistral(config: Entries) -> Model:
-    return _llama_like(config, qkv_bias=False, output_bias=False, mlp_bias=False)
+def _llama(config: Entries) -> ModelConfig:
+    return _llama_like(config, mlp_bias=config.flag("mlp_bias", False))
 
 
-def _qwen2(config: Entries) -> Model:
-    return _llama_like(config, qkv_bias=True, output_bias=False, mlp_bias=False)
+def _mistral(config: Entries) -> ModelConfig:
+    return _llama_like(config, kv_heads=8, qkv_bias=False, output_bias=False)
 
 
-def _qwen3(config: Entries) -> Model:
-    return _llama_like(config, head_dim=config.number("head_dim", 128), qk_norm=True, mlp_bias=False)
+def _qwen2(config: Entries) -> ModelConfig:
+    return _llama_like(config, kv_heads=32, qkv_bias=True, output_bias=False)
 
 
-def _gemma(config: Entries, **changes: Any) -> Model:
-    tied, head_dim = config.flag("tie_word_embeddings", True), config.number("head_dim", 256)
-    return _llama_like(config, tied=tied, head_dim=head_dim, mlp_bias=False, **changes)
+def _qwen3(config: Entries) -> ModelConfig:
+    return _llama_like(config, kv_heads=32, head_dim=config.number("head_dim", 128), qk_norm=True)
 
 
-def _gemma2(config: Entries) -> Model:
-    config.number("sliding_window_pattern", 2)
-    return _gemma(config, norms_results=True)
-
-
-def _gemma3(config: Entries) -> Model:
-    config.number("sliding_window_pattern", 6)
-    return _gemma(config, norms_results=True, qk_norm=True)
-
-
-def _mixtral(config: Entries) -> Model:
+def _mixtral(config: Entries) -> ModelConfig:
     experts = Experts(
-        count=config.number("num_local_experts", 8),
+        count=config.number("num_local_experts", config.get("num_experts", 8)),
         per_token=config.number("num_experts_per_tok", 2),
         ffn=config.number("intermediate_size"),
+        renormalised=True,
     )
-    return _llama_like(config, qkv_bias=False, output_bias=False, mlp_bias=False, experts=experts)
+    return _llama_like(
+        config,
+        kv_heads=8,
+        per_layer=like_layers(config, mlps=[experts] * config.layers(), theta=1e6),
+        norm_eps=config.real("rms_norm_eps", 1e-5),
+        qkv_bias=False,
+        output_bias=False,
+    )
 
 
-def _qwen3_moe(config: Entries) -> Model:
-    config.layers()
-    config.number("decoder_sparse_step", 1)
+def _qwen3_moe(config: Entries) -> ModelConfig:
     experts = Experts(
-        count=config.number("num_experts", config.entries.get("num_local_experts")),
+        count=config.number("num_experts", config.get("num_local_experts", 128)),
         per_token=config.number("num_experts_per_tok", 8),
-        ffn=config.number("moe_intermediate_size"),
-        dense_layers=frozenset(layer for layer, moe in enumerate(expert_layers(config.entries)) if not moe),
+        ffn=config.number("moe_intermediate_size", 768),
+        renormalised=bool(config.get("norm_topk_prob", False)),
     )
-    return _llama_like(config, qk_norm=True, mlp_bias=False, experts=experts)
+    step, dense = config.number("decoder_sparse_step", 1), config.get("mlp_only_layers", ())
+    mlps = [experts if i not in dense and (i + 1) % step == 0 else Mlp() for i in range(config.layers())]
+    return _llama_like(config, kv_heads=4, per_layer=like_layers(config, mlps=mlps), qk_norm=True)
 
 
-def _gpt2(config: Entries) -> Model:
+def _gemma_like(config: Entries, *, kv_heads: int, activation: str, **changes: Any) -> ModelConfig:
+    common: dict[str, Any] = {
+        "head_dim": config.number("head_dim", 256),
+        # The first checkpoints say gelu, and mean its approximation.
+        "activation": "gelu_pytorch_tanh" if activation == "gelu" else activation,
+        "tied": config.flag("tie_word_embeddings", True),
+        "padding": config.get("pad_token_id", 0),
+        "norm_offset": 1.0,
+        "embedding_scale": config.number("hidden_size") ** 0.5,
+    }
+    return _llama_like(config, kv_heads=kv_heads, **{**common, **changes})
+
+
+def _gemma(config: Entries) -> ModelConfig:
+    activation = config.get("hidden_activation") or config.get("hidden_act", "gelu_pytorch_tanh")
+    return _gemma_like(config, kv_heads=16, activation=activation)
+
+
+def _gemma2(config: Entries, *, cap: float | None = 50.0, logit_cap: float | None = 30.0, **fields: Any) -> ModelConfig:
+    return _gemma_like(
+        config,
+        kv_heads=4,
+        activation=config.get("hidden_activation") or config.get("hidden_act", "gelu_pytorch_tanh"),
+        norms_results=True,
+        attention_scale=config.real("query_pre_attn_scalar", 256) ** -0.5,
+        # Null means none here, and a missing entry the default.
+        attention_cap=config.entries.get("attn_logit_softcapping", cap),
+        logit_cap=config.entries.get("final_logit_softcapping", logit_cap),
+        **fields,
+    )
+
+
+def _gemma3(config: Entries) -> ModelConfig:
+    rotary = config.get("rope_parameters", {})
+    scaling = {**config.get("rope_scaling", {}), **(rotary.get("full_attention") or {})}
+    full = rope_of(config, {"rope_theta": config.get("rope_theta", 1e6), **scaling})
+    local = {"rope_theta": config.get("rope_local_base_freq", 1e4), **(rotary.get("sliding_attention") or {})}
+    layers = tuple(
+        Layer(attention=Attention(rope=full if window is None else rope_of(config, local), window=window))
+        for window in windows(config)
+    )
+    return _gemma2(config, cap=None, logit_cap=None, per_layer=layers, qk_norm=True)
+
+
+def _gpt2(config: Entries) -> ModelConfig:
     hidden, heads = config.number("n_embd"), config.number("n_head")
-    # transformers lets GPT-2 configs use the common names too.
-    layers = config.layers()
-    if hidden % heads:
-        raise InputError(f"{config.name} has {heads} heads for a hidden size of {hidden}, which they cannot divide.")
-    return Model(
+    return ModelConfig(
         family="gpt2",
+        # transformers lets GPT-2 configs use the common names too.
+        per_layer=(Layer(),) * config.layers(),
         hidden=hidden,
-        layers=layers,
         heads=heads,
         kv_heads=heads,
-        head_dim=hidden // heads,
+        head_dim=config.head_dim(hidden, heads),
         ffn=config.number("n_inner", 4 * hidden),
         vocab=config.number("vocab_size"),
+        norm_eps=config.real("layer_norm_epsilon", 1e-5),
+        activation=config.get("activation_function", "gelu_new"),
+        initializer_range=config.real("initializer_range", 0.02),
         gated=False,
         tied=config.flag("tie_word_embeddings", True),
         norm="layernorm",
@@ -121,13 +184,15 @@ def _gpt2(config: Entries) -> Model:
         output_bias=True,
         mlp_bias=True,
         positions=config.number("n_positions"),
-        dropout=any(config.entries.get(key, 0.1) for key in ("resid_pdrop", "attn_pdrop", "embd_pdrop")),
+        embedding_dropout=config.real("embd_pdrop", 0.1),
+        attention_dropout=config.real("attn_pdrop", 0.1),
+        residual_dropout=config.real("resid_pdrop", 0.1),
         config=dict(config.entries),
     )
 
 
-_FAMILIES: dict[str, Callable[[Entries], Model]] = {
-    "llama": _llama_like,
+_FAMILIES: Mapping[str, Callable[[Entries], ModelConfig]] = {
+    "llama": _llama,
     "mistral": _mistral,
     "qwen2": _qwen2,
     "qwen3": _qwen3,

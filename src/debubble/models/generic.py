@@ -6,9 +6,9 @@ What distinguishes them in time and memory is read from the config: gates, exper
 from __future__ import annotations
 
 from debubble.ir import InputError
+from debubble.models.config import Attention, Experts, Layer, Mlp, ModelConfig
 from debubble.models.entries import Entries
-from debubble.models.layer_types import entry
-from debubble.models.model import Experts, Model
+from debubble.models.layers import windows
 
 UNGATED = frozenset(
     (
@@ -38,20 +38,28 @@ _OTHER_LAYERS = (
 """Entries of configs whose layers are unlike a Llama's: compressed keys, state spaces, convolutions, other experts."""
 
 
-def other(config: Entries) -> Model:
+PER_TOKEN = {
+    "granitemoe": 8, "gpt_oss": 4, "olmoe": 8, "phimoe": 2, "qwen2_moe": 4, "flex_olmo": 5, "glm4_moe": 8,
+}  # fmt: skip
+"""Experts per token in these families, unless the config says otherwise."""
+
+
+def read_other(config: Entries) -> ModelConfig:
     """The model of such a config.  Raises InputError if its layers are not an attention and an MLP each."""
     _check_layers(config)
-    entries, family = config.entries, str(config.entries["model_type"])
+    entries, family = config.entries, config.family
     hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
-    layers, gated = config.layers(), family not in UNGATED
+    gated = family not in UNGATED
     layer_norm = any("layer_norm" in key or key == "norm_epsilon" for key in entries)
     biased = any(entries.get(key) for key in ("use_bias", "bias"))
-    return Model(
+    return ModelConfig(
         family=family,
         whole_layers=True,
+        per_layer=tuple(
+            Layer(attention=Attention(window=window), mlp=mlp)
+            for window, mlp in zip(windows(config), _mlps(config), strict=True)
+        ),
         hidden=hidden,
-        layers=layers,
-        windows=config.windows(layers),
         heads=heads,
         kv_heads=1 if _shares_all_keys(config) else config.number("num_key_value_heads", heads),
         head_dim=config.head_dim(hidden, heads),
@@ -65,8 +73,8 @@ def other(config: Entries) -> Model:
         qkv_bias=biased or any(entries.get(key) for key in ("attention_bias", "qkv_bias", "use_qkv_bias")),
         output_bias=biased,
         mlp_bias=biased or bool(entries.get("mlp_bias")),
-        dropout=any(entries.get(key) for key in ("attention_dropout", "resid_pdrop", "hidden_dropout")),
-        experts=_experts(config, layers),
+        attention_dropout=config.real("attention_dropout", 0.0),
+        residual_dropout=config.real("resid_pdrop", config.real("hidden_dropout", 0.0)),
         config=dict(entries),
     )
 
@@ -75,10 +83,10 @@ def _check_layers(config: Entries) -> None:
     entries = config.entries
     kinds = [kind for kind in entries.get("layer_types") or () if kind not in _LAYERS]
     named = [name for name in entries.get("architectures") or () if not name.endswith(("CausalLM", "LMHeadModel"))]
-    found = [*kinds, *(key for key in _OTHER_LAYERS if entries.get(key)), *named]
-    if found:
+    unlike = [*kinds, *(key for key in _OTHER_LAYERS if entries.get(key)), *named]
+    if unlike:
         raise InputError(
-            f"{config.name} has the model_type '{entries['model_type']}' with '{found[0]}', but debubble prices causal"
+            f"{config.name} has the model_type '{config.family}' with '{unlike[0]}', but debubble prices causal"
             " models whose layers are an attention and an MLP each."
         )
 
@@ -88,19 +96,23 @@ def _shares_all_keys(config: Entries) -> bool:
     return bool(config.entries.get("multi_query")) and not config.entries.get("new_decoder_architecture")
 
 
-def _experts(config: Entries, layers: int) -> Experts | None:
-    entries = config.entries
-    counts = (entries.get(key) for key in ("num_local_experts", "num_experts", "n_routed_experts"))
+def _mlps(config: Entries) -> list[Mlp | Experts]:
+    """Per layer, its MLP or its mixture of experts."""
+    layers = config.layers()
+    counts = (config.get(key) for key in ("num_local_experts", "num_experts", "n_routed_experts"))
     count = next((count for count in counts if count), None)
     if count is None:
-        return None
-    ffn = config.number("moe_intermediate_size", entry(entries, "intermediate_size"))
-    step, first = entries.get("decoder_sparse_step") or 1, entries.get("first_k_dense_replace") or 0
-    dense = {i for i in range(layers) if i < first or (i + 1) % step}
-    return Experts(
+        return [Mlp()] * layers
+    ffn = config.number("moe_intermediate_size", config.get("intermediate_size"))
+    experts = Experts(
         count=count,
-        per_token=config.number("num_experts_per_tok"),
+        per_token=config.number("num_experts_per_tok", PER_TOKEN.get(config.family)),
         ffn=ffn,
-        shared=entries.get("shared_expert_intermediate_size") or ffn * (entries.get("n_shared_experts") or 0),
-        dense_layers=frozenset(dense | set(entries.get("mlp_only_layers") or ())),
+        shared=config.get("shared_expert_intermediate_size") or ffn * config.get("n_shared_experts", 0),
     )
+    step, first = config.get("decoder_sparse_step", 1), config.get("first_k_dense_replace", 0)
+    dense = set(config.get("mlp_only_layers", ()))
+    return [
+        experts if layer >= first and (layer + 1) % step == 0 and layer not in dense else Mlp()
+        for layer in range(layers)
+    ]

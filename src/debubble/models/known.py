@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from debubble.ir import InputError
-from debubble.models.model import Model
+from debubble.models.config import ModelConfig
 from debubble.registry import Registry
 
-models: Registry[Model] = Registry("debubble.models", what="model")
+models: Registry[ModelConfig] = Registry("debubble.models", what="model")
 
 
-def named_model(text: str) -> Model:
+def named_model(text: str) -> ModelConfig:
     """The model of a built-in name, a `config.json`, or a folder with one.  Raises InputError if it is none of them."""
     if text in models:
         return models[text]
     if Path(text).exists() or Path(text).suffix == ".json":
-        return Model.from_hf(text)
+        return ModelConfig.from_hf(text)
     raise InputError(f"'{text}' is neither a file nor a known model; there are: {', '.join(models)}.")
 
 
@@ -100,4 +100,4 @@ _CONFIGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 for _name, _config in _CONFIGS.items():
-    models.add(_name, Model.from_hf(_config))
+    models.add(_name, ModelConfig.from_hf(_config))

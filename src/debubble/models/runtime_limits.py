@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from debubble.ir import InputError
 from debubble.ir.plan import RunOptions
-from debubble.models.layer_types import halved
+from debubble.models.config import ModelConfig
 
 DTYPES = ("fp32", "bf16", "fp64")
 """The dtypes in which the runtime computes."""
+ROPES = ("default", "linear", "llama3")
+"""The rotary scalings that its own units have."""
 
 
 def beyond_runtime(options: RunOptions, model: Mapping[str, Any] | None) -> str | None:
@@ -19,7 +22,8 @@ def beyond_runtime(options: RunOptions, model: Mapping[str, Any] | None) -> str 
         options: How the plan's model is run.
         model: The model's Hugging Face config; None for abstract costs.
     """
-    reason = None
+    config = None if model is None else ModelConfig.from_hf(model)
+    reason = None if config is None else _missing_in_units(config)
     if options.context > 1:
         reason = "it has no context parallelism: make the plan with context 1 to train it."
     elif options.expert > 1:
@@ -32,9 +36,30 @@ def beyond_runtime(options: RunOptions, model: Mapping[str, Any] | None) -> str 
         )
     elif options.dtype not in DTYPES:
         reason = f"it computes in {', '.join(DTYPES)}, not in '{options.dtype}': make the plan with one of them."
-    elif options.lora and model is not None and not halved(model):
-        reason = (
-            f"it has no LoRA for '{model.get('model_type')}', which runs with transformers' modules: make the plan"
-            " without."
-        )
+    elif options.lora and config is not None and config.whole_layers:
+        reason = f"it has no LoRA for '{config.family}', which runs with transformers' modules: make the plan without."
     return None if reason is None else f"The runtime cannot run this plan, because {reason}"
+
+
+def check_units(model: ModelConfig) -> None:
+    """Raise InputError if the runtime has no units of its own for the model, which transformers' modules may have."""
+    if model.whole_layers:
+        raise InputError(f"The runtime has no half-layers for the model type '{model.family}'.")
+    reason = _missing_in_units(model)
+    if reason is not None:
+        raise InputError(f"The runtime cannot build the model, because {reason}")
+
+
+def _missing_in_units(model: ModelConfig) -> str | None:
+    """What the runtime's own units lack for the model."""
+    if model.whole_layers:
+        return None
+    if model.config.get("use_bidirectional_attention"):
+        return "it has causal attention alone: set use_bidirectional_attention to false."
+    if model.config.get("router_jitter_noise"):
+        return "it has no noise in routers: set router_jitter_noise to 0."
+    for layer in model.per_layer:
+        rope = layer.attention.rope
+        if rope is not None and rope.kind not in ROPES:
+            return f"it does not know the rotary scaling '{rope.kind}'; it knows {' and '.join(ROPES[1:])}."
+    return None

@@ -21,12 +21,12 @@ from debubble.costs.optimizer_states import parameter_bytes
 from debubble.costs.units import Unit, Units
 from debubble.files import write_whole
 from debubble.ir import InputError, RunOptions
-from debubble.models import Model
+from debubble.models.config import ModelConfig
+from debubble.models.runtime_limits import check_units
 from debubble.profiler.links import host_bandwidth, message_time
 from debubble.profiler.units import DTYPES, Kind, Measured, Slice, costs_of, kind_of, merged
 from debubble.runtime.execution.lanes import lanes_of
 from debubble.runtime.launcher import launch, packed
-from debubble.runtime.models.build import model_units
 
 ALIASES: Mapping[str, Mapping[str, str]] = {
     "cmb": {"attention": "norm", "mlp": "norm+activation+multiply"},
@@ -97,7 +97,7 @@ def _offload_bandwidth(part: Slice, options: ProfileOptions) -> float:
 
 def layered(kinds: Mapping[Kind, Unit], config: Mapping[str, Any]) -> tuple[Unit, ...]:
     """All units of the model, each with the costs of its kind."""
-    return tuple(_unit(kinds[kind_of(u, config)], u.layer) for u in model_units(config))
+    return tuple(_unit(kinds[kind_of(u, config)], u.layer) for u in ModelConfig.from_hf(config).units)
 
 
 def _unit(measured: Unit, layer: int | None) -> Unit:
@@ -125,8 +125,9 @@ def measure(options: ProfileOptions, *, processes: int | None = None) -> Units:
 
     Raises InputError if the call is wrong, RankFailedError if a process fails.
     """
-    model, run = Model.from_hf(options.config), options.run
-    model_units(options.config)  # refuses what the runtime cannot build
+    model, run = ModelConfig.from_hf(options.config), options.run
+    if not model.whole_layers:
+        check_units(model)
     if run.dtype not in DTYPES:
         raise InputError(f"--dtype must be one of {', '.join(DTYPES)}, not '{run.dtype}'.")
     if options.device not in ("cpu", "cuda"):

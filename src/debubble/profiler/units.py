@@ -23,17 +23,14 @@ from torch import Tensor
 
 from debubble.costs.units import Strategy, Unit
 from debubble.ir import Number, PlannedUnit, RunOptions
-from debubble.models.layer_types import halved
-from debubble.models.model import Model
+from debubble.models.config import Layer, ModelConfig
 from debubble.runtime.execution.lanes import Mark, lanes_of
 from debubble.runtime.execution.stage import Stage
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.memory.host import HostMemory
 from debubble.runtime.memory.recomputation import directly
-from debubble.runtime.models.build import add_adapters, build_stage, model_units
-from debubble.runtime.models.families import read_shape
+from debubble.runtime.models.build import add_adapters, build_stage
 from debubble.runtime.models.lora import new_adapters
-from debubble.runtime.models.shape import Layer
 from debubble.runtime.models.units import MicroBatch
 
 STRATEGIES: Mapping[str, Sequence[str]] = {
@@ -67,31 +64,21 @@ class Samples:
         return statistics.median(self.times[what])
 
 
-Particular = Layer | tuple[int | None, bool]
-"""What sets a layer apart; of a whole one its window and whether it has experts."""
-Kind = tuple[str, Particular | None]
-"""Units of the same kind cost the same: the type, and what is particular to the layer."""
+Kind = tuple[str, Layer | None]
+"""Units of the same kind cost the same: the type, and what the layer is made of."""
 
 
 def kind_of(unit: PlannedUnit, config: Mapping[str, Any]) -> Kind:
     """The kind of one of the model's units."""
-    return unit.type, None if unit.layer is None else _layers(config)[unit.layer]
-
-
-def _layers(config: Mapping[str, Any]) -> Sequence[Particular]:
-    if halved(config):
-        return read_shape(config).per_layer
-    model = Model.from_hf(config)
-    windows = model.windows or (None,) * model.layers
-    return [(window, model.is_moe(layer)) for layer, window in enumerate(windows)]
+    return unit.type, None if unit.layer is None else ModelConfig.from_hf(config).per_layer[unit.layer]
 
 
 def measured_layers(config: Mapping[str, Any]) -> list[int]:
     """The first layers of every kind."""
-    found: dict[Particular, list[int]] = defaultdict(list)
-    for index, layer in enumerate(_layers(config)):
-        found[layer].append(index)
-    return sorted(index for layers in found.values() for index in layers[:LAYERS])
+    alike: dict[Layer, list[int]] = defaultdict(list)
+    for index, layer in enumerate(ModelConfig.from_hf(config).per_layer):
+        alike[layer].append(index)
+    return sorted(index for layers in alike.values() for index in layers[:LAYERS])
 
 
 Measured = dict[tuple[int, str], Samples]
@@ -102,16 +89,15 @@ class Slice:
     """The part of the model that is measured, on one device."""
 
     def __init__(self, config: Mapping[str, Any], options: RunOptions, device: torch.device) -> None:
-        layers = measured_layers(config)
-        self.planned = [u for u in model_units(config) if u.layer is None or u.layer in layers]
+        model, layers = ModelConfig.from_hf(config), measured_layers(config)
+        self.planned = [u for u in model.units if u.layer is None or u.layer in layers]
         self._lanes = lanes_of(device)
         self._timings: list[tuple[list[float], Mark, Mark]] = []
         self.device, self.ledger = self._lanes.device, Ledger(device)
         dtype = DTYPES[options.dtype]
         built = build_stage(config, self.planned, dtype=dtype)
         if options.lora:
-            shape = read_shape(config)
-            add_adapters(built, new_adapters(built, shape.family, rank=options.lora), shape, dtype=dtype)
+            add_adapters(built, new_adapters(built, model.family, rank=options.lora), model, dtype=dtype)
         self.units = [unit.to(device) for unit in built]
         for unit in self.units:
             unit.known_to(self.ledger)

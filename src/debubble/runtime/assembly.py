@@ -10,21 +10,19 @@ import torch
 from torch import nn
 
 from debubble.ir import InputError, Kind, Plan, RunOptions
-from debubble.models.layer_types import halved
+from debubble.models.config import Experts, ModelConfig
 from debubble.models.runtime_limits import beyond_runtime
 from debubble.runtime.distributed.data_parallel import Replicas
 from debubble.runtime.distributed.tensor_parallel import TensorGroup
 from debubble.runtime.execution.stage import BalancedStage, Stage
 from debubble.runtime.memory.activations import Ledger
-from debubble.runtime.models.build import add_adapters, build_stage, model_units
-from debubble.runtime.models.families import read_shape
+from debubble.runtime.models.build import add_adapters, build_stage
 from debubble.runtime.models.hf_division import check_division
+from debubble.runtime.models.hf_model import tied_names
 from debubble.runtime.models.lora import Adapters, given_adapters, new_adapters, plain_name
 from debubble.runtime.models.loss import Loss
 from debubble.runtime.models.modules import Modules
-from debubble.runtime.models.outline import tied_names
 from debubble.runtime.models.routing import Balance
-from debubble.runtime.models.shape import Shape
 from debubble.runtime.models.units import Unit
 from debubble.runtime.parameters.stage_parameters import StageWeights, Working
 
@@ -64,31 +62,32 @@ def check_runnable(plan: Plan, ranks: int) -> None:
         )
     if plan.model is None:
         return
+    config = ModelConfig.from_hf(plan.model)
     planned = [(unit.type, unit.layer) for stage in plan.partition for unit in stage]
-    if planned != [(unit.type, unit.layer) for unit in model_units(plan.model)]:
+    if planned != [(unit.type, unit.layer) for unit in config.units]:
         raise InputError("The plan's partition does not list the units of its model in order: make the plan again.")
     if not (plan.partition[0] and plan.partition[-1]):
         raise InputError("The plan's first stage must hold the embedding and its last the head; one of them is empty.")
     stepped = {op.stage for op in plan.schedule.operations if op.kind is Kind.S}
     if tied_tables(plan) is not None and stepped & {0, plan.schedule.stages - 1} and tied_devices(plan):
         raise InputError("The plan steps a stage with a tied table inside the step; untie it or step it afterwards.")
-    if options.tensor > 1 and halved(plan.model):
-        _check_divisible(read_shape(plan.model), options)
+    if options.tensor > 1 and not config.whole_layers:
+        _check_divisible(config, options)
     elif options.tensor > 1:
         check_division(plan.model, options.tensor)
 
 
-def _check_divisible(shape: Shape, options: RunOptions) -> None:
+def _check_divisible(config: ModelConfig, options: RunOptions) -> None:
     """Refuse tensor parallelism where the units cannot be divided among so many ranks."""
-    inner = {layer.experts.ffn if layer.experts else shape.ffn for layer in shape.per_layer}
+    inner = {layer.mlp.ffn if isinstance(layer.mlp, Experts) else config.ffn for layer in config.per_layer}
     for what, sizes in (
-        ("attention heads", {shape.heads}), ("key-value heads", {shape.kv_heads}), ("columns of the MLP", inner),
+        ("attention heads", {config.heads}), ("key-value heads", {config.kv_heads}), ("columns of the MLP", inner),
     ):  # fmt: skip
         for size in sizes:
             if size % options.tensor:
                 raise InputError(f"{size} {what} cannot be divided among {options.tensor} tensor-parallel ranks.")
-    if -(-shape.vocab // options.tensor) * (options.tensor - 1) >= shape.vocab:
-        raise InputError(f"A vocabulary of {shape.vocab} leaves nothing to some of {options.tensor} ranks.")
+    if -(-config.vocab // options.tensor) * (options.tensor - 1) >= config.vocab:
+        raise InputError(f"A vocabulary of {config.vocab} leaves nothing to some of {options.tensor} ranks.")
 
 
 def build_part(
@@ -145,10 +144,10 @@ def _stage(units: Sequence[Unit], plan: Plan, number: int, ledger: Ledger) -> St
 
 def balance_of(plan: Plan) -> Balance | None:
     """The auxiliary loss of the model's routers, if it has one."""
-    if plan.model is None or not halved(plan.model):
+    if plan.model is None or (config := ModelConfig.from_hf(plan.model)).whole_layers:
         return None
     micro_batches = plan.micro_batches * plan.options.data
-    return Balance.of(read_shape(plan.model), micro_batches=micro_batches, dtype=DTYPES[plan.options.dtype])
+    return Balance.of(config, micro_batches=micro_batches, dtype=DTYPES[plan.options.dtype])
 
 
 def may_pad(plan: Plan) -> bool:
@@ -157,7 +156,9 @@ def may_pad(plan: Plan) -> bool:
     Attention is causal and each position passes the rest alone in the units that are our own; but an auxiliary loss of
     routers counts all positions, and of other modules nothing is known.
     """
-    return plan.model is not None and halved(plan.model) and balance_of(plan) is None
+    if plan.model is None or ModelConfig.from_hf(plan.model).whole_layers:
+        return False
+    return balance_of(plan) is None
 
 
 def _hf_stages(
@@ -170,7 +171,7 @@ def _hf_stages(
     everything = [unit for units in built.values() for unit in units]
     adapters = _adapters(plan, everything, model)
     if adapters is not None:
-        add_adapters(everything, adapters, read_shape(plan.model), seed=seed, dtype=wide)
+        add_adapters(everything, adapters, ModelConfig.from_hf(plan.model), seed=seed, dtype=wide)
     if model is not None:
         take_over(everything, model)
     named = {name: p for unit in everything for name, p in unit.hf_parameters().items()}
@@ -184,7 +185,7 @@ def _adapters(plan: Plan, units: Sequence[Unit], model: nn.Module | None) -> Ada
     """What the units are to train instead of themselves.  Raises InputError if the model and the plan do not agree."""
     rank = plan.options.lora
     if model is None:
-        return new_adapters(units, read_shape(plan.model or {}).family, rank=rank) if rank else None
+        return new_adapters(units, ModelConfig.from_hf(plan.model or {}).family, rank=rank) if rank else None
     given = given_adapters(model)
     of_model = 0 if given is None else max((adapter.rank for adapter in given.of.values()), default=0)
     if rank != of_model:

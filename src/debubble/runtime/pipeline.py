@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from debubble.ir import InputError, Plan, lower
+from debubble.models.config import ModelConfig
 from debubble.runtime.assembly import DTYPES, balance_of, build_part, check_runnable, may_pad, tied_tables
 from debubble.runtime.batch import Batch, Rows, read_batch
 from debubble.runtime.distributed.data_parallel import check_before_steps, check_divided
@@ -31,7 +32,6 @@ from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.loss import Loss, check_loss, cross_entropy
 from debubble.runtime.models.modules import sequence_of
 from debubble.runtime.models.operators import add_gradient
-from debubble.runtime.models.outline import hidden_size
 from debubble.runtime.parameters.optimizers import MakeOptimizer, Updates, scale_gradients
 from debubble.runtime.parameters.post_validation import PostValidation, Settled
 
@@ -81,7 +81,7 @@ class Pipeline(Held, Measured):
         """Who the other ranks are."""
         self._modules = sequence_of(model, plan) if plan.model is None else None
         self._balance = balance_of(plan)
-        self._hidden = 0 if plan.model is None else hidden_size(plan.model)
+        self._hidden = 0 if plan.model is None else ModelConfig.from_hf(plan.model).hidden
         self._tables = tied_tables(plan)
         self.steps = 0
         """Steps taken.  Set it when resuming: dropout masks follow from it."""

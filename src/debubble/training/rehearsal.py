@@ -17,6 +17,7 @@ import torch.distributed as dist
 from debubble.ir import Instruction, Kind, Op, Plan, Program, StageCosts, Trace, lower
 from debubble.ir.schedule import Schedule
 from debubble.ir.trace import TraceEvent, TraceStep
+from debubble.models.config import ModelConfig
 from debubble.runtime.assembly import DTYPES
 from debubble.runtime.distributed.transport import Distributed, Transport
 from debubble.runtime.execution.interpreter import Interpreter, StepState
@@ -24,7 +25,6 @@ from debubble.runtime.execution.lanes import CpuLanes
 from debubble.runtime.execution.synchronization import Ran
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.memory.peer import channels
-from debubble.runtime.models.outline import hidden_size
 
 _TIMES = (
     "forward", "backward_input", "backward_weight", "recompute", "communication", "offload", "reload",
@@ -71,7 +71,9 @@ def rehearse(plan: Plan, *, steps: int, transport: Transport) -> Trace:
 def messages(plan: Plan) -> StepState:
     """Messages of the real size; a number each where the plan has no model."""
     o = plan.options
-    shape = (1,) if plan.model is None else (o.micro_batch_size, o.sequence_length, hidden_size(plan.model))
+    shape = (
+        (1,) if plan.model is None else (o.micro_batch_size, o.sequence_length, ModelConfig.from_hf(plan.model).hidden)
+    )
     return StepState(
         tokens=[],
         micro_batches=[],

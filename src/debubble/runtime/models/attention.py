@@ -11,8 +11,8 @@ import torch.nn.functional as functional
 from torch import Tensor
 from torch.autograd import Function
 
+from debubble.models.config import Rope
 from debubble.runtime.models.operators import call, capped, widen
-from debubble.runtime.models.shape import Rope
 
 
 class _Rotate(Function):

@@ -17,54 +17,51 @@ import torch
 from torch import Tensor, nn
 
 from debubble.ir import InputError, PlannedUnit
-from debubble.models.layer_types import halved
+from debubble.models.config import Experts, ModelConfig
+from debubble.models.runtime_limits import check_units
 from debubble.runtime.memory.recomputation import Operators, directly
 from debubble.runtime.models.experts import MoeMlp
-from debubble.runtime.models.families import read_shape
 from debubble.runtime.models.gpt2 import Gpt2Attention, Gpt2Embedding, Gpt2Mlp
 from debubble.runtime.models.hf_names import TABLE
 from debubble.runtime.models.hf_units import build_hf_stage
 from debubble.runtime.models.llama import GemmaMlp, LlamaAttention, LlamaEmbedding, LlamaMlp
 from debubble.runtime.models.lora import Adapters, adapt, is_adapter
-from debubble.runtime.models.outline import layer_count
-from debubble.runtime.models.shape import Shape
 from debubble.runtime.models.units import Head, MicroBatch, Unit
 
 
-def model_units(config: Mapping[str, Any]) -> tuple[PlannedUnit, ...]:
-    """The units of a model, in model order: embedding, two half-layers (or one whole) per layer, head."""
-    parts = ("attention", "mlp") if halved(config) else ("layer",)
-    inner = (PlannedUnit(part, layer) for layer in range(layer_count(config)) for part in parts)
-    return (PlannedUnit("embedding", None), *inner, PlannedUnit("head", None))
-
-
 def build_unit(
-    config: Mapping[str, Any], unit: PlannedUnit, *, seed: int = 0, dtype: torch.dtype = torch.float32
+    hf_config: Mapping[str, Any], unit: PlannedUnit, *, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> Unit:
     """One unit with its initial weights.
 
     Raises InputError for a unit that is no part of the model.
     """
-    shape = read_shape(config)
-    built = _empty_unit(shape, unit).to(dtype)
+    config = _config_of_units(hf_config)
+    built = _empty_unit(config, unit).to(dtype)
     for name, parameter in built.hf_parameters().items():
-        initialise(parameter, name, shape, seed=seed)
+        initialise(parameter, name, config, seed=seed)
     return built
 
 
 def build_stage(
-    config: Mapping[str, Any], units: Sequence[PlannedUnit], *, seed: int = 0, dtype: torch.dtype = torch.float32
+    hf_config: Mapping[str, Any], units: Sequence[PlannedUnit], *, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> list[Unit]:
     """The units of one stage."""
-    if not halved(config):
-        return [*build_hf_stage(config, units, seed=seed, dtype=dtype)]
+    if ModelConfig.from_hf(hf_config).whole_layers:
+        return [*build_hf_stage(hf_config, units, seed=seed, dtype=dtype)]
     # A parameter's numbers come one after another from its own generator: cores are used by many parameters at once.
-    shape = read_shape(config)
-    built = [_empty_unit(shape, unit).to(dtype) for unit in units]
+    config = _config_of_units(hf_config)
+    built = [_empty_unit(config, unit).to(dtype) for unit in units]
     named = [named for unit in built for named in unit.hf_parameters().items()]
     with ThreadPoolExecutor(_own_cores()) as pool:
-        list(pool.map(lambda one: initialise(one[1], one[0], shape, seed=seed), named))
+        list(pool.map(lambda one: initialise(one[1], one[0], config, seed=seed), named))
     return built
+
+
+def _config_of_units(hf_config: Mapping[str, Any]) -> ModelConfig:
+    config = ModelConfig.from_hf(hf_config)
+    check_units(config)
+    return config
 
 
 def _own_cores() -> int:
@@ -73,28 +70,28 @@ def _own_cores() -> int:
 
 
 def add_adapters(
-    units: Sequence[Unit], adapters: Adapters, shape: Shape, *, seed: int = 0, dtype: torch.dtype = torch.float32
+    units: Sequence[Unit], adapters: Adapters, config: ModelConfig, *, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> None:
     """Freeze the units, and give them adapters with their initial weights."""
     adapt(units, adapters)
     for name, parameter in ((n, p) for unit in units for n, p in unit.hf_parameters().items() if is_adapter(n)):
         parameter.data = parameter.data.to(dtype)
-        initialise(parameter, name, shape, seed=seed)
+        initialise(parameter, name, config, seed=seed)
 
 
-def _empty_unit(shape: Shape, unit: PlannedUnit) -> Unit:
+def _empty_unit(config: ModelConfig, unit: PlannedUnit) -> Unit:
     layer = unit.layer
-    if layer is not None and not 0 <= layer < shape.layers:
-        raise InputError(f"The plan has layer {layer}, but the model has {shape.layers} layers.")
+    if layer is not None and not 0 <= layer < config.layers:
+        raise InputError(f"The plan has layer {layer}, but the model has {config.layers} layers.")
     match unit.type, layer:
         case "embedding", _:
-            return Gpt2Embedding(shape) if shape.is_gpt2 else LlamaEmbedding(shape)
+            return Gpt2Embedding(config) if config.is_gpt2 else LlamaEmbedding(config)
         case "attention", int():
-            return Gpt2Attention(shape, layer) if shape.is_gpt2 else LlamaAttention(shape, layer)
+            return Gpt2Attention(config, layer) if config.is_gpt2 else LlamaAttention(config, layer)
         case "mlp", int():
-            return _mlp(shape, layer)
+            return _mlp(config, layer)
         case "head", _:
-            return Head(shape)
+            return Head(config)
         case _:
             raise InputError(
                 f"The runtime cannot build a unit of type '{unit.type}'; plans that run have embedding, attention, mlp"
@@ -102,15 +99,15 @@ def _empty_unit(shape: Shape, unit: PlannedUnit) -> Unit:
             )
 
 
-def _mlp(shape: Shape, layer: int) -> Unit:
-    if shape.is_gpt2:
-        return Gpt2Mlp(shape, layer)
-    if shape.per_layer[layer].experts is not None:
-        return MoeMlp(shape, layer)
-    return GemmaMlp(shape, layer) if shape.norms_results else LlamaMlp(shape, layer)
+def _mlp(config: ModelConfig, layer: int) -> Unit:
+    if config.is_gpt2:
+        return Gpt2Mlp(config, layer)
+    if isinstance(config.per_layer[layer].mlp, Experts):
+        return MoeMlp(config, layer)
+    return GemmaMlp(config, layer) if config.norms_results else LlamaMlp(config, layer)
 
 
-def initialise(parameter: Tensor, name: str, shape: Shape, *, seed: int) -> None:
+def initialise(parameter: Tensor, name: str, config: ModelConfig, *, seed: int) -> None:
     """As Hugging Face does: normal matrices, zero biases, norms of one; GPT-2 scales its residual projections.
 
     What norms add to their weights counts towards that one.  Adapters start as peft's do: A as torch's linear layers,
@@ -120,13 +117,13 @@ def initialise(parameter: Tensor, name: str, shape: Shape, *, seed: int) -> None
         if name.endswith("bias") or ".lora_B." in name:
             parameter.zero_()
         elif parameter.dim() == 1:
-            parameter.fill_(1 - shape.norm_offset)
+            parameter.fill_(1 - config.norm_offset)
         else:
-            source = TABLE[shape.is_gpt2] if shape.tied and name == "lm_head.weight" else name
+            source = TABLE[config.is_gpt2] if config.tied and name == "lm_head.weight" else name
             generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {source}".encode()))
-            deviation = shape.initializer_range
-            if shape.is_gpt2 and name.endswith("c_proj.weight"):
-                deviation /= math.sqrt(2 * shape.layers)
+            deviation = config.initializer_range
+            if config.is_gpt2 and name.endswith("c_proj.weight"):
+                deviation /= math.sqrt(2 * config.layers)
             drawn = torch.empty(parameter.shape)
             if ".lora_A." in name:
                 bound = 1 / math.sqrt(parameter.shape[1])
@@ -137,21 +134,21 @@ def initialise(parameter: Tensor, name: str, shape: Shape, *, seed: int) -> None
             parameter.copy_(drawn)
 
 
-class Model(nn.Module):
+class ReferenceModel(nn.Module):
     """The whole model in one process, from the same units: what every pipeline must equal.
 
     Its loss is without the routers' auxiliary one.
     """
 
-    def __init__(self, config: Mapping[str, Any], *, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, hf_config: Mapping[str, Any], *, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        shape = read_shape(config)
-        units = build_stage(config, model_units(config), seed=seed, dtype=dtype)
+        config = _config_of_units(hf_config)
+        units = build_stage(hf_config, config.units, seed=seed, dtype=dtype)
         self.units = nn.ModuleList(units)
-        if shape.tied:
+        if config.tied:
             head = units[-1]
             assert isinstance(head, Head)
-            head.lm_head.weight = self.hf_parameters()[TABLE[shape.is_gpt2]]
+            head.lm_head.weight = self.hf_parameters()[TABLE[config.is_gpt2]]
 
     def hf_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters by their Hugging Face names; a tied table has both of its names."""

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from debubble.models.config import Experts, ModelConfig
 from debubble.runtime.distributed.tensor_parallel import Cut
 from debubble.runtime.memory.recomputation import Operators
 from debubble.runtime.models.operators import Deferring, Linear, WeightGradients, activation, call, widen
-from debubble.runtime.models.shape import Experts, Shape
 from debubble.runtime.models.units import MicroBatch, Unit, norm
 
 
@@ -58,13 +58,13 @@ def _accumulate(weight: Tensor, sizes: list[int], x: Tensor, gy: Tensor) -> None
             total.addmm_(gradients.t(), rows)
 
 
-class _Experts(Deferring):
+class _ExpertWeights(Deferring):
     """All experts of a layer: gate and up projections as one parameter, down projections as another."""
 
-    def __init__(self, shape: Shape, experts: Experts) -> None:
+    def __init__(self, config: ModelConfig, experts: Experts) -> None:
         super().__init__()
-        self.gate_up_proj = nn.Parameter(torch.empty(experts.count, 2 * experts.ffn, shape.hidden))
-        self.down_proj = nn.Parameter(torch.empty(experts.count, shape.hidden, experts.ffn))
+        self.gate_up_proj = nn.Parameter(torch.empty(experts.count, 2 * experts.ffn, config.hidden))
+        self.down_proj = nn.Parameter(torch.empty(experts.count, config.hidden, experts.ffn))
 
     def gate_and_up(self, x: Tensor, *, sizes: list[int]) -> Tensor:
         return call(_Grouped, x, self.gate_up_proj, sizes, self.later)
@@ -74,25 +74,25 @@ class _Experts(Deferring):
 
 
 class _Mixture(nn.Module):
-    def __init__(self, shape: Shape, experts: Experts) -> None:
+    def __init__(self, config: ModelConfig, experts: Experts) -> None:
         super().__init__()
-        self.gate = Linear(shape.hidden, experts.count, bias=False)
-        self.experts = _Experts(shape, experts)
+        self.gate = Linear(config.hidden, experts.count, bias=False)
+        self.experts = _ExpertWeights(config, experts)
 
 
 class MoeMlp(Unit):
     """x + sum over a token's experts e of weight_e down_e(activation(gate_e(n)) up_e(n)) with n = norm(x)."""
 
-    def __init__(self, shape: Shape, layer: int) -> None:
+    def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        experts = shape.per_layer[layer].experts
-        assert experts is not None
+        experts = config.per_layer[layer].mlp
+        assert isinstance(experts, Experts)
         self.prefix = f"model.layers.{layer}."
         self.salt = 2 * layer + 2
         self.experts = experts
-        self.post_attention_layernorm = norm(shape)
-        self.mlp = _Mixture(shape, experts)
-        self.activation = activation(shape.activation)
+        self.post_attention_layernorm = norm(config)
+        self.mlp = _Mixture(config, experts)
+        self.activation = activation(config.activation)
 
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
         h = op("norm", self.post_attention_layernorm, x).flatten(0, -2)

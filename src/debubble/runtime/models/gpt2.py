@@ -7,10 +7,10 @@ from types import MappingProxyType
 
 from torch import Tensor, nn
 
+from debubble.models.config import ModelConfig
 from debubble.runtime.memory.recomputation import Operators
 from debubble.runtime.models.attention import attention
 from debubble.runtime.models.operators import Linear, activation
-from debubble.runtime.models.shape import Shape
 from debubble.runtime.models.units import MicroBatch, Unit, norm
 from debubble.runtime.models.vocabulary import embed
 
@@ -21,11 +21,11 @@ class Gpt2Embedding(Unit):
     prefix = "transformer."
     columns = ("wte",)
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.wte = nn.Embedding(shape.vocab, shape.hidden)
-        self.wpe = nn.Embedding(shape.positions, shape.hidden)
-        self.p = shape.embedding_dropout
+        self.wte = nn.Embedding(config.vocab, config.hidden)
+        self.wpe = nn.Embedding(config.positions, config.hidden)
+        self.p = config.embedding_dropout
 
     def forward(self, tokens: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
         y: Tensor = op("embedding", self._embed, tokens)
@@ -36,10 +36,10 @@ class Gpt2Embedding(Unit):
 
 
 class _Gpt2Attention(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.c_attn = Linear(shape.hidden, 3 * shape.hidden, bias=True, transposed=True)
-        self.c_proj = Linear(shape.hidden, shape.hidden, bias=True, transposed=True)
+        self.c_attn = Linear(config.hidden, 3 * config.hidden, bias=True, transposed=True)
+        self.c_proj = Linear(config.hidden, config.hidden, bias=True, transposed=True)
 
 
 class Gpt2Attention(Unit):
@@ -49,26 +49,26 @@ class Gpt2Attention(Unit):
     rows = ("attn.c_proj",)
     fused = MappingProxyType({"attn.c_attn": 3})
 
-    def __init__(self, shape: Shape, layer: int) -> None:
+    def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.prefix = f"transformer.h.{layer}."
         self.salt = 2 * layer + 1
-        self.shape = shape
-        self.ln_1 = norm(shape)
-        self.attn = _Gpt2Attention(shape)
+        self.config = config
+        self.ln_1 = norm(config)
+        self.attn = _Gpt2Attention(config)
 
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
         h = op("norm", self.ln_1, x)
         q, k, v = op("projections", self._project, h)
-        p = self.shape.attention_dropout if self.training else 0.0
+        p = self.config.attention_dropout if self.training else 0.0
         core = partial(attention, dropout=p, seed=self.seed(micro_batch, 0), first_head=self.group.part * q.shape[1])
         a = op("core", core, q, k, v).transpose(1, 2).flatten(2)
         y = op("output", self._output, a)
-        return self.drop(y, self.shape.residual_dropout, micro_batch, op, 1) + x
+        return self.drop(y, self.config.residual_dropout, micro_batch, op, 1) + x
 
     def _project(self, h: Tensor) -> tuple[Tensor, ...]:
         (qkv,) = self.group.columns(h, self.attn.c_attn)
-        q, k, v = qkv.view(*qkv.shape[:-1], 3, -1, self.shape.head_dim).transpose(1, 3).unbind(2)
+        q, k, v = qkv.view(*qkv.shape[:-1], 3, -1, self.config.head_dim).transpose(1, 3).unbind(2)
         return q, k, v
 
     def _output(self, a: Tensor) -> Tensor:
@@ -76,10 +76,10 @@ class Gpt2Attention(Unit):
 
 
 class _Gpt2Mlp(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.c_fc = Linear(shape.hidden, shape.ffn, bias=True, transposed=True)
-        self.c_proj = Linear(shape.ffn, shape.hidden, bias=True, transposed=True)
+        self.c_fc = Linear(config.hidden, config.ffn, bias=True, transposed=True)
+        self.c_proj = Linear(config.ffn, config.hidden, bias=True, transposed=True)
 
 
 class Gpt2Mlp(Unit):
@@ -88,14 +88,14 @@ class Gpt2Mlp(Unit):
     columns = ("mlp.c_fc",)
     rows = ("mlp.c_proj",)
 
-    def __init__(self, shape: Shape, layer: int) -> None:
+    def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.prefix = f"transformer.h.{layer}."
         self.salt = 2 * layer + 2
-        self.ln_2 = norm(shape)
-        self.mlp = _Gpt2Mlp(shape)
-        self.activation = activation(shape.activation)
-        self.p = shape.residual_dropout
+        self.ln_2 = norm(config)
+        self.mlp = _Gpt2Mlp(config)
+        self.activation = activation(config.activation)
+        self.p = config.residual_dropout
 
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
         h = op("norm", self.ln_2, x)

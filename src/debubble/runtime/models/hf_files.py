@@ -15,9 +15,9 @@ from torch import Tensor
 
 from debubble.files import write_whole
 from debubble.ir import InputError
+from debubble.runtime.models.hf_model import tied_names
 from debubble.runtime.models.hf_names import HEAD_TABLE, joined, sources, stored
 from debubble.runtime.models.lora import CONFIG, PREFIX, WEIGHTS, Adapters, is_adapter
-from debubble.runtime.models.outline import tied_names
 
 if TYPE_CHECKING:
     from debubble.runtime.held import Held

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from debubble.ir import InputError
+from debubble.models.config import ModelConfig
 from debubble.runtime.models.hf_initialization import materialise
+from debubble.runtime.models.hf_names import HEAD_TABLE, TABLE
 
 TRIAL = 1, 4
 """Rows and tokens of the trial that shows how the model calls its layers."""
@@ -232,6 +234,14 @@ def on_meta(config: Mapping[str, Any], *, dtype: torch.dtype = torch.float32) ->
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0].removesuffix(".")
+
+
+def tied_names(config: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The names of the embedding's and the head's table, if they are one."""
+    model = ModelConfig.from_hf(config)
+    if model.whole_layers:
+        return tables_of(on_meta(config))
+    return (TABLE[model.is_gpt2], HEAD_TABLE) if model.tied else None
 
 
 def tables_of(model: Any) -> tuple[str, str] | None:

@@ -7,10 +7,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from debubble.models.config import ModelConfig
 from debubble.runtime.memory.recomputation import Operators
 from debubble.runtime.models.attention import attention, rotary_table, rotate
 from debubble.runtime.models.operators import Linear, RMSNorm, activation
-from debubble.runtime.models.shape import Shape
 from debubble.runtime.models.units import MicroBatch, Unit, norm
 from debubble.runtime.models.vocabulary import embed
 
@@ -21,12 +21,12 @@ class LlamaEmbedding(Unit):
     prefix = "model."
     columns = ("embed_tokens",)
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         # Without a weight, `nn.Embedding` would draw one from torch's global generator.
-        empty = torch.empty(shape.vocab, shape.hidden)
-        self.embed_tokens = nn.Embedding(shape.vocab, shape.hidden, shape.padding, _weight=empty)
-        self.scale = shape.embedding_scale
+        empty = torch.empty(config.vocab, config.hidden)
+        self.embed_tokens = nn.Embedding(config.vocab, config.hidden, config.padding, _weight=empty)
+        self.scale = config.embedding_scale
 
     def forward(self, tokens: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
         y: Tensor = op("embedding", self._embed, tokens)
@@ -39,16 +39,16 @@ class LlamaEmbedding(Unit):
 
 
 class _Projections(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        self.q_proj = Linear(shape.hidden, width, bias=shape.qkv_bias)
-        self.k_proj = Linear(shape.hidden, kv_width, bias=shape.qkv_bias)
-        self.v_proj = Linear(shape.hidden, kv_width, bias=shape.qkv_bias)
-        self.o_proj = Linear(width, shape.hidden, bias=shape.output_bias)
-        if shape.qk_norm:
-            self.q_norm = RMSNorm(shape.head_dim, shape.norm_eps, offset=shape.norm_offset)
-            self.k_norm = RMSNorm(shape.head_dim, shape.norm_eps, offset=shape.norm_offset)
+        width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.q_proj = Linear(config.hidden, width, bias=config.qkv_bias)
+        self.k_proj = Linear(config.hidden, kv_width, bias=config.qkv_bias)
+        self.v_proj = Linear(config.hidden, kv_width, bias=config.qkv_bias)
+        self.o_proj = Linear(width, config.hidden, bias=config.output_bias)
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, config.norm_eps, offset=config.norm_offset)
+            self.k_norm = RMSNorm(config.head_dim, config.norm_eps, offset=config.norm_offset)
 
 
 class LlamaAttention(Unit):
@@ -57,22 +57,22 @@ class LlamaAttention(Unit):
     columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     rows = ("self_attn.o_proj",)
 
-    def __init__(self, shape: Shape, layer: int) -> None:
+    def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.prefix = f"model.layers.{layer}."
         self.salt = 2 * layer + 1
-        self.shape, self.layer = shape, shape.per_layer[layer]
-        self.input_layernorm = norm(shape)
-        self.self_attn = _Projections(shape)
-        self.post_attention_layernorm = norm(shape) if shape.norms_results else None
+        self.config, self.layer = config, config.per_layer[layer].attention
+        self.input_layernorm = norm(config)
+        self.self_attn = _Projections(config)
+        self.post_attention_layernorm = norm(config) if config.norms_results else None
         self._table: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
         q, k, v = op("projections", self._project, op("norm", self.input_layernorm, x))
-        shape = self.shape
+        config = self.config
         core = partial(
-            attention, scale=shape.attention_scale, window=self.layer.window, cap=shape.attention_cap,
-            dropout=shape.attention_dropout if self.training else 0.0, seed=self.seed(micro_batch, 0),
+            attention, scale=config.attention_scale, window=self.layer.window, cap=config.attention_cap,
+            dropout=config.attention_dropout if self.training else 0.0, seed=self.seed(micro_batch, 0),
             first_head=self.group.part * q.shape[1],
         )  # fmt: skip
         a = op("core", core, q, k, v).transpose(1, 2).flatten(2)
@@ -83,10 +83,10 @@ class LlamaAttention(Unit):
         return total
 
     def _project(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        attn, size = self.self_attn, self.shape.head_dim
+        attn, size = self.self_attn, self.config.head_dim
         flat = self.group.columns(h, attn.q_proj, attn.k_proj, attn.v_proj)
         q, k, v = (t.view(*t.shape[:-1], -1, size) for t in flat)
-        if self.shape.qk_norm:
+        if self.config.qk_norm:
             q, k = (norm(t, self.group.enter(norm.weight)) for norm, t in ((attn.q_norm, q), (attn.k_norm, k)))
         table = self._rotary(h)
         return rotate(q.transpose(1, 2), *table), rotate(k.transpose(1, 2), *table), v.transpose(1, 2)
@@ -99,16 +99,16 @@ class LlamaAttention(Unit):
         if table is None or len(table[0]) != h.shape[1] or table[0].dtype != h.dtype or table[0].device != h.device:
             assert self.layer.rope is not None
             with torch.no_grad():
-                self._table = table = rotary_table(self.layer.rope, self.shape.head_dim, h.shape[1], h)
+                self._table = table = rotary_table(self.layer.rope, self.config.head_dim, h.shape[1], h)
         return table
 
 
 class _Gated(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_proj = Linear(shape.hidden, shape.ffn, bias=shape.mlp_bias)
-        self.up_proj = Linear(shape.hidden, shape.ffn, bias=shape.mlp_bias)
-        self.down_proj = Linear(shape.ffn, shape.hidden, bias=shape.mlp_bias)
+        self.gate_proj = Linear(config.hidden, config.ffn, bias=config.mlp_bias)
+        self.up_proj = Linear(config.hidden, config.ffn, bias=config.mlp_bias)
+        self.down_proj = Linear(config.ffn, config.hidden, bias=config.mlp_bias)
 
 
 class LlamaMlp(Unit):
@@ -117,13 +117,13 @@ class LlamaMlp(Unit):
     columns = ("mlp.gate_proj", "mlp.up_proj")
     rows = ("mlp.down_proj",)
 
-    def __init__(self, shape: Shape, layer: int) -> None:
+    def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.prefix = f"model.layers.{layer}."
         self.salt = 2 * layer + 2
-        self.post_attention_layernorm = norm(shape)
-        self.mlp = _Gated(shape)
-        self.activation = activation(shape.activation)
+        self.post_attention_layernorm = norm(config)
+        self.mlp = _Gated(config)
+        self.activation = activation(config.activation)
 
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
         h = op("norm", self.post_attention_layernorm, x)
@@ -146,11 +146,11 @@ class LlamaMlp(Unit):
 class GemmaMlp(LlamaMlp):
     """The same between two norms (Gemma 2 and 3), which have names of their own."""
 
-    def __init__(self, shape: Shape, layer: int) -> None:
-        super().__init__(shape, layer)
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer)
         del self.post_attention_layernorm
-        self.pre_feedforward_layernorm = norm(shape)
-        self.post_feedforward_layernorm = norm(shape)
+        self.pre_feedforward_layernorm = norm(config)
+        self.post_feedforward_layernorm = norm(config)
 
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
         h = op("norm", self.pre_feedforward_layernorm, x)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from debubble.models.config import Experts, ModelConfig
 from debubble.runtime.models.operators import call, widen
-from debubble.runtime.models.shape import Shape
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class Balance:
     """Of what stages hand on."""
 
     @classmethod
-    def of(cls, shape: Shape, *, micro_batches: int, dtype: torch.dtype) -> Balance | None:
+    def of(cls, config: ModelConfig, *, micro_batches: int, dtype: torch.dtype) -> Balance | None:
         """What the model's config asks for, if it does; `micro_batches` counts those of all replicas."""
-        mixtures = [layer.experts for layer in shape.per_layer if layer.experts is not None]
-        if not shape.router_balance or not mixtures:
+        mixtures = [layer.mlp for layer in config.per_layer if isinstance(layer.mlp, Experts)]
+        if not config.router_balance or not mixtures:
             return None
-        share = shape.router_balance / micro_batches
-        return cls(share, mixtures[0].count, len(mixtures), shape.hidden, dtype)
+        share = config.router_balance / micro_batches
+        return cls(share, mixtures[0].count, len(mixtures), config.hidden, dtype)
 
     def nothing(self, *, on: torch.device) -> Tensor:
         """The sums before the first layer, in fp32 at least."""

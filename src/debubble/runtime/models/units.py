@@ -15,13 +15,13 @@ from types import MappingProxyType
 
 from torch import Tensor, nn
 
+from debubble.models.config import ModelConfig
 from debubble.runtime.distributed.tensor_parallel import ALONE, Cut, TensorGroup, column_cuts, row_cuts
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.memory.recomputation import Operators
 from debubble.runtime.models.loss import Loss, cross_entropy, scaled_loss
 from debubble.runtime.models.operators import Linear, RMSNorm, capped, drop
 from debubble.runtime.models.routing import Routing
-from debubble.runtime.models.shape import Shape
 from debubble.runtime.models.vocabulary import divided_cross_entropy
 
 
@@ -111,11 +111,11 @@ class Unit(nn.Module):
         return {self.hf_name(name): p for name, p in self.named_parameters()}
 
 
-def norm(shape: Shape) -> nn.Module:
+def norm(config: ModelConfig) -> nn.Module:
     """The family's norm over the hidden size."""
-    if shape.is_gpt2:
-        return nn.LayerNorm(shape.hidden, eps=shape.norm_eps)
-    return RMSNorm(shape.hidden, shape.norm_eps, offset=shape.norm_offset)
+    if config.is_gpt2:
+        return nn.LayerNorm(config.hidden, eps=config.norm_eps)
+    return RMSNorm(config.hidden, config.norm_eps, offset=config.norm_offset)
 
 
 class Head(Unit):
@@ -123,12 +123,12 @@ class Head(Unit):
 
     columns = ("lm_head",)
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.norm_name = "transformer.ln_f." if shape.is_gpt2 else "model.norm."
-        self.norm = norm(shape)
-        self.lm_head = Linear(shape.hidden, shape.vocab, bias=False)
-        self.cap = shape.logit_cap
+        self.norm_name = "transformer.ln_f." if config.is_gpt2 else "model.norm."
+        self.norm = norm(config)
+        self.lm_head = Linear(config.hidden, config.vocab, bias=False)
+        self.cap = config.logit_cap
         self.loss = cross_entropy
 
     def divide(self, group: TensorGroup, made: dict[nn.Parameter, nn.Parameter]) -> Mapping[str, Cut]:

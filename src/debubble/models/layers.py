@@ -1,0 +1,81 @@
+"""The layers that a Hugging Face config describes: windows, rotary positions, and what differs from layer to layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from debubble.ir import InputError
+from debubble.models.config import Attention, Experts, Layer, Mlp, Rope
+from debubble.models.entries import Entries
+
+_ALL_SLIDING = ("mistral", "mixtral", "starcoder2", "phi3")
+"""In these families every layer has the window, if there is one."""
+_UNWINDOWED = ("mixtral", "starcoder2", "phi3")
+"""In these families there is no window unless the config has one; in others its default is 4096 tokens."""
+_FULL_EVERY = {"gemma2": 2, "gemma3_text": 6}
+"""In these families every so many layers one has full attention, unless the config says otherwise."""
+
+
+def like_layers(
+    config: Entries, *, mlps: Sequence[Mlp | Experts] | None = None, theta: float = 10000.0
+) -> tuple[Layer, ...]:
+    """Layers with one kind of rotary positions, whose base is `theta` by default."""
+    # transformers 5 writes `rope_parameters`; before it, `rope_theta` and `rope_scaling`.
+    rotary = {**config.get("rope_scaling", {}), **config.get("rope_parameters", {})}
+    rope = rope_of(config, {"rope_theta": config.get("rope_theta", theta), **rotary})
+    reach = windows(config)
+    kinds = zip(reach, mlps or [Mlp()] * len(reach), strict=True)
+    return tuple(Layer(attention=Attention(rope=rope, window=window), mlp=mlp) for window, mlp in kinds)
+
+
+def windows(config: Entries) -> tuple[int | None, ...]:
+    """Per layer, how many tokens back its attention reaches, itself included; None: all."""
+    window = config.entries.get("sliding_window", None if config.family in _UNWINDOWED else 4096)
+    sliding, layers = _sliding(config), config.layers()
+    if len(sliding) != layers:
+        raise InputError(
+            f"{config.name} has `layer_types` for {len(sliding)} layers, but `num_hidden_layers` {layers}."
+        )
+    return tuple(window if slides else None for slides in sliding)
+
+
+def _sliding(config: Entries) -> Sequence[bool]:
+    """Per layer, whether its attention reaches back only as far as a window."""
+    family, count = config.family, config.layers()
+    if family in _ALL_SLIDING:
+        return [True] * count
+    if family == "qwen3_moe":
+        return [bool(config.get("use_sliding_window"))] * count
+    if family in ("qwen2", "qwen3") and not config.get("use_sliding_window"):
+        return [False] * count
+    if types := config.get("layer_types"):
+        return [kind == "sliding_attention" for kind in types]
+    if family in ("qwen2", "qwen3"):
+        return [layer >= config.get("max_window_layers", 28) for layer in range(count)]
+    if family in _FULL_EVERY:
+        every = _FULL_EVERY[family]
+        # transformers reads the pattern for Gemma 3 alone.
+        every = config.number("sliding_window_pattern", every) if family == "gemma3_text" else every
+        return [(layer + 1) % every != 0 for layer in range(count)]
+    return [False] * count
+
+
+def rope_of(config: Entries, rotary: Mapping[str, Any]) -> Rope:
+    """The rotary positions that these entries of a config describe."""
+    entries = Entries({**rotary, "model_type": config.family}, f"{config.name}, in its rotary positions,")
+    theta, kind = entries.real("rope_theta"), str(entries.get("rope_type", entries.get("type", "default")))
+    match kind:
+        case "linear":
+            return Rope(theta=theta, kind=kind, factor=entries.real("factor"))
+        case "llama3":
+            return Rope(
+                theta=theta,
+                kind=kind,
+                factor=entries.real("factor"),
+                low=entries.real("low_freq_factor"),
+                high=entries.real("high_freq_factor"),
+                original_length=entries.number("original_max_position_embeddings"),
+            )
+        case _:
+            return Rope(theta=theta, kind=kind)
