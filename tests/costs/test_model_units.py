@@ -259,7 +259,7 @@ def test_zero_2_and_3_wait_for_what_takes_longer_than_computing_and_for_nothing_
 
     plain = attention(slow, 1)
     speed = Speed(slow.slowest, 2)
-    once = speed.gather(LLAMA.attention_parameters, 8, beside=8)
+    once = speed.gather(LLAMA.attention_parameters(0), 8, beside=8)
     latency = slow.slowest.link_latency
     scattered, gathered = latency + 4 * (once - latency), latency + 2 * (once - latency)
     backward = plain.backward_input + plain.backward_weight
