@@ -33,7 +33,7 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 import debubble as db
 from debubble.ir import Plan, Schedule, StageCosts
 from debubble.models import ModelConfig
-from debubble.planners import Problem
+from debubble.planners import FixedStages, Problem
 from debubble.planners.plan_model import solve
 from debubble.runtime.memory.recomputation import directly
 from debubble.runtime.models.build import build_stage
@@ -88,7 +88,7 @@ def schedule_of(name: str, micro_batches: int) -> Schedule:
     if name != "auto":
         return db.schedules[name](devices=RANKS, micro_batches=micro_batches)
     costs = StageCosts.of(stages=RANKS, activation=1, memory_limit=RANKS)
-    return solve(Problem(devices=RANKS, micro_batches=micro_batches, costs=costs, effort=2)).schedule
+    return solve(Problem(devices=RANKS, micro_batches=micro_batches, workload=FixedStages(costs), effort=2)).schedule
 
 
 def plan_of(schedule: Schedule) -> Plan:

@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from debubble.costs import Cluster, model_units
+from debubble.costs.units import Partition
 from debubble.ir import OutOfMemoryError, RunOptions, Schedule, StageCosts
 from debubble.ir.lowering.admission import Admission
 from debubble.models import Model, models
 from debubble.planners.partitioning.balance import balanced_counts, even_counts
-from debubble.planners.problem import cut
 from debubble.reproduce.chronospipe.memory_model import ALL, CHRONOS, HALF, PLAIN, RECOMP, Method
 from debubble.schedules import schedules
 from debubble.schedules.chronos.offload import offload_states
@@ -94,13 +94,13 @@ def configurations(case: Case, layers: int, limit: float) -> Iterator[tuple[Sche
             set(range(PIPELINE)) if made.explicit_recompute else set(range(stages)) if method.recomputed else set()
         )
         share = 1 if made.explicit_recompute else method.recomputed
-        partition = cut(units, counts)
+        partition = list(Partition.cut(units, counts))
         for stage in recomputing:
             first = round(len(partition[stage]) * share)
             whole = [
                 (index, "full" if "full" in units.units[index].strategies else "none") for index, _ in partition[stage]
             ]
-            partition[stage] = [*whole[:first], *partition[stage][first:]]
+            partition[stage] = (*whole[:first], *partition[stage][first:])
         if not made.explicit_recompute:
             made = replace(made, fused_recompute=frozenset(recomputing))
         if method.on_host:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 import debubble as db
 from debubble.costs.optimizer_states import parameter_bytes
-from debubble.costs.units import Units, recomputing
+from debubble.costs.units import Partition, Units
 from debubble.ir import PlannedUnit, RunOptions
 from debubble.models import ModelConfig, named_model
 from debubble.profiler.links import message_time
@@ -105,8 +105,8 @@ def _result(case, pipeline: Pipeline, units: Units, traces: list) -> dict:
     schedule, chunks, strategy = case
     plan = pipeline.plan
     index = {(u.type, u.layer): i for i, u in enumerate(units.units)}
-    partition = [[(index[u.type, u.layer], u.strategy) for u in held] for held in plan.partition]
-    assert recomputing(partition) == plan.schedule.fused_recompute
+    partition = Partition([(index[u.type, u.layer], u.strategy) for u in stage] for stage in plan.partition)
+    assert partition.recomputing == plan.schedule.fused_recompute
     costs = units.stage_costs(partition, plan.schedule.placement)
     trace = db.Trace(devices=RANKS, steps=tuple(replace(t.steps[0], step=i) for i, t in enumerate(traces)))
     comparison = compare(replace(plan, costs=costs), trace)

@@ -21,11 +21,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from debubble.costs.units import Strategy, Unit
+from debubble.costs.units import Partition, Strategy, Unit, Units
 from debubble.ir import InfeasibleError, Placement
-from debubble.planners import Problem
+from debubble.planners import ModelUnits, Problem
 from debubble.planners.partitioning.balance import even_counts
-from debubble.planners.problem import cut
 from debubble.planners.scope.layer_types import runs
 from debubble.planners.scope.monolithic import solve
 from debubble.planners.scope.planner import DUAL, TRI, megatron_schedule
@@ -61,8 +60,8 @@ def scaled(unit: Unit, *, kind: str = "", time: float = 1.0, static: float = 1.0
 
 
 def problem_for(base: Problem, mix: str, layers: int, memory: str) -> Problem:
-    assert base.units is not None
-    embedding, *body, head = base.units.units
+    base_units = units_of(base)
+    embedding, *body, head = base_units.units
 
     def run(count: int, kind: str, **scale: float) -> list[Unit]:
         return [scaled(unit, kind=kind, **scale) for _ in range(count) for unit in body[:2]]
@@ -78,18 +77,24 @@ def problem_for(base: Problem, mix: str, layers: int, memory: str) -> Problem:
     limit = base.limits[0]
     states = 0.4 * limit * base.devices / float(sum(unit.static for unit in sequence))
     sequence = [scaled(replace(unit, workspace=0), static=states) for unit in sequence]
-    problem = replace(base, micro_batches=MICRO_BATCHES, units=replace(base.units, units=tuple(sequence)))
+    problem = replace(
+        base, micro_batches=MICRO_BATCHES, workload=ModelUnits(replace(base_units, units=tuple(sequence)))
+    )
     kept = MEMORY[memory] * 0.6 * limit / _kept(problem)
     units = tuple(scaled(unit, kept=kept) for unit in sequence)
-    return replace(problem, units=replace(base.units, units=units))
+    return replace(problem, workload=ModelUnits(replace(base_units, units=units)))
+
+
+def units_of(problem: Problem) -> Units:
+    assert isinstance(problem.workload, ModelUnits)
+    return problem.workload.units
 
 
 def _kept(problem: Problem) -> float:
     """Bytes that an even 1F1B keeps of activations on its fullest device."""
-    assert problem.units is not None
-    costs = problem.units.stage_costs(
-        cut(problem.units, even_counts(problem.units, problem.devices)), Placement.linear(problem.devices)
-    )
+    units = units_of(problem)
+    partition = Partition.cut(units, even_counts(units, problem.devices))
+    costs = units.stage_costs(partition, Placement.linear(problem.devices))
     peaks = Repricer(megatron_schedule(problem, 1)).peak_memory(costs, fused_recompute=frozenset())
     return max(peak - float(static) for peak, static in zip(peaks, costs.static, strict=True))
 
@@ -98,9 +103,8 @@ def rows_of(
     problem: Problem, strategies: Any, chunks: int, seconds: float, *, per_chunk: bool
 ) -> Iterator[dict[str, Any]]:
     """One row per reading of max T."""
-    assert problem.units is not None
     schedule = megatron_schedule(problem, chunks)
-    found = runs(problem.units, strategies)
+    found = runs(units_of(problem), strategies)
     wall, cpu = time.perf_counter(), time.process_time()
     answers = solve(found, schedule, limits=problem.limits, static=0.0, effort=Effort(seconds), seed=0)
     for reading in ("pooled", "per chunk")[: 2 if per_chunk and chunks > 1 else 1]:

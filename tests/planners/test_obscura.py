@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from debubble.costs.units import Strategy, Unit, Units
 from debubble.ir import DeadlockError, DebubbleError, InfeasibleError, StageCosts
-from debubble.planners import Problem, planners
+from debubble.planners import FixedStages, ModelUnits, Problem, planners
 from debubble.planners.bpipe import bpipe_variants
 from debubble.planners.obscura.configurations import Configuration, candidates
 from debubble.planners.obscura.planner import adjustments
@@ -38,22 +38,24 @@ def fixed_problems(draw: st.DrawFn) -> Problem:
     return Problem(
         devices=p,
         micro_batches=m,
-        costs=StageCosts.of(
-            stages=p,
-            forward=each(2, 4),
-            backward_input=each(2, 4),
-            backward_weight=each(2, 4),
-            recompute=each(1, 3),
-            activation=activation,
-            activation_recomputed=1,
-            recompute_workspace=1,
-            communication=draw(st.integers(0, 1)),
-            communication_model=draw(st.sampled_from(["latency", "exclusive", "blocking"])),
-            offload=draw(st.one_of(st.none(), st.integers(1, 16))),
-            host_link=draw(st.sampled_from(["full-duplex", "half-duplex"])),
-            link_groups=draw(st.sampled_from([(), ((0, 1),)])),
-            micro_batch_scale=draw(st.one_of(st.none(), st.lists(st.integers(1, 2), min_size=m, max_size=m))),
-            memory_limit=draw(st.integers(min(8, most), most)),
+        workload=FixedStages(
+            StageCosts.of(
+                stages=p,
+                forward=each(2, 4),
+                backward_input=each(2, 4),
+                backward_weight=each(2, 4),
+                recompute=each(1, 3),
+                activation=activation,
+                activation_recomputed=1,
+                recompute_workspace=1,
+                communication=draw(st.integers(0, 1)),
+                communication_model=draw(st.sampled_from(["latency", "exclusive", "blocking"])),
+                offload=draw(st.one_of(st.none(), st.integers(1, 16))),
+                host_link=draw(st.sampled_from(["full-duplex", "half-duplex"])),
+                link_groups=draw(st.sampled_from([(), ((0, 1),)])),
+                micro_batch_scale=draw(st.one_of(st.none(), st.lists(st.integers(1, 2), min_size=m, max_size=m))),
+                memory_limit=draw(st.integers(min(8, most), most)),
+            )
         ),
     )
 
@@ -73,11 +75,13 @@ def model_problems(draw: st.DrawFn) -> Problem:
     return Problem(
         devices=p,
         micro_batches=m,
-        units=Units(
-            units=(ends[0], *inner, ends[1]),
-            communication=draw(st.sampled_from([0.0, 0.5])),
-            offload_bandwidth=draw(st.sampled_from([None, 1.0, 4.0])),
-            memory_limit=(draw(st.integers(40, 300)),),
+        workload=ModelUnits(
+            Units(
+                units=(ends[0], *inner, ends[1]),
+                communication=draw(st.sampled_from([0.0, 0.5])),
+                offload_bandwidth=draw(st.sampled_from([None, 1.0, 4.0])),
+                memory_limit=(draw(st.integers(40, 300)),),
+            )
         ),
     )
 
@@ -299,15 +303,15 @@ def test_what_fits_is_left_alone() -> None:
 def test_a_limit_below_everything_is_refused_with_the_missing_bytes() -> None:
     costs = StageCosts.of(stages=4, activation=10, activation_recomputed=5, memory_limit=9)
     with pytest.raises(InfeasibleError, match="runs out of memory"):
-        planners["obscura"](Problem(devices=4, micro_batches=8, costs=costs))
+        planners["obscura"](Problem(devices=4, micro_batches=8, workload=FixedStages(costs)))
 
 
 @pytest.mark.parametrize("planner", ["obscura", "dapple", "dapple+", "ohp-cmb", "bpipe"])
 def test_several_chunks_are_refused(planner: str) -> None:
     with pytest.raises(InfeasibleError, match="one stage per device"):
-        planners[planner](Problem(devices=2, micro_batches=4, costs=StageCosts.of(stages=4), chunks=2))
+        planners[planner](Problem(devices=2, micro_batches=4, workload=FixedStages(StageCosts.of(stages=4)), chunks=2))
 
 
 def test_operator_strategies_need_model_units() -> None:
     with pytest.raises(DebubbleError, match="give model units"):
-        planners["ohp-cmb"](Problem(devices=2, micro_batches=4, costs=StageCosts.of(stages=2)))
+        planners["ohp-cmb"](Problem(devices=2, micro_batches=4, workload=FixedStages(StageCosts.of(stages=2))))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from debubble.cli import main
 from debubble.costs.units import Strategy, Unit, Units
 from debubble.ir import InfeasibleError, Placement, StageCosts
-from debubble.planners import Problem, planners
+from debubble.planners import FixedStages, ModelUnits, Problem, planners
 from debubble.planners.optpipe import initial
 from debubble.schedules import schedules
 from debubble.search.effort import Effort
@@ -43,7 +43,7 @@ def units() -> Units:
 
 @pytest.mark.parametrize(("p", "m", "to", "limit"), [(4, 8, 10, 3), (4, 8, 10, 4)])
 def test_optpipe_is_proven_optimal_and_the_rules_follow(p: int, m: int, to: int, limit: int) -> None:
-    problem = Problem(devices=p, micro_batches=m, costs=costs(p, to, limit), effort=20)
+    problem = Problem(devices=p, micro_batches=m, workload=FixedStages(costs(p, to, limit)), effort=20)
     results = {name: planners[name](problem) for name in ("optpipe", "adaoffload", "pipeoffload")}
     assert results["optpipe"].gap == 0
     assert results["optpipe"].makespan == 273
@@ -53,7 +53,7 @@ def test_optpipe_is_proven_optimal_and_the_rules_follow(p: int, m: int, to: int,
 
 
 def test_units_are_partitioned_and_ordered_within_memory() -> None:
-    problem = Problem(devices=2, micro_batches=4, units=units(), effort=2)
+    problem = Problem(devices=2, micro_batches=4, workload=ModelUnits(units()), effort=2)
     for name in ("optpipe", "adaoffload", "pipeoffload"):
         result = planners[name](problem)
         assert result.solution.partition is not None
@@ -62,7 +62,7 @@ def test_units_are_partitioned_and_ordered_within_memory() -> None:
 
 
 def test_optpipe_searches_several_chunks() -> None:
-    problem = Problem(devices=2, micro_batches=4, costs=costs(4, 5, 3), chunks=2, effort=2)
+    problem = Problem(devices=2, micro_batches=4, workload=FixedStages(costs(4, 5, 3)), chunks=2, effort=2)
     result = planners["optpipe"](problem)
     assert result.solution.schedule.placement.device_of == (0, 1, 0, 1)
     assert result.lower_bound <= result.makespan
@@ -80,7 +80,7 @@ def test_optpipe_without_time_to_search_is_as_fast_as_the_best_baseline(limit: i
         options = {"chunks": 1} if name == "pipeoffload" else {"steps": 0} if name == "zb" else {}
         schedule = schedules[name](devices=3, micro_batches=m, costs=costs_, **options)
         times.append(simulate(schedule, costs_).makespan)
-    result = planners["optpipe"](Problem(devices=3, micro_batches=m, costs=costs_, effort=0))
+    result = planners["optpipe"](Problem(devices=3, micro_batches=m, workload=FixedStages(costs_), effort=0))
     assert result.makespan <= min(times)
 
 
@@ -115,9 +115,9 @@ def test_the_rules_plan_what_their_schedules_simulate(problem: OrderProblem) -> 
             schedule = schedules[name](devices=p, micro_batches=m, costs=stages, **options)
         except InfeasibleError:
             with pytest.raises(InfeasibleError):
-                planners[name](Problem(devices=p, micro_batches=m, costs=stages))
+                planners[name](Problem(devices=p, micro_batches=m, workload=FixedStages(stages)))
             continue
-        planned = planners[name](Problem(devices=p, micro_batches=m, costs=stages))
+        planned = planners[name](Problem(devices=p, micro_batches=m, workload=FixedStages(stages)))
         assert planned.makespan == simulate(schedule, stages).makespan
 
 
@@ -139,12 +139,12 @@ def test_plan_and_simulate_say_the_same_of_adaoffload(
 @pytest.mark.parametrize(("kept", "optimum"), [(0, 11), (1, 12)])
 def test_the_papers_problem_is_the_one_in_which_recomputation_frees_nothing(kept: int, optimum: int) -> None:
     stages = StageCosts.of(stages=3, activation=1, activation_recomputed=kept, offload=1, memory_limit=2)
-    result = planners["optpipe"](Problem(devices=3, micro_batches=3, costs=stages, effort=20))
+    result = planners["optpipe"](Problem(devices=3, micro_batches=3, workload=FixedStages(stages), effort=20))
     assert (result.makespan, result.gap) == (optimum, 0)
 
 
 def test_the_rules_need_a_link_to_the_host() -> None:
-    problem = Problem(devices=2, micro_batches=4, costs=costs(2, None, 2))
+    problem = Problem(devices=2, micro_batches=4, workload=FixedStages(costs(2, None, 2)))
     for name in ("adaoffload", "pipeoffload"):
         with pytest.raises(InfeasibleError, match="no link"):
             planners[name](problem)
@@ -152,4 +152,4 @@ def test_the_rules_need_a_link_to_the_host() -> None:
 
 def test_what_fits_nowhere_is_infeasible() -> None:
     with pytest.raises(InfeasibleError):
-        planners["optpipe"](Problem(devices=2, micro_batches=4, costs=costs(2, 5, 0), effort=2))
+        planners["optpipe"](Problem(devices=2, micro_batches=4, workload=FixedStages(costs(2, 5, 0)), effort=2))

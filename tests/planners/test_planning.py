@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import debubble as db
-from debubble.costs.units import Partition, Units, recomputing
+from debubble.costs.units import Partition, Units
 from debubble.ir import Placement, StageCosts
-from debubble.planners import Problem
+from debubble.planners import FixedStages, ModelUnits, Problem
 from debubble.planners.bounds import lower_bound
 from debubble.planners.partitioning.recomputation import cheapest_stages, cheapest_strategies
 from debubble.simulator import Repricer
@@ -21,7 +21,7 @@ QUICK = ("megatron-even", "pipedream", "merak")
 
 
 def problem(units: Units, *, devices: int, micro_batches: int, chunks: int | None = 1) -> Problem:
-    return Problem(devices=devices, micro_batches=micro_batches, units=units, chunks=chunks, effort=0.5)
+    return Problem(devices=devices, micro_batches=micro_batches, workload=ModelUnits(units), chunks=chunks, effort=0.5)
 
 
 @given(units=model_units(limit=True), devices=st.integers(1, 3), micro_batches=st.integers(1, 6))
@@ -64,14 +64,14 @@ def test_the_chosen_recomputation_is_close_to_the_cheapest_of_all(units: Units, 
 def _all_partitions(units: Units, counts: list[int]) -> list[Partition]:
     names = ("none", "selective", "full")
     return [
-        [list(enumerate(choice))[: counts[0]], list(enumerate(choice))[counts[0] :]]
+        Partition([list(enumerate(choice))[: counts[0]], list(enumerate(choice))[counts[0] :]])
         for choice in itertools.product(names, repeat=len(units.units))
     ]
 
 
 def _fits(units: Units, repricer: Repricer, partition: Partition) -> bool:
     costs = units.stage_costs(partition, Placement.linear(2))
-    peaks = repricer.peak_memory(costs, fused_recompute=recomputing(partition))
+    peaks = repricer.peak_memory(costs, fused_recompute=partition.recomputing)
     assert units.memory_limit is not None
     return max(peaks) <= units.memory_limit[0]
 
@@ -93,7 +93,7 @@ def test_a_limit_that_nothing_meets_names_the_device() -> None:
 
 def test_auto_is_the_best_of_all_and_says_why_others_were_rejected() -> None:
     costs = StageCosts.of(stages=4, memory_limit=3)
-    result = db.planners["auto"](Problem(devices=4, micro_batches=8, costs=costs, effort=0.2))
+    result = db.planners["auto"](Problem(devices=4, micro_batches=8, workload=FixedStages(costs), effort=0.2))
     candidates = result.solution.candidates
     assert {c.planner for c in candidates} == set(db.planners) - {"auto"}
     assert result.makespan == min(c.makespan for c in candidates if c.makespan is not None)

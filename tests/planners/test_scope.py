@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.costs import Cluster, StepTail
-from debubble.costs.units import Partition, Strategy, Unit, Units, recomputing
+from debubble.costs.units import Partition, Strategy, Unit, Units
 from debubble.ir import Placement, RunOptions
 from debubble.models import models
-from debubble.planners import Problem
+from debubble.planners import ModelUnits, Problem
 from debubble.planners.scope.instance import alive
 from debubble.planners.scope.layer_types import runs
 from debubble.planners.scope.monolithic import solve
@@ -31,7 +31,9 @@ def layer(kind: str, time: int, *, activation: int = 4, static: int = 1) -> Unit
 
 
 def asked(units: Units, *, devices: int, micro_batches: int, chunks: int = 1, effort: float = 3.0) -> Problem:
-    return Problem(devices=devices, micro_batches=micro_batches, units=units, chunks=chunks, effort=effort)
+    return Problem(
+        devices=devices, micro_batches=micro_batches, workload=ModelUnits(units), chunks=chunks, effort=effort
+    )
 
 
 def test_repeated_patterns_of_units_are_one_layer_type() -> None:
@@ -73,18 +75,16 @@ def test_the_integer_programme_is_proven_optimal_for_its_formula(chunks: int) ->
     schedule = megatron_schedule(problem, chunks)
     answer = next(solve(runs(units), schedule, limits=problem.limits, static=0.0, effort=Effort(10), seed=0))
     assert answer.formula == pytest.approx(answer.bound, rel=1e-5)
-    assert answer.formula == pytest.approx(min(_formulas(problem, chunks)), rel=1e-4)
+    assert answer.formula == pytest.approx(min(_formulas(problem, units, chunks)), rel=1e-4)
 
 
-def _formulas(problem: Problem, chunks: int) -> Iterator[float]:
+def _formulas(problem: Problem, units: Units, chunks: int) -> Iterator[float]:
     """(m - 1/C) max T + sum T / C of every assignment that fits, by enumeration."""
     schedule = megatron_schedule(problem, chunks)
     repricer = Repricer(schedule)
-    units = problem.units
-    assert units is not None
     for partition in _assignments(units, schedule.stages):
         costs = units.stage_costs(partition, schedule.placement)
-        fused = recomputing(partition)
+        fused = partition.recomputing
         if max(repricer.peak_memory(costs, fused_recompute=fused)) > problem.limits[0]:
             continue
         device_times = [
@@ -105,7 +105,7 @@ def _assignments(units: Units, stages: int) -> Iterator[Partition]:
             for recomputed_ends in itertools.product(*[[False, True] if e else [False] for e in ends]):
                 chosen = {i for d, n in zip(dense, numbers, strict=True) for i in d[:n]}
                 chosen |= {i for e, r in zip(ends, recomputed_ends, strict=True) if r for i in e}
-                yield [[(i, "full" if i in chosen else "none") for i in range(a, b)] for a, b in bounds]
+                yield Partition([(i, "full" if i in chosen else "none") for i in range(a, b)] for a, b in bounds)
 
 
 @given(units=model_units(max_layers=3, limit=True), micro_batches=st.integers(2, 5))
@@ -115,7 +115,7 @@ def test_scope_finds_the_true_optimum_of_the_simulated_time_on_small_instances(
 ) -> None:
     problem = asked(units, devices=2, micro_batches=micro_batches)
     repricer = Repricer(megatron_schedule(problem, 1))
-    best = min(_simulated(problem, repricer), default=None)
+    best = min(_simulated(problem, units, repricer), default=None)
     if best is None:
         with pytest.raises(db.InfeasibleError):
             plan(problem)
@@ -125,15 +125,13 @@ def test_scope_finds_the_true_optimum_of_the_simulated_time_on_small_instances(
     assert best <= float(found.makespan) <= best * (1 + 1e-9)
 
 
-def _simulated(problem: Problem, repricer: Repricer) -> Iterator[float]:
-    units = problem.units
-    assert units is not None
+def _simulated(problem: Problem, units: Units, repricer: Repricer) -> Iterator[float]:
     count = len(units.units)
     for choice in itertools.product(("none", "selective", "full"), repeat=count):
         for at in range(1, count):
-            partition = [list(enumerate(choice))[:at], list(enumerate(choice))[at:]]
+            partition = Partition([list(enumerate(choice))[:at], list(enumerate(choice))[at:]])
             costs = units.stage_costs(partition, Placement.linear(2))
-            price = repricer.price(costs, fused_recompute=recomputing(partition))
+            price = repricer.price(costs, fused_recompute=partition.recomputing)
             if max(price.peak_memory) <= problem.limits[0]:
                 yield price.makespan
 

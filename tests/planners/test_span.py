@@ -9,14 +9,14 @@ import pytest
 
 from debubble.cli import main
 from debubble.ir import Plan, StageCosts
-from debubble.planners import Problem, planners
+from debubble.planners import FixedStages, Problem, planners
 from debubble.planners.bounds import lower_bound
 
 
 def problem(objective: str, *, limit: int) -> Problem:
     """3 devices, 6 micro-batches, F = I = W = 1, no offload."""
     costs = StageCosts.of(stages=3, memory_limit=limit)
-    return Problem(devices=3, micro_batches=6, costs=costs, effort=3.0, objective=objective)  # type: ignore[arg-type]
+    return Problem(devices=3, micro_batches=6, workload=FixedStages(costs), effort=3.0, objective=objective)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("limit", "makespan", "span"), [(3, 20, 20), (4, 20, 19), (5, 20, 18)])
@@ -37,7 +37,7 @@ def test_portfolio_ranks_schedules_by_the_span() -> None:
 def test_the_bound_on_a_span_leaves_out_the_way_to_the_last_device() -> None:
     slow_end = StageCosts.of(stages=2, forward=[1, 5], backward_input=[1, 5], backward_weight=[1, 5])
     bounds = [
-        lower_bound(Problem(devices=2, micro_batches=4, costs=slow_end, objective=objective))
+        lower_bound(Problem(devices=2, micro_batches=4, workload=FixedStages(slow_end), objective=objective))
         for objective in ("makespan", "span")
     ]
     assert bounds == [1 + 4 * 15, 4 * 15]

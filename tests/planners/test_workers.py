@@ -1,7 +1,7 @@
 from concurrent.futures import Future
 
 from debubble.ir import InfeasibleError, StageCosts
-from debubble.planners import Problem
+from debubble.planners import FixedStages, Problem
 from debubble.planners.process_pool import Answer, searching
 
 
@@ -12,5 +12,7 @@ def left_early(problem: Problem) -> Future[Answer]:
 
 
 def test_searches_that_nobody_waits_for_any_more_are_ended() -> None:
-    future = left_early(Problem(devices=8, micro_batches=64, costs=StageCosts.of(stages=8, memory_limit=3), effort=120))
+    future = left_early(
+        Problem(devices=8, micro_batches=64, workload=FixedStages(StageCosts.of(stages=8, memory_limit=3)), effort=120)
+    )
     assert future.cancelled() or isinstance(future.exception(), InfeasibleError)

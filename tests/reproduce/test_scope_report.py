@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from debubble.planners import ModelUnits
 from debubble.reproduce import scope as report
 from debubble.reproduce.registry import Cell, Table
 from debubble.reproduce.scope import Ask, Case, Outcome
@@ -80,13 +81,12 @@ def test_a_step_has_the_same_sequences_on_any_number_of_devices(devices: int) ->
 
 
 def test_planners_of_a_case_may_recompute_what_it_says_and_no_more() -> None:
-    case = Case("LLaMA-70B", operators="selective, full")
-    units = report.problem_of(case).units
-    every = report.problem_of(replace(case, operators="all")).units
-    assert units is not None
-    assert every is not None
-    assert {name for unit in units.units for name in unit.strategies} == {"none", "selective", "full"}
-    assert len(every.units[1].strategies) > 3
+    case = Case("LLaMA-70B")
+    some, every = (report.problem_of(replace(case, operators=o)).workload for o in ("selective, full", "all"))
+    assert isinstance(some, ModelUnits)
+    assert isinstance(every, ModelUnits)
+    assert {name for unit in some.units.units for name in unit.strategies} == {"none", "selective", "full"}
+    assert len(every.units.units[1].strategies) > 3
 
 
 def test_a_model_whose_size_is_not_its_name_says_its_size() -> None:

@@ -9,7 +9,7 @@ import debubble as db
 from debubble.costs.units import HostStates, Strategy, Unit, Units
 from debubble.ir import Kind, Lane, Op, RunOptions
 from debubble.models import ModelConfig
-from debubble.planners import Problem
+from debubble.planners import ModelUnits, Problem
 from debubble.planners.plan_model import solve
 from debubble.runtime.execution.stage import Stage
 from debubble.runtime.memory.activations import Ledger
@@ -114,7 +114,9 @@ def plan_for(
 ) -> Any:
     """The planner's plan of the model under a limit in bytes; the same for every device."""
     limited = units if limit is None else replace(units, memory_limit=(limit,))
-    problem = Problem(devices=devices, micro_batches=micro_batches, units=limited, chunks=chunks, effort=effort)
+    problem = Problem(
+        devices=devices, micro_batches=micro_batches, workload=ModelUnits(limited), chunks=chunks, effort=effort
+    )
     made = RunOptions(**{"sequence_length": LENGTH, "dtype": "fp64", **options})
     return solve(problem, planner=planner, model=config, options=made)
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import debubble as db
+from debubble.costs.units import Partition
 from debubble.ir import Kind, Lane, Placement, Plan
-from debubble.planners.problem import cut
 from debubble.runtime import Pipeline
 from debubble.runtime.batch import read_batch
 from debubble.runtime.models.build import ReferenceModel
@@ -82,7 +82,7 @@ def test_1f1b_and_interleaved_break_the_limit(units: Any, limit: Any) -> None:
         plan_for("dapple", LLAMA8, units=units, limit=limit, dtype="fp32")
     schedule = db.schedules["interleaved"](devices=4, micro_batches=8, chunks=2)
     costs = replace(units, memory_limit=(limit,)).stage_costs(
-        cut(units, [3, 2, 2, 2, 2, 2, 2, 3]), Placement.looped(4, 2)
+        Partition.cut(units, [3, 2, 2, 2, 2, 2, 2, 3]), Placement.looped(4, 2)
     )
     with pytest.raises(db.OutOfMemoryError):
         db.simulate(schedule, costs)

@@ -104,7 +104,7 @@ def _abstract(
 ) -> Problem:
     """The problem of a costs file or a units file."""
     from debubble.costs import load_costs, load_units
-    from debubble.planners import Problem
+    from debubble.planners import FixedStages, ModelUnits, Problem
 
     if devices is None:
         raise InputError("Give the number of pipeline devices with --devices P.")
@@ -119,10 +119,11 @@ def _abstract(
         "objective": "span" if post_validation else "makespan",
     }
     if units is not None:
-        return Problem(units=load_units(units, memory_limit=limit), **search)
+        return Problem(workload=ModelUnits(load_units(units, memory_limit=limit)), **search)
     assert costs is not None
     stage_costs = load_costs(costs, stages=max(devices, 1) * (chunks or 1))
-    return Problem(costs=stage_costs if limit is None else stage_costs.with_limit(limit), **search)
+    stage_costs = stage_costs if limit is None else stage_costs.with_limit(limit)
+    return Problem(workload=FixedStages(stage_costs), **search)
 
 
 def _print(plan: Plan, *, json: bool) -> None:

@@ -6,10 +6,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple, Self
 
 from debubble.ir import Number, Placement, StageCosts
 from debubble.ir.plan import PlannedUnit
@@ -85,8 +86,32 @@ class Unit:
         return self.forward + self.backward_input + self.backward_weight
 
 
-Partition = Sequence[Sequence[tuple[int, str]]]
-"""Per stage, its units as (index, strategy), in model order."""
+class Partition(tuple[tuple[tuple[int, str], ...], ...]):
+    """Which units form each stage, and how each of them recomputes: per stage its (index, strategy), in model order.
+
+    Args:
+        stages: For every stage, its units as (index in the model, name of its strategy).
+    """
+
+    def __new__(cls, stages: Iterable[Iterable[tuple[int, str]]]) -> Self:
+        return super().__new__(cls, map(tuple, stages))
+
+    @classmethod
+    def cut(cls, units: Units, lengths: Iterable[int], *, strategy: str = "none") -> Self:
+        """The model cut into stages of so many units, all with one strategy (those that lack it: `none`)."""
+        strategies = [strategy if strategy in unit.strategies else "none" for unit in units.units]
+        ends = list(accumulate(lengths, initial=0))
+        return cls([(i, strategies[i]) for i in range(begin, end)] for begin, end in pairwise(ends))
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Units per stage."""
+        return tuple(map(len, self))
+
+    @property
+    def recomputing(self) -> frozenset[int]:
+        """The stages where some unit recomputes."""
+        return frozenset(s for s, stage in enumerate(self) if any(strategy != "none" for _, strategy in stage))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +163,9 @@ class Units:
         entry = self.stage_entries.get("gradient_reduce", 0)
         return self.divides_gradients and bool(entry or any(unit.gradient_reduce for unit in self.units))
 
-    def stage_costs(self, partition: Partition, placement: Placement, *, on_host: Collection[int] = ()) -> StageCosts:
+    def stage_costs(
+        self, partition: Sequence[Sequence[tuple[int, str]]], placement: Placement, *, on_host: Collection[int] = ()
+    ) -> StageCosts:
         """Costs of the stages that a partition makes; the optimizer states of the stages `on_host` are the host's.
 
         `recompute`, `activation_recomputed` and the workspace follow each unit's strategy; a stage where some unit's
@@ -178,7 +205,7 @@ class Units:
         entries = {**others, **(self._host_entries(partition, on_host) if on_host else {})}
         return costs.replace(**entries) if entries else costs
 
-    def planned(self, partition: Partition) -> tuple[tuple[PlannedUnit, ...], ...]:
+    def planned(self, partition: Sequence[Sequence[tuple[int, str]]]) -> tuple[tuple[PlannedUnit, ...], ...]:
         """The partition as a plan lists it."""
         return tuple(
             tuple(PlannedUnit(u.type, u.layer, u.strategies[s].operators or s) for u, s in stage)
@@ -199,7 +226,9 @@ class Units:
         number: Number = self.stage_entries.get(name, 0)
         return number
 
-    def _host_entries(self, partition: Partition, on_host: Collection[int]) -> Mapping[str, list[Number]]:
+    def _host_entries(
+        self, partition: Sequence[Sequence[tuple[int, str]]], on_host: Collection[int]
+    ) -> Mapping[str, list[Number]]:
         """What the optimizer step of the stages on the host takes."""
         assert self.offload_bandwidth is not None
         hosted = [
@@ -258,11 +287,6 @@ def _sums(stage: Sequence[tuple[Unit, str]]) -> _Sums:
         gradient_reduce=sum(u.gradient_reduce for u, _ in stage),
         optimizer_step=sum(u.optimizer_step for u, _ in stage),
     )
-
-
-def recomputing(partition: Partition) -> frozenset[int]:
-    """The stages where some unit recomputes."""
-    return frozenset(s for s, stage in enumerate(partition) if any(strategy != "none" for _, strategy in stage))
 
 
 class _Run(NamedTuple):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 
-from debubble.costs import Cluster, Units, model_units, profiled
-from debubble.costs.units import recomputing
+from debubble.costs import Cluster, Partition, Units, model_units, profiled
 from debubble.ir import OutOfMemoryError, Plan, PlannedUnit, RunOptions
 from debubble.models import Model
 from debubble.planners.plan_model import step_time, tail_of
 from debubble.simulator import simulate
-
-Stages = list[list[tuple[int, str]]]
-"""Per stage, its units as (index in the model, strategy)."""
 
 
 def units_of(plan: Plan) -> Units | None:
@@ -20,7 +17,7 @@ def units_of(plan: Plan) -> Units | None:
     units = _units(plan, plan.options)
     if units is None:
         return None
-    costs = units.stage_costs(indexed(plan, units), plan.schedule.placement, on_host=plan.schedule.host_steps)
+    costs = units.stage_costs(partition_of(plan, units), plan.schedule.placement, on_host=plan.schedule.host_steps)
     same = all(
         getattr(costs, name) == getattr(plan.costs, name)
         for name in ("forward", "recompute", "activation", "activation_recomputed", "static")
@@ -34,28 +31,26 @@ def with_options(plan: Plan, options: RunOptions) -> Plan | None:
         return None
     units = _units(plan, options)
     assert units is not None
-    return with_stages(replace(plan, options=options), units, indexed(plan, units))
+    return with_partition(replace(plan, options=options), units, partition_of(plan, units))
 
 
-def with_stages(plan: Plan, units: Units, stages: Stages) -> Plan:
-    """The plan with other stages, each of which recomputes in its backward what its units' strategies say."""
+def with_partition(plan: Plan, units: Units, partition: Partition) -> Plan:
+    """The plan with another partition, whose stages recompute in their backward what their units' strategies say."""
     explicit = {stage for stage, _ in plan.schedule.explicit_recompute}
     return replace(
         plan,
-        schedule=replace(plan.schedule, fused_recompute=recomputing(stages) - explicit),
-        costs=units.stage_costs(stages, plan.schedule.placement).with_limit(plan.costs.memory_limit),
-        partition=units.planned(stages),
+        schedule=replace(plan.schedule, fused_recompute=partition.recomputing - explicit),
+        costs=units.stage_costs(partition, plan.schedule.placement).with_limit(plan.costs.memory_limit),
+        partition=units.planned(partition),
     )
 
 
-def indexed(plan: Plan, units: Units) -> Stages:
-    """The plan's stages."""
-    result: Stages = []
-    first = 0
-    for stage in plan.partition:
-        result.append([(first + i, _strategy(units, first + i, unit)) for i, unit in enumerate(stage)])
-        first += len(stage)
-    return result
+def partition_of(plan: Plan, units: Units) -> Partition:
+    """The plan's partition of its model's units."""
+    index = count()
+    return Partition(
+        [(i, _strategy(units, i, unit)) for unit, i in zip(stage, index, strict=False)] for stage in plan.partition
+    )
 
 
 def fits(plan: Plan) -> bool:

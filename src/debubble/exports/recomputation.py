@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from debubble.costs import Units
 from debubble.exports.layers import ENDS, Layer, StageLayers
-from debubble.exports.prices import fits, indexed, seconds, slowdown, units_of, with_stages
+from debubble.exports.prices import fits, partition_of, seconds, slowdown, units_of, with_partition
 from debubble.ir import ExportError, Plan
 
 T = TypeVar("T")
@@ -106,7 +106,7 @@ def _with_strategies(plan: Plan, units: Units | None, strategies: Sequence[str])
     )
     changed = replace(plan, partition=partition)
     if units is not None:
-        return with_stages(plan, units, indexed(changed, units))
+        return with_partition(plan, units, partition_of(changed, units))
     fused = frozenset(s for s, stage in enumerate(partition) if any(unit.strategy != "none" for unit in stage))
     return replace(changed, schedule=replace(plan.schedule, fused_recompute=fused))
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from debubble.exports.prices import Stages, fits, indexed, seconds, slowdown, units_of, with_stages
+from debubble.costs.units import Partition
+from debubble.exports.prices import fits, partition_of, seconds, slowdown, units_of, with_partition
 from debubble.ir import Plan, PlannedUnit
 
 
@@ -22,7 +23,7 @@ def to_whole_layers(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
     units = units_of(plan) if split else None
     if units is None:
         return plan, ()
-    moved = [with_stages(plan, units, _moved(indexed(plan, units), split, to)) for to in (_earlier, _later)]
+    moved = [with_partition(plan, units, _moved(partition_of(plan, units), split, to)) for to in (_earlier, _later)]
     fitting = [candidate for candidate in moved if fits(candidate)]
     if not fitting:
         return plan, ()
@@ -45,9 +46,9 @@ def _later(before: list[tuple[int, str]], after: list[tuple[int, str]]) -> None:
 
 
 def _moved(
-    stages: Stages, split: Sequence[int], to: Callable[[list[tuple[int, str]], list[tuple[int, str]]], None]
-) -> Stages:
-    result = [list(stage) for stage in stages]
+    partition: Partition, split: Sequence[int], to: Callable[[list[tuple[int, str]], list[tuple[int, str]]], None]
+) -> Partition:
+    stages = [list(stage) for stage in partition]
     for stage in split:
-        to(result[stage], result[stage + 1])
-    return result
+        to(stages[stage], stages[stage + 1])
+    return Partition(stages)

@@ -2,7 +2,7 @@
 
 Source: Sun et al., AdaPipe: Optimizing Pipeline Parallelism with Adaptive Recomputation and Partitioning, ASPLOS 2024.
 
-Two dynamic programmes on 1F1B, where stage s holds min(m, p - s) activations:
+Two dynamic programs on 1F1B, where stage s holds min(m, p - s) activations:
 
 * the inner one is a knapsack per run of units: the least recompute time with which its activations fit (`fronts`
   solves it for every capacity at once, whatever the workspace; runs of the same units share the answer);
@@ -15,13 +15,13 @@ The best few cuts are simulated.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from debubble.costs.units import Units
 from debubble.ir import InfeasibleError, Number
-from debubble.planners.partitioning.fixed_partition import Stages
-from debubble.planners.partitioning.pareto import Choice, Front, front
+from debubble.planners.partitioning.fixed_partition import Stages, UnitStages
+from debubble.planners.partitioning.pareto import Front, StageRecomputation, front
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planner
 from debubble.schedules.one_f_one_b import one_f_one_b
@@ -36,30 +36,28 @@ WIDEST = 2
 def adapipe(problem: Problem) -> Solution:
     """1F1B with the least recomputation per stage, and the partition that balances it."""
     schedule = one_f_one_b(devices=problem.devices, micro_batches=problem.micro_batches)
-    fixed = Stages.even(problem)
-    if problem.units is None:
-        alive = _alive(problem)
-        choices = [fixed.fronts[s].cheapest(alive=alive[s], budget=fixed.budget(s)) for s in range(problem.devices)]
-        return fixed.solution(schedule, [_found(choice, s) for s, choice in enumerate(choices)])
-    search = _Search(problem, problem.units)
-    found: list[tuple[Number, Solution]] = []
-    for counts in search.counts()[:FINALISTS]:
-        solution = Stages(problem, counts).solution(schedule, search.choices(counts))
-        found.append((problem.time_of(simulate(solution.schedule, solution.costs)), solution))
-    return min(found, key=lambda pair: pair[0])[1]
+    stages = Stages.even(problem)
+    if not isinstance(stages, UnitStages):
+        return stages.solution(schedule, [_required(choice, s) for s, choice in enumerate(stages.on_demand)])
+    programs = DynamicPrograms(problem, stages.units)
+    solutions: list[tuple[Number, Solution]] = []
+    for lengths in programs.lengths()[:FINALISTS]:
+        solution = replace(stages, lengths=lengths).solution(schedule, programs.choices(lengths))
+        solutions.append((problem.time_of(simulate(solution.schedule, solution.costs)), solution))
+    return min(solutions, key=lambda pair: pair[0])[1]
 
 
 @dataclass(frozen=True)
-class _Cut:
+class _Suffix:
     """Stages s ... p - 1 on the units from i on, and where stage s ends."""
 
     slowest: float
     total: float
     end: int
-    rest: _Cut | None
+    rest: _Suffix | None
 
 
-class _Search:
+class DynamicPrograms:
     """Both programmes for one problem."""
 
     def __init__(self, problem: Problem, units: Units) -> None:
@@ -68,30 +66,30 @@ class _Search:
         self._fronts: dict[tuple[int, ...], Front] = {}
         self._times: dict[tuple[int, tuple[int, ...]], float | None] = {}
 
-    def counts(self) -> list[tuple[int, ...]]:
+    def lengths(self) -> list[tuple[int, ...]]:
         """Units per stage of the efficient cuts, fastest first.  Raises InfeasibleError if none fits."""
         n, p = len(self.units.units), self.problem.devices
-        cuts: list[list[_Cut]] = [[] for _ in range(n)] + [[_Cut(0.0, 0.0, n, None)]]
+        cuts: list[list[_Suffix]] = [[] for _ in range(n)] + [[_Suffix(0.0, 0.0, n, None)]]
         for s in reversed(range(p)):
             begins = range(n - p + s + 1) if s else range(1)
             cuts = [_efficient(self._extended(s, i, cuts)) if i in begins else [] for i in range(n)] + [[]]
         if not cuts[0]:
             raise InfeasibleError(f"No partition fits on {p} devices, whatever its stages recompute.")
         passes = self.problem.micro_batches - 1
-        return [_counts(cut) for cut in sorted(cuts[0], key=lambda c: c.total + passes * c.slowest)]
+        return [_lengths(cut) for cut in sorted(cuts[0], key=lambda c: c.total + passes * c.slowest)]
 
-    def choices(self, counts: tuple[int, ...]) -> list[Choice]:
+    def choices(self, lengths: tuple[int, ...]) -> list[StageRecomputation]:
         """How each stage recomputes."""
         chosen = []
         begin = 0
-        for s, count in enumerate(counts):
-            end = begin + count
+        for s, length in enumerate(lengths):
+            end = begin + length
             best = front(self.units.units[begin:end]).cheapest(alive=self.alive[s], budget=self._budget(s, begin, end))
-            chosen.append(_found(best, s))
+            chosen.append(_required(best, s))
             begin = end
         return chosen
 
-    def _extended(self, s: int, begin: int, cuts: list[list[_Cut]]) -> Iterator[_Cut]:
+    def _extended(self, s: int, begin: int, cuts: list[list[_Suffix]]) -> Iterator[_Suffix]:
         """Stage s from `begin` to every end from which the later stages can go on."""
         widest = WIDEST * float(self.units.work) / self.problem.devices
         for end in range(begin + 1, len(cuts)):
@@ -100,7 +98,7 @@ class _Search:
             time = self._time(s, begin, end) if cuts[end] else None
             if time is not None:
                 for rest in cuts[end]:
-                    yield _Cut(max(time, rest.slowest), time + rest.total, end, rest)
+                    yield _Suffix(max(time, rest.slowest), time + rest.total, end, rest)
 
     def _time(self, s: int, begin: int, end: int) -> float | None:
         """Of one micro-batch on stage s with those units; None if they do not fit."""
@@ -140,26 +138,26 @@ def _alive(problem: Problem) -> list[int]:
     return [min(problem.micro_batches, problem.devices - s) for s in range(problem.devices)]
 
 
-def _found(choice: Choice | None, stage: int) -> Choice:
+def _required(choice: StageRecomputation | None, stage: int) -> StageRecomputation:
     if choice is None:
         raise InfeasibleError(f"Stage {stage} does not fit even if it recomputes everything.")
     return choice
 
 
-def _efficient(cuts: Iterator[_Cut]) -> list[_Cut]:
+def _efficient(cuts: Iterator[_Suffix]) -> list[_Suffix]:
     """Those that no other beats in both the slowest stage and the sum."""
-    kept: list[_Cut] = []
+    kept: list[_Suffix] = []
     for cut in sorted(cuts, key=lambda c: (c.slowest, c.total)):
         if not kept or cut.total < kept[-1].total - 1e-12 * cut.total:
             kept.append(cut)
     return kept
 
 
-def _counts(cut: _Cut) -> tuple[int, ...]:
-    counts = []
+def _lengths(cut: _Suffix) -> tuple[int, ...]:
+    lengths = []
     begin = 0
-    at: _Cut | None = cut
+    at: _Suffix | None = cut
     while at is not None and at.rest is not None:
-        counts.append(at.end - begin)
+        lengths.append(at.end - begin)
         begin, at = at.end, at.rest
-    return tuple(counts)
+    return tuple(lengths)

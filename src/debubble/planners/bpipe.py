@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from debubble.ir import InfeasibleError
 from debubble.planners.partitioning.fixed_partition import Stages
-from debubble.planners.problem import Problem, Solution
+from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution
 from debubble.planners.registry import planner
 from debubble.schedules.bpipe import bpipe as bpipe_schedule
 from debubble.simulator import simulate
@@ -34,19 +34,22 @@ def bpipe_variants(problem: Problem) -> tuple[Solution, Solution]:
     """
     stages = Stages.even(problem)
     schedule = bpipe_schedule(devices=problem.devices, micro_batches=problem.micro_batches)
-    mlp = "full" if problem.units is None else "mlp"
-    return _moved(stages.solution(schedule, stages.named("none")), problem), _moved(
-        stages.solution(schedule, stages.named(mlp)), problem
+    mlp = "full" if isinstance(problem.workload, FixedStages) else "mlp"
+    keeping, recomputing = (
+        _between_devices(problem, stages.solution(schedule, stages.named(strategy))) for strategy in ("none", mlp)
     )
+    return keeping, recomputing
 
 
-def _moved(solution: Solution, problem: Problem) -> Solution:
+def _between_devices(problem: Problem, solution: Solution) -> Solution:
     """The solution with the transfer times of the link between devices."""
-    units, costs = problem.units, solution.costs
-    if units is None:
-        if costs.offload is None:
-            raise InfeasibleError("BPipe moves activations between devices; the costs have no 'offload' time.")
-        return solution
-    message = min((u.strategies["full"].activation for u in units.units if "full" in u.strategies), default=0)
-    pace = units.communication / message if message else 0
-    return replace(solution, costs=costs.replace(offload=[pace * a for a in costs.activation], reload=None))
+    costs = solution.costs
+    match problem.workload:
+        case FixedStages():
+            if costs.offload is None:
+                raise InfeasibleError("BPipe moves activations between devices; the costs have no 'offload' time.")
+            return solution
+        case ModelUnits(units):
+            message = min((u.strategies["full"].activation for u in units.units if "full" in u.strategies), default=0)
+            pace = units.communication / message if message else 0
+            return replace(solution, costs=costs.replace(offload=[pace * a for a in costs.activation], reload=None))

@@ -7,12 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from debubble.costs import Cluster, model_units
-from debubble.costs.units import recomputing
+from debubble.costs.units import Partition
 from debubble.ir import InputError, Placement, RunOptions, Schedule, StageCosts
 from debubble.models import Model
 from debubble.planners.partitioning.balance import even_counts
 from debubble.planners.plan_model import pipeline_devices
-from debubble.planners.problem import cut
 from debubble.schedules import schedules
 from debubble.schedules.registry import ScheduleEntry
 
@@ -67,21 +66,21 @@ def fixed_configuration(
     chunks = chunks or entry.default_chunks
     counts = even_counts(units, devices * chunks)
     can_choose = bool(_STAGES_THAT_RECOMPUTE & entry.options)
-    everywhere = cut(units, counts, strategy=recompute or ("full" if can_choose else "none"))
+    everywhere = Partition.cut(units, counts, strategy=recompute or ("full" if can_choose else "none"))
     rough = units.stage_costs(everywhere, Placement.looped(devices, chunks))
     made = entry(devices=devices, micro_batches=micro_batches, chunks=chunks, costs=rough, **given)
     chosen = made.fused_recompute | {stage for stage, _ in made.explicit_recompute}
     if not chosen and not _chooses(entry, given):
-        partition = everywhere if recompute else cut(units, counts)
-        made = replace(made, fused_recompute=recomputing(partition))
+        partition = everywhere if recompute else Partition.cut(units, counts)
+        made = replace(made, fused_recompute=partition.recomputing)
     elif chosen and recompute == "none":
         raise InputError(
             f"'{schedule}' is to recompute {len(chosen)} of its {made.stages} stages, but --recompute none leaves"
             " nothing to recompute: give --recompute full or selective, or no stages to recompute."
         )
     else:
-        kept = cut(units, counts)
-        partition = [everywhere[s] if s in chosen else kept[s] for s in range(made.stages)]
+        kept = Partition.cut(units, counts)
+        partition = Partition(everywhere[s] if s in chosen else kept[s] for s in range(made.stages))
     return made, units.stage_costs(partition, made.placement)
 
 

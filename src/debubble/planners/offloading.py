@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from debubble.costs.units import Partition
 from debubble.ir import DebubbleError, InfeasibleError, Number, Placement, Schedule, StageCosts
-from debubble.planners.partitioning.balance import balanced_counts, even_counts
-from debubble.planners.problem import Problem, Solution, cut
+from debubble.planners.partitioning.balance import even_and_balanced
+from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution
 from debubble.planners.registry import planner
 from debubble.schedules import schedules
 from debubble.search.problem import Objective, OrderProblem
@@ -19,7 +19,7 @@ from debubble.simulator import simulate
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class PlacedStages:
     """Stages with their costs, ready to be ordered."""
 
     costs: StageCosts
@@ -43,58 +43,57 @@ class Setting:
         return Solution(schedule=schedule, costs=self.costs, partition=self.partition, lower_bound=lower_bound)
 
 
-def settings(problem: Problem) -> Iterator[Setting]:
+def placed_stages(problem: Problem) -> Iterator[PlacedStages]:
     """The fixed stages; or the even and the balanced partition of the units, nothing recomputed.
 
     `chunks` stages per device in looped placement, one by default.
     """
     placement = Placement.looped(problem.devices, problem.chunks or 1)
-    if problem.costs is not None:
-        yield Setting(costs=problem.costs, partition=None, placement=placement, objective=problem.objective)
-        return
-    assert problem.units is not None
-    even, balanced = (split(problem.units, placement.stages) for split in (even_counts, balanced_counts))
-    for counts in (even, balanced) if balanced != even else (even,):
-        partition = cut(problem.units, counts)
-        costs = problem.units.stage_costs(partition, placement)
-        yield Setting(costs=costs, partition=partition, placement=placement, objective=problem.objective)
+    match problem.workload:
+        case FixedStages(costs):
+            yield PlacedStages(costs=costs, partition=None, placement=placement, objective=problem.objective)
+        case ModelUnits(units):
+            for lengths in even_and_balanced(units, placement.stages):
+                partition = Partition.cut(units, lengths)
+                costs = units.stage_costs(partition, placement)
+                yield PlacedStages(costs=costs, partition=partition, placement=placement, objective=problem.objective)
 
 
-def best_of(problem: Problem, build: Callable[[Setting], Schedule]) -> Solution:
-    """The fastest schedule that is built for any setting within memory; a setting that fails leaves the others.
+def best_of(problem: Problem, build: Callable[[PlacedStages], Schedule]) -> Solution:
+    """The fastest schedule that is built for any stages within memory; a stages that fails leaves the others.
 
     Raises InfeasibleError with the last reason if none fits.
     """
     found: list[tuple[Number, Solution]] = []
     reason: DebubbleError | None = None
-    for setting in settings(problem):
+    for stages in placed_stages(problem):
         try:
-            schedule = build(setting)
-            time = problem.time_of(simulate(schedule, setting.costs))
+            schedule = build(stages)
+            time = problem.time_of(simulate(schedule, stages.costs))
         except DebubbleError as error:
             reason = error
             continue
-        found.append((time, setting.solution(schedule)))
+        found.append((time, stages.solution(schedule)))
     if not found:
         raise InfeasibleError(str(reason))
     return min(found, key=lambda entry: entry[0])[1]
 
 
-def with_offload(setting: Setting) -> StageCosts:
-    """The setting's costs.  Raises InfeasibleError if they have no link to the host."""
-    if setting.costs.offload is None:
+def with_offload(stages: PlacedStages) -> StageCosts:
+    """The stages's costs.  Raises InfeasibleError if they have no link to the host."""
+    if stages.costs.offload is None:
         raise InfeasibleError("There is no link to offload over: give 'offload' times, or a bandwidth for units.")
-    return setting.costs
+    return stages.costs
 
 
 @planner("pipeoffload", paper="PipeOffload, ICML 2025")
 def pipeoffload(problem: Problem) -> Solution:
     """Offload the longest-lived activations, as many as the memory limit asks for."""
 
-    def build(setting: Setting) -> Schedule:
+    def build(stages: PlacedStages) -> Schedule:
         return schedules["pipeoffload"](
-            devices=problem.devices, micro_batches=problem.micro_batches, chunks=setting.placement.chunks,
-            costs=with_offload(setting), objective=problem.objective,
+            devices=problem.devices, micro_batches=problem.micro_batches, chunks=stages.placement.chunks,
+            costs=with_offload(stages), objective=problem.objective,
         )  # fmt: skip
 
     return best_of(problem, build)
@@ -104,11 +103,11 @@ def pipeoffload(problem: Problem) -> Solution:
 def adaoffload(problem: Problem) -> Solution:
     """PipeOffload with a denser fill phase, and PipeOffload where that is no faster."""
 
-    def build(setting: Setting) -> Schedule:
-        if setting.placement.chunks > 1:
+    def build(stages: PlacedStages) -> Schedule:
+        if stages.placement.chunks > 1:
             raise InfeasibleError("AdaOffload holds one stage per device; ask for one chunk.")
         return schedules["adaoffload"](
-            devices=problem.devices, micro_batches=problem.micro_batches, costs=with_offload(setting),
+            devices=problem.devices, micro_batches=problem.micro_batches, costs=with_offload(stages),
             objective=problem.objective,
         )  # fmt: skip
 

@@ -19,8 +19,8 @@ from functools import partial
 from typing import Any
 
 from debubble.ir import DebubbleError, InfeasibleError, Number, Placement, Schedule
-from debubble.planners.offloading import Setting, settings
-from debubble.planners.problem import Problem, Solution
+from debubble.planners.offloading import PlacedStages, placed_stages
+from debubble.planners.problem import FixedStages, Problem, Solution
 from debubble.planners.registry import planner
 from debubble.schedules import schedules
 from debubble.search.bounds import lower_bound
@@ -35,35 +35,35 @@ TRIED = 12
 def optpipe(problem: Problem) -> Solution:
     """Search the order of all operations, what to offload and what to recompute, until it is proven or time is up."""
     effort, cached = problem.begun(), False
-    choices = list(settings(problem))
-    best: tuple[Incumbent, Setting] | None = None
+    choices = list(placed_stages(problem))
+    best: tuple[Incumbent, PlacedStages] | None = None
     reason: DebubbleError | None = None
-    for rank, setting in enumerate(choices):
+    for rank, stages in enumerate(choices):
         try:
-            found, from_cache = _ordered(problem, setting, effort.part(effort.left / (len(choices) - rank)))
+            found, from_cache = _ordered(problem, stages, effort.part(effort.left / (len(choices) - rank)))
         except InfeasibleError as error:
             reason = error
             continue
         cached = cached or from_cache
         if best is None or found.value < best[0].value:
-            best = found, setting
+            best = found, stages
     if best is None:
         raise InfeasibleError(str(reason))
-    incumbent, setting = best
+    incumbent, stages = best
     # Another partition, or another number of chunks, may beat this one's bound.
-    bound = incumbent.bound if problem.costs is not None else 0
+    bound = incumbent.bound if isinstance(problem.workload, FixedStages) else 0
     remark = "its search began with a schedule from this machine's cache" if cached else None
     return replace(
-        setting.solution(incumbent.schedule, lower_bound=bound), remark=remark, cut_off=effort.cut_off
+        stages.solution(incumbent.schedule, lower_bound=bound), remark=remark, cut_off=effort.cut_off
     )  # fmt: skip
 
 
-def _ordered(problem: Problem, setting: Setting, effort: Effort) -> tuple[Incumbent, bool]:
-    """The best order of a setting, and whether the cache had a start for it."""
+def _ordered(problem: Problem, stages: PlacedStages, effort: Effort) -> tuple[Incumbent, bool]:
+    """The best order of a stages, and whether the cache had a start for it."""
     from debubble.search import cache
     from debubble.search.optimize import optimize
 
-    orders = setting.order_problem(problem.micro_batches)
+    orders = stages.order_problem(problem.micro_batches)
     cached = cache.nearest(orders, cache.folder()) if problem.cache else None
     published = initial(orders, effort)
     starts = published if cached is None else _fastest_first(orders, [*published, cached])

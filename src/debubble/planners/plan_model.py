@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from debubble.costs import Cluster, StepTail, model_units, profiled, read_profile, step_tail
 from debubble.costs.parallel_layout import Layout
+from debubble.costs.units import Partition
 from debubble.ir import Number, Plan, PlannedUnit, RunOptions
 from debubble.models import Model
-from debubble.planners.problem import Problem, Solution, cut
+from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.planners.registry import planners
 from debubble.simulator import Timeline
 
@@ -79,8 +80,8 @@ def problem_of(
     if profile is not None:
         units = profiled(units, profile, model=model, options=options)
     return Problem(
-        devices=devices, micro_batches=micro_batches, units=units, chunks=chunks, effort=effort, seed=seed,
-        deadline=deadline, cache=cache, objective=objective_of(options),
+        devices=devices, micro_batches=micro_batches, workload=ModelUnits(units), chunks=chunks, effort=effort,
+        seed=seed, deadline=deadline, cache=cache, objective=objective_of(options),
         tail=StepTail(model=model, cluster=cluster, options=options, pipeline=devices),
     )  # fmt: skip
 
@@ -135,7 +136,7 @@ def undo_bytes(plan: Plan) -> list[Number]:
     for counted in (False, True):
         options = replace(plan.options, post_validation=counted)
         units = model_units(model, cluster, options, pipeline=plan.devices)
-        partition = cut(units, [len(stage) for stage in plan.partition])
+        partition = Partition.cut(units, map(len, plan.partition))
         static.append(units.stage_costs(partition, plan.schedule.placement, on_host=plan.schedule.host_steps).static)
     return [more - less for less, more in zip(*static, strict=True)]
 
@@ -157,9 +158,9 @@ def objective_of(options: RunOptions) -> Objective:
 
 def _planned(problem: Problem, solution: Solution) -> tuple[tuple[PlannedUnit, ...], ...]:
     """The partition as a plan lists it; a fixed stage is one unit of type `stage`."""
-    if problem.units is not None:
+    if isinstance(problem.workload, ModelUnits):
         assert solution.partition is not None
-        return problem.units.planned(solution.partition)
+        return problem.workload.units.planned(solution.partition)
     schedule = solution.schedule
     recomputing = schedule.fused_recompute | {stage for stage, _ in schedule.explicit_recompute}
     return tuple((PlannedUnit("stage", s, "full" if s in recomputing else "none"),) for s in range(schedule.stages))

@@ -7,13 +7,14 @@ between neighbouring stages for the best few, re-choosing the recomputation afte
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from debubble.costs.units import Partition
 from debubble.ir import CutOffError, DebubbleError, InfeasibleError, Placement, Schedule, StageCosts
 from debubble.planners.partitioning.balance import balanced_counts, even_counts
-from debubble.planners.partitioning.local_search import Candidate, improve, priced, repriced
-from debubble.planners.problem import Problem, Solution, closest, cut
+from debubble.planners.partitioning.local_search import PartitionSearch, PricedSchedule, improve, priced_stages
+from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution, closest
 from debubble.planners.registry import planner
 from debubble.schedules import schedules
 from debubble.search.effort import FITTED, SEARCHED
@@ -27,7 +28,7 @@ RANKING = 0.5
 
 
 @dataclass(frozen=True)
-class Choice:
+class Trial:
     """One configuration to rank: a schedule by name, and how it is fitted to the problem."""
 
     schedule: str
@@ -42,16 +43,16 @@ class Choice:
 def portfolio(problem: Problem) -> Solution:
     """Try every schedule with every number of chunks, partition and recompute to fit."""
     effort = problem.begun()
-    candidates: list[Candidate] = []
+    candidates: list[PricedSchedule] = []
     reasons: list[DebubbleError] = []
-    for choice in _choices(problem):
+    for trial in _trials(problem):
         if effort.brake.bites:
             break
         if effort.spent > (RANKING if candidates else 1.0) * problem.effort and (candidates or reasons):
             break
-        effort.spend(_price(problem, choice))
+        effort.spend(_price(problem, trial))
         try:
-            candidates.append(_fitted(problem, choice))
+            candidates.append(_fitted(problem, trial))
         except DebubbleError as error:
             reasons.append(error)
     if not candidates:
@@ -62,49 +63,50 @@ def portfolio(problem: Problem) -> Solution:
         share = effort.part(effort.left / (min(FINALISTS, len(candidates)) - rank))
         found = improve(problem, candidate, effort=share)
         best = min(best, found, key=lambda c: c.time)
-    return Solution(schedule=best.schedule, costs=best.costs, partition=best.partition, cut_off=effort.cut_off)
+    return replace(best.solution, cut_off=effort.cut_off)
 
 
-def _choices(problem: Problem) -> list[Choice]:
+def _trials(problem: Problem) -> list[Trial]:
     """What goes together, in the order in which it is tried: few chunks, balanced splits and plain orders first."""
     return sorted(
         (
-            Choice(name, chunks, split, to_limit)
+            Trial(name, chunks, split, to_limit)
             for name, entry in schedules.items()
             for chunks in problem.chunk_choices
             if "chunks" in entry.options or entry.default_chunks == chunks
-            for split in (("balanced", "even") if problem.units is not None else ("even",))
+            for split in (("even",) if isinstance(problem.workload, FixedStages) else ("balanced", "even"))
             for to_limit in ((False, True) if "memory_limit" in entry.options else (False,))
         ),
         key=lambda c: (c.split == "even", c.to_limit, c.chunks != schedules[c.schedule].default_chunks, c.chunks),
     )
 
 
-def _price(problem: Problem, choice: Choice) -> float:
+def _price(problem: Problem, trial: Trial) -> float:
     """What it costs to build a schedule and to fit it; those that search in their own building take longer."""
-    searches = choice.to_limit and "steps" in schedules[choice.schedule].options
-    return FITTED * problem.devices * choice.chunks * problem.micro_batches + (SEARCHED if searches else 0)
+    searches = trial.to_limit and "steps" in schedules[trial.schedule].options
+    return FITTED * problem.devices * trial.chunks * problem.micro_batches + (SEARCHED if searches else 0)
 
 
-def _fitted(problem: Problem, choice: Choice) -> Candidate:
-    """The choice with the least recomputation that fits; raises DebubbleError if it does not."""
-    if problem.costs is not None:
-        costs = problem.costs if choice.to_limit else problem.costs.with_limit(None)
-        return repriced(Repricer(_build(problem, choice, costs)), problem)
-    assert problem.units is not None
-    stages = problem.devices * choice.chunks
-    counts = (even_counts if choice.split == "even" else balanced_counts)(problem.units, stages)
-    # Cost-aware schedules are built for the partition without recomputation, in looped placement.
-    rough = problem.units.stage_costs(cut(problem.units, counts), Placement.looped(problem.devices, choice.chunks))
-    schedule = _build(problem, choice, rough if choice.to_limit else rough.with_limit(None))
-    return priced(problem, Repricer(schedule), counts)
+def _fitted(problem: Problem, trial: Trial) -> PricedSchedule:
+    """The trial with the least recomputation that fits; raises DebubbleError if it does not."""
+    match problem.workload:
+        case FixedStages(costs):
+            return priced_stages(problem, Repricer(_build(problem, trial, costs)), costs)
+        case ModelUnits(units):
+            lengths = (even_counts if trial.split == "even" else balanced_counts)(units, problem.devices * trial.chunks)
+            # Cost-aware schedules are built for the partition without recomputation, in looped placement.
+            placement = Placement.looped(problem.devices, trial.chunks)
+            rough = units.stage_costs(Partition.cut(units, lengths), placement)
+            return PartitionSearch(problem, units, Repricer(_build(problem, trial, rough))).fitted(lengths)
 
 
-def _build(problem: Problem, choice: Choice, costs: StageCosts) -> Schedule:
-    entry = schedules[choice.schedule]
-    wanted: dict[str, Any] = {"chunks": choice.chunks, "objective": problem.objective}
+def _build(problem: Problem, trial: Trial, costs: StageCosts) -> Schedule:
+    """The trial's schedule, ordered for these costs."""
+    costs = costs if trial.to_limit else costs.with_limit(None)
+    entry = schedules[trial.schedule]
+    wanted: dict[str, Any] = {"chunks": trial.chunks, "objective": problem.objective}
     options = {name: value for name, value in wanted.items() if name in entry.options}
     schedule = entry(devices=problem.devices, micro_batches=problem.micro_batches, costs=costs, **options)
-    if schedule.stages != problem.devices * choice.chunks:
-        raise InfeasibleError(f"It does not have {choice.chunks} chunks per device.")
+    if schedule.stages != problem.devices * trial.chunks:
+        raise InfeasibleError(f"It does not have {trial.chunks} chunks per device.")
     return schedule

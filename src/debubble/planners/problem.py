@@ -17,71 +17,102 @@ if TYPE_CHECKING:
     from debubble.search.problem import Objective
 
 
+@dataclass(frozen=True)
+class FixedStages:
+    """Stages whose costs are known, so that their partition is not open."""
+
+    costs: StageCosts
+
+
+@dataclass(frozen=True)
+class ModelUnits:
+    """A model's units, which a planner divides into stages."""
+
+    units: Units
+
+
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Plan `micro_batches` over `devices`: either fixed stages (`costs`) or model units (`units`) to partition."""
+    """What every planner is given.
 
+    Attributes:
+        workload: What a micro-batch computes: fixed stages, or model units to partition.
+        devices: Pipeline devices.
+        micro_batches: Micro-batches per step.
+        chunks: Stages per device; None: one for fixed stages, the planner's choice for units.
+        effort: Work that a planner may do, in seconds of the reference machine (see `search.effort`).
+        deadline: Seconds on the clock after which a planner stops with what it has; None: ten times the effort and a
+            minute.
+        cache: Whether searches start from schedules that this machine has found before, and keep theirs.
+        seed: Seed of searches that draw at random.
+        objective: What the pipeline's part of a step takes: the makespan, or, with post-validation, the longest span.
+        tail: What follows the pipeline, if these are a model's units; None: nothing.
+
+    Raises:
+        InputError: If the entries do not go together.
+    """
+
+    workload: FixedStages | ModelUnits
     devices: int
     micro_batches: int
-    costs: StageCosts | None = None
-    units: Units | None = None
     chunks: int | None = None
-    """Stages per device; None: one for fixed costs, the planner's choice for units."""
     effort: float = 10.0
-    """Work that a planner may do, in seconds of the reference machine (see `solver.effort`)."""
     deadline: float | None = None
-    """Seconds on the clock after which a planner stops with what it has; None: ten times the effort and a minute."""
     cache: bool = False
-    """Whether searches start from schedules that this machine has found before, and keep theirs."""
     seed: int = 0
     objective: Objective = "makespan"
-    """What the pipeline's part of a step takes: with post-validation, the longest span of a device."""
     tail: StepTail | None = None
-    """What follows the pipeline, if these are a model's units; None: nothing."""
 
     def __post_init__(self) -> None:
         if self.devices < 1:
             raise InputError(f"A pipeline needs at least one device, not {self.devices}.")
         if self.micro_batches < 1:
             raise InputError(f"A step needs at least one micro-batch, not {self.micro_batches}.")
-        if (self.costs is None) == (self.units is None):
-            raise InputError("A problem has either stage costs or model units.")
         if self.chunks is not None and self.chunks < 1:
             raise InputError(f"A device needs at least one chunk, not {self.chunks}.")
         if not 0 <= self.effort < math.inf:
             raise InputError(f"The effort must be a number of seconds, 0 or more, not {self.effort}.")
         if self.deadline is not None and not self.deadline > 0:
             raise InputError(f"The deadline must be a number of seconds above 0, not {self.deadline}.")
-        if self.costs is not None and self.costs.stages != self.devices * (self.chunks or 1):
-            raise InputError(
-                f"The costs are for {self.costs.stages} stages, but {self.devices} devices"
-                f" with {self.chunks or 1} chunks each have {self.devices * (self.chunks or 1)}."
-            )
+        if isinstance(self.workload, FixedStages):
+            stages = self.devices * (self.chunks or 1)
+            if self.workload.costs.stages != stages:
+                raise InputError(
+                    f"The costs are for {self.workload.costs.stages} stages, but {self.devices} devices"
+                    f" with {self.chunks or 1} chunks each have {stages}."
+                )
+        self._entries.check_for(devices=self.devices, micro_batches=self.micro_batches)
 
-        given = self.costs or self.units
-        assert given is not None
-        given.check_for(devices=self.devices, micro_batches=self.micro_batches)
+    @property
+    def _entries(self) -> StageCosts | Units:
+        """The costs or units, which share the entries that hold for all stages."""
+        match self.workload:
+            case FixedStages(costs):
+                return costs
+            case ModelUnits(units):
+                return units
 
     def begun(self) -> Effort:
-        """The effort of a search that begins now, with the deadline as its brake."""
+        """Start the clock of a search: its effort, with the deadline as its brake."""
         return Effort.starting(self.effort, self.deadline)
 
     def time_of(self, run: Timeline | Price) -> Number:
-        """What the pipeline's part of a step takes that runs so."""
+        """Time of the pipeline's part of a step, by the problem's objective."""
         return run.makespan if self.objective == "makespan" else run.span
 
     def step_time(self, timeline: Timeline) -> Number:
-        """What the whole step takes, with gradient reduction and optimizer: what plans are ranked by."""
+        """Time of the whole step, with gradient reduction and optimizer: plans are ranked by it."""
         tail = 0 if self.tail is None else self.tail.of(timeline.program.schedule)
         return self.time_of(timeline) + tail
 
     def step_bound(self, bound: Number) -> Number:
-        """What every whole step takes at least, if its pipeline takes at least `bound`."""
+        """A lower bound on the whole step, if its pipeline takes at least `bound`."""
         return bound + (0 if self.tail is None else self.tail.least)
 
     @property
     def memory_limit(self) -> tuple[Number, ...] | None:
-        return self.units.memory_limit if self.units is not None else self.costs.memory_limit  # type: ignore[union-attr]
+        """Bytes per device, or one entry for all devices; None: no limit."""
+        return self._entries.memory_limit
 
     @property
     def limits(self) -> list[float]:
@@ -96,37 +127,34 @@ class Problem:
         """The numbers of chunks that a planner may choose from."""
         if self.chunks is not None:
             return (self.chunks,)
-        if self.units is None:
-            return (1,)
-        return tuple(v for v in (1, 2, 3, 4) if self.devices * v <= len(self.units.units))
+        match self.workload:
+            case FixedStages():
+                return (1,)
+            case ModelUnits(units):
+                return tuple(v for v in (1, 2, 3, 4) if self.devices * v <= len(units.units))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Solution:
-    """A schedule with the costs that it was made for, and the partition if it was open."""
+    """A planner's answer.
+
+    Attributes:
+        schedule: The order of operations.
+        costs: The stage costs that it was made for.
+        partition: The partition, if it was open.
+        lower_bound: Of the pipeline's part of a step, as far as the planner knows; the generic bound is added to it.
+        candidates: What else was tried, if the planner compares others.
+        remark: What the planner says of its search, in its own terms.
+        cut_off: Whether the deadline stopped the search.
+    """
 
     schedule: Schedule
     costs: StageCosts
     partition: Partition | None = None
     lower_bound: Number = 0
-    """Of the pipeline's part of a step, as far as the planner knows; the generic bound is added to it."""
     candidates: tuple[CandidateSummary, ...] = ()
-    """What else was tried, if the planner compares others."""
     remark: str | None = None
-    """What the planner says of its search, in its own terms."""
     cut_off: bool = False
-    """Whether the deadline stopped the search."""
-
-
-def cut(units: Units, counts: Sequence[int], *, strategy: str = "none") -> list[list[tuple[int, str]]]:
-    """The partition with that many units per stage, all with one strategy (those that lack it: `none`)."""
-    partition: list[list[tuple[int, str]]] = []
-    index = 0
-    for count in counts:
-        chosen = range(index, index + count)
-        partition.append([(i, strategy if strategy in units.units[i].strategies else "none") for i in chosen])
-        index += count
-    return partition
 
 
 def closest(reasons: Sequence[DebubbleError]) -> DebubbleError:

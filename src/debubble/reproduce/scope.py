@@ -22,12 +22,11 @@ from debubble.costs import Cluster, StepTail, model_units
 from debubble.costs.flops import flops_per_token
 from debubble.costs.optimizer_states import element_bytes
 from debubble.costs.speed import Speed
-from debubble.costs.units import Units
+from debubble.costs.units import Partition, Units
 from debubble.ir import InfeasibleError, Placement, RunOptions
 from debubble.models import Model, models
-from debubble.planners import Problem, planners
+from debubble.planners import ModelUnits, Problem, planners
 from debubble.planners.partitioning.balance import even_counts
-from debubble.planners.problem import cut
 from debubble.planners.scope.planner import DUAL, TRI, megatron_schedule
 from debubble.reproduce import sentences
 from debubble.reproduce.registry import Cell, Report, Table, report
@@ -136,35 +135,41 @@ def _mfu(problem: Problem, seconds: float) -> float | None:
 def problem_of(case: Case) -> Problem:
     """The case's model at the smallest micro-batch where even 1F1B needs recomputation."""
     if case.model == MULTIMODAL:
-        problem = problem_of(replace(case, model="LLaMA-70B"))
-        assert problem.units is not None
-        return replace(problem, units=_behind_a_tower(problem.units), tail=None)
-    model = MODELS[case.model]
+        problem, units = _problem_and_units(replace(case, model="LLaMA-70B"))
+        return replace(problem, workload=ModelUnits(_behind_a_tower(units)), tail=None)
+    return _problem_and_units(case)[0]
+
+
+def _problem_and_units(case: Case) -> tuple[Problem, Units]:
+    """The problem of a published model, and its units with the strategies that the case allows."""
     size = 1
-    while True:
-        problem = _problem(case, model, size)
-        assert problem.units is not None
-        if not _fits_without_recomputation(problem, problem.units):
-            return replace(problem, units=_restricted(problem.units, OPERATORS[case.operators]))
+    problem, units = _with_micro_batch(case, size)
+    while _fits_without_recomputation(problem, units):
         size *= 2
+        problem, units = _with_micro_batch(case, size)
+    units = _restricted(units, OPERATORS[case.operators])
+    return replace(problem, workload=ModelUnits(units)), units
 
 
-def _problem(case: Case, model: Model, size: int) -> Problem:
-    """The model at a size of the micro-batch."""
+def _with_micro_batch(case: Case, size: int) -> tuple[Problem, Units]:
+    """The problem and its units at a size of the micro-batch."""
+    model = MODELS[case.model]
     data = case.devices // (PIPELINE * TENSOR)
     options = RunOptions(
         micro_batch_size=size, sequence_length=min(4096, model.positions or 4096), tensor=TENSOR, data=data,
         zero=1, expert=8 if model.experts else 1,
     )  # fmt: skip
     cluster = Cluster.parse(f"{case.devices}xAscend-910-64GB")
-    return Problem(
+    units = model_units(model, cluster, options, pipeline=PIPELINE)
+    problem = Problem(
         devices=PIPELINE,
         micro_batches=PIPELINE if case.sequences is None else case.sequences // (data * size),
-        units=model_units(model, cluster, options, pipeline=PIPELINE),
+        workload=ModelUnits(units),
         chunks=case.chunks,
         effort=EFFORT,
         tail=StepTail(model=model, cluster=cluster, options=options, pipeline=PIPELINE),
     )
+    return problem, units
 
 
 def _restricted(units: Units, strategies: tuple[str, ...] | None) -> Units:
@@ -198,7 +203,7 @@ def _behind_a_tower(units: Units) -> Units:
 
 
 def _fits_without_recomputation(problem: Problem, units: Units) -> bool:
-    partition = cut(units, even_counts(units, PIPELINE))
+    partition = Partition.cut(units, even_counts(units, PIPELINE))
     costs = units.stage_costs(partition, Placement.linear(PIPELINE))
     peaks = Repricer(megatron_schedule(problem, 1)).peak_memory(costs, fused_recompute=frozenset())
     return all(peak <= limit for peak, limit in zip(peaks, problem.limits, strict=True))

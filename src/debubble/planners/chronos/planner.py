@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from debubble.ir import CutOffError, DebubbleError, InfeasibleError, Number
 from debubble.ir.lowering.admission import Admission
 from debubble.ir.lowering.op_costs import OpCosts
-from debubble.planners.chronos.settings import Increment, Setting, build, increments, settings
+from debubble.planners.chronos.combinations import Builder, ChunkIncrement, Combination
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planner
-from debubble.search.effort import CHECKED, SIMULATION, Effort
+from debubble.search.effort import CHECKED, SIMULATION
 from debubble.simulator import simulate
 
 FINALISTS = 6
@@ -30,95 +30,106 @@ SEARCH = 0.7
 
 @dataclass(frozen=True)
 class _Fit:
-    """A setting with the recomputation that it needs, and what a whole run may take."""
+    """A combination with the recomputation that it needs, and the step time that a whole run may take."""
 
-    setting: Setting
-    taken: Sequence[Increment]
+    combination: Combination
+    increments: Sequence[ChunkIncrement]
     expected: Number
 
 
 @planner("chronos", paper="ChronosPipe", searches=True)
 def chronos(problem: Problem) -> Solution:
     """The fastest ChronosPipe that fits: chunks, recomputation, offloaded states and activations, and groups."""
-    effort = problem.begun()
-    fits: list[_Fit] = []
-    reason: DebubbleError | None = None
-    for setting in settings(problem):
-        if effort.brake.bites or (fits and effort.spent > SEARCH * problem.effort):
-            break
-        if any(not fit.taken and fit.setting.saves_no_more_than(setting) for fit in fits):
-            continue
-        try:
-            fits.append(_least_recomputation(problem, setting, effort))
-        except InfeasibleError as error:
-            reason = error
-    fits.sort(key=lambda fit: fit.expected)
-    best: tuple[Number, Solution] | None = None
-    for rank, fit in enumerate(fits):
-        if best is not None and (rank >= FINALISTS or effort.over):
-            break
-        taken = _needed(problem, fit, effort)
-        solution = build(problem, fit.setting, taken, micro_batches=problem.micro_batches)
-        effort.spend(SIMULATION * solution.schedule.stages * problem.micro_batches)
-        try:
-            took = problem.step_time(simulate(solution.schedule, solution.costs))
-        except InfeasibleError as error:
-            reason = error
-            continue
-        if best is None or took < best[0]:
-            best = took, solution
-    if best is None:
-        if effort.cut_off:
-            raise CutOffError("No combination of ChronosPipe's parts had been found to fit at the deadline.")
-        raise InfeasibleError(f"ChronosPipe fits in no form: {reason}")
-    return replace(best[1], cut_off=effort.cut_off)
+    return _ChronosSearch(problem).solution()
 
 
-def _least_recomputation(problem: Problem, setting: Setting, effort: Effort) -> _Fit:
-    """Raises InfeasibleError if not even full recomputation fits."""
-    taken: Sequence[Increment] = ()
-    try:
-        solution = _checked(problem, setting, taken, effort)
-    except InfeasibleError:
-        order = increments(problem, setting)
-        taken, solution = order, _checked(problem, setting, order, effort)
-        low, high = 0, len(order)
-        while low + 1 < high:
-            middle = (low + high) // 2
-            try:
-                solution = _checked(problem, setting, order[:middle], effort)
-                taken, high = order[:middle], middle
-            except InfeasibleError:
-                low = middle
-    timeline = simulate(solution.schedule, solution.costs)
-    short = solution.schedule.micro_batches
-    effort.spend(SIMULATION * solution.schedule.stages * short)
-    further = (problem.micro_batches - short) * max(timeline.busy) / short
-    return _Fit(setting, taken, problem.step_time(timeline) + further)
+class _ChronosSearch:
+    """One search: the combinations that fit, then the most promising of them in full."""
 
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.effort = problem, problem.begun()
+        self.builder = Builder.of(problem)
+        self.reason: DebubbleError | None = None
 
-def _needed(problem: Problem, fit: _Fit, effort: Effort) -> Sequence[Increment]:
-    """What was taken without what the dearer increments after it have made superfluous."""
-    taken = list(fit.taken)
-    for increment in sorted(set(taken), key=lambda i: -i.price):
-        while increment in taken:
-            fewer = taken.copy()
-            fewer.remove(increment)
-            try:
-                _checked(problem, fit.setting, fewer, effort)
-            except InfeasibleError:
+    def solution(self) -> Solution:
+        """The fastest of all.  Raises InfeasibleError if none fits, CutOffError if none was found in time."""
+        best: tuple[Number, Solution] | None = None
+        for rank, fit in enumerate(sorted(self._fits(), key=lambda fit: fit.expected)):
+            if best is not None and (rank >= FINALISTS or self.effort.over):
                 break
-            taken = fewer
-    return taken
+            increments = self._needed(fit)
+            solution = self.builder.build(fit.combination, increments, micro_batches=self.problem.micro_batches)
+            self.effort.spend(SIMULATION * solution.schedule.stages * self.problem.micro_batches)
+            try:
+                time = self.problem.step_time(simulate(solution.schedule, solution.costs))
+            except InfeasibleError as error:
+                self.reason = error
+                continue
+            if best is None or time < best[0]:
+                best = time, solution
+        if best is None:
+            if self.effort.cut_off:
+                raise CutOffError("No combination of ChronosPipe's parts had been found to fit at the deadline.")
+            raise InfeasibleError(f"ChronosPipe fits in no form: {self.reason}")
+        return replace(best[1], cut_off=self.effort.cut_off)
 
+    def _fits(self) -> list[_Fit]:
+        """The combinations that fit, in the order in which they were tried."""
+        fits: list[_Fit] = []
+        for combination in self.builder.combinations():
+            if self.effort.brake.bites or (fits and self.effort.spent > SEARCH * self.problem.effort):
+                break
+            if any(not fit.increments and fit.combination.saves_no_more_than(combination) for fit in fits):
+                continue
+            try:
+                fits.append(self._least_recomputation(combination))
+            except InfeasibleError as error:
+                self.reason = error
+        return fits
 
-def _checked(problem: Problem, setting: Setting, taken: Sequence[Increment], effort: Effort) -> Solution:
-    """A run just long enough for the steady phase.  Raises InfeasibleError if it does not fit."""
-    short = min(problem.micro_batches, (2 * problem.devices + 4) * setting.group)
-    effort.spend(CHECKED * problem.devices * setting.chunks * short)
-    solution = build(problem, setting, taken, micro_batches=short)
-    _check_memory(solution)
-    return solution
+    def _least_recomputation(self, combination: Combination) -> _Fit:
+        """Raises InfeasibleError if not even full recomputation fits."""
+        increments: Sequence[ChunkIncrement] = ()
+        try:
+            solution = self._checked(combination, increments)
+        except InfeasibleError:
+            order = self.builder.increments(combination)
+            increments, solution = order, self._checked(combination, order)
+            low, high = 0, len(order)
+            while low + 1 < high:
+                middle = (low + high) // 2
+                try:
+                    solution = self._checked(combination, order[:middle])
+                    increments, high = order[:middle], middle
+                except InfeasibleError:
+                    low = middle
+        timeline = simulate(solution.schedule, solution.costs)
+        short = solution.schedule.micro_batches
+        self.effort.spend(SIMULATION * solution.schedule.stages * short)
+        further = (self.problem.micro_batches - short) * max(timeline.busy) / short
+        return _Fit(combination, increments, self.problem.step_time(timeline) + further)
+
+    def _needed(self, fit: _Fit) -> Sequence[ChunkIncrement]:
+        """The fit's increments without those that the dearer ones after them have made superfluous."""
+        needed = list(fit.increments)
+        for increment in sorted(set(needed), key=lambda i: -i.price):
+            while increment in needed:
+                fewer = needed.copy()
+                fewer.remove(increment)
+                try:
+                    self._checked(fit.combination, fewer)
+                except InfeasibleError:
+                    break
+                needed = fewer
+        return needed
+
+    def _checked(self, combination: Combination, increments: Sequence[ChunkIncrement]) -> Solution:
+        """A run just long enough for the steady phase.  Raises InfeasibleError if it does not fit."""
+        short = min(self.problem.micro_batches, (2 * self.problem.devices + 4) * combination.group)
+        self.effort.spend(CHECKED * self.problem.devices * combination.chunks * short)
+        solution = self.builder.build(combination, increments, micro_batches=short)
+        _check_memory(solution)
+        return solution
 
 
 def _check_memory(solution: Solution) -> None:

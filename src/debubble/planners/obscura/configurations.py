@@ -17,7 +17,7 @@ from functools import cached_property
 from debubble.ir import Number
 from debubble.planners.obscura.step_model import identify, step_time, swapping_cost, warm_ups
 from debubble.planners.partitioning.fixed_partition import Stages
-from debubble.planners.partitioning.pareto import Choice
+from debubble.planners.partitioning.pareto import StageRecomputation
 from debubble.planners.problem import Solution
 from debubble.schedules.obscura.migration import migrated as migrated_pipeline
 from debubble.schedules.obscura.migration import most_migrated
@@ -56,12 +56,12 @@ class Configuration:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class FittedConfiguration:
     """A configuration on given stages with the recomputation that it needs."""
 
     stages: Stages
     configuration: Configuration
-    choices: tuple[Choice, ...]
+    choices: tuple[StageRecomputation, ...]
     estimate: float
     """Time of the step by the model."""
 
@@ -92,7 +92,7 @@ class Candidate:
         return self.stages.solution(schedule, self.choices)
 
 
-def candidates(stages: Stages) -> Iterator[Candidate]:
+def candidates(stages: Stages) -> Iterator[FittedConfiguration]:
     """Every configuration that fits: 1F1B with recomputation on demand, and Obscura's pipelines."""
     for configuration in configurations(stages):
         yield from fits(stages, configuration)
@@ -119,15 +119,14 @@ def _spread(values: range) -> list[int]:
     return [values[i * (len(values) - 1) // (VALUES - 1)] for i in range(VALUES)]
 
 
-def cheap_choices(stages: Stages) -> Iterator[Sequence[Choice]]:
+def cheap_choices(stages: Stages) -> Iterator[Sequence[StageRecomputation]]:
     """What identification assumes of a stage that is not adjusted: nothing recomputed, or the cheap operators."""
     yield stages.named("none")
-    units = stages.problem.units
-    if units is not None and any("cmb" in unit.strategies for unit in units.units):
+    if stages.knows("cmb"):
         yield stages.named("cmb")
 
 
-def fits(stages: Stages, configuration: Configuration) -> Iterator[Candidate]:
+def fits(stages: Stages, configuration: Configuration) -> Iterator[FittedConfiguration]:
     """The least recomputation that fits: each stage its own, and the adjusted stages all as much as the neediest.
 
     The second is the paper's.  It often is the faster one: what differs between neighbours makes them wait in turn.
@@ -147,7 +146,7 @@ def fits(stages: Stages, configuration: Configuration) -> Iterator[Candidate]:
 
 def _cheapest(
     stages: Stages, configuration: Configuration, stage: int, alive: float, *, at_least: float = 0.0
-) -> Choice | None:
+) -> StageRecomputation | None:
     _, shared = _seconds_per_byte(stages, configuration, stage)
     return stages.fronts[stage].cheapest(
         alive=alive,
@@ -158,7 +157,9 @@ def _cheapest(
     )
 
 
-def candidate(stages: Stages, configuration: Configuration, choices: Sequence[Choice]) -> Candidate:
+def candidate(
+    stages: Stages, configuration: Configuration, choices: Sequence[StageRecomputation]
+) -> FittedConfiguration:
     """A configuration with given recomputation, and what it takes by the model of a step."""
     costs, p, m = stages.costs, stages.problem.devices, stages.problem.micro_batches
     mu, away = configuration.warm_ups(p, m), configuration.away(p, m)
@@ -176,7 +177,7 @@ def candidate(stages: Stages, configuration: Configuration, choices: Sequence[Ch
         )
         swapping.append(cost)
     recompute = [choice.recompute for choice in choices]
-    return Candidate(
+    return FittedConfiguration(
         stages=stages,
         configuration=configuration,
         choices=tuple(choices),

@@ -17,14 +17,14 @@ the trace is simulated, and the best is kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from debubble.ir import DeadlockError, InfeasibleError, Number, Schedule
-from debubble.planners.obscura.configurations import Candidate, candidates, fits
+from debubble.planners.obscura.configurations import FittedConfiguration, candidates, fits
 from debubble.planners.obscura.step_model import identify, step_time, warm_ups
 from debubble.planners.partitioning.balance import balanced_counts
-from debubble.planners.partitioning.fixed_partition import Stages
-from debubble.planners.partitioning.pareto import Choice
+from debubble.planners.partitioning.fixed_partition import Stages, UnitStages
+from debubble.planners.partitioning.pareto import StageRecomputation
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planner
 from debubble.schedules.obscura.strawman import strawman
@@ -42,12 +42,12 @@ WORTHWHILE = 0.999
 
 
 @dataclass(frozen=True)
-class Found:
+class SimulatedSolution:
     """A simulated solution."""
 
     makespan: Number
     solution: Solution
-    candidate: Candidate | None = None
+    candidate: FittedConfiguration | None = None
 
 
 @planner("obscura", paper="Obscura, ATC 2025")
@@ -69,7 +69,7 @@ def obscura(problem: Problem) -> Solution:
     return best.solution
 
 
-def fastest(tried: Iterable[Candidate], best: Found | None = None) -> Found | None:
+def fastest(tried: Iterable[FittedConfiguration], best: SimulatedSolution | None = None) -> SimulatedSolution | None:
     """The fastest of the candidates, and of what was found before, by simulating the most promising ones."""
     operations = 0
     for candidate in sorted(tried, key=lambda c: c.estimate):
@@ -90,7 +90,7 @@ def alternatives(stages: Stages) -> Iterator[tuple[float, Callable[[], Solution]
     deep = [min(m, 3 * (p - s) - 2) if s < adjusted else min(m, p - s) for s in range(p)]
     shallow = warm_ups(p, m, adjusted=0, migrated=0)
 
-    def bound(choices: Sequence[Choice], mu: Sequence[int]) -> float:
+    def bound(choices: Sequence[StageRecomputation], mu: Sequence[int]) -> float:
         return step_time(stages.costs, [c.recompute for c in choices], micro_batches=m, warm_ups=mu)
 
     yield (
@@ -99,21 +99,21 @@ def alternatives(stages: Stages) -> Iterator[tuple[float, Callable[[], Solution]
     )
     yield bound(mixed, shallow), lambda: stages.solution(_plain(problem), mixed)
     yield bound(full, shallow), lambda: stages.solution(_plain(problem), full)
-    if problem.units is not None and any("cmb" in unit.strategies for unit in problem.units.units):
+    if stages.knows("cmb"):
         cheap = stages.named("cmb")
         yield bound(cheap, shallow), lambda: stages.solution(_plain(problem), cheap)
 
 
-def adjusted_partitions(start: Candidate) -> Iterator[Candidate]:
+def adjusted_partitions(start: FittedConfiguration) -> Iterator[FittedConfiguration]:
     """The configuration on the partitions of Algorithm 1, each with the recomputation that it then needs."""
     stages, problem = start.stages, start.stages.problem
-    if stages.counts is None:
+    if not isinstance(stages, UnitStages):
         return
-    fitted: dict[Counts, tuple[Candidate, ...]] = {stages.counts: (start,)}
+    fitted: dict[Counts, tuple[FittedConfiguration, ...]] = {stages.lengths: (start,)}
 
     def times(counts: Counts) -> list[float] | None:
         if counts not in fitted:
-            fitted[counts] = tuple(fits(Stages(problem, counts), start.configuration))
+            fitted[counts] = tuple(fits(replace(stages, lengths=counts), start.configuration))
         if not fitted[counts]:
             return None
         candidate = fitted[counts][0]
@@ -121,7 +121,7 @@ def adjusted_partitions(start: Candidate) -> Iterator[Candidate]:
         return [float(costs.work(s)) + choice.recompute for s, choice in enumerate(candidate.choices)]
 
     for counts in adjustments(
-        stages.counts, adjusted=start.configuration.adjusted, micro_batches=problem.micro_batches, times=times
+        stages.lengths, adjusted=start.configuration.adjusted, micro_batches=problem.micro_batches, times=times
     ):
         yield from fitted[counts]
 
@@ -169,19 +169,21 @@ def _move(counts: Counts, giver: int, taker: int) -> Counts:
 def _starts(even: Stages) -> Iterator[Stages]:
     """The paper's even partition, and the one with the least work in its largest stage: heads can be long."""
     yield even
-    if even.problem.units is not None:
-        balanced = tuple(balanced_counts(even.problem.units, even.problem.devices))
-        if balanced != even.counts:
-            yield Stages(even.problem, balanced)
+    if isinstance(even, UnitStages):
+        balanced = tuple(balanced_counts(even.units, even.problem.devices))
+        if balanced != even.lengths:
+            yield replace(even, lengths=balanced)
 
 
-def _better(best: Found | None, solution: Solution, candidate: Candidate | None = None) -> Found | None:
+def _better(
+    best: SimulatedSolution | None, solution: Solution, candidate: FittedConfiguration | None = None
+) -> SimulatedSolution | None:
     """The faster of what was found and a solution, which may turn out not to fit, or to block itself."""
     try:
         makespan = simulate(solution.schedule, solution.costs).makespan
     except (InfeasibleError, DeadlockError):
         return best
-    return Found(makespan, solution, candidate) if best is None or makespan < best.makespan else best
+    return SimulatedSolution(makespan, solution, candidate) if best is None or makespan < best.makespan else best
 
 
 def _plain(problem: Problem) -> Schedule:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 from debubble.ir import StageCosts
 from debubble.planners.partitioning.fixed_partition import Stages
-from debubble.planners.partitioning.pareto import Choice
+from debubble.planners.partitioning.pareto import StageRecomputation
 from debubble.schedules.obscura.swapping import first_swapped
 
 
-def identify(stages: Stages, choices: Sequence[Choice]) -> int:
+def identify(stages: Stages, choices: Sequence[StageRecomputation]) -> int:
     """How many first stages to adjust: up to the last that breaks its limit under 1F1B with these choices.
 
     With `stages.named("cmb")` this is CMB-Identifying: a stage that the cheap operators save is not adjusted.

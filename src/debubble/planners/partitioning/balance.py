@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from debubble.costs.units import Partition, Units
+from debubble.costs.units import Units
 from debubble.ir import InputError
-
-
-def counts_of(partition: Partition) -> list[int]:
-    """Units per stage."""
-    return [len(stage) for stage in partition]
 
 
 def even_counts(units: Units, stages: int) -> list[int]:
     """Megatron's even split: the units between embedding and head in equal runs, longer ones last.
 
-    Raises InputError if there are fewer units than stages.
+    Args:
+        units: The model.
+        stages: Stages to fill.
+
+    Returns:
+        Units per stage.
+
+    Raises:
+        InputError: If there are fewer units than stages.
     """
     _check(units, stages)
     types = [unit.type for unit in units.units]
@@ -30,14 +33,23 @@ def even_counts(units: Units, stages: int) -> list[int]:
 
 
 def balanced_counts(units: Units, stages: int, *, weights: Sequence[float] | None = None) -> list[int]:
-    """The split whose largest stage has the least work (or `weights`), found exactly by dynamic programming.
+    """The split whose largest stage has the least work, found exactly by dynamic programming.
 
-    Raises InputError if there are fewer units than stages.
+    Args:
+        units: The model.
+        stages: Stages to fill.
+        weights: What counts as the work of each unit; None: its compute time.
+
+    Returns:
+        Units per stage.
+
+    Raises:
+        InputError: If there are fewer units than stages.
     """
     _check(units, stages)
-    each = [float(u.work) for u in units.units] if weights is None else list(weights)
-    total = [0.0, *accumulate(each)]
-    n = len(each)
+    work = [float(u.work) for u in units.units] if weights is None else list(weights)
+    total = [0.0, *accumulate(work)]
+    n = len(work)
     # least[i]: the smallest possible largest stage over the first i units; cuts[s][i]: where its last stage begins.
     least = total[:]
     cuts: list[list[int]] = []
@@ -58,6 +70,15 @@ def balanced_counts(units: Units, stages: int, *, weights: Sequence[float] | Non
         counts.append(end - cut[end])
         end = cut[end]
     return [end, *reversed(counts)]
+
+
+def even_and_balanced(units: Units, stages: int) -> list[tuple[int, ...]]:
+    """The even and the balanced split, or one of them if they are equal: where planners begin.
+
+    Raises:
+        InputError: If there are fewer units than stages.
+    """
+    return list(dict.fromkeys((tuple(even_counts(units, stages)), tuple(balanced_counts(units, stages)))))
 
 
 def _check(units: Units, stages: int) -> None:

@@ -1,87 +1,78 @@
 """A problem whose partition is fixed: its stages, what each can recompute, and the answer they make.
 
-It hides from a planner whether the problem gave stage costs, where a stage recomputes or not, or model units, where
-every unit has strategies of its own.
+A planner need not know whether the problem gave stage costs, where a stage recomputes or not (`GivenStages`), or model
+units, where every unit has strategies of its own (`UnitStages`).
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate, pairwise
 
 import numpy as np
 
-from debubble.costs.units import recomputing
+from debubble.costs.units import Partition, Units
 from debubble.ir import InfeasibleError, Placement, Schedule, StageCosts
 from debubble.planners.partitioning.balance import even_counts
-from debubble.planners.partitioning.pareto import Choice, Front, front
-from debubble.planners.problem import Problem, Solution, cut
+from debubble.planners.partitioning.pareto import Front, StageRecomputation, front
+from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution
 
 
 @dataclass(frozen=True)
-class Stages:
-    """One stage per device: `counts` units each, or the problem's fixed stages."""
+class Stages(ABC):
+    """One stage per device."""
 
     problem: Problem
-    counts: tuple[int, ...] | None
 
     @staticmethod
     def even(problem: Problem) -> Stages:
-        """The even partition.  Raises InfeasibleError if the problem wants several stages per device."""
+        """The fixed stages, or the even partition of the units.
+
+        Raises:
+            InfeasibleError: If the problem wants several stages per device.
+        """
         if problem.chunks not in (None, 1):
             raise InfeasibleError("This planner holds one stage per device; ask for one chunk.")
-        counts = None if problem.units is None else tuple(even_counts(problem.units, problem.devices))
-        return Stages(problem, counts)
+        match problem.workload:
+            case FixedStages(costs):
+                return GivenStages(problem, costs)
+            case ModelUnits(units):
+                return UnitStages(problem, units, tuple(even_counts(units, problem.devices)))
 
-    @cached_property
+    @property
+    @abstractmethod
     def costs(self) -> StageCosts:
-        """Of the stages, without recomputation."""
-        if self.problem.costs is not None:
-            return self.problem.costs
-        assert self.problem.units is not None
-        assert self.counts is not None
-        return self.problem.units.stage_costs(cut(self.problem.units, self.counts), Placement.linear(len(self.counts)))
+        """The stages' costs, without recomputation."""
 
-    @cached_property
+    @property
+    @abstractmethod
     def fronts(self) -> tuple[Front, ...]:
-        """Per stage, its efficient choices."""
-        units = self.problem.units
-        if units is None:
-            return tuple(_fixed_front(self.costs, s) for s in range(self.costs.stages))
-        return tuple(front([units.units[i] for i in self._range(s)]) for s in range(self.costs.stages))
+        """Per stage, its efficient ways to recompute."""
+
+    @abstractmethod
+    def knows(self, strategy: str) -> bool:
+        """Whether any stage can recompute by a strategy of that name."""
+
+    @abstractmethod
+    def named(self, strategy: str) -> tuple[StageRecomputation, ...]:
+        """Per stage, every unit with this strategy, or `none` where it lacks it.
+
+        Raises:
+            InfeasibleError: If no unit has it.
+        """
+
+    @abstractmethod
+    def solution(self, schedule: Schedule, choices: Sequence[StageRecomputation]) -> Solution:
+        """The schedule on these stages, each recomputing as chosen."""
 
     @cached_property
-    def on_demand(self) -> tuple[Choice | None, ...]:
+    def on_demand(self) -> tuple[StageRecomputation | None, ...]:
         """Per stage, the least recomputation with which 1F1B fits; None where nothing does."""
         p, m = self.problem.devices, self.problem.micro_batches
         return tuple(front.cheapest(alive=min(p - s, m), budget=self.budget(s)) for s, front in enumerate(self.fronts))
-
-    def named(self, strategy: str) -> tuple[Choice, ...]:
-        """Every unit with this strategy, or `none` where it lacks it.
-
-        Raises InfeasibleError if no unit has it: fixed stages know only `none` and `full`.
-        """
-        units = self.problem.units
-        if units is None:
-            if strategy not in ("none", "full"):
-                raise InfeasibleError(f"Fixed stage costs do not say what '{strategy}' recomputes; give model units.")
-            return tuple(_fixed_choice(self.costs, s, strategy) for s in range(self.costs.stages))
-        if not any(strategy in unit.strategies for unit in units.units):
-            raise InfeasibleError(f"No unit of the model has the recomputation strategy '{strategy}'.")
-        assert self.counts is not None
-        partition = cut(units, self.counts, strategy=strategy)
-        costs = units.stage_costs(partition, Placement.linear(len(self.counts)))
-        assert costs.recompute_workspace is not None
-        return tuple(
-            Choice(
-                float(costs.activation_recomputed[s]),
-                float(costs.recompute[s]),
-                float(costs.recompute_workspace[s]),
-                tuple(name for _, name in partition[s]),
-            )
-            for s in range(costs.stages)
-        )
 
     def budget(self, stage: int) -> float:
         """Bytes that activations may take on a stage's device, if all micro-batches are as long as the longest."""
@@ -89,40 +80,119 @@ class Stages:
         longest = max(self.costs.micro_batch_scale or (1,))
         return float("inf") if limit is None else float((limit - self.costs.static_of(stage)) / longest)
 
-    def solution(self, schedule: Schedule, choices: Sequence[Choice]) -> Solution:
+
+@dataclass(frozen=True)
+class GivenStages(Stages):
+    """The problem's fixed stages, which recompute wholly or not at all."""
+
+    stage_costs: StageCosts
+
+    @property
+    def costs(self) -> StageCosts:
+        """The problem's own costs."""
+        return self.stage_costs
+
+    @cached_property
+    def fronts(self) -> tuple[Front, ...]:
+        """Per stage, keeping or recomputing everything."""
+        return tuple(self._front(s) for s in range(self.costs.stages))
+
+    def knows(self, strategy: str) -> bool:
+        """Whether it is `none` or `full`."""
+        return strategy in ("none", "full")
+
+    def named(self, strategy: str) -> tuple[StageRecomputation, ...]:
+        """Every stage keeping (`none`) or recomputing (`full`) everything.
+
+        Raises:
+            InfeasibleError: For any other strategy.
+        """
+        if not self.knows(strategy):
+            raise InfeasibleError(f"Fixed stage costs do not say what '{strategy}' recomputes; give model units.")
+        return tuple(self._choice(s, strategy) for s in range(self.costs.stages))
+
+    def solution(self, schedule: Schedule, choices: Sequence[StageRecomputation]) -> Solution:
         """The schedule on these stages, each recomputing as chosen."""
-        if self.problem.units is None:
-            fused = frozenset(s for s, choice in enumerate(choices) if choice.strategies != ("none",))
-            return Solution(schedule=replace(schedule, fused_recompute=fused), costs=self.costs)
-        partition = [list(zip(self._range(s), choice.strategies, strict=True)) for s, choice in enumerate(choices)]
+        fused = frozenset(s for s, choice in enumerate(choices) if choice.strategies != ("none",))
+        return Solution(schedule=replace(schedule, fused_recompute=fused), costs=self.costs)
+
+    def _choice(self, stage: int, strategy: str) -> StageRecomputation:
+        costs = self.costs
+        if strategy == "none":
+            return StageRecomputation(float(costs.activation[stage]), 0.0, 0.0, ("none",))
+        dropped = costs.dropped(stage)
+        workspace = dropped if costs.recompute_workspace is None else min(costs.recompute_workspace[stage], dropped)
+        return StageRecomputation(
+            float(costs.activation_recomputed[stage]), float(costs.recompute[stage]), float(workspace), ("full",)
+        )
+
+    def _front(self, stage: int) -> Front:
+        choices = [self._choice(stage, strategy) for strategy in ("none", "full")]
+        menu = tuple((c.strategies[0], c.kept, c.recompute) for c in choices)
+        return Front(
+            menus=(menu,),
+            kept=np.array([c.kept for c in choices]),
+            recompute=np.array([c.recompute for c in choices]),
+            workspace=np.array([c.workspace for c in choices]),
+            counts=np.eye(2, dtype=np.int64),
+            columns=((menu, "none"), (menu, "full")),
+        )
+
+
+@dataclass(frozen=True)
+class UnitStages(Stages):
+    """A model's units in stages of `lengths` units each."""
+
+    units: Units
+    lengths: tuple[int, ...]
+
+    @cached_property
+    def costs(self) -> StageCosts:
+        """The costs of the units that each stage holds, nothing recomputed."""
+        return self._costs(Partition.cut(self.units, self.lengths))
+
+    @cached_property
+    def fronts(self) -> tuple[Front, ...]:
+        """Per stage, the efficient combinations of its units' strategies."""
+        return tuple(front(self.units.units[a:b]) for a, b in self._bounds)
+
+    def knows(self, strategy: str) -> bool:
+        """Whether any unit has it."""
+        return any(strategy in unit.strategies for unit in self.units.units)
+
+    def named(self, strategy: str) -> tuple[StageRecomputation, ...]:
+        """Per stage, every unit with this strategy, or `none` where it lacks it.
+
+        Raises:
+            InfeasibleError: If no unit has it.
+        """
+        if not self.knows(strategy):
+            raise InfeasibleError(f"No unit of the model has the recomputation strategy '{strategy}'.")
+        partition = Partition.cut(self.units, self.lengths, strategy=strategy)
+        costs = self._costs(partition)
+        assert costs.recompute_workspace is not None
+        numbers = zip(costs.activation_recomputed, costs.recompute, costs.recompute_workspace, partition, strict=True)
+        return tuple(
+            StageRecomputation(float(kept), float(time), float(workspace), tuple(name for _, name in stage))
+            for kept, time, workspace, stage in numbers
+        )
+
+    def solution(self, schedule: Schedule, choices: Sequence[StageRecomputation]) -> Solution:
+        """The schedule on these stages, each recomputing as chosen."""
+        partition = Partition(
+            zip(range(a, b), choice.strategies, strict=True)
+            for (a, b), choice in zip(self._bounds, choices, strict=True)
+        )
         return Solution(
-            schedule=replace(schedule, fused_recompute=recomputing(partition)),
-            costs=self.problem.units.stage_costs(partition, schedule.placement),
+            schedule=replace(schedule, fused_recompute=partition.recomputing),
+            costs=self.units.stage_costs(partition, schedule.placement),
             partition=partition,
         )
 
-    def _range(self, stage: int) -> range:
-        assert self.counts is not None
-        begin = sum(self.counts[:stage])
-        return range(begin, begin + self.counts[stage])
+    def _costs(self, partition: Partition) -> StageCosts:
+        return self.units.stage_costs(partition, Placement.linear(len(partition)))
 
-
-def _fixed_choice(costs: StageCosts, stage: int, strategy: str) -> Choice:
-    if strategy == "none":
-        return Choice(float(costs.activation[stage]), 0.0, 0.0, ("none",))
-    dropped = costs.dropped(stage)
-    workspace = dropped if costs.recompute_workspace is None else min(costs.recompute_workspace[stage], dropped)
-    return Choice(float(costs.activation_recomputed[stage]), float(costs.recompute[stage]), float(workspace), ("full",))
-
-
-def _fixed_front(costs: StageCosts, stage: int) -> Front:
-    choices = [_fixed_choice(costs, stage, strategy) for strategy in ("none", "full")]
-    menu = tuple((c.strategies[0], c.kept, c.recompute) for c in choices)
-    return Front(
-        menus=(menu,),
-        kept=np.array([c.kept for c in choices]),
-        recompute=np.array([c.recompute for c in choices]),
-        workspace=np.array([c.workspace for c in choices]),
-        counts=np.eye(2, dtype=np.int64),
-        columns=((menu, "none"), (menu, "full")),
-    )
+    @property
+    def _bounds(self) -> list[tuple[int, int]]:
+        """Per stage, its first unit and the one after its last."""
+        return list(pairwise(accumulate(self.lengths, initial=0)))

@@ -9,178 +9,195 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations
 
-from debubble.costs.units import Partition, Units, recomputing
+from debubble.costs.units import Partition, Units
 from debubble.ir import InfeasibleError, Schedule, StageCosts
-from debubble.planners.partitioning.balance import counts_of
 from debubble.planners.partitioning.recomputation import cheapest_stages, cheapest_strategies
-from debubble.planners.problem import Problem
+from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.search.effort import REPRICED, SCORED, Effort
 from debubble.simulator import Repricer
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One feasible point of a search."""
-
-    time: float
-    """Of a step, as the problem counts it."""
-    schedule: Schedule
-    costs: StageCosts
-    partition: Partition | None
-
-
-def repriced(repricer: Repricer, problem: Problem) -> Candidate:
-    """The schedule on the problem's fixed costs, with the fewest stages that must recompute."""
-    costs = problem.costs
-    assert costs is not None
-    schedule = repricer.schedule
-    fused = cheapest_stages(repricer, costs) | schedule.fused_recompute
-    price = repricer.price(costs, fused_recompute=fused)
-    return Candidate(float(problem.time_of(price)), replace(schedule, fused_recompute=fused), costs, None)
-
-
-def priced(
-    problem: Problem, repricer: Repricer, counts: Sequence[int], strategies: Sequence[str] | None = None
-) -> Candidate:
-    """The partition with `counts` units per stage; raises InfeasibleError if it does not fit.
-
-    `strategies`: those that units may use beside `none` (None: all).
-    """
-    assert problem.units is not None
-    return scored(problem, repricer, cheapest_strategies(repricer, problem.units, counts, strategies))
-
-
-def scored(problem: Problem, repricer: Repricer, partition: Partition) -> Candidate:
-    """A partition of the problem's units on the schedule, with its simulated time; the limit is not checked."""
-    assert problem.units is not None
-    costs = problem.units.stage_costs(partition, repricer.schedule.placement)
-    fused = recomputing(partition)
-    price = repricer.price(costs, fused_recompute=fused)
-    return Candidate(float(problem.time_of(price)), replace(repricer.schedule, fused_recompute=fused), costs, partition)
-
-
-def improve(
-    problem: Problem, start: Candidate, *, effort: Effort, strategies: Sequence[str] | None = None
-) -> Candidate:
-    """Move units between stages, then change their strategies, while that makes the step faster and the effort lasts.
-
-    `strategies`: as in `priced`.  Returns the start if nothing helps.
-    """
-    if start.partition is None:
-        return start
-    repricer = Repricer(start.schedule)
-    best = _move_units(problem, repricer, start, effort, strategies)
-    assert best.partition is not None
-    fine = refine(problem, repricer, best, effort=effort, strategies=strategies)
-    for neighbour in _neighbours(counts_of(best.partition), _load(best)):
-        if effort.over:
-            break
-        _spend(effort, repricer, REPRICED)
-        try:
-            found = priced(problem, repricer, neighbour, strategies)
-        except InfeasibleError:
-            continue
-        if found.time < fine.time * NEAR:
-            again = refine(problem, repricer, found, effort=effort, strategies=strategies)
-            fine = min(fine, again, key=lambda c: c.time)
-    return fine
-
 
 NEAR = 1.2
 """How much slower a neighbouring partition may be for its strategies to be worth refining."""
 
 
-def _move_units(
-    problem: Problem, repricer: Repricer, start: Candidate, effort: Effort, strategies: Sequence[str] | None
-) -> Candidate:
-    assert start.partition is not None
-    best, counts = start, tuple(counts_of(start.partition))
-    tried = {counts}
-    improved = True
-    while improved:
-        improved = False
-        for neighbour in _neighbours(counts, _load(best)):
-            if neighbour in tried:
-                continue
-            if effort.over:
-                return best
-            _spend(effort, repricer, REPRICED)
-            tried.add(neighbour)
-            try:
-                found = priced(problem, repricer, neighbour, strategies)
-            except InfeasibleError:
-                continue
-            if found.time < best.time:
-                best, counts, improved = found, neighbour, True
-                break
-    return best
+@dataclass(frozen=True)
+class PricedSchedule:
+    """A schedule with its costs and the time that its pipeline takes.
 
-
-def refine(
-    problem: Problem,
-    repricer: Repricer,
-    start: Candidate,
-    *,
-    effort: Effort,
-    strategies: Sequence[str] | None = None,
-) -> Candidate:
-    """Change the strategies of one unit, or of two on the same device, as long as that makes the step faster.
-
-    Choosing by time per byte is not exact, because units cannot be cut; this mends it.
+    Attributes:
+        time: Of the pipeline's part of a step, by the problem's objective.
+        schedule: The order, with the stages that recompute.
+        costs: Costs of its stages.
+        partition: The partition that makes the costs; None for fixed stages.
     """
-    best = start
-    improved = True
-    while improved:
-        improved = False
-        assert best.partition is not None
-        for partition in _other_strategies(problem, repricer, best.partition, strategies):
+
+    time: float
+    schedule: Schedule
+    costs: StageCosts
+    partition: Partition | None
+
+    @property
+    def solution(self) -> Solution:
+        """It, as a planner's answer."""
+        return Solution(schedule=self.schedule, costs=self.costs, partition=self.partition)
+
+
+def priced_stages(problem: Problem, repricer: Repricer, costs: StageCosts) -> PricedSchedule:
+    """The repricer's schedule on fixed stages, of which the fewest recompute.
+
+    Raises:
+        InfeasibleError: If not even recomputing all of them fits.
+    """
+    fused = cheapest_stages(repricer, costs) | repricer.schedule.fused_recompute
+    time = float(problem.time_of(repricer.price(costs, fused_recompute=fused)))
+    return PricedSchedule(time, replace(repricer.schedule, fused_recompute=fused), costs, None)
+
+
+def improve(
+    problem: Problem, start: PricedSchedule, *, effort: Effort, strategies: Sequence[str] | None = None
+) -> PricedSchedule:
+    """Move units between stages, then change their strategies, while that makes the step faster and the effort lasts.
+
+    Args:
+        problem: The problem.
+        start: Where the search begins.
+        effort: What it may spend.
+        strategies: Names that units may use beside `none`; None: all.
+
+    Returns:
+        The fastest point, which is the start if nothing helps or its stages are fixed.
+    """
+    if start.partition is None or not isinstance(problem.workload, ModelUnits):
+        return start
+    search = PartitionSearch(problem, problem.workload.units, Repricer(start.schedule), strategies)
+    return search.improve(start, start.partition, effort)
+
+
+@dataclass(frozen=True)
+class PartitionSearch:
+    """Partitions of a model's units on one order of operations.
+
+    Attributes:
+        problem: The problem.
+        units: The model.
+        repricer: Prices the order.
+        strategies: Names that units may use beside `none`; None: all.
+    """
+
+    problem: Problem
+    units: Units
+    repricer: Repricer
+    strategies: Sequence[str] | None = None
+
+    def fitted(self, lengths: Sequence[int]) -> PricedSchedule:
+        """The partition with so many units per stage and the least recomputation.
+
+        Raises:
+            InfeasibleError: If it does not fit.
+        """
+        return self.priced(cheapest_strategies(self.repricer, self.units, lengths, self.strategies))
+
+    def priced(self, partition: Partition) -> PricedSchedule:
+        """A partition with its time; the limit is not checked."""
+        schedule, costs = self.repricer.schedule, self._costs(partition)
+        price = self.repricer.price(costs, fused_recompute=partition.recomputing)
+        time = float(self.problem.time_of(price))
+        return PricedSchedule(time, replace(schedule, fused_recompute=partition.recomputing), costs, partition)
+
+    def excesses(self, partition: Partition) -> list[float]:
+        """Bytes per device by which a partition's peak is above the limit; 0 or less where it fits."""
+        peaks = self.repricer.peak_memory(self._costs(partition), fused_recompute=partition.recomputing)
+        return [float(peak) - limit for peak, limit in zip(peaks, self.problem.limits, strict=True)]
+
+    def _costs(self, partition: Partition) -> StageCosts:
+        return self.units.stage_costs(partition, self.repricer.schedule.placement)
+
+    def improve(self, start: PricedSchedule, partition: Partition, effort: Effort) -> PricedSchedule:
+        """The fastest point that moves of units and changes of strategies reach from a start of that partition."""
+        best, partition = self._move_units(start, partition, effort)
+        fine = self.refine(best, partition, effort)
+        for lengths in _neighbours(partition.lengths, _load(best)):
             if effort.over:
-                return best
-            _spend(effort, repricer, SCORED)
-            found = scored(problem, repricer, partition)
-            if found.time < best.time and _fits(problem, repricer, found):
-                best, improved = found, True
                 break
-    return best
+            neighbour = self._neighbour(lengths, effort)
+            if neighbour is not None and neighbour[0].time < fine.time * NEAR:
+                fine = min(fine, self.refine(*neighbour, effort), key=lambda point: point.time)
+        return fine
+
+    def refine(self, start: PricedSchedule, partition: Partition, effort: Effort) -> PricedSchedule:
+        """Change the strategies of one unit, or of two on the same device, as long as that makes the step faster.
+
+        Choosing by time per byte is not exact, because units cannot be cut; this corrects it.
+        """
+        best, improved = start, True
+        while improved:
+            improved = False
+            for changed in self._other_strategies(partition):
+                if effort.over:
+                    return best
+                self._spend(effort, SCORED)
+                point = self.priced(changed)
+                if point.time < best.time and max(self.excesses(changed)) <= 0:
+                    best, partition, improved = point, changed, True
+                    break
+        return best
+
+    def _move_units(
+        self, start: PricedSchedule, partition: Partition, effort: Effort
+    ) -> tuple[PricedSchedule, Partition]:
+        best, improved = start, True
+        tried = {partition.lengths}
+        while improved:
+            improved = False
+            for lengths in _neighbours(partition.lengths, _load(best)):
+                if lengths in tried:
+                    continue
+                if effort.over:
+                    return best, partition
+                tried.add(lengths)
+                neighbour = self._neighbour(lengths, effort)
+                if neighbour is not None and neighbour[0].time < best.time:
+                    (best, partition), improved = neighbour, True
+                    break
+        return best, partition
+
+    def _neighbour(self, lengths: Sequence[int], effort: Effort) -> tuple[PricedSchedule, Partition] | None:
+        """The cheapest partition of these lengths with its price; None if it does not fit."""
+        self._spend(effort, REPRICED)
+        try:
+            partition = cheapest_strategies(self.repricer, self.units, lengths, self.strategies)
+        except InfeasibleError:
+            return None
+        return self.priced(partition), partition
+
+    def _spend(self, effort: Effort, price: tuple[float, float]) -> None:
+        schedule = self.repricer.schedule
+        effort.spend(price[0] + price[1] * schedule.stages * schedule.micro_batches)
+
+    def _other_strategies(self, partition: Partition) -> Iterator[Partition]:
+        """Partitions that differ in one unit's strategy, or in those of two units of one device."""
+        for stages in self.repricer.schedule.placement.stages_of:
+            changes = [
+                (stage, at, name)
+                for stage in stages
+                for at, (index, strategy) in self._representatives(partition[stage])
+                for name in self.units.units[index].strategies
+                if name != strategy and (self.strategies is None or name in ("none", *self.strategies))
+            ]
+            for chosen in chain(((change,) for change in changes), combinations(changes, 2)):
+                changed = [list(stage) for stage in partition]
+                for stage, at, name in chosen:
+                    changed[stage][at] = (changed[stage][at][0], name)
+                yield Partition(changed)
+
+    def _representatives(self, stage: Sequence[tuple[int, str]]) -> list[tuple[int, tuple[int, str]]]:
+        """One unit per type and strategy with its place in the stage: equal units can stand for each other."""
+        units = self.units.units
+        places = {(units[index].type, strategy): (at, (index, strategy)) for at, (index, strategy) in enumerate(stage)}
+        return list(places.values())
 
 
-def _spend(effort: Effort, repricer: Repricer, price: tuple[float, float]) -> None:
-    schedule = repricer.schedule
-    effort.spend(price[0] + price[1] * schedule.stages * schedule.micro_batches)
-
-
-def _fits(problem: Problem, repricer: Repricer, candidate: Candidate) -> bool:
-    peaks = repricer.peak_memory(candidate.costs, fused_recompute=candidate.schedule.fused_recompute)
-    return all(peak <= limit for peak, limit in zip(peaks, problem.limits, strict=True))
-
-
-def _other_strategies(
-    problem: Problem, repricer: Repricer, partition: Partition, strategies: Sequence[str] | None
-) -> Iterator[Partition]:
-    """Partitions that differ in one unit's strategy, or in those of two units of one device."""
-    assert problem.units is not None
-    for stages in repricer.schedule.placement.stages_of:
-        changes = [
-            (stage, at, name)
-            for stage in stages
-            for at, (index, strategy) in _representatives(problem.units, partition[stage])
-            for name in problem.units.units[index].strategies
-            if name != strategy and (strategies is None or name in ("none", *strategies))
-        ]
-        for chosen in chain(((c,) for c in changes), combinations(changes, 2)):
-            other = [list(stage) for stage in partition]
-            for stage, at, name in chosen:
-                other[stage][at] = (other[stage][at][0], name)
-            yield other
-
-
-def _representatives(units: Units, stage: Sequence[tuple[int, str]]) -> list[tuple[int, tuple[int, str]]]:
-    """One unit per type and strategy with its place in the stage: equal units can stand for each other."""
-    found = {(units.units[index].type, strategy): (at, (index, strategy)) for at, (index, strategy) in enumerate(stage)}
-    return list(found.values())
-
-
-def _load(candidate: Candidate) -> list[float]:
+def _load(candidate: PricedSchedule) -> list[float]:
     """Per stage, how long its device is busy per micro-batch, recomputation included."""
     costs, schedule = candidate.costs, candidate.schedule
     load = [0.0] * schedule.stages
@@ -193,17 +210,17 @@ def _load(candidate: Candidate) -> list[float]:
     return load
 
 
-def _neighbours(counts: Sequence[int], load: Sequence[float]) -> Iterator[tuple[int, ...]]:
+def _neighbours(lengths: Sequence[int], load: Sequence[float]) -> Iterator[tuple[int, ...]]:
     """From the busiest devices to the idlest first; two units at a time after all moves of one."""
-    stages = range(len(counts))
+    stages = range(len(lengths))
     pairs = sorted(
         ((giver, taker) for giver in stages for taker in stages if giver != taker),
         key=lambda pair: load[pair[1]] - load[pair[0]],
     )
     for step in (1, 2):
         for giver, taker in pairs:
-            if counts[giver] > step:
-                moved = list(counts)
+            if lengths[giver] > step:
+                moved = list(lengths)
                 moved[giver] -= step
                 moved[taker] += step
                 yield tuple(moved)

@@ -26,17 +26,20 @@ RESOLUTION = 4096
 
 
 @dataclass(frozen=True)
-class Choice:
-    """How a stage recomputes."""
+class StageRecomputation:
+    """How a stage recomputes.
+
+    Attributes:
+        kept: Bytes that its forward leaves: a'.
+        recompute: Recompute time per micro-batch: r.
+        workspace: Bytes that a fused recomputation brings back at a time.
+        strategies: The strategy of each of its units; a fixed stage is one unit.
+    """
 
     kept: float
-    """Bytes that its forward leaves: a'."""
     recompute: float
-    """Time: r."""
     workspace: float
-    """Bytes that a fused recomputation brings back at a time."""
     strategies: tuple[str, ...]
-    """Of each of its units; a fixed stage is one unit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +54,7 @@ class Front:
     counts: NDArray[np.int64]
     """[point, column]: how many units take each strategy of each menu."""
     columns: tuple[tuple[Menu, str], ...]
-    _looked_up: dict[int, Choice] = field(default_factory=dict)
+    _looked_up: dict[int, StageRecomputation] = field(default_factory=dict)
 
     def cheapest(
         self,
@@ -61,7 +64,7 @@ class Front:
         transfer: float = 0.0,
         period: float = float("inf"),
         at_least: float = 0.0,
-    ) -> Choice | None:
+    ) -> StageRecomputation | None:
         """The least recomputation, but `at_least` that much time, with which `alive` activations fit into `budget`.
 
         With swapping: and with which `transfer` seconds per byte kept do not exceed `period` + recompute time.
@@ -71,9 +74,9 @@ class Front:
         first = int(fits.argmax())
         return self[first] if fits[first] else None
 
-    def __getitem__(self, point: int) -> Choice:
+    def __getitem__(self, point: int) -> StageRecomputation:
         if point not in self._looked_up:
-            self._looked_up[point] = Choice(
+            self._looked_up[point] = StageRecomputation(
                 float(self.kept[point]),
                 float(self.recompute[point]),
                 float(self.workspace[point]),

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
-from debubble.costs.units import Units, recomputing
+from debubble.costs.units import Partition, Units
 from debubble.errors import InfeasibleError, readable
 from debubble.ir import Kind, Placement, Schedule, StageCosts
 from debubble.simulator import Repricer
@@ -35,14 +36,14 @@ class Increment:
 def in_flight(schedule: Schedule) -> list[int]:
     """Per stage, the most micro-batches between their F and their backward, by the order alone."""
     most = [0] * schedule.stages
-    held = [0] * schedule.stages
+    alive = [0] * schedule.stages
     for order in schedule.orders:
         for op in order:
             if op.kind is Kind.F:
-                held[op.stage] += 1
-                most[op.stage] = max(most[op.stage], held[op.stage])
+                alive[op.stage] += 1
+                most[op.stage] = max(most[op.stage], alive[op.stage])
             elif op.kind in (Kind.B, Kind.W):
-                held[op.stage] -= 1
+                alive[op.stage] -= 1
     return most
 
 
@@ -71,14 +72,24 @@ def ladder(units: Units, unit: int, allowed: Sequence[str] | None = None) -> lis
 
 
 def cheapest_strategies(
-    repricer: Repricer, units: Units, counts: Sequence[int], allowed: Sequence[str] | None = None
-) -> list[list[tuple[int, str]]]:
-    """The partition with `counts` units per stage, recomputing the least that fits each device.
+    repricer: Repricer, units: Units, lengths: Sequence[int], allowed: Sequence[str] | None = None
+) -> Partition:
+    """Recompute the least that fits each device.
 
-    Raises InfeasibleError naming the device if not even full recomputation fits.
+    Args:
+        repricer: Prices the order of operations.
+        units: The model.
+        lengths: Units per stage.
+        allowed: Names of strategies that units may use beside `none`; None: all.
+
+    Returns:
+        The partition of these lengths with the strategy of every unit.
+
+    Raises:
+        InfeasibleError: If not even full recomputation fits, naming the device.
     """
     placement = repricer.schedule.placement
-    bounds = [sum(counts[:s]) for s in range(len(counts) + 1)]
+    bounds = list(accumulate(lengths, initial=0))
     alive = in_flight(repricer.schedule)
     ladders = {_key(units, i): ladder(units, i, allowed) for i in range(len(units.units))}
     increments: list[list[Increment]] = []
@@ -92,23 +103,31 @@ def cheapest_strategies(
         # A unit's later steps are dearer than its earlier ones, so a stable sort keeps each ladder's order.
         increments.append(sorted(mine, key=lambda step: step.price))
 
-    def build(taken: Sequence[Sequence[Increment]]) -> list[list[tuple[int, str]]]:
+    def build(taken: Sequence[Sequence[Increment]]) -> Partition:
         strategy = {step.unit: step.strategy for steps in taken for step in steps}
-        return [[(i, strategy.get(i, "none")) for i in range(bounds[s], bounds[s + 1])] for s in range(len(counts))]
+        return Partition([(i, strategy.get(i, "none")) for i in range(a, b)] for a, b in pairwise(bounds))
 
     def peaks(taken: Sequence[Sequence[Increment]]) -> tuple[float, ...]:
         partition = build(taken)
         costs = units.stage_costs(partition, placement)
-        return repricer.peak_memory(costs, fused_recompute=recomputing(partition))
+        return repricer.peak_memory(costs, fused_recompute=partition.recomputing)
 
     limits = _limits(units.stage_costs(build([]), placement), placement)
     return build(_fewest(increments, peaks, limits, superfluous=_last_of_each_type(units)))
 
 
 def cheapest_stages(repricer: Repricer, costs: StageCosts) -> frozenset[int]:
-    """For fixed stage costs: the stages that must recompute so that every device fits.
+    """The fixed stages that must recompute so that every device fits.
 
-    Raises InfeasibleError naming the device if recomputing all of its stages does not suffice.
+    Args:
+        repricer: Prices the order of operations.
+        costs: Costs of the stages.
+
+    Returns:
+        The numbers of the stages that recompute.
+
+    Raises:
+        InfeasibleError: If recomputing all stages of a device does not suffice, naming the device.
     """
     schedule = repricer.schedule
     alive = in_flight(schedule)
@@ -159,11 +178,11 @@ def _fewest(
             )
     while any(a < b for a, b in zip(low, high, strict=True)):
         middle = [(a + b) // 2 for a, b in zip(low, high, strict=True)]
-        found = peaks([steps[:n] for steps, n in zip(increments, middle, strict=True)])
+        middle_peaks = peaks([steps[:n] for steps, n in zip(increments, middle, strict=True)])
         for device in devices:
             if low[device] == high[device]:
                 continue
-            if found[device] <= limits[device]:
+            if middle_peaks[device] <= limits[device]:
                 high[device] = middle[device]
             else:
                 low[device] = middle[device] + 1

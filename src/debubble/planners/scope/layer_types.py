@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from debubble.costs.units import Unit, Units
+from debubble.costs.units import Partition, Unit, Units
 from debubble.ir import Placement
 
 LONGEST_PATTERN = 4
@@ -121,7 +121,7 @@ def _option(layer: Sequence[Unit], each: tuple[str, ...]) -> Option:
     )
 
 
-def assigned(found: Sequence[Run], layers: Sequence[Sequence[Sequence[int]]]) -> list[list[tuple[int, str]]]:
+def assigned(found: Sequence[Run], layers: Sequence[Sequence[Sequence[int]]]) -> Partition:
     """Phase 4: the partition in which stage s holds `layers[run][option][s]` layers of each run and option."""
     stages = len(layers[0][0])
     partition: list[list[tuple[int, str]]] = []
@@ -135,4 +135,4 @@ def assigned(found: Sequence[Run], layers: Sequence[Sequence[Sequence[int]]]) ->
                 units += list(enumerate(option.each, start=begin))
                 used[r] += 1
         partition.append(units)
-    return partition
+    return Partition(partition)

@@ -1,23 +1,24 @@
-"""SCOPE: one integer programme over stages, chunks, layer types and recomputation.
+"""SCOPE: one integer program over stages, chunks, layer types and recomputation.
 
 Source: Wang et al., SCOPE, DPEXA 2025 (a poster).  Symbols: P = devices, C = chunks, mu = micro-batches, D_M = memory
 limit, x = device, c = chunk, t = a run of equal layers, r = recomputation strategy.  What the poster leaves open is
 stated in `scope_ilp`.  "dual" and "tri" are read as two strategies {none, full} and three {none, selective, full}; by
 default every strategy on the Pareto front of (time, bytes) takes part.
 
-Two weaknesses of formula-based planners are mended: answers are re-scored by simulation of the lowered Program, and a
-local search goes on from them wherever simulation and formula disagree.
+Two weaknesses of formula-based planners are corrected: answers are re-scored by simulation of the lowered Program, and
+a local search goes on from them wherever simulation and formula disagree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 
-from debubble.costs.units import Partition
 from debubble.ir import CutOffError, DebubbleError, InfeasibleError, Schedule, SolverError
-from debubble.planners.partitioning.balance import balanced_counts, counts_of, even_counts
-from debubble.planners.partitioning.local_search import Candidate, improve, priced, repriced, scored
-from debubble.planners.problem import Problem, Solution
+from debubble.planners.partitioning.balance import balanced_counts, even_counts
+from debubble.planners.partitioning.local_search import PartitionSearch, PricedSchedule, improve, priced_stages
+from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution
 from debubble.planners.registry import planner, planners
 from debubble.planners.scope.layer_types import assigned, runs
 from debubble.planners.scope.monolithic import Answer, solve
@@ -34,7 +35,7 @@ FINALISTS = 3
 
 @planner("scope", paper="SCOPE, DPEXA 2025", searches=True)
 def scope(problem: Problem) -> Solution:
-    """Assign layers with their strategies to stages and chunks by an integer programme, re-scored by simulation."""
+    """Assign layers with their strategies to stages and chunks by an integer program, re-scored by simulation."""
     return plan(problem)
 
 
@@ -43,7 +44,7 @@ def plan(problem: Problem, *, strategies: Sequence[str] | None = None, polish: b
     effort = problem.begun()
     choices = problem.chunk_choices
     programmed = effort.part(problem.effort * (0.5 if polish else 1.0))
-    found: list[Candidate] = []
+    found: list[PricedSchedule] = []
     reasons: list[str] = []
     gaps: list[str] = []
     for left, chunks in zip(range(len(choices), 0, -1), choices, strict=True):
@@ -65,16 +66,14 @@ def plan(problem: Problem, *, strategies: Sequence[str] | None = None, polish: b
             again = improve(problem, candidate, effort=effort.part(effort.left / left), strategies=strategies)
             best = min(best, again, key=lambda c: c.time)
     remark = f"its integer programme is solved to within {', '.join(gaps)}" if gaps else None
-    return Solution(
-        schedule=best.schedule, costs=best.costs, partition=best.partition, remark=remark, cut_off=effort.cut_off
-    )  # fmt: skip
+    return replace(best.solution, remark=remark, cut_off=effort.cut_off)
 
 
 BASELINES = ("megatron-even", "pipedream", "merak", "adapipe")
 """Planners restricted to one axis each; SCOPE starts from their answers too, so that it is never worse."""
 
 
-def _baselines(problem: Problem, strategies: Sequence[str] | None) -> list[Candidate]:
+def _baselines(problem: Problem, strategies: Sequence[str] | None) -> list[PricedSchedule]:
     """The baselines' answers; AdaPipe's only if every strategy is allowed, as the others use none but `full`."""
     found = []
     for name in BASELINES if strategies is None else BASELINES[:-1]:
@@ -84,7 +83,7 @@ def _baselines(problem: Problem, strategies: Sequence[str] | None) -> list[Candi
             continue
         answer = result.solution
         pipeline_time = float(problem.time_of(result.timeline))
-        found.append(Candidate(pipeline_time, answer.schedule, answer.costs, answer.partition))
+        found.append(PricedSchedule(pipeline_time, answer.schedule, answer.costs, answer.partition))
     return found
 
 
@@ -96,16 +95,17 @@ def megatron_schedule(problem: Problem, chunks: int) -> Schedule:
 
 
 def _answers(problem: Problem, chunks: int, strategies: Sequence[str] | None, *, effort: Effort) -> list[Answer]:
-    """The integer programme's answers, pooled and per chunk; none if there are no units to place."""
-    if problem.units is None:
+    """The integer program's answers, pooled and per chunk; none if there are no units to place."""
+    if isinstance(problem.workload, FixedStages):
         return []
+    units = problem.workload.units
     schedule = megatron_schedule(problem, chunks)
-    found = runs(problem.units, strategies)
+    found = runs(units, strategies)
     if sum(run.count for run in found) < schedule.stages:
         raise InfeasibleError(f"The model has too few layers for {schedule.stages} stages; use fewer chunks.")
     return list(
         solve(
-            found, schedule, limits=problem.limits, static=float(problem.units.static), effort=effort,
+            found, schedule, limits=problem.limits, static=float(units.static), effort=effort,
             seed=problem.seed,
         )
     )  # fmt: skip
@@ -122,29 +122,21 @@ def _gaps(chunks: int, answers: Sequence[Answer]) -> list[str]:
 
 def _simulated(
     problem: Problem, chunks: int, strategies: Sequence[str] | None, answers: Sequence[Answer], *, polish: bool
-) -> list[Candidate]:
+) -> list[PricedSchedule]:
     """The programme's answers, simulated; with `polish` also the least recomputation on good partitions."""
     repricer = Repricer(megatron_schedule(problem, chunks))
-    if problem.units is None:
-        return [repriced(repricer, problem)]
-    found = runs(problem.units, strategies)
-    partitions: list[Partition] = [assigned(found, answer.layers) for answer in answers]
-    candidates = [scored(problem, repricer, partition) for partition in partitions]
+    match problem.workload:
+        case FixedStages(costs):
+            return [priced_stages(problem, repricer, costs)]
+        case ModelUnits(units):
+            search = PartitionSearch(problem, units, repricer, strategies)
+    layer_runs = runs(units, strategies)
+    partitions = [assigned(layer_runs, answer.layers) for answer in answers]
+    candidates = [search.priced(partition) for partition in partitions]
     if polish:
-        starts = [counts_of(partition) for partition in partitions]
         stages = repricer.schedule.stages
-        starts += [even_counts(problem.units, stages), balanced_counts(problem.units, stages)]
-        candidates += _with_least_recomputation(problem, repricer, starts, strategies)
-    return candidates
-
-
-def _with_least_recomputation(
-    problem: Problem, repricer: Repricer, starts: Sequence[Sequence[int]], strategies: Sequence[str] | None
-) -> list[Candidate]:
-    candidates = []
-    for counts in starts:
-        try:
-            candidates.append(priced(problem, repricer, counts, strategies))
-        except InfeasibleError:
-            continue
+        splits = (even_counts(units, stages), balanced_counts(units, stages))
+        for lengths in (*(partition.lengths for partition in partitions), *splits):
+            with suppress(InfeasibleError):
+                candidates.append(search.fitted(lengths))
     return candidates

@@ -23,7 +23,7 @@ from debubble.costs import Cluster, model_units
 from debubble.costs.units import Strategy, Unit, Units
 from debubble.ir import RunOptions
 from debubble.models import models
-from debubble.planners.problem import Problem
+from debubble.planners.problem import ModelUnits, Problem
 
 DEVICES = 8
 LAYERS = {"13B": 40, "18B": 56, "23B": 72, "28B": 88}
@@ -76,7 +76,10 @@ def _computed_layer(name: str) -> Sequence[Unit]:
 def problem(family: str | Family, size: str, micro_batches: int, *, bandwidth: float | None = BANDWIDTH) -> Problem:
     """One column of Figure 12."""
     return Problem(
-        devices=DEVICES, micro_batches=micro_batches, units=units(family, size, bandwidth=bandwidth), chunks=1
+        devices=DEVICES,
+        micro_batches=micro_batches,
+        workload=ModelUnits(units(family, size, bandwidth=bandwidth)),
+        chunks=1,
     )
 
 

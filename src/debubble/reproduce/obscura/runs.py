@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from debubble.ir import Schedule
-from debubble.planners.obscura.configurations import Candidate, Configuration, candidate, configurations
-from debubble.planners.obscura.planner import Counts, Found, adjustments, fastest
+from debubble.planners.obscura.configurations import Configuration, FittedConfiguration, candidate, configurations
+from debubble.planners.obscura.planner import Counts, SimulatedSolution, adjustments, fastest
 from debubble.planners.obscura.step_model import identify
-from debubble.planners.partitioning.fixed_partition import Stages
-from debubble.planners.partitioning.pareto import Choice
+from debubble.planners.partitioning.fixed_partition import Stages, UnitStages
+from debubble.planners.partitioning.pareto import StageRecomputation
 from debubble.planners.problem import Problem, Solution
 from debubble.schedules import schedules
 from debubble.schedules.obscura.dependency_relaxed import dependency_relaxed
@@ -61,7 +61,7 @@ class Roles:
         """What identification says, with and without the cheap operators."""
         return Roles(identify(stages, stages.named("cmb")), identify(stages, stages.named("none")))
 
-    def choices(self, stages: Stages, strategy: str) -> tuple[Choice, ...]:
+    def choices(self, stages: Stages, strategy: str) -> tuple[StageRecomputation, ...]:
         """The recomputation of each stage, the adjusted ones using `strategy`."""
         none, cheap, chosen = stages.named("none"), stages.named("cmb"), stages.named(strategy)
         return (*chosen[: self.adjusted], *cheap[self.adjusted : self.over], *none[self.over :])
@@ -83,29 +83,31 @@ def as_printed(problem: Problem, *, balanced: bool = True) -> Solution:
     return best.solution
 
 
-def _balanced(best: Found, start: Candidate, roles: Roles) -> Found:
+def _balanced(best: SimulatedSolution, start: FittedConfiguration, roles: Roles) -> SimulatedSolution:
     """The best partition of Algorithm 1."""
-    problem, configuration = start.stages.problem, start.configuration
-    assert start.stages.counts is not None
+    stages, configuration = start.stages, start.configuration
+    assert isinstance(stages, UnitStages), "the fitted models are units"
 
     def times(counts: Counts) -> list[float] | None:
-        moved = Stages(problem, counts)
+        moved = replace(stages, lengths=counts)
         if not _that_fit(moved, roles, [configuration]):
             return None
         choices = roles.choices(moved, "mlp")
         return [float(moved.costs.work(s)) + choice.recompute for s, choice in enumerate(choices)]
 
-    trace = adjustments(start.stages.counts, adjusted=roles.adjusted, micro_batches=problem.micro_batches, times=times)
-    moved = [c for counts in trace for c in _that_fit(Stages(problem, counts), roles, [configuration])]
+    trace = adjustments(
+        stages.lengths, adjusted=roles.adjusted, micro_batches=stages.problem.micro_batches, times=times
+    )
+    moved = [c for counts in trace for c in _that_fit(replace(stages, lengths=counts), roles, [configuration])]
     return fastest(moved, best) or best
 
 
-def _that_fit(stages: Stages, roles: Roles, tried: Sequence[Configuration]) -> list[Candidate]:
-    """Those of the configurations under which every stage fits with the paper's recomputation."""
+def _that_fit(stages: Stages, roles: Roles, tried: Sequence[Configuration]) -> list[FittedConfiguration]:
+    """The configurations under which every stage fits with the paper's recomputation."""
     choices = roles.choices(stages, "mlp")
-    found = []
+    fitting = []
     for configuration in tried:
         alive = configuration.alive(stages.problem.devices, stages.problem.micro_batches)
         if all(alive[s] * c.kept + c.workspace <= stages.budget(s) for s, c in enumerate(choices)):
-            found.append(candidate(stages, configuration, choices))
-    return found
+            fitting.append(candidate(stages, configuration, choices))
+    return fitting

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from functools import cache
 
 from debubble.costs import Cluster, model_units
-from debubble.costs.units import Units
+from debubble.costs.units import Partition, Units
 from debubble.ir import DebubbleError, InfeasibleError, Op, Placement, RunOptions, Schedule, StageCosts
 from debubble.ir.lowering.op_costs import OpCosts
 from debubble.models import Model
 from debubble.planners.partitioning.balance import balanced_counts
-from debubble.planners.problem import cut
 from debubble.schedules import schedules
 from debubble.search.problem import Objective, OrderProblem
 from debubble.simulator import Timeline, simulate
@@ -129,7 +128,7 @@ def _units(devices: int, name: str, size: int) -> Units:
 @cache
 def _stage_costs(devices: int, model: str, size: int, placement: Placement) -> StageCosts:
     units = _units(devices, model, size)
-    return units.stage_costs(cut(units, balanced_counts(units, placement.stages)), placement).with_limit(None)
+    return units.stage_costs(Partition.cut(units, balanced_counts(units, placement.stages)), placement).with_limit(None)
 
 
 @cache
