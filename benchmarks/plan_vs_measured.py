@@ -24,10 +24,10 @@ from debubble.ir import PlannedUnit, RunOptions
 from debubble.models import ModelConfig, named_model
 from debubble.profiler.links import message_time
 from debubble.profiler.profile import layered
-from debubble.profiler.units import Measured, Slice, costs_of, merged
-from debubble.runtime.launcher import as_rank, launch
+from debubble.profiler.units import Measurements, ModelSlice, costs_of, merged
+from debubble.runtime.launcher import launch, run_rank
 from debubble.runtime.pipeline import Pipeline
-from debubble.training.checkpoint.state import adamw
+from debubble.training.optimizer import adamw
 from debubble.training.report import available_cores
 from debubble.views.comparison import compare
 
@@ -45,10 +45,10 @@ def main(argument: str) -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     config = named_model("llama-tiny").config
-    rank_slice = Slice(config, RUN, torch.device("cpu"))
+    rank_slice = ModelSlice(config, RUN, torch.device("cpu"))
     pipelines = [_pipeline(config, *case) for case in CASES]
     tokens = torch.randint(256, (MICRO_BATCHES, RUN.sequence_length + 1), generator=torch.Generator().manual_seed(0))
-    measured: list[Measured] = []
+    measured: list[Measurements] = []
     messages: list[float] = []
     traces = [[] for _ in CASES]
     for round_ in range(rounds + 1):
@@ -59,7 +59,7 @@ def main(argument: str) -> None:
             pipeline.step(tokens)
             if round_:
                 trace.append(pipeline.gather_trace())
-            pipeline.update(1.0)
+            pipeline.optimizer_step(1.0)
         if round_:
             measured.append(part)
     units = _units(config, rank_slice, measured, statistics.median(messages))
@@ -70,7 +70,7 @@ def main(argument: str) -> None:
     dist.destroy_process_group()
 
 
-def _units(config, rank_slice: Slice, measured: list[Measured], message: float) -> Units:
+def _units(config, rank_slice: ModelSlice, measured: list[Measurements], message: float) -> Units:
     parts: list = [None] * RANKS
     dist.all_gather_object(parts, merged(measured))
     per_parameter = parameter_bytes(RUN, shards=1, gradient_bytes=4).total
@@ -130,7 +130,7 @@ def _result(case, pipeline: Pipeline, units: Units, traces: list) -> dict:
 
 if __name__ == "__main__":
     if "RANK" in os.environ:
-        as_rank(main)
+        run_rank(main)
     else:
         parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("--rounds", type=int, default=40)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import debubble as db
 from debubble.ir import Plan, PlannedUnit
-from debubble.runtime.distributed.gradient_norm import Relay, Tally, turns
+from debubble.runtime.distributed.gradient_norm import NormRelay, PartialSums, finish_order
 from debubble.runtime.distributed.transport import Threads
 from debubble.training.rehearsal import Sleeper, messages, scaled
 
@@ -75,7 +75,7 @@ def seconds_per_step(plan: Plan, *, steps: int, unit: float, waits: bool) -> flo
 
     def work(transport: Threads) -> float:
         sleeper = Sleeper.of(program, transport)
-        relay = Relay(transport, turns(program))
+        relay = NormRelay(transport, finish_order(program))
         ends: list[float] = []
         whole = None
         for _ in range(steps):
@@ -84,7 +84,7 @@ def seconds_per_step(plan: Plan, *, steps: int, unit: float, waits: bool) -> flo
                 messages(plan), stands=lambda before=before: before is None or before.result() is not None
             )
             ends.append(time.perf_counter())
-            whole = relay.take_turn(Tally(squares=1.0), steps_ahead=lambda _: True).whole
+            _, whole = relay.take_turn(PartialSums(squares=1.0), steps_ahead=lambda _: True)
             if waits:
                 whole.result()
         return (ends[-1] - ends[0]) / (steps - 1)

@@ -77,7 +77,7 @@ def train(way: str, settings: Settings) -> dict[str, Any]:
             torch.cuda.reset_peak_memory_stats()
         try:
             losses.append(float(pipeline.step(counting(settings, step))))
-            norms.append(float(pipeline.update(1.0) or math.nan))
+            norms.append(float(pipeline.optimizer_step(1.0) or math.nan))
         except (DeviceMemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not is_out_of_memory(error):
                 raise

@@ -191,7 +191,7 @@ def run_device(plans: dict[str, Plan], device: int, settings: Settings) -> dict[
     for name, plan in plans.items():
         arrivals = {o.op: float(o.end) for o in operations_of(plan, device, Lane.RECV)}
         transport.follow(lower(plan.schedule, plan.costs), arrivals=arrivals)
-        pipeline.follow(plan)
+        pipeline.switch_plan(plan)
         steps, memory = [], {}
         for number in range(WARM_UP + settings.steps):
             memory = step_of(pipeline, tokens, settings)

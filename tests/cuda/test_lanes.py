@@ -8,7 +8,7 @@ import torch
 
 from debubble.ir import Lane
 from debubble.runtime.execution.lanes import lanes_of
-from debubble.runtime.streams import Handed
+from debubble.runtime.streams import StreamHandoff
 from tests.cuda.cuda_cases import lag, own_stream
 
 SIZE = 1 << 16
@@ -93,12 +93,12 @@ def test_what_one_thread_hands_another_is_complete_and_stays(device: Any) -> Non
     def make() -> Any:
         with own_stream(device):
             lag(device)
-            return Handed.over(torch.full((SIZE,), 7.0, device=device))
+            return StreamHandoff.of(torch.full((SIZE,), 7.0, device=device))
 
     with own_stream(device):
         handed = in_thread(make)
         lag(device)
-        copy = handed.take().clone()
+        copy = handed.receive().clone()
         del handed
 
         def write_over() -> Any:

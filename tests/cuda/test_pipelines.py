@@ -105,7 +105,7 @@ def test_steps_inside_the_step_train_as_on_the_cpu(device: Any, where: str) -> N
         losses = []
         for _ in range(4):
             losses.append(float(pipeline.step(rows)))
-            pipeline.update()
+            pipeline.optimizer_step()
         return losses
 
     make = partial(torch.optim.AdamW, lr=1e-2)

@@ -15,7 +15,7 @@ from debubble.costs import load_profile
 from debubble.ir import InputError, PlannedUnit, RunOptions
 from debubble.models import ModelConfig
 from debubble.profiler.profile import ProfileOptions, measure, profile
-from debubble.profiler.units import STRATEGIES, Slice, measured_layers
+from debubble.profiler.units import STRATEGIES, ModelSlice, measured_layers
 from debubble.runtime.execution.stage import Stage
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import build_stage
@@ -150,7 +150,7 @@ def test_whole_layers_keep_what_they_are_priced_to(family: str) -> None:
     more = {"num_key_value_heads": 4, "head_dim": 64, "vocab_size": 512, "pad_token_id": 0, "eos_token_id": 1}
     config = type(transformers.AutoConfig.for_model(family))(**sizes, **more).to_dict()
     run = RunOptions(sequence_length=256, dtype="bf16")
-    measured = Slice(config, run, torch.device("cpu")).measure(repetitions=1, warm_up=0)
+    measured = ModelSlice(config, run, torch.device("cpu")).measure(repetitions=1, warm_up=0)
     priced = costs.model_units(db.Model.from_hf(config), db.Cluster.parse("2xA100-80GB"), run, pipeline=1).units[1]
     assert measured[1, "none"].kept == pytest.approx(priced.activation, rel=0.02)
     assert measured[1, "full"].kept == priced.strategies["full"].activation
@@ -168,7 +168,7 @@ def test_adapters_are_measured_beside_frozen_layers(tmp_path: Path) -> None:
 
 
 def test_samples_of_a_slice_are_as_many_as_asked_for() -> None:
-    measured = Slice(CONFIG, RUN, torch.device("cpu")).measure(repetitions=1)
+    measured = ModelSlice(CONFIG, RUN, torch.device("cpu")).measure(repetitions=1)
     mlp = measured[2, "full"]
     assert {what: len(times) for what, times in mlp.times.items()} == {"forward": 2, "recompute": 2, "backward": 2}
 

@@ -61,14 +61,14 @@ def one(pipeline: Any) -> Any:
     for step in range(STEPS):
         losses.append(float(pipeline.step(batch_for(pipeline.plan, seed=step))))
         peak = pipeline.static_bytes + gradients_of_hosted(pipeline) + pipeline.peak_activation
-        pipeline.update()
+        pipeline.optimizer_step()
     return losses, peak, pipeline.state_dict(), pipeline.gather_trace()
 
 
 def gradients_of_hosted(pipeline: Any) -> Any:
     """They are on the device until D has brought them down: after the step nothing is left to count."""
     hosted = {op.stage for op in pipeline.plan.schedule.operations if op.kind is Kind.D}
-    stages = [stage for s, stage in pipeline._part.stages.items() if s in hosted]
+    stages = [stage for s, stage in pipeline.stages.items() if s in hosted]
     return sum(p.nbytes for stage in stages for unit in stage.units for p in unit.parameters())
 
 
@@ -138,12 +138,12 @@ def test_host_steps_are_clipped_as_the_synchronous_optimizer_clips(plan: Any) ->
         norms = []
         for step in range(STEPS):
             pipeline.step(batch_for(plan, seed=step))
-            norms.append(float(pipeline.update(max_norm)))
+            norms.append(float(pipeline.optimizer_step(max_norm)))
         return norms, pipeline.state_dict()
 
     def ahead(pipeline: Any) -> Any:
-        settled = [pipeline.advance(batch_for(plan, seed=step), max_norm=max_norm) for step in range(STEPS)]
-        settled = [*settled[1:], pipeline.settle()]
+        settled = [pipeline.post_validated_step(batch_for(plan, seed=step), max_norm=max_norm) for step in range(STEPS)]
+        settled = [*settled[1:], pipeline.finish_update()]
         assert any(s.rolled_back for s in settled)
         return [s.norm for s in settled], pipeline.state_dict()
 
@@ -184,7 +184,7 @@ def updated(plan: Any, *, clip: Any) -> Any:
         results, peaks = [], []
         for step in range(3):
             tokens = tokens_of(plan.model, rows=plan.micro_batches, length=256, seed=step)
-            results += updating.take(tokens, lambda: peaks.append(pipeline.peak_memory), settle=True)
+            results += updating.step(tokens, lambda: peaks.append(pipeline.peak_memory), finish=True)
         return results, max(peaks), pipeline.state_dict()
 
     return run_threads(plan, one, optimizer=ADAMW)
@@ -209,7 +209,7 @@ def test_a_second_step_before_the_update_of_host_steps_is_refused(plan: Any) -> 
         for step in range(2):
             pipeline.step(batch_for(plan, seed=step))
 
-    with pytest.raises(db.InputError, match="call `update` after each `step`"):
+    with pytest.raises(db.InputError, match="call `optimizer_step` after each `step`"):
         run_threads(plan, twice, optimizer=ADAMW)
 
 
@@ -218,7 +218,7 @@ def test_the_norm_without_an_update_is_refused_where_stages_have_stepped(plan: A
         pipeline.step(batch_for(plan))
         pipeline.clip_grad_norm(1.0)
 
-    with pytest.raises(db.InputError, match=r"clip with `update\(max_norm\)`"):
+    with pytest.raises(db.InputError, match=r"clip with `optimizer_step\(max_norm\)`"):
         run_threads(plan, clip, optimizer=ADAMW)
 
 

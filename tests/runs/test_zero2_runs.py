@@ -34,7 +34,7 @@ def train(plan: Any, *, transport: Any, steps: Any = STEPS, max_norm: Any = None
         tokens = tokens_of(plan.model, rows=2 * plan.micro_batches, seed=step)
         losses.append(float(pipeline.step(tokens.chunk(2)[pipeline.ranks.replica])))
         gradients = sum(p.grad.nbytes for p in pipeline.parameters() if p.grad is not None)
-        pipeline.update(max_norm)
+        pipeline.optimizer_step(max_norm)
     states = [s for o in pipeline.optimizers for state in o.state.values() for s in state.values()]
     return losses, gradients, sum(s.nbytes for s in states if s.dim()), pipeline.state_dict()
 
@@ -102,7 +102,7 @@ def test_a_checkpoint_of_divided_states_has_whole_parameters(tmp_path: Path) -> 
     def save(transport: Any) -> Any:
         pipeline = Pipeline(None, plan_with(EVEN, zero=2), transport=transport, optimizer=ADAMW)
         pipeline.step(tokens_of(EVEN, rows=4))
-        pipeline.update()
+        pipeline.optimizer_step()
         pipeline.save_pretrained(tmp_path)
         return pipeline.state_dict()
 

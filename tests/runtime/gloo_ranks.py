@@ -86,7 +86,7 @@ def trained(rank: Any, folder: Any, plans: Any, batches: Any) -> None:
         plan, make = Plan.load(path), partial(torch.optim.AdamW, lr=1e-2, fused=True)
         pipeline, ahead = (Pipeline(None, plan, optimizer=make) for _ in range(2))
         rows = [tokens.chunk(plan.options.data)[pipeline.ranks.replica] for tokens in batches]
-        synchronous = [(float(pipeline.step(tokens)), pipeline.update(0.5)) for tokens in rows]
+        synchronous = [(float(pipeline.step(tokens)), pipeline.optimizer_step(0.5)) for tokens in rows]
         settled = [ahead.advance(tokens, max_norm=0.5) for tokens in rows]
         told = [float(s.loss) for s in (*settled[1:], ahead.settle())]
         losses.append(([loss for loss, _ in synchronous], told))

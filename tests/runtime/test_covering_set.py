@@ -64,7 +64,7 @@ def check(case: Any, *, steps: Any) -> None:
         for step in range(steps):
             losses.append(pipeline.step(batch(config, step)))
             gradients = gradients or {name: p.grad.clone() for name, p in pipeline.named_parameters()}
-            pipeline.update()
+            pipeline.optimizer_step()
         return torch.stack(losses), gradients, pipeline.peak_offloaded
 
     answers = Threads.run(plan.devices, train)

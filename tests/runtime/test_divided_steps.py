@@ -49,7 +49,7 @@ def losses(plan: Any, make: Any) -> Any:
         for step in range(4):
             own = tokens_of(LLAMA, rows=4, seed=step).chunk(plan.options.data)[pipeline.ranks.replica]
             found.append(float(pipeline.step(own)))
-            pipeline.update()
+            pipeline.optimizer_step()
         return found
 
     return Threads.run(plan.ranks, one)[0]

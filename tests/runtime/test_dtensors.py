@@ -84,7 +84,7 @@ def test_training_with_dtensors_is_training_without(options: Any, tmp_path: Path
         losses = []
         for tokens in batches:
             losses.append(float(pipeline.step(tokens.chunk(pipeline.plan.options.data)[pipeline.ranks.replica])))
-            pipeline.update(0.5)
+            pipeline.optimizer_step(0.5)
         return losses
 
     make = partial(torch.optim.AdamW, lr=1e-2, fused=True)

@@ -36,9 +36,9 @@ def trained(plan: Any, others: Any = ()) -> Any:
         losses = []
         for step, other in zip(range(STEPS), [None, *others, *[None] * STEPS], strict=False):
             if other is not None:
-                pipeline.follow(other)
+                pipeline.switch_plan(other)
             losses.append(pipeline.step(tokens_of(plan.model, rows=4, seed=step)).item())
-            pipeline.update(1.0)
+            pipeline.optimizer_step(1.0)
         return losses, {name: p.detach() for name, p in pipeline.named_parameters()}
 
     answers = run_threads(plan, one, optimizer=lambda parameters: AdamW(parameters, lr=0.01))
@@ -79,7 +79,7 @@ def test_memory_is_counted_against_the_new_order() -> None:
     def one(pipeline: Any) -> Any:
         pipeline.step(tokens_of(LLAMA, rows=4))
         before = pipeline.peak_activation
-        pipeline.follow(steady)
+        pipeline.switch_plan(steady)
         pipeline.step(tokens_of(LLAMA, rows=4))
         return before, pipeline.peak_activation
 
@@ -101,7 +101,7 @@ def test_memory_is_counted_against_the_new_order() -> None:
 def test_more_than_another_order_is_refused(changed: Any) -> None:
     plan = plan_of(db.schedules["gpipe"](devices=2, micro_batches=4), LLAMA)
     with pytest.raises(InputError, match="not another order of the stages that run"):
-        run_threads(plan, lambda pipeline: pipeline.follow(changed(plan)))
+        run_threads(plan, lambda pipeline: pipeline.switch_plan(changed(plan)))
 
 
 def test_an_order_that_does_not_fit_is_refused_and_the_old_one_runs_on() -> None:
@@ -111,7 +111,7 @@ def test_an_order_that_does_not_fit_is_refused_and_the_old_one_runs_on() -> None
 
     def one(pipeline: Any) -> Any:
         with pytest.raises(OutOfMemoryError):
-            pipeline.follow(greedy)
+            pipeline.switch_plan(greedy)
         return pipeline.step(tokens_of(LLAMA, rows=4)), pipeline.plan
 
     assert run_threads(plan, one)[0][1] is plan
@@ -121,4 +121,4 @@ def test_ranks_that_would_go_on_with_different_orders_are_refused() -> None:
     plan = plan_of(db.schedules["gpipe"](devices=2, micro_batches=4), LLAMA)
     other = replace(plan, schedule=db.schedules["1f1b"](devices=2, micro_batches=4))
     with pytest.raises(InputError, match="Rank 1 has another plan"):
-        run_threads(plan, lambda pipeline: pipeline.follow(other if pipeline.device else plan))
+        run_threads(plan, lambda pipeline: pipeline.switch_plan(other if pipeline.device else plan))

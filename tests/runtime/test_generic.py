@@ -227,10 +227,10 @@ def test_a_step_ahead_in_bf16_with_divided_states_loses_what_a_synchronous_one_d
     tokens = tokens_of(config, rows=2)
 
     def synchronous(pipeline: Any) -> Any:
-        return [(float(pipeline.step(tokens)), pipeline.update(1.0))[0] for _ in range(3)]
+        return [(float(pipeline.step(tokens)), pipeline.optimizer_step(1.0))[0] for _ in range(3)]
 
     def ahead(pipeline: Any) -> Any:
-        settled = [pipeline.advance(tokens, max_norm=1.0) for _ in range(3)] + [pipeline.settle()]
+        settled = [pipeline.post_validated_step(tokens, max_norm=1.0) for _ in range(3)] + [pipeline.finish_update()]
         return [float(before.loss) for before in settled if before is not None]
 
     def adamw(parameters: Any) -> Any:

@@ -86,7 +86,7 @@ def test_twenty_steps_lose_like_pefts() -> None:
         losses = []
         for tokens in batches:
             losses.append(float(pipeline.step(tokens)))
-            pipeline.update()
+            pipeline.optimizer_step()
         return losses
 
     found = on_every_device(model, plan, train, optimizer=make)[0]
@@ -107,7 +107,7 @@ def test_adapters_that_the_pipeline_makes_open_in_peft_and_come_back(config: Any
 
     def train(pipeline: Any) -> Any:
         first = pipeline.step(tokens)
-        pipeline.update()
+        pipeline.optimizer_step()
         pipeline.save_pretrained(tmp_path / "adapters")
         return first, pipeline.step(tokens), {n: p.detach().clone() for n, p in pipeline.named_parameters()}
 
@@ -165,7 +165,7 @@ def test_two_replicas_with_divided_states_train_adapters_alike() -> None:
         losses = []
         for seed in range(4):
             losses.append(float(pipeline.step(tokens_of(LLAMA_TIED, rows=2, seed=seed))))
-            pipeline.update(1.0)
+            pipeline.optimizer_step(1.0)
         return losses
 
     make = partial(torch.optim.AdamW, lr=1e-2)

@@ -39,7 +39,7 @@ def losses_of(plan: Any, *, steps: Any, max_norm: Any = None, **arguments: Any) 
         losses = []
         for step in range(steps):
             losses.append(float(pipeline.step(tokens_of(plan.model, rows=plan.micro_batches, seed=step))))
-            pipeline.update(max_norm)
+            pipeline.optimizer_step(max_norm)
         return losses
 
     return run_threads(plan, train, optimizer=ADAMW, **arguments)[0]
@@ -95,9 +95,7 @@ def test_bf16_trains_fp32_masters() -> None:
 
     def train(pipeline: Any) -> Any:
         assert {p.dtype for p in pipeline.parameters()} == {torch.float32}
-        assert {p.dtype for s in pipeline._part.stages.values() for u in s.units for p in u.parameters()} == {
-            torch.bfloat16
-        }
+        assert {p.dtype for s in pipeline.stages.values() for u in s.units for p in u.parameters()} == {torch.bfloat16}
         loss = pipeline.step(tokens_of(LLAMA, rows=4))
         return loss, {name: p.grad for name, p in pipeline.named_parameters()}
 
@@ -208,7 +206,7 @@ def test_a_hugging_face_model_trains_in_place() -> None:
 
     def train(pipeline: Any) -> Any:
         loss = pipeline.step(tokens)
-        pipeline.update()
+        pipeline.optimizer_step()
         return loss
 
     loss = run_threads(plan_of(schedule_1f1b(), LLAMA, dtype="fp32"), train, model=model, optimizer=ADAMW)[0]
@@ -265,7 +263,7 @@ def test_the_trace_says_what_every_device_did_before_and_after_its_program() -> 
     def one(pipeline: Any) -> Any:
         for _ in range(2):
             pipeline.step(tokens_of(LLAMA, rows=4))
-            pipeline.update(1.0)
+            pipeline.optimizer_step(1.0)
         return pipeline.gather_trace()
 
     [step] = run_threads(plan, one)[1].steps
@@ -284,7 +282,7 @@ def test_an_error_in_one_rank_ends_all() -> None:
 
     def one(pipeline: Any) -> None:
         if pipeline.device == 1:
-            pipeline._part.stages[1].units[0] = torch.nn.Module()
+            pipeline.stages[1].units[0] = torch.nn.Module()
         pipeline.step(tokens_of(LLAMA, rows=4))
 
     with pytest.raises(NotImplementedError):  # a Module without a forward

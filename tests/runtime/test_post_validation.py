@@ -13,9 +13,9 @@ import torch
 import debubble as db
 from debubble.ir import InputError, Kind
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.gradient_norm import turns
+from debubble.runtime.distributed.gradient_norm import finish_order
 from debubble.runtime.distributed.transport import Threads
-from debubble.runtime.execution.synchronization import ahead_of_gradients
+from debubble.runtime.execution.synchronization import speculative_instructions
 from tests.runtime.runtime_cases import GPT2, LLAMA, LLAMA_TIED, plan_of, tokens_of
 from tests.runtime.test_pipeline import ADAMW, device_stepped, host_stepped, schedule_1f1b
 
@@ -30,10 +30,10 @@ def batch_of(pipeline: Any, step: Any) -> Any:
 
 def overflow(pipeline: Any, steps: Any) -> None:
     """In these steps the gradient of device 0's first norm has an inf, or a NaN; no other device's has."""
-    if steps and 0 in pipeline._part.stages:
-        norm = next(p for unit in pipeline._part.stages[0].units for p in unit.parameters() if p.dim() == 1)
+    if steps and 0 in pipeline.stages:
+        norm = next(p for unit in pipeline.stages[0].units for p in unit.parameters() if p.dim() == 1)
         wrong = dict(zip(steps, itertools.cycle([math.inf, math.nan])))
-        norm.register_hook(lambda gradient: gradient + wrong.get(pipeline.steps, 0))
+        norm.register_hook(lambda gradient: gradient + wrong.get(pipeline.steps_taken, 0))
 
 
 def synchronous(pipeline: Any, *, max_norm: Any, overflows: Any = ()) -> Any:
@@ -42,16 +42,16 @@ def synchronous(pipeline: Any, *, max_norm: Any, overflows: Any = ()) -> Any:
     losses, norms = [], []
     for step in range(STEPS):
         losses.append(float(pipeline.step(batch_of(pipeline, step))))
-        norms.append(float(pipeline.update(max_norm)))
+        norms.append(float(pipeline.optimizer_step(max_norm)))
     return losses, norms, pipeline.state_dict()
 
 
 def ahead(pipeline: Any, *, max_norm: Any, overflows: Any = ()) -> Any:
-    """The same with `advance`; and what every step came to."""
+    """The same with `post_validated_step`; and the results of all steps."""
     overflow(pipeline, overflows)
-    settled = [pipeline.advance(batch_of(pipeline, step), max_norm=max_norm) for step in range(STEPS)]
+    settled = [pipeline.post_validated_step(batch_of(pipeline, step), max_norm=max_norm) for step in range(STEPS)]
     assert settled.pop(0) is None
-    settled.append(pipeline.settle())
+    settled.append(pipeline.finish_update())
     assert [s.step for s in settled] == list(range(STEPS))
     return [s.loss for s in settled], [s.norm for s in settled], pipeline.state_dict(), settled
 
@@ -151,11 +151,11 @@ def test_devices_that_stepped_without_knowing_all_take_it_back() -> None:
     plan = plan_of(schedule_1f1b(), LLAMA, dtype="fp32")
 
     def one_step(pipeline: Any, max_norm: Any = math.inf) -> Any:
-        pipeline.advance(batch_of(pipeline, 0), max_norm=max_norm)
+        pipeline.post_validated_step(batch_of(pipeline, 0), max_norm=max_norm)
         alone = math.sqrt(
             sum(float(p.grad.double().square().sum()) for p in pipeline.parameters() if p.grad is not None)
         )
-        return pipeline.settle(), alone
+        return pipeline.finish_update(), alone
 
     (whole, _), (_, of_last) = run(plan, one_step)
     assert of_last < whole.norm
@@ -186,10 +186,12 @@ def test_the_learning_rate_of_a_step_is_its_own_also_when_it_is_taken_again() ->
 
     def both(pipeline: Any, batch: Any) -> None:
         pipeline.step(batch)
-        pipeline.update(0.5)
+        pipeline.optimizer_step(0.5)
 
     expected = with_rates(both)
-    for state, parameters in zip(with_rates(lambda p, batch: p.advance(batch, max_norm=0.5)), expected, strict=True):
+    for state, parameters in zip(
+        with_rates(lambda p, batch: p.post_validated_step(batch, max_norm=0.5)), expected, strict=True
+    ):
         assert all(torch.equal(state[name], parameters[name]) for name in state)
 
 
@@ -200,11 +202,11 @@ def test_copies_that_take_a_step_back_are_counted_where_they_are() -> None:
     )
 
     def more(pipeline: Any) -> Any:
-        pipeline.advance(batch_of(pipeline, 0))
-        pipeline.settle()
+        pipeline.post_validated_step(batch_of(pipeline, 0))
+        pipeline.finish_update()
         before = pipeline.static_bytes
-        pipeline.advance(batch_of(pipeline, 1))
-        pipeline.settle()
+        pipeline.post_validated_step(batch_of(pipeline, 1))
+        pipeline.finish_update()
         parameters = pipeline.parameters()
         return pipeline.static_bytes - before, sum(2 * p.nbytes + 4 for p in parameters)
 
@@ -216,21 +218,21 @@ def test_copies_that_take_a_step_back_are_counted_where_they_are() -> None:
 def test_what_runs_ahead_is_what_no_backward_precedes() -> None:
     schedule = host_stepped(schedule_1f1b(devices=2, micro_batches=3))
     program = db.lower(schedule, plan_of(schedule, LLAMA).costs)
-    names = {program.instructions[i].op.name for i in ahead_of_gradients(program)}
+    names = {program.instructions[i].op.name for i in speculative_instructions(program)}
     assert names == {"0P0", "1P0", "0F0", "0F1", "0SEND_F0", "0SEND_F1", "1RECV_F0", "1RECV_F1", "1F0"}
 
 
 @pytest.mark.parametrize(("name", "order"), [("1f1b", (3, 2, 1, 0)), ("zb-h2", (0, 1, 2, 3))])
 def test_the_norm_is_handed_on_in_the_order_in_which_devices_finish(name: str, order: Any) -> None:
     schedule = db.schedules[name](devices=4, micro_batches=8)
-    assert turns(db.lower(schedule, db.StageCosts.of(stages=4))) == order
+    assert finish_order(db.lower(schedule, db.StageCosts.of(stages=4))) == order
 
 
 def test_offloads_to_a_peer_do_not_run_ahead() -> None:
     schedule = db.schedules["bpipe"](devices=4, micro_batches=8)
     program = db.lower(schedule, db.StageCosts.of(stages=4, offload=1, memory_limit=4))
     assert schedule.peers
-    assert not {Kind.O, Kind.L} & {program.instructions[i].op.kind for i in ahead_of_gradients(program)}
+    assert not {Kind.O, Kind.L} & {program.instructions[i].op.kind for i in speculative_instructions(program)}
     plan = plan_of(schedule, LLAMA, dtype="fp32")
     max_norm = middle_norm(plan)
     assert_same(*(run(plan, work, max_norm=max_norm) for work in (ahead, synchronous)))
@@ -240,12 +242,12 @@ def test_batches_of_another_shape_need_to_be_settled_first() -> None:
     plan = plan_of(schedule_1f1b(), LLAMA)
 
     def work(pipeline: Any) -> Any:
-        pipeline.advance(tokens_of(LLAMA, rows=4, length=12))
-        with pytest.raises(InputError, match="call `settle` between batches of different shapes"):
-            pipeline.advance(tokens_of(LLAMA, rows=4, length=8))
-        pipeline.settle()
-        pipeline.advance(tokens_of(LLAMA, rows=4, length=8))
-        return pipeline.settle().step
+        pipeline.post_validated_step(tokens_of(LLAMA, rows=4, length=12))
+        with pytest.raises(InputError, match="call `finish_update` between batches of different shapes"):
+            pipeline.post_validated_step(tokens_of(LLAMA, rows=4, length=8))
+        pipeline.finish_update()
+        pipeline.post_validated_step(tokens_of(LLAMA, rows=4, length=8))
+        return pipeline.finish_update().step
 
     assert run(plan, work) == [1, 1]
 
@@ -255,9 +257,9 @@ def test_clipping_after_stages_have_stepped_is_refused() -> None:
 
     def work(pipeline: Any) -> None:
         pipeline.step(tokens_of(LLAMA, rows=4))
-        pipeline.update(1.0)
+        pipeline.optimizer_step(1.0)
 
-    with pytest.raises(InputError, match="clip them with `advance`"):
+    with pytest.raises(InputError, match="clip them with `post_validated_step`"):
         run(plan, work)
 
 
@@ -268,7 +270,7 @@ def test_a_synchronous_update_with_an_inf_gradient_is_skipped() -> None:
         overflow(pipeline, [0])
         before = {name: p.clone() for name, p in pipeline.state_dict().items()}
         pipeline.step(batch_of(pipeline, 0))
-        return pipeline.update(1.0), before, pipeline.state_dict()
+        return pipeline.optimizer_step(1.0), before, pipeline.state_dict()
 
     for norm, before, after in run(plan, work):
         assert norm.isinf()
@@ -281,16 +283,16 @@ def test_a_device_begins_the_next_step_while_another_ends_this_one() -> None:
     begun = threading.Event()
 
     def work(pipeline: Any) -> Any:
-        [stage] = pipeline._part.stages.values()
+        [stage] = pipeline.stages.values()
         forward, weights = stage.forward, stage.weights
 
         def first_forward(*arguments: Any, **options: Any) -> Any:
-            if pipeline.steps == 1:
+            if pipeline.steps_taken == 1:
                 begun.set()
             return forward(*arguments, **options)
 
         def last_weights(j: Any) -> None:
-            if pipeline.steps == 0 and j == 7:
+            if pipeline.steps_taken == 0 and j == 7:
                 assert begun.wait(60)
             weights(j)
 
@@ -298,8 +300,8 @@ def test_a_device_begins_the_next_step_while_another_ends_this_one() -> None:
             stage.forward = first_forward
         if pipeline.device == 3:
             stage.weights = last_weights
-        pipeline.advance(batch_of(pipeline, 0))
-        return pipeline.advance(batch_of(pipeline, 1)).rolled_back
+        pipeline.post_validated_step(batch_of(pipeline, 0))
+        return pipeline.post_validated_step(batch_of(pipeline, 1)).rolled_back
 
     assert run(plan, work) == [0] * 4
 
@@ -309,9 +311,9 @@ def test_a_trace_of_overlapping_steps_is_on_one_clock() -> None:
 
     def work(pipeline: Any) -> Any:
         for step in range(2):
-            pipeline.advance(batch_of(pipeline, step))
+            pipeline.post_validated_step(batch_of(pipeline, step))
         trace = pipeline.gather_trace()
-        pipeline.settle()
+        pipeline.finish_update()
         return trace
 
     [step] = run(plan, work)[0].steps
@@ -356,9 +358,9 @@ def own_norm(model: Any, trained: Any) -> Any:
 
 def test_different_batches_of_steps_that_overlap_are_found_when_they_are_settled() -> None:
     def work(pipeline: Any) -> None:
-        pipeline.advance(tokens_of(LLAMA, rows=4))
-        pipeline.advance(tokens_of(LLAMA, rows=4, seed=pipeline.device))
-        pipeline.settle()
+        pipeline.post_validated_step(tokens_of(LLAMA, rows=4))
+        pipeline.post_validated_step(tokens_of(LLAMA, rows=4, seed=pipeline.device))
+        pipeline.finish_update()
 
     with pytest.raises(InputError, match="Rank 1 has other tokens or targets than rank 0"):
         run(plan_of(schedule_1f1b(), LLAMA), work)

@@ -43,13 +43,12 @@ def plans(draw: Any) -> Any:
 def check(plan: Any) -> None:
     def one(pipeline: Any) -> Any:
         loss = pipeline.step(tokens_of(CONFIG, rows=plan.micro_batches, length=6))
-        left = pipeline._saved.bytes, pipeline._saved.elsewhere, pipeline._mail.bytes
-        return loss, {name: p.grad for name, p in pipeline.named_parameters()}, left
+        return loss, {name: p.grad for name, p in pipeline.named_parameters()}, pipeline.in_flight_bytes
 
     expected_loss, gradients = expected(plan.micro_batches)
-    for loss, found, left in run_threads(plan, one):
+    for loss, found, in_flight in run_threads(plan, one):
         torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
-        assert left == (0, 0, 0)
+        assert in_flight == 0
         for name, gradient in found.items():
             assert (gradient - gradients[name]).abs().max() <= 1e-12 * gradients[name].abs().max(), name
 

@@ -97,12 +97,12 @@ def test_training_ahead_of_the_norm_is_training(tmp_path: Path) -> None:
         losses = []
         for tokens in batches:
             losses.append(float(pipeline.step(tokens)))
-            pipeline.update(0.5)
+            pipeline.optimizer_step(0.5)
         return losses
 
     def ahead(pipeline: Any) -> Any:
-        settled = [pipeline.advance(tokens, max_norm=0.5) for tokens in batches]
-        return [float(s.loss) for s in (*settled[1:], pipeline.settle())]
+        settled = [pipeline.post_validated_step(tokens, max_norm=0.5) for tokens in batches]
+        return [float(s.loss) for s in (*settled[1:], pipeline.finish_update())]
 
     expected, found = (run_threads(plan, work, optimizer=make)[0] for work in (synchronously, ahead))
     assert found == expected

@@ -118,7 +118,7 @@ def test_training_loses_like_one_process(options: Any) -> None:
             # Every replica has its own half.
             rows = tokens.chunk(plan.options.data)[pipeline.ranks.replica]
             losses.append(float(pipeline.step(rows)))
-            pipeline.update(1.0)
+            pipeline.optimizer_step(1.0)
         return losses
 
     plan = plan_of(schedule(micro_batches=2), TIED, **options)

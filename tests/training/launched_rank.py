@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from debubble.runtime.launcher import as_rank
+from debubble.runtime.launcher import run_rank
 
 
 def main(argument: str) -> None:
@@ -29,4 +29,4 @@ def main(argument: str) -> None:
 
 
 if __name__ == "__main__":
-    as_rank(main)
+    run_rank(main)

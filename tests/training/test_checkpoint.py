@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from debubble.ir import InputError
-from debubble.runtime.distributed.sharding import Block, Piece
+from debubble.runtime.distributed.sharding import Block, TensorShard
 from debubble.training.checkpoint import folder as checkpoint_folder
 from debubble.training.checkpoint import folder as manifest
 from debubble.training.checkpoint import saver as checkpoint
@@ -19,18 +19,18 @@ from tests.runtime import gloo_ranks
 pytestmark = pytest.mark.usefixtures("process_group")
 
 
-def whole(*values: float) -> Piece:
-    return Piece.whole(torch.tensor(values).float())
+def whole(*values: float) -> TensorShard:
+    return TensorShard.whole(torch.tensor(values).float())
 
 
-def rows(first: int, content: list[list[float]], *, of: int) -> Piece:
+def rows(first: int, content: list[list[float]], *, of: int) -> TensorShard:
     tensor = torch.tensor(content).float().reshape(-1, 2)
     blocks = (Block((0, 0), tuple(tensor.shape), (first, 0)),) if content else ()
-    return Piece(tensor, torch.Size([of, 2]), blocks)
+    return TensorShard(tensor, torch.Size([of, 2]), blocks)
 
 
-def state(value: float) -> dict[str, Piece]:
-    step = Piece.whole(torch.tensor(value))
+def state(value: float) -> dict[str, TensorShard]:
+    step = TensorShard.whole(torch.tensor(value))
     return {"model.head.weight": whole(value, value + 1), "optimizer.head.weight.step": step}
 
 
@@ -38,13 +38,13 @@ def progress(step: int) -> Progress:
     return Progress(step=step, samples=8 * step, seed=5, model={"hidden_size": 4}, recipe={"clip": 0.5})
 
 
-def save(folder: Path, content: dict[str, Piece], step: int, *, keep: int = 1) -> None:
+def save(folder: Path, content: dict[str, TensorShard], step: int, *, keep: int = 1) -> None:
     saver = Saver(folder, keep=keep)
     saver.save(content, progress(step))
     saver.wait()
 
 
-def loaded(folder: Path) -> dict[str, Piece]:
+def loaded(folder: Path) -> dict[str, TensorShard]:
     content = state(0.0)
     checkpoint.load(checkpoint_folder.latest(folder), content)
     return content

@@ -10,7 +10,7 @@ import pytest
 
 from debubble.ir import InputError
 from debubble.runtime import launcher
-from debubble.runtime.launcher import RankFailedError, joined, launch
+from debubble.runtime.launcher import RankFailedError, is_torchrun_rank, launch
 
 
 def start(behaviour: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,9 +69,9 @@ def test_ranks_end_with_the_launcher(tmp_path: Path, sent: Any, code: int) -> No
 
 
 def test_a_process_started_by_torchrun_knows_that_it_is_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not joined()
+    assert not is_torchrun_rank()
     as_torchrun(monkeypatch)
-    assert joined()
+    assert is_torchrun_rank()
 
 
 def test_another_number_of_ranks_than_the_plan_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,10 @@ import debubble as db
 from debubble.costs.flops import Utilization, flops_per_token
 from debubble.ir import InputError
 from debubble.ir.trace import TraceEvent
-from debubble.training.metrics import Computed, bubble_fraction
+from debubble.training.metrics import DeviceWork, bubble_fraction
 from debubble.training.options import TrainOptions, check
 from debubble.training.progress import StepReport
-from debubble.training.report import Outcome
+from debubble.training.report import TrainingSummary
 from debubble.training.trainer import train
 
 REPORT = StepReport(
@@ -26,7 +26,7 @@ def test_the_bubble_is_that_of_the_simulated_timeline() -> None:
     costs = db.StageCosts.of(stages=2, communication=1)
     timeline = db.simulate(db.schedules["1f1b"](devices=2, micro_batches=4), costs)
     events = [TraceEvent(o.name, o.device, o.lane, float(o.start), float(o.end)) for o in timeline.operations]
-    devices = [Computed.of([e for e in events if e.device == device]) for device in range(2)]
+    devices = [DeviceWork.of([e for e in events if e.device == device]) for device in range(2)]
     assert bubble_fraction(devices) == pytest.approx(timeline.bubble_fraction)
 
 
@@ -51,9 +51,9 @@ def test_the_line_of_a_step_has_speed_utilization_bubble_and_memory() -> None:
     assert str(REPORT) == "loss 2.500   1,000 tokens/s   MFU 40.0%   bubble 12%   peak 2.00 MiB"
 
 
-def outcome(seconds: list[float]) -> Outcome:
+def outcome(seconds: list[float]) -> TrainingSummary:
     reports = [StepReport(**{**vars(REPORT), "step": i, "seconds": s}) for i, s in enumerate(seconds)]
-    return Outcome(reports=reports, comparison=None, checkpoint=None)
+    return TrainingSummary(reports=reports, comparison=None, checkpoint=None)
 
 
 def test_a_run_that_has_become_slower_says_by_how_much() -> None:

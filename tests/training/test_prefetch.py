@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from debubble.ir import InputError
-from debubble.training.data.datasets import Items, Prefetched
+from debubble.training.data.datasets import DatasetSamples, Prefetcher
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -33,32 +33,32 @@ class Noisy:
         return [index, int(torch.randint(1000, ())) + np.random.randint(1000) + random.randrange(1000)]
 
 
-class InOrder(Items):
+class InOrder(DatasetSamples):
     """The items as they come."""
 
     def batch(self, first: int, *, count: int) -> torch.Tensor:
         return torch.stack([self._item(i, i) for i in range(first, first + count)])
 
 
-def samples() -> Items:
+def samples() -> DatasetSamples:
     return InOrder(dataset=Noisy(), sequence_length=1, seed=3)
 
 
 def test_batches_are_those_of_the_samples_themselves_also_after_a_leap() -> None:
-    prefetched = Prefetched(samples(), stride=2)
+    prefetched = Prefetcher(samples(), stride=2)
     for first in (0, 2, 1, 3):
         assert torch.equal(prefetched.batch(first, count=1), samples().batch(first, count=1))
 
 
 def test_the_next_batch_is_made_before_it_is_asked_for() -> None:
     ahead = samples()
-    prefetched = Prefetched(ahead, stride=3)
+    prefetched = Prefetcher(ahead, stride=3)
     prefetched.batch(0, count=1)
     assert ahead.dataset.made[3].wait(timeout=30)
 
 
 def test_what_is_wrong_with_a_batch_is_said_when_it_is_asked_for() -> None:
-    prefetched = Prefetched(samples(), stride=1)
+    prefetched = Prefetcher(samples(), stride=1)
     prefetched.batch(4, count=1)
     with pytest.raises(InputError, match=r"^Item 5 is broken\.$"):
         prefetched.batch(5, count=1)
@@ -76,7 +76,7 @@ def test_random_numbers_of_the_training_are_its_own_while_items_are_made() -> No
     seeded()
     expected = [drawn() for _ in range(4)]
     seeded()
-    prefetched = Prefetched(samples(), stride=1)
+    prefetched = Prefetcher(samples(), stride=1)
     found = []
     for first in range(4):
         prefetched.batch(first, count=1)
@@ -88,7 +88,7 @@ def test_a_dataset_that_cannot_be_sent_to_another_process_is_refused() -> None:
     class Local(Noisy): ...
 
     with pytest.raises(InputError, match="define its class and all that it refers to at the top of a module"):
-        Prefetched(Items(dataset=Local(), sequence_length=1), stride=1).batch(0, count=1)
+        Prefetcher(DatasetSamples(dataset=Local(), sequence_length=1), stride=1).batch(0, count=1)
 
 
 class Waiting(Noisy):
@@ -105,7 +105,7 @@ class Waiting(Noisy):
 
 
 def ask_for_an_item(told: Connection) -> None:
-    Prefetched(Items(dataset=Waiting(told), sequence_length=1), stride=1).batch(0, count=1)
+    Prefetcher(DatasetSamples(dataset=Waiting(told), sequence_length=1), stride=1).batch(0, count=1)
 
 
 def test_the_process_that_makes_items_ends_with_a_rank_that_is_killed() -> None:

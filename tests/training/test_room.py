@@ -9,7 +9,7 @@ import torch
 
 import debubble as db
 from debubble.ir import InputError, Placement, Plan, Schedule
-from debubble.training.memory_check import check_room, peak_offloaded
+from debubble.training.memory_check import check_host_memory, peak_offloaded
 
 SIZE = 10.0
 
@@ -36,5 +36,5 @@ def test_a_host_without_room_for_offloaded_activations_is_refused(
     sizes = {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": 2 * SIZE - 1 if gpus else on_device + 2 * SIZE - 1}
     monkeypatch.setattr(os, "sysconf", sizes.__getitem__)
     with pytest.raises(InputError, match="this machine has"):
-        check_room(plan)
-    check_room(plan, offload_to_disk=True)
+        check_host_memory(plan)
+    check_host_memory(plan, offload_to_disk=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from debubble.ir import InputError, Plan
-from debubble.training.data.datasets import Items, named_dataset
+from debubble.training.data.datasets import DatasetSamples, named_dataset
 from debubble.training.options import TrainOptions, check
 from debubble.training.trainer import train
 
@@ -32,8 +32,8 @@ def counting(plan: Plan) -> Counting:
     return Counting(12, plan.options.sequence_length)
 
 
-def items(size: int = 5, length: int = 3) -> Items:
-    return Items(dataset=Counting(size, length), sequence_length=length, seed=4)
+def items(size: int = 5, length: int = 3) -> DatasetSamples:
+    return DatasetSamples(dataset=Counting(size, length), sequence_length=length, seed=4)
 
 
 def test_every_item_comes_once_per_epoch() -> None:
@@ -68,7 +68,7 @@ def test_making_samples_leaves_the_generators_alone() -> None:
 @pytest.mark.parametrize("name", ["labels", "targets"])
 def test_items_may_have_the_entries_of_a_batch(name: str) -> None:
     mapping = {"input_ids": [1, 2], name: [2, -100], "attention_mask": [1, 1]}
-    batch = Items(dataset=[mapping], sequence_length=2).batch(0, count=2)
+    batch = DatasetSamples(dataset=[mapping], sequence_length=2).batch(0, count=2)
     assert {name: entry.tolist() for name, entry in batch.items()} == {
         name: [value] * 2 for name, value in mapping.items()
     }
@@ -77,7 +77,7 @@ def test_items_may_have_the_entries_of_a_batch(name: str) -> None:
 def test_items_of_different_forms_are_refused() -> None:
     mixed = [{"input_ids": [1, 2], "labels": [1, 2]}, [1, 2, 3]]
     with pytest.raises(InputError, match="items of the dataset differ in form"):
-        Items(dataset=mixed, sequence_length=2).batch(0, count=2)
+        DatasetSamples(dataset=mixed, sequence_length=2).batch(0, count=2)
 
 
 @pytest.mark.parametrize(
@@ -92,12 +92,12 @@ def test_items_of_different_forms_are_refused() -> None:
 def test_an_item_of_another_form_is_named(item: Any, message: str) -> None:
     length = 3 if isinstance(item, list) else 2
     with pytest.raises(InputError, match=message.replace("be 3", f"be {length + 1}")):
-        Items(dataset=[item], sequence_length=length).batch(0, count=1)
+        DatasetSamples(dataset=[item], sequence_length=length).batch(0, count=1)
 
 
 def test_an_empty_dataset_is_refused() -> None:
     with pytest.raises(InputError, match="no items"):
-        Items(dataset=[], sequence_length=2)
+        DatasetSamples(dataset=[], sequence_length=2)
 
 
 @pytest.mark.parametrize("name", ["nowhere:function", "random:nothing", "random", "sys:path"])

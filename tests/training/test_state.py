@@ -8,9 +8,10 @@ import torch
 import debubble as db
 from debubble.ir import Plan
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.sharding import Piece
+from debubble.runtime.distributed.sharding import TensorShard
 from debubble.runtime.distributed.transport import Threads
-from debubble.training.checkpoint.state import adamw, state_of
+from debubble.training.checkpoint.state import state_of
+from debubble.training.optimizer import adamw
 from tests.runtime.runtime_cases import GPT2, MIXTRAL, plan_of, run_threads
 
 
@@ -41,7 +42,7 @@ def test_the_ranks_pieces_make_up_every_tensor_whole_and_once(plan_file: Any, de
     plan = Plan.load(plan_file(1))
     plan = replace(plan, options=replace(plan.options, **degrees))
 
-    def of(transport: Threads) -> dict[str, Piece]:
+    def of(transport: Threads) -> dict[str, TensorShard]:
         return state_of(Pipeline(None, plan, transport=transport, optimizer=adamw(weight_decay=0.1)))
 
     ranks = Threads.run(degrees.get("data", 1) * degrees.get("tensor", 1), of)
@@ -54,7 +55,7 @@ def test_the_ranks_pieces_make_up_every_tensor_whole_and_once(plan_file: Any, de
 @pytest.mark.parametrize("config", [GPT2, MIXTRAL], ids=["gpt2", "mixtral"])
 @pytest.mark.parametrize("options", [{}, {"data": 3, "zero": 2}, {"lora": 3, "data": 2, "zero": 1}])
 def test_blocks_of_fused_layers_and_of_rows_make_up_what_one_rank_has(config: Any, options: Any) -> None:
-    def of(pipeline: Pipeline) -> dict[str, Piece]:
+    def of(pipeline: Pipeline) -> dict[str, TensorShard]:
         return state_of(pipeline)
 
     alone, divided = (

@@ -18,7 +18,7 @@ from debubble.ir import InputError, Plan, Trace
 from debubble.runtime.failures import RunError
 from debubble.training.checkpoint import folder as checkpoint_folder
 from debubble.training.checkpoint import folder as manifest
-from debubble.training.memory_check import check_room
+from debubble.training.memory_check import check_host_memory
 from debubble.training.options import TrainOptions, check, rate_remark, settle
 from debubble.training.trainer import train
 
@@ -110,14 +110,14 @@ def test_what_cannot_be_done_is_one_sentence(options: Any, entries: Any, message
 def test_a_plan_for_larger_devices_than_this_machine_is_refused_before_anything_is_allocated() -> None:
     plan = db.plan(db.models["llama2-70b"], db.Cluster.parse("64xB200-192GB"), planner="merak", zero=0)
     with pytest.raises(InputError, match=r"The plan's 64 ranks need .* in all, but this machine has"):
-        check_room(plan)
+        check_host_memory(plan)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="two ranks have GPUs here")
 @pytest.mark.parametrize(("cluster", "said"), [("2xA100-80GB", "planned for 2xA100-80GB"), ("2xCPU", None)])
 def test_a_plan_for_gpus_that_runs_on_the_cpu_is_told_so(cluster: str, said: Any) -> None:
     plan = db.plan(db.models["llama-tiny"], db.Cluster.parse(cluster), planner="dapple", sequence_length=128)
-    remark = check_room(plan)
+    remark = check_host_memory(plan)
     assert remark is None if said is None else said in remark
 
 
@@ -328,8 +328,8 @@ def test_divided_states_go_on_bit_for_bit_and_can_be_joined(options: Any, tmp_pa
     # One rank takes all 8 sequences of a step.
     costs = replace(plan.options, micro_batch_size=2)
     replace(plan, options=costs).save(tmp_path / "one.json")
-    joined = train(changed(options, plan=tmp_path / "one.json", checkpoint=folder, resume=True, steps=4))
-    assert [r.loss for r in joined.reports] == pytest.approx(whole[2:], rel=1e-5)
+    is_torchrun_rank = train(changed(options, plan=tmp_path / "one.json", checkpoint=folder, resume=True, steps=4))
+    assert [r.loss for r in is_torchrun_rank.reports] == pytest.approx(whole[2:], rel=1e-5)
 
 
 @pytest.mark.usefixtures("process_group")
@@ -341,8 +341,8 @@ def test_divided_layers_train_like_whole_ones_and_can_be_joined(options: Any, tm
     saving = ["--steps", "4", "--checkpoint", str(folder), "--save-every", "2", "--keep", "9"]
     assert ran(changed(options, plan=divided), *saving) == pytest.approx(whole, rel=1e-5)
     shutil.rmtree(folder / "step-000004")
-    joined = train(changed(options, checkpoint=folder, resume=True, steps=4))
-    assert [r.loss for r in joined.reports] == pytest.approx(whole[2:], rel=1e-5)
+    is_torchrun_rank = train(changed(options, checkpoint=folder, resume=True, steps=4))
+    assert [r.loss for r in is_torchrun_rank.reports] == pytest.approx(whole[2:], rel=1e-5)
 
 
 def test_a_dead_rank_ends_the_run_with_its_reason_and_leaves_the_last_checkpoint(

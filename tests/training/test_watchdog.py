@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 import debubble as db
 from debubble.ir import lower
-from debubble.runtime.execution.status import Activity
-from debubble.runtime.failures import leave_word
+from debubble.runtime.execution.status import RankStatus
+from debubble.runtime.failures import report_failure
 from debubble.training.watchdog import SAVING, Watchdog
 
 COSTS = db.StageCosts.of(stages=2)
@@ -25,31 +25,30 @@ def watched() -> Iterator[Any]:
     """Starts a watchdog of a rank that never moves; errors land in a queue."""
     store, errors, dogs = dist.HashStore(), Queue(), []
 
-    def start(rank: int, activity: Activity, *, ranks: int, patience: float = 0.2) -> Queue:
+    def start(rank: int, status: RankStatus, *, ranks: int, patience: float = 0.2) -> Queue:
         dog = Watchdog(
-            activity, store=store, rank=rank, ranks=ranks, patience=patience, leave=errors.put, period=0.05
+            status, store=store, rank=rank, ranks=ranks, patience=patience, exit_rank=errors.put, period=0.05
         )  # fmt: skip
-        dog._thread.start()
+        dog.start()
         dogs.append(dog)
         return errors
 
     start.store = store
     yield start
     for dog in dogs:
-        dog._end.set()
-        dog._thread.join()
+        dog.stop()
 
 
-def running(name: str) -> Activity:
-    activity = Activity()
-    activity.runs(INSTRUCTION[name])
-    return activity
+def running(name: str) -> RankStatus:
+    status = RankStatus()
+    status.runs(INSTRUCTION[name])
+    return status
 
 
-def waiting(name: str, *, awaited: str) -> Activity:
-    activity = Activity()
-    activity.waits(INSTRUCTION[name], INSTRUCTION[awaited])
-    return activity
+def waiting(name: str, *, awaited: str) -> RankStatus:
+    status = RankStatus()
+    status.waits(INSTRUCTION[name], INSTRUCTION[awaited])
+    return status
 
 
 def test_the_rank_that_computes_without_end_is_named_before_those_that_wait_for_it(watched: Any) -> None:
@@ -67,8 +66,8 @@ def test_a_rank_that_never_answers_is_named(watched: Any) -> None:
 
 
 def test_a_checkpoint_may_take_long(watched: Any) -> None:
-    saving = Activity()
-    saving.enter(SAVING, own=True)
+    saving = RankStatus()
+    saving.enter(SAVING, local=True)
     watched(1, saving, ranks=2, patience=60)
     errors = watched(0, waiting("0B1", awaited="0RECV_B1"), ranks=2, patience=0.01)
     while not watched.store.check(["0"]) or json.loads(watched.store.get("0"))[0] < 20:
@@ -76,34 +75,34 @@ def test_a_checkpoint_may_take_long(watched: Any) -> None:
 
 
 def test_an_error_that_passes_says_what_the_rank_was_doing() -> None:
-    activity = running("1F0")
-    dog = Watchdog(activity, store=dist.HashStore(), rank=0, ranks=1, patience=60, leave=print, period=0.01)
+    status = running("1F0")
+    dog = Watchdog(status, store=dist.HashStore(), rank=0, ranks=1, patience=60, exit_rank=print, period=0.01)
     with pytest.raises(ValueError, match="broken") as caught, dog:
         raise ValueError("broken")
     assert caught.value.__notes__ == ["is in 1F0, micro-batch 0"]
 
 
 def test_the_compute_lane_is_told_before_messages_and_a_phase_where_nothing_runs() -> None:
-    activity = running("0SEND_F0")
-    assert str(activity) == "is in 0SEND_F0 to device 1, micro-batch 0"
-    assert not activity.own
-    activity.runs(INSTRUCTION["0F1"])
-    assert str(activity) == "is in 0F1, micro-batch 1"
-    assert activity.own
-    activity.ended(INSTRUCTION["0F1"])
-    activity.ended(INSTRUCTION["0SEND_F0"])
-    activity.enter("reads data", own=True)
-    assert str(activity) == "reads data"
+    status = running("0SEND_F0")
+    assert str(status) == "is in 0SEND_F0 to device 1, micro-batch 0"
+    assert not status.local
+    status.runs(INSTRUCTION["0F1"])
+    assert str(status) == "is in 0F1, micro-batch 1"
+    assert status.local
+    status.ended(INSTRUCTION["0F1"])
+    status.ended(INSTRUCTION["0SEND_F0"])
+    status.enter("reads data", local=True)
+    assert str(status) == "reads data"
 
 
 def test_an_error_leaves_its_reason_before_the_rank_unwinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher may end the rank between here and its end, when a peer was killed."""
-    file, activity = tmp_path / "error.json", running("1B1")
+    file, status = tmp_path / "error.json", running("1B1")
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
-    dog = Watchdog(activity, store=dist.HashStore(), rank=0, ranks=1, patience=60, leave=print, period=0.01)
+    dog = Watchdog(status, store=dist.HashStore(), rank=0, ranks=1, patience=60, exit_rank=print, period=0.01)
     with pytest.raises(RuntimeError), dog:
         raise RuntimeError("Connection closed by peer.")
-    leave_word(ValueError("The first reason stays."))
+    report_failure(ValueError("The first reason stays."))
     word = json.loads(file.read_text())["message"]
     assert word["message"] == "RuntimeError: Connection closed by peer."
     assert word["extraInfo"]["doing"] == "is in 1B1, micro-batch 1"

@@ -54,11 +54,11 @@ def train(
     )  # fmt: skip
     options = settle(recipe, options)
     checked = check(options)
-    from debubble.runtime.launcher import joined, packed, start
-    from debubble.training.memory_check import check_room
+    from debubble.runtime.launcher import encode_options, is_torchrun_rank, start
+    from debubble.training.memory_check import check_host_memory
 
-    if not joined() and (remark := check_room(checked, offload_to_disk=offload_to is not None)):
+    if not is_torchrun_rank() and (remark := check_host_memory(checked, offload_to_disk=offload_to is not None)):
         log().print(remark)
     if os.environ.get("RANK", "0") == "0" and (remark := rate_remark(options)):
         log().print(remark)
-    start("debubble.training.rank", packed(options), ranks=checked.ranks)
+    start("debubble.training.rank", encode_options(options), ranks=checked.ranks)

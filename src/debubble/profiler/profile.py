@@ -24,9 +24,9 @@ from debubble.ir import InputError, RunOptions
 from debubble.models.config import ModelConfig
 from debubble.models.runtime_limits import check_units
 from debubble.profiler.links import host_bandwidth, message_time
-from debubble.profiler.units import DTYPES, Kind, Measured, Slice, costs_of, kind_of, merged
+from debubble.profiler.units import DTYPES, Kind, Measurements, ModelSlice, costs_of, kind_of, merged
 from debubble.runtime.execution.lanes import lanes_of
-from debubble.runtime.launcher import launch, packed
+from debubble.runtime.launcher import encode_options, launch
 
 ALIASES: Mapping[str, Mapping[str, str]] = {
     "cmb": {"attention": "norm", "mlp": "norm+activation+multiply"},
@@ -52,8 +52,8 @@ class ProfileOptions:
 def profile(options: ProfileOptions) -> None:
     """Measure in this process, together with all others of the process group; rank 0 writes the units file."""
     device = _device(options.device)
-    part = Slice(options.config, options.run, device)
-    parts: list[Measured] = [{} for _ in range(dist.get_world_size())]
+    part = ModelSlice(options.config, options.run, device)
+    parts: list[Measurements] = [{} for _ in range(dist.get_world_size())]
     dist.barrier()
     dist.all_gather_object(parts, part.measure(repetitions=options.repetitions))
     each = parameter_bytes(options.run, shards=1, gradient_bytes=4)
@@ -87,7 +87,7 @@ def _measured(options: ProfileOptions, device: torch.device) -> costs.Measured:
     )
 
 
-def _offload_bandwidth(part: Slice, options: ProfileOptions) -> float:
+def _offload_bandwidth(part: ModelSlice, options: ProfileOptions) -> float:
     """Of the link that a GPU copies with while it computes, or of a CPU's thread; to memory or to the folder."""
     host = lanes_of(part.device, offload_to=options.offload_to).host
     if part.device.type == "cuda":
@@ -152,5 +152,5 @@ def measure(options: ProfileOptions, *, processes: int | None = None) -> Units:
         )
     if options.offload_to is not None and not options.offload_to.is_dir():
         raise InputError(f"--offload-to: there is no folder {options.offload_to}.")
-    launch("debubble.profiler.rank", packed(options), ranks=processes)
+    launch("debubble.profiler.rank", encode_options(options), ranks=processes)
     return load_profile(options.output)

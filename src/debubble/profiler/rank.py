@@ -8,12 +8,12 @@ import torch
 import torch.distributed as dist
 
 from debubble.profiler.profile import ProfileOptions, profile
-from debubble.runtime.launcher import as_rank, unpacked
+from debubble.runtime.launcher import decode_options, run_rank
 
 
 def main(argument: str) -> None:
     """Measure what the options (as JSON) say."""
-    options = unpacked(argument, ProfileOptions)
+    options = decode_options(argument, ProfileOptions)
     if options.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
@@ -22,4 +22,4 @@ def main(argument: str) -> None:
 
 
 if __name__ == "__main__":
-    as_rank(main)
+    run_rank(main)

@@ -51,7 +51,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass
-class Samples:
+class UnitSamples:
     """Of one unit under one strategy: durations in seconds, by what was timed, and bytes."""
 
     times: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -81,11 +81,11 @@ def measured_layers(config: Mapping[str, Any]) -> list[int]:
     return sorted(index for layers in alike.values() for index in layers[:LAYERS])
 
 
-Measured = dict[tuple[int, str], Samples]
+Measurements = dict[tuple[int, str], UnitSamples]
 """By the unit's place in the slice and its strategy; `split` is no recomputation with a split backward."""
 
 
-class Slice:
+class ModelSlice:
     """The part of the model that is measured, on one device."""
 
     def __init__(self, config: Mapping[str, Any], options: RunOptions, device: torch.device) -> None:
@@ -111,16 +111,16 @@ class Slice:
         x: Tensor = self.units[0](self.tokens, MicroBatch(), directly)
         return x.detach()
 
-    def measure(self, *, repetitions: int, warm_up: int = WARM_UP) -> Measured:
+    def measure(self, *, repetitions: int, warm_up: int = WARM_UP) -> Measurements:
         """Round after round through all strategies, after `warm_up` rounds that do not count."""
-        measured: Measured = {}
+        measured: Measurements = {}
         for repetition in range(warm_up + repetitions):
             if repetition == warm_up:
                 measured = {}
             for way in range(max(map(len, STRATEGIES.values()))):
                 strategies = [STRATEGIES[u.type][way % len(STRATEGIES[u.type])] for u in self.planned]
-                self._run(strategies, [measured.setdefault(key, Samples()) for key in enumerate(strategies)])
-            split = [measured.setdefault((index, "split"), Samples()) for index in range(len(self.planned))]
+                self._run(strategies, [measured.setdefault(key, UnitSamples()) for key in enumerate(strategies)])
+            split = [measured.setdefault((index, "split"), UnitSamples()) for index in range(len(self.planned))]
             self._run(["none"] * len(split), split, split=True)
         return measured
 
@@ -151,7 +151,7 @@ class Slice:
             stage.backward(0, gradient, split=False)
         return size / statistics.median(times[WARM_UP:])
 
-    def _run(self, strategies: Sequence[str], samples: Sequence[Samples], *, split: bool = False) -> None:
+    def _run(self, strategies: Sequence[str], samples: Sequence[UnitSamples], *, split: bool = False) -> None:
         """Once forward and backward with every unit's strategy, adding to the units' samples."""
         planned = [PlannedUnit(u.type, u.layer, s) for u, s in zip(self.planned, strategies, strict=True)]
         stages = [Stage([u], [p], self.ledger) for u, p in zip(self.units, planned, strict=True)]
@@ -169,7 +169,7 @@ class Slice:
             times.append(end - start)
         self._timings.clear()
 
-    def _forward(self, j: int, stages: Sequence[Stage], samples: Sequence[Samples]) -> None:
+    def _forward(self, j: int, stages: Sequence[Stage], samples: Sequence[UnitSamples]) -> None:
         x = self.tokens.clone()  # storages are counted once
         micro_batch = MicroBatch(targets=self.targets.clone(), scale=1 / self.targets.numel(), seed=j)
         for stage, sample in zip(stages, samples, strict=True):
@@ -178,7 +178,7 @@ class Slice:
                 x = stage.forward(j, x, micro_batch, recomputing=1)
             sample.kept = self.ledger.bytes - before
 
-    def _backward(self, j: int, stages: Sequence[Stage], samples: Sequence[Samples], *, split: bool) -> None:
+    def _backward(self, j: int, stages: Sequence[Stage], samples: Sequence[UnitSamples], *, split: bool) -> None:
         gradient: Tensor | None = torch.ones((), device=self.device)
         for stage, sample in zip(reversed(stages), reversed(samples), strict=True):
             with self._timed(sample, "recompute"):
@@ -190,23 +190,23 @@ class Slice:
             sample.kept_after_input = sample.kept + self.ledger.bytes - before
 
     @contextmanager
-    def _timed(self, sample: Samples, what: str) -> Iterator[None]:
+    def _timed(self, sample: UnitSamples, what: str) -> Iterator[None]:
         start = self._lanes.mark()
         yield
         self._timings.append((sample.times[what], start, self._lanes.mark()))
 
 
-def merged(parts: Sequence[Measured]) -> Measured:
+def merged(parts: Sequence[Measurements]) -> Measurements:
     """The samples of several processes together."""
-    whole: Measured = {}
+    whole: Measurements = {}
     for key, first in parts[0].items():
         times = {what: [t for part in parts for t in part[key].times[what]] for what in first.times}
-        whole[key] = Samples(times, first.kept, first.kept_after_input)
+        whole[key] = UnitSamples(times, first.kept, first.kept_after_input)
     return whole
 
 
 def costs_of(
-    planned: Sequence[PlannedUnit], measured: Measured, *, static: Sequence[float], config: Mapping[str, Any]
+    planned: Sequence[PlannedUnit], measured: Measurements, *, static: Sequence[float], config: Mapping[str, Any]
 ) -> dict[Kind, Unit]:
     """The unit of each kind: the mean over the measured layers.
 

@@ -14,7 +14,7 @@ from debubble.models.config import Experts, ModelConfig
 from debubble.models.runtime_limits import beyond_runtime
 from debubble.runtime.distributed.data_parallel import Replicas
 from debubble.runtime.distributed.tensor_parallel import TensorGroup
-from debubble.runtime.execution.stage import BalancedStage, Stage
+from debubble.runtime.execution.stage import MoeStage, Stage
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import add_adapters, build_stage
 from debubble.runtime.models.hf_division import check_division
@@ -24,7 +24,7 @@ from debubble.runtime.models.loss import Loss
 from debubble.runtime.models.modules import Modules
 from debubble.runtime.models.routing import Balance
 from debubble.runtime.models.units import Unit
-from debubble.runtime.parameters.stage_parameters import StageWeights, Working
+from debubble.runtime.parameters.stage_parameters import ParameterPairs, StageWeights
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 """Those of `runtime_limits`."""
@@ -115,12 +115,12 @@ def build_part(
     last = plan.schedule.stages - 1
     if built.get(last):
         built[last][-1].loss = loss
-    part, working = DevicePart(adapters=adapters), Working(dtype, on, replicas)
+    part, pairs = DevicePart(adapters=adapters), ParameterPairs(dtype, on, replicas)
     shards: dict[nn.Parameter, nn.Parameter] = {}
     for stage, units in built.items():
         cuts = {n: cut for unit in units for n, cut in unit.divide(group, shards).items()} if group.size > 1 else {}
         on_host = stage in plan.schedule.host_steps
-        part.weights[stage] = StageWeights(units, working, on_host=on_host, group=group, cuts=cuts)
+        part.weights[stage] = StageWeights(units, pairs, on_host=on_host, group=group, cuts=cuts)
         part.stages[stage] = _stage(units, plan, stage, ledger)
         for unit in units:
             _move_buffers(unit, on)
@@ -139,7 +139,7 @@ def _stage(units: Sequence[Unit], plan: Plan, number: int, ledger: Ledger) -> St
     if balance is None:
         return Stage(units, planned, ledger)
     last = number + 1 == plan.schedule.stages
-    return BalancedStage(units, planned, ledger, balance=balance, first=number == 0, last=last)
+    return MoeStage(units, planned, ledger, balance=balance, first=number == 0, last=last)
 
 
 def balance_of(plan: Plan) -> Balance | None:

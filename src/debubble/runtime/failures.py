@@ -52,9 +52,9 @@ class EndedError(DebubbleError):
     """Someone else has ended this rank: a launcher, because another rank has failed."""
 
 
-def leave(error: BaseException) -> NoReturn:
+def exit_rank(error: BaseException) -> NoReturn:
     """End this process because of the error, with its reason for the launcher or the user."""
-    details = leave_word(error)
+    details = report_failure(error)
     if REPORTED not in os.environ:
         rank = os.environ.get("RANK", "0")
         while_doing = f" (It {details['doing']}.)" if details["doing"] else ""
@@ -63,7 +63,7 @@ def leave(error: BaseException) -> NoReturn:
     os._exit(error.exit_code if isinstance(error, DebubbleError) else 1)
 
 
-def leave_word(error: BaseException) -> dict[str, Any]:
+def report_failure(error: BaseException) -> dict[str, Any]:
     """Write the error to torchrun's error file, unless this rank has written one, and return its details.
 
     This is done before the rank's connections close: so the reason is older than those of the peers that it takes down,
@@ -90,7 +90,7 @@ def leave_word(error: BaseException) -> dict[str, Any]:
 
 
 @contextmanager
-def heard_while_waiting(act: Callable[[signal.Signals], None], *signals: signal.Signals) -> Iterator[None]:
+def signal_listener(act: Callable[[signal.Signals], None], *signals: signal.Signals) -> Iterator[None]:
     """Let a thread act on these signals, even while the main thread waits in a library that does not return."""
     reads, writes = os.pipe()
     os.set_blocking(writes, False)

@@ -25,7 +25,7 @@ import msgspec
 
 from debubble.ir import DebubbleError, InputError
 from debubble.processes import PYTHON
-from debubble.runtime.failures import REPORTED, leave
+from debubble.runtime.failures import REPORTED, exit_rank
 
 T = TypeVar("T")
 
@@ -42,13 +42,13 @@ def start(module: str, argument: str, *, ranks: int) -> None:
 
     Raises InputError if torchrun started another number, and what `launch` raises.
     """
-    if not joined():
+    if not is_torchrun_rank():
         launch(module, argument, ranks=ranks)
         return
     started = int(os.environ["WORLD_SIZE"])
     if started != ranks:
         raise InputError(f"The plan is for {ranks} ranks, but torchrun started {started}: start {ranks}.")
-    as_rank(importlib.import_module(module).main, argument)
+    run_rank(importlib.import_module(module).main, argument)
 
 
 def launch(module: str, argument: str, *, ranks: int, threads: int = 1) -> None:
@@ -135,23 +135,23 @@ def _own_signal_handlers() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def packed(options: Any) -> str:
-    """A dataclass of options as a rank's argument; `unpacked` reads it."""
+def encode_options(options: Any) -> str:
+    """A dataclass of options as a rank's argument; `decode_options` reads it."""
     return msgspec.json.encode(options, enc_hook=str).decode()
 
 
-def unpacked(argument: str, kind: type[T]) -> T:
+def decode_options(argument: str, kind: type[T]) -> T:
     """The options of a rank's argument."""
     return msgspec.json.decode(argument, type=kind, dec_hook=lambda wanted, text: wanted(text))
 
 
-def joined() -> bool:
+def is_torchrun_rank() -> bool:
     """Whether this process is already a rank, started by torchrun."""
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
 
 
-def as_rank(main: Callable[[str], None], argument: str | None = None) -> None:
-    """Run a rank's `main`, and leave the launcher the reason if it fails.
+def run_rank(main: Callable[[str], None], argument: str | None = None) -> None:
+    """Run a rank's `main`, and exit_rank the launcher the reason if it fails.
 
     The rank ends at once on Ctrl-C, and with the launcher, even while it waits for a message.
     """
@@ -160,7 +160,7 @@ def as_rank(main: Callable[[str], None], argument: str | None = None) -> None:
     try:
         main(sys.argv[1] if argument is None else argument)
     except Exception as error:
-        leave(error)
+        exit_rank(error)
 
 
 def end_with_parent() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -14,51 +14,62 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from debubble.ir import InputError, Plan, lower
+from debubble.ir.trace import MemorySample, Trace, TracePhase, TraceStep
 from debubble.models.config import ModelConfig
 from debubble.runtime.assembly import DTYPES, balance_of, build_part, check_runnable, may_pad, tied_tables
 from debubble.runtime.batch import Batch, Rows, read_batch
 from debubble.runtime.distributed.data_parallel import check_before_steps, check_divided
-from debubble.runtime.distributed.gradient_norm import Tally
-from debubble.runtime.distributed.sharding import local
+from debubble.runtime.distributed.gradient_norm import PartialSums
+from debubble.runtime.distributed.sharding import TensorShard, local_tensor
 from debubble.runtime.distributed.topology import Ranks, default_device, default_transport
 from debubble.runtime.distributed.transport import Transport
 from debubble.runtime.execution.interpreter import Interpreter, StepState
 from debubble.runtime.execution.lanes import lanes_of
-from debubble.runtime.execution.status import Activity
-from debubble.runtime.execution.synchronization import Ran
-from debubble.runtime.held import Held
-from debubble.runtime.measuring import Measured
+from debubble.runtime.execution.stage import Stage
+from debubble.runtime.execution.status import RankStatus
+from debubble.runtime.execution.synchronization import ExecutedInstruction, trace_events
 from debubble.runtime.memory.activations import Ledger
+from debubble.runtime.models.hf_files import load_pretrained, save_pretrained
+from debubble.runtime.models.lora import Adapters
 from debubble.runtime.models.loss import Loss, check_loss, cross_entropy
 from debubble.runtime.models.modules import sequence_of
 from debubble.runtime.models.operators import add_gradient
-from debubble.runtime.parameters.optimizers import MakeOptimizer, Updates, scale_gradients
-from debubble.runtime.parameters.post_validation import PostValidation, Settled
+from debubble.runtime.parameters.optimizers import DeviceOptimizers, MakeOptimizer, scale_gradients
+from debubble.runtime.parameters.post_validation import PostValidation, StepResult
 
 MEETS, UPDATES = "meets the other ranks", "updates parameters"
 """Phases of a step; the others have one place."""
 
 
-class Pipeline(Held, Measured):
-    """This rank's part of a plan that runs.
+class Pipeline:
+    """This rank's part of a model that trains by its plan.
 
-    `model` is None (units are built from the plan's model, the same on any ranks for the same `seed`), or a Hugging
-    Face model, whose parameters this rank's units take over.  Every rank constructs its Pipeline after
-    torch.distributed is initialised, or under torchrun: then it is initialised here.  Ranks of one pipeline are
-    consecutive: rank = (replica x devices + device) x tensor + part.
+    Every rank constructs its Pipeline after torch.distributed is initialised, or under torchrun: then it is initialised
+    here.  Ranks of one pipeline are consecutive: rank = (replica x devices + device) x tensor + part.
 
-    For a plan that was made for units or stages of given costs, `model` is an `nn.Sequential`, or has a method
-    `pipeline_units()` that returns its modules in order: as many as the plan has units, each of one tensor to one.
+    Args:
+        model: None, and the units are built from the plan's model, the same on any ranks for the same `seed`; or a
+            Hugging Face model, whose parameters this rank's units take over.  For a plan that was made for units or
+            stages of given costs: an `nn.Sequential`, or a module with a method `pipeline_units()` that returns its
+            modules in order, as many as the plan has units, each of one tensor to one.
+        plan: What runs.
+        seed: Initial weights, dropout masks and noise of routers follow from it.
+        loss: Takes the place of cross entropy: `loss(output, targets)` is a number, *summed* over the targets of a
+            micro-batch that are not -100.  The output is the last unit's: of language models the logits [rows, length,
+            vocabulary].  `step` divides by the number of targets of the whole batch.
+        optimizer: Makes the optimizer of a list of parameters, for `optimizer_step`, `post_validated_step`, and the
+            stages that the plan steps inside the step.  Without it, give `parameters()` to an optimizer of your own.
+        transport: Carries messages between ranks; torch.distributed unless given.
+        device: Where the stages are; a GPU where the ranks talk NCCL, else the CPU, unless given.
+        offload_to: Folder on a fast disk that takes offloaded activations, where the host's memory is short.
 
-    `loss(output, targets)` takes the place of cross entropy, for any model: a number, *summed* over the targets of a
-    micro-batch that are not -100.  The output is the last unit's: of language models the logits [rows, length,
-    vocabulary].  `step` divides by the targets of the whole batch.
+    Raises:
+        InputError: These ranks cannot run the plan, or the model, the loss or the optimizer does not suit it.
 
-    `optimizer` makes the optimizer of a list of parameters, for `update`, and for the stages that the plan steps
-    inside the step.  Without it, give `parameters()` to an optimizer of your own.  What a host steps inside the step
-    (ChronosPipe) can be clipped by `update` all the same: it is copied before, and taken back where the norm says so.
-
-    `offload_to`: a folder on a fast disk that takes offloaded activations, where the host's memory is short.
+    Example:
+        >>> pipeline = db.Pipeline(None, plan)  # doctest: +SKIP
+        >>> optimizer = torch.optim.AdamW(pipeline.parameters())  # doctest: +SKIP
+        >>> loss = pipeline.step(batch); optimizer.step(); optimizer.zero_grad()  # doctest: +SKIP
     """
 
     def __init__(
@@ -78,38 +89,30 @@ class Pipeline(Held, Measured):
         check_loss(loss, plan)
         self.plan, self.seed = plan, seed
         self.ranks = Ranks(plan, transport)
-        """Who the other ranks are."""
+        """All ranks of the run, as this one sees them."""
+        self.device = self.ranks.device
+        """The pipeline device that this rank is."""
+        self.status = RankStatus()
+        """What this rank does at the moment."""
+        self.steps_taken = 0
+        """Set it when resuming: dropout masks follow from it."""
+        self.rolled_back = 0
+        """Devices whose hosts took their steps back in the last `optimizer_step`."""
+
         self._modules = sequence_of(model, plan) if plan.model is None else None
         self._balance = balance_of(plan)
         self._hidden = 0 if plan.model is None else ModelConfig.from_hf(plan.model).hidden
         self._tables = tied_tables(plan)
-        self.steps = 0
-        """Steps taken.  Set it when resuming: dropout masks follow from it."""
-        self.device = self.ranks.device
-        """The pipeline device that this rank is."""
+        self._may_pad = may_pad(plan)
         self._lanes = lanes_of(device or default_device(), offload_to=offload_to)
-        self._saved, self._mail = Ledger(self._lanes.device), Ledger(self._lanes.device)
+        self._activations, self._messages = Ledger(self._lanes.device), Ledger(self._lanes.device)
+
         program = lower(plan.schedule, plan.costs)
         self.ranks.open(program, seed=seed, own_model=model is None)
         self._part = build_part(
             plan, self.device, model=model, modules=self._modules, loss=loss, seed=seed, on=self._lanes.device,
-            ledger=self._saved, replicas=self.ranks.over_replicas, group=self.ranks.tensor,
+            ledger=self._activations, replicas=self.ranks.over_replicas, group=self.ranks.tensor,
         )  # fmt: skip
-        self._updates = Updates(plan, self._part, optimizer, shares_table=self.ranks.shares_table)
-        self._check_optimizers()
-        self._validation: PostValidation | None = None
-        self._attempt = self._updates.attempt()
-        self._unfinished = False
-        """Whether hosts have taken steps that no `update` has made right."""
-        self.rolled_back = 0
-        """Devices whose hosts took their steps back in the last `update`."""
-        self._agreed = torch.Size()
-        """Shape of the batches, while the ranks do not ask each other."""
-        self._unchecked = 0
-        """Checksum of the batches since they did."""
-        self._may_pad = may_pad(plan)
-        self.activity = Activity()
-        """What this rank does at the moment."""
         self._interpreter = Interpreter(
             program=program,
             device=self.device,
@@ -117,90 +120,174 @@ class Pipeline(Held, Measured):
             transport=transport,
             rank_of=self.ranks.rank_of,
             lanes=self._lanes,
-            mail=self._mail,
+            messages=self._messages,
             weights=self._part.weights,
-            activity=self.activity,
+            status=self.status,
         )
-        self._ran: list[Ran] = []
+
+        self._optimizers = DeviceOptimizers(plan, self._part, optimizer, shares_table=self.ranks.shares_table)
+        self._check_optimizers()
+        self._validation: PostValidation | None = None
+        self._update = self._optimizers.tentative_update()
+        self._needs_update = False
+        """Whether hosts have taken steps that no `optimizer_step` has made right."""
+        self._agreed_shape = torch.Size()
+        """Shape of the batches, while the ranks do not ask each other."""
+        self._unchecked = 0
+        """Checksum of the batches since the ranks compared theirs."""
+
+        self._executed: Sequence[ExecutedInstruction] = []
+        """Instructions of the last step."""
         self._origin = 0.0
+        """When the last step began, in seconds on the host's clock."""
         self._static = 0
+        """Static bytes when the last step's program had run: gradients may be gone since."""
+
+    # Steps
 
     def step(self, batch: Batch) -> Tensor:
-        """Forward and backward of one batch by the plan; the gradients are then on `parameters()`.
+        """Run forward and backward of one batch by the plan; the gradients are then on `parameters()`.
 
-        The batch is this replica's, the same on all its ranks (see `Batch`); it is cut into the plan's micro-batches.
-        Returns the mean loss over all tokens, on every rank.  Raises InputError if the batch does not fit the plan, is
-        not that of the replica's other ranks, or has an entry that cannot be honoured, or if hosts have stepped stages
-        since the last `update`.
+        Args:
+            batch: This replica's tokens and targets [rows, length], the same on all its ranks (see `Batch`); the plan's
+                micro-batches are cut from it.
+
+        Returns:
+            The mean loss over all targets, a scalar, on every rank.
+
+        Raises:
+            InputError: The batch does not fit the plan, is not that of the replica's other ranks, or has an entry that
+                cannot be honoured; or hosts have stepped stages since the last `optimizer_step`.
         """
-        self.settle()
+        self.finish_update()
         self._check_updated()
-        self.activity.begin_step()
-        with self.activity.during(MEETS, own=False):
+        self.status.begin_step()
+        with self.status.phase(MEETS, local=False):
             rows = self._read(batch)
-            counted, self._origin = self.ranks.agree(rows)
-        before = self._set_aside_gradients()
-        state = self._begin(rows, counted, self._step_stage)
-        self._ran = self._interpreter.run(state)
-        self._unfinished = bool(self._updates.on_host)
-        self._finish()
-        for parameter, gradient in before.items():
+            targets, self._origin = self.ranks.agree(rows)
+        earlier = self._set_aside_gradients()
+        state = self._begin(rows, targets, self._step_stage)
+        self._executed = self._interpreter.run(state)
+        self._needs_update = bool(self._optimizers.on_host)
+        self._finish_gradients()
+        for parameter, gradient in earlier.items():
             add_gradient(parameter, gradient)
-        self.steps += 1
+        self.steps_taken += 1
         return self._mean_loss(state)
 
-    def advance(self, batch: Batch, *, max_norm: float = math.inf) -> Settled | None:
-        """A step and its update, clipped to `max_norm` and skipped on inf or NaN, without waiting for other devices.
+    def optimizer_step(self, max_norm: float | None = None) -> Tensor | None:
+        """Clip, step the optimizers that the plan has not stepped, and clear the gradients.
 
-        The parameters are right, to the bit as after `step` and `update`, once the update is settled: by the next
-        `advance`, or by `settle`.  Returns what the update before came to; None at first.  Until it is settled, all
-        batches have the shape of the first.  Raises what `step` does; that a replica's ranks have different batches may
-        be found by `settle` alone.
+        If the norm is inf or NaN, no parameter changes.  What hosts have stepped by then is taken back and stepped
+        again where the norm says so.
+
+        Args:
+            max_norm: Largest norm of all gradients over all ranks; None: they are not clipped.
+
+        Returns:
+            The norm before clipping, a scalar; None without `max_norm`.
+
+        Raises:
+            InputError: Devices have stepped stages that were to be clipped: `post_validated_step` can.
+        """
+        if max_norm is not None and self._optimizers.on_device:
+            raise InputError(
+                "The plan steps stages on their devices before the norm of all gradients is known: clip them with"
+                " `post_validated_step`, or train without clipping."
+            )
+        total = PartialSums() if max_norm is None else self._total()
+        clip = math.inf if max_norm is None else max_norm
+        with self.status.phase(UPDATES, local=True):
+            self._update.finish(total, clip)
+        stands = total.harmless(clip)
+        # Where gradients are clipped, they often are for many steps: the next step's hosts then wait for the norm.
+        self._update, self._needs_update = self._optimizers.tentative_update(optimistic=stands), False
+        self.rolled_back = 0 if stands else total.ahead
+        return None if max_norm is None else torch.tensor(total.norm, dtype=torch.float64)
+
+    def post_validated_step(self, batch: Batch, *, max_norm: float = math.inf) -> StepResult | None:
+        """Step and update, clipped to `max_norm` and skipped on inf or NaN, without waiting for other devices.
+
+        The parameters are right, to the bit as after `step` and `optimizer_step`, once the update is validated: by the
+        next `post_validated_step`, or by `finish_update`.  Until then, all batches have the shape of the first.
+
+        Args:
+            batch: As `step` takes it.
+            max_norm: Largest norm of all gradients over all ranks.
+
+        Returns:
+            The result of the step before this one; None at first.
+
+        Raises:
+            InputError: As by `step`; that a replica's ranks have different batches may be found by `finish_update`
+                alone.
         """
         self._check_updated()
-        self.activity.begin_step()
+        self.status.begin_step()
         validation = self._validation = self._validation or PostValidation(
             self.ranks.open_relay(), loss_dtype=self._loss_dtype
         )
-        with self.activity.during(MEETS, own=False):
+        with self.status.phase(MEETS, local=False):
             rows = self._read(batch)
-            counted = self._count(rows, overlapping=validation.pending)
-        attempt = self._updates.attempt(max_norm)
-        state = self._begin(rows, counted, attempt.step)
-        ran = self._interpreter.run_ahead(state, stands=validation.stands)
-        before = validation.settle()
-        if ran is None:
-            state = self._begin(rows, counted, attempt.step)
-            ran = self._interpreter.run(state)
-        self._ran = ran
-        self._finish()
+            targets = self._count_targets(rows, overlapping=validation.pending)
+        update = self._optimizers.tentative_update(max_norm)
+        state = self._begin(rows, targets, update.step)
+        executed = self._interpreter.run_ahead(state, stands=validation.stands)
+        result = validation.finish()
+        if executed is None:
+            state = self._begin(rows, targets, update.step)
+            executed = self._interpreter.run(state)
+        self._executed = executed
+        self._finish_gradients()
         here = self._lanes.device
-        with self.activity.during("sums the norm", own=False):
-            own = self.ranks.tally(self._updates.squares(), float(state.loss(on=here)), on=here)
-        with self.activity.during("updates parameters, if what is known of the norm lets it", own=False):
-            validation.begin(self.steps, attempt, own)
-        self.steps += 1
-        return before
+        with self.status.phase("sums the norm", local=False):
+            own = self.ranks.partial_sums(self._optimizers.squares(), float(state.loss(on=here)), on=here)
+        with self.status.phase("updates parameters, if what is known of the norm lets it", local=False):
+            validation.begin(self.steps_taken, update, own)
+        self.steps_taken += 1
+        return result
 
-    def settle(self) -> Settled | None:
-        """Wait until it is known whether the last `advance` stands, and make its update right; what it came to.
+    def finish_update(self) -> StepResult | None:
+        """Wait until the last `post_validated_step` is validated, and make its update right.
 
-        All ranks call it, before anything reads parameters or optimizer states.  None if there is nothing to settle.
+        All ranks call it, before anything reads parameters or optimizer states.
+
+        Returns:
+            The result of that step; None if there is no update to validate.
         """
         if self._validation is None or not self._validation.pending:
             return None
-        with self.activity.during("settles the update", own=False):
-            settled = self._validation.settle()
+        with self.status.phase("settles the update", local=False):
+            result = self._validation.finish()
             self.ranks.check_batches(self._unchecked)
-            return settled
+            return result
 
-    def follow(self, plan: Plan) -> None:
+    def clip_grad_norm(self, max_norm: float) -> Tensor:
+        """Scale all gradients so that their norm over all ranks is at most `max_norm`.
+
+        They stay as they are if one is inf or NaN: the norm says so.
+
+        Returns:
+            The norm before, a scalar.
+
+        Raises:
+            InputError: The plan steps stages inside the step.
+        """
+        if self._optimizers.on_host or self._optimizers.on_device:
+            raise InputError("The plan has stepped stages inside the step: clip with `optimizer_step(max_norm)`.")
+        total = self._total()
+        scale_gradients(self.parameters(), total.scale(max_norm))
+        return torch.tensor(total.norm, dtype=torch.float64)
+
+    def switch_plan(self, plan: Plan) -> None:
         """Go on with this plan: another order of the same stages.  All ranks call it between two steps.
 
-        Parameters, optimizers and the count of steps stay; a pending update is settled.  Raises InputError if more than
-        the order differs or the ranks have different plans, and what lowering raises.
+        Parameters, optimizers and the count of steps stay; a pending update is finished.
+
+        Raises:
+            InputError: More than the order differs, or the ranks have different plans; and what lowering raises.
         """
-        self.settle()
+        self.finish_update()
         if not plan.reorders(self.plan):
             raise InputError("The plan is not another order of the stages that run: only such a one can follow.")
         program = lower(plan.schedule, plan.costs)
@@ -208,101 +295,195 @@ class Pipeline(Held, Measured):
         self._interpreter = replace(self._interpreter, program=program)
         self.plan = plan
 
-    def clip_grad_norm(self, max_norm: float) -> Tensor:
-        """Scale all gradients so that their norm over all ranks is at most `max_norm`; returns the norm before.
+    # Parameters
 
-        They stay as they are if one is inf or NaN: the norm says so.  Raises InputError if the plan has stepped stages.
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters that an optimizer steps on this rank, each once: fp32 (or fp64), whatever the run's dtype.
+
+        With ZeRO they are this replica's rows.  Under tensor parallelism over torch.distributed they are DTensors.
         """
-        if self._updates.on_host or self._updates.on_device:
-            raise InputError("The plan has stepped stages inside the step: clip with `update(max_norm)`.")
-        total = self._total()
-        scale_gradients(self.parameters(), total.scale(max_norm))
-        return torch.tensor(total.norm, dtype=torch.float64)
+        return list(dict.fromkeys(p for p in self._part.masters.values() if p.requires_grad))
 
-    def update(self, max_norm: float | None = None) -> Tensor | None:
-        """Clip, step the optimizers that the plan has not stepped, and clear the gradients; returns the norm.
-
-        If it is inf or NaN, no parameter changes.  Without `max_norm` there is no norm.  What hosts have stepped by
-        then is taken back and stepped again where the norm says so.  Raises InputError if devices have stepped stages
-        that were to be clipped: `advance` can.
-        """
-        if max_norm is not None and self._updates.on_device:
-            raise InputError(
-                "The plan steps stages on their devices before the norm of all gradients is known: clip them with"
-                " `advance` (post-validation), or train without clipping."
-            )
-        total = Tally() if max_norm is None else self._total()
-        clip = math.inf if max_norm is None else max_norm
-        with self.activity.during(UPDATES, own=True):
-            self._attempt.end(total, clip)
-        stood = total.harmless(clip)
-        # Where gradients are clipped, they often are for many steps: the next step's hosts then wait for the norm.
-        self._attempt, self._unfinished = self._updates.attempt(trusting=stood), False
-        self.rolled_back = 0 if stood else total.ahead
-        return None if max_norm is None else torch.tensor(total.norm, dtype=torch.float64)
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """All parameters by Hugging Face name, frozen ones too; a table that is tied on this rank comes once."""
+        seen: set[nn.Parameter] = set()
+        for name, parameter in self._part.masters.items():
+            if parameter not in seen:
+                seen.add(parameter)
+                yield name, parameter
 
     @property
     def optimizers(self) -> list[Optimizer]:
         """Those made by `optimizer`, for learning-rate schedules and checkpoints."""
-        return self._updates.optimizers
+        return self._optimizers.all
+
+    @property
+    def adapters(self) -> Adapters | None:
+        """LoRA adapters that this rank trains instead of its model's own parameters, if it does."""
+        return self._part.adapters
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """This device's parameters by Hugging Face name, whole.  With ZeRO all replicas call it."""
+        self.finish_update()
+        return {name: weights.whole(name) for weights in self._part.weights.values() for name in weights.masters}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take this rank's parameters from a state by Hugging Face name, which may hold more.
+
+        Raises:
+            InputError: The state lacks one.
+        """
+        self.finish_update()
+        for name in self._part.masters:
+            if name not in state:
+                raise InputError(f"The state has no parameter '{name}'.")
+            self.load_parameter(name, state[name])
+
+    def load_parameter(self, name: str, whole: Tensor) -> None:
+        """Give one of this rank's parameters, by its Hugging Face name, the values of a whole one."""
+        next(weights for weights in self._part.weights.values() if name in weights.masters).load(name, whole)
+
+    def shape_of(self, name: str) -> torch.Size:
+        """Unsharded shape of one of this rank's parameters, by its Hugging Face name."""
+        return next(weights.shapes[name] for weights in self._part.weights.values() if name in weights.shapes)
+
+    def shards(self) -> Iterator[tuple[str, nn.Parameter, TensorShard]]:
+        """This rank's part of each parameter and where it lies in the whole one: what checkpoints are made of.
+
+        By Hugging Face name; both copies of a tied table go by the embedding's.
+        """
+        self.finish_update()
+        first_name = {} if self._tables is None else {self._tables[1]: self._tables[0]}
+        for weights in self._part.weights.values():
+            for name, parameter in weights.masters.items():
+                yield first_name.get(name, name), parameter, weights.shard(name)
+
+    def load_pretrained(self, folder: str | Path) -> None:
+        """Take this rank's parameters from a Hugging Face checkpoint (safetensors), reading these alone.
+
+        A folder that peft wrote has adapters alone: the others stay.
+        """
+        load_pretrained(self, folder)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write a checkpoint that Hugging Face's `from_pretrained` opens; of adapters, peft's.  All ranks call it."""
+        save_pretrained(self, folder)
+
+    @property
+    def stages(self) -> Mapping[int, Stage]:
+        """This device's stages by number; their units are modules."""
+        return self._part.stages
+
+    # Measurements of the last step
+
+    @property
+    def peak_activation(self) -> int:
+        """Most bytes of saved activations, and of what a deferred W needs, at any moment of the last step."""
+        return self._activations.peak
+
+    @property
+    def peak_messages(self) -> int:
+        """Most bytes received and not yet used, or computed and not yet sent, in the last step."""
+        return self._messages.peak
+
+    @property
+    def peak_offloaded(self) -> int:
+        """Most bytes that offload held elsewhere in the last step."""
+        return self._activations.elsewhere_peak
+
+    @property
+    def peak_memory(self) -> int:
+        """Most bytes on the device at any moment of the last step, of static memory and saved activations."""
+        return self._static + self._activations.peak
+
+    @property
+    def current_memory(self) -> int:
+        """Bytes of parameters, states and saved activations that are on the device now."""
+        return self.static_bytes + self._activations.bytes
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Bytes of activations, here and offloaded, and of messages that are held now; 0 between steps."""
+        return self._activations.bytes + self._activations.elsewhere + self._messages.bytes
+
+    @property
+    def static_bytes(self) -> int:
+        """Bytes of parameters, working copies, gradients and the states of `optimizers` on the device.
+
+        What the plan leaves to the host is the host's, also where both are the CPU.
+        """
+        return self._optimizers.static_bytes
+
+    def trace(self) -> Trace:
+        """What this rank measured in the last step; `Trace.joined` of all ranks' is the whole."""
+        device, origin = self.device, self._origin
+        step = TraceStep(
+            step=self.steps_taken - 1,
+            events=trace_events(self._executed, self._lanes, device=device, origin=origin),
+            memory=tuple(MemorySample(device, at - origin, self._static + b) for at, b in self._activations.samples),
+            phases=tuple(TracePhase(p.what, device, p.start - origin, p.end - origin) for p in self.status.phases),
+        )
+        return Trace(devices=self.plan.devices, steps=(step,))
+
+    def gather_trace(self) -> Trace:
+        """The whole trace of the last step, on every rank (of replica 0's ranks).  All ranks call it."""
+        self._origin = self.ranks.earliest(self._origin)
+        parts = self.ranks.first_per_device(self.ranks.transport.gather(self.trace().to_json()))
+        return Trace.joined([Trace.from_json(part) for part in parts])
+
+    # Parts of a step
 
     def _check_optimizers(self) -> None:
         """Refuse optimizers, made here or by the user, for which ZeRO's rows are not enough."""
         if self.ranks.over_replicas.divided:
-            for optimizer in self._updates.optimizers:
+            for optimizer in self._optimizers.all:
                 check_divided(optimizer)
             check_before_steps(self, self.parameters())
+
+    def _check_updated(self) -> None:
+        if self._needs_update:
+            raise InputError(
+                "The plan's hosts step their stages in every step: call `optimizer_step` after each `step`."
+            )
 
     def _read(self, batch: Batch) -> Rows:
         return read_batch(
             batch, micro_batches=self.plan.micro_batches, device=self._lanes.device, may_pad=self._may_pad
         )
 
-    def _step_stage(self, stage: int) -> None:
-        """S of a synchronous step: the host has room for the copies that take it back, the device has none."""
-        if stage in self._updates.on_host:
-            self._attempt.step(stage)
-        else:
-            self._updates.step(stage)
-
-    def _check_updated(self) -> None:
-        """Raise InputError if hosts have stepped and `update` was not called."""
-        if self._unfinished:
-            raise InputError("The plan's hosts step their stages in every step: call `update` after each `step`.")
-
-    def _count(self, rows: Rows, *, overlapping: bool) -> int:
+    def _count_targets(self, rows: Rows, *, overlapping: bool) -> int:
         """Targets over all replicas; while other devices may be in the step before, none is asked."""
         if not overlapping:
-            counted, self._origin = self.ranks.agree(rows)
-            self._agreed, self._unchecked = rows.tokens.shape, 0
+            targets, self._origin = self.ranks.agree(rows)
+            self._agreed_shape, self._unchecked = rows.tokens.shape, 0
             for parameter in self.parameters():
                 parameter.grad = None
-            return counted
-        if rows.tokens.shape != self._agreed:
+            return targets
+        if rows.tokens.shape != self._agreed_shape:
             raise InputError(
-                f"A batch of shape {list(rows.tokens.shape)} follows one of {list(self._agreed)}: call `settle` between"
-                " batches of different shapes."
+                f"A batch of shape {list(rows.tokens.shape)} follows one of {list(self._agreed_shape)}: call"
+                " `finish_update` between batches of different shapes."
             )
         self._origin = perf_counter()
         self._unchecked = zlib.crc32(rows.checksum.to_bytes(4, "big"), self._unchecked)
         return self.ranks.count(rows)
 
-    def _begin(self, rows: Rows, counted: int, update: Callable[[int], None]) -> StepState:
+    def _begin(self, rows: Rows, targets: int, step_stage: Callable[[int], None]) -> StepState:
         """The state of a step that starts now, with the working copies of the masters as they are."""
-        with self.activity.during("readies parameters", own=False):
+        with self.status.phase("readies parameters", local=False):
             for weights in self._part.weights.values():
                 weights.refresh()
-        seed = zlib.crc32(f"{self.seed} {self.steps} {self.ranks.replica}".encode())
-        tokens, micro_batches = rows.split(self.plan.micro_batches, scale=1 / counted, seed=seed)
-        self._saved.start_step()
-        self._mail.start_step()
+        seed = zlib.crc32(f"{self.seed} {self.steps_taken} {self.ranks.replica}".encode())
+        tokens, micro_batches = rows.split(self.plan.micro_batches, scale=1 / targets, seed=seed)
+        self._activations.start_step()
+        self._messages.start_step()
         self._lanes.start_step()
         return StepState(
             tokens=tokens,
             micro_batches=micro_batches,
             boundary=[self._boundary(t) for t in tokens],
             dtype=DTYPES[self.plan.options.dtype],
-            update=update,
+            step_stage=step_stage,
         )
 
     def _boundary(self, tokens: Tensor) -> tuple[int, ...]:
@@ -313,18 +494,25 @@ class Pipeline(Held, Measured):
             return self._balance.message(tokens.shape)
         return (*tokens.shape, self._hidden)
 
+    def _step_stage(self, stage: int) -> None:
+        """S of a synchronous step: the host has room for the copies that take it back, the device has none."""
+        if stage in self._optimizers.on_host:
+            self._update.step(stage)
+        else:
+            self._optimizers.step(stage)
+
     def _set_aside_gradients(self) -> dict[nn.Parameter, Tensor]:
         """Gradients of earlier steps: they are reduced already."""
-        before = {p: p.grad for p in self.parameters() if p.grad is not None}
-        for parameter in before:
+        earlier = {p: p.grad for p in self.parameters() if p.grad is not None}
+        for parameter in earlier:
             parameter.grad = None
-        return before
+        return earlier
 
-    def _finish(self) -> None:
+    def _finish_gradients(self) -> None:
         """Give every parameter its whole gradient: over replicas, and over both copies of a tied table."""
-        with self.activity.during("sums gradients", own=False):
+        with self.status.phase("sums gradients", local=False):
             for stage, weights in self._part.weights.items():
-                if stage not in self._updates.inside:
+                if stage not in self._optimizers.inside:
                     weights.finish()
             if self.ranks.shares_table:
                 self._sum_over_tied()
@@ -334,10 +522,10 @@ class Pipeline(Held, Measured):
         table = next(self._part.masters[name] for name in self._tables or () if name in self._part.masters)
         if table.requires_grad:
             table.grad = torch.zeros_like(table) if table.grad is None else table.grad
-            self.ranks.sum_over_tied(local(table.grad))
+            self.ranks.sum_over_tied(local_tensor(table.grad))
 
     def _mean_loss(self, state: StepState) -> Tensor:
-        with self.activity.during("sums the loss", own=False):
+        with self.status.phase("sums the loss", local=False):
             total = state.loss(on=self._lanes.device)
             self.ranks.sum_over_replicas(total)
             self.ranks.sum_over_pipeline(total)
@@ -347,9 +535,9 @@ class Pipeline(Held, Measured):
     def _loss_dtype(self) -> torch.dtype:
         return torch.float64 if self.plan.options.dtype == "fp64" else torch.float32
 
-    def _total(self) -> Tally:
-        """Of the gradients of all ranks."""
+    def _total(self) -> PartialSums:
+        """The sums over the gradients of all ranks."""
         on = self._lanes.device
-        with self.activity.during("sums the norm", own=False):
-            own = self.ranks.tally(self._updates.squares(), 0.0, on=on)
-            return self.ranks.whole(own + Tally(ahead=int(self._attempt.ahead)), on=on)
+        with self.status.phase("sums the norm", local=False):
+            own = self.ranks.partial_sums(self._optimizers.squares(), 0.0, on=on)
+            return self.ranks.total_sums(own + PartialSums(ahead=int(self._update.ahead)), on=on)

@@ -20,7 +20,7 @@ def used_here(tensor: Tensor) -> None:
 
 
 @dataclass(frozen=True)
-class Handed:
+class StreamHandoff:
     """A tensor for a thread that works on another stream than the one that makes it."""
 
     tensor: Tensor
@@ -28,11 +28,13 @@ class Handed:
     """CUDA event: that stream is done with it.  None on the CPU."""
 
     @staticmethod
-    def over(tensor: Tensor) -> Handed:
+    def of(tensor: Tensor) -> StreamHandoff:
         """A tensor that the current stream has made, or will have made."""
-        return Handed(tensor, torch.cuda.current_stream(tensor.device).record_event() if tensor.is_cuda else None)
+        return StreamHandoff(
+            tensor, torch.cuda.current_stream(tensor.device).record_event() if tensor.is_cuda else None
+        )
 
-    def take(self) -> Tensor:
+    def receive(self) -> Tensor:
         """The tensor, for the current stream, which waits for it."""
         if self.ready is not None:
             torch.cuda.current_stream().wait_event(self.ready)

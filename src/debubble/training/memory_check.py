@@ -17,7 +17,7 @@ from debubble.runtime.failures import DeviceMemoryError
 from debubble.simulator import Timeline
 
 
-def check_room(plan: Plan, *, offload_to_disk: bool = False) -> str | None:
+def check_host_memory(plan: Plan, *, offload_to_disk: bool = False) -> str | None:
     """What to know of where the ranks run: on this machine's CPU, although the plan was made for other devices.
 
     Raises InputError if they need more of this machine's memory than it has, before the operating system kills what it

@@ -10,25 +10,28 @@ from debubble.ir.trace import TraceEvent
 from debubble.simulator.timeline import WORK
 
 
-class Computed(NamedTuple):
-    """Of one device in one step, in seconds: its computing time, its first start and its last end on any lane."""
+class DeviceWork(NamedTuple):
+    """Work of one device in one step, in seconds."""
 
     busy: float
+    """Computing time, recomputation included."""
     start: float
+    """First start on any lane."""
     end: float
+    """Last end on any lane."""
 
     @staticmethod
-    def of(events: Sequence[TraceEvent]) -> Computed:
-        """Of a device's own events."""
+    def of(events: Sequence[TraceEvent]) -> DeviceWork:
+        """The work in a device's own events."""
         computing = [e for e in events if e.lane is Lane.COMPUTE and Op.parse(e.name).kind in WORK]
         busy = sum(e.end - e.start for e in computing)
-        return Computed(busy, min(e.start for e in events), max(e.end for e in events))
+        return DeviceWork(busy, min(e.start for e in events), max(e.end for e in events))
 
 
-NOTHING = Computed(0.0, 0.0, 0.0)
+NO_WORK = DeviceWork(0.0, 0.0, 0.0)
 
 
-def bubble_fraction(devices: Sequence[Computed]) -> float:
+def bubble_fraction(devices: Sequence[DeviceWork]) -> float:
     """1 - busy / (devices x makespan), as a timeline has it."""
     makespan = max(d.end for d in devices) - min(d.start for d in devices)
     return 1 - sum(d.busy for d in devices) / (len(devices) * makespan)

@@ -147,6 +147,8 @@ def check(options: TrainOptions) -> Plan:
     """The plan, if this run can be done.  Raises InputError with one sentence if not."""
     plan = runnable(options.plan)
     _check_numbers(options)
+    if options.tensorboard is not None and find_spec("tensorboard") is None:
+        raise InputError("--tensorboard needs TensorBoard: install debubble with its tensorboard extra.")
     _check_data(options, plan)
     validates_after(options.post_validation, plan)
     if options.online:
@@ -158,8 +160,6 @@ def check(options: TrainOptions) -> Plan:
             raise InputError(f"--load: there is no folder {folder}.")
     if options.offload_to is not None and not options.offload_to.is_dir():
         raise InputError(f"--offload-to: there is no folder {options.offload_to}.")
-    if options.tensorboard is not None and find_spec("tensorboard") is None:
-        raise InputError("--tensorboard needs TensorBoard: install debubble with its tensorboard extra.")
     if options.checkpoint is not None:
         _check_checkpoints(options, options.checkpoint, plan)
     return plan

@@ -9,14 +9,14 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 
-from debubble.runtime.launcher import as_rank, unpacked
+from debubble.runtime.launcher import decode_options, run_rank
 from debubble.training.options import TrainOptions
 from debubble.training.trainer import train
 
 
 def main(argument: str) -> None:
     """Train as the options (as JSON) say; rank 0 prints what the run came to on standard output."""
-    options = unpacked(argument, TrainOptions)
+    options = decode_options(argument, TrainOptions)
     open_process_group()
     outcome = train(options)
     if outcome is not None:
@@ -38,4 +38,4 @@ def open_process_group() -> None:
 
 
 if __name__ == "__main__":
-    as_rank(main)
+    run_rank(main)

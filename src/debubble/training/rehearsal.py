@@ -7,7 +7,6 @@ the plan says.  What then differs from the simulation is the processes' and the 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,15 +15,15 @@ import torch.distributed as dist
 
 from debubble.ir import Instruction, Kind, Op, Plan, Program, StageCosts, Trace, lower
 from debubble.ir.schedule import Schedule
-from debubble.ir.trace import TraceEvent, TraceStep
+from debubble.ir.trace import TraceStep
 from debubble.models.config import ModelConfig
 from debubble.runtime.assembly import DTYPES
 from debubble.runtime.distributed.transport import Distributed, Transport
 from debubble.runtime.execution.interpreter import Interpreter, StepState
 from debubble.runtime.execution.lanes import CpuLanes
-from debubble.runtime.execution.synchronization import Ran
+from debubble.runtime.execution.synchronization import trace_events
 from debubble.runtime.memory.activations import Ledger
-from debubble.runtime.memory.peer import channels
+from debubble.runtime.memory.peer import message_channels
 
 _TIMES = (
     "forward", "backward_input", "backward_weight", "recompute", "communication", "offload", "reload",
@@ -56,13 +55,13 @@ def scaled(plan: Plan, scale: float) -> Plan:
 def rehearse(plan: Plan, *, steps: int, transport: Transport) -> Trace:
     """Run the plan's program that often, as this rank.  Every rank gets the whole trace."""
     program = lower(plan.schedule, plan.costs)
-    transport.open(channels(program), [])
+    transport.open(message_channels(program), [])
     sleeper = Sleeper.of(program, transport)
     parts: list[Trace] = []
     for step in range(steps):
         origin = max(transport.gather(time.perf_counter()))
-        ran = sleeper.run(messages(plan))
-        events = _events(ran, device=transport.rank, origin=origin)
+        executed = sleeper.run(messages(plan))
+        events = trace_events(executed, sleeper.lanes, device=transport.rank, origin=origin)
         mine = Trace(devices=plan.devices, steps=(TraceStep(step=step, events=events),))
         parts.append(Trace.joined([Trace.from_json(part) for part in transport.gather(mine.to_json())]))
     return Trace(devices=plan.devices, steps=tuple(step for part in parts for step in part.steps))
@@ -79,14 +78,7 @@ def messages(plan: Plan) -> StepState:
         micro_batches=[],
         boundary=[shape] * plan.micro_batches,
         dtype=DTYPES[o.dtype],
-        update=lambda stage: None,
-    )
-
-
-def _events(ran: Sequence[Ran], *, device: int, origin: float) -> tuple[TraceEvent, ...]:
-    return tuple(
-        TraceEvent(r.instruction.op.name, device, r.instruction.lane, r.start.time - origin, r.end.time - origin)
-        for r in ran
+        step_stage=lambda stage: None,
     )
 
 
@@ -103,23 +95,23 @@ class Sleeper(Interpreter):
             transport=transport,
             rank_of={device: device for device in range(program.devices)},
             lanes=CpuLanes(),
-            mail=Ledger(torch.device("cpu")),
+            messages=Ledger(torch.device("cpu")),
             weights={},
         )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._complete = {}  # there are no gradients
+        self._completed_gradients = {}  # there are none
 
-    def _act(self, instruction: Instruction, state: StepState) -> None:
+    def _execute(self, instruction: Instruction, state: StepState) -> None:
         op = instruction.op
         match op.kind:
             case Kind.SEND_F | Kind.SEND_B | Kind.RECV_F | Kind.RECV_B:
-                super()._act(instruction, state)
-            case Kind.O if self._guests.host is not None:
-                self._guests.send(op, self._guests.buffer(_moved(self.program, op)))
-            case Kind.L if self._guests.host is not None:
-                self._guests.fetch(op)
+                super()._execute(instruction, state)
+            case Kind.O if self._peer_offload.host is not None:
+                self._peer_offload.send(op, self._peer_offload.buffer(_moved(self.program, op)))
+            case Kind.L if self._peer_offload.host is not None:
+                self._peer_offload.fetch(op)
             case _:
                 time.sleep(float(instruction.duration))
                 self._pass_on(op, state)
@@ -130,12 +122,12 @@ class Sleeper(Interpreter):
         message = torch.empty(state.boundary[j], dtype=state.dtype)
         if op.kind is Kind.F:
             if stage:
-                self._take(op, state)
+                self._take_input(op, state)
             if stage + 1 < schedule.stages:
                 self._hand_on(Op(Kind.F, stage + 1, j), Op(Kind.SEND_F, stage, j), message, state)
         elif op.kind in (Kind.B, Kind.I):
             if stage + 1 < schedule.stages:
-                self._take(op, state)
+                self._take_input(op, state)
             if stage:
                 self._hand_on(schedule.backward_of(stage - 1, j), Op(Kind.SEND_B, stage, j), message, state)
 
@@ -148,10 +140,10 @@ def _moved(program: Program, op: Op) -> int:
 
 def main(argument: str) -> None:
     """Rehearse as one rank, on Gloo; rank 0 prints the comparison."""
-    from debubble.runtime.launcher import unpacked
+    from debubble.runtime.launcher import decode_options
     from debubble.training.report import compared, print_comparison
 
-    options = unpacked(argument, RehearsalOptions)
+    options = decode_options(argument, RehearsalOptions)
     plan = scaled(Plan.load(options.plan), options.scale)
     dist.init_process_group("gloo")
     trace = rehearse(plan, steps=options.steps, transport=Distributed())
@@ -163,6 +155,6 @@ def main(argument: str) -> None:
 
 
 if __name__ == "__main__":
-    from debubble.runtime.launcher import as_rank
+    from debubble.runtime.launcher import run_rank
 
-    as_rank(main)
+    run_rank(main)

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from debubble.files import write_whole
 from debubble.ir import Plan, Trace
-from debubble.training.online.journal import Entry
+from debubble.training.online.journal import JournalEntry
 from debubble.training.progress import StepReport
 from debubble.views import Scene, views
 from debubble.views.comparison import Comparison, as_dict, compare, render
@@ -33,13 +33,13 @@ NOTICED = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class TrainingSummary:
     """A finished run."""
 
     reports: Sequence[StepReport]
     comparison: Comparison
     checkpoint: Path | None
-    switches: Sequence[Entry] = ()
+    switches: Sequence[JournalEntry] = ()
     """What became of the schedule in an online run."""
 
     def render(self) -> RenderableType:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from debubble.training.online import search_process as cores
-from debubble.training.online.search_process import Search
+from debubble.training.online.search_process import SearchProcess
 from tests.training.online.online_cases import gpipe_plan
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -23,7 +23,7 @@ def plan() -> Any:
 
 
 def test_it_answers_with_its_newest_plan_once(plan: Any) -> None:
-    search = Search(plan, effort=5.0, core=None)
+    search = SearchProcess(plan, effort=5.0, core=None)
     search.wait()
     assert search.newest().simulate().makespan == 13
     assert search.newest() is None
@@ -32,7 +32,7 @@ def test_it_answers_with_its_newest_plan_once(plan: Any) -> None:
 
 
 def test_it_is_never_waited_for(plan: Any) -> None:
-    search = Search(plan, effort=5.0, core=None)
+    search = SearchProcess(plan, effort=5.0, core=None)
     os.kill(search.pid, signal.SIGSTOP)
     assert search.newest() is None
     assert search.failure() is None
@@ -40,12 +40,12 @@ def test_it_is_never_waited_for(plan: Any) -> None:
 
 
 def test_what_it_dies_of_is_told(plan: Any) -> None:
-    too_large = Search(replace(plan, costs=plan.costs.with_limit(1)), effort=5.0, core=None)
+    too_large = SearchProcess(replace(plan, costs=plan.costs.with_limit(1)), effort=5.0, core=None)
     too_large.wait()
     assert too_large.newest() is None
     assert "OutOfMemoryError: Device 0 runs out of memory at 0F0" in too_large.failure()
     too_large.close()
-    killed = Search(plan, effort=5.0, core=None)
+    killed = SearchProcess(plan, effort=5.0, core=None)
     os.kill(killed.pid, signal.SIGKILL)
     killed.wait()
     assert killed.failure() == "exit code -9"
@@ -54,7 +54,7 @@ def test_what_it_dies_of_is_told(plan: Any) -> None:
 
 @linux
 def test_closing_it_leaves_neither_process_nor_files(plan: Any) -> None:
-    search = Search(plan, effort=300.0, core=None)
+    search = SearchProcess(plan, effort=300.0, core=None)
     pid, folder = search.pid, search.folder
     search.close()
     assert not Path(f"/proc/{pid}").exists()
@@ -65,8 +65,9 @@ def test_closing_it_leaves_neither_process_nor_files(plan: Any) -> None:
 def test_it_ends_and_cleans_up_when_its_parent_is_killed(plan: Any, tmp_path: Path) -> None:
     plan.save(tmp_path / "plan.json")
     program = (
-        "import signal, sys\nfrom debubble.ir import Plan\nfrom debubble.training.online.search_process import Search\n"
-        "search = Search(Plan.load(sys.argv[1]), effort=300.0, core=None)\n"
+        "import signal, sys\nfrom debubble.ir import Plan\n"
+        "from debubble.training.online.search_process import SearchProcess\n"
+        "search = SearchProcess(Plan.load(sys.argv[1]), effort=300.0, core=None)\n"
         "print(search.pid, search.folder, flush=True)\nsignal.pause()\n"
     )
     with subprocess.Popen(
@@ -82,7 +83,7 @@ def test_it_ends_and_cleans_up_when_its_parent_is_killed(plan: Any, tmp_path: Pa
 @linux
 def test_it_has_only_time_that_nobody_else_wants_on_its_core(plan: Any) -> None:
     core = max(os.sched_getaffinity(0))
-    search = Search(plan, effort=300.0, core=core)
+    search = SearchProcess(plan, effort=300.0, core=core)
     assert os.sched_getscheduler(search.pid) == os.SCHED_IDLE
     assert os.sched_getaffinity(search.pid) == {core}
     search.close()

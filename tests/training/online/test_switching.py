@@ -10,7 +10,7 @@ from torch.optim import AdamW
 
 import debubble as db
 from debubble.ir import StageCosts
-from debubble.training.online.controller import Online
+from debubble.training.online.controller import OnlineScheduler
 from tests.runtime.runtime_cases import GPT2, LLAMA, plan_of, run_threads, tokens_of
 from tests.training.online.online_cases import QUICK, Finished, controlled, events_of, traced
 
@@ -28,11 +28,13 @@ def losses_and_parameters(plan: Any, *, controller: Any = None, seconds: Any = l
     """Of a run of the plan by four ranks; online if there is a controller.  `seconds`: what a step of a plan takes."""
 
     def one(pipeline: Any) -> Any:
-        online = Online(pipeline, None if pipeline.ranks.transport.rank else controller) if controller else None
+        online = (
+            OnlineScheduler(pipeline, None if pipeline.ranks.transport.rank else controller) if controller else None
+        )
         losses, orders = [], []
         for step in range(STEPS):
             losses.append(pipeline.step(tokens_of(plan.model, rows=4, seed=step)).item())
-            pipeline.update(1.0)
+            pipeline.optimizer_step(1.0)
             orders.append(pipeline.plan.schedule)
             if online is not None:
                 online.after_step(step + 1, seconds(pipeline.plan), traced(pipeline.plan, plan.costs))
@@ -87,7 +89,7 @@ def test_a_run_measures_what_its_operations_cost(tmp_path: Path) -> None:
     controller = controlled(plan, tmp_path, search=Finished)
 
     def one(pipeline: Any) -> None:
-        online = Online(pipeline, None if pipeline.device else controller)
+        online = OnlineScheduler(pipeline, None if pipeline.device else controller)
         for step in range(QUICK.settling + QUICK.window):
             pipeline.step(tokens_of(LLAMA, rows=4, seed=step))
             online.after_step(step + 1, 1.0, pipeline.gather_trace().steps[-1])

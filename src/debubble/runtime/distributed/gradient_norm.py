@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import astuple, dataclass
 from functools import reduce
-from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from debubble.ir import Kind, Number, Program
 from debubble.runtime.distributed.transport import Channel, Transport
@@ -22,7 +22,7 @@ from debubble.simulator import run
 
 
 @dataclass(frozen=True)
-class Tally:
+class PartialSums:
     """Sums over some devices.  An inf or NaN in any gradient makes `squares` one."""
 
     squares: float = 0.0
@@ -31,16 +31,17 @@ class Tally:
     ahead: int = 0
     """Devices that have stepped before the sums were whole."""
 
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(self.squares + other.squares, self.loss + other.loss, self.ahead + other.ahead)
+    def __add__(self, other: PartialSums) -> PartialSums:
+        return PartialSums(self.squares + other.squares, self.loss + other.loss, self.ahead + other.ahead)
 
     @staticmethod
-    def of(tallies: Iterable[Tally]) -> Tally:
+    def of(parts: Iterable[PartialSums]) -> PartialSums:
         """The sum, from left to right: in the same order it is the same to the bit."""
-        return reduce(Tally.__add__, tallies, Tally())
+        return reduce(PartialSums.__add__, parts, PartialSums())
 
     @property
     def norm(self) -> float:
+        """Norm of all gradients."""
         return math.sqrt(self.squares)
 
     @property
@@ -49,7 +50,7 @@ class Tally:
         return math.isfinite(self.squares)
 
     def scale(self, max_norm: float) -> float:
-        """What gradients are multiplied by, as in torch's `clip_grad_norm_`: 1 if their norm is small enough.
+        """Factor of the gradients, as in torch's `clip_grad_norm_`: 1 if their norm is small enough.
 
         It only falls as more devices are added.  With an inf or NaN there is nothing to multiply.
         """
@@ -59,18 +60,24 @@ class Tally:
         """Whether gradients may be used as they are, for all that is known."""
         return self.finite and self.scale(max_norm) == 1.0
 
+    def to_tensor(self) -> Tensor:
+        """The three numbers, [3] in double precision."""
+        return torch.tensor(astuple(self), dtype=torch.float64)
 
-class Passed(NamedTuple):
-    """What a rank knows after its turn."""
-
-    known: Tally
-    """Of the devices up to this one."""
-    whole: Future[Tally]
-    """Of all."""
+    @staticmethod
+    def from_tensor(numbers: Tensor) -> PartialSums:
+        """Sums from three numbers, [3]."""
+        squares, loss, ahead = numbers.tolist()
+        return PartialSums(squares, loss, round(ahead))
 
 
-class Relay:
-    """The ranks of one pipeline in the order of their turns, as one of them sees them."""
+class NormRelay:
+    """Passes partial sums along one pipeline, and the total back.
+
+    Args:
+        transport: This rank.
+        ranks: The pipeline's ranks, in the order of their turns.
+    """
 
     def __init__(self, transport: Transport, ranks: Sequence[int]) -> None:
         self._transport = transport
@@ -83,44 +90,52 @@ class Relay:
 
     @property
     def alone(self) -> bool:
+        """Whether the pipeline is one rank."""
         return len(self._ranks) == 1
 
-    def take_turn(self, own: Tally, *, steps_ahead: Callable[[Tally], bool]) -> Passed:
-        """Add this rank's tally to that of those before it, and hand it on.
+    def take_turn(
+        self, own: PartialSums, *, steps_ahead: Callable[[PartialSums], bool]
+    ) -> tuple[PartialSums, Future[PartialSums]]:
+        """Add this rank's sums to those of the ranks before it, and hand them on.
 
-        Waits for the rank before it; what is handed on and what comes back is a thread's.  `steps_ahead` says of what
-        is then known whether this rank will step before it knows all.
+        Waits for the rank before it; a thread hands on and receives what comes back.
+
+        Args:
+            own: This rank's sums.
+            steps_ahead: Whether this rank will step before it knows all, if it knows this much.
+
+        Returns:
+            The sums up to this rank, and the total of all.
         """
         known = own if self._at == 0 else self._receive(self._at - 1) + own
         if steps_ahead(known):
-            known += Tally(ahead=1)
-        whole: Future[Tally] = Future()
-        threading.Thread(target=self._pass_on, args=(known, whole), daemon=True).start()
-        return Passed(known, whole)
+            known += PartialSums(ahead=1)
+        total: Future[PartialSums] = Future()
+        threading.Thread(target=self._pass_on, args=(known, total), daemon=True).start()
+        return known, total
 
-    def _pass_on(self, known: Tally, whole: Future[Tally]) -> None:
+    def _pass_on(self, known: PartialSums, total: Future[PartialSums]) -> None:
         try:
-            total = known
+            sums = known
             if not self.last:
                 self._send(known, self._at + 1)
-                total = self._receive(self._at + 1)
-            whole.set_result(total)
+                sums = self._receive(self._at + 1)
+            total.set_result(sums)
             if self._at:
-                self._send(total, self._at - 1)
+                self._send(sums, self._at - 1)
         except BaseException as error:
-            if not whole.done():
-                whole.set_exception(error)
+            if not total.done():
+                total.set_exception(error)
 
-    def _send(self, tally: Tally, at: int) -> None:
-        self._transport.send(torch.tensor(astuple(tally), dtype=torch.float64), self._ranks[at], Channel.TALLY)
+    def _send(self, sums: PartialSums, at: int) -> None:
+        self._transport.send(sums.to_tensor(), self._ranks[at], Channel.NORM)
 
-    def _receive(self, at: int) -> Tally:
-        numbers = self._transport.receive(torch.empty(3, dtype=torch.float64), self._ranks[at], Channel.TALLY)
-        squares, loss, ahead = numbers.tolist()
-        return Tally(squares, loss, round(ahead))
+    def _receive(self, at: int) -> PartialSums:
+        buffer = torch.empty(3, dtype=torch.float64)
+        return PartialSums.from_tensor(self._transport.receive(buffer, self._ranks[at], Channel.NORM))
 
 
-def turns(program: Program) -> tuple[int, ...]:
+def finish_order(program: Program) -> tuple[int, ...]:
     """The devices in the order in which their gradients are predicted to be complete."""
     complete: list[Number] = [0] * program.devices
     for operation in run(program).operations:
@@ -129,6 +144,6 @@ def turns(program: Program) -> tuple[int, ...]:
     return tuple(sorted(range(program.devices), key=lambda device: (complete[device], -device)))
 
 
-def channels(ranks: Sequence[int]) -> list[tuple[int, int, Channel]]:
-    """What a relay of these ranks needs open."""
-    return [(a, b, Channel.TALLY) for pair in itertools.pairwise(ranks) for a, b in (pair, pair[::-1])]
+def relay_channels(ranks: Sequence[int]) -> list[tuple[int, int, Channel]]:
+    """Channels that a relay of these ranks needs open."""
+    return [(a, b, Channel.NORM) for pair in itertools.pairwise(ranks) for a, b in (pair, pair[::-1])]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor, Placement
 
 
-class Block(NamedTuple):
+class ShardBlock(NamedTuple):
     """Part of a tensor and where it lies in the whole that several ranks hold, per dimension."""
 
     start: tuple[int, ...]
@@ -30,23 +30,23 @@ class Block(NamedTuple):
     """In the whole."""
 
 
-class Piece(NamedTuple):
+class TensorShard(NamedTuple):
     """What this rank has of a tensor that several may hold parts of."""
 
     tensor: Tensor
     """The live one, detached."""
     shape: torch.Size
     """Of the whole."""
-    blocks: tuple[Block, ...]
+    blocks: tuple[ShardBlock, ...]
     """What the tensor consists of."""
 
     @classmethod
-    def whole(cls, tensor: Tensor) -> Piece:
+    def whole(cls, tensor: Tensor) -> TensorShard:
         """All of it."""
         nowhere = (0,) * tensor.dim()
-        return cls(tensor, tensor.shape, (Block(nowhere, tuple(tensor.shape), nowhere),))
+        return cls(tensor, tensor.shape, (ShardBlock(nowhere, tuple(tensor.shape), nowhere),))
 
-    def of(self, block: Block) -> Tensor:
+    def of(self, block: ShardBlock) -> Tensor:
         """The block itself, live."""
         tensor = self.tensor
         for dim, (start, length) in enumerate(zip(block.start, block.size, strict=True)):
@@ -54,31 +54,31 @@ class Piece(NamedTuple):
         return tensor
 
 
-def blocks_of(local: torch.Size, cut: Cut | None, group: TensorGroup) -> Iterator[Block]:
+def blocks_of(local: torch.Size, cut: Cut | None, group: TensorGroup) -> Iterator[ShardBlock]:
     """Where the shard of a parameter lies in the whole: fused layers' parts lie apart."""
     nowhere = (0,) * len(local)
     if cut is None:
-        yield Block(nowhere, tuple(local), nowhere)
+        yield ShardBlock(nowhere, tuple(local), nowhere)
         return
     layer = cut.size // cut.fused
     first, length = group.span(layer)
     before, after = nowhere[: cut.dim], nowhere[cut.dim + 1 :]
     size = (*local[: cut.dim], length, *local[cut.dim + 1 :])
     for k in range(cut.fused):
-        yield Block((*before, k * length, *after), size, (*before, k * layer + first, *after))
+        yield ShardBlock((*before, k * length, *after), size, (*before, k * layer + first, *after))
 
 
-def cropped(block: Block, rows: range) -> Block | None:
+def cropped(block: ShardBlock, rows: range) -> ShardBlock | None:
     """What of a shard's block lies in these rows of the shard, as part of the tensor that has these alone."""
     first = max(block.start[0], rows.start)
     length = min(block.start[0] + block.size[0], rows.stop) - first
     if length <= 0 or 0 in block.size:
         return None
     offset = block.offsets[0] + first - block.start[0]
-    return Block((first - rows.start, *block.start[1:]), (length, *block.size[1:]), (offset, *block.offsets[1:]))
+    return ShardBlock((first - rows.start, *block.start[1:]), (length, *block.size[1:]), (offset, *block.offsets[1:]))
 
 
-def show(own: nn.Parameter, shape: torch.Size, cut: Cut | None, mesh: DeviceMesh | None) -> nn.Parameter:
+def dtensor_view(own: nn.Parameter, shape: torch.Size, cut: Cut | None, mesh: DeviceMesh | None) -> nn.Parameter:
     """A rank's part of a parameter of that shape, cut over the mesh (None: the same on all ranks), as a DTensor.
 
     It has the storage of `own`.  Without a mesh, and of what the host steps for a GPU, it is `own` itself.
@@ -96,17 +96,17 @@ def show(own: nn.Parameter, shape: torch.Size, cut: Cut | None, mesh: DeviceMesh
     else:
         # Chunk i of each of the fused layers: what torch has it for is FSDP over tensor parallelism.
         placement = _StridedShard(cut.dim, split_factor=cut.fused)
-    return nn.Parameter(_of(own.detach(), shape, mesh, placement), requires_grad=own.requires_grad)
+    return nn.Parameter(_dtensor(own.detach(), shape, mesh, placement), requires_grad=own.requires_grad)
 
 
-def alike(shown: Tensor, own: Tensor) -> Tensor:
+def viewed_like(view: Tensor, own: Tensor) -> Tensor:
     """A rank's part of another tensor, such as the gradient, shown in the same way."""
-    if not _is_dtensor(shown):
+    if not _is_dtensor(view):
         return own
-    return _of(own, shown.shape, shown.device_mesh, *shown.placements)
+    return _dtensor(own, view.shape, view.device_mesh, *view.placements)
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_tensor(tensor: Tensor) -> Tensor:
     """What this rank has of a tensor, live and detached."""
     tensor = tensor.detach()
     return tensor.to_local() if _is_dtensor(tensor) else tensor
@@ -117,7 +117,7 @@ def _is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
     return hasattr(tensor, "device_mesh")
 
 
-def _of(own: Tensor, shape: torch.Size, mesh: DeviceMesh, *placements: Placement) -> Tensor:
+def _dtensor(own: Tensor, shape: torch.Size, mesh: DeviceMesh, *placements: Placement) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     stride = torch.empty(shape, device="meta").stride()

@@ -6,7 +6,6 @@ import os
 import socket
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
 from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
@@ -20,11 +19,10 @@ from debubble.ir.plan_file import encode
 from debubble.runtime.assembly import tied_devices
 from debubble.runtime.batch import Rows
 from debubble.runtime.distributed.data_parallel import Replicas
-from debubble.runtime.distributed.gradient_norm import Relay, Tally, turns
-from debubble.runtime.distributed.gradient_norm import channels as relay_channels
+from debubble.runtime.distributed.gradient_norm import NormRelay, PartialSums, finish_order, relay_channels
 from debubble.runtime.distributed.tensor_parallel import TensorGroup
 from debubble.runtime.distributed.transport import Alone, Distributed, Transport
-from debubble.runtime.memory.peer import channels
+from debubble.runtime.memory.peer import message_channels
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -40,7 +38,7 @@ class Ranks:
         at, self.part = divmod(transport.rank, plan.options.tensor)
         self.replica, self.device = divmod(at, plan.devices)
         self._one_clock = True
-        self._turns: tuple[int, ...] = ()
+        self._finish_order: tuple[int, ...] = ()
 
     def rank(self, replica: int, device: int, part: int) -> int:
         """The rank that is this part of this device in this replica."""
@@ -86,9 +84,9 @@ class Ranks:
         """This replica's ranks that each hold a copy of the tied table, if there are two."""
         return tuple(sorted(self.rank_of[d] for d in tied_devices(self._plan)))
 
-    def of_devices(self, told: Sequence[T]) -> list[T]:
-        """Of what every rank has told, that of each pipeline device: replica 0's first part."""
-        return [told[self.rank(0, device, 0)] for device in range(self._plan.devices)]
+    def first_per_device(self, values: Sequence[T]) -> list[T]:
+        """Of the values of all ranks, those of replica 0's first part of each pipeline device."""
+        return [values[self.rank(0, device, 0)] for device in range(self._plan.devices)]
 
     @property
     def shares_table(self) -> bool:
@@ -96,51 +94,51 @@ class Ranks:
         return self.transport.rank in self.tied
 
     def sum_over_replicas(self, tensor: Tensor) -> None:
-        """In place."""
+        """All-reduce (sum) the tensor over this device's replicas, in place."""
         self.transport.all_reduce(tensor, self.replicas)
 
     def sum_over_pipeline(self, tensor: Tensor) -> None:
-        """In place."""
+        """All-reduce (sum) the tensor over this pipeline's ranks, in place."""
         self.transport.all_reduce(tensor, self.pipeline)
 
     def sum_over_tied(self, tensor: Tensor) -> None:
-        """In place."""
+        """All-reduce (sum) the tensor over the two ranks with a copy of the tied table, in place."""
         self.transport.all_reduce(tensor, self.tied)
 
-    def tally(self, squares: float, loss: float, *, on: torch.device) -> Tally:
-        """This device's, over its parts and all replicas: what is the same on several of them counts once."""
+    def partial_sums(self, squares: float, loss: float, *, on: torch.device) -> PartialSums:
+        """This device's sums, over its parts and all replicas: what is the same on several of them counts once."""
         counts = self.over_replicas.divided or self.replica == 0
         numbers = [squares if counts else 0.0, loss if self.part == 0 else 0.0]
         total = torch.tensor(numbers, dtype=torch.float64, device=on)
         self.sum_over_replicas(total)
         self.tensor.sum(total)
-        return Tally(*total.tolist())
+        return PartialSums(*total.tolist())
 
-    def whole(self, own: Tally, *, on: torch.device) -> Tally:
-        """That of the whole pipeline, added in the order of the relay's turns; all its ranks wait for it."""
+    def total_sums(self, own: PartialSums, *, on: torch.device) -> PartialSums:
+        """The sums of the whole pipeline, added in the order of the relay's turns; all its ranks wait for them."""
         slots = torch.zeros(self._plan.devices, 3, dtype=torch.float64, device=on)
-        slots[self.device] = torch.tensor(astuple(own), dtype=torch.float64)
+        slots[self.device] = own.to_tensor()
         self.sum_over_pipeline(slots)
-        told = [Tally(squares, loss, round(ahead)) for squares, loss, ahead in slots.tolist()]
-        return Tally.of(told[device] for device in self._turns)
+        return PartialSums.of(PartialSums.from_tensor(slots[device]) for device in self._finish_order)
 
-    def open_relay(self) -> Relay:
-        """What hands tallies along this pipeline.  All ranks call it."""
-        relays = [[pipeline[d] for d in self._turns] for pipeline in self._pipelines()]
+    def open_relay(self) -> NormRelay:
+        """What passes partial sums along this pipeline.  All ranks call it."""
+        relays = [[pipeline[d] for d in self._finish_order] for pipeline in self._pipelines()]
         self.transport.open([channel for ranks in relays for channel in relay_channels(ranks)], [])
-        return Relay(self.transport, [self.rank_of[d] for d in self._turns])
+        return NormRelay(self.transport, [self.rank_of[d] for d in self._finish_order])
 
     def open(self, program: Program, *, seed: int, own_model: bool) -> None:
         """Open everybody's channels and groups.  Raises InputError if the ranks are not to run the same."""
         self.check_same(self._plan, seed, own_model)
         self._one_clock = len(set(self.transport.gather(socket.gethostname()))) == 1
-        self._turns = turns(program)
+        self._finish_order = finish_order(program)
         pipelines, (replicas, devices, parts) = self._pipelines(), self._sizes
         groups = [*pipelines]
         groups += [tuple(self.rank(r, d, p) for r in replicas) for d in devices for p in parts]
         groups += [tuple(self.rank(r, d, p) for p in parts) for r in replicas for d in devices]
         groups += [tuple(sorted(pipeline[d] for d in tied_devices(self._plan))) for pipeline in pipelines]
-        self.transport.open([(of[a], of[b], what) for of in pipelines for a, b, what in channels(program)], groups)
+        channels = message_channels(program)
+        self.transport.open([(ranks[a], ranks[b], what) for ranks in pipelines for a, b, what in channels], groups)
 
     @property
     def _sizes(self) -> tuple[range, range, range]:
@@ -157,18 +155,18 @@ class Ranks:
         """Raise InputError if the ranks are not to run the same."""
         # How a plan was found is no part of what runs: ranks may have planned by themselves.
         runs = msgspec.structs.replace(encode(plan), planner="", lower_bound=0.0, solve_seconds=0.0, candidates=[])
-        told = self.transport.gather(zlib.crc32(msgspec.json.encode([runs, *more])))
-        for rank, fingerprint in enumerate(told):
-            if fingerprint != told[0]:
+        fingerprints = self.transport.gather(zlib.crc32(msgspec.json.encode([runs, *more])))
+        for rank, fingerprint in enumerate(fingerprints):
+            if fingerprint != fingerprints[0]:
                 raise InputError(f"Rank {rank} has another plan, seed or model than rank 0.")
 
     def earliest(self, moment: float) -> float:
         """The earliest of all ranks' moments, on one clock; this rank's, if hosts have clocks of their own."""
-        told = self.transport.gather(moment)
-        return min(told) if self._one_clock else moment
+        moments = self.transport.gather(moment)
+        return min(moments) if self._one_clock else moment
 
     def count(self, rows: Rows) -> int:
-        """Targets over all replicas, told by this device's alone: no rank of the pipeline waits for another."""
+        """Targets over all replicas, summed over this device's alone: no rank of the pipeline waits for another."""
         total = torch.tensor(rows.counted, device=rows.tokens.device)
         self.sum_over_replicas(total)
         if not total:
@@ -180,29 +178,29 @@ class Ranks:
 
         Raises InputError if the ranks of a replica have different batches, or the replicas different shapes.
         """
-        told = self.transport.gather((tuple(rows.tokens.shape), rows.counted, rows.checksum, perf_counter()))
-        for rank, (shape, counted, _, _) in enumerate(told):
+        batches = self.transport.gather((tuple(rows.tokens.shape), rows.counted, rows.checksum, perf_counter()))
+        for rank, (shape, counted, _, _) in enumerate(batches):
             first = rank // self._replica_size * self._replica_size
-            if shape != told[0][0] or counted != told[first][1]:
+            if shape != batches[0][0] or counted != batches[first][1]:
                 raise InputError(
                     f"Rank {rank} has a batch of shape {list(shape)} with {counted} targets, but rank {first} one of"
-                    f" {list(told[first][0])} with {told[first][1]}."
+                    f" {list(batches[first][0])} with {batches[first][1]}."
                 )
-        self._check_checksums([checksum for _, _, checksum, _ in told])
-        total: int = sum(counted for _, counted, _, _ in told[:: self._replica_size])
+        self._check_checksums([checksum for _, _, checksum, _ in batches])
+        total: int = sum(counted for _, counted, _, _ in batches[:: self._replica_size])
         if not total:
             raise InputError("The batch has no target to learn from.")
         # Hosts have clocks of their own: there, the moment of the answer stands for it.
-        return total, max(at for _, _, _, at in told) if self._one_clock else perf_counter()
+        return total, max(at for _, _, _, at in batches) if self._one_clock else perf_counter()
 
     def check_batches(self, checksum: int) -> None:
         """Raise InputError if the ranks of a replica have had different batches, by a checksum of these."""
         self._check_checksums(self.transport.gather(checksum))
 
-    def _check_checksums(self, told: Sequence[int]) -> None:
-        for first in range(0, len(told), self._replica_size):
+    def _check_checksums(self, checksums: Sequence[int]) -> None:
+        for first in range(0, len(checksums), self._replica_size):
             ranks = range(first, first + self._replica_size)
-            others = [str(rank) for rank in ranks if told[rank] != told[first]]
+            others = [str(rank) for rank in ranks if checksums[rank] != checksums[first]]
             if others:
                 others_have = f"Ranks {', '.join(others)} have" if len(others) > 1 else f"Rank {others[0]} has"
                 raise InputError(

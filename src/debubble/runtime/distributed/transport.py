@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from debubble.ir import DebubbleError
-from debubble.runtime.streams import Handed
+from debubble.runtime.streams import StreamHandoff
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -30,7 +30,7 @@ class Channel(Enum):
     MESSAGE = "message"
     OFFLOAD = "offload"
     RELOAD = "reload"
-    TALLY = "tally"
+    NORM = "norm"
     """A few numbers of the host's, never on the device."""
 
 
@@ -89,7 +89,7 @@ class Distributed:
     def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[tuple[int, ...]]) -> None:
         for channel in channels:
             # Gloo tells a group's messages apart by tags, and every group more polls; NCCL runs all in one order.
-            by_tag = self._dist.get_backend() == "gloo" or channel[2] is Channel.TALLY
+            by_tag = self._dist.get_backend() == "gloo" or channel[2] is Channel.NORM
             self._channels[channel] = self._control if by_tag else self._dist.new_group(sorted(channel[:2]))
         for ranks in groups:
             if len(ranks) > 1 and ranks not in self._groups:
@@ -199,13 +199,13 @@ class Threads:
     def mesh(self, shape: Mapping[str, int]) -> None: ...
 
     def send(self, tensor: Tensor, to: int, channel: Channel) -> None:
-        self._hub.mail[self.rank, to, channel].put(Handed.over(tensor.detach()))
+        self._hub.mail[self.rank, to, channel].put(StreamHandoff.of(tensor.detach()))
 
     def receive(self, buffer: Tensor, source: int, channel: Channel) -> Tensor:
         sent = self._hub.mail[source, self.rank, channel].get()
         if sent is None:
             raise PeerError(source)
-        tensor = sent.take()
+        tensor = sent.receive()
         assert tensor.shape == buffer.shape
         assert tensor.dtype == buffer.dtype
         return tensor
@@ -222,7 +222,7 @@ class Threads:
         tensor.copy_(self._exchange(tensor, ranks)[ranks.index(source)])
 
     def _exchange(self, tensor: Tensor, ranks: tuple[int, ...]) -> list[Tensor]:
-        return [told.take() for told in self._hub.exchange(ranks, self.rank, Handed.over(tensor.clone()))]
+        return [sent.receive() for sent in self._hub.exchange(ranks, self.rank, StreamHandoff.of(tensor.clone()))]
 
     def gather(self, value: Any) -> list[Any]:
         return self._hub.exchange(tuple(range(self.size)), self.rank, value)
@@ -263,7 +263,7 @@ class _Hub:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.mail: dict[tuple[int, int, Channel], SimpleQueue[Handed | None]] = {
+        self.mail: dict[tuple[int, int, Channel], SimpleQueue[StreamHandoff | None]] = {
             (a, b, channel): SimpleQueue() for a in range(size) for b in range(size) for channel in Channel
         }
         self._barriers: dict[tuple[int, ...], threading.Barrier] = {}

@@ -17,7 +17,7 @@ from torch.autograd import Function
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from debubble.ir import InputError, PlannedUnit
-from debubble.runtime.memory.activations import Ledger, Saved
+from debubble.runtime.memory.activations import Ledger, SavedStorage
 from debubble.runtime.memory.recomputation import Tape
 from debubble.runtime.models.operators import Deferred, Deferring, WeightGradients, call
 from debubble.runtime.models.routing import Balance, Routing
@@ -156,7 +156,7 @@ class _Passage:
 
     segments: list[_Segment] = field(default_factory=list)
     deferred: list[Deferred] = field(default_factory=list)
-    moved: list[Saved] = field(default_factory=list)
+    moved: list[SavedStorage] = field(default_factory=list)
 
 
 @dataclass
@@ -197,10 +197,10 @@ def _nothing(_: str) -> bool:
     return False
 
 
-def _take_share(saved: Sequence[Saved], share: float) -> list[tuple[Saved, int]]:
+def _take_share(saved: Sequence[SavedStorage], share: float) -> list[tuple[SavedStorage, int]]:
     """Storages and how many bytes of each to move, so that the sum is that share of all; only the last is divided."""
     budget = round(sum(s.nbytes for s in saved) * share)
-    parts: list[tuple[Saved, int]] = []
+    parts: list[tuple[SavedStorage, int]] = []
     for s in saved:
         size = min(s.nbytes, budget)
         if size:
@@ -209,7 +209,7 @@ def _take_share(saved: Sequence[Saved], share: float) -> list[tuple[Saved, int]]
     return parts
 
 
-class BalancedStage(Stage):
+class MoeStage(Stage):
     """Hands on the routers' sums with what every stage does: forward those of the layers so far, backward those of all.
 
     What lies between stages is one message of `balance.message`'s shape; the last one's loss has the auxiliary one.

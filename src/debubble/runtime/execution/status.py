@@ -1,4 +1,4 @@
-"""What each lane of a rank does at the moment, for whoever asks while the rank itself cannot answer."""
+"""Thread-safe status of a rank, read by the watchdog."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from debubble.ir import Instruction, Lane
 MESSAGES = (Lane.SEND, Lane.RECV)
 
 
-class Doing(NamedTuple):
+class LaneStatus(NamedTuple):
     """An instruction that runs, or that waits for another one to end first."""
 
     instruction: Instruction
@@ -30,61 +30,65 @@ class Doing(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """What a rank was at outside the program, in seconds on the host's clock."""
+    """A part of a step outside the program."""
 
     what: str
     start: float
+    """Seconds on the host's clock."""
     end: float
 
 
-class Activity:
-    """Written by the lanes' threads, read by any other."""
+class RankStatus:
+    """What a rank does at the moment: its lanes' threads write it, any other thread reads it."""
 
     def __init__(self) -> None:
-        self.moved = 0
+        self.progress = 0
         """Grows whenever something begins or ends."""
-        self._phase, self._own = "starts", True
-        self._lanes: dict[tuple[Lane, int | None], Doing] = {}
         self.phases: list[Phase] = []
-        """What this rank was at before and after the program of the step."""
-        self._ran = False
+        """What this rank did before and after the program of the step."""
+        self._phase, self._phase_is_local = "starts", True
+        self._lanes: dict[tuple[Lane, int | None], LaneStatus] = {}
+        self._program_ran = False
 
     def begin_step(self) -> None:
         """Forget the phases of the step before, if its program has run."""
-        if self._ran:
-            self.phases, self._ran = [], False
+        if self._program_ran:
+            self.phases, self._program_ran = [], False
 
     @contextmanager
-    def during(self, phase: str, *, own: bool) -> Iterator[None]:
+    def phase(self, what: str, *, local: bool) -> Iterator[None]:
         """Enter a phase, and note how long it takes."""
-        self.enter(phase, own=own)
+        self.enter(what, local=local)
         start = perf_counter()
         yield
-        self.phases.append(Phase(phase, start, perf_counter()))
+        self.phases.append(Phase(what, start, perf_counter()))
 
-    def enter(self, phase: str, *, own: bool) -> None:
-        """Outside the program: what this rank does, such as `reads data`; `own` if it waits for no other rank."""
-        self._phase, self._own = phase, own
+    def enter(self, what: str, *, local: bool) -> None:
+        """Enter a phase outside the program, such as `reads data`; `local` if it waits for no other rank."""
+        self._phase, self._phase_is_local = what, local
         self._lanes.clear()
-        self.moved += 1
+        self.progress += 1
 
     def runs(self, instruction: Instruction) -> None:
-        self._lanes[_lane(instruction)] = Doing(instruction)
-        self._ran = True
-        self.moved += 1
+        """A lane begins an instruction."""
+        self._lanes[_lane(instruction)] = LaneStatus(instruction)
+        self._program_ran = True
+        self.progress += 1
 
     def waits(self, instruction: Instruction, awaited: Instruction) -> None:
-        self._lanes[_lane(instruction)] = Doing(instruction, awaited)
+        """A lane waits in an instruction for another one."""
+        self._lanes[_lane(instruction)] = LaneStatus(instruction, awaited)
 
     def ended(self, instruction: Instruction) -> None:
+        """A lane has done an instruction."""
         self._lanes.pop(_lane(instruction), None)
-        self.moved += 1
+        self.progress += 1
 
     @property
-    def own(self) -> bool:
-        """Whether the rank is at something of its own, and waits for no other rank."""
+    def local(self) -> bool:
+        """Whether the rank waits for no other rank."""
         lanes = list(self._lanes.values())
-        return any(not doing.waits for doing in lanes) if lanes else self._own
+        return any(not lane.waits for lane in lanes) if lanes else self._phase_is_local
 
     def __str__(self) -> str:
         """Such as `waits in 1B0, micro-batch 0, for 1RECV_B0 from device 2`: the compute lane, else another one."""

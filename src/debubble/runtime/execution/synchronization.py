@@ -1,4 +1,4 @@
-"""Synchronization of the lane threads of one device within one step.
+"""Event synchronization between the lane threads of one device within one step.
 
 It also knows which instructions may run before it is known whether the step before them stands: all that no backward
 precedes, which are the forwards of the warm-up with their messages, transfers and recomputations.  They change no
@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from debubble.ir import Instruction, Kind, Lane, Moment, Op, Program
+from debubble.ir.trace import TraceEvent
 from debubble.runtime.execution.lanes import CpuLanes, CudaLanes, Mark
-from debubble.runtime.execution.status import Activity
+from debubble.runtime.execution.status import RankStatus
 
 
-class Ran(NamedTuple):
+class ExecutedInstruction(NamedTuple):
     """An instruction that ran, from when to when."""
 
     instruction: Instruction
@@ -25,12 +26,23 @@ class Ran(NamedTuple):
     end: Mark
 
 
-Awaited = tuple[int, Moment]
+def trace_events(
+    executed: Sequence[ExecutedInstruction], lanes: CpuLanes | CudaLanes, *, device: int, origin: float
+) -> tuple[TraceEvent, ...]:
+    """The events of one device's part of a step, in seconds since the origin on the host's clock."""
+    times = lanes.seconds([mark for _, *marks in executed for mark in marks])
+    return tuple(
+        TraceEvent(instruction.op.name, device, instruction.lane, start - origin, end - origin)
+        for (instruction, _, _), start, end in zip(executed, times[::2], times[1::2], strict=True)
+    )
+
+
+InstructionEvent = tuple[int, Moment]
 """The start or the end of an instruction, by its index."""
 
 
-def awaited_on(program: Program, device: int) -> frozenset[Awaited]:
-    """The moments that instructions of a device wait for on this device itself."""
+def local_waits(program: Program, device: int) -> frozenset[InstructionEvent]:
+    """The events that instructions of a device wait for on this device itself."""
     return frozenset(
         (wait.instruction, wait.moment)
         for instruction in program.instructions
@@ -40,37 +52,46 @@ def awaited_on(program: Program, device: int) -> frozenset[Awaited]:
     )
 
 
-class Moments:
-    """Which moments of one step have come, and the first error."""
+class StepSynchronizer:
+    """Events of one step that lane threads wait for, and the first error of any of them.
+
+    Args:
+        program: What all devices run.
+        events: Those that instructions of this device wait for here (see `local_waits`).
+        lanes: The lanes of this device.
+        stands: Whether the parameters of the step stand; asked before the first change of a gradient.
+        status: What the lanes do is written there.
+    """
 
     def __init__(
         self,
         program: Program,
-        awaited: Collection[Awaited],
+        events: Collection[InstructionEvent],
         lanes: CpuLanes | CudaLanes,
         stands: Callable[[], bool],
-        activity: Activity,
+        status: RankStatus,
     ) -> None:
-        self._program, self._lanes, self._activity = program, lanes, activity
+        self._program, self._lanes, self._status = program, lanes, status
         self._stands, self._asked, self._answer = stands, threading.Event(), False
-        self._moments = {moment: threading.Event() for moment in awaited}
-        self._marks: dict[Awaited, Mark] = {}
+        self._events = {event: threading.Event() for event in events}
+        self._marks: dict[InstructionEvent, Mark] = {}
         self._error: BaseException | None = None
-        self.events: list[Ran] = []
+        self.executed: list[ExecutedInstruction] = []
+        """What has run so far, on all lanes."""
 
     def wait(self, instruction: Instruction) -> None:
         """Return when all that it waits for on this device has happened."""
         for wait in instruction.waits:
             key = wait.instruction, wait.moment
-            if key in self._moments:
+            if key in self._events:
                 awaited = self._program.instructions[wait.instruction]
-                self._activity.waits(instruction, awaited)
-                self._moments[key].wait()
+                self._status.waits(instruction, awaited)
+                self._events[key].wait()
                 self.check()
                 self._lanes.wait(self._marks[key], for_memory=awaited.op.kind is Kind.O)
 
     def ask(self) -> None:
-        """On the compute lane: whether the step goes on; the other lanes wait for the answer."""
+        """On the compute lane: ask whether the parameters stand; the other lanes wait for the answer."""
         if not self._asked.is_set():
             self._answer = self._stands()
             self._asked.set()
@@ -82,71 +103,74 @@ class Moments:
         return self._answer
 
     def begin(self, index: int) -> Mark:
+        """An instruction starts now, on the caller's lane."""
         mark = self._lanes.mark()
-        self._activity.runs(self._program.instructions[index])
-        self._reached(index, Moment.START, mark)
+        self._status.runs(self._program.instructions[index])
+        self._happens(index, Moment.START, mark)
         return mark
 
     def end(self, index: int, start: Mark) -> None:
+        """An instruction that started then ends now, on the caller's lane."""
         mark = self._lanes.mark()
         instruction = self._program.instructions[index]
         # A receive is the moment of arrival; before it, the lane only waits.
-        self.events.append(Ran(instruction, mark if instruction.lane is Lane.RECV else start, mark))
-        self._activity.ended(instruction)
-        self._reached(index, Moment.END, mark)
+        self.executed.append(ExecutedInstruction(instruction, mark if instruction.lane is Lane.RECV else start, mark))
+        self._status.ended(instruction)
+        self._happens(index, Moment.END, mark)
 
-    def guarded(self, work: Callable[[], None]) -> None:
-        """Do the work; an error of it, or of any other lane, ends the step."""
+    def guard(self, task: Callable[[], None]) -> None:
+        """Run the task; an error of it ends the step on all lanes."""
         try:
-            work()
+            task()
         except BaseException as error:
             if self._error is None:
                 self._error = error
             self._asked.set()
-            for moment in self._moments.values():
-                moment.set()
+            for event in self._events.values():
+                event.set()
 
-    def join(self, done: threading.Event) -> None:
+    def join(self, end: threading.Event) -> None:
         """Wait for a lane's end, or for an error: then lanes that wait for peers may never end."""
-        while not done.wait(0.2):
+        while not end.wait(0.2):
             self.check()
 
     def check(self) -> None:
+        """Raise the first error of any lane."""
         if self._error is not None:
             raise self._error
 
-    def _reached(self, index: int, moment: Moment, mark: Mark) -> None:
+    def _happens(self, index: int, moment: Moment, mark: Mark) -> None:
         key = index, moment
-        if key in self._moments:
+        if key in self._events:
             self._marks[key] = mark
-            self._moments[key].set()
+            self._events[key].set()
 
 
 BINDING = (Kind.B, Kind.I, Kind.W, Kind.G, Kind.D, Kind.S)
-"""What changes gradients or parameters."""
+"""Kinds that change gradients or parameters."""
 
 
-def ahead_of_gradients(program: Program) -> frozenset[int]:
-    """Those instructions; the same on every rank, and with every message both its ends."""
-    after: list[list[int]] = [[] for _ in program.instructions]
-    found: list[int] = []
+def speculative_instructions(program: Program) -> frozenset[int]:
+    """Indices of instructions that precede every gradient change on all ranks; a message with both its ends."""
+    followers: list[list[int]] = [[] for _ in program.instructions]
+    pending: list[int] = []
     for index, instruction in enumerate(program.instructions):
         for wait in instruction.waits:
-            after[wait.instruction].append(index)
+            followers[wait.instruction].append(index)
         kind, stage, j = instruction.op
         if kind in BINDING or (kind in (Kind.O, Kind.L) and instruction.peer is not None):
-            found.append(index)
+            pending.append(index)
         elif kind in (Kind.RECV_F, Kind.RECV_B):
             # A message is sent only if it is received, else the sender would wait.
             send = Op(Kind.SEND_F, stage - 1, j) if kind is Kind.RECV_F else Op(Kind.SEND_B, stage + 1, j)
-            after[index].append(program.index[send])
+            followers[index].append(program.index[send])
     for queue in program.queues:
         for earlier, later in itertools.pairwise(queue.instructions):
-            after[earlier].append(later)
-    bound = set(found)
-    for index in found:
-        for other in after[index]:
-            if other not in bound:
-                bound.add(other)
-                found.append(other)
-    return frozenset(range(len(program.instructions))) - bound
+            followers[earlier].append(later)
+    binding = set(pending)
+    for index in pending:
+        for follower in followers[index]:
+            if follower not in binding:
+                binding.add(follower)
+                pending.append(follower)
+    return frozenset(range(len(program.instructions))) - binding

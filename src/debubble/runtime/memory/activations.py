@@ -1,7 +1,7 @@
 """Which bytes of saved activations are on the device, counted exactly.
 
-Autograd hands every tensor that it saves to `Ledger.save`.  Every storage has one Saved: it is counted once, and is
-what recomputation drops and offload moves.  When nothing that autograd keeps refers to it any more, it is free.
+Autograd hands every tensor that it saves to `Ledger.save`.  Every storage has one SavedStorage: it is counted once, and
+is what recomputation drops and offload moves.  When nothing that autograd keeps refers to it any more, it is free.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Ledger:
         self.samples: list[tuple[float, int]] = []
         self._type = self.device.type
         self._excluded: set[int] = set()
-        self._known: dict[int, weakref.ref[Saved]] = {}
-        # A Saved can die, and count itself out, wherever the garbage collector runs.
+        self._known: dict[int, weakref.ref[SavedStorage]] = {}
+        # A SavedStorage can die, and count itself out, wherever the garbage collector runs.
         self._lock = threading.RLock()
 
     def start_step(self) -> None:
@@ -51,38 +51,38 @@ class Ledger:
         at = address(tensor)
         return not at or at in self._excluded or tensor.device.type != self._type
 
-    def save(self, tensor: Tensor) -> Kept:
+    def save(self, tensor: Tensor) -> SavedTensor:
         """What keeps the tensor's storage, and counts it, as long as it lives; `value` gives the tensor back."""
         storage = tensor.untyped_storage()
         at = storage.data_ptr()
         known = self.find(at)
         if known is not None:
-            return View(known, tensor)
+            return SavedView(known, tensor)
         # Keeping the tensor instead of a detached one would make a cycle with the graph that keeps the answer.
         detached = tensor.detach()
         if self.excludes(tensor):
             return detached
-        saved = Saved(self)
+        saved = SavedStorage(self)
         saved.hold(storage, at)
         saved.original = detached
         return saved
 
-    def expect(self, at: int) -> Saved:
+    def expect(self, at: int) -> SavedStorage:
         """What stands for the storage at this address without holding it: recomputation will."""
-        saved = Saved(self)
+        saved = SavedStorage(self)
         self.know(at, saved)
         return saved
 
-    def find(self, at: int) -> Saved | None:
+    def find(self, at: int) -> SavedStorage | None:
         """What stands for the storage at this address."""
         known = self._known.get(at)
         return None if known is None else known()
 
-    def know(self, at: int, saved: Saved) -> None:
+    def know(self, at: int, saved: SavedStorage) -> None:
         """From now on, `saved` stands for the storage at this address."""
         self._known[at] = weakref.ref(saved)
 
-    def forget(self, at: int, saved: Saved) -> None:
+    def forget(self, at: int, saved: SavedStorage) -> None:
         """From now on, `saved` does not stand for the storage at this address."""
         if self.find(at) is saved:
             del self._known[at]
@@ -102,7 +102,7 @@ class Ledger:
             self.elsewhere_peak = max(self.elsewhere_peak, self.elsewhere)
 
 
-class Saved:
+class SavedStorage:
     """One storage that the backward needs: on the device, or for now not."""
 
     # Made for every saved tensor: what most never have is the class's.
@@ -220,12 +220,12 @@ def as_bytes(storage: torch.UntypedStorage) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
-class View:
-    """A further tensor on the storage of a Saved."""
+class SavedView:
+    """A further tensor on the storage of a SavedStorage."""
 
     __slots__ = ("_geometry", "saved")
 
-    def __init__(self, saved: Saved, tensor: Tensor) -> None:
+    def __init__(self, saved: SavedStorage, tensor: Tensor) -> None:
         self.saved = saved
         self._geometry = geometry(tensor)
 
@@ -244,10 +244,10 @@ def geometry(tensor: Tensor) -> Geometry:
     return tensor.dtype, int(tensor.storage_offset()), tensor.size(), tensor.stride()
 
 
-Kept = Saved | View | Tensor
+SavedTensor = SavedStorage | SavedView | Tensor
 """A saved tensor: a storage's first, another one on it, or a parameter or buffer itself."""
 
 
-def value(kept: Kept) -> Tensor:
+def value(kept: SavedTensor) -> Tensor:
     """The saved tensor, detached."""
     return kept if isinstance(kept, Tensor) else kept.tensor

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from debubble.errors import readable
 from debubble.ir import DebubbleError
-from debubble.runtime.streams import Handed
+from debubble.runtime.streams import StreamHandoff
 
 
 class HostMemory(Protocol):
@@ -47,7 +47,7 @@ class Pinned:
     """
 
     def __init__(self) -> None:
-        self._free: defaultdict[int, list[Handed]] = defaultdict(list)
+        self._free: defaultdict[int, list[StreamHandoff]] = defaultdict(list)
         self._made: list[tuple[int, Tensor]] = []
         self._lock = threading.Lock()
         finalize(self, _unpin, self._made).atexit = False  # the process's end unpins what is left
@@ -62,11 +62,11 @@ class Pinned:
         """For copies of the current stream."""
         with self._lock:
             found = self._free[size].pop() if self._free[size] else None
-        return self._pin(size) if found is None else found.take()
+        return self._pin(size) if found is None else found.receive()
 
     def give_back(self, buffer: Tensor) -> None:
         """The current stream was given the last copies that need the buffer."""
-        given = Handed(buffer, torch.cuda.current_stream().record_event())
+        given = StreamHandoff(buffer, torch.cuda.current_stream().record_event())
         with self._lock:
             self._free[len(buffer)].append(given)
 

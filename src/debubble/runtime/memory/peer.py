@@ -1,4 +1,4 @@
-"""Offload to a peer device instead of the host: what this device holds for others, and others for it.
+"""Offload to a peer device instead of the host.
 
 Both ends know the order from the Program, so nothing is asked for: the host takes every buffer in the order of the
 owner's offloads, and gives them back in the order of its reloads.
@@ -17,12 +17,12 @@ from torch import Tensor
 from debubble.ir import Kind, Lane, Op, Program
 from debubble.runtime.distributed.transport import Channel, Transport
 from debubble.runtime.execution.lanes import CpuLanes, CudaLanes
-from debubble.runtime.streams import Handed
+from debubble.runtime.streams import StreamHandoff
 
 
 @dataclass
-class Guests:
-    """The offloads of a device to its peer, and the works that serve the devices that offload to it."""
+class PeerOffload:
+    """Sends a device's offloads to its peer, and serves the devices that offload to it."""
 
     program: Program
     device: int
@@ -35,14 +35,14 @@ class Guests:
         """The device that holds what this one offloads; None: the host's memory does."""
         self._sizes: dict[tuple[int, int], int] = {}
 
-    def works(self) -> list[Callable[[], None]]:
-        """What this device does, each on a thread, for every device that offloads to it; again every step."""
-        works: list[Callable[[], None]] = []
+    def service_loops(self) -> list[Callable[[], None]]:
+        """Callables, one thread each, that receive and return the buffers of peers that offload here, in one step."""
+        loops: list[Callable[[], None]] = []
         for owner, host in self.program.schedule.peers.items():
             if host == self.device:
-                held = _Held()
-                works += [partial(self._take_in, owner, held), partial(self._give_back, owner, held)]
-        return works
+                buffers = _PeerBuffers()
+                loops += [partial(self._take_in, owner, buffers), partial(self._give_back, owner, buffers)]
+        return loops
 
     def buffer(self, size: int) -> Tensor:
         """Where an offload gathers what it sends."""
@@ -62,16 +62,16 @@ class Guests:
         buffer = self.buffer(self._sizes.pop((op.stage, op.micro_batch)))
         return self.transport.receive(buffer, self.rank_of[self.host], Channel.RELOAD)
 
-    def _take_in(self, owner: int, held: _Held) -> None:
+    def _take_in(self, owner: int, buffers: _PeerBuffers) -> None:
         source = self.rank_of[owner]
         for op in self._transfers(owner, Lane.D2H, Kind.O):
             size = torch.zeros(1, dtype=torch.int64, device=self.lanes.device)
             buffer = self.buffer(int(self.transport.receive(size, source, Channel.OFFLOAD).item()))
-            held.put(op, Handed.over(self.transport.receive(buffer, source, Channel.OFFLOAD)))
+            buffers.put(op, StreamHandoff.of(self.transport.receive(buffer, source, Channel.OFFLOAD)))
 
-    def _give_back(self, owner: int, held: _Held) -> None:
+    def _give_back(self, owner: int, buffers: _PeerBuffers) -> None:
         for op in self._transfers(owner, Lane.H2D, Kind.L):
-            self.transport.send(held.take(op).take(), self.rank_of[owner], Channel.RELOAD)
+            self.transport.send(buffers.take(op).receive(), self.rank_of[owner], Channel.RELOAD)
 
     def _transfers(self, owner: int, lane: Lane, kind: Kind) -> list[Op]:
         queues = (q for q in self.program.queues_of[owner] if q.lane is lane)
@@ -79,32 +79,32 @@ class Guests:
         return [op for op in ops if op.kind is kind]
 
 
-class _Held:
-    """What one device holds for another."""
+class _PeerBuffers:
+    """Buffers that one device holds for another."""
 
     def __init__(self) -> None:
-        self._buffers: dict[tuple[int, int], Handed] = {}
+        self._buffers: dict[tuple[int, int], StreamHandoff] = {}
         self._changed = threading.Condition()
 
-    def put(self, op: Op, buffer: Handed) -> None:
+    def put(self, op: Op, buffer: StreamHandoff) -> None:
         with self._changed:
             self._buffers[op.stage, op.micro_batch] = buffer
             self._changed.notify()
 
-    def take(self, op: Op) -> Handed:
+    def take(self, op: Op) -> StreamHandoff:
         key = op.stage, op.micro_batch
         with self._changed:
             self._changed.wait_for(lambda: key in self._buffers)
             return self._buffers.pop(key)
 
 
-def channels(program: Program) -> list[tuple[int, int, Channel]]:
+def message_channels(program: Program) -> list[tuple[int, int, Channel]]:
     """Every directed pair of devices that the program sends between, and for what; the same list on every rank."""
-    found = {
+    channels = {
         (i.device, i.peer, Channel.MESSAGE)
         for i in program.instructions
         if i.op.kind in (Kind.SEND_F, Kind.SEND_B) and i.peer is not None
     }
     for owner, host in program.schedule.peers.items():
-        found |= {(owner, host, Channel.OFFLOAD), (host, owner, Channel.RELOAD)}
-    return sorted(found, key=lambda channel: (channel[0], channel[1], channel[2].value))
+        channels |= {(owner, host, Channel.OFFLOAD), (host, owner, Channel.RELOAD)}
+    return sorted(channels, key=lambda channel: (channel[0], channel[1], channel[2].value))

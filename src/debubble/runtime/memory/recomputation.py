@@ -1,9 +1,9 @@
 """The tape of one unit and micro-batch: what its forward leaves, and how to bring back what was dropped.
 
-A unit calls every operator through its tape.  An operator that is to be recomputed is recorded: what autograd saves
-of its results and internals is dropped at once (its Saved stays, empty), and its inputs are kept instead.  `restore`
-runs the recorded operators again and fills exactly what the backward misses; operators of whose results nothing is
-missing do not run again.
+A unit calls every operator through its tape.  An operator that is to be recomputed is recorded: what autograd saves of
+its results and internals is dropped at once (its SavedStorage stays, empty), and its inputs are kept instead.
+`restore` runs the recorded operators again and fills exactly what the backward misses; operators of whose results
+nothing is missing do not run again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from debubble.runtime.memory.activations import Kept, Ledger, Saved, View, address, value
+from debubble.runtime.memory.activations import Ledger, SavedStorage, SavedTensor, SavedView, address, value
 
 Function = Callable[..., Any]
 
@@ -41,9 +41,9 @@ class Tape:
         self._recomputed = recomputed
         self._records: list[_Record] = []
         self._recording: _Record | None = None
-        self._saved: list[weakref.ref[Saved]] = []
+        self._saved: list[weakref.ref[SavedStorage]] = []
         # Addresses stand for storages only while these tensors live.
-        self._expected: list[tuple[Tensor, Saved]] = []
+        self._expected: list[tuple[Tensor, SavedStorage]] = []
 
     def __call__(self, name: str, function: Function, *inputs: Tensor) -> Any:
         if not self._recomputed(name):
@@ -78,18 +78,18 @@ class Tape:
         self._records.clear()
 
     @property
-    def saved(self) -> list[Saved]:
+    def saved(self) -> list[SavedStorage]:
         """What the backward still needs, each storage once."""
         found = {id(saved): saved for ref in self._saved if (saved := ref()) is not None}
         return list(found.values())
 
-    def _keep(self, tensor: Tensor) -> Kept:
+    def _keep(self, tensor: Tensor) -> SavedTensor:
         kept = self._ledger.save(tensor)
-        if isinstance(kept, Saved):
+        if isinstance(kept, SavedStorage):
             self._saved.append(weakref.ref(kept))
         return kept
 
-    def _pack(self, tensor: Tensor) -> Kept:
+    def _pack(self, tensor: Tensor) -> SavedTensor:
         if self._recording is not None and self._recording.makes(self._ledger, tensor):
             return self._recording.pack(self._ledger, tensor)
         return self._keep(tensor)
@@ -98,12 +98,12 @@ class Tape:
 class _Record:
     """One operator that runs again: its inputs, and what it makes that the backward asks for."""
 
-    def __init__(self, function: Function, inputs: list[Kept], requires_grad: list[bool]) -> None:
+    def __init__(self, function: Function, inputs: list[SavedTensor], requires_grad: list[bool]) -> None:
         self._function = function
         self._inputs = inputs
         self._requires_grad = requires_grad
-        self._packs: list[weakref.ref[Saved] | None] = []
-        self._results: list[weakref.ref[Saved] | None] = []
+        self._packs: list[weakref.ref[SavedStorage] | None] = []
+        self._results: list[weakref.ref[SavedStorage] | None] = []
         self._internals: list[Tensor] = []
 
     @property
@@ -121,7 +121,7 @@ class _Record:
             return False
         return True
 
-    def pack(self, ledger: Ledger, tensor: Tensor) -> View:
+    def pack(self, ledger: Ledger, tensor: Tensor) -> SavedView:
         """Stand for such a tensor without holding it."""
         at = address(tensor)
         known = ledger.find(at)
@@ -129,11 +129,11 @@ class _Record:
             known = ledger.expect(at)
             self._internals.append(tensor.detach())
         self._packs.append(weakref.ref(known))
-        return View(known, tensor)
+        return SavedView(known, tensor)
 
-    def expect_results(self, ledger: Ledger, results: list[Tensor]) -> list[tuple[Tensor, Saved]]:
+    def expect_results(self, ledger: Ledger, results: list[Tensor]) -> list[tuple[Tensor, SavedStorage]]:
         """The operator has run: note its results, and forget the addresses of its internals."""
-        expected: dict[int, tuple[Tensor, Saved]] = {}
+        expected: dict[int, tuple[Tensor, SavedStorage]] = {}
         for result in results:
             at = address(result)
             known = ledger.find(at)
@@ -174,7 +174,7 @@ def _uncompiled(hook: Callable[..., Any]) -> Callable[..., Any]:
     return hook if dynamo is None else dynamo.disable(hook)
 
 
-def _fill(ref: weakref.ref[Saved] | None, tensor: Tensor) -> None:
+def _fill(ref: weakref.ref[SavedStorage] | None, tensor: Tensor) -> None:
     saved = None if ref is None else ref()
     if saved is not None and not saved.held:
         saved.hold(tensor.untyped_storage(), address(tensor))

@@ -20,12 +20,12 @@ from debubble.runtime.models.hf_names import HEAD_TABLE, joined, sources, stored
 from debubble.runtime.models.lora import CONFIG, PREFIX, WEIGHTS, Adapters, is_adapter
 
 if TYPE_CHECKING:
-    from debubble.runtime.held import Held
+    from debubble.runtime.pipeline import Pipeline
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 
 
-def load_pretrained(pipeline: Held, folder: str | Path) -> None:
+def load_pretrained(pipeline: Pipeline, folder: str | Path) -> None:
     """Give this rank's parameters the values of a Hugging Face checkpoint, or its adapters those of peft's.
 
     It reads these alone, one at a time.  Raises InputError if the folder has no safetensors checkpoint, or it lacks a
@@ -51,10 +51,10 @@ def load_pretrained(pipeline: Held, folder: str | Path) -> None:
                 f"'{name}' has shape {list(tensor.shape)} in the checkpoint, {list(pipeline.shape_of(name))} in the"
                 " plan's model."
             )
-        pipeline.take(name, tensor)
+        pipeline.load_parameter(name, tensor)
 
 
-def save_pretrained(pipeline: Held, folder: str | Path) -> None:
+def save_pretrained(pipeline: Pipeline, folder: str | Path) -> None:
     """Write a checkpoint that `from_pretrained` opens: a shard per pipeline device.  All ranks call it.
 
     Parameters are written as the optimizer has them (fp32).
@@ -76,7 +76,7 @@ def save_pretrained(pipeline: Held, folder: str | Path) -> None:
     if ranks.replica == ranks.part == 0:
         _write(tensors, folder / shard)
     # Whoever knows of all shards knows that they are written.
-    told = ranks.of_devices(ranks.transport.gather((shard, [(name, t.nbytes) for name, t in tensors.items()])))
+    told = ranks.first_per_device(ranks.transport.gather((shard, [(name, t.nbytes) for name, t in tensors.items()])))
     if ranks.transport.rank == 0:
         index = {
             "metadata": {"total_size": sum(size for _, held in told for _, size in held)},
@@ -87,16 +87,16 @@ def save_pretrained(pipeline: Held, folder: str | Path) -> None:
     ranks.transport.gather(None)
 
 
-def _check_model(pipeline: Held) -> None:
+def _check_model(pipeline: Pipeline) -> None:
     if pipeline.plan.model is None:
         raise InputError("Modules of your own are no Hugging Face model: save and load `pipeline.state_dict()`.")
 
 
-def _save_adapters(pipeline: Held, adapters: Adapters, folder: Path) -> None:
+def _save_adapters(pipeline: Pipeline, adapters: Adapters, folder: Path) -> None:
     """What peft's `from_pretrained` opens: one file, which rank 0 writes, because adapters are small."""
     ranks = pipeline.ranks
     state = {PREFIX + name: t.cpu() for name, t in pipeline.state_dict().items() if is_adapter(name)}
-    parts = ranks.of_devices(ranks.transport.gather(state))
+    parts = ranks.first_per_device(ranks.transport.gather(state))
     if ranks.transport.rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
         _write({name: t.contiguous() for part in parts for name, t in part.items()}, folder / WEIGHTS)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from debubble.ir import InputError
-from debubble.runtime.memory.activations import Kept, Ledger, value
+from debubble.runtime.memory.activations import Ledger, SavedTensor, value
 
 
 @dataclass
@@ -27,8 +27,8 @@ class Deferred:
     """One weight gradient that is still to be computed."""
 
     accumulate: Callable[[Tensor, Tensor], None]
-    x: Kept
-    gradient: Kept
+    x: SavedTensor
+    gradient: SavedTensor
 
     def run(self) -> None:
         """Compute it and add it to the parameter's gradient."""

@@ -19,13 +19,199 @@ from torch.optim import Optimizer
 
 from debubble.ir import InputError, Kind, Plan
 from debubble.runtime.assembly import DevicePart
-from debubble.runtime.distributed.gradient_norm import Tally
-from debubble.runtime.distributed.sharding import local
+from debubble.runtime.distributed.gradient_norm import PartialSums
+from debubble.runtime.distributed.sharding import local_tensor
 from debubble.runtime.models.hf_names import HEAD_TABLE
 
+MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 
-class Undo:
-    """Takes back the last step of one optimizer.  Its buffers stay, for the next step."""
+
+class DeviceOptimizers:
+    """Optimizers that the program steps, one per stage (S), and those that step the rest after it.
+
+    Args:
+        plan: What runs.
+        part: The stages of this device.
+        make: Makes the optimizer of a list of parameters; None: the user steps them.
+        shares_table: Whether another rank has a copy of this one's tied table.
+
+    Raises:
+        InputError: The plan steps stages, and there is no `make`.
+    """
+
+    def __init__(self, plan: Plan, part: DevicePart, make: MakeOptimizer | None, *, shares_table: bool) -> None:
+        self._part = part
+        self._snapshots: dict[Optimizer, OptimizerSnapshot] = {}
+        self._lock = threading.Lock()
+        stepped = sorted({op.stage for op in plan.schedule.operations if op.kind is Kind.S})
+        if stepped and make is None:
+            raise InputError("The plan steps stages inside the step: give Pipeline an `optimizer`.")
+        self.on_host = plan.schedule.host_steps & set(stepped)
+        """The stages of all devices that their hosts step inside the step."""
+        self.on_device = set(stepped) - self.on_host
+        """The stages that their devices step inside the step."""
+        self.inside: dict[int, Optimizer] = {}
+        """The optimizers of this device's stages that are stepped inside the step."""
+        self.outside: list[Optimizer] = []
+        if make is not None:
+            self.inside = {s: make(part.parameters_of(s)) for s in stepped if s in part.stages}
+            taken = {p for optimizer in self.inside.values() for p in parameters_of(optimizer)}
+            rest = [p for p in dict.fromkeys(part.masters.values()) if p.requires_grad and p not in taken]
+            self.outside = [make(rest)] if rest else []
+        self._counted = self._parameters_in_norm(shares_table)
+
+    @property
+    def all(self) -> list[Optimizer]:
+        """Every optimizer of the device."""
+        return [*self.outside, *self.inside.values()]
+
+    @property
+    def static_bytes(self) -> int:
+        """Bytes on the device of parameters, working copies, gradients, optimizer states and snapshots.
+
+        What the plan leaves to the host is the host's, also where both are the CPU.
+        """
+        part = self._part
+        working = [p for stage in part.stages.values() for unit in stage.units for p in unit.parameters()]
+        states = {p: state.values() for optimizer in self.all for p, state in optimizer.state.items()}
+        hosted = {p for weights in part.weights.values() if weights.on_host for p in weights.masters.values()}
+        stepped = [p for p in part.masters.values() if p.requires_grad and p not in hosted]
+        tensors = [*stepped, *working, *(t for p in stepped for t in (p.grad, *states.get(p, ())))]
+        own = [local_tensor(t) for t in tensors if isinstance(t, Tensor)]
+        bytes_at = {t.untyped_storage().data_ptr(): t.nbytes for t in own}
+        return sum(bytes_at.values()) + self._snapshot_bytes
+
+    @property
+    def _snapshot_bytes(self) -> int:
+        hosted = {self.inside[s] for s, weights in self._part.weights.items() if weights.on_host and s in self.inside}
+        return sum(snapshot.nbytes for optimizer, snapshot in self._snapshots.items() if optimizer not in hosted)
+
+    def squares(self, stages: Sequence[int] | None = None) -> float:
+        """Sum of the squares of the gradients of some stages (None: of all) of this device, in double precision."""
+        return sum(self._squares(stage) for stage in (self._counted if stages is None else stages))
+
+    def step(self, stage: int) -> None:
+        """S, as the plan says: with the stage's gradients as they are."""
+        self._part.weights[stage].finish()
+        self.inside[stage].step()
+        self.inside[stage].zero_grad()
+
+    def step_all(self, optimizers: Sequence[Optimizer], total: PartialSums, max_norm: float) -> None:
+        """Step these, clipped by the norm of all gradients; not at all if one of them is inf or NaN."""
+        for optimizer in optimizers:
+            if total.finite:
+                scale_gradients(parameters_of(optimizer), total.scale(max_norm))
+                optimizer.step()
+            optimizer.zero_grad()
+
+    def tentative_update(self, max_norm: float = math.inf, *, optimistic: bool = True) -> TentativeUpdate:
+        """An update of all parameters that may begin before the norm of all gradients is known."""
+        return TentativeUpdate(self, max_norm, optimistic=optimistic)
+
+    def snapshot_of(self, optimizer: Optimizer) -> OptimizerSnapshot:
+        """The copies that take this optimizer's steps back."""
+        with self._lock:
+            return self._snapshots.setdefault(optimizer, OptimizerSnapshot(optimizer))
+
+    def finish(self, stage: int) -> None:
+        """Let the masters of a stage have their whole gradients."""
+        self._part.weights[stage].finish()
+
+    def _parameters_in_norm(self, shares_table: bool) -> dict[int, list[nn.Parameter]]:
+        """The parameters of each stage that count in the norm: a tied table does once, in the first stage."""
+        counted: dict[int, list[nn.Parameter]] = {}
+        seen: set[nn.Parameter] = set()
+        for stage, weights in sorted(self._part.weights.items()):
+            counted[stage] = []
+            for name, parameter in weights.masters.items():
+                second = shares_table and name == HEAD_TABLE
+                if parameter not in seen and not second and weights.counted(name):
+                    counted[stage].append(parameter)
+                    seen.add(parameter)
+        return counted
+
+    def _squares(self, stage: int) -> float:
+        gradients = [local_tensor(p.grad) for p in self._counted[stage] if p.grad is not None]
+        return float(sum(g.double().square().sum() for g in gradients)) if gradients else 0.0
+
+
+class TentativeUpdate:
+    """The update of one step: an optimizer steps if what is known by then lets it, and else waits.
+
+    Gradients are kept until all is known.
+
+    Args:
+        optimizers: All of the device.
+        max_norm: The clip, as far as it is known when the step begins: `finish` has the last word.
+        optimistic: Whether any optimizer may step before the norm of all gradients is known.
+    """
+
+    def __init__(self, optimizers: DeviceOptimizers, max_norm: float, *, optimistic: bool) -> None:
+        self._optimizers, self._optimistic = optimizers, optimistic
+        self.max_norm = max_norm
+        self._steps: list[_TentativeStep] = []
+        self._finished = False
+
+    @property
+    def ahead(self) -> bool:
+        """Whether any optimizer has stepped."""
+        return any(step.snapshot is not None for step in self._steps)
+
+    def step(self, stage: int) -> None:
+        """S: all that is known are the gradients of the stage itself."""
+        self._optimizers.finish(stage)
+        self._try(self._optimizers.inside[stage], PartialSums(self._optimizers.squares([stage])))
+
+    def step_outside(self, known: PartialSums) -> None:
+        """Step the rest, after the program."""
+        for optimizer in self._optimizers.outside:
+            self._try(optimizer, known)
+
+    def finish(self, total: PartialSums, max_norm: float) -> None:
+        """All is known: correct what was wrong, step what has waited, and clear the gradients.  Only once."""
+        if self._finished:
+            return
+        for step in self._steps:
+            if step.snapshot is None or not total.harmless(max_norm):
+                step.correct(total, max_norm)
+            step.optimizer.zero_grad()
+        tried = [step.optimizer for step in self._steps]
+        self._optimizers.step_all([o for o in self._optimizers.outside if o not in tried], total, max_norm)
+        self._finished = True
+
+    def _try(self, optimizer: Optimizer, known: PartialSums) -> None:
+        steps_now = self._optimistic and known.harmless(self.max_norm)
+        snapshot = self._optimizers.snapshot_of(optimizer) if steps_now else None
+        self._steps.append(_TentativeStep(optimizer, settings_of(optimizer), snapshot))
+        if snapshot is not None:
+            snapshot.save()
+            optimizer.step()
+
+
+@dataclass(frozen=True)
+class _TentativeStep:
+    """An optimizer's part of a tentative update."""
+
+    optimizer: Optimizer
+    settings: list[dict[str, Any]]
+    """Its learning rate and the like: by the time it is stepped again, they may be the next step's."""
+    snapshot: OptimizerSnapshot | None
+    """The copies that take its step back; None: it waits."""
+
+    def correct(self, total: PartialSums, max_norm: float) -> None:
+        """Take the step back, and take it as is right now that all is known."""
+        if self.snapshot is not None:
+            self.snapshot.restore()
+        if total.finite:
+            scale_gradients(parameters_of(self.optimizer), total.scale(max_norm))
+            later = settings_of(self.optimizer)
+            change_settings(self.optimizer, self.settings)
+            self.optimizer.step()
+            change_settings(self.optimizer, later)
+
+
+class OptimizerSnapshot:
+    """Copies that take the last step of one optimizer back, to the bit.  Their buffers stay, for the next step."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
@@ -42,7 +228,7 @@ class Undo:
         parameters = [p for p in parameters_of(self._optimizer) if p.grad is not None]
         self._states = {p: dict(self._optimizer.state.get(p, {})) for p in parameters}
         states = [value for state in self._states.values() for value in state.values() if isinstance(value, Tensor)]
-        changing = [local(tensor) for tensor in (*parameters, *states)]
+        changing = [local_tensor(tensor) for tensor in (*parameters, *states)]
         if [(t.shape, t.dtype) for t in changing] != [(t.shape, t.dtype) for t in self._copies]:
             self._copies = {t: torch.empty_like(t) for t in changing}
         else:
@@ -63,169 +249,11 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
-
-
-class Updates:
-    """Those optimizers that the program steps, a stage at a time (S), and those that are stepped after it.
-
-    Raises InputError if the plan steps stages and there is no `make`.
-    """
-
-    def __init__(self, plan: Plan, part: DevicePart, make: MakeOptimizer | None, *, shares_table: bool) -> None:
-        self._part = part
-        self._undos: dict[Optimizer, Undo] = {}
-        self._lock = threading.Lock()
-        stepped = sorted({op.stage for op in plan.schedule.operations if op.kind is Kind.S})
-        if stepped and make is None:
-            raise InputError("The plan steps stages inside the step: give Pipeline an `optimizer`.")
-        self.on_host = plan.schedule.host_steps & set(stepped)
-        """The stages of all devices that their hosts step inside the step."""
-        self.on_device = set(stepped) - self.on_host
-        """The stages that their devices step inside the step."""
-        self.inside: dict[int, Optimizer] = {}
-        self.outside: list[Optimizer] = []
-        if make is not None:
-            self.inside = {s: make(part.parameters_of(s)) for s in stepped if s in part.stages}
-            taken = {p for optimizer in self.inside.values() for p in parameters_of(optimizer)}
-            rest = [p for p in dict.fromkeys(part.masters.values()) if p.requires_grad and p not in taken]
-            self.outside = [make(rest)] if rest else []
-        self._counted = self._count(shares_table)
-
-    @property
-    def optimizers(self) -> list[Optimizer]:
-        return [*self.outside, *self.inside.values()]
-
-    @property
-    def undo_bytes(self) -> int:
-        """Bytes on the device of the copies that take steps back; those of the host's stages are on the host."""
-        hosted = {self.inside[s] for s, weights in self._part.weights.items() if weights.on_host and s in self.inside}
-        return sum(undo.nbytes for optimizer, undo in self._undos.items() if optimizer not in hosted)
-
-    def squares(self, stages: Sequence[int] | None = None) -> float:
-        """Sum of the squares of the gradients of some stages (None: of all) of this device, in double precision."""
-        return sum(self._squares(stage) for stage in (self._counted if stages is None else stages))
-
-    def step(self, stage: int) -> None:
-        """S, as the plan says: with the stage's gradients as they are."""
-        self._part.weights[stage].finish()
-        self.inside[stage].step()
-        self.inside[stage].zero_grad()
-
-    def step_all(self, optimizers: Sequence[Optimizer], tally: Tally, max_norm: float) -> None:
-        """Step these, clipped by the norm of all gradients; not at all if one of them is inf or NaN."""
-        for optimizer in optimizers:
-            if tally.finite:
-                scale_gradients(parameters_of(optimizer), tally.scale(max_norm))
-                optimizer.step()
-            optimizer.zero_grad()
-
-    def attempt(self, max_norm: float = math.inf, *, trusting: bool = True) -> Attempt:
-        """An update of all parameters that may begin before the norm of all gradients is known."""
-        return Attempt(self, max_norm, trusting=trusting)
-
-    def undo_of(self, optimizer: Optimizer) -> Undo:
-        """What takes this optimizer's steps back."""
-        with self._lock:
-            return self._undos.setdefault(optimizer, Undo(optimizer))
-
-    def finish(self, stage: int) -> None:
-        """Let the masters of a stage have their whole gradients."""
-        self._part.weights[stage].finish()
-
-    def _count(self, shares_table: bool) -> dict[int, list[nn.Parameter]]:
-        """The parameters of each stage that count in the norm: a tied table does once, in the first stage."""
-        counted: dict[int, list[nn.Parameter]] = {}
-        seen: set[nn.Parameter] = set()
-        for stage, weights in sorted(self._part.weights.items()):
-            counted[stage] = []
-            for name, parameter in weights.masters.items():
-                second = shares_table and name == HEAD_TABLE
-                if parameter not in seen and not second and weights.counted(name):
-                    counted[stage].append(parameter)
-                    seen.add(parameter)
-        return counted
-
-    def _squares(self, stage: int) -> float:
-        gradients = [local(p.grad) for p in self._counted[stage] if p.grad is not None]
-        return float(sum(g.double().square().sum() for g in gradients)) if gradients else 0.0
-
-
-@dataclass(frozen=True)
-class Taken:
-    """An optimizer's part of an attempt."""
-
-    optimizer: Optimizer
-    settings: list[dict[str, Any]]
-    """Its learning rate and the like: by the time it is stepped again, they may be the next step's."""
-    undo: Undo | None
-    """What takes its step back; None: it waits."""
-
-    def again(self, tally: Tally, max_norm: float) -> None:
-        """Take the step back, and take it as is right now that all is known."""
-        if self.undo is not None:
-            self.undo.restore()
-        if tally.finite:
-            scale_gradients(parameters_of(self.optimizer), tally.scale(max_norm))
-            now = settings_of(self.optimizer)
-            change_settings(self.optimizer, self.settings)
-            self.optimizer.step()
-            change_settings(self.optimizer, now)
-
-
-class Attempt:
-    """The update of one step: an optimizer steps if what is known by then lets it, and else waits.
-
-    Gradients are kept until all is known.
-    """
-
-    def __init__(self, updates: Updates, max_norm: float, *, trusting: bool) -> None:
-        self._updates, self._trusting = updates, trusting
-        self.max_norm = max_norm
-        """The clip, as far as it is known when the step begins: `end` has the last word."""
-        self._taken: list[Taken] = []
-        self._ended = False
-
-    @property
-    def ahead(self) -> bool:
-        """Whether anything has stepped."""
-        return any(taken.undo is not None for taken in self._taken)
-
-    def step(self, stage: int) -> None:
-        """S: all that is known are the gradients of the stage itself."""
-        self._updates.finish(stage)
-        self._take(self._updates.inside[stage], Tally(self._updates.squares([stage])))
-
-    def step_outside(self, known: Tally) -> None:
-        """Step the rest, after the program."""
-        for optimizer in self._updates.outside:
-            self._take(optimizer, known)
-
-    def end(self, tally: Tally, max_norm: float) -> None:
-        """All is known: make right what was not, step what has waited, and clear the gradients.  Only once."""
-        if self._ended:
-            return
-        for taken in self._taken:
-            if taken.undo is None or not tally.harmless(max_norm):
-                taken.again(tally, max_norm)
-            taken.optimizer.zero_grad()
-        tried = [taken.optimizer for taken in self._taken]
-        self._updates.step_all([o for o in self._updates.outside if o not in tried], tally, max_norm)
-        self._ended = True
-
-    def _take(self, optimizer: Optimizer, known: Tally) -> None:
-        undo = self._updates.undo_of(optimizer) if self._trusting and known.harmless(self.max_norm) else None
-        self._taken.append(Taken(optimizer, settings_of(optimizer), undo))
-        if undo is not None:
-            undo.save()
-            optimizer.step()
-
-
 def scale_gradients(parameters: Iterable[Tensor], scale: float) -> None:
-    """Multiply the gradients of these."""
+    """Multiply the gradients of these, in place."""
     for parameter in parameters:
         if parameter.grad is not None and scale != 1.0:
-            local(parameter.grad).mul_(scale)
+            local_tensor(parameter.grad).mul_(scale)
 
 
 def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:

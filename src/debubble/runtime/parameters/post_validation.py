@@ -5,8 +5,8 @@ host.  A synchronous step waits at the end for the last device, so that the make
 on what is known of the norm, steps if that much lets it, and goes on to the next step's forwards; the whole comes back
 before its first backward, which no device could begin earlier anyway.  So the span per device counts.
 
-Unlike there, taking back is exact: parameters and states are copied before a step ahead (see `undo`), and the
-forwards that the wrong parameters have gone through run again.  After a step that had to be taken back, the next is
+Unlike there, taking back is exact: parameters and states are copied before a step ahead (see `OptimizerSnapshot`), and
+the forwards that the wrong parameters have gone through run again.  After a step that had to be taken back, the next is
 not taken ahead: where gradients are clipped, they often are for many steps.
 """
 
@@ -17,83 +17,88 @@ from dataclasses import dataclass
 
 import torch
 
-from debubble.runtime.distributed.gradient_norm import Relay, Tally
-from debubble.runtime.parameters.optimizers import Attempt
+from debubble.runtime.distributed.gradient_norm import NormRelay, PartialSums
+from debubble.runtime.parameters.optimizers import TentativeUpdate
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settled:
-    """What a step came to."""
+class StepResult:
+    """A step whose update is right."""
 
     step: int
     """Counted from 0."""
     loss: float
-    """Mean over all tokens."""
+    """Mean over all targets."""
     norm: float
-    """Of all gradients, before clipping."""
-    skipped: bool
+    """Norm of all gradients, before clipping."""
+    skipped: bool = False
     """Whether there was an inf or NaN in a gradient, so that no parameter was changed."""
-    rolled_back: int
+    rolled_back: int = 0
     """Devices that had stepped and took it back."""
 
 
 @dataclass(frozen=True)
-class _Pending:
+class _PendingUpdate:
     step: int
-    attempt: Attempt
-    whole: Future[Tally]
+    update: TentativeUpdate
+    total: Future[PartialSums]
     overlaps: bool
     """Whether devices may have gone on before all was known."""
 
 
 class PostValidation:
-    """The last update of this rank, and whether it stands."""
+    """The last update of this rank, and whether it stands.
 
-    def __init__(self, relay: Relay, *, loss_dtype: torch.dtype) -> None:
+    Args:
+        relay: Passes partial sums along this rank's pipeline.
+        loss_dtype: The loss of a result is rounded to it.
+    """
+
+    def __init__(self, relay: NormRelay, *, loss_dtype: torch.dtype) -> None:
         self._relay, self._loss_dtype = relay, loss_dtype
-        self._pending: _Pending | None = None
-        self._trusting = True
+        self._pending: _PendingUpdate | None = None
+        self._optimistic = True
 
     @property
     def pending(self) -> bool:
-        """Whether there is an update that nobody has settled."""
+        """Whether there is an update that is not finished."""
         return self._pending is not None
 
-    def begin(self, step: int, attempt: Attempt, own: Tally) -> None:
-        """After the program: hand on this device's tally, and step if what is known lets it."""
-        overlaps = self._trusting and not self._relay.alone
+    def begin(self, step: int, update: TentativeUpdate, own: PartialSums) -> None:
+        """After the program: hand on this device's sums, and step if what is known lets it."""
+        overlaps = self._optimistic and not self._relay.alone
         ahead = overlaps and not self._relay.last
-        known, whole = self._relay.take_turn(
-            own, steps_ahead=lambda known: attempt.ahead or (ahead and known.harmless(attempt.max_norm))
+        known, total = self._relay.take_turn(
+            own, steps_ahead=lambda known: update.ahead or (ahead and known.harmless(update.max_norm))
         )
-        self._pending = _Pending(step, attempt, whole, overlaps)
+        self._pending = _PendingUpdate(step, update, total, overlaps)
         if ahead:
-            attempt.step_outside(known)
+            update.step_outside(known)
         else:
-            attempt.end(whole.result(), attempt.max_norm)
+            update.finish(total.result(), update.max_norm)
 
     def stands(self) -> bool:
         """Wait until all is known: whether what was computed since may be kept.  If so, its gradients are cleared."""
         if self._pending is None or not self._pending.overlaps:
             return True
-        total = self._pending.whole.result()
-        if not total.harmless(self._pending.attempt.max_norm):
+        total, update = self._pending.total.result(), self._pending.update
+        if not total.harmless(update.max_norm):
             return False
-        self._pending.attempt.end(total, self._pending.attempt.max_norm)
+        update.finish(total, update.max_norm)
         return True
 
-    def settle(self) -> Settled | None:
+    def finish(self) -> StepResult | None:
         """Wait until all is known, and make the update right.  None if there is none."""
         if self._pending is None:
             return None
-        done, self._pending = self._pending, None
-        total = done.whole.result()
-        done.attempt.end(total, done.attempt.max_norm)
-        self._trusting = total.harmless(done.attempt.max_norm)
-        return Settled(
-            step=done.step,
+        pending, self._pending = self._pending, None
+        total, update = pending.total.result(), pending.update
+        update.finish(total, update.max_norm)
+        self._optimistic = total.harmless(update.max_norm)
+        return StepResult(
+            step=pending.step,
             loss=torch.tensor(total.loss, dtype=self._loss_dtype).item(),
             norm=total.norm,
             skipped=not total.finite,
-            rolled_back=0 if self._trusting else total.ahead,
+            rolled_back=0 if self._optimistic else total.ahead,
         )

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from debubble.ir import Op
 from debubble.runtime.distributed.data_parallel import Replicas
-from debubble.runtime.distributed.sharding import Piece, alike, blocks_of, cropped, show
+from debubble.runtime.distributed.sharding import TensorShard, blocks_of, cropped, dtensor_view, viewed_like
 from debubble.runtime.distributed.tensor_parallel import ALONE, Cut, TensorGroup
 from debubble.runtime.models.operators import add_gradient
 from debubble.runtime.models.units import Unit
@@ -28,32 +28,39 @@ Sums = list[Tensor | None]
 """Gradients in the order of a stage's parameters; None where there is none yet."""
 
 
-class Pair(NamedTuple):
-    """A parameter that computes, and the one that the optimizer steps for it."""
+class ParameterPair(NamedTuple):
+    """A parameter that computes, and the one that the optimizer steps for it; they may be one."""
 
     working: nn.Parameter
     master: nn.Parameter
 
 
-class Working:
-    """Makes the working and the master parameter of each parameter; a table that two units share stays one."""
+class ParameterPairs:
+    """Makes the working and the master parameter of each parameter; a table that two units share stays one.
+
+    Args:
+        dtype: Of the working parameters.
+        on: The torch device that computes.
+        replicas: Those that may divide the masters (ZeRO).
+    """
 
     def __init__(self, dtype: torch.dtype, on: torch.device, replicas: Replicas) -> None:
         self._dtype, self._on, self.replicas = dtype, on, replicas
-        self._made: dict[nn.Parameter, Pair] = {}
-        self.shown: dict[nn.Parameter, nn.Parameter] = {}
-        """What the optimizer sees of each master."""
+        self._made: dict[nn.Parameter, ParameterPair] = {}
+        self.optimizer_views: dict[nn.Parameter, nn.Parameter] = {}
+        """Each master as the optimizer sees it."""
 
-    def of(self, parameter: nn.Parameter, *, on_host: bool) -> Pair:
+    def of(self, parameter: nn.Parameter, *, on_host: bool) -> ParameterPair:
+        """The pair of a parameter, made once."""
         if parameter not in self._made:
             self._made[parameter] = self._make(parameter, on_host=on_host)
         return self._made[parameter]
 
-    def _make(self, parameter: nn.Parameter, *, on_host: bool) -> Pair:
+    def _make(self, parameter: nn.Parameter, *, on_host: bool) -> ParameterPair:
         if not parameter.requires_grad:
             # What nothing steps needs no master, and every replica has all of it.
             frozen = nn.Parameter(parameter.detach().to(self._on, self._dtype), requires_grad=False)
-            return Pair(frozen, frozen)
+            return ParameterPair(frozen, frozen)
         if not on_host:
             parameter.data = parameter.data.to(self._on)
         elif self._on.type == "cuda":
@@ -62,54 +69,63 @@ class Working:
         copy = parameter.detach().to(self._on, self._dtype, copy=not same)
         working = parameter if same else nn.Parameter(copy, requires_grad=parameter.requires_grad)
         if not self.replicas.divided:
-            return Pair(working, parameter)
+            return ParameterPair(working, parameter)
         rows = self.replicas.own(parameter.detach())
         # Rows of a parameter that computes itself are a view of it; of another, the rest is not needed any more.
-        return Pair(working, nn.Parameter(rows if same else rows.clone(), requires_grad=parameter.requires_grad))
+        return ParameterPair(
+            working, nn.Parameter(rows if same else rows.clone(), requires_grad=parameter.requires_grad)
+        )
 
 
 class StageWeights:
-    """The master parameters of one stage by their Hugging Face names, and what stands for them in its units.
+    """The master parameters of one stage by their Hugging Face names, and the working ones in its units.
 
-    `cuts`: how tensor parallelism divides those that it does.
+    Args:
+        units: Those of the stage; their parameters are replaced by the working ones.
+        pairs: Makes working and master parameters.
+        on_host: Whether the host steps the stage.
+        group: The ranks that divide the stage.
+        cuts: How they divide those parameters that they do.
     """
 
     def __init__(
         self,
         units: Sequence[Unit],
-        working: Working,
+        pairs: ParameterPairs,
         *,
         on_host: bool,
         group: TensorGroup = ALONE,
         cuts: Mapping[str, Cut] = MappingProxyType({}),
     ) -> None:
-        named = {n: working.of(p, on_host=on_host) for unit in units for n, p in unit.hf_parameters().items()}
+        named = {n: pairs.of(p, on_host=on_host) for unit in units for n, p in unit.hf_parameters().items()}
         for module in (module for unit in units for module in unit.modules()):
             for name, parameter in module.named_parameters(recurse=False):
-                setattr(module, name, working.of(parameter, on_host=on_host).working)
-        self._group, self._cuts, self._replicas = group, cuts, working.replicas
+                setattr(module, name, pairs.of(parameter, on_host=on_host).working)
+        self._group, self._cuts, self._replicas = group, cuts, pairs.replicas
         self._local = {name: pair.working.shape for name, pair in named.items()}
         self.shapes: Mapping[str, torch.Size] = {name: self._whole_shape(name) for name in named}
-        """Of the whole parameters."""
+        """Unsharded shapes by Hugging Face name."""
         self._masters = {name: pair.master for name, pair in named.items()}
         for name, master in self._masters.items():
-            if master not in working.shown:
-                working.shown[master] = self._show(name, master)
-        self.masters: Mapping[str, nn.Parameter] = {n: working.shown[master] for n, master in self._masters.items()}
-        """As an optimizer sees them."""
+            if master not in pairs.optimizer_views:
+                pairs.optimizer_views[master] = self._optimizer_view(name, master)
+        self.masters: Mapping[str, nn.Parameter] = {
+            n: pairs.optimizer_views[master] for n, master in self._masters.items()
+        }
+        """Masters as an optimizer sees them, by Hugging Face name."""
         self._pairs = [pair for pair in dict.fromkeys(named.values()) if pair.master.requires_grad]
-        self._shown = [working.shown[pair.master] for pair in self._pairs]
+        self._views = [pairs.optimizer_views[pair.master] for pair in self._pairs]
         self.on_host = on_host
         self._sums: Sums = [None] * len(self._pairs)
-        self._aside: dict[Op, Sums] = {}
+        self._set_aside: dict[Op, Sums] = {}
         self._reduced: Sums = [None] * len(self._pairs)
 
     def refresh(self) -> None:
         """Give the working parameters the masters' values; a host's wait for P."""
         if not self.on_host:
-            self.load()
+            self.load_working()
 
-    def load(self) -> None:
+    def load_working(self) -> None:
         """P, or the refresh of copies on the device; rows that other replicas step come from them."""
         with torch.no_grad():
             for working, master in self._pairs:
@@ -127,16 +143,16 @@ class StageWeights:
             self._replicas.gather(tensor)
         return self._group.gather(tensor, self._cuts[name]) if name in self._cuts else tensor
 
-    def piece(self, name: str) -> Piece:
-        """The master of a parameter, and where it lies in the whole."""
+    def shard(self, name: str) -> TensorShard:
+        """This rank's part of a master, and where it lies in the whole."""
         local, master = self._local[name], self._masters[name]
         blocks = tuple(blocks_of(local, self._cuts.get(name), self._group))
         if self._divides(master):
             rows = self._replicas.rows(local[0])
             blocks = tuple(block for whole in blocks if (block := cropped(whole, rows)) is not None)
-        return Piece(master.detach(), self.shapes[name], blocks)
+        return TensorShard(master.detach(), self.shapes[name], blocks)
 
-    def take(self, name: str, whole: Tensor) -> None:
+    def load(self, name: str, whole: Tensor) -> None:
         """Give the master of a parameter the values of a whole one."""
         master = self._masters[name]
         whole = self._group.own(whole, self._cuts[name]) if name in self._cuts else whole
@@ -153,7 +169,7 @@ class StageWeights:
             shape[self._cuts[name].dim] = self._cuts[name].size
         return torch.Size(shape)
 
-    def _show(self, name: str, master: nn.Parameter) -> nn.Parameter:
+    def _optimizer_view(self, name: str, master: nn.Parameter) -> nn.Parameter:
         """The master as a part of what all ranks of the group have of the parameter."""
         cut, shape = self._cuts.get(name), list(self.shapes[name])
         if self._divides(master):
@@ -161,7 +177,7 @@ class StageWeights:
             if cut is not None and cut.dim == 0:
                 shape[0] = sum(len(self._replicas.rows(length)) for length in self._group.lengths(cut))
                 cut = Cut(0, shape[0])
-        return show(master, torch.Size(shape), cut, self._group.mesh)
+        return dtensor_view(master, torch.Size(shape), cut, self._group.mesh)
 
     def _divides(self, master: nn.Parameter) -> bool:
         """Whether it is this replica's rows alone."""
@@ -176,33 +192,33 @@ class StageWeights:
 
     def set_aside(self, op: Op) -> None:
         """Before G or D: the gradients up to here are its own; later backwards start from nothing."""
-        self._aside[op] = self._take()
+        self._set_aside[op] = self._take_gradients()
 
     def reduce(self, op: Op) -> None:
         """G: sum what was set aside over the data-parallel ranks."""
-        self._reduce(self._aside.pop(op))
+        self._reduce(self._set_aside.pop(op))
 
     def bring_down(self, op: Op) -> None:
         """D: the gradients, reduced, to the host's masters."""
-        if op in self._aside:
+        if op in self._set_aside:
             self.reduce(op)
-        self._give()
+        self._give_gradients()
 
     def finish(self) -> None:
         """The step is over: the masters have the whole gradient, reduced."""
-        self._reduce(self._take())
-        self._give()
+        self._reduce(self._take_gradients())
+        self._give_gradients()
 
-    def _take(self) -> Sums:
-        taken: Sums = []
+    def _take_gradients(self) -> Sums:
+        gradients: Sums = []
         for index, (working, master) in enumerate(self._pairs):
             if working.dtype == master.dtype:
-                taken.append(working.grad)
+                gradients.append(working.grad)
                 working.grad = None
             else:
-                taken.append(self._sums[index])
+                gradients.append(self._sums[index])
                 self._sums[index] = None
-        return taken
+        return gradients
 
     def _reduce(self, gradients: Sums) -> None:
         for index, gradient in enumerate(gradients):
@@ -211,13 +227,13 @@ class StageWeights:
                 used_here(gradient)  # backwards have made it, on the compute lane
                 self._reduced[index] = _plus(self._reduced[index], self._replicas.reduce(gradient))
 
-    def _give(self) -> None:
+    def _give_gradients(self) -> None:
         for index, (_, master) in enumerate(self._pairs):
             gradient = self._reduced[index]
             if gradient is not None:
-                shown = self._shown[index]
+                view = self._views[index]
                 used_here(gradient)  # the lane that sums over replicas may have made it
-                add_gradient(shown, alike(shown, _moved(gradient, master.device)))
+                add_gradient(view, viewed_like(view, _moved(gradient, master.device)))
                 self._reduced[index] = None
 
 

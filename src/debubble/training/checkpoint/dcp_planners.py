@@ -21,9 +21,9 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from debubble.runtime.distributed.sharding import Block, Piece
+from debubble.runtime.distributed.sharding import ShardBlock, TensorShard
 
-State = Mapping[str, Piece]
+State = Mapping[str, TensorShard]
 """What a rank has of each tensor, by name."""
 
 
@@ -76,16 +76,16 @@ class LoadPieces(DefaultLoadPlanner):
         return _block(self._state[index.fqn], index)
 
 
-def _block(piece: Piece, index: MetadataIndex) -> Tensor:
+def _block(piece: TensorShard, index: MetadataIndex) -> Tensor:
     """The block of a piece that lies there in the whole."""
     return next(piece.of(block) for block in piece.blocks if index.offset == torch.Size(block.offsets))
 
 
-def _chunk(block: Block) -> ChunkStorageMetadata:
+def _chunk(block: ShardBlock) -> ChunkStorageMetadata:
     return ChunkStorageMetadata(offsets=torch.Size(block.offsets), sizes=torch.Size(block.size))
 
 
-def _write_item(name: str, piece: Piece, block: Block) -> WriteItem:
+def _write_item(name: str, piece: TensorShard, block: ShardBlock) -> WriteItem:
     chunk = _chunk(block)
     properties = dataclasses.replace(TensorProperties.create_from_tensor(piece.tensor), requires_grad=False)
     return WriteItem(

@@ -5,46 +5,24 @@ Names are the same under every partition, so a checkpoint can be resumed under a
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
 
-from debubble.runtime.distributed.sharding import Piece, local
+from debubble.runtime.distributed.sharding import TensorShard, local_tensor
 from debubble.runtime.pipeline import Pipeline
 
 
-def adamw(*, weight_decay: float) -> Callable[[list[nn.Parameter]], Optimizer]:
-    """Makes the optimizer of some parameters; its learning rate is set every step.  Only matrices decay."""
-
-    def make(parameters: list[nn.Parameter]) -> Optimizer:
-        matrices = [p for p in parameters if p.dim() > 1]
-        vectors = [p for p in parameters if p.dim() <= 1]
-        groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-        return AdamW([g for g in groups if g["params"]], weight_decay=weight_decay, betas=(0.9, 0.95), fused=True)
-
-    return make
-
-
-def set_learning_rate(pipeline: Pipeline, rate: float) -> None:
-    """Of all parameters on this rank, for the next step."""
-    for optimizer in pipeline.optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-
-
-def state_of(pipeline: Pipeline) -> dict[str, Piece]:
+def state_of(pipeline: Pipeline) -> dict[str, TensorShard]:
     """What this rank has of the run's tensors, live: what is loaded into them is what the pipeline trains on."""
-    state: dict[str, Piece] = {}
+    state: dict[str, TensorShard] = {}
     optimizer_of = {p: o for o in pipeline.optimizers for group in o.param_groups for p in group["params"]}
-    for name, parameter, piece in pipeline.pieces():
+    for name, parameter, piece in pipeline.shards():
         state[f"model.{name}"] = piece
         if parameter in optimizer_of:
             for what, tensor in _moments(optimizer_of[parameter], parameter).items():
                 state[f"optimizer.{name}.{what}"] = (
-                    piece._replace(tensor=local(tensor)) if tensor.dim() else Piece.whole(tensor)
+                    piece._replace(tensor=local_tensor(tensor)) if tensor.dim() else TensorShard.whole(tensor)
                 )
     return state
 

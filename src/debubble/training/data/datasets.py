@@ -1,4 +1,4 @@
-"""Samples of a run: packed text, or a Dataset of the user's own, made by a process of torch's DataLoader.
+"""Samples of a run: encode_options text, or a Dataset of the user's own, made by a process of torch's DataLoader.
 
 Sample i of a run is the same whatever the number of ranks, the partition, or the restarts before it.
 """
@@ -30,7 +30,7 @@ from debubble.training.data.text import Sequences, shuffled
 from debubble.training.options import TrainOptions, sequences_of
 
 
-class Samples(Protocol):
+class SampleSource(Protocol):
     """An endless row of samples."""
 
     @property
@@ -42,7 +42,7 @@ class Samples(Protocol):
 
 
 @dataclass(frozen=True)
-class Text:
+class TextSamples:
     """Windows of a text."""
 
     sequences: Sequences
@@ -65,7 +65,7 @@ class Dataset(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Items:
+class DatasetSamples:
     """The items of a Dataset, all once per epoch, each epoch shuffled anew.
 
     While an item is made, the random numbers of torch, numpy and Python follow from the seed and the sample; afterwards
@@ -133,14 +133,14 @@ def _checked(item: Any, place: int, length: int) -> Tensor | Mapping[str, Tensor
     )
 
 
-def samples_of(options: TrainOptions, plan: Plan, dataset: Dataset | None = None) -> Samples:
+def samples_of(options: TrainOptions, plan: Plan, dataset: Dataset | None = None) -> SampleSource:
     """What a run trains on: the given dataset, or what its options say."""
     if dataset is None and options.dataset is not None:
         with _current_folder_last():  # the function may import more from there
             dataset = named_dataset(options.dataset)(plan)
     if dataset is None:
-        return Text(sequences_of(options, plan))
-    return Items(dataset=dataset, sequence_length=plan.options.sequence_length, seed=options.seed)
+        return TextSamples(sequences_of(options, plan))
+    return DatasetSamples(dataset=dataset, sequence_length=plan.options.sequence_length, seed=options.seed)
 
 
 def named_dataset(name: str) -> Callable[[Plan], Dataset]:
@@ -174,14 +174,14 @@ AHEAD = 2
 """Batches that are made before they are asked for."""
 
 
-class Prefetched:
+class Prefetcher:
     """The same samples, made by a process of torch's DataLoader where they ask for one.
 
     Batches are asked for from `stride` samples after the one before, as training does; after any other leap the process
     begins anew.  It is spawned: a rank has threads, which a forked process would lack while their locks are taken.
     """
 
-    def __init__(self, samples: Samples, *, stride: int) -> None:
+    def __init__(self, samples: SampleSource, *, stride: int) -> None:
         self._samples, self._stride = samples, stride
         self._batches: Iterator[Batch | DebubbleError] = iter(())
         self._next: tuple[int, int] | None = None
@@ -227,7 +227,7 @@ class Prefetched:
 class _Batches(torch.utils.data.Dataset[Batch | DebubbleError]):
     """Batches by their first sample; a DebubbleError is an answer, so that it arrives as it is."""
 
-    samples: Samples
+    samples: SampleSource
     count: int
 
     def __getitem__(self, first: int) -> Batch | DebubbleError:

@@ -23,9 +23,9 @@ from debubble.ir import InputError, Plan, StageCosts
 from debubble.ir.plan_file import PlanFile, decode, encode
 from debubble.ir.trace import TraceStep
 from debubble.runtime.pipeline import Pipeline
-from debubble.training.online.journal import Entry, Journal
-from debubble.training.online.measurement import Effect, drift, effect, measured_costs
-from debubble.training.online.search_process import Search, leave, spare_core
+from debubble.training.online.journal import Journal, JournalEntry
+from debubble.training.online.measurement import SwitchEffect, drift, effect, measured_costs
+from debubble.training.online.search_process import SearchProcess, leave_core, spare_core
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +44,8 @@ class Policy:
     """Of a search, in seconds of the reference machine; the paper's for up to 8 devices."""
 
 
-class Searching(Protocol):
-    """A search that goes on by itself (`search.Search`)."""
+class OrderSearch(Protocol):
+    """A search that goes on by itself (`search.SearchProcess`)."""
 
     def newest(self) -> Plan | None: ...
     def failure(self) -> str | None: ...
@@ -53,11 +53,11 @@ class Searching(Protocol):
 
 
 @dataclass(frozen=True)
-class Trial:
+class SwitchTrial:
     """A switch whose effect is being measured."""
 
     before: Plan
-    predicted: Effect
+    predicted: SwitchEffect
     seconds: list[float]
     """Of the steps before it."""
 
@@ -69,7 +69,7 @@ class Controller:
     """
 
     def __init__(
-        self, plan: Plan, *, search: Callable[[Plan], Searching], journal: Journal, policy: Policy | None = None
+        self, plan: Plan, *, search: Callable[[Plan], OrderSearch], journal: Journal, policy: Policy | None = None
     ) -> None:
         self.plan = plan
         """What runs."""
@@ -82,14 +82,14 @@ class Controller:
         """What the search assumes; None before the first."""
         self._before: StageCosts | None = None
         """What the window before this one measured."""
-        self._search: Searching | None = None
+        self._search: OrderSearch | None = None
         self._found: Plan | None = None
         """By the search, newest."""
         self._predicted: float | None = None
         """Seconds per step of what runs, as the search sees it; None while what runs is what it started from."""
         self._to_beat = math.inf
         """The same of the fastest plan that was taken back: only faster ones are tried."""
-        self._trial: Trial | None = None
+        self._trial: SwitchTrial | None = None
 
     def after_step(self, step: int, seconds: float, traced: TraceStep) -> Plan | None:
         """The plan to go on with, if it is another one, now that `step` steps are done."""
@@ -136,17 +136,17 @@ class Controller:
         self.close()
         self._costs = costs
         self._found, self._predicted, self._to_beat = None, None, math.inf
-        self.journal.note(Entry(step=step, event="search", drift=change))
+        self.journal.note(JournalEntry(step=step, event="search", drift=change))
         try:
             self._search = self._begin(replace(self.plan, costs=costs))
         except (OSError, InputError) as error:  # no room for another process or its files
-            self.journal.note(Entry(step=step, event="search failed", reason=str(error)))
+            self.journal.note(JournalEntry(step=step, event="search failed", reason=str(error)))
 
     def _adopt_if_better(self, step: int) -> Plan | None:
         if self._search is None:
             return None
         if reason := self._search.failure():
-            self.journal.note(Entry(step=step, event="search failed", reason=reason))
+            self.journal.note(JournalEntry(step=step, event="search failed", reason=reason))
             self.close()
             return None
         self._found = self._search.newest() or self._found
@@ -155,20 +155,24 @@ class Controller:
         after, start = (candidate.makespan for candidate in self._found.candidates)
         assert after is not None
         assert start is not None
-        predicted = Effect(before=self._predicted or start, after=after, noise=0.0)
+        predicted = SwitchEffect(before=self._predicted or start, after=after, noise=0.0)
         if after > (1 - self._policy.least_gain) * min(predicted.before, self._to_beat):
             return None
-        self._trial = Trial(self.plan, predicted, self._seconds)
+        self._trial = SwitchTrial(self.plan, predicted, self._seconds)
         self._predicted = after
         self._note(step, "adopted", self._found, predicted=predicted)
         return self._found
 
-    def _note(self, step: int, event: str, running: Plan, *, predicted: Effect, measured: Effect | None = None) -> None:
-        entry = Entry(step=step, event=event, schedule=running.schedule.name, predicted=predicted, measured=measured)
+    def _note(
+        self, step: int, event: str, running: Plan, *, predicted: SwitchEffect, measured: SwitchEffect | None = None
+    ) -> None:
+        entry = JournalEntry(
+            step=step, event=event, schedule=running.schedule.name, predicted=predicted, measured=measured
+        )
         self.journal.note(entry)
 
 
-class Online(AbstractContextManager["Online"]):
+class OnlineScheduler(AbstractContextManager["OnlineScheduler"]):
     """Switches a pipeline to better orders of its plan's stages while it trains.
 
     `controller` decides on rank 0; the others have None.
@@ -178,17 +182,17 @@ class Online(AbstractContextManager["Online"]):
         self._pipeline, self._controller = pipeline, controller
 
     @staticmethod
-    def beside(pipeline: Pipeline, journal: Journal, *, policy: Policy | None = None) -> Online:
+    def start(pipeline: Pipeline, journal: Journal, *, policy: Policy | None = None) -> OnlineScheduler:
         """With a search in a process of its own on rank 0's machine.  All ranks call it."""
         policy = policy or Policy()
         rank, ranks_here = pipeline.ranks.transport.rank, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         core = spare_core(ranks_here)
         if core is not None and rank < ranks_here:
-            leave(core)
+            leave_core(core)
         if rank:
-            return Online(pipeline, None)
-        search = partial(Search, effort=policy.effort, core=core)
-        return Online(pipeline, Controller(pipeline.plan, search=search, journal=journal, policy=policy))
+            return OnlineScheduler(pipeline, None)
+        search = partial(SearchProcess, effort=policy.effort, core=core)
+        return OnlineScheduler(pipeline, Controller(pipeline.plan, search=search, journal=journal, policy=policy))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -197,7 +201,7 @@ class Online(AbstractContextManager["Online"]):
             self._controller.close()
 
     @property
-    def entries(self) -> Sequence[Entry]:
+    def entries(self) -> Sequence[JournalEntry]:
         """What has happened so far, on rank 0."""
         return () if self._controller is None else self._controller.journal.entries
 
@@ -211,5 +215,5 @@ class Online(AbstractContextManager["Online"]):
         if told is None:
             return None
         plan = decode(msgspec.json.decode(told, type=PlanFile))
-        self._pipeline.follow(plan)
+        self._pipeline.switch_plan(plan)
         return plan

@@ -10,11 +10,11 @@ import msgspec
 
 from debubble.formatting import time_words
 from debubble.ir import Plan
-from debubble.training.online.measurement import Effect
+from debubble.training.online.measurement import SwitchEffect
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class JournalEntry:
     """One thing that happened."""
 
     step: int
@@ -25,9 +25,9 @@ class Entry:
     """How far measured costs were from those of the search before (at first, from the plan's)."""
     schedule: str | None = None
     """Name of the schedule that runs from now on."""
-    predicted: Effect | None = None
+    predicted: SwitchEffect | None = None
     """Seconds per step before and after the switch, simulated with the measured costs."""
-    measured: Effect | None = None
+    measured: SwitchEffect | None = None
     """The same, measured."""
     reason: str | None = None
 
@@ -44,7 +44,7 @@ class Entry:
     def as_dict(self) -> dict[str, Any]:
         """Without what does not apply."""
         there = {name: value for name, value in vars(self).items() if value is not None}
-        effects = {name: _figures(value) for name, value in there.items() if isinstance(value, Effect)}
+        effects = {name: _figures(value) for name, value in there.items() if isinstance(value, SwitchEffect)}
         return {**there, **effects}
 
 
@@ -54,9 +54,9 @@ class Journal:
 
     log: Path
     plan: Path
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[JournalEntry] = field(default_factory=list)
 
-    def note(self, entry: Entry) -> None:
+    def note(self, entry: JournalEntry) -> None:
         """Keep it, and append it to the log."""
         self.entries.append(entry)
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -68,10 +68,10 @@ class Journal:
         plan.save(self.plan)
 
 
-def _figures(effect: Effect) -> dict[str, float]:
+def _figures(effect: SwitchEffect) -> dict[str, float]:
     return {"before": effect.before, "after": effect.after, "gain": effect.gain}
 
 
-def _words(effect: Effect) -> str:
+def _words(effect: SwitchEffect) -> str:
     change = f"{abs(effect.gain):.1%} {'less' if effect.gain >= 0 else 'more'}"
     return f"{change} time per step ({' to '.join(time_words(t, seconds=True) for t in (effect.before, effect.after))})"

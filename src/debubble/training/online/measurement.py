@@ -103,7 +103,7 @@ CONFIDENCE = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Effect:
+class SwitchEffect:
     """Seconds per step before and after a switch."""
 
     before: float
@@ -122,12 +122,12 @@ class Effect:
         return self.after - self.before > max(self.noise, TOLERANCE * self.before)
 
 
-def effect(before: Sequence[float], after: Sequence[float]) -> Effect:
+def effect(before: Sequence[float], after: Sequence[float]) -> SwitchEffect:
     """Compare the seconds of some steps before a switch with those of some steps after it.
 
     A few slow steps (another process, a checkpoint) move neither medians nor their spread.
     """
-    return Effect(
+    return SwitchEffect(
         before=median(before),
         after=median(after),
         noise=CONFIDENCE * math.hypot(standard_error(before), standard_error(after)),

@@ -24,13 +24,13 @@ def spare_core(processes: int) -> int | None:
     return cores[-1] if len(cores) > processes else None
 
 
-def leave(core: int) -> None:
+def leave_core(core: int) -> None:
     """Compute on other cores than this from now on; threads that are started later do too."""
     if sys.platform == "linux":
         os.sched_setaffinity(0, os.sched_getaffinity(0) - {core})
 
 
-def step_back(process: int, core: int | None) -> None:
+def run_at_idle_priority(process: int, core: int | None) -> None:
     """Let a process that has just begun have only time that nobody else wants, on that core alone if there is one."""
     if sys.platform != "linux":
         os.setpriority(os.PRIO_PROCESS, process, 19)
@@ -40,7 +40,7 @@ def step_back(process: int, core: int | None) -> None:
         os.sched_setaffinity(process, {core})
 
 
-class Search:
+class SearchProcess:
     """Looks for a better order of a plan's stages with an effort, on `core` alone if one is given."""
 
     def __init__(self, plan: Plan, *, effort: float, core: int | None) -> None:
@@ -58,7 +58,7 @@ class Search:
                 env={**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"},
                 start_new_session=True,  # Ctrl-C is for the training, which then ends this
             )
-        step_back(self._process.pid, core)
+        run_at_idle_priority(self._process.pid, core)
 
     @property
     def pid(self) -> int:

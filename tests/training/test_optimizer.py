@@ -1,6 +1,6 @@
 import pytest
 
-from debubble.training.learning_rate import learning_rate
+from debubble.training.optimizer import learning_rate
 
 
 def test_warm_up_is_linear_and_ends_at_the_peak() -> None:
