@@ -116,6 +116,19 @@ def test_plan_partitions_a_units_file(run: Any, tmp_path: Path) -> None:
         (("simulate", "--csv", "missing.csv"), "missing.csv cannot be read: No such file or directory."),
         (("simulate", "--schedule", "1f1b", "--devices", "2", "--option", "magic=1"), "has no option 'magic'"),
         (("simulate", "--schedule", "1f1b", "--devices", "2", "--chunks", "3"), "has no option 'chunks'"),
+        (
+            ("simulate", "--schedule", "strawman", "--devices", "4", "--option", "adjusted_stages=abc"),
+            "The option 'adjusted_stages' of 'strawman' is 'abc'; it must be a whole number.",
+        ),
+        (
+            ("simulate", "--schedule", "chronos-recomp", "--devices", "4", "--option", "rho=abc"),
+            "The option 'rho' of 'chronos-recomp' is 'abc'; it must be a number.",
+        ),
+        (("simulate", "--schedule", "1f1b", "--devices", "1000000000"), "are more than the 65536"),
+        (
+            ("simulate", "--schedule", "1f1b", "--devices", "4", "--micro-batches", "1000000000"),
+            "4000000000 pairs of stage and micro-batch are more than the 4194304 that debubble orders",
+        ),
     ],
 )
 def test_wrong_calls_end_with_one_sentence_and_exit_2(run: Any, arguments: tuple[str, ...], message: str) -> None:
@@ -124,6 +137,19 @@ def test_wrong_calls_end_with_one_sentence_and_exit_2(run: Any, arguments: tuple
     assert out == ""
     assert message in err
     assert "Traceback" not in err
+
+
+def test_simulate_with_post_validation_chooses_the_schedule_by_its_span(run: Any, tmp_path: Path) -> None:
+    file = tmp_path / "costs.json"
+    costs = {
+        "forward": [3, 2, 1, 3], "backward_input": [3, 4, 3, 3], "backward_weight": [1, 1, 4, 4], "activation": 2,
+        "activation_after_input": 1, "offload": 3, "memory_limit": 5,
+    }  # fmt: skip
+    file.write_text(json.dumps(costs))
+    call = ("simulate", "--schedule", "adaoffload", "--costs", str(file), "--devices", "4", "--micro-batches", "3")
+    plain, validated = (json.loads(run(*call, "--json", *more)[1]) for more in ((), ("--post-validation",)))
+    assert (plain["makespan"], plain["span"]) == (36, 36)
+    assert (validated["makespan"], validated["span"], validated["step_time"]) == (39, 35, 35)
 
 
 def test_a_limit_that_nothing_meets_ends_with_exit_1_and_says_what_would_help(run: Any) -> None:

@@ -470,7 +470,7 @@ def test_the_refusal_names_a_planner_only_if_it_answered_with_whole_layers() -> 
     rejected = CandidateSummary(planner="megatron-even", rejected="Nothing fits.")
     answered = CandidateSummary(planner="dapple", schedule="1f1b", makespan=40)
 
-    with pytest.raises(ExportError, match="no planner that was asked for it is known"):
+    with pytest.raises(ExportError, match=r"no planner that was asked .*; plan again with --planner dapple\+"):
         exports["megatron"](halved((rejected,)))
     with pytest.raises(ExportError, match=r"plan again with --planner dapple, .* is predicted to take 40"):
         exports["megatron"](halved((rejected, answered)))

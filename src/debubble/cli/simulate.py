@@ -91,7 +91,10 @@ def simulate(
         )  # fmt: skip
     else:
         limit = o.abstract_limit(memory_limit)
-        chosen, stage_costs = _abstract(schedule, csv, costs, devices, micro_batches, chunks, limit, _given(option))
+        objective = "span" if post_validation else "makespan"
+        chosen, stage_costs = _abstract(
+            schedule, csv, costs, devices, micro_batches, chunks, limit, objective, _given(option)
+        )
         timeline = run(chosen, stage_costs)
         scene = Scene.of(
             timeline, title=chosen.name, post_validation=post_validation, remarks=timeline_remarks(timeline)
@@ -160,6 +163,7 @@ def _abstract(
     micro_batches: int,
     chunks: int | None,
     limit: float | None,
+    objective: str,
     given: dict[str, Any],
 ) -> tuple[Schedule, StageCosts]:
     """A schedule by name or from a torch CSV, with a costs file or with all times and sizes 1."""
@@ -179,9 +183,8 @@ def _abstract(
     stages = devices * (chunks or entry.default_chunks)
     costs = _unit(stages) if costs_file is None else load_costs(costs_file, stages=stages)
     costs = costs if limit is None else costs.with_limit(limit)
-    if limit is not None and "memory_limit" in entry.options:
-        given = {"memory_limit": limit, **given}
-    schedule = entry(devices=devices, micro_batches=micro_batches, chunks=chunks, costs=costs, **given)
+    options = {**entry.accepted(memory_limit=limit, objective=objective), **given}
+    schedule = entry(devices=devices, micro_batches=micro_batches, chunks=chunks, costs=costs, **options)
     return schedule, costs
 
 

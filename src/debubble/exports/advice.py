@@ -21,7 +21,12 @@ def again(plan: Plan) -> str:
         if candidate.planner in _EVEN and candidate.schedule == "1f1b" and candidate.makespan is not None
     }
     if not answers or not layers or len(layers) % plan.devices:
-        return "no planner that was asked for it is known to have found a 1F1B of whole layers that fits"
+        divides = f" on pipeline devices that divide the {len(layers)} layers" if layers else ""
+        return (
+            "no planner that was asked for it is known to have found a 1F1B of whole layers that fits; plan again with"
+            f" --planner dapple+{divides}, which keeps least, and more memory or a larger --tensor degree if that does"
+            " not fit"
+        )
     time = min(answers)
     return (
         f"plan again with --planner {answers[time]}, which was asked for it too: its 1F1B of whole layers is predicted"

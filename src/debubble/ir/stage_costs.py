@@ -18,6 +18,7 @@ PerStage = tuple[Number, ...]
 CommunicationModel = Literal["latency", "exclusive", "blocking"]
 HostLink = Literal["full-duplex", "half-duplex"]
 
+MOST_STAGES = 2**16
 LARGEST = 10**18
 """Far more seconds or bytes than any run has; sums and products of such numbers are still exact or finite."""
 
@@ -112,6 +113,8 @@ class StageCosts:
         count = stages if stages is not None else max((len(v) for v in lists.values()), default=1) or 1
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise InputError(f"Costs need at least one stage; stages is {count!r}.")
+        if count > MOST_STAGES:
+            raise InputError(f"{count} stages are more than the {MOST_STAGES} that debubble handles; ask for fewer.")
         each = {k: _per_stage(k, given[k], count) for k in _PER_STAGE if given[k] is not None or k not in _OPTIONAL}
         each.setdefault("recompute", each["forward"])
         each.setdefault("activation_after_input", tuple(_half(a) for a in each["activation"]))

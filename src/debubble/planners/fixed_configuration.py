@@ -11,7 +11,7 @@ from debubble.costs.units import Partition
 from debubble.ir import InputError, Placement, RunOptions, Schedule, StageCosts
 from debubble.models import Model
 from debubble.planners.partitioning.balance import even_counts
-from debubble.planners.plan_model import pipeline_devices
+from debubble.planners.plan_model import objective_of, pipeline_devices
 from debubble.schedules import schedules
 from debubble.schedules.registry import ScheduleEntry
 
@@ -62,7 +62,8 @@ def fixed_configuration(
     known = sorted({name for unit in units.units for name in unit.strategies})
     if recompute is not None and recompute not in known:
         raise InputError(f"--recompute is '{recompute}'; it must be one of: {', '.join(known)}.")
-    entry, given = schedules[schedule], dict(schedule_options or {})
+    entry = schedules[schedule]
+    given = {**entry.accepted(objective=objective_of(run)), **(schedule_options or {})}
     chunks = chunks or entry.default_chunks
     counts = even_counts(units, devices * chunks)
     can_choose = bool(_STAGES_THAT_RECOMPUTE & entry.options)

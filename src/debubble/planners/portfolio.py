@@ -8,7 +8,6 @@ between neighbouring stages for the best few, re-choosing the recomputation afte
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from debubble.costs.units import Partition
 from debubble.ir import CutOffError, DebubbleError, InfeasibleError, Placement, Schedule, StageCosts
@@ -104,8 +103,7 @@ def _build(problem: Problem, trial: Trial, costs: StageCosts) -> Schedule:
     """The trial's schedule, ordered for these costs."""
     costs = costs if trial.to_limit else costs.with_limit(None)
     entry = schedules[trial.schedule]
-    wanted: dict[str, Any] = {"chunks": trial.chunks, "objective": problem.objective}
-    options = {name: value for name, value in wanted.items() if name in entry.options}
+    options = entry.accepted(chunks=trial.chunks, objective=problem.objective)
     schedule = entry(devices=problem.devices, micro_batches=problem.micro_batches, costs=costs, **options)
     if schedule.stages != problem.devices * trial.chunks:
         raise InfeasibleError(f"It does not have {trial.chunks} chunks per device.")

@@ -11,10 +11,13 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from debubble.ir import InputError, Number, Schedule, StageCosts
 from debubble.registry import Registry
+
+MOST_PAIRS = 2**22
+"""Pairs of stage and micro-batch beyond which a schedule is refused: it would take minutes and gigabytes."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +65,29 @@ class ScheduleEntry:
             raise InputError(
                 f"The schedule '{self.name}' has no option 'chunks': it always has {self.default_chunks} per device."
             )
-        for name in given:
+        for name, value in given.items():
             if name not in self.options:
                 raise InputError(f"The schedule '{self.name}' has no option '{name}'.")
+            self._check_type(name, value)
+        pairs = devices * given.get("chunks", self.default_chunks) * micro_batches
+        if pairs > MOST_PAIRS:
+            raise InputError(
+                f"{pairs} pairs of stage and micro-batch are more than the {MOST_PAIRS} that debubble orders; ask for"
+                " fewer devices or micro-batches."
+            )
         return self.build(devices=devices, micro_batches=micro_batches, costs=costs, **given)
+
+    def accepted(self, **options: Any) -> dict[str, Any]:
+        """The options among these that the schedule takes."""
+        return {name: value for name, value in options.items() if name in self.options}
+
+    def _check_type(self, name: str, value: Any) -> None:
+        """Raise InputError if an option should be a number and is none, as after `--option rho=abc`."""
+        hint = get_type_hints(self.build)[name]
+        types = get_args(hint) or (hint,)
+        if int in types and not isinstance(value, tuple(t for t in types if isinstance(t, type))):
+            number = "a number" if float in types else "a whole number"
+            raise InputError(f"The option '{name}' of '{self.name}' is {value!r}; it must be {number}.")
 
 
 schedules: Registry[ScheduleEntry] = Registry("debubble.schedules", what="schedule")
