@@ -37,7 +37,7 @@ from debubble.planners import FixedStages, Problem
 from debubble.planners.plan_model import solve
 from debubble.runtime.memory.recomputation import directly
 from debubble.runtime.models.build import build_stage
-from debubble.runtime.models.units import MicroBatch, Unit
+from debubble.runtime.models.units import MicroBatch, UnitModule
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 4,
@@ -70,7 +70,7 @@ Clear = Callable[[], None]
 class Chunk(nn.Module):
     """Some units as the plain module that torch's stages take; linear layers are torch's."""
 
-    def __init__(self, units: Sequence[Unit]) -> None:
+    def __init__(self, units: Sequence[UnitModule]) -> None:
         super().__init__()
         self.units = nn.ModuleList(units)
         for module in self.modules():

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 import debubble as db
-from debubble.costs.optimizer_states import parameter_bytes
+from debubble.costs.step import parameter_bytes
 from debubble.costs.units import Partition, Units
 from debubble.ir import PlannedUnit, RunOptions
 from debubble.models import ModelConfig, named_model

@@ -15,14 +15,14 @@ import torch
 
 from debubble.costs import EAGER, Cluster, hardware, load_profile, model_units
 from debubble.costs.operators import Shapes, attention, mlp
-from debubble.costs.optimizer_states import element_bytes
 from debubble.costs.speed import Speed
+from debubble.costs.step import element_bytes
 from debubble.costs.units import Units
 from debubble.ir import PlannedUnit, RunOptions
 from debubble.models import Model
 from debubble.runtime.execution.lanes import CpuLanes, CudaLanes, lanes_of
 from debubble.runtime.models.build import build_stage
-from debubble.runtime.models.units import MicroBatch, Unit
+from debubble.runtime.models.units import MicroBatch, UnitModule
 from on_gpu.figures import Figures, pair
 from on_gpu.machine import HARDWARE, seconds_of
 from on_gpu.settings import Config, Settings
@@ -116,7 +116,7 @@ def operators(config: Config, length: int, settings: Settings) -> dict[str, Any]
 
 
 def timed(
-    unit: Unit, length: int, hidden: int, lanes: CpuLanes | CudaLanes, settings: Settings
+    unit: UnitModule, length: int, hidden: int, lanes: CpuLanes | CudaLanes, settings: Settings
 ) -> dict[str, tuple[float, float]]:
     """Seconds of the forward and of the backward of every operator that a unit calls, by name."""
     calls: list[tuple[str, Any, tuple[torch.Tensor, ...]]] = []

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from debubble.costs import DEEPSPEED, Cluster, StepTail, model_units
-from debubble.costs.optimizer_states import HOST_MEMORY_BANDWIDTH, step_operations, step_traffic
+from debubble.costs.step import HOST_MEMORY_BANDWIDTH, step_operations, step_traffic
 from debubble.ir import RunOptions
 from debubble.models import models
 

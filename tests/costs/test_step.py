@@ -8,7 +8,7 @@ import pytest
 
 from debubble.costs import Cluster, model_units, profiled, step_tail
 from debubble.costs.files import units_from_dict, units_to_dict
-from debubble.costs.optimizer_states import HOST_MEMORY_BANDWIDTH
+from debubble.costs.step import HOST_MEMORY_BANDWIDTH
 from debubble.costs.units import Units
 from debubble.ir import InputError, Kind, Op, Placement, RunOptions, Schedule, StageCosts
 from debubble.models import Model, models

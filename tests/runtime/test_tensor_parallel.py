@@ -16,8 +16,7 @@ from debubble.runtime.distributed.tensor_parallel import Cut, TensorGroup
 from debubble.runtime.distributed.transport import Threads
 from debubble.runtime.models.build import ReferenceModel, build_unit
 from debubble.runtime.models.lora import plain_name
-from debubble.runtime.models.loss import cross_entropy
-from debubble.runtime.models.vocabulary import divided_cross_entropy
+from debubble.runtime.models.loss import cross_entropy, divided_cross_entropy
 from tests.runtime import gloo_ranks
 from tests.runtime.generic_cases import GENERIC
 from tests.runtime.runtime_cases import (

@@ -1,9 +1,8 @@
 """Hardware, and what each unit and stage of a model costs on it."""
 
 from debubble.costs.cluster import Cluster, parse_size
-from debubble.costs.efficiency import Efficiency
 from debubble.costs.files import apply_profile, load_costs, load_profile, load_units, profiled, read_profile
-from debubble.costs.known_hardware import Hardware, hardware
+from debubble.costs.known_hardware import Efficiency, Hardware, hardware
 from debubble.costs.model_units import model_units
 from debubble.costs.operators import DEEPSPEED, EAGER, MEGATRON, Framework
 from debubble.costs.step import StepTail, step_tail

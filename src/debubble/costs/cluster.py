@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from debubble.costs.efficiency import Table
-from debubble.costs.known_hardware import Hardware, hardware
+from debubble.costs.known_hardware import Hardware, Table, hardware
 from debubble.files import read_file
 from debubble.ir import InputError
 from debubble.ir.stage_costs import LARGEST

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from debubble.costs.cluster import Cluster
-from debubble.costs.optimizer_states import element_bytes
 from debubble.costs.speed import Speed
+from debubble.costs.step import element_bytes
 from debubble.ir import Plan
 from debubble.models.config import ModelConfig
 

@@ -11,18 +11,30 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from debubble.costs.cluster import Cluster
-from debubble.costs.operators import MEGATRON, Framework, Operator, Shapes, attention, elementwise, matmul, mlp, norm
-from debubble.costs.optimizer_states import (
-    HOST_MEMORY_BANDWIDTH,
-    ParameterBytes,
-    element_bytes,
-    parameter_bytes,
-    step_traffic,
+from debubble.costs.operators import (
+    MEGATRON,
+    Framework,
+    Operator,
+    Shapes,
+    attention,
+    elementwise,
+    matmul,
+    mlp,
+    norm,
+    strategies,
 )
 from debubble.costs.parallel_layout import Layout
 from debubble.costs.speed import Speed
-from debubble.costs.step import beside, scattered_bytes, step_seconds
-from debubble.costs.strategies import strategies
+from debubble.costs.step import (
+    HOST_MEMORY_BANDWIDTH,
+    ParameterBytes,
+    beside,
+    element_bytes,
+    parameter_bytes,
+    scattered_bytes,
+    step_seconds,
+    step_traffic,
+)
 from debubble.costs.units import HostStates, StateBytes, Strategy, Unit, Units
 from debubble.ir import InputError, PlannedUnit, RunOptions
 from debubble.models.config import Experts, ModelConfig

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from debubble.costs.efficiency import share
-from debubble.costs.known_hardware import Hardware
+from debubble.costs.known_hardware import Hardware, share
 
 
 @dataclass(frozen=True)

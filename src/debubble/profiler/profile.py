@@ -14,10 +14,10 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from debubble.costs import files as costs
 from debubble.costs import load_profile
-from debubble.costs import measured as costs
 from debubble.costs.files import units_to_dict
-from debubble.costs.optimizer_states import parameter_bytes
+from debubble.costs.step import parameter_bytes
 from debubble.costs.units import Unit, Units
 from debubble.files import write_whole
 from debubble.ir import InputError, RunOptions

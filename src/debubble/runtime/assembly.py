@@ -23,7 +23,7 @@ from debubble.runtime.models.lora import Adapters, given_adapters, new_adapters,
 from debubble.runtime.models.loss import Loss
 from debubble.runtime.models.modules import Modules
 from debubble.runtime.models.routing import Balance
-from debubble.runtime.models.units import Unit
+from debubble.runtime.models.units import UnitModule
 from debubble.runtime.parameters.stage_parameters import ParameterPairs, StageWeights
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
@@ -128,13 +128,13 @@ def build_part(
     return part
 
 
-def _move_buffers(unit: Unit, on: torch.device) -> None:
+def _move_buffers(unit: UnitModule, on: torch.device) -> None:
     for module in unit.modules():
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.to(on))
 
 
-def _stage(units: Sequence[Unit], plan: Plan, number: int, ledger: Ledger) -> Stage:
+def _stage(units: Sequence[UnitModule], plan: Plan, number: int, ledger: Ledger) -> Stage:
     planned, balance = plan.partition[number], balance_of(plan)
     if balance is None:
         return Stage(units, planned, ledger)
@@ -163,7 +163,7 @@ def may_pad(plan: Plan) -> bool:
 
 def _hf_stages(
     plan: Plan, held: Sequence[int], model: nn.Module | None, seed: int
-) -> tuple[dict[int, list[Unit]], Adapters | None]:
+) -> tuple[dict[int, list[UnitModule]], Adapters | None]:
     """The stages of a plan's Hugging Face model, with the parameters of `model` if it is given."""
     assert plan.model is not None
     wide = torch.float64 if plan.options.dtype == "fp64" else torch.float32
@@ -181,7 +181,7 @@ def _hf_stages(
     return built, adapters
 
 
-def _adapters(plan: Plan, units: Sequence[Unit], model: nn.Module | None) -> Adapters | None:
+def _adapters(plan: Plan, units: Sequence[UnitModule], model: nn.Module | None) -> Adapters | None:
     """What the units are to train instead of themselves.  Raises InputError if the model and the plan do not agree."""
     rank = plan.options.lora
     if model is None:
@@ -196,7 +196,7 @@ def _adapters(plan: Plan, units: Sequence[Unit], model: nn.Module | None) -> Ada
     return given
 
 
-def take_over(units: Iterable[Unit], model: nn.Module) -> None:
+def take_over(units: Iterable[UnitModule], model: nn.Module) -> None:
     """Let the units have a Hugging Face model's own parameters (or their values, if these have another dtype)."""
     given = {plain_name(name): parameter for name, parameter in model.state_dict(keep_vars=True).items()}
     for unit in units:
@@ -214,7 +214,7 @@ def take_over(units: Iterable[Unit], model: nn.Module) -> None:
                 parameter.requires_grad_(given[name].requires_grad)
 
 
-def share(stages: Iterable[Iterable[Unit]], parameter: nn.Parameter, instead: nn.Parameter) -> None:
+def share(stages: Iterable[Iterable[UnitModule]], parameter: nn.Parameter, instead: nn.Parameter) -> None:
     """Replace a parameter wherever the units use it."""
     for unit in (unit for units in stages for unit in units):
         for module in unit.modules():

@@ -21,7 +21,7 @@ from debubble.runtime.memory.activations import Ledger, SavedStorage
 from debubble.runtime.memory.recomputation import Tape
 from debubble.runtime.models.operators import Deferred, Deferring, WeightGradients, call
 from debubble.runtime.models.routing import Balance, Routing
-from debubble.runtime.models.units import MicroBatch, Unit
+from debubble.runtime.models.units import MicroBatch, UnitModule
 
 OPERATORS = {
     "norm": ("norm",),
@@ -52,7 +52,7 @@ def recomputed_operators(strategy: str) -> Callable[[str], bool]:
 class Stage:
     """The units of one stage, and what is alive of their micro-batches."""
 
-    def __init__(self, units: Sequence[Unit], planned: Sequence[PlannedUnit], ledger: Ledger) -> None:
+    def __init__(self, units: Sequence[UnitModule], planned: Sequence[PlannedUnit], ledger: Ledger) -> None:
         self.units = list(units)
         self._planned = planned
         self._recomputed = [recomputed_operators(unit.strategy) for unit in planned]
@@ -78,9 +78,9 @@ class Stage:
             x = y.detach()
         return x
 
-    def _segments(self, recomputing: int) -> Iterator[tuple[Sequence[Unit], Callable[[str], bool]]]:
+    def _segments(self, recomputing: int) -> Iterator[tuple[Sequence[UnitModule], Callable[[str], bool]]]:
         """Every unit that recomputes by itself, and the runs of units between them, which keep everything."""
-        run: list[Unit] = []
+        run: list[UnitModule] = []
         for index, (unit, planned) in enumerate(zip(self.units, self._planned, strict=True)):
             if index >= recomputing or planned.strategy == "none":
                 run.append(unit)
@@ -217,7 +217,7 @@ class MoeStage(Stage):
 
     def __init__(
         self,
-        units: Sequence[Unit],
+        units: Sequence[UnitModule],
         planned: Sequence[PlannedUnit],
         ledger: Ledger,
         *,

@@ -26,12 +26,12 @@ from debubble.runtime.models.hf_names import TABLE
 from debubble.runtime.models.hf_units import build_hf_stage
 from debubble.runtime.models.llama import GemmaMlp, LlamaAttention, LlamaEmbedding, LlamaMlp
 from debubble.runtime.models.lora import Adapters, adapt, is_adapter
-from debubble.runtime.models.units import Head, MicroBatch, Unit
+from debubble.runtime.models.units import Head, MicroBatch, UnitModule
 
 
 def build_unit(
     hf_config: Mapping[str, Any], unit: PlannedUnit, *, seed: int = 0, dtype: torch.dtype = torch.float32
-) -> Unit:
+) -> UnitModule:
     """One unit with its initial weights.
 
     Raises InputError for a unit that is no part of the model.
@@ -45,7 +45,7 @@ def build_unit(
 
 def build_stage(
     hf_config: Mapping[str, Any], units: Sequence[PlannedUnit], *, seed: int = 0, dtype: torch.dtype = torch.float32
-) -> list[Unit]:
+) -> list[UnitModule]:
     """The units of one stage."""
     if ModelConfig.from_hf(hf_config).whole_layers:
         return [*build_hf_stage(hf_config, units, seed=seed, dtype=dtype)]
@@ -70,7 +70,12 @@ def _own_cores() -> int:
 
 
 def add_adapters(
-    units: Sequence[Unit], adapters: Adapters, config: ModelConfig, *, seed: int = 0, dtype: torch.dtype = torch.float32
+    units: Sequence[UnitModule],
+    adapters: Adapters,
+    config: ModelConfig,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
 ) -> None:
     """Freeze the units, and give them adapters with their initial weights."""
     adapt(units, adapters)
@@ -79,7 +84,7 @@ def add_adapters(
         initialise(parameter, name, config, seed=seed)
 
 
-def _empty_unit(config: ModelConfig, unit: PlannedUnit) -> Unit:
+def _empty_unit(config: ModelConfig, unit: PlannedUnit) -> UnitModule:
     layer = unit.layer
     if layer is not None and not 0 <= layer < config.layers:
         raise InputError(f"The plan has layer {layer}, but the model has {config.layers} layers.")
@@ -99,7 +104,7 @@ def _empty_unit(config: ModelConfig, unit: PlannedUnit) -> Unit:
             )
 
 
-def _mlp(config: ModelConfig, layer: int) -> Unit:
+def _mlp(config: ModelConfig, layer: int) -> UnitModule:
     if config.is_gpt2:
         return Gpt2Mlp(config, layer)
     if isinstance(config.per_layer[layer].mlp, Experts):

@@ -18,7 +18,7 @@ from debubble.models.config import Experts, ModelConfig
 from debubble.runtime.distributed.tensor_parallel import Cut
 from debubble.runtime.memory.recomputation import Operators
 from debubble.runtime.models.operators import Deferring, Linear, WeightGradients, activation, call, widen
-from debubble.runtime.models.units import MicroBatch, Unit, norm
+from debubble.runtime.models.units import MicroBatch, UnitModule, norm
 
 
 class _Grouped(Function):
@@ -80,7 +80,7 @@ class _Mixture(nn.Module):
         self.experts = _ExpertWeights(config, experts)
 
 
-class MoeMlp(Unit):
+class MoeMlp(UnitModule):
     """x + sum over a token's experts e of weight_e down_e(activation(gate_e(n)) up_e(n)) with n = norm(x)."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from debubble.models.config import ModelConfig
 from debubble.runtime.memory.recomputation import Operators
 from debubble.runtime.models.attention import attention
+from debubble.runtime.models.loss import embed
 from debubble.runtime.models.operators import Linear, activation
-from debubble.runtime.models.units import MicroBatch, Unit, norm
-from debubble.runtime.models.vocabulary import embed
+from debubble.runtime.models.units import MicroBatch, UnitModule, norm
 
 
-class Gpt2Embedding(Unit):
+class Gpt2Embedding(UnitModule):
     """The table's rows of the tokens, plus those of their positions."""
 
     prefix = "transformer."
@@ -42,7 +42,7 @@ class _Gpt2Attention(nn.Module):
         self.c_proj = Linear(config.hidden, config.hidden, bias=True, transposed=True)
 
 
-class Gpt2Attention(Unit):
+class Gpt2Attention(UnitModule):
     """x + dropout(c_proj(core(c_attn(norm(x)))))."""
 
     columns = ("attn.c_attn",)
@@ -82,7 +82,7 @@ class _Gpt2Mlp(nn.Module):
         self.c_proj = Linear(config.ffn, config.hidden, bias=True, transposed=True)
 
 
-class Gpt2Mlp(Unit):
+class Gpt2Mlp(UnitModule):
     """x + dropout(c_proj(activation(c_fc(norm(x)))))."""
 
     columns = ("mlp.c_fc",)

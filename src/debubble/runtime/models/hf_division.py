@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from debubble.ir import InputError
 from debubble.runtime.distributed.tensor_parallel import TensorGroup
 from debubble.runtime.models.hf_model import Anatomy
-from debubble.runtime.models.vocabulary import embed
+from debubble.runtime.models.loss import embed
 
 
 def planned(anatomy: Anatomy, how: str) -> tuple[str, ...]:

@@ -19,9 +19,8 @@ from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.hf_division import divide_module, planned
 from debubble.runtime.models.hf_initialization import materialise
 from debubble.runtime.models.hf_model import Anatomy, Frame
-from debubble.runtime.models.loss import cross_entropy
+from debubble.runtime.models.loss import cross_entropy, divided_cross_entropy
 from debubble.runtime.models.modules import ModuleUnit
-from debubble.runtime.models.vocabulary import divided_cross_entropy
 
 Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from debubble.models.config import ModelConfig
 from debubble.runtime.memory.recomputation import Operators
 from debubble.runtime.models.attention import attention, rotary_table, rotate
+from debubble.runtime.models.loss import embed
 from debubble.runtime.models.operators import Linear, RMSNorm, activation
-from debubble.runtime.models.units import MicroBatch, Unit, norm
-from debubble.runtime.models.vocabulary import embed
+from debubble.runtime.models.units import MicroBatch, UnitModule, norm
 
 
-class LlamaEmbedding(Unit):
+class LlamaEmbedding(UnitModule):
     """The table's rows of the tokens, scaled in some families."""
 
     prefix = "model."
@@ -51,7 +51,7 @@ class _Projections(nn.Module):
             self.k_norm = RMSNorm(config.head_dim, config.norm_eps, offset=config.norm_offset)
 
 
-class LlamaAttention(Unit):
+class LlamaAttention(UnitModule):
     """x + o(core(rotate(q(n)), rotate(k(n)), v(n))) with n = norm(x); Gemma 2 and 3 norm the summand too."""
 
     columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -111,7 +111,7 @@ class _Gated(nn.Module):
         self.down_proj = Linear(config.ffn, config.hidden, bias=config.mlp_bias)
 
 
-class LlamaMlp(Unit):
+class LlamaMlp(UnitModule):
     """x + down(activation(gate(n)) up(n)) with n = norm(x)."""
 
     columns = ("mlp.gate_proj", "mlp.up_proj")

@@ -12,7 +12,7 @@ from typing import Any
 
 from debubble.ir import InputError
 from debubble.runtime.models.operators import Linear
-from debubble.runtime.models.units import Unit
+from debubble.runtime.models.units import UnitModule
 
 PREFIX = "base_model.model."
 """What peft puts before a parameter's Hugging Face name."""
@@ -45,7 +45,7 @@ _TARGETS = {"gpt2": ("c_attn", "c_fc", "c_proj"), "mixtral": _ATTENTION, "qwen3_
 """The linear layers of each family's half-layers; of mixtures of experts, attention's."""
 
 
-def new_adapters(units: Iterable[Unit], family: str, *, rank: int) -> Adapters:
+def new_adapters(units: Iterable[UnitModule], family: str, *, rank: int) -> Adapters:
     """Adapters on every linear layer of the half-layers but routers, with alpha = 2 rank (they are scaled by 2)."""
     targets = _TARGETS.get(family, (*_ATTENTION, "down_proj", "gate_proj", "up_proj"))
     config = {
@@ -93,7 +93,7 @@ def plain_name(name: str) -> str:
     return name
 
 
-def adapt(units: Iterable[Unit], adapters: Adapters) -> None:
+def adapt(units: Iterable[UnitModule], adapters: Adapters) -> None:
     """Freeze the units, and give their linear layers the adapters that they are to have, not yet initialised."""
     for unit in units:
         for parameter in unit.parameters():

@@ -25,10 +25,10 @@ from debubble.ir import InputError, Plan
 from debubble.runtime.memory.recomputation import Operators
 from debubble.runtime.models.operators import Deferring, WeightGradients, deferrable_linear, drop
 from debubble.runtime.models.seeded_random import DRAWING, drawn
-from debubble.runtime.models.units import MicroBatch, Unit
+from debubble.runtime.models.units import MicroBatch, UnitModule
 
 
-class ModuleUnit(Unit, Deferring):
+class ModuleUnit(UnitModule, Deferring):
     """One module, called with one tensor."""
 
     def __init__(self, module: nn.Module, *, prefix: str, salt: int) -> None:
@@ -96,7 +96,7 @@ class Modules:
     plan: Plan
     _shapes: dict[torch.Size, tuple[int, ...]] = field(default_factory=dict)
 
-    def stage(self, stage: int) -> list[Unit]:
+    def stage(self, stage: int) -> list[UnitModule]:
         """The units of one stage."""
         bounds = self._bounds
         return [ModuleUnit(self.modules[i], prefix=f"{i}.", salt=i) for i in range(bounds[stage], bounds[stage + 1])]

@@ -19,10 +19,9 @@ from debubble.models.config import ModelConfig
 from debubble.runtime.distributed.tensor_parallel import ALONE, Cut, TensorGroup, column_cuts, row_cuts
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.memory.recomputation import Operators
-from debubble.runtime.models.loss import Loss, cross_entropy, scaled_loss
+from debubble.runtime.models.loss import Loss, cross_entropy, divided_cross_entropy, scaled_loss
 from debubble.runtime.models.operators import Linear, RMSNorm, capped, drop
 from debubble.runtime.models.routing import Routing
-from debubble.runtime.models.vocabulary import divided_cross_entropy
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class MicroBatch:
     """Where routers note what they do, if they have an auxiliary loss."""
 
 
-class Unit(nn.Module):
+class UnitModule(nn.Module):
     """One unit; `forward(x, micro_batch, op)` maps the unit's input to its output."""
 
     prefix = ""
@@ -118,7 +117,7 @@ def norm(config: ModelConfig) -> nn.Module:
     return RMSNorm(config.hidden, config.norm_eps, offset=config.norm_offset)
 
 
-class Head(Unit):
+class Head(UnitModule):
     """Final norm, logits, and the loss if there are targets (else the logits are the output)."""
 
     columns = ("lm_head",)

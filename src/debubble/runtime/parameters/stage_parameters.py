@@ -21,7 +21,7 @@ from debubble.runtime.distributed.data_parallel import Replicas
 from debubble.runtime.distributed.sharding import TensorShard, blocks_of, cropped, dtensor_view, viewed_like
 from debubble.runtime.distributed.tensor_parallel import ALONE, Cut, TensorGroup
 from debubble.runtime.models.operators import add_gradient
-from debubble.runtime.models.units import Unit
+from debubble.runtime.models.units import UnitModule
 from debubble.runtime.streams import used_here
 
 Sums = list[Tensor | None]
@@ -90,7 +90,7 @@ class StageWeights:
 
     def __init__(
         self,
-        units: Sequence[Unit],
+        units: Sequence[UnitModule],
         pairs: ParameterPairs,
         *,
         on_host: bool,
