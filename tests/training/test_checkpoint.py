@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from debubble.ir import InputError
-from debubble.runtime.distributed.sharding import Block, TensorShard
+from debubble.runtime.distributed.sharding import ShardBlock, TensorShard
 from debubble.training.checkpoint import folder as checkpoint_folder
 from debubble.training.checkpoint import folder as manifest
 from debubble.training.checkpoint import saver as checkpoint
@@ -25,7 +25,7 @@ def whole(*values: float) -> TensorShard:
 
 def rows(first: int, content: list[list[float]], *, of: int) -> TensorShard:
     tensor = torch.tensor(content).float().reshape(-1, 2)
-    blocks = (Block((0, 0), tuple(tensor.shape), (first, 0)),) if content else ()
+    blocks = (ShardBlock((0, 0), tuple(tensor.shape), (first, 0)),) if content else ()
     return TensorShard(tensor, torch.Size([of, 2]), blocks)
 
 
