@@ -37,7 +37,7 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileOptions:
-    """What to measure and how; every process gets the same."""
+    """Options of a profile, the same in every process."""
 
     config: Mapping[str, Any]
     """The model's Hugging Face config."""
@@ -88,7 +88,7 @@ def _measured(options: ProfileOptions, device: torch.device) -> costs.Measured:
 
 
 def _offload_bandwidth(part: ModelSlice, options: ProfileOptions) -> float:
-    """Of the link that a GPU copies with while it computes, or of a CPU's thread; to memory or to the folder."""
+    """Bytes per second of a GPU's link while it computes, or of a CPU's thread; to memory or to a folder."""
     host = lanes_of(part.device, offload_to=options.offload_to).host
     if part.device.type == "cuda":
         return host_bandwidth(part.device, host=host, size=2**28, repetitions=options.repetitions)

@@ -1,4 +1,4 @@
-"""What each unit of a model costs on one device: times and bytes, measured with the runtime's own stages.
+"""Costs of each unit of a model on one device: times and bytes, measured with the runtime's own stages.
 
 A slice of the model (embedding, a few layers, head) runs forward and backward again and again, two micro-batches in
 flight, every unit as a stage of its own: so each runs after its neighbours, as in a pipeline, not on a warm cache.
@@ -44,7 +44,7 @@ STRATEGIES: Mapping[str, Sequence[str]] = {
 
 IN_FLIGHT = 2
 LAYERS = 2
-"""Of every kind of layer: those with a mixture of experts or a window are measured apart."""
+"""Layers of every kind that are measured: those with a mixture of experts or a window apart."""
 WARM_UP = 3
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -52,15 +52,16 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass
 class UnitSamples:
-    """Of one unit under one strategy: durations in seconds, by what was timed, and bytes."""
+    """Measurements of one unit under one strategy: durations in seconds, by what was timed, and bytes."""
 
     times: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     kept: int = 0
-    """After the forward."""
+    """Bytes kept after the forward."""
     kept_after_input: int = 0
-    """After the backward for inputs."""
+    """Bytes kept after the backward for inputs."""
 
     def median(self, what: str) -> float:
+        """Median seconds of `forward`, `backward`, `weight` or `recompute`."""
         return statistics.median(self.times[what])
 
 

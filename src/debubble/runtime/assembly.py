@@ -27,7 +27,7 @@ from debubble.runtime.models.units import UnitModule
 from debubble.runtime.parameters.stage_parameters import ParameterPairs, StageWeights
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
-"""Those of `runtime_limits`."""
+"""Data types by their names in plans (see `runtime_limits`)."""
 
 
 @dataclass
@@ -37,7 +37,7 @@ class DevicePart:
     stages: dict[int, Stage] = field(default_factory=dict)
     weights: dict[int, StageWeights] = field(default_factory=dict)
     adapters: Adapters | None = None
-    """Those of the stages, where they alone are trained (LoRA)."""
+    """LoRA adapters of the stages, where they alone are trained."""
 
     @cached_property
     def masters(self) -> Mapping[str, nn.Parameter]:
@@ -45,7 +45,7 @@ class DevicePart:
         return {name: p for weights in self.weights.values() for name, p in weights.masters.items()}
 
     def parameters_of(self, stage: int) -> list[nn.Parameter]:
-        """What the optimizer of one stage steps."""
+        """The parameters that the optimizer of one stage steps."""
         return [p for p in self.weights[stage].masters.values() if p.requires_grad]
 
 
@@ -182,7 +182,7 @@ def _hf_stages(
 
 
 def _adapters(plan: Plan, units: Sequence[UnitModule], model: nn.Module | None) -> Adapters | None:
-    """What the units are to train instead of themselves.  Raises InputError if the model and the plan do not agree."""
+    """The adapters of the plan, if it has some.  Raises InputError if the model has others."""
     rank = plan.options.lora
     if model is None:
         return new_adapters(units, ModelConfig.from_hf(plan.model or {}).family, rank=rank) if rank else None

@@ -1,4 +1,4 @@
-"""What `Pipeline.step` is given, cut into micro-batches."""
+"""Batches as `Pipeline.step` takes them, checked and cut into micro-batches."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Rows:
     tokens: Tensor
     targets: Tensor
     checksum: int
-    """Of both: ranks that have the same batch have the same."""
+    """Checksum of both: ranks that have the same batch have the same one."""
 
     @property
     def counted(self) -> int:
@@ -109,7 +109,7 @@ def _tokens_and_targets(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _shifted(labels: Tensor) -> Tensor:
-    """What each position is to predict: the next one's label; the last position nothing."""
+    """The target of each position: the next one's label; the last position has none."""
     targets = torch.full_like(labels, IGNORED)
     targets[:, :-1] = labels[:, 1:]
     return targets

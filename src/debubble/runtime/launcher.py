@@ -171,7 +171,7 @@ def end_with_parent() -> None:
 
 
 class _Word(msgspec.Struct):
-    """What a rank has left: torchrun's error file."""
+    """The content of torchrun's error file, which a failing rank writes."""
 
     message: str
     doing: str

@@ -93,7 +93,7 @@ class Pipeline:
         self.device = self.ranks.device
         """The pipeline device that this rank is."""
         self.status = RankStatus()
-        """What this rank does at the moment."""
+        """This rank's status, which a watchdog can read."""
         self.steps_taken = 0
         """Set it when resuming: dropout masks follow from it."""
         self.rolled_back = 0
@@ -314,7 +314,7 @@ class Pipeline:
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        """Those made by `optimizer`, for learning-rate schedules and checkpoints."""
+        """The optimizers that `optimizer` has made, for learning-rate schedules and checkpoints."""
         return self._optimizers.all
 
     @property
@@ -415,7 +415,7 @@ class Pipeline:
         return self._optimizers.static_bytes
 
     def trace(self) -> Trace:
-        """What this rank measured in the last step; `Trace.joined` of all ranks' is the whole."""
+        """This rank's events, memory and phases of the last step; `Trace.joined` joins those of all ranks."""
         device, origin = self.device, self._origin
         step = TraceStep(
             step=self.steps_taken - 1,

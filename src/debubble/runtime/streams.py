@@ -1,4 +1,4 @@
-"""What CUDA must be told of a tensor that one stream has made and another one uses; of the CPU's, nothing.
+"""Hand-over of tensors between CUDA streams; on the CPU there is nothing to do.
 
 The allocator knows the stream that a tensor was made on, and hands its memory on in that stream's order: a free on the
 host says nothing of what other streams still do with it.  Every lane's thread works on a stream of its own.

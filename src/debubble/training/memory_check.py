@@ -18,10 +18,15 @@ from debubble.simulator import Timeline
 
 
 def check_host_memory(plan: Plan, *, offload_to_disk: bool = False) -> str | None:
-    """What to know of where the ranks run: on this machine's CPU, although the plan was made for other devices.
+    """Refuse to start if this machine cannot hold all ranks, before the operating system kills what it chooses.
 
-    Raises InputError if they need more of this machine's memory than it has, before the operating system kills what it
-    chooses.  Offloaded activations count, unless they go to disk; the optimizer states of the host do not.
+    Offloaded activations count, unless they go to disk; the optimizer states of the host do not.
+
+    Returns:
+        A remark if the ranks run on this machine's CPU although the plan was made for other devices.
+
+    Raises:
+        InputError: The ranks need more memory than the machine has.
     """
     gpus = torch.cuda.device_count()
     timeline, copies = plan.simulate(), plan.options.tensor * plan.options.data
@@ -61,7 +66,7 @@ def peak_offloaded(timeline: Timeline) -> list[Number]:
 
 
 LESS = 0.9
-"""How much of its memory a plan that is to fit may take of what this one was to take."""
+"""Share of the failed plan's memory that a plan which is to fit may take."""
 EFFORT = 2.0
 """Seconds that such a plan is searched."""
 

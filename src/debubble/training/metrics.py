@@ -1,4 +1,4 @@
-"""How much of a step a device computed: the bubble of a running pipeline, without gathering its whole trace."""
+"""The bubble of a running pipeline, from each device's work in a step, without gathering its whole trace."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def adamw(*, weight_decay: float) -> Callable[[list[nn.Parameter]], Optimizer]:
 
 
 def set_learning_rate(pipeline: Pipeline, rate: float) -> None:
-    """Of all parameters on this rank, for the next step."""
+    """Set the learning rate of all parameters on this rank, for the next step."""
     for optimizer in pipeline.optimizers:
         for group in optimizer.param_groups:
             group["lr"] = rate

@@ -1,4 +1,4 @@
-"""What a training run is asked for, and whether it can be done, before any rank starts."""
+"""Options of a training run, checked before any rank starts."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class TrainOptions:
     load: tuple[Path, ...] = ()
     """Hugging Face checkpoints to start from, each on top of those before it; empty: initial weights from the seed."""
     save: Path | None = None
-    """Where a Hugging Face checkpoint goes at the end, of LoRA adapters peft's; None: nowhere."""
+    """Folder for a Hugging Face checkpoint at the end, of LoRA adapters peft's; None: none."""
     seed: int = 0
-    """Of the initial weights and the order of the data."""
+    """Seed of the initial weights and of the order of the data."""
     checkpoint: Path | None = None
     """Folder for checkpoints; None: none."""
     save_every: int = 100
@@ -54,7 +54,7 @@ class TrainOptions:
     resume: bool = False
     """Go on from the newest checkpoint."""
     auto_resume: bool = False
-    """The same, but start anew where there is none yet: for runs that are started again after a failure."""
+    """Go on from the newest whole checkpoint, or start anew where there is none: for runs that are restarted."""
     hang_timeout: float = 600
     """Seconds without any progress after which the run is ended."""
     offload_to: Path | None = None
@@ -62,9 +62,9 @@ class TrainOptions:
     tensorboard: Path | None = None
     """Folder for TensorBoard's scalars."""
     trace: Path | None = None
-    """Where the trace of the last steps goes."""
+    """File for the trace of the last steps."""
     html: Path | None = None
-    """Where the predicted and measured timelines go."""
+    """Page for the predicted and measured timelines."""
     online: bool = False
     """Search a better order beside the training, and go on with it."""
     json: bool = False

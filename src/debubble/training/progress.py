@@ -32,7 +32,7 @@ class StepReport:
     rolled_back: int = 0
     """Devices that had updated their parameters too early and took it back."""
     news: tuple[str, ...] = ()
-    """What happened to the update, and to the schedule behind this step."""
+    """Sentences on the update, and on switches of the schedule after this step."""
 
     def __str__(self) -> str:
         figures = [f"loss {self.loss:.3f}", f"{self.tokens_per_second:,.0f} tokens/s"]

@@ -33,7 +33,7 @@ _TIMES = (
 
 @dataclass(frozen=True, kw_only=True)
 class RehearsalOptions:
-    """What to rehearse; every rank gets the same."""
+    """Options of a rehearsal, the same on every rank."""
 
     plan: Path
     steps: int = 5
@@ -117,7 +117,7 @@ class Sleeper(Interpreter):
                 self._pass_on(op, state)
 
     def _pass_on(self, op: Op, state: StepState) -> None:
-        """What a forward or backward takes and gives."""
+        """Take the input of a forward or backward, and hand on its output."""
         schedule, stage, j = self.program.schedule, op.stage, op.micro_batch
         message = torch.empty(state.boundary[j], dtype=state.dtype)
         if op.kind is Kind.F:

@@ -1,4 +1,4 @@
-"""What a run comes to: its figures, and the plan against what was measured."""
+"""Summary of a run: its figures, and the plan against what was measured."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TrainingSummary:
     comparison: Comparison
     checkpoint: Path | None
     switches: Sequence[JournalEntry] = ()
-    """What became of the schedule in an online run."""
+    """Switches of the schedule in an online run."""
 
     def render(self) -> RenderableType:
         """For people."""
@@ -80,7 +80,7 @@ class TrainingSummary:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of the median step."""
+        """Tokens per second of the median step, over all replicas."""
         return sorted(report.tokens_per_second for report in self.reports)[len(self.reports) // 2]
 
 

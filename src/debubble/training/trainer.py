@@ -84,7 +84,7 @@ class PostValidated:
 
 
 def news_of(result: StepResult) -> tuple[str, ...]:
-    """What a user should hear of a step's update, in sentences."""
+    """Sentences for the user on a step's update."""
     sentences = []
     if result.rolled_back:
         devices = "1 device" if result.rolled_back == 1 else f"{result.rolled_back} devices"

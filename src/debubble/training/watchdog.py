@@ -111,7 +111,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         self._store.set(str(self._rank), json.dumps([self._count, self._status.local, str(self._status)]))
 
     def _hang(self) -> HangError | None:
-        """What holds the run up, unless a checkpoint is being written or this rank is at an end."""
+        """An error that names the rank in which the run hangs; None while a checkpoint is written, or at the end."""
         before = self._heartbeats()
         for _ in range(3):
             if self._end.wait(self._period):

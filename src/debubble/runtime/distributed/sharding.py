@@ -21,28 +21,28 @@ if TYPE_CHECKING:
 
 
 class ShardBlock(NamedTuple):
-    """Part of a tensor and where it lies in the whole that several ranks hold, per dimension."""
+    """A block of a shard and where it lies in the whole, per dimension."""
 
     start: tuple[int, ...]
-    """In the rank's own tensor."""
+    """Its place in the rank's own tensor."""
     size: tuple[int, ...]
     offsets: tuple[int, ...]
-    """In the whole."""
+    """Its place in the whole."""
 
 
 class TensorShard(NamedTuple):
-    """What this rank has of a tensor that several may hold parts of."""
+    """This rank's part of a tensor that several may divide."""
 
     tensor: Tensor
     """The live one, detached."""
     shape: torch.Size
-    """Of the whole."""
+    """Shape of the whole."""
     blocks: tuple[ShardBlock, ...]
-    """What the tensor consists of."""
+    """Blocks of the whole that the tensor consists of."""
 
     @classmethod
     def whole(cls, tensor: Tensor) -> TensorShard:
-        """All of it."""
+        """The shard of a tensor that no rank divides."""
         nowhere = (0,) * tensor.dim()
         return cls(tensor, tensor.shape, (ShardBlock(nowhere, tuple(tensor.shape), nowhere),))
 
@@ -55,7 +55,7 @@ class TensorShard(NamedTuple):
 
 
 def blocks_of(local: torch.Size, cut: Cut | None, group: TensorGroup) -> Iterator[ShardBlock]:
-    """Where the shard of a parameter lies in the whole: fused layers' parts lie apart."""
+    """The blocks of the whole that the shard of a parameter consists of: fused layers' parts lie apart."""
     nowhere = (0,) * len(local)
     if cut is None:
         yield ShardBlock(nowhere, tuple(local), nowhere)
@@ -69,7 +69,7 @@ def blocks_of(local: torch.Size, cut: Cut | None, group: TensorGroup) -> Iterato
 
 
 def cropped(block: ShardBlock, rows: range) -> ShardBlock | None:
-    """What of a shard's block lies in these rows of the shard, as part of the tensor that has these alone."""
+    """The part of a block that lies in these rows of its shard, as a block of the tensor that has these rows alone."""
     first = max(block.start[0], rows.start)
     length = min(block.start[0] + block.size[0], rows.stop) - first
     if length <= 0 or 0 in block.size:
@@ -100,14 +100,14 @@ def dtensor_view(own: nn.Parameter, shape: torch.Size, cut: Cut | None, mesh: De
 
 
 def viewed_like(view: Tensor, own: Tensor) -> Tensor:
-    """A rank's part of another tensor, such as the gradient, shown in the same way."""
+    """A rank's part of another tensor, such as the gradient, as a DTensor if `view` is one."""
     if not _is_dtensor(view):
         return own
     return _dtensor(own, view.shape, view.device_mesh, *view.placements)
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """What this rank has of a tensor, live and detached."""
+    """This rank's part of a tensor, live and detached."""
     tensor = tensor.detach()
     return tensor.to_local() if _is_dtensor(tensor) else tensor
 

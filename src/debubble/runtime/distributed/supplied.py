@@ -72,13 +72,13 @@ class Supplied:
     def broadcast(self, tensor: Tensor, ranks: tuple[int, ...], *, source: int) -> None: ...
 
     def gather(self, value: Any) -> list[Any]:
-        """What this rank tells, as if all told the same; ranks meet so before every step, which begins then."""
+        """This rank's value, as if all had the same; ranks meet so before every step, which begins then."""
         self._began = time.perf_counter()
         return [value] * self.size
 
 
 def _receives(program: Program, device: int) -> Mapping[int, list[Op]]:
-    """What the device receives of each source, in order."""
+    """The messages that the device receives from each source, in order."""
     found: defaultdict[int, list[Op]] = defaultdict(list)
     for queue in program.queues_of[device]:
         for instruction in (program.instructions[i] for i in queue.instructions):

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cut:
-    """How the ranks of a group divide a parameter: each has a part of one dimension."""
+    """The division of a parameter among the ranks of a group: each has a part of one dimension."""
 
     dim: int
     size: int
-    """Of the whole in that dimension."""
+    """Size of the whole in that dimension."""
     fused: int = 1
-    """So many layers lie side by side in it, and each is divided by itself."""
+    """Number of layers that lie side by side in it; each is divided by itself."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class TensorGroup:
     transport: Transport
     ranks: tuple[int, ...]
     mesh: DeviceMesh | None = None
-    """They as torch's own tools see them."""
+    """The ranks as torch's own tools see them."""
 
     @property
     def size(self) -> int:
@@ -52,12 +52,12 @@ class TensorGroup:
         return self.ranks.index(self.transport.rank)
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Over all of them, in place."""
+        """All-reduce (sum) the tensor over the group, in place."""
         self.transport.all_reduce(tensor, self.ranks)
         return tensor
 
     def enter(self, x: Tensor) -> Tensor:
-        """Where a tensor that is the same on all ranks meets their own shards: its gradient is the sum of theirs."""
+        """Pass a tensor that is the same on all ranks to their shards: its gradient is the sum over the ranks."""
         return x if self.size == 1 else call(_Enter, x, self)
 
     def leave(self, x: Tensor) -> Tensor:
@@ -65,14 +65,14 @@ class TensorGroup:
         return x if self.size == 1 else call(_Leave, x, self)
 
     def columns(self, x: Tensor, *layers: Linear) -> tuple[Tensor, ...]:
-        """What layers that are divided by columns make of their common input: each rank has its own outputs."""
+        """Apply layers that are divided by columns to their common input: each rank has its own outputs."""
         if self.size == 1:
             return tuple(layer(x) for layer in layers)
         entered = self.enter(x)
         return tuple(self._column(x, entered, layer) for layer in layers)
 
     def rows(self, x: Tensor, layer: Linear) -> Tensor:
-        """What a layer that is divided by rows makes of each rank's own inputs, the same on all."""
+        """Apply a layer that is divided by rows to each rank's own inputs: the output is the same on all."""
         if self.size == 1:
             y: Tensor = layer(x)
             return y
@@ -89,13 +89,13 @@ class TensorGroup:
         return torch.add(y, layer.lora_B(self.enter(layer.lora_A(x))), alpha=layer.scaling)
 
     def span(self, size: int, part: int | None = None) -> tuple[int, int]:
-        """Where a rank's part (None: this one's) of so many begins, and how many it has; the last may have fewer."""
+        """Start and length of a rank's part (None: this one's) of `size` rows or columns; the last may have fewer."""
         most = -(-size // self.size)
         start = min(most * (self.part if part is None else part), size)
         return start, min(most, size - start)
 
     def lengths(self, cut: Cut) -> list[int]:
-        """How many rows (columns, ...) each rank has of what is so divided."""
+        """Rows or columns of each rank of a parameter that is cut so."""
         return [cut.fused * self.span(cut.size // cut.fused, part)[1] for part in range(self.size)]
 
     def own(self, whole: Tensor, cut: Cut) -> Tensor:
@@ -118,13 +118,13 @@ ALONE = TensorGroup(Alone(), (0,))
 
 
 def column_cuts(layer: nn.Module, fused: int = 1) -> Mapping[str, Cut]:
-    """How the parameters of a layer are divided by columns: each rank has some outputs (of a table, some rows)."""
+    """Cuts of the parameters of a layer divided by columns: each rank has some outputs (of a table, some rows)."""
     weight = int(isinstance(layer, Linear) and layer.transposed)
     return _cuts(layer, {"weight": weight, "bias": 0, "lora_B.weight": 0}, fused)
 
 
 def row_cuts(layer: nn.Module) -> Mapping[str, Cut]:
-    """How those of a linear layer are divided by rows: each rank has some inputs."""
+    """Cuts of the parameters of a linear layer that is divided by rows: each rank has some inputs."""
     weight = 1 - int(isinstance(layer, Linear) and layer.transposed)
     return _cuts(layer, {"weight": weight, "lora_A.weight": 1})
 

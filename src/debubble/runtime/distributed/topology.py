@@ -1,4 +1,4 @@
-"""Which rank is which part of which device of which replica, and what the ranks must agree on before they run."""
+"""The ranks of a run: replica, device and part of each, their groups, and what they must agree on before they run."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Ranks:
 
     @cached_property
     def over_replicas(self) -> Replicas:
-        """What these do together."""
+        """The replicas of this device, and what they divide."""
         return Replicas(self.transport, self.replicas, self._plan.options.zero > 0 and len(self.replicas) > 1)
 
     @cached_property
@@ -85,7 +85,10 @@ class Ranks:
         return tuple(sorted(self.rank_of[d] for d in tied_devices(self._plan)))
 
     def first_per_device(self, values: Sequence[T]) -> list[T]:
-        """Of the values of all ranks, those of replica 0's first part of each pipeline device."""
+        """Keep the values of replica 0's tensor rank 0 of each pipeline device.
+
+        Args:
+            values: One for every rank, by rank."""
         return [values[self.rank(0, device, 0)] for device in range(self._plan.devices)]
 
     @property
@@ -122,7 +125,7 @@ class Ranks:
         return PartialSums.of(PartialSums.from_tensor(slots[device]) for device in self._finish_order)
 
     def open_relay(self) -> NormRelay:
-        """What passes partial sums along this pipeline.  All ranks call it."""
+        """Open the relay of partial sums along this pipeline.  All ranks call it."""
         relays = [[pipeline[d] for d in self._finish_order] for pipeline in self._pipelines()]
         self.transport.open([channel for ranks in relays for channel in relay_channels(ranks)], [])
         return NormRelay(self.transport, [self.rank_of[d] for d in self._finish_order])

@@ -1,4 +1,4 @@
-"""What carries tensors between the ranks of a run: torch.distributed, or threads of one process.
+"""Transport of tensors between the ranks of a run: torch.distributed, or threads of one process.
 
 `send` and `receive` block until the message is through; every directed pair has a channel of its own and a thread at
 each end, so no message waits for one of another pair, and none for the compute lane.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Channel(Enum):
-    """What a directed pair of ranks sends, each kind in an order of its own."""
+    """Kinds of messages of a directed pair of ranks, each in an order of its own."""
 
     MESSAGE = "message"
     OFFLOAD = "offload"
@@ -61,7 +61,7 @@ class Transport(Protocol):
         """Sum over these ranks, in place.  They all call it, in the same order."""
 
     def reduce(self, tensor: Tensor, ranks: tuple[int, ...], *, to: int) -> None:
-        """The same for one of them alone; what the others' tensors then hold is of no use."""
+        """Sum over these ranks into the tensor of one of them; the others' tensors are used up."""
 
     def broadcast(self, tensor: Tensor, ranks: tuple[int, ...], *, source: int) -> None:
         """Fill the tensor, in place, with that of one of these ranks."""
@@ -259,7 +259,7 @@ class PeerError(DebubbleError):
 
 
 class _Hub:
-    """What the ranks of one process share."""
+    """Mailboxes and barriers that the ranks of one process share."""
 
     def __init__(self, size: int) -> None:
         self.size = size

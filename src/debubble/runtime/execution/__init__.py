@@ -1,1 +1,1 @@
-"""How a device runs its part of a Program: lanes, events, stages."""
+"""Execution of a device's part of a Program: lanes, events, stages."""

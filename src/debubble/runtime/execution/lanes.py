@@ -32,13 +32,13 @@ class Mark:
 
 
 class CpuLanes:
-    """Every lane is a thread; what it has done is done."""
+    """Lanes on the CPU: each is a thread, and what it has done is done."""
 
     device = torch.device("cpu")
 
     def __init__(self, host: HostMemory | None = None) -> None:
         self.host = host or Memory()
-        """Where offload goes."""
+        """The memory that takes offloaded activations."""
 
     def start_step(self) -> None: ...
 
@@ -67,7 +67,7 @@ class CpuLanes:
 
 
 class CudaLanes:
-    """Every lane is a stream; the compute lane is the caller's."""
+    """Lanes on a GPU: each is a stream; the compute lane is the caller's."""
 
     def __init__(self, device: torch.device, host: HostMemory | None = None) -> None:
         # A device without an index is the current one, of which every thread has its own.
@@ -137,7 +137,7 @@ _Queue = SimpleQueue[tuple[Callable[[], None], Event] | None]
 
 
 class LaneThread:
-    """Does what it is given, in order; ends when nobody has it any more.
+    """A thread that runs one task after another, and ends when nobody refers to it any more.
 
     It is a daemon: one that waits for a message that never comes does not keep the process from ending.
     """

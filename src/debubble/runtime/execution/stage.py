@@ -31,7 +31,7 @@ OPERATORS = {
     "projections": ("projections",),
     "mlp": ("projections", "activation", "multiply", "output"),
 }
-"""What a strategy's words cover, as the units name their operators."""
+"""The operators of each word of a strategy, as the units name them."""
 
 
 def recomputed_operators(strategy: str) -> Callable[[str], bool]:
@@ -50,7 +50,12 @@ def recomputed_operators(strategy: str) -> Callable[[str], bool]:
 
 
 class Stage:
-    """The units of one stage, and what is alive of their micro-batches."""
+    """The units of one stage, and the tensors of its micro-batches in flight.
+
+    Args:
+        units: Modules of the stage, in order.
+        planned: Type, layer and recomputation strategy of each.
+        ledger: Counts the bytes of saved activations."""
 
     def __init__(self, units: Sequence[UnitModule], planned: Sequence[PlannedUnit], ledger: Ledger) -> None:
         self.units = list(units)
@@ -152,7 +157,7 @@ class Stage:
 
 @dataclass
 class _Passage:
-    """What one micro-batch has left on the stage."""
+    """The tensors of one micro-batch between its forward and its backward."""
 
     segments: list[_Segment] = field(default_factory=list)
     deferred: list[Deferred] = field(default_factory=list)
@@ -169,7 +174,7 @@ class _Segment:
 
 
 class _Inlet:
-    """Where a segment's input enters its graph.  A leaf would pin its storage; this only catches its gradient."""
+    """The input of a segment's graph.  A leaf would pin its storage; this only catches its gradient."""
 
     def __init__(self) -> None:
         self.gradient: Tensor | None = None
@@ -210,7 +215,9 @@ def _take_share(saved: Sequence[SavedStorage], share: float) -> list[tuple[Saved
 
 
 class MoeStage(Stage):
-    """Hands on the routers' sums with what every stage does: forward those of the layers so far, backward those of all.
+    """A stage whose routers have an auxiliary loss (see routing.py): it passes on their sums with every message.
+
+    Forward go the sums of the layers so far, backward those of all.
 
     What lies between stages is one message of `balance.message`'s shape; the last one's loss has the auxiliary one.
     """

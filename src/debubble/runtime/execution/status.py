@@ -39,13 +39,13 @@ class Phase(NamedTuple):
 
 
 class RankStatus:
-    """What a rank does at the moment: its lanes' threads write it, any other thread reads it."""
+    """The status of a rank: its lanes' threads write it, any other thread reads it."""
 
     def __init__(self) -> None:
         self.progress = 0
         """Grows whenever something begins or ends."""
         self.phases: list[Phase] = []
-        """What this rank did before and after the program of the step."""
+        """Parts of the step before and after its program."""
         self._phase, self._phase_is_local = "starts", True
         self._lanes: dict[tuple[Lane, int | None], LaneStatus] = {}
         self._program_ran = False

@@ -77,7 +77,7 @@ class StepSynchronizer:
         self._marks: dict[InstructionEvent, Mark] = {}
         self._error: BaseException | None = None
         self.executed: list[ExecutedInstruction] = []
-        """What has run so far, on all lanes."""
+        """Instructions that have run so far, on all lanes."""
 
     def wait(self, instruction: Instruction) -> None:
         """Return when all that it waits for on this device has happened."""

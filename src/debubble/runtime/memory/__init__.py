@@ -1,1 +1,1 @@
-"""Where saved tensors are: on the device, recomputed, on the host, or on a peer."""
+"""Memory of saved tensors: on the device, recomputed, on the host, or on a peer."""

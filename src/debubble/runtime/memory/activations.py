@@ -1,4 +1,4 @@
-"""Which bytes of saved activations are on the device, counted exactly.
+"""A ledger of saved activations, which counts their bytes on the device exactly.
 
 Autograd hands every tensor that it saves to `Ledger.save`.  Every storage has one SavedStorage: it is counted once, and
 is what recomputation drops and offload moves.  When nothing that autograd keeps refers to it any more, it is free.
@@ -52,7 +52,7 @@ class Ledger:
         return not at or at in self._excluded or tensor.device.type != self._type
 
     def save(self, tensor: Tensor) -> SavedTensor:
-        """What keeps the tensor's storage, and counts it, as long as it lives; `value` gives the tensor back."""
+        """Keep the tensor's storage, and count it, as long as the result lives; `value` gives the tensor back."""
         storage = tensor.untyped_storage()
         at = storage.data_ptr()
         known = self.find(at)
@@ -68,13 +68,13 @@ class Ledger:
         return saved
 
     def expect(self, at: int) -> SavedStorage:
-        """What stands for the storage at this address without holding it: recomputation will."""
+        """Register a storage at this address that recomputation will bring back."""
         saved = SavedStorage(self)
         self.know(at, saved)
         return saved
 
     def find(self, at: int) -> SavedStorage | None:
-        """What stands for the storage at this address."""
+        """The saved storage at this address, if there is one."""
         known = self._known.get(at)
         return None if known is None else known()
 
@@ -103,7 +103,7 @@ class Ledger:
 
 
 class SavedStorage:
-    """One storage that the backward needs: on the device, or for now not."""
+    """A storage that the backward needs, on the device or elsewhere."""
 
     # Made for every saved tensor: what most never have is the class's.
     nbytes = 0
@@ -210,7 +210,7 @@ class SavedStorage:
 
 
 def address(tensor: Tensor) -> int:
-    """Where the tensor's storage is; 0 if it is empty."""
+    """Address of the tensor's storage; 0 if it is empty."""
     at: int = tensor.untyped_storage().data_ptr()
     return at
 
@@ -221,7 +221,7 @@ def as_bytes(storage: torch.UntypedStorage) -> Tensor:
 
 
 class SavedView:
-    """A further tensor on the storage of a SavedStorage."""
+    """A further tensor on a saved storage."""
 
     __slots__ = ("_geometry", "saved")
 
@@ -236,11 +236,11 @@ class SavedView:
 
 
 Geometry = tuple[torch.dtype, int, torch.Size, tuple[int, ...]]
-"""How a tensor lies on its storage: dtype, offset, size, stride."""
+"""A tensor's place on its storage: dtype, offset, size, stride."""
 
 
 def geometry(tensor: Tensor) -> Geometry:
-    """How the tensor lies on its storage."""
+    """The tensor's place on its storage."""
     return tensor.dtype, int(tensor.storage_offset()), tensor.size(), tensor.stride()
 
 

@@ -1,4 +1,4 @@
-"""Where offload puts what it takes off a device: the host's memory, or files where that is short."""
+"""Buffers for offloaded activations: in the host's memory, pinned for GPUs, or in files where memory is short."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class Pinned:
 
     @property
     def bytes(self) -> int:
-        """Of all buffers that there are, used or free."""
+        """Bytes of all buffers, used or free."""
         with self._lock:
             return sum(len(buffer) for _, buffer in self._made)
 
     def take(self, size: int) -> Tensor:
-        """For copies of the current stream."""
+        """A buffer of `size` bytes, for copies of the current stream."""
         with self._lock:
             found = self._free[size].pop() if self._free[size] else None
         return self._pin(size) if found is None else found.receive()
@@ -110,12 +110,12 @@ class Files:
         self._folder = folder
         self._free: defaultdict[int, list[Tensor]] = defaultdict(list)
         self._mapped: WeakSet[mmap.mmap] = WeakSet()
-        """They and their room on the disk end with the last tensor on them, as of a step that failed."""
+        """A mapping and its room on the disk end with the last tensor on it, as after a step that failed."""
         self._lock = threading.Lock()
 
     @property
     def bytes(self) -> int:
-        """On the disk."""
+        """Bytes on the disk."""
         with self._lock:
             return sum(map(len, self._mapped))
 

@@ -45,7 +45,7 @@ class PeerOffload:
         return loops
 
     def buffer(self, size: int) -> Tensor:
-        """Where an offload gathers what it sends."""
+        """A buffer of `size` bytes on the device, for an offload to gather what it sends."""
         return torch.empty(size, dtype=torch.uint8, device=self.lanes.device)
 
     def send(self, op: Op, buffer: Tensor) -> None:

@@ -23,13 +23,13 @@ Function = Callable[..., Any]
 
 
 class Operators(Protocol):
-    """How a unit calls its operators: `op(name, function, *tensors)` returns what `function(*tensors)` does."""
+    """The way a unit calls its operators: `op(name, function, *tensors)` returns `function(*tensors)`."""
 
     def __call__(self, name: str, function: Function, *inputs: Tensor) -> Any: ...
 
 
 def directly(name: str, function: Function, *inputs: Tensor) -> Any:
-    """Just call it: plain autograd."""
+    """Call the operator: plain autograd."""
     return function(*inputs)
 
 
@@ -79,7 +79,7 @@ class Tape:
 
     @property
     def saved(self) -> list[SavedStorage]:
-        """What the backward still needs, each storage once."""
+        """The storages that the backward still needs, each once."""
         found = {id(saved): saved for ref in self._saved if (saved := ref()) is not None}
         return list(found.values())
 
@@ -108,7 +108,7 @@ class _Record:
 
     @property
     def needed(self) -> bool:
-        """Whether something that it makes is still asked for."""
+        """Whether the backward still needs one of its results or internals."""
         return any(ref is not None and ref() is not None for ref in (*self._packs, *self._results))
 
     def makes(self, ledger: Ledger, tensor: Tensor) -> bool:

@@ -1,1 +1,1 @@
-"""What a rank keeps of a stage: parameters, optimizers, and steps that post-validation takes back."""
+"""Parameters and optimizers of a rank's stages, and steps that post-validation takes back."""

@@ -1,4 +1,4 @@
-"""How torch.distributed.checkpoint reads and writes tensors of which every rank has parts (ZeRO's rows, shards).
+"""Planners of torch.distributed.checkpoint for tensors of which every rank has parts (ZeRO's rows, shards).
 
 A file says of each part where in the whole it lies; a rank that reads asks for its own parts, however the whole was
 divided when it was written.
@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from debubble.runtime.distributed.sharding import ShardBlock, TensorShard
 
 State = Mapping[str, TensorShard]
-"""What a rank has of each tensor, by name."""
+"""A rank's shard of each tensor, by name."""
 
 
 class OtherModelError(ValueError):
@@ -32,7 +32,7 @@ class OtherModelError(ValueError):
 
 
 def tensors(state: State) -> dict[str, Tensor]:
-    """What the rank has, as a DCP state dict."""
+    """The rank's tensors, as a DCP state dict."""
     return {name: piece.tensor for name, piece in state.items()}
 
 

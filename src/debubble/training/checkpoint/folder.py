@@ -21,7 +21,7 @@ from debubble.ir import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a run is: what resuming needs beside tensors.
+    """Progress of a run: what resuming needs beside tensors.
 
     Random numbers follow from `seed`, and with `step` and `samples` from nothing else.
     """
@@ -75,7 +75,7 @@ class DamagedError(InputError):
 
 @dataclass(frozen=True)
 class Digest:
-    """What a file is checked by."""
+    """Size and checksum of a file."""
 
     bytes: int
     sha256: str

@@ -30,7 +30,7 @@ KNOWN: Mapping[str, frozenset[str]] = {
     "pathlib": frozenset({"PosixPath", "WindowsPath"}),
     "pathlib._local": frozenset({"PosixPath", "WindowsPath"}),
 }  # fmt: skip
-"""What a metadata file may name, by module."""
+"""Names that a metadata file may contain, by module."""
 
 
 class Reader(FileSystemReader):
@@ -48,7 +48,7 @@ class Reader(FileSystemReader):
 
 
 def read_metadata(checkpoint: Path) -> Metadata:
-    """What a checkpoint says of its tensors.
+    """Read a checkpoint's description of its tensors.
 
     Raises DamagedError if the file is no such metadata, or a file that it names is missing or too short.
     """

@@ -15,12 +15,12 @@ from debubble.training.options import TrainOptions, check_any_whole, start_of
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run goes on."""
+    """The checkpoint that a run goes on from."""
 
     checkpoint: Path
     progress: Progress
     notes: tuple[str, ...] = ()
-    """What a user should know of the choice, in sentences."""
+    """Sentences for the user on the choice."""
 
 
 def choose(options: TrainOptions) -> Start | None:

@@ -179,7 +179,7 @@ def _looked_through(checkpoint: Path) -> Manifest | None:
 
 
 def agreed(look: Callable[[], T]) -> T:
-    """What rank 0 sees, on all ranks, or its InputError: hosts may see a shared folder change at different times."""
+    """Rank 0's result on all ranks, or its InputError: hosts may see a shared folder change at different times."""
     told: list[Any] = [None]
     if dist.get_rank() == 0:
         try:

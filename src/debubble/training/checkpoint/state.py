@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a Pipeline: parameters and AdamW's moments, by Hugging Face name.
+"""State of a Pipeline in a checkpoint: parameters and AdamW's moments, by Hugging Face name.
 
 Names are the same under every partition, so a checkpoint can be resumed under another plan.
 """
@@ -14,7 +14,7 @@ from debubble.runtime.pipeline import Pipeline
 
 
 def state_of(pipeline: Pipeline) -> dict[str, TensorShard]:
-    """What this rank has of the run's tensors, live: what is loaded into them is what the pipeline trains on."""
+    """This rank's shards of the run's tensors, live: the pipeline trains on what is loaded into them."""
     state: dict[str, TensorShard] = {}
     optimizer_of = {p: o for o in pipeline.optimizers for group in o.param_groups for p in group["params"]}
     for name, parameter, piece in pipeline.shards():

@@ -54,7 +54,7 @@ class TextSamples:
 
 
 class Dataset(Protocol):
-    """What torch calls a map-style dataset.
+    """A map-style dataset, as torch calls it.
 
     An item is `length + 1` tokens, or a mapping with entries of a `Batch` (`input_ids` and `labels`, say) of `length`.
     """
@@ -134,7 +134,7 @@ def _checked(item: Any, place: int, length: int) -> Tensor | Mapping[str, Tensor
 
 
 def samples_of(options: TrainOptions, plan: Plan, dataset: Dataset | None = None) -> SampleSource:
-    """What a run trains on: the given dataset, or what its options say."""
+    """The samples of a run: of the given dataset, or as its options say."""
     if dataset is None and options.dataset is not None:
         with _current_folder_last():  # the function may import more from there
             dataset = named_dataset(options.dataset)(plan)
@@ -175,7 +175,7 @@ AHEAD = 2
 
 
 class Prefetcher:
-    """The same samples, made by a process of torch's DataLoader where they ask for one.
+    """Samples made ahead, by a process of torch's DataLoader where they ask for one.
 
     Batches are asked for from `stride` samples after the one before, as training does; after any other leap the process
     begins anew.  It is spawned: a rank has threads, which a forked process would lack while their locks are taken.

@@ -18,7 +18,7 @@ from debubble.ir import InputError
 from debubble.training.data.tokenizer import HfTokenizer, is_text
 
 VOCABULARY = 256
-"""Of bytes as tokens; 0, which no text contains, ends each file."""
+"""Size of the vocabulary of bytes; token 0, which no text contains, ends each file."""
 
 Tokens = npt.NDArray[np.int64]
 

@@ -53,7 +53,7 @@ class HfTokenizer:
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens there are."""
+        """Number of tokens."""
         size: int = self._tokenizer.get_vocab_size()
         return size
 

@@ -41,7 +41,7 @@ class Policy:
     drift: float = 0.2
     """Relative change of a stage's times after which a new search begins; two windows in a row must agree on it."""
     effort: float = 300.0
-    """Of a search, in seconds of the reference machine; the paper's for up to 8 devices."""
+    """Effort of a search, in seconds of the reference machine; the paper's for up to 8 devices."""
 
 
 class OrderSearch(Protocol):
@@ -59,11 +59,11 @@ class SwitchTrial:
     before: Plan
     predicted: SwitchEffect
     seconds: list[float]
-    """Of the steps before it."""
+    """Seconds of each step before it."""
 
 
 class Controller:
-    """Told of every step, it says when to go on with another plan.
+    """Decides after every step whether to go on with another plan.
 
     `search` begins a search for better orders of a plan, with the measured costs in it.
     """
@@ -72,23 +72,23 @@ class Controller:
         self, plan: Plan, *, search: Callable[[Plan], OrderSearch], journal: Journal, policy: Policy | None = None
     ) -> None:
         self.plan = plan
-        """What runs."""
+        """The plan that runs."""
         self.journal = journal
         self._begin, self._policy = search, policy or Policy()
         self._settling = self._policy.settling
         self._seconds: list[float] = []
-        self._traced: list[TraceStep] = []
+        self._steps: list[TraceStep] = []
         self._costs: StageCosts | None = None
-        """What the search assumes; None before the first."""
+        """Costs that the search assumes; None before the first search."""
         self._before: StageCosts | None = None
-        """What the window before this one measured."""
+        """Costs that the window before this one measured."""
         self._search: OrderSearch | None = None
         self._found: Plan | None = None
-        """By the search, newest."""
+        """Newest plan of the search."""
         self._predicted: float | None = None
         """Seconds per step of what runs, as the search sees it; None while what runs is what it started from."""
-        self._to_beat = math.inf
-        """The same of the fastest plan that was taken back: only faster ones are tried."""
+        self._best_rejected = math.inf
+        """Seconds per step predicted for the fastest plan that was rolled back: only faster ones are tried."""
         self._trial: SwitchTrial | None = None
 
     def after_step(self, step: int, seconds: float, traced: TraceStep) -> Plan | None:
@@ -97,11 +97,11 @@ class Controller:
             self._settling -= 1
             return None
         self._seconds.append(seconds)
-        self._traced.append(traced)
+        self._steps.append(traced)
         if len(self._seconds) < self._policy.window:
             return None
         chosen = self._decide(step)
-        self._seconds, self._traced = [], []
+        self._seconds, self._steps = [], []
         if chosen is not None:
             self.plan, self._settling = chosen, self._policy.settling
             self.journal.runs(chosen)
@@ -119,7 +119,7 @@ class Controller:
             trial, self._trial = self._trial, None
             measured = effect(trial.seconds, self._seconds)
             if measured.worse:
-                self._to_beat, self._predicted = trial.predicted.after, trial.predicted.before
+                self._best_rejected, self._predicted = trial.predicted.after, trial.predicted.before
                 self._note(step, "taken back", trial.before, predicted=trial.predicted, measured=measured)
                 return trial.before
             self._note(step, "kept", self.plan, predicted=trial.predicted, measured=measured)
@@ -128,14 +128,14 @@ class Controller:
 
     def _search_if_drifted(self, step: int) -> None:
         assumed = self._costs or self.plan.costs
-        costs = measured_costs(self.plan.schedule, assumed, self._traced)
+        costs = measured_costs(self.plan.schedule, assumed, self._steps)
         before, self._before = self._before, costs
         change, limit = drift(assumed, costs), self._policy.drift
         if self._costs is not None and (change <= limit or before is None or drift(before, costs) > limit):
             return
         self.close()
         self._costs = costs
-        self._found, self._predicted, self._to_beat = None, None, math.inf
+        self._found, self._predicted, self._best_rejected = None, None, math.inf
         self.journal.note(JournalEntry(step=step, event="search", drift=change))
         try:
             self._search = self._begin(replace(self.plan, costs=costs))
@@ -156,7 +156,7 @@ class Controller:
         assert after is not None
         assert start is not None
         predicted = SwitchEffect(before=self._predicted or start, after=after, noise=0.0)
-        if after > (1 - self._policy.least_gain) * min(predicted.before, self._to_beat):
+        if after > (1 - self._policy.least_gain) * min(predicted.before, self._best_rejected):
             return None
         self._trial = SwitchTrial(self.plan, predicted, self._seconds)
         self._predicted = after
@@ -202,7 +202,7 @@ class OnlineScheduler(AbstractContextManager["OnlineScheduler"]):
 
     @property
     def entries(self) -> Sequence[JournalEntry]:
-        """What has happened so far, on rank 0."""
+        """Searches and switches so far, on rank 0."""
         return () if self._controller is None else self._controller.journal.entries
 
     def after_step(self, step: int, seconds: float, traced: TraceStep) -> Plan | None:

@@ -1,4 +1,4 @@
-"""What an online run records of its switches: a line of JSON each, a sentence each, and the plan that runs now."""
+"""Journal of an online run: a line of JSON and a sentence for each search and switch, and the plan that runs now."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from debubble.training.online.measurement import SwitchEffect
 
 @dataclass(frozen=True, kw_only=True)
 class JournalEntry:
-    """One thing that happened."""
+    """A search, a switch, or its effect."""
 
     step: int
     """Steps done."""
     event: str
     """`search` (one begins), `adopted`, `kept`, `taken back`, or `search failed`."""
     drift: float | None = None
-    """How far measured costs were from those of the search before (at first, from the plan's)."""
+    """Relative change of measured costs since the search before (at first, from the plan's)."""
     schedule: str | None = None
     """Name of the schedule that runs from now on."""
     predicted: SwitchEffect | None = None
     """Seconds per step before and after the switch, simulated with the measured costs."""
     measured: SwitchEffect | None = None
-    """The same, measured."""
+    """Seconds per step before and after the switch, measured."""
     reason: str | None = None
 
     def __str__(self) -> str:

@@ -13,7 +13,7 @@ from debubble.ir.lowering.op_costs import OpCosts
 from debubble.ir.trace import TraceEvent, TraceStep
 
 TIMED = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.O, Kind.L)
-"""What has a time of its own in the costs; messages are a matter of two devices."""
+"""Kinds that have a time of their own in the costs; messages are a matter of two devices."""
 
 
 def measured_costs(schedule: Schedule, costs: StageCosts, steps: Sequence[TraceStep]) -> StageCosts:
@@ -135,7 +135,7 @@ def effect(before: Sequence[float], after: Sequence[float]) -> SwitchEffect:
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Of the median, from the median deviation, as of a normal distribution."""
+    """Standard error of the median, from the median deviation, as of a normal distribution."""
     middle = median(values)
     sigma = 1.4826 * median(abs(value - middle) for value in values)
     return 1.2533 * sigma / math.sqrt(len(values))

@@ -27,7 +27,7 @@ Terms = list[tuple[str, int]]
 
 
 def summation(plan: Plan, schedule: Schedule) -> dict[str, Terms]:
-    """What is added up in a step of the schedule, each sum with its terms in order.
+    """Sums of floating-point numbers in a step of the schedule, each with its terms in order.
 
     A stage's linear operators add their gradients in its B or W, all others in its B or I; a tied table on one device
     gets both from two stages; the last stage adds losses.

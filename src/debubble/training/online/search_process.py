@@ -25,13 +25,13 @@ def spare_core(processes: int) -> int | None:
 
 
 def leave_core(core: int) -> None:
-    """Compute on other cores than this from now on; threads that are started later do too."""
+    """Leave a core to others: this process, with threads that it starts later, computes on all others from now on."""
     if sys.platform == "linux":
         os.sched_setaffinity(0, os.sched_getaffinity(0) - {core})
 
 
 def run_at_idle_priority(process: int, core: int | None) -> None:
-    """Let a process that has just begun have only time that nobody else wants, on that core alone if there is one."""
+    """Give a process that has just begun only time that nobody else wants, on that core alone if there is one."""
     if sys.platform != "linux":
         os.setpriority(os.PRIO_PROCESS, process, 19)
         return
@@ -41,12 +41,17 @@ def run_at_idle_priority(process: int, core: int | None) -> None:
 
 
 class SearchProcess:
-    """Looks for a better order of a plan's stages with an effort, on `core` alone if one is given."""
+    """A process that searches a better order of a plan's stages.
+
+    Args:
+        plan: Where the search starts; its costs are the measured ones.
+        effort: Work of the search, in seconds of the reference machine.
+        core: The core that the process computes on; None: any."""
 
     def __init__(self, plan: Plan, *, effort: float, core: int | None) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="debubble-search-")
         self.folder = Path(self._folder.name)
-        """Of the files between the two processes."""
+        """Folder of the files between the two processes."""
         self._seen = 0
         plan.save(self.folder / PLAN)
         with (self.folder / "errors").open("wb") as errors:
@@ -62,7 +67,7 @@ class SearchProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process that searches."""
+        """Process id of the search."""
         return self._process.pid
 
     def newest(self) -> Plan | None:
