@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from debubble.costs.units import Strategy, Unit, Units
-from debubble.ir import Schedule
+from debubble.ir import Kind, Schedule
 from debubble.planners.scope.benders import decompose, evened
-from debubble.planners.scope.instance import Device, Instance, _reached, alive, instance
+from debubble.planners.scope.instance import Device, Instance, alive, instance
 from debubble.planners.scope.layer_types import Run, runs
 from debubble.planners.scope.subproblem import Open, cut, fastest, priced
 from debubble.schedules import schedules
@@ -120,9 +120,18 @@ def test_the_combinations_kept_need_as_much_memory_as_all_that_are_reached(
     for device, kept in enumerate(alive(schedule)):
         most, most_kept = (
             max(sum(n * w for n, w in zip(row, weights, strict=False)) for row in rows)
-            for rows in (list(_reached(schedule, device)), kept)
+            for rows in (list(reached(schedule, device)), kept)
         )
         assert most == most_kept
+
+
+def reached(schedule: Schedule, device: int) -> Iterator[tuple[int, ...]]:
+    """The micro-batches alive per chunk of a device after each of its operations."""
+    stages = schedule.placement.stages_of[device]
+    living = dict.fromkeys(stages, 0)
+    for op in schedule.orders[device]:
+        living[op.stage] += {Kind.F: 1, Kind.B: -1, Kind.W: -1}.get(op.kind, 0)
+        yield tuple(living[stage] for stage in stages)
 
 
 @given(limit=st.sampled_from([24, 30, 45, 80]), chunks=st.sampled_from([1, 2]), count=st.integers(3, 4))
