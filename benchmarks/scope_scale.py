@@ -25,7 +25,7 @@ from debubble.costs.units import Partition, Strategy, Unit, Units
 from debubble.ir import InfeasibleError, Placement
 from debubble.planners import ModelUnits, Problem
 from debubble.planners.partitioning.balance import even_counts
-from debubble.planners.scope.layer_types import runs
+from debubble.planners.scope.layer_types import layer_runs
 from debubble.planners.scope.monolithic import solve
 from debubble.planners.scope.planner import DUAL, TRI, megatron_schedule
 from debubble.reproduce.scope import MODELS, problem_of
@@ -104,7 +104,7 @@ def rows_of(
 ) -> Iterator[dict[str, Any]]:
     """One row per reading of max T."""
     schedule = megatron_schedule(problem, chunks)
-    found = runs(units_of(problem), strategies)
+    found = layer_runs(units_of(problem), strategies)
     wall, cpu = time.perf_counter(), time.process_time()
     answers = solve(found, schedule, limits=problem.limits, static=0.0, effort=Effort(seconds), seed=0)
     for reading in ("pooled", "per chunk")[: 2 if per_chunk and chunks > 1 else 1]:

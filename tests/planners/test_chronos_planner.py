@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from debubble.costs.units import HostStates, Partition, Strategy, Unit, Units
 from debubble.ir import InfeasibleError, Kind, StageCosts
 from debubble.planners import FixedStages, ModelUnits, Problem, planners
-from debubble.planners.chronos.combinations import Builder
+from debubble.planners.chronos.combinations import CombinationBuilder
 
 
 def layers(
@@ -130,7 +130,7 @@ def test_every_plan_is_within_the_limit_and_not_below_its_bound(
 
 def test_what_lives_long_recomputes_first_and_cheap_operators_before_layers() -> None:
     problem = Problem(devices=4, micro_batches=12, workload=ModelUnits(layers(16, limit=100, cheap=True)), chunks=2)
-    builder = Builder.of(problem)
+    builder = CombinationBuilder.of(problem)
     order = builder.increments(builder.combinations()[0])
     # Alive on device 0: 5 micro-batches of chunk 0, 2 of chunk 1. cmb: 1/20 for 2 bytes; full after it: 19/20 for 5.
     assert [(i.chunk, i.strategy) for i in order[::4]] == [(0, "cmb"), (1, "cmb"), (0, "full"), (1, "full")]

@@ -15,7 +15,7 @@ from debubble.ir import Placement, RunOptions
 from debubble.models import models
 from debubble.planners import ModelUnits, Problem
 from debubble.planners.scope.instance import alive
-from debubble.planners.scope.layer_types import runs
+from debubble.planners.scope.layer_types import layer_runs
 from debubble.planners.scope.monolithic import solve
 from debubble.planners.scope.planner import BASELINES, megatron_schedule, plan
 from debubble.search.effort import Effort
@@ -39,12 +39,12 @@ def asked(units: Units, *, devices: int, micro_batches: int, chunks: int = 1, ef
 def test_repeated_patterns_of_units_are_one_layer_type() -> None:
     pair = (layer("attention", 1), layer("mlp", 2))
     units = Units(units=(layer("embedding", 1), *pair * 5, layer("head", 3)))
-    assert [(run.first, run.size, run.count) for run in runs(units)] == [(0, 1, 1), (1, 2, 5), (11, 1, 1)]
+    assert [(run.first, run.size, run.count) for run in layer_runs(units)] == [(0, 1, 1), (1, 2, 5), (11, 1, 1)]
 
 
 def test_types_in_sequence_are_runs_of_their_own() -> None:
     units = Units(units=(*[layer("vision", 1)] * 3, *[layer("dense", 2)] * 2, *[layer("moe", 3)] * 4))
-    assert [run.count for run in runs(units)] == [3, 2, 4]
+    assert [run.count for run in layer_runs(units)] == [3, 2, 4]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_the_integer_programme_is_proven_optimal_for_its_formula(chunks: int) ->
     units = Units(units=(layer("embedding", 1), *[layer("dense", 3)] * 7, layer("head", 5)), memory_limit=(36,))
     problem = asked(units, devices=2, micro_batches=6, chunks=chunks)
     schedule = megatron_schedule(problem, chunks)
-    answer = next(solve(runs(units), schedule, limits=problem.limits, static=0.0, effort=Effort(10), seed=0))
+    answer = next(solve(layer_runs(units), schedule, limits=problem.limits, static=0.0, effort=Effort(10), seed=0))
     assert answer.formula == pytest.approx(answer.bound, rel=1e-5)
     assert answer.formula == pytest.approx(min(_formulas(problem, units, chunks)), rel=1e-4)
 

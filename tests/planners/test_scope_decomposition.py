@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from debubble.costs.units import Strategy, Unit, Units
 from debubble.ir import Kind, Schedule
 from debubble.planners.scope.benders import decompose, evened
-from debubble.planners.scope.instance import Device, Instance, alive, instance
-from debubble.planners.scope.layer_types import Run, runs
-from debubble.planners.scope.subproblem import Open, cut, fastest, priced
+from debubble.planners.scope.instance import DeviceInstance, Instance, alive, instance
+from debubble.planners.scope.layer_types import LayerRun, layer_runs
+from debubble.planners.scope.subproblem import Open, bound_of_prices, fastest, time_bound
 from debubble.schedules import schedules
 from debubble.search.effort import Effort
 
@@ -36,7 +36,7 @@ def interleaved(devices: int, chunks: int, micro_batches: int) -> Schedule:
 
 def asked(units: Units, *, devices: int, chunks: int, micro_batches: int, limit: float) -> Instance:
     schedule = interleaved(devices, chunks, micro_batches)
-    return instance(runs(units), schedule, limits=[limit] * devices, static=0.0)
+    return instance(layer_runs(units), schedule, limits=[limit] * devices, static=0.0)
 
 
 def small(limit: float = 30, chunks: int = 2) -> Instance:
@@ -44,7 +44,9 @@ def small(limit: float = 30, chunks: int = 2) -> Instance:
     return asked(units, devices=2, chunks=chunks, micro_batches=4, limit=limit)
 
 
-def assignments(inst: Instance, device: Device, held: Sequence[int], opened: Open) -> Iterator[tuple[int, set[int]]]:
+def assignments(
+    inst: Instance, device: DeviceInstance, held: Sequence[int], opened: Open
+) -> Iterator[tuple[int, set[int]]]:
     """(time, chunks filled) of every way to hold these layers that fits, by enumeration."""
     keys = [[(c, o) for c, here in enumerate(opened) if r in here for o in range(len(inst.times[r]))] for r in range(3)]
     ways = [itertools.combinations_with_replacement(keys[r], n) for r, n in enumerate(held)]
@@ -95,7 +97,7 @@ def test_a_device_is_as_fast_as_enumeration_says(limit: float, filled: bool) -> 
 def test_a_cut_bounds_every_assignment_whatever_its_prices(memory: list[float], filling: list[float]) -> None:
     inst = small()
     device = inst.devices[0]
-    bound = priced(inst, device, OPEN, memory[: len(device.kept)], filling)
+    bound = bound_of_prices(inst, device, OPEN, memory[: len(device.kept)], filling)
     for held, time in least(30, filled=True).items():
         assert bound.at(held) <= time
 
@@ -103,7 +105,7 @@ def test_a_cut_bounds_every_assignment_whatever_its_prices(memory: list[float], 
 def test_the_cut_at_a_point_is_no_more_than_an_integer_apart_from_it() -> None:
     inst = small(limit=24)
     held = (1, 3, 0)
-    found = cut(inst, inst.devices[0], held, OPEN)
+    found = time_bound(inst, inst.devices[0], held, OPEN)
     answer = fastest(inst, inst.devices[0], held, OPEN, Effort(math.inf), filled=True)
     assert found is not None
     assert answer is not None
@@ -176,7 +178,7 @@ def _values(inst: Instance) -> Iterator[float]:
             yield inst.weight * max(times) + sum(times)
 
 
-def _per_chunk(inst: Instance, device: Device, c: int, held: Sequence[int]) -> list[tuple[int, list[int], int]]:
+def _per_chunk(inst: Instance, device: DeviceInstance, c: int, held: Sequence[int]) -> list[tuple[int, list[int], int]]:
     """(time, bytes per combination alive, bytes brought back) of every way to hold these layers in one chunk."""
     ways = [itertools.combinations_with_replacement(range(len(inst.times[r])), n) for r, n in enumerate(held)]
     found = []
@@ -242,13 +244,13 @@ def halves() -> tuple[Unit, Unit]:
     return attention, mlp
 
 
-def one_run(strategies: Sequence[str] | None) -> Run:
-    (run,) = runs(Units(units=halves() * 3), strategies)
+def one_run(strategies: Sequence[str] | None) -> LayerRun:
+    (run,) = layer_runs(Units(units=halves() * 3), strategies)
     return run
 
 
 def test_a_layer_has_every_efficient_combination_of_its_units_strategies() -> None:
-    found = {option.each: (option.time, option.activation) for option in one_run(None).options}
+    found = {option.strategies: (option.time, option.activation) for option in one_run(None).options}
     assert found == {
         ("none", "none"): (18.0, 20.0),
         ("none", "act"): (18.25, 13.0),
@@ -259,4 +261,4 @@ def test_a_layer_has_every_efficient_combination_of_its_units_strategies() -> No
 
 
 def test_dual_recomputes_whole_layers_or_nothing() -> None:
-    assert [option.each for option in one_run(("full",)).options] == [("none", "none"), ("full", "full")]
+    assert [option.strategies for option in one_run(("full",)).options] == [("none", "none"), ("full", "full")]

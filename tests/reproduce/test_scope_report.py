@@ -9,16 +9,16 @@ import pytest
 from debubble.planners import ModelUnits
 from debubble.reproduce import scope as report
 from debubble.reproduce.registry import Cell, Table
-from debubble.reproduce.scope import Ask, Case, Outcome
+from debubble.reproduce.scope import Ask, Case, PlannerOutcome
 
 
 def answers(**seconds: float) -> Ask:
     """Planners that take as long as is said of them, by `planner` or `planner_operators`; all others take 100 s."""
 
-    def ask(planner: str, case: Case) -> Outcome | None:
+    def ask(planner: str, case: Case) -> PlannerOutcome | None:
         words = planner.replace("-", "_"), case.operators.replace(", ", "_")
         time = seconds.get("_".join(words), seconds.get(words[0], 100.0))
-        return Outcome(seconds=time / case.chunks, memory=time / 200, mfu=0.3)
+        return PlannerOutcome(seconds=time / case.chunks, memory=time / 200, mfu=0.3)
 
     return ask
 

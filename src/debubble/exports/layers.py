@@ -13,7 +13,7 @@ _HALVES = {"attention", "mlp"}
 
 
 @dataclass(frozen=True)
-class Layer:
+class PlannedLayer:
     """One decoder layer: its number in the model, and the strategy of each of its units."""
 
     index: int
@@ -44,7 +44,7 @@ class StageLayers:
     """What one stage holds."""
 
     embedding: bool
-    layers: tuple[Layer, ...]
+    layers: tuple[PlannedLayer, ...]
     mtp: int
     head: bool
 
@@ -71,7 +71,7 @@ def stage_layers(plan: Plan, *, target: str) -> tuple[StageLayers, ...]:
     return tuple(result)
 
 
-def _layers(plan: Plan, stage: int, first: int, target: str) -> tuple[Layer, ...]:
+def _layers(plan: Plan, stage: int, first: int, target: str) -> tuple[PlannedLayer, ...]:
     runs: list[list[PlannedUnit]] = []
     for unit in plan.partition[stage]:
         if unit.type == "mlp" and runs and runs[-1][-1].type == "attention":
@@ -84,4 +84,4 @@ def _layers(plan: Plan, stage: int, first: int, target: str) -> tuple[Layer, ...
                 f"Stage {stage} holds only the {run[0].type} half of layer {run[0].layer}, and {target} moves whole"
                 f" layers: {again(plan)}."
             )
-    return tuple(Layer(first + i, tuple(unit.strategy for unit in run)) for i, run in enumerate(runs))
+    return tuple(PlannedLayer(first + i, tuple(unit.strategy for unit in run)) for i, run in enumerate(runs))

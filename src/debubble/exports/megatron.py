@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from debubble.exports.layers import Layer, StageLayers, stage_layers
+from debubble.exports.layers import PlannedLayer, StageLayers, stage_layers
 from debubble.exports.options import (
     Decision,
     OptionTable,
@@ -170,7 +170,7 @@ def _block(stages: Sequence[StageLayers], count: int) -> _Choice:
     )
 
 
-def _selective(plan: Plan, layers: Sequence[Layer]) -> Iterator[_Choice]:
+def _selective(plan: Plan, layers: Sequence[PlannedLayer]) -> Iterator[_Choice]:
     """The same modules of every layer.
 
     Transformer Engine fuses the norms of a dense layer into the products behind them: `layernorm` does nothing there,

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from debubble.exports.layers import Layer, StageLayers, stage_layers
+from debubble.exports.layers import PlannedLayer, StageLayers, stage_layers
 from debubble.exports.options import (
     Decision,
     OptionTable,
@@ -122,7 +122,7 @@ def _per_chunk(stages: Sequence[StageLayers], devices: int, count: Callable[[Sta
     return chunks[0] if len(chunks) == 1 else chunks
 
 
-def _expressible(layer: Layer) -> bool:
+def _expressible(layer: PlannedLayer) -> bool:
     return layer.whole or layer.operators <= _PATTERNS.keys()
 
 

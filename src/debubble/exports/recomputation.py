@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from debubble.costs import Units
-from debubble.exports.layers import ENDS, Layer, StageLayers
+from debubble.exports.layers import ENDS, PlannedLayer, StageLayers
 from debubble.exports.prices import fits, partition_of, seconds, slowdown, units_of, with_partition
 from debubble.ir import ExportError, Plan
 
@@ -46,7 +46,7 @@ def fastest(plan: Plan, ladders: Iterable[Sequence[Choice[T]]], *, target: str) 
 
 
 def whole_where_needed(
-    plan: Plan, stages: Sequence[StageLayers], *, target: str, expressible: Callable[[Layer], bool]
+    plan: Plan, stages: Sequence[StageLayers], *, target: str, expressible: Callable[[PlannedLayer], bool]
 ) -> tuple[Plan, tuple[str, ...]]:
     """The plan for a target that recomputes other layers wholly or not at all.
 

@@ -58,7 +58,7 @@ class _Suffix:
 
 
 class DynamicPrograms:
-    """Both programmes for one problem."""
+    """Both programs for one problem."""
 
     def __init__(self, problem: Problem, units: Units) -> None:
         self.problem, self.units = problem, units

@@ -88,7 +88,7 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class PlannerOutcome:
     """What came out for a case."""
 
     seconds: float
@@ -99,7 +99,7 @@ class Outcome:
     """Model FLOPs utilization; None where the units are no model's."""
 
 
-Ask = Callable[[str, Case], Outcome | None]
+Ask = Callable[[str, Case], PlannerOutcome | None]
 """A planner's answer to a case; None if nothing fits."""
 
 
@@ -111,7 +111,7 @@ def scope(pictures: Path | None) -> Report:
 
 
 @functools.cache
-def answer(planner: str, case: Case) -> Outcome | None:
+def answer(planner: str, case: Case) -> PlannerOutcome | None:
     """What a planner answers; None if nothing fits."""
     problem = problem_of(case)
     try:
@@ -120,7 +120,7 @@ def answer(planner: str, case: Case) -> Outcome | None:
         return None
     seconds = float(result.time)
     shares = [float(peak) / limit for peak, limit in zip(result.timeline.peak_memory, problem.limits, strict=True)]
-    return Outcome(seconds=seconds, memory=sum(shares) / len(shares), mfu=_mfu(problem, seconds))
+    return PlannerOutcome(seconds=seconds, memory=sum(shares) / len(shares), mfu=_mfu(problem, seconds))
 
 
 def _mfu(problem: Problem, seconds: float) -> float | None:
@@ -209,7 +209,7 @@ def _fits_without_recomputation(problem: Problem, units: Units) -> bool:
     return all(peak <= limit for peak, limit in zip(peaks, problem.limits, strict=True))
 
 
-def _ratio(base: Outcome | None, other: Outcome | None) -> float | None:
+def _ratio(base: PlannerOutcome | None, other: PlannerOutcome | None) -> float | None:
     return None if base is None or other is None else round(base.seconds / other.seconds, 3)
 
 
@@ -339,7 +339,7 @@ def memory(ask: Ask) -> Table:
     )
 
 
-def _percent(outcome: Outcome | None, figure: str) -> str | None:
+def _percent(outcome: PlannerOutcome | None, figure: str) -> str | None:
     """A share as the poster prints it."""
     share = None if outcome is None else getattr(outcome, figure)
     return None if share is None else f"{100 * share:.1f}%"

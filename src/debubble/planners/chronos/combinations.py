@@ -69,14 +69,14 @@ class ChunkIncrement:
     price: float
 
 
-class Builder(ABC):
+class CombinationBuilder(ABC):
     """Builds the schedule and costs of the combinations that a problem allows."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
 
     @staticmethod
-    def of(problem: Problem) -> Builder:
+    def of(problem: Problem) -> CombinationBuilder:
         """The builder for the problem's workload."""
         match problem.workload:
             case FixedStages(costs):
@@ -179,7 +179,7 @@ class Builder(ABC):
         """Per chunk, the share of what its costs say that its R recomputes."""
 
 
-class _StagesBuilder(Builder):
+class _StagesBuilder(CombinationBuilder):
     """Fixed stages: a chunk recomputes a share of all that its stages can."""
 
     _hostable = False
@@ -213,7 +213,7 @@ class _StagesBuilder(Builder):
         return dict(shares)
 
 
-class _UnitsBuilder(Builder):
+class _UnitsBuilder(CombinationBuilder):
     """Model units: of each kind, quarters of a stage's units recompute."""
 
     def __init__(self, problem: Problem, units: Units) -> None:

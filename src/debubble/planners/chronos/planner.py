@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from debubble.ir import CutOffError, DebubbleError, InfeasibleError, Number
 from debubble.ir.lowering.admission import Admission
 from debubble.ir.lowering.op_costs import OpCosts
-from debubble.planners.chronos.combinations import Builder, ChunkIncrement, Combination
+from debubble.planners.chronos.combinations import ChunkIncrement, Combination, CombinationBuilder
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planner
 from debubble.search.effort import CHECKED, SIMULATION
@@ -48,7 +48,7 @@ class _ChronosSearch:
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.effort = problem, problem.begun()
-        self.builder = Builder.of(problem)
+        self.builder = CombinationBuilder.of(problem)
         self.reason: DebubbleError | None = None
 
     def solution(self) -> Solution:

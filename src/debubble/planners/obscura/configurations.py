@@ -3,7 +3,7 @@
 Source: Huang et al., Obscura, USENIX ATC 2025, section 6.2, equation (4).
 
 It enumerates k, lambda_k and beta as the paper does, and also x, the migrated forwards, which the paper leaves at
-2(p - k - 1).  For each, the 0-1 programme over operators is looked up per stage in its front: the least r with
+2(p - k - 1).  For each, the 0-1 program over operators is looked up per stage in its front: the least r with
 (mu_s - beta lambda_s) a' + W_s <= G and a' beta / B <= 3f + r.
 """
 

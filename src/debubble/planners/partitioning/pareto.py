@@ -1,7 +1,7 @@
 """The efficient ways to recompute a stage: every trade of bytes kept against recompute time worth having.
 
-Obscura chooses operators by a 0-1 programme: the least time r = sum x_i f_i such that a' = a - sum x_i a_i fits.  The
-right-hand side changes with every swapping configuration, the operators do not; so the programme is solved once per
+Obscura chooses operators by a 0-1 program: the least time r = sum x_i f_i such that a' = a - sum x_i a_i fits.  The
+right-hand side changes with every swapping configuration, the operators do not; so the program is solved once per
 stage for all right-hand sides, as its Pareto front of (a', r), and a configuration only looks its answer up.
 """
 

@@ -1,10 +1,10 @@
-"""SCOPE's programme at scale: logic-based Benders decomposition (Hooker and Ottosson, 2003) by device.
+"""SCOPE's program at scale: logic-based Benders decomposition (Hooker and Ottosson, 2003) by device.
 
 Once it is known how many layers of each run a device holds, and which runs its chunks may hold, its strategies are its
-own affair.  So a master places layers without strategies, against bounds on the devices' times; the device programmes
+own affair.  So a master places layers without strategies, against bounds on the devices' times; the device programs
 say what its answer really takes, and teach it better bounds where that is more.  The master's optimum bounds the
-programme from below, the device programmes' answers together are a feasible one, and the two meet: mostly within 0.1%
-in a few rounds, where the programme in one piece is left with gaps of tens of per cent.
+program from below, the device programs' answers together are a feasible one, and the two meet: mostly within 0.1%
+in a few rounds, where the program in one piece is left with gaps of tens of per cent.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from debubble.planners.scope.instance import Instance
-from debubble.planners.scope.master import Counts, Master, merged, widest
-from debubble.planners.scope.subproblem import Assignment, Open, cut, fastest
+from debubble.planners.scope.master import LayerCounts, Master, merged, widest
+from debubble.planners.scope.subproblem import Assignment, Open, fastest, time_bound
 from debubble.search.effort import LINEAR, Effort
 
 TOLERANCE = 1e-3
@@ -32,14 +32,14 @@ Layers = list[list[list[int]]]
 
 
 @dataclass(frozen=True)
-class Found:
+class Decomposition:
     """The best assignment known, if any, its objective, and the bound: weight x (max T) + sum T in time units."""
 
     layers: Layers | None
     value: float
     bound: int
     assignments: tuple[Assignment, ...] = ()
-    counts: Counts | None = None
+    counts: LayerCounts | None = None
 
     @property
     def gap(self) -> float:
@@ -47,10 +47,10 @@ class Found:
         return 1.0 - self.bound / self.value if self.layers is not None else 1.0
 
 
-def decompose(inst: Instance, *, effort: Effort, seed: int) -> Found:
-    """The pooled programme's answer by decomposition, as good as it gets with that effort."""
-    found = Found(None, float("inf"), 0)
-    search = _Search(inst, effort)
+def decompose(inst: Instance, *, effort: Effort, seed: int) -> Decomposition:
+    """The pooled program's answer by decomposition, as good as it gets with that effort."""
+    found = Decomposition(None, float("inf"), 0)
+    search = _BendersSearch(inst, effort)
     for _ in range(ROUNDS):
         if effort.over:
             break
@@ -65,13 +65,13 @@ def decompose(inst: Instance, *, effort: Effort, seed: int) -> Found:
             value = inst.weight * max(times) + sum(times)
             if value < found.value:
                 layers = merged([a.layers for a in assignments], inst)
-                found = Found(layers, value, found.bound, tuple(assignments), counts)
+                found = Decomposition(layers, value, found.bound, tuple(assignments), counts)
         if found.gap <= TOLERANCE:
             break
     return found
 
 
-class _Search:
+class _BendersSearch:
     """The master and what the devices have answered so far."""
 
     def __init__(self, inst: Instance, effort: Effort) -> None:
@@ -82,7 +82,7 @@ class _Search:
         for device in range(len(inst.devices)):
             self._probe(device, widest(inst, device))
 
-    def priced(self, counts: Counts) -> list[Assignment] | None:
+    def priced(self, counts: LayerCounts) -> list[Assignment] | None:
         """What every device makes of the counts, and what the master learns from it; None if one cannot."""
         asked = list(enumerate(zip(counts.held, counts.opened, strict=True)))
         for device, (_, opened) in asked:
@@ -124,7 +124,7 @@ class _Search:
 
     def _learn(self, device: int, opened: Open, held: Sequence[int]) -> None:
         self.effort.spend(LINEAR)
-        found = cut(self.inst, self.inst.devices[device], held, opened)
+        found = time_bound(self.inst, self.inst.devices[device], held, opened)
         if found is not None:
             self.master.learn(device, opened, found)
 
@@ -139,7 +139,7 @@ def _probes(inst: Instance, opened: Open) -> Iterator[tuple[int, ...]]:
                 yield tuple(min(inst.counts[run], number) if r == run else 0 for r in range(len(inst.counts)))
 
 
-def evened(inst: Instance, pooled: Found, effort: Effort) -> Found:
+def evened(inst: Instance, pooled: Decomposition, effort: Effort) -> Decomposition:
     """From the pooled reading's answer, one for the per-chunk reading: weight x (sum of max T per chunk) + sum T.
 
     Device by device, layers move between the chunks so that they exceed what the slowest devices take there already by
@@ -157,4 +157,4 @@ def evened(inst: Instance, pooled: Found, effort: Effort) -> Found:
         slowest = [max(pair) for pair in zip(slowest, piece.times(inst), strict=True)]
         pieces.append(piece)
     value = inst.weight * sum(slowest) + sum(sum(piece.times(inst)) for piece in pieces)
-    return Found(merged([piece.layers for piece in pieces], inst), value, pooled.bound)
+    return Decomposition(merged([piece.layers for piece in pieces], inst), value, pooled.bound)

@@ -1,4 +1,4 @@
-"""SCOPE's integer programme in numbers: times and bytes as integers, and what is alive on each device.
+"""SCOPE's integer program in numbers: times and bytes as integers, and what is alive on each device.
 
 Times are rounded to about a millionth of the slowest layer, bytes are rounded up to about a millionth of the limit, so
 that no answer breaks it.  Both units are powers of two, so that small integers stay exact.
@@ -12,35 +12,46 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from debubble.ir import Kind, Schedule
-from debubble.planners.scope.layer_types import Run
+from debubble.planners.scope.layer_types import LayerRun
 
 RESOLUTION = 2**20
 
 
 @dataclass(frozen=True)
-class Device:
-    """One device: its stages, one per chunk, and its memory."""
+class DeviceInstance:
+    """One device's numbers.
+
+    Attributes:
+        stages: Its stages, one per chunk.
+        room: Bytes for its layers' states, for what is alive of them and for what one recomputation brings back.
+        static: Bytes of a layer of each run.
+        kept: `kept[row][run][option][chunk]`: bytes of a layer's activations, at each combination alive; empty without
+            a limit.
+        restored: `restored[run][option]`: bytes that recomputing such a layer brings back.
+    """
 
     stages: tuple[int, ...]
     room: int
-    """Bytes for its layers' states, for what is alive of them and for what one recomputation brings back."""
     static: tuple[int, ...]
-    """Bytes of a layer of each run."""
     kept: tuple[tuple[tuple[tuple[int, ...], ...], ...], ...]
-    """`kept[row][run][option][chunk]`: bytes of a layer's activations, at each combination alive; none: no limit."""
     restored: tuple[tuple[int, ...], ...]
-    """`restored[run][option]`: bytes that recomputing such a layer brings back."""
 
 
 @dataclass(frozen=True)
 class Instance:
-    """The programme's numbers."""
+    """The integer program's numbers.
+
+    Attributes:
+        counts: Layers per run.
+        times: `times[run][option]`: time of a layer per micro-batch, in time units.
+        devices: What holds for each device.
+        micro_batches: Micro-batches per step.
+        time_unit: Seconds (or the costs' own unit of time) per time unit.
+    """
 
     counts: tuple[int, ...]
-    """Layers per run."""
     times: tuple[tuple[int, ...], ...]
-    """`times[run][option]`: of a layer per micro-batch."""
-    devices: tuple[Device, ...]
+    devices: tuple[DeviceInstance, ...]
     micro_batches: int
     time_unit: float
 
@@ -65,24 +76,24 @@ class Instance:
     @cached_property
     def windows(self) -> tuple[range, ...]:
         """Per run, the stages that may hold its layers if every stage holds at least one."""
-        total, before, found = sum(self.counts), 0, []
+        total, before, windows = sum(self.counts), 0, []
         for count in self.counts:
-            found.append(range(max(0, self.stages - total + before), min(self.stages, before + count)))
+            windows.append(range(max(0, self.stages - total + before), min(self.stages, before + count)))
             before += count
-        return tuple(found)
+        return tuple(windows)
 
 
-def instance(found: Sequence[Run], schedule: Schedule, *, limits: Sequence[float], static: float) -> Instance:
+def instance(runs: Sequence[LayerRun], schedule: Schedule, *, limits: Sequence[float], static: float) -> Instance:
     """The numbers for a model's runs on a schedule; `static`: bytes on every device beside its layers' own."""
-    time_unit = _unit(max(option.time for run in found for option in run.options))
-    everywhere = max((run.workspace for run in found if run.count > 1), default=0.0)
+    time_unit = _unit(max(option.time for run in runs for option in run.options))
+    everywhere = max((run.workspace for run in runs if run.count > 1), default=0.0)
     devices = tuple(
-        _device(found, stages, combinations, limit=limit, static=static + everywhere, everywhere=everywhere)
+        _device(runs, stages, combinations, limit=limit, static=static + everywhere, everywhere=everywhere)
         for stages, combinations, limit in zip(schedule.placement.stages_of, alive(schedule), limits, strict=True)
     )
     return Instance(
-        counts=tuple(run.count for run in found),
-        times=tuple(tuple(round(option.time / time_unit) for option in run.options) for run in found),
+        counts=tuple(run.count for run in runs),
+        times=tuple(tuple(round(option.time / time_unit) for option in run.options) for run in runs),
         devices=devices,
         micro_batches=schedule.micro_batches,
         time_unit=time_unit,
@@ -90,30 +101,30 @@ def instance(found: Sequence[Run], schedule: Schedule, *, limits: Sequence[float
 
 
 def _device(
-    found: Sequence[Run],
+    runs: Sequence[LayerRun],
     stages: Sequence[int],
     combinations: Sequence[tuple[int, ...]],
     *,
     limit: float,
     static: float,
     everywhere: float,
-) -> Device:
+) -> DeviceInstance:
     limited = limit < float("inf")
     unit = _unit(limit) if limited else 1.0
-    return Device(
+    return DeviceInstance(
         stages=tuple(stages),
         room=math.floor(limit / unit) - math.ceil(static / unit) if limited else 0,
         static=tuple(
-            math.ceil((run.static + max(0.0, run.workspace - everywhere) * (run.count == 1)) / unit) for run in found
+            math.ceil((run.static + max(0.0, run.workspace - everywhere) * (run.count == 1)) / unit) for run in runs
         ),
         kept=tuple(
             tuple(
                 tuple(tuple(math.ceil(n * option.activation / unit) for n in numbers) for option in run.options)
-                for run in found
+                for run in runs
             )
             for numbers in (combinations if limited else ())
         ),
-        restored=tuple(tuple(math.ceil(option.restored / unit) for option in run.options) for run in found),
+        restored=tuple(tuple(math.ceil(option.restored / unit) for option in run.options) for run in runs),
     )
 
 
@@ -126,16 +137,17 @@ def alive(schedule: Schedule) -> list[list[tuple[int, ...]]]:
 
 
 def _reached(schedule: Schedule, device: int) -> Iterator[tuple[int, ...]]:
+    """The micro-batches alive per chunk wherever a backward follows a forward: there is more nowhere else."""
     chunk = {stage: k for k, stage in enumerate(schedule.placement.stages_of[device])}
-    held = [0] * len(chunk)
+    alive = [0] * len(chunk)
     before = None
     for op in schedule.orders[device]:
         if op.kind is Kind.F:
-            held[chunk[op.stage]] += 1
+            alive[chunk[op.stage]] += 1
         elif op.kind in (Kind.B, Kind.W):
             if before is Kind.F:
-                yield tuple(held)
-            held[chunk[op.stage]] -= 1
+                yield tuple(alive)
+            alive[chunk[op.stage]] -= 1
         before = op.kind
 
 
@@ -152,7 +164,7 @@ def _extreme(rows: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 
 def _covered(row: Sequence[int], left: Sequence[int], right: Sequence[int]) -> bool:
-    """Whether some share x of `left` and 1 - x of `right` is at least `row` everywhere."""
+    """Tell whether some share x of `left` and 1 - x of `right` is at least `row` everywhere."""
     low, high = 0.0, 1.0
     for middle, a, b in zip(row, left, right, strict=True):
         if a > b:

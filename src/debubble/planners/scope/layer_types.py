@@ -18,41 +18,53 @@ LONGEST_PATTERN = 4
 
 @dataclass(frozen=True)
 class Option:
-    """One recomputation strategy r of a layer type: GetCompCost(t, r) and GetMemCost(t, r)."""
+    """One recomputation strategy r of a layer type: GetCompCost(t, r) and GetMemCost(t, r).
 
-    each: tuple[str, ...]
-    """The strategy of each of the layer's units."""
+    Attributes:
+        strategies: The strategy of each of the layer's units.
+        time: Forward and backward with recomputation, per micro-batch.
+        recompute: The recomputation's part of that time.
+        activation: M_A: bytes kept per micro-batch.
+        restored: Bytes that its recomputation brings back at a time.
+    """
+
+    strategies: tuple[str, ...]
     time: float
-    """Forward and backward with recomputation, per micro-batch."""
     recompute: float
     activation: float
-    """M_A: bytes kept per micro-batch."""
     restored: float
-    """Bytes that its recomputation brings back at a time."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """`count` layers of one type, the first of which begins at unit `first` and has `size` units."""
+class LayerRun:
+    """Equal layers in a row.
+
+    Attributes:
+        first: Unit at which the first layer begins.
+        size: Units per layer.
+        count: Layers.
+        static: M_S: bytes of a layer's model states.
+        workspace: Bytes that a layer needs while it runs.
+        options: The ways to recompute a layer.
+    """
 
     first: int
     size: int
     count: int
     static: float
-    """M_S of a layer."""
     workspace: float
     options: tuple[Option, ...]
 
 
-def runs(units: Units, strategies: Sequence[str] | None = None) -> list[Run]:
-    """Cut the model into runs; each keeps the `strategies` (None: all) that are Pareto-optimal for it."""
-    found: list[Run] = []
+def layer_runs(units: Units, strategies: Sequence[str] | None = None) -> list[LayerRun]:
+    """Cut the model into runs of equal layers; each keeps the Pareto-optimal ones of `strategies` (None: all)."""
+    runs: list[LayerRun] = []
     at = 0
     while at < len(units.units):
         size, count = _longest_repetition(units.units, at)
-        found.append(_run(units, at, size, count, strategies))
+        runs.append(_run(units, at, size, count, strategies))
         at += size * count
-    return found
+    return runs
 
 
 def _longest_repetition(units: Sequence[Unit], at: int) -> tuple[int, int]:
@@ -73,9 +85,9 @@ def _signature(unit: Unit) -> tuple[object, ...]:
     return (unit.type, *times, unit.static, unit.workspace, tuple(sorted(unit.strategies.items(), key=str)))
 
 
-def _run(units: Units, first: int, size: int, count: int, strategies: Sequence[str] | None) -> Run:
+def _run(units: Units, first: int, size: int, count: int, strategies: Sequence[str] | None) -> LayerRun:
     layer = units.units[first : first + size]
-    return Run(
+    return LayerRun(
         first=first,
         size=size,
         count=count,
@@ -94,26 +106,26 @@ def _options(layer: Sequence[Unit], strategies: Sequence[str] | None) -> list[Op
     for size, unit in enumerate(layer, start=1):
         found = [_option(layer[:size], (*each, name)) for each in partial for name in unit.strategies]
         # What a unit keeps may depend on whether the one before it recomputes in full.
-        after_full = [option for option in found if option.each[-1] == "full"]
-        partial = [option.each for option in dict.fromkeys(_efficient(found) + _efficient(after_full))]
+        after_full = [option for option in found if option.strategies[-1] == "full"]
+        partial = [option.strategies for option in dict.fromkeys(_efficient(found) + _efficient(after_full))]
     return _efficient(_option(layer, each) for each in partial)
 
 
 def _efficient(options: Iterable[Option]) -> list[Option]:
-    """Those that no other beats in time and bytes, fastest first."""
-    kept: list[Option] = []
-    for option in sorted(options, key=lambda o: (o.time, o.activation, o.restored, o.each)):
-        if not kept or option.activation < kept[-1].activation:
-            kept.append(option)
-    return kept
+    """The options that no other beats in time and bytes, fastest first."""
+    front: list[Option] = []
+    for option in sorted(options, key=lambda o: (o.time, o.activation, o.restored, o.strategies)):
+        if not front or option.activation < front[-1].activation:
+            front.append(option)
+    return front
 
 
-def _option(layer: Sequence[Unit], each: tuple[str, ...]) -> Option:
+def _option(layer: Sequence[Unit], strategies: tuple[str, ...]) -> Option:
     """A layer whose units recompute so: priced as a stage of its own."""
-    costs = Units(units=tuple(layer)).stage_costs([list(enumerate(each))], Placement.linear(1))
+    costs = Units(units=tuple(layer)).stage_costs([list(enumerate(strategies))], Placement.linear(1))
     assert costs.recompute_workspace is not None
     return Option(
-        each=each,
+        strategies=strategies,
         time=float(costs.work(0) + costs.recompute[0]),
         recompute=float(costs.recompute[0]),
         activation=float(costs.activation_recomputed[0]),
@@ -121,18 +133,18 @@ def _option(layer: Sequence[Unit], each: tuple[str, ...]) -> Option:
     )
 
 
-def assigned(found: Sequence[Run], layers: Sequence[Sequence[Sequence[int]]]) -> Partition:
+def partition_of_layers(runs: Sequence[LayerRun], layers: Sequence[Sequence[Sequence[int]]]) -> Partition:
     """Phase 4: the partition in which stage s holds `layers[run][option][s]` layers of each run and option."""
     stages = len(layers[0][0])
     partition: list[list[tuple[int, str]]] = []
-    used = [0] * len(found)
+    used = [0] * len(runs)
     for stage in range(stages):
         units: list[tuple[int, str]] = []
-        for r, run in enumerate(found):
+        for r, run in enumerate(runs):
             here = [option for o, option in enumerate(run.options) for _ in range(layers[r][o][stage])]
             for option in here:
                 begin = run.first + used[r] * run.size
-                units += list(enumerate(option.each, start=begin))
+                units += list(enumerate(option.strategies, start=begin))
                 used[r] += 1
         partition.append(units)
     return Partition(partition)

@@ -1,7 +1,7 @@
 """The master of SCOPE's decomposition: how many layers of each run every stage holds, without strategies.
 
-A device's time is a variable here, bounded from below by what the device programmes have taught so far; so the
-master's optimum bounds the whole programme's.  Order is kept as in the whole programme.
+A device's time is a variable here, bounded from below by what the device programs have taught so far; so the
+master's optimum bounds the whole program's.  Order is kept as in the whole program.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from debubble.planners.scope.instance import Instance
-from debubble.planners.scope.subproblem import Cut, Open
+from debubble.planners.scope.subproblem import Open, TimeBound
 from debubble.search.cp_solver import solver_of, status_of
 from debubble.search.effort import Effort
 
@@ -20,7 +20,7 @@ COARSER = 2**8
 
 
 @dataclass(frozen=True)
-class Counts:
+class LayerCounts:
     """An answer of the master."""
 
     held: tuple[tuple[int, ...], ...]
@@ -30,7 +30,7 @@ class Counts:
     slowest: int
     """The slowest device's time, as far as known."""
     bound: int
-    """Of the whole programme's objective, by all cuts so far."""
+    """Of the whole program's objective, by all cuts so far."""
 
 
 class Master:
@@ -54,7 +54,7 @@ class Master:
         for time in self._times:
             self._model.add(self._slowest >= time)
         self._model.minimize(inst.weight * self._slowest + sum(self._times))
-        self._known: set[tuple[int, Cut, tuple[int, ...]]] = set()
+        self._known: set[tuple[int, TimeBound, tuple[int, ...]]] = set()
         self._conditions: dict[tuple[int, int, int, str], Any] = {}
 
     def _total(self, run: int, stages: Sequence[int]) -> Any:
@@ -82,7 +82,7 @@ class Master:
                 if r > 0:
                     self._model.add_implication(done[s], self._done[r - 1][s])
 
-    def learn(self, device: int, opened: Open, cut: Cut) -> None:
+    def learn(self, device: int, opened: Open, cut: TimeBound) -> None:
         """A cut on a device's time, which holds if its chunks may hold no other runs than `opened`."""
         closed = self._closed(device, opened)
         key = (device, cut, tuple(literal.index for literal in closed))
@@ -118,14 +118,14 @@ class Master:
             self._model.add(otherwise).only_enforce_if(~self._conditions[key])
         return self._conditions[key]
 
-    def solve(self, effort: Effort, *, gap: float, seed: int) -> Counts | None:
+    def solve(self, effort: Effort, *, gap: float, seed: int) -> LayerCounts | None:
         """The best counts within a relative gap, or until the effort is spent; None if there are none."""
         solver = solver_of(effort, seed=seed)
         solver.parameters.relative_gap_limit = gap
         if status_of(solver, self._model, effort) not in ("OPTIMAL", "FEASIBLE"):
             return None
         self._start_from(solver)
-        return Counts(
+        return LayerCounts(
             held=tuple(tuple(solver.value(number) for number in row) for row in self._held),
             opened=tuple(self._opened(solver, device) for device in range(len(self._inst.devices))),
             slowest=(solver.value(self._slowest) + 1) * COARSER,

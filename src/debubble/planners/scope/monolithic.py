@@ -1,4 +1,4 @@
-"""Phases 2 and 3 of SCOPE's planner: the integer programme.
+"""Phases 2 and 3 of SCOPE's planner: the integer program.
 
 The poster leaves F, G, C_1..C_3 and the meaning of b open; this is our reading, complete and consistent.
 
@@ -18,7 +18,7 @@ sum_c max_x T_{c,x}, as if they could not; the truth lies between, and simulatio
     C_3   order: layers of type t may only stand where all of the types before it have been placed
 
 CP-SAT of OR-Tools solves it (the poster used Gurobi): first by decomposition, which scales to hundreds of layers
-(`scope_decomposition`), then in one piece from that answer, which proves small instances exactly.
+(`benders`), then in one piece from that answer, which proves small instances exactly.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from itertools import pairwise
 from typing import Any
 
 from debubble.ir import InfeasibleError, Schedule, SolverError
-from debubble.planners.scope.benders import Found, Layers, decompose, evened
-from debubble.planners.scope.instance import Device, Instance, instance
-from debubble.planners.scope.layer_types import Run
+from debubble.planners.scope.benders import Decomposition, Layers, decompose, evened
+from debubble.planners.scope.instance import DeviceInstance, Instance, instance
+from debubble.planners.scope.layer_types import LayerRun
 from debubble.search.cp_solver import solver_of, status_of
 from debubble.search.effort import Effort
 
 SMALL = 0.01
 FINISH = 1.5
 EFFORT = 15.0
-"""Effort for the programme in one piece where no more than a SMALL gap is left, and elsewhere."""
+"""Effort for the program in one piece where no more than a SMALL gap is left, and elsewhere."""
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProgramAnswer:
     """`layers[run][option][stage]`, the formula's step time, and a bound on the best there is."""
 
     layers: Layers
@@ -52,18 +52,18 @@ class Answer:
 
     @property
     def gap(self) -> float:
-        """Share of the step time that a better answer of the same programme could save at most."""
+        """Share of the step time that a better answer of the same program could save at most."""
         return max(0.0, 1.0 - self.bound / self.formula)
 
 
 def solve(
-    found: Sequence[Run], schedule: Schedule, *, limits: Sequence[float], static: float, effort: Effort, seed: int
-) -> Iterator[Answer]:
+    runs: Sequence[LayerRun], schedule: Schedule, *, limits: Sequence[float], static: float, effort: Effort, seed: int
+) -> Iterator[ProgramAnswer]:
     """The best assignments that the effort finds: for the pooled reading of max T, then for the per-chunk one.
 
     Raises InfeasibleError if there is no first one, or the effort does not find it.
     """
-    inst = instance(found, schedule, limits=limits, static=static)
+    inst = instance(runs, schedule, limits=limits, static=static)
     pooled = decompose(inst, effort=effort, seed=seed)
     if inst.chunks == 1:
         yield _in_one_piece(inst, pooled, per_chunk=False, effort=effort, seed=seed)
@@ -73,23 +73,23 @@ def solve(
         yield _in_one_piece(inst, evened(inst, pooled, effort), per_chunk=True, effort=effort, seed=seed)
 
 
-def _in_one_piece(inst: Instance, start: Found, *, per_chunk: bool, effort: Effort, seed: int) -> Answer:
-    """The whole programme, from what is known of it."""
+def _in_one_piece(inst: Instance, start: Decomposition, *, per_chunk: bool, effort: Effort, seed: int) -> ProgramAnswer:
+    """Solve the whole program, from what is known of it."""
     from ortools.sat.python import cp_model
 
-    programme = _Programme(cp_model.CpModel(), inst)
-    programme.minimise(per_chunk=per_chunk)
-    programme.begin(start)
+    program = _MonolithicModel(cp_model.CpModel(), inst)
+    program.minimise(per_chunk=per_chunk)
+    program.begin(start)
     share = effort.part(FINISH if start.gap <= SMALL else EFFORT)
     solver = solver_of(share, seed=seed)
-    status = status_of(solver, programme.model, share)
+    status = status_of(solver, program.model, share)
     if start.layers is not None and status == "INFEASIBLE":
-        raise SolverError("CP-SAT calls SCOPE's programme infeasible that holds an assignment already known.")
+        raise SolverError("CP-SAT calls SCOPE's program infeasible that holds an assignment already known.")
     layers, value, bound = start.layers, start.value, float(start.bound)
     if status in ("OPTIMAL", "FEASIBLE"):
         bound = max(bound, solver.best_objective_bound)
         if solver.objective_value < value:
-            layers = [[[solver.value(v) for v in row] for row in option] for option in programme.layers]
+            layers = [[[solver.value(v) for v in row] for row in option] for option in program.layers]
             value = solver.objective_value
     if layers is None:
         raise InfeasibleError(
@@ -98,10 +98,10 @@ def _in_one_piece(inst: Instance, start: Found, *, per_chunk: bool, effort: Effo
             else "No assignment of layers to stages was found with that effort; raise --effort."
         )
     unit = inst.time_unit / inst.chunks
-    return Answer(layers, value * unit, bound * unit)
+    return ProgramAnswer(layers, value * unit, bound * unit)
 
 
-class _Programme:
+class _MonolithicModel:
     """The model, one method per family of constraints."""
 
     def __init__(self, model: Any, inst: Instance) -> None:
@@ -158,7 +158,7 @@ class _Programme:
                 )
                 self.model.add(alive + restored <= device.room)
 
-    def _restored(self, device: Device) -> Any:
+    def _restored(self, device: DeviceInstance) -> Any:
         """The most that a device's backward brings back, if one of its layers recomputes."""
         largest = self.model.new_int_var(0, max(size for sizes in device.restored for size in sizes), "")
         for r, sizes in enumerate(device.restored):
@@ -180,10 +180,10 @@ class _Programme:
             )
             for s in range(self.inst.stages)
         ]
-        held = [device.stages for device in self.inst.devices]
-        pooled = [sum(times[s] for s in stages) for stages in held]
+        stages_of = [device.stages for device in self.inst.devices]
+        pooled = [sum(times[s] for s in stages) for stages in stages_of]
         if per_chunk:
-            slowest = sum(self._largest([times[stages[c]] for stages in held]) for c in range(self.inst.chunks))
+            slowest = sum(self._largest([times[stages[c]] for stages in stages_of]) for c in range(self.inst.chunks))
         else:
             slowest = self._largest(pooled)
         self.objective = self.inst.weight * slowest + sum(pooled)
@@ -191,11 +191,11 @@ class _Programme:
 
     def _largest(self, times: Sequence[Any]) -> Any:
         largest = self.model.new_int_var(0, self.inst.most, "")
-        for each in times:
-            self.model.add(largest >= each)
+        for time in times:
+            self.model.add(largest >= time)
         return largest
 
-    def begin(self, start: Found) -> None:
+    def begin(self, start: Decomposition) -> None:
         """Start from an assignment, and from a bound."""
         self.model.add(self.objective >= start.bound)
         if start.layers is not None:

@@ -2,7 +2,7 @@
 
 Source: Wang et al., SCOPE, DPEXA 2025 (a poster).  Symbols: P = devices, C = chunks, mu = micro-batches, D_M = memory
 limit, x = device, c = chunk, t = a run of equal layers, r = recomputation strategy.  What the poster leaves open is
-stated in `scope_ilp`.  "dual" and "tri" are read as two strategies {none, full} and three {none, selective, full}; by
+stated in `monolithic`.  "dual" and "tri" are read as two strategies {none, full} and three {none, selective, full}; by
 default every strategy on the Pareto front of (time, bytes) takes part.
 
 Two weaknesses of formula-based planners are corrected: answers are re-scored by simulation of the lowered Program, and
@@ -20,8 +20,8 @@ from debubble.planners.partitioning.balance import balanced_counts, even_counts
 from debubble.planners.partitioning.local_search import PartitionSearch, PricedSchedule, improve, priced_stages
 from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution
 from debubble.planners.registry import planner, planners
-from debubble.planners.scope.layer_types import assigned, runs
-from debubble.planners.scope.monolithic import Answer, solve
+from debubble.planners.scope.layer_types import layer_runs, partition_of_layers
+from debubble.planners.scope.monolithic import ProgramAnswer, solve
 from debubble.schedules import schedules
 from debubble.search.effort import Effort
 from debubble.simulator import Repricer
@@ -43,13 +43,13 @@ def plan(problem: Problem, *, strategies: Sequence[str] | None = None, polish: b
     """SCOPE with a restricted set of strategies beside `none`, and with or without the local search."""
     effort = problem.begun()
     choices = problem.chunk_choices
-    programmed = effort.part(problem.effort * (0.5 if polish else 1.0))
+    program_effort = effort.part(problem.effort * (0.5 if polish else 1.0))
     found: list[PricedSchedule] = []
     reasons: list[str] = []
     gaps: list[str] = []
     for left, chunks in zip(range(len(choices), 0, -1), choices, strict=True):
         try:
-            answers = _answers(problem, chunks, strategies, effort=programmed.part(programmed.left / left))
+            answers = _answers(problem, chunks, strategies, effort=program_effort.part(program_effort.left / left))
             found += _simulated(problem, chunks, strategies, answers, polish=polish)
             gaps += _gaps(chunks, answers)
         except (InfeasibleError, SolverError) as error:
@@ -94,25 +94,25 @@ def megatron_schedule(problem: Problem, chunks: int) -> Schedule:
     return schedules["interleaved"](devices=problem.devices, micro_batches=problem.micro_batches, chunks=chunks)
 
 
-def _answers(problem: Problem, chunks: int, strategies: Sequence[str] | None, *, effort: Effort) -> list[Answer]:
+def _answers(problem: Problem, chunks: int, strategies: Sequence[str] | None, *, effort: Effort) -> list[ProgramAnswer]:
     """The integer program's answers, pooled and per chunk; none if there are no units to place."""
     if isinstance(problem.workload, FixedStages):
         return []
     units = problem.workload.units
     schedule = megatron_schedule(problem, chunks)
-    found = runs(units, strategies)
-    if sum(run.count for run in found) < schedule.stages:
+    runs = layer_runs(units, strategies)
+    if sum(run.count for run in runs) < schedule.stages:
         raise InfeasibleError(f"The model has too few layers for {schedule.stages} stages; use fewer chunks.")
     return list(
         solve(
-            found, schedule, limits=problem.limits, static=float(units.static), effort=effort,
+            runs, schedule, limits=problem.limits, static=float(units.static), effort=effort,
             seed=problem.seed,
         )
     )  # fmt: skip
 
 
-def _gaps(chunks: int, answers: Sequence[Answer]) -> list[str]:
-    """How far each reading's answer is from that programme's optimum, at most."""
+def _gaps(chunks: int, answers: Sequence[ProgramAnswer]) -> list[str]:
+    """How far each reading's answer is from that program's optimum, at most."""
     readings = ("", " and max T per chunk")
     return [
         f"{100 * answer.gap:.2f}% with {chunks} chunk{'s' if chunks > 1 else ''}{reading}"
@@ -121,17 +121,17 @@ def _gaps(chunks: int, answers: Sequence[Answer]) -> list[str]:
 
 
 def _simulated(
-    problem: Problem, chunks: int, strategies: Sequence[str] | None, answers: Sequence[Answer], *, polish: bool
+    problem: Problem, chunks: int, strategies: Sequence[str] | None, answers: Sequence[ProgramAnswer], *, polish: bool
 ) -> list[PricedSchedule]:
-    """The programme's answers, simulated; with `polish` also the least recomputation on good partitions."""
+    """The program's answers, simulated; with `polish` also the least recomputation on good partitions."""
     repricer = Repricer(megatron_schedule(problem, chunks))
     match problem.workload:
         case FixedStages(costs):
             return [priced_stages(problem, repricer, costs)]
         case ModelUnits(units):
             search = PartitionSearch(problem, units, repricer, strategies)
-    layer_runs = runs(units, strategies)
-    partitions = [assigned(layer_runs, answer.layers) for answer in answers]
+    runs = layer_runs(units, strategies)
+    partitions = [partition_of_layers(runs, answer.layers) for answer in answers]
     candidates = [search.priced(partition) for partition in partitions]
     if polish:
         stages = repricer.schedule.stages

@@ -1,6 +1,6 @@
-"""One device of SCOPE's programme: given how many layers of each run it holds, how fast it can be.
+"""One device of SCOPE's program: given how many layers of each run it holds, how fast it can be.
 
-The device programme assigns these layers to its chunks and strategies in the least time that fits its memory.  It is
+The device program assigns these layers to its chunks and strategies in the least time that fits its memory.  It is
 solved exactly by CP-SAT; the dual of its linear relaxation bounds the time for every other number of layers as well.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from debubble.planners.scope.instance import RESOLUTION, Device, Instance
+from debubble.planners.scope.instance import RESOLUTION, DeviceInstance, Instance
 from debubble.search.cp_solver import solver_of, status_of
 from debubble.search.effort import Effort
 
@@ -45,7 +45,7 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Cut:
+class TimeBound:
     """time >= constant + sum of slopes[run] x layers of the run; runs that the device cannot hold have no slope."""
 
     constant: int
@@ -58,7 +58,7 @@ class Cut:
 
 def fastest(
     inst: Instance,
-    device: Device,
+    device: DeviceInstance,
     held: Sequence[int],
     opened: Open,
     effort: Effort,
@@ -106,7 +106,7 @@ def _keys(inst: Instance, opened: Open) -> list[tuple[int, int, int]]:
     return [(c, r, o) for c, runs in enumerate(opened) for r in runs for o in range(len(inst.times[r]))]
 
 
-def _fit(model: Any, device: Device, layers: Mapping[tuple[int, int, int], Any]) -> None:
+def _fit(model: Any, device: DeviceInstance, layers: Mapping[tuple[int, int, int], Any]) -> None:
     """C_2: what is alive at each combination, with the largest that its recomputation brings back at a time."""
     sizes = {device.restored[r][o] for _, r, o in layers}
     restored = model.new_int_var(0, max(sizes, default=0), "")
@@ -122,31 +122,33 @@ def _fit(model: Any, device: Device, layers: Mapping[tuple[int, int, int], Any])
         )
 
 
-def cut(inst: Instance, device: Device, held: Sequence[int], opened: Open) -> Cut | None:
+def time_bound(inst: Instance, device: DeviceInstance, held: Sequence[int], opened: Open) -> TimeBound | None:
     """The linear bound on the device's time that is tightest at `held`; None if no fraction of layers fits.
 
     Whatever prices a combination alive and an empty chunk are given, the cheapest way to hold a layer bounds the time;
     the relaxation's dual gives the best prices, and the bound is computed from them in integers.
     """
     prices = _prices(inst, device, held, opened)
-    return None if prices is None else priced(inst, device, opened, *prices)
+    return None if prices is None else bound_of_prices(inst, device, opened, *prices)
 
 
-def priced(inst: Instance, device: Device, opened: Open, memory: Sequence[float], filling: Sequence[float]) -> Cut:
-    """The cut for prices >= 0 of a byte of each combination alive, and of filling each chunk."""
+def bound_of_prices(
+    inst: Instance, device: DeviceInstance, opened: Open, memory: Sequence[float], filling: Sequence[float]
+) -> TimeBound:
+    """The bound for prices >= 0 of a byte of each combination alive, and of filling each chunk."""
     cheapest: dict[int, float] = {}
     for c, r, o in _keys(inst, opened):
         rows = zip(memory, device.kept, strict=True)
         price = inst.times[r][o] + sum(p * (row[r][o][c] + device.static[r]) for p, row in rows) - filling[c]
         cheapest[r] = min(price, cheapest.get(r, price))
     constant = sum(filling) - sum(memory) * device.room
-    return Cut(math.floor(constant - 1e-3), tuple((r, math.floor(p - 1e-6)) for r, p in sorted(cheapest.items())))
+    return TimeBound(math.floor(constant - 1e-3), tuple((r, math.floor(p - 1e-6)) for r, p in sorted(cheapest.items())))
 
 
 def _prices(
-    inst: Instance, device: Device, held: Sequence[int], opened: Open
+    inst: Instance, device: DeviceInstance, held: Sequence[int], opened: Open
 ) -> tuple[list[float], list[float]] | None:
-    """The dual of the device programme's linear relaxation, without what recomputation brings back."""
+    """The dual of the device program's linear relaxation, without what recomputation brings back."""
     from ortools.linear_solver import pywraplp
 
     solver = pywraplp.Solver.CreateSolver("GLOP")
