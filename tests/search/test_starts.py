@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from debubble.ir import DebubbleError, Kind, Lane, Number, Placement
 from debubble.search.bounds import idle_allowed, lower_bound, round_trip
-from debubble.search.constructive.initial import constructed, moving
-from debubble.search.constructive.list_scheduling import list_schedule
+from debubble.search.constructive.initial import constructed, list_schedule, moving
+from debubble.search.constructive.list_scheduling import GapFilling
 from debubble.search.constructive.offloading import in_pace, offload_to_fit
 from debubble.search.problem import OrderProblem
 from debubble.simulator import simulate
@@ -60,7 +60,7 @@ def test_over_a_slow_link_only_those_leave_that_it_has_time_for() -> None:
 
 def test_what_leaves_never_waits_longer_than_half_a_transfer() -> None:
     problem = uniform(4, 12, offload=25)
-    timetable = list_schedule(problem, room=[None] * 4)
+    timetable = list_schedule(problem, [None] * 4)
     assert timetable is not None
     moved = offload_to_fit(problem, timetable.orders, eager=in_pace(problem, timetable))
     assert moved is not None
@@ -72,8 +72,7 @@ def test_what_leaves_never_waits_longer_than_half_a_transfer() -> None:
 
 def test_a_device_without_time_to_lose_fills_every_gap() -> None:
     problem = uniform(4, 16, limit=8)
-    idle: list[Number] = [1000, 1000, 1000, 0]
-    timetable = list_schedule(problem, room=[16, 14, 10, 8], least_gap=Fraction(1), idle=idle)
+    timetable = list_schedule(problem, [16, 14, 10, 8], GapFilling(Fraction(1), (1000, 1000, 1000, 0)))
     assert timetable is not None
     ends, order = timetable.ends[3], timetable.orders[3]
     first = next(at for at, op in enumerate(order) if op.kind is Kind.I)

@@ -9,8 +9,9 @@ oldest micro-batch, backwards first or in turn with forwards, as long as memory 
 from __future__ import annotations
 
 from debubble.ir import Placement, Schedule, StageCosts
+from debubble.ir.lowering.op_costs import OpCosts
 from debubble.schedules.registry import schedule
-from debubble.search.constructive.dispatch import Greedy, Run
+from debubble.search.constructive.list_scheduling import Greedy, ListScheduler
 from debubble.search.constructive.zero_bubble import room_within
 
 
@@ -27,7 +28,8 @@ def hanayo(*, devices: int, micro_batches: int, chunks: int = 2, costs: StageCos
     placement = Placement.v_shape(devices, chunks)
     costs = costs or StageCosts.of(stages=placement.stages)
     room = room_within(placement, costs, devices)
-    outcomes = [Run(placement, micro_batches, costs, room, split=False)(rule) for rule in _RULES]
+    scheduler = ListScheduler(placement, micro_batches, OpCosts(costs=costs), room, split=False)
+    outcomes = map(scheduler.schedule, _RULES)
     best = min((o for o in outcomes if o is not None), key=lambda o: o.makespan)
     return Schedule(name="hanayo", placement=placement, micro_batches=micro_batches, orders=best.orders)
 

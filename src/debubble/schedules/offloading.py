@@ -19,14 +19,14 @@ from typing import Literal, get_args
 from debubble.ir import InfeasibleError, InputError, Kind, Number, Op, Placement, Schedule, StageCosts
 from debubble.schedules.group_interleaved import with_delays
 from debubble.schedules.registry import schedule
-from debubble.schedules.transfers import just_in_time, selective
+from debubble.schedules.transfers import ComputeOrder, Offload
 from debubble.schedules.zero_bubble import split_order
 from debubble.search.constructive.zero_bubble import Objective
 from debubble.simulator import simulate
 
 Variant = Literal["tuned", "paper"]
-Way = tuple[Schedule, Callable[[Schedule, StageCosts], Schedule]]
-"""An order of computation, and what puts its transfers in."""
+Way = tuple[ComputeOrder, Callable[[ComputeOrder], Schedule]]
+"""An order of computation, and the rule that adds its transfers."""
 
 
 @schedule(
@@ -42,7 +42,7 @@ def pipeoffload(
     micro_batches: int,
     chunks: int = 2,
     costs: StageCosts | None = None,
-    offload: Literal["half", "full"] | None = None,
+    offload: Offload | None = None,
     memory_limit: Number | Sequence[Number] | None = None,
     group: int | None = None,
     variant: Variant = "tuned",
@@ -75,11 +75,11 @@ def pipeoffload(
     build = partial(with_delays, "pipeoffload", devices, micro_batches, chunks, group or devices)
     together = build(delays=[0] * devices)
     if _checked(variant) == "paper":
-        return just_in_time(_whole(together), costs)
+        return ComputeOrder(_whole(together), costs).just_in_time()
     if offload is not None:
-        return selective(together, costs, offload)
+        return ComputeOrder(together, costs).selective(offload)
     orders = [together] if costs.memory_limit is None else [together, build(delays=range(devices))]
-    return _fastest([*_ways(orders, costs), (_whole(together), just_in_time)], costs, objective)
+    return _fastest([*_ways(orders, costs), _paper_way(together, costs)], costs, objective)
 
 
 @schedule(
@@ -123,11 +123,11 @@ def adaoffload(
         return Schedule.of("adaoffload", Placement.linear(devices), micro_batches, lists)
 
     if _checked(variant) == "paper":
-        return just_in_time(order(printed), costs)
+        return ComputeOrder(order(printed), costs).just_in_time()
     unfilled = forwards_ahead(costs, micro_batches, tolerance, least=(1,) * devices)
     fills = dict.fromkeys((printed, unfilled, one_f_one_b))
     orders = [order(ahead, delayed=delayed) for ahead in fills for delayed in (False, True)]
-    return _fastest([*_ways(orders, costs), (_whole(order(one_f_one_b)), just_in_time)], costs, objective)
+    return _fastest([*_ways(orders, costs), _paper_way(order(one_f_one_b), costs)], costs, objective)
 
 
 def forwards_ahead(
@@ -207,11 +207,17 @@ def _whole(schedule: Schedule) -> Schedule:
 
 def _ways(orders: Iterable[Schedule], costs: StageCosts) -> Iterator[Way]:
     """Every order of computation with each rule of what to offload."""
-    for order in orders:
-        yield order, selective
+    for base in orders:
+        order = ComputeOrder(base, costs)
+        yield order, ComputeOrder.selective
         if costs.memory_limit is not None:
-            yield order, partial(selective, offload="full")
-        yield order, just_in_time
+            yield order, partial(ComputeOrder.selective, offload="full")
+        yield order, ComputeOrder.just_in_time
+
+
+def _paper_way(order: Schedule, costs: StageCosts) -> Way:
+    """The paper's rule: whole backwards, everything just in time."""
+    return ComputeOrder(_whole(order), costs), ComputeOrder.just_in_time
 
 
 def _fastest(ways: Iterable[Way], costs: StageCosts, objective: Objective) -> Schedule:
@@ -219,10 +225,10 @@ def _fastest(ways: Iterable[Way], costs: StageCosts, objective: Objective) -> Sc
     best: tuple[Number, Schedule] | None = None
     refusal: InfeasibleError | None = None
     for order, rule in ways:
-        if best is not None and _least_time(order, costs, objective) >= best[0]:
+        if best is not None and _least_time(order, objective) >= best[0]:
             continue
         try:
-            built = rule(order, costs)
+            built = rule(order)
             timeline = simulate(built, costs)
         except InfeasibleError as error:
             refusal = refusal or error
@@ -236,8 +242,8 @@ def _fastest(ways: Iterable[Way], costs: StageCosts, objective: Objective) -> Sc
     return best[1]
 
 
-def _least_time(order: Schedule, costs: StageCosts, objective: Objective) -> Number:
-    """What no transfers can bring the order's time below, where that is cheap to say: its time without them."""
-    if objective != "makespan" or costs.communication_model != "latency" or not order.split_backward:
+def _least_time(order: ComputeOrder, objective: Objective) -> Number:
+    """A time that the order takes with any transfers, where one is cheap to say: its makespan without them."""
+    if objective != "makespan" or order.costs.communication_model != "latency" or not order.schedule.split_backward:
         return 0
-    return simulate(order, costs.with_limit(None)).makespan
+    return order.timeline.makespan

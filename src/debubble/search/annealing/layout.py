@@ -19,7 +19,7 @@ Of every operation the kernel knows four numbers, its facts:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar, cast
+from typing import Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -160,19 +160,17 @@ class KernelLayout(NamedTuple):
 
 C = TypeVar("C", bound=Callable[..., object])
 
-try:
-    from numba import njit as _njit
-except ImportError:
-    _njit = None  # type: ignore[assignment]
 
-
-def jit(function: C) -> C:
+def jit(function: C, *, inline: Literal["never", "always"] = "never") -> C:
     """Compile the function when it is first called, and keep the result on disk."""
-    return function if _njit is None else cast("C", _njit(cache=True, nogil=True, error_model="numpy")(function))
+    try:
+        # Its import takes longer than a search that ends at its start.
+        from numba import njit
+    except ImportError:
+        return function
+    return cast("C", njit(cache=True, nogil=True, error_model="numpy", inline=inline)(function))
 
 
 def inlined(function: C) -> C:
-    """The same, copied into its callers: passing a KernelLayout takes longer than what a short function does."""
-    if _njit is None:
-        return function
-    return cast("C", _njit(cache=True, nogil=True, error_model="numpy", inline="always")(function))
+    """Compile the function into its callers: passing a KernelLayout takes longer than what a short function does."""
+    return jit(function, inline="always")

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from debubble.ir import Kind, Placement, StageCosts
-from debubble.search.constructive.order_following import PATIENT, Manner, Passage
+from debubble.search.constructive.list_scheduling import PATIENT, OrderFollowing
 
 _EPSILON = 1e-9
 
 Pattern = tuple[tuple[tuple[int, int], ...], ...]
-"""Per device, (track, rounds that it lags behind) in the order of one round."""
+"""Per device, (track, rounds that it lags behind) in the order of one round; tracks as in `dispatch`."""
 
 
 @dataclass(frozen=True)
@@ -45,25 +45,29 @@ def pattern_of(placement: Placement, costs: StageCosts, shape: BlockShape) -> Pa
     """The order in which the repeated block runs on each device.  None if it does not pack."""
     interval = max(float(sum(costs.work(s) for s in held)) for held in placement.stages_of) * (1 + shape.slack)
     starts = _BlockBuilder(placement, costs, interval, shape).starts()
-    return None if starts is None else tuple(_round(starts, held, interval) for held in placement.stages_of)
+    return (
+        None
+        if starts is None
+        else tuple(_round(starts, held, placement.stages, interval) for held in placement.stages_of)
+    )
 
 
 def _round(
-    starts: dict[tuple[Kind, int], float], stages: tuple[int, ...], interval: float
+    starts: dict[tuple[Kind, int], float], stages: tuple[int, ...], count: int, interval: float
 ) -> tuple[tuple[int, int], ...]:
     phases = []
     for s in stages:
         for kind in (Kind.I, Kind.F):
             lag = math.floor(starts[kind, s] / interval + _EPSILON)
-            phases.append((starts[kind, s] - lag * interval, kind is Kind.F, 2 * s + (kind is Kind.I), lag))
+            phases.append((starts[kind, s] - lag * interval, kind is Kind.F, s + (kind is Kind.I) * count, lag))
     return tuple((track, lag) for *_, track, lag in sorted(phases))
 
 
-def repeated(pattern: Pattern, micro_batches: int) -> list[list[Passage]]:
-    """Per device, the forwards and backwards of all micro-batches."""
+def repeated(pattern: Pattern, micro_batches: int) -> list[list[int]]:
+    """Per device, the numbers of the forwards and backwards of all micro-batches, round by round."""
     return [
         [
-            (track, n - lag)
+            track * micro_batches + n - lag
             for n in range(micro_batches + max(lag for _, lag in once))
             for track, lag in once
             if 0 <= n - lag < micro_batches
@@ -169,14 +173,14 @@ class BlockCandidate:
     shape: BlockShape
     even: bool
     """Build the block for equal times, as the paper's are: its order may be the best for others too."""
-    manner: Manner
+    manner: OrderFollowing
 
     @staticmethod
     def of(genes: Genes) -> BlockCandidate:
         slack, *stretch, weight_first, even, overlap, filling, late = genes
         legs = len(stretch) // 2
         shape = BlockShape(slack, tuple(stretch[:legs]), tuple(stretch[legs:]), weight_first == 1)
-        return BlockCandidate(shape, even == 1, Manner(overlap, filling, late == 1))
+        return BlockCandidate(shape, even == 1, OrderFollowing(overlap, filling, late == 1))
 
 
 @dataclass(frozen=True)

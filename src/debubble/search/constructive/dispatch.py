@@ -1,217 +1,360 @@
-"""List scheduling, event by event: what the cost-aware schedules are made of.
+"""The core of list scheduling, event by event: devices act as soon as they are free and something has arrived.
 
-Devices act as soon as they are free and something has arrived, and `Greedy` chooses what.  Times, messages (as latency)
-and memory are those of lowering: F allocates at its start, I and W free at their end.  It never gets stuck: a forward
-leaves room for the device's later chunks, so the oldest micro-batch can always go on.
+One source, which runs as plain Python over lists of any numbers, or compiled by numba over arrays of float64 with the
+same results as long as whole numbers stay below 2^53.  Everywhere `a` is the DispatchInput, `r` the DispatchRule, `s`
+the DispatchState and `d` a device.
+
+An operation is a number, `track * micro_batches + micro_batch`.  With S stages, track s are the forwards of stage s,
+S + s its backwards (I, or B if they are whole) and 2 S + s its W.  On a track micro-batches come in order.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
-from math import inf
-from typing import Protocol
+from collections.abc import Callable
+from functools import cache
+from heapq import heappop, heappush
+from types import FunctionType
+from typing import Any, NamedTuple, TypeVar
 
-from debubble.ir import Kind, Number, Op, Placement, StageCosts
+INFINITY = float("inf")
+GREEDY, GAP_FILLING, ORDER_FOLLOWING = range(3)
+"""The rules by which a free device chooses."""
 
-STRICT = -inf
-"""Patience: wait for the wanted kind as long as its arrival is known."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Per device the order of its operations, and what they take."""
-
-    orders: tuple[tuple[Op, ...], ...]
-    makespan: Number
-    span: Number
+Column = Any
+"""A list of Python's numbers, or an array where the code is compiled."""
+_Function = TypeVar("_Function", bound=Callable[..., object])
+_KERNEL: list[Callable[..., object]] = []
 
 
-class Rule(Protocol):
-    """Chooses what a free device starts now; None: it waits for the next arrival."""
-
-    def __call__(self, run: Run, device: int, now: Number) -> Op | None: ...
-
-
-class Run:
-    """The state of all devices while they are dispatched.  `room[d]`: bytes for activations, None for any number.
-
-    `split`: the backward is I and W apart; else it is one B.
-    """
-
-    def __init__(
-        self,
-        placement: Placement,
-        micro_batches: int,
-        costs: StageCosts,
-        room: Sequence[Number | None],
-        *,
-        split: bool = True,
-    ) -> None:
-        stages, devices = range(placement.stages), range(placement.devices)
-        self.device_of, self.stages_of, self.micro_batches = placement.device_of, placement.stages_of, micro_batches
-        self.costs, self.split = costs, split
-        self.room = [inf if r is None else r for r in room]
-        self.backward = Kind.I if split else Kind.B
-        self.times = {
-            Kind.F: costs.forward,
-            Kind.I: costs.backward_input,
-            Kind.B: tuple(costs.backward(s) for s in stages),
-            Kind.W: costs.backward_weight,
-        }
-        self.scale = [costs.scale_of(j) for j in range(micro_batches)]
-        self.after = costs.activation_after_input if split else (0,) * placement.stages
-        self.size = tuple(map(max, costs.activation, self.after))
-        self.forward_at: list[list[Number]] = [[inf] * micro_batches for _ in stages]
-        self.backward_at: list[list[Number]] = [[inf] * micro_batches for _ in stages]
-        self.forward_at[0] = [0] * micro_batches
-        self.forwards, self.backwards, self.released = ([0 for _ in stages] for _ in range(3))
-        self.owed: list[deque[Op]] = [deque() for _ in devices]
-        self.held: list[Number] = [0 for _ in devices]
-        self.free: list[Number] = [0 for _ in devices]
-        self.first: list[Number] = [0 for _ in devices]
-        self.orders: list[list[Op]] = [[] for _ in devices]
-        self._freeing: list[Number] = [0 for _ in devices]
-
-    def __call__(self, choose: Rule) -> Outcome | None:
-        """Dispatch everything by a rule.  None if it gets stuck, which only an order that does not fit does."""
-        events: list[tuple[Number, int]] = [(0, d) for d in range(len(self.stages_of))]
-        left = (2 + self.split) * len(self.device_of) * self.micro_batches
-        while events:
-            now, d = heapq.heappop(events)
-            if self.free[d] > now:
-                continue
-            self.held[d] -= self._freeing[d]
-            self._freeing[d] = 0
-            op = choose(self, d, now)
-            if op is not None:
-                self._start(op, d, now, events)
-                left -= 1
-        if left:
-            return None
-        span = max(end - begin for end, begin in zip(self.free, self.first, strict=True))
-        return Outcome(tuple(map(tuple, self.orders)), max(self.free), span)
-
-    def fits(self, device: int, stage: int, j: int) -> bool:
-        """Whether a forward leaves room for what the device's later chunks need to go on."""
-        room = self.room[device]
-        if room == inf:
-            return True
-        needed = self.held[device] + self.size[stage] * self.scale[j]
-        for later in self.stages_of[device]:
-            if later > stage and self.forwards[later] == self.backwards[later]:
-                needed += self.size[later] * self.scale[self.forwards[later]]
-                if self.released[later] < self.backwards[later]:
-                    needed -= self.after[later] * self.scale[self.released[later]]
-        return needed <= room
-
-    def time(self, op: Op) -> Number:
-        return self.times[op.kind][op.stage] * self.scale[op.micro_batch]
-
-    def _start(self, op: Op, d: int, now: Number, events: list[tuple[Number, int]]) -> None:
-        kind, s, j = op
-        end = now + self.time(op)
-        if not self.orders[d]:
-            self.first[d] = now
-        self.orders[d].append(op)
-        if kind is Kind.F:
-            self.forwards[s] += 1
-            self.held[d] += self.size[s] * self.scale[j]
-            if s + 1 < len(self.device_of):
-                self._send(self.forward_at, s, s + 1, j, end, events)
-            else:
-                self.backward_at[s][j] = end
-        elif kind is Kind.W:
-            self.owed[d].popleft()
-            self.released[s] += 1
-            self._freeing[d] = self.after[s] * self.scale[j]
-        else:
-            self.backwards[s] += 1
-            self._freeing[d] = (self.size[s] - self.after[s]) * self.scale[j]
-            if self.split:
-                self.owed[d].append(Op(Kind.W, s, j))
-            else:
-                self.released[s] += 1
-            if s:
-                self._send(self.backward_at, s, s - 1, j, end, events)
-        self.free[d] = end
-        heapq.heappush(events, (end, d))
-
-    def _send(
-        self, arrivals: list[list[Number]], s: int, to: int, j: int, end: Number, events: list[tuple[Number, int]]
-    ) -> None:
-        if self.device_of[to] != self.device_of[s]:
-            end += self.costs.communication[min(s, to)] * self.scale[j]
-            heapq.heappush(events, (end, self.device_of[to]))
-        arrivals[to][j] = end
+def _kernel(function: _Function) -> _Function:
+    """Make a function part of what `compiled` compiles; those that it calls have to come before it."""
+    _KERNEL.append(function)
+    return function
 
 
-@dataclass(frozen=True)
-class Greedy:
-    """Backward before forward, or the two in turn; of several chunks the oldest micro-batch; W where nothing waits."""
+class DispatchInput(NamedTuple):
+    """A step's tracks and devices, in index order."""
 
-    in_turn: bool = True
-    """Once its backwards have begun, a device wants a forward after a backward."""
-    patience: float = 0
-    """The wanted kind may be awaited while the other would delay it by more than this share of itself."""
-    overlap: float = 0
-    """Share of a W by which it may delay what is known to arrive."""
+    stages: int
+    micro_batches: int
+    devices: int
+    split: bool
+    """Backwards are I with a W apart."""
+    device_of: Column
+    """[stage]"""
+    held: Column
+    """The stages of device 0, then of device 1, ..."""
+    held_from: Column
+    """[device]: where its stages begin in `held`; one entry more than devices."""
+    following: Column
+    """[track]: the track that consumes its results, -1 for none."""
+    message: Column
+    """[track]: time of the message between them; 0 on one device."""
+    time: Column
+    """[track]: time of a micro-batch of scale 1."""
+    allocated: Column
+    """[track]: memory taken at the start, for scale 1."""
+    freed: Column
+    """[track]: memory given back at the end, for scale 1."""
+    time_scale: Column
+    """[micro-batch]: factor of its times."""
+    size_scale: Column
+    """[micro-batch]: factor of its sizes."""
+    room: Column
+    """[device]: memory for activations; infinite where there is no limit."""
 
-    def __call__(self, run: Run, device: int, now: Number) -> Op | None:
-        backward, backward_at = self._backward(run, device, now)
-        forward, forward_at, blocked = self._forward(run, device, now)
-        weight = run.owed[device][0] if run.owed[device] else None
-        order = run.orders[device]
-        if self.in_turn and order and self._last_pass(order) is run.backward:
-            wanted, wanted_at, other = forward, forward_at, backward
-            if wanted is None and blocked and weight is not None:
-                return weight
-        else:
-            wanted, wanted_at, other = backward, backward_at, forward
-        if wanted is not None:
-            return wanted
-        gap = wanted_at - now
-        if weight is not None and gap >= self._room_for(run, weight) and (other is None or gap < inf):
+
+class DispatchRule(NamedTuple):
+    """How a free device chooses; the rules of `list_scheduling` say what the numbers mean."""
+
+    kind: int
+    weight_share: float
+    """Part of a W's time that a gap must have to be filled by it."""
+    share: float
+    """Part of an operation's time that it must leave untouched of what it delays."""
+    flag: bool
+    idle: Column
+    """[device]: time that it may still lose (GAP_FILLING)."""
+    lists: Column
+    """The operations of device 0's list, then of device 1's, ... (ORDER_FOLLOWING)."""
+    place: Column
+    """[operation]: where in `lists` it is."""
+    lists_from: Column
+    """[device]: where its list begins; one entry more than devices."""
+
+
+class DispatchState(NamedTuple):
+    """The state of all devices, and what they have done."""
+
+    count: Column
+    """[track]: micro-batches that have started."""
+    arrival: Column
+    """[operation but W]: when its input is there; infinite while that is unknown."""
+    owed: Column
+    """W's that may start, by device, oldest first: those from `owed_from` to `owed_to`."""
+    owed_from: Column
+    owed_to: Column
+    used: Column
+    """[device]: memory."""
+    used_by_owed: Column
+    """[device]: memory that the W's of `owed` will give back."""
+    freeing: Column
+    """[device]: memory that the operation under way gives back at its end."""
+    free: Column
+    """[device]: when that is."""
+    first: Column
+    """[device]: when its first operation started."""
+    backward_last: Column
+    """[device]: 1 if the last operation that is no W was a backward."""
+    cursor: Column
+    """[device]: the first entry of its list that has not started (ORDER_FOLLOWING)."""
+    order: Column
+    """Operations by device, in the order of their starts."""
+    end: Column
+    """When each of them ends."""
+    length: Column
+    """[device]: how many there are."""
+
+
+@_kernel
+def duration(a: DispatchInput, op: int) -> float:
+    """Time that an operation takes."""
+    return a.time[op // a.micro_batches] * a.time_scale[op % a.micro_batches]  # type: ignore[no-any-return]
+
+
+@_kernel
+def oldest_weight(s: DispatchState, d: int) -> int:
+    """The W that a device may start next, -1 for none."""
+    return s.owed[s.owed_from[d]] if s.owed_from[d] < s.owed_to[d] else -1
+
+
+@_kernel
+def leaves_room(a: DispatchInput, s: DispatchState, d: int, stage: int, j: int) -> bool:
+    """Whether a forward leaves memory for what the device's later chunks need to go on."""
+    needed = s.used[d] + a.allocated[stage] * a.size_scale[j]
+    for k in range(a.held_from[d], a.held_from[d + 1]):
+        later = a.held[k]
+        backwards, released = s.count[a.stages + later], s.count[2 * a.stages + later]
+        if later > stage and s.count[later] == backwards:
+            needed += a.allocated[later] * a.size_scale[s.count[later]]
+            if a.split and released < backwards:
+                needed -= a.freed[2 * a.stages + later] * a.size_scale[released]
+    return needed <= a.room[d]  # type: ignore[no-any-return]
+
+
+@_kernel
+def choose_greedily(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int, now: float) -> int:
+    """Choose as `Greedy` says."""
+    m = a.micro_batches
+    backward, backward_at, forward, forward_at, blocked = -1, INFINITY, -1, INFINITY, False
+    for k in range(a.held_from[d], a.held_from[d + 1]):
+        track = a.stages + a.held[k]
+        j = s.count[track]
+        if j < s.count[a.held[k]]:
+            backward_at = min(backward_at, s.arrival[track * m + j])
+            if s.arrival[track * m + j] <= now and (backward < 0 or j <= backward % m):
+                backward = track * m + j
+        track = a.held[k]
+        j = s.count[track]
+        if j == m or s.arrival[track * m + j] == INFINITY:
+            continue
+        if not leaves_room(a, s, d, track, j):
+            blocked = blocked or s.arrival[track * m + j] <= now
+            continue
+        forward_at = min(forward_at, s.arrival[track * m + j])
+        if s.arrival[track * m + j] <= now and (forward < 0 or j <= forward % m):
+            forward = track * m + j
+    weight = oldest_weight(s, d)
+    wanted, wanted_at, other = backward, backward_at, forward
+    if r.flag and s.backward_last[d] == 1:
+        wanted, wanted_at, other = forward, forward_at, backward
+        if wanted < 0 and blocked and weight >= 0:
             return weight
-        if other is not None and (gap == inf or gap >= (1 - self.patience) * run.time(other)):
-            return other
-        if weight is not None and (blocked or min(forward_at, backward_at) - now >= self._room_for(run, weight)):
+    if wanted >= 0:
+        return wanted
+    gap = wanted_at - now
+    if weight >= 0 and gap >= duration(a, weight) * r.weight_share and (other < 0 or gap < INFINITY):
+        return weight
+    if other >= 0 and (gap == INFINITY or gap >= r.share * duration(a, other)):
+        return other
+    arrival = min(forward_at, backward_at)
+    if weight >= 0 and (blocked or arrival - now >= duration(a, weight) * r.weight_share):
+        return weight
+    return -1
+
+
+@_kernel
+def lets_the_oldest_pass(a: DispatchInput, s: DispatchState, d: int, stage: int, j: int) -> bool:
+    """Whether the oldest unfinished micro-batch can pass all the device's stages after a forward."""
+    oldest = a.micro_batches
+    for k in range(a.held_from[d], a.held_from[d + 1]):
+        oldest = min(oldest, s.count[a.stages + a.held[k]])
+    needed = a.allocated[stage] * a.size_scale[j]
+    for k in range(a.held_from[d], a.held_from[d + 1]):
+        other = a.held[k]
+        if s.count[other] <= oldest < a.micro_batches and not (other == stage and oldest == j):
+            needed += a.allocated[other] * a.size_scale[oldest]
+    return s.used[d] + needed <= a.room[d]  # type: ignore[no-any-return]
+
+
+@_kernel
+def choose_for_gaps(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int, now: float) -> int:
+    """Choose as `GapFilling` says."""
+    m, free = a.micro_batches, s.free[d]
+    backward, backward_at, forward, forward_at = -1, INFINITY, -1, INFINITY
+    for k in range(a.held_from[d], a.held_from[d + 1]):
+        # Of several that can start at once, or that arrive together, the latest stage goes first.
+        track = a.stages + a.held[k]
+        j = s.count[track]
+        if j < m and s.arrival[track * m + j] < INFINITY:
+            at = s.arrival[track * m + j]
+            if s.used[d] + a.allocated[track] * a.size_scale[j] <= a.room[d] and max(at, free) <= max(
+                backward_at, free
+            ):
+                backward, backward_at = track * m + j, at
+        track = a.held[k]
+        j = s.count[track]
+        if j < m and s.arrival[track * m + j] < INFINITY:
+            at = s.arrival[track * m + j]
+            if max(at, free) <= max(forward_at, free) and lets_the_oldest_pass(a, s, d, track, j):
+                forward, forward_at = track * m + j, at
+    if backward_at <= free:
+        return backward
+    if forward_at <= free:
+        return forward
+    op, at = backward, backward_at
+    if forward_at < backward_at:
+        op, at = forward, forward_at
+    weight = oldest_weight(s, d)
+    if weight >= 0 and (at - free >= r.weight_share * duration(a, weight) or at - free > r.idle[d]):
+        return weight
+    return op if at <= now else -1
+
+
+@_kernel
+def spares(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int, op: int) -> bool:
+    """Whether a forward that starts now leaves memory for what comes before it in the list."""
+    m = a.micro_batches
+    new = a.allocated[op // m] * a.size_scale[op % m]
+    if s.used[d] + new > a.room[d]:
+        return False
+    used = s.used[d] - s.used_by_owed[d] + new
+    for at in range(s.cursor[d], r.place[op]):
+        track, j = r.lists[at] // m, r.lists[at] % m
+        if j >= s.count[track]:
+            if track >= a.stages:
+                used -= a.allocated[track - a.stages] * a.size_scale[j]
+            else:
+                used += a.allocated[track] * a.size_scale[j]
+                if used > a.room[d]:
+                    return False
+    return True
+
+
+@_kernel
+def overtaking(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int, now: float, gap: float) -> int:
+    """The first of the list that has arrived, fits into the gap, and leaves memory for all before it; -1 for none."""
+    m, best = a.micro_batches, -1
+    for k in range(a.held_from[d], a.held_from[d + 1]):
+        for track in (a.held[k], a.stages + a.held[k]):
+            op = track * m + s.count[track]
+            if s.count[track] == m or s.arrival[op] > now or (best >= 0 and r.place[op] > r.place[best]):
+                continue
+            if gap >= duration(a, op) * r.share and (track >= a.stages or spares(a, r, s, d, op)):
+                best = op
+    return best
+
+
+@_kernel
+def choose_by_list(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int, now: float) -> int:
+    """Choose as `OrderFollowing` says."""
+    m, weight, cursor = a.micro_batches, oldest_weight(s, d), s.cursor[d]
+    while cursor < r.lists_from[d + 1] and r.lists[cursor] % m < s.count[r.lists[cursor] // m]:
+        cursor += 1
+    s.cursor[d] = cursor
+    if cursor == r.lists_from[d + 1]:
+        return weight
+    wanted = r.lists[cursor]
+    at = s.arrival[wanted]
+    if s.used[d] + a.allocated[wanted // m] * a.size_scale[wanted % m] > a.room[d]:
+        if weight >= 0:
             return weight
-        return None
+        at = INFINITY
+    if at <= now:
+        return wanted  # type: ignore[no-any-return]
+    gap = at - now
+    if r.share < INFINITY and (s.count[0] == m or not r.flag):
+        best = overtaking(a, r, s, d, now, gap)
+        if best >= 0:
+            return best
+    return weight if weight >= 0 and gap >= duration(a, weight) * r.weight_share else -1
 
-    def _room_for(self, run: Run, weight: Op) -> Number:
-        return run.time(weight) * (1 - self.overlap)
 
-    def _last_pass(self, order: list[Op]) -> Kind:
-        return next((op.kind for op in reversed(order) if op.kind is not Kind.W), Kind.F)
+@_kernel
+def dispatch(a: DispatchInput, r: DispatchRule, s: DispatchState) -> int:
+    """Let all devices act until nothing can start any more; return how many operations have started."""
+    m, tracks, started = a.micro_batches, 2 * a.stages, 0
+    events = [(s.free[d], d) for d in range(a.devices)]
+    while len(events) > 0:
+        now, d = heappop(events)
+        if s.free[d] > now:
+            continue
+        s.used[d] -= s.freeing[d]
+        s.freeing[d] = 0
+        if r.kind == GREEDY:
+            op = choose_greedily(a, r, s, d, now)
+        elif r.kind == GAP_FILLING:
+            op = choose_for_gaps(a, r, s, d, now)
+        else:
+            op = choose_by_list(a, r, s, d, now)
+        if op < 0:
+            continue
+        track, j = op // m, op % m
+        end = now + a.time[track] * a.time_scale[j]
+        place = 3 * m * a.held_from[d] + s.length[d]
+        s.order[place], s.end[place] = op, end
+        if s.length[d] == 0:
+            s.first[d] = now
+        s.length[d] += 1
+        started += 1
+        for k in range(a.held_from[d], a.held_from[d + 1]):
+            if r.kind == GAP_FILLING and s.count[a.stages + a.held[k]] > 0:
+                r.idle[d] -= now - s.free[d]
+                break
+        s.count[track] += 1
+        s.used[d] += a.allocated[track] * a.size_scale[j]
+        s.freeing[d] = a.freed[track] * a.size_scale[j]
+        s.free[d] = end
+        heappush(events, (end, d))
+        if track >= tracks:
+            s.owed_from[d] += 1
+            s.used_by_owed[d] -= s.freeing[d]
+            continue
+        s.backward_last[d] = 1 if track >= a.stages else 0
+        if track >= a.stages and a.split:
+            s.owed[s.owed_to[d]] = op + a.stages * m
+            s.owed_to[d] += 1
+            s.used_by_owed[d] += a.freed[track + a.stages] * a.size_scale[j]
+        following = a.following[track]
+        if following >= 0:
+            arrival = end + a.message[track] * a.time_scale[j]
+            s.arrival[following * m + j] = arrival
+            to = a.device_of[following % a.stages]
+            # A busy device looks again when it ends.
+            if to != d and arrival >= s.free[to]:
+                heappush(events, (arrival, to))
+    return started
 
-    def _backward(self, run: Run, device: int, now: Number) -> tuple[Op | None, Number]:
-        """The backward to start now, and when the next one is known to arrive."""
-        best: Op | None = None
-        at: Number = inf
-        for s in run.stages_of[device]:
-            j = run.backwards[s]
-            if j < run.forwards[s]:
-                at = min(at, run.backward_at[s][j])
-                if run.backward_at[s][j] <= now and (best is None or j <= best.micro_batch):
-                    best = Op(run.backward, s, j)
-        return best, at
 
-    def _forward(self, run: Run, device: int, now: Number) -> tuple[Op | None, Number, bool]:
-        """The forward to start now, when the next is known to arrive, and whether memory keeps one from starting."""
-        best: Op | None = None
-        at: Number = inf
-        blocked = False
-        for s in run.stages_of[device]:
-            j = run.forwards[s]
-            if j == run.micro_batches or run.forward_at[s][j] == inf:
-                continue
-            if not run.fits(device, s, j):
-                blocked = blocked or run.forward_at[s][j] <= now
-                continue
-            at = min(at, run.forward_at[s][j])
-            if run.forward_at[s][j] <= now and (best is None or j <= best.micro_batch):
-                best = Op(Kind.F, s, j)
-        return best, at, blocked
+@cache
+def compiled() -> Callable[[DispatchInput, DispatchRule, DispatchState], int]:
+    """Compile `dispatch` and all that it calls; numba keeps the result on disk."""
+    import numba
+
+    names = dict(globals())
+    for function in _KERNEL:
+        assert isinstance(function, FunctionType)
+        copy = FunctionType(function.__code__, names, function.__name__)
+        names[function.__name__] = numba.njit(cache=True, nogil=True, error_model="numpy")(copy)
+    kernel: Callable[[DispatchInput, DispatchRule, DispatchState], int] = names["dispatch"]
+    return kernel

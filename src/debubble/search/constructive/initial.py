@@ -8,11 +8,12 @@ for, list schedules come within a few messages of the lower bound.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 from debubble.ir import Kind, Number, Op, Schedule
 from debubble.search.bounds import idle_allowed, round_trip
-from debubble.search.constructive.list_scheduling import list_schedule
+from debubble.search.constructive.list_scheduling import GapFilling, ListSchedule, ListScheduler
 from debubble.search.constructive.offloading import Pair, in_pace, offload_to_fit, recompute_to_fit
 from debubble.search.problem import OrderProblem
 
@@ -28,10 +29,10 @@ def constructed(problem: OrderProblem) -> Iterator[Schedule]:
         yield from moving(problem)
         yield from moving(problem, idle=idle_allowed(problem))
     for room in _rooms(problem):
-        timetable = list_schedule(problem, room=room)
+        timetable = list_schedule(problem, room)
         if timetable is None:
             continue
-        yield problem.schedule("searched", tuple(map(tuple, timetable.orders)))
+        yield problem.schedule("searched", timetable.orders)
         if problem.offload:
             for eager in (frozenset[Pair](), in_pace(problem, timetable)):
                 moved = offload_to_fit(problem, timetable.orders, eager=eager)
@@ -44,6 +45,25 @@ def constructed(problem: OrderProblem) -> Iterator[Schedule]:
     yield one_at_a_time(problem)
 
 
+def list_schedule(
+    problem: OrderProblem, room: Sequence[Number | None], rule: GapFilling | None = None
+) -> ListSchedule | None:
+    """The list schedule of a problem that offloads nothing and recomputes nothing explicitly; None if it gets stuck.
+
+    Args:
+        problem: What is ordered.  What its fused recomputations bring back for a moment is not counted: the exact
+            simulation of each start decides.
+        room: Bytes for activations, per device; None for any number.
+        rule: How W's fill gaps.
+    """
+    nothing = (0,) * problem.stages
+    costs = problem.costs.replace(recompute_workspace=nothing, recompute_workspace_input=nothing)
+    scheduler = ListScheduler(
+        problem.placement, problem.micro_batches, replace(problem.op_costs, costs=costs), room, split=problem.split
+    )
+    return scheduler.schedule(rule or GapFilling())
+
+
 def moving(problem: OrderProblem, *, idle: Sequence[Number] | None = None) -> Iterator[Schedule]:
     """List schedules that use the memory of the host.
 
@@ -52,7 +72,7 @@ def moving(problem: OrderProblem, *, idle: Sequence[Number] | None = None) -> It
     """
     for room in dict.fromkeys(_with_host(problem, pace) for pace in PACES):
         for least_gap in LEAST_GAPS:
-            timetable = list_schedule(problem, room=room, least_gap=least_gap, idle=idle)
+            timetable = list_schedule(problem, room, GapFilling(least_gap, None if idle is None else tuple(idle)))
             if timetable is not None:
                 moved = offload_to_fit(problem, timetable.orders, eager=in_pace(problem, timetable))
                 if moved is not None:

@@ -1,177 +1,320 @@
-"""Constructive list scheduling, event by event: the backward first, then the forward if memory allows, W in gaps.
+"""List scheduling: orders that are made event by event, by a rule, under a limit of memory.
 
-A W may fill a gap that is shorter than itself, or leave it idle.  What that costs depends on the device: one whose work
-alone makes up the lower bound has no time to lose, and one with less work delays others if it begins a W too many.
+Devices act as soon as they are free and something has arrived, and a rule chooses what.  Times, messages (as latency)
+and memory are those of lowering, so that the order that comes out takes, simulated, the times that are said here.
+
+* `Greedy`: backward before forward, or the two in turn, W where nothing waits.  It never gets stuck: a forward leaves
+  room for the device's later chunks, so that the oldest micro-batch can always go on.
+* `GapFilling`: the backward first, then the forward if memory allows, W in gaps.  A W may fill a gap that is shorter
+  than itself, or leave it idle.  What that costs depends on the device: one whose work alone makes up the lower bound
+  has no time to lose, and one with less work delays others if it begins a W too many.
+* `OrderFollowing`: forwards and backwards keep to given lists, and gaps are filled.  This is the "squeezing" of Qi et
+  al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024, section 3.3, for any costs.  There a repeated
+  block's operations are shifted into earlier holes; here the whole step is dispatched, and where the next operation of
+  a device's list has not arrived, another one of the list that has may overtake it, if memory suffices for all between
+  them, or else a W fills the gap.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import inf
+from functools import cached_property
+from math import floor, inf, lcm
+from typing import Any
 
-from debubble.ir import Kind, Number, Op
-from debubble.search.problem import OrderProblem
+import numpy as np
+
+from debubble.ir import Kind, Number, Op, Placement
+from debubble.ir.lowering.op_costs import OpCosts
+from debubble.ir.ops import CODE
+from debubble.search.constructive.dispatch import (
+    GAP_FILLING,
+    GREEDY,
+    INFINITY,
+    ORDER_FOLLOWING,
+    DispatchInput,
+    DispatchRule,
+    DispatchState,
+    compiled,
+    dispatch,
+)
+
+STRICT = -inf
+"""Patience of a Greedy that waits for the wanted kind as long as its arrival is known."""
+PATIENT = -inf
+"""`filling` of an OrderFollowing in which nothing ever overtakes."""
+
+COMPILED_FROM, LOADS_FROM = 1_000, 10_000
+"""Operations from which compiled code pays where numba is loaded already, and those from which loading it does."""
+_EXACT = 2**53
+"""Whole numbers up to it are exact as floats."""
 
 
 @dataclass(frozen=True)
-class Timetable:
-    """Per device, its compute operations in the order in which they start, and when each ends."""
+class Greedy:
+    """Backward before forward, or the two in turn; of several chunks the oldest micro-batch; W where nothing waits.
 
-    orders: list[list[Op]]
-    ends: list[list[Number]]
-
-
-def list_schedule(
-    problem: OrderProblem,
-    *,
-    room: Sequence[Number | None],
-    least_gap: Fraction = Fraction(1, 2),
-    idle: Sequence[Number] | None = None,
-) -> Timetable | None:
-    """Activations within `room[d]`, nothing offloaded or recomputed explicitly; None if that gets stuck.
-
-    `least_gap`: part of W's time from which a gap is filled with it.  `idle`: time that each device may lose behind its
-    first backward before it fills every gap.
+    Attributes:
+        in_turn: Once its backwards have begun, a device wants a forward after a backward.
+        patience: The wanted kind may be awaited while the other would delay it by more than this share of itself.
+        overlap: Share of a W by which it may delay what is known to arrive.
     """
-    return _Run(problem, room, least_gap, [inf] * len(room) if idle is None else idle).run()
+
+    in_turn: bool = True
+    patience: float = 0
+    overlap: float = 0
 
 
-@dataclass
-class _Device:
-    stages: tuple[int, ...]
-    room: Number | None
-    idle: Number
-    """Time that it may still lose."""
-    free: Number = 0
-    used: Number = 0
-    order: list[Op] = field(default_factory=list)
-    ends: list[Number] = field(default_factory=list)
-    waiting: list[Op] = field(default_factory=list)
-    """W operations, oldest first."""
+@dataclass(frozen=True)
+class GapFilling:
+    """Backward before forward, of several chunks the latest stage; a W where the gap is long enough.
+
+    Attributes:
+        least_gap: Part of W's time from which a gap is filled with it.
+        idle: Time that each device may lose behind its first backward before it fills every gap; None for any.
+    """
+
+    least_gap: Fraction = Fraction(1, 2)
+    idle: tuple[Number, ...] | None = None
 
 
-class _Run:
+@dataclass(frozen=True)
+class OrderFollowing:
+    """How closely given lists of forwards and backwards are followed.
+
+    Attributes:
+        overlap: The share of a W by which it may delay the next operation of the list.
+        filling: The share of itself by which an operation that overtakes may; PATIENT: none ever does.
+        late: Nothing overtakes before the first stage has started its last forward: in the cool-down memory is left.
+    """
+
+    overlap: float
+    filling: float
+    late: bool = False
+
+
+@dataclass(frozen=True)
+class ListSchedule:
+    """An order of every device's operations, and when they end."""
+
+    makespan: Number
+    span: Number
+    scheduler: ListScheduler
+    numbers: tuple[list[Any], ...]
+    """Per device, the numbers of its operations in the order in which they start."""
+    times: tuple[list[Any], ...]
+    """Per device, when each of them ends, in the scheduler's unit."""
+
+    @cached_property
+    def orders(self) -> tuple[tuple[Op, ...], ...]:
+        """Per device, its compute operations in the order in which they start."""
+        return tuple(tuple(map(self.scheduler.operation, order)) for order in self.numbers)
+
+    @cached_property
+    def ends(self) -> tuple[tuple[Number, ...], ...]:
+        """Per device, when each of them ends, in the costs' unit of time."""
+        return tuple(tuple(_in_costs_unit(end, self.scheduler.time_unit) for end in ends) for ends in self.times)
+
+
+class ListScheduler:
+    """Schedules a step of one placement and its costs, by any rule.
+
+    Args:
+        placement: Stages on devices.
+        micro_batches: Micro-batches of the step, m.
+        costs: What operations take; memory limits are not read.
+        room: Bytes for activations, per device; None for any number.
+        split: The backward is an I with a W apart; else it is one B.
+        exact_sizes: Sizes that are floats are added up as the fractions that they are, not as floats.
+    """
+
     def __init__(
-        self, problem: OrderProblem, room: Sequence[Number | None], least_gap: Fraction, idle: Sequence[Number]
+        self,
+        placement: Placement,
+        micro_batches: int,
+        costs: OpCosts,
+        room: Sequence[Number | None],
+        *,
+        split: bool = True,
+        exact_sizes: bool = False,
     ) -> None:
-        self.problem, self.costs, self.least_gap = problem, problem.costs, least_gap
-        self.devices = [_Device(*each) for each in zip(problem.placement.stages_of, room, idle, strict=True)]
-        self.forwards = [0] * problem.stages
-        self.backwards = [0] * problem.stages
-        self.forward_at: list[list[Number]] = [[] for _ in range(problem.stages)]
-        self.backward_at: list[list[Number]] = [[] for _ in range(problem.stages)]
-        self.forward_at[0] = [0] * problem.micro_batches
-        self.size = [self._kept(s) for s in range(problem.stages)]
-        split = problem.split
-        self.remains = [self.costs.activation_after_input[s] if split else 0 for s in range(problem.stages)]
+        self.placement, self.micro_batches = placement, micro_batches
+        self.kinds = (Kind.F, Kind.I if split else Kind.B, Kind.W)
+        stages, scale = range(placement.stages), costs.costs.micro_batch_scale or (1,) * micro_batches
+        time, allocated, freed = self._columns(costs, exact_sizes=exact_sizes)
+        device_of = placement.device_of
+        # Forwards go up and turn around on the last stage, backwards go down.
+        following = [*(s + 1 for s in stages[:-1]), 2 * len(stages) - 1, -1, *(len(stages) + s for s in stages[:-1])]
+        communication = costs.costs.communication
+        message: list[Number] = [
+            0 if to < 0 or device_of[track % len(stages)] == device_of[to % len(stages)]
+            else communication[min(track % len(stages), to % len(stages))]
+            for track, to in enumerate(following)
+        ]  # fmt: skip
+        times, time_scales, self.time_unit = _whole((*time, *message), scale)
+        sizes, size_scales, size_unit = _whole((*allocated, *freed), scale)
+        rooms = [inf if r is None else floor(Fraction(r) / size_unit) if size_unit else float(r) for r in room]
+        self.input = DispatchInput(
+            stages=len(stages),
+            micro_batches=micro_batches,
+            devices=placement.devices,
+            split=split,
+            device_of=list(device_of),
+            held=[s for held in placement.stages_of for s in held],
+            held_from=[0, *np.cumsum([*map(len, placement.stages_of)]).tolist()],
+            following=following,
+            message=times[len(time) :],
+            time=times[: len(time)],
+            allocated=sizes[: len(allocated)],
+            freed=sizes[len(allocated) :],
+            time_scale=time_scales,
+            size_scale=size_scales,
+            room=rooms,
+        )
+        most = [0, *(r for r in rooms if r < inf)] if size_unit else [0]
+        most += [micro_batches * sum(sizes) * max(size_scales)] if size_unit else []
+        most += [micro_batches * sum(times) * max(time_scales)] if self.time_unit else []
+        self._floats_are_exact = max(most) < _EXACT
 
-    def run(self) -> Timetable | None:
-        problem, choices = self.problem, dict[int, tuple[Number, Op]]()
-        changed = set(range(problem.devices))
-        for _ in range((2 + problem.split) * problem.stages * problem.micro_batches):
-            for d in changed:
-                choice = self._choose(self.devices[d])
-                if choice is not None:
-                    choices[d] = choice
-            if not choices:
-                return None
-            d = min(choices, key=lambda d: (choices[d][0], d))
-            start, op = choices.pop(d)
-            self._do(self.devices[d], op, start)
-            beside = (op.stage - 1, op.stage, op.stage + 1)
-            changed = {problem.placement.device_of[s] for s in beside if 0 <= s < problem.stages}
-        return Timetable([device.order for device in self.devices], [device.ends for device in self.devices])
+    def schedule(self, rule: Greedy | GapFilling) -> ListSchedule | None:
+        """Order all operations by a rule.
 
-    def _choose(self, device: _Device) -> tuple[Number, Op] | None:
-        """What the device starts next, and when, as far as is known now."""
-        backward = min(self._backwards(device), default=None, key=lambda c: (max(c[0], device.free), -c[1].stage))
-        if backward is not None and backward[0] <= device.free:
-            return device.free, backward[1]
-        forward = min(self._forwards(device), default=None, key=lambda c: (max(c[0], device.free), -c[1].stage))
-        if forward is not None and forward[0] <= device.free:
-            return device.free, forward[1]
-        upcoming = min((c for c in (backward, forward) if c is not None), default=None, key=lambda c: c[0])
-        if device.waiting:
-            op = device.waiting[0]
-            gap = inf if upcoming is None else upcoming[0] - device.free
-            time = self.costs.backward_weight[op.stage] * self.costs.scale_of(op.micro_batch)
-            if gap >= self.least_gap * time or gap > device.idle:
-                return device.free, op
-        return None if upcoming is None else (upcoming[0], upcoming[1])
+        Returns:
+            The schedule; None if the rule gets stuck for lack of memory.
+        """
+        if isinstance(rule, Greedy):
+            return self._run(_rule(GREEDY, 1 - rule.overlap, 1 - rule.patience, rule.in_turn, []), reserve=True)
+        idle: Sequence[Number] = rule.idle or [inf] * self.placement.devices
+        if self.time_unit:
+            # A gap, which is whole, is longer than a time if it is longer than the whole part of it.
+            idle = [i if i == inf else floor(Fraction(i) / self.time_unit) for i in idle]
+        return self._run(_rule(GAP_FILLING, rule.least_gap, 0, False, [*idle]), reserve=False)
 
-    def _backwards(self, device: _Device) -> list[tuple[Number, Op]]:
-        kind = Kind.I if self.problem.split else Kind.B
-        found = []
-        for s in device.stages:
-            j = self.backwards[s]
-            if j < len(self.backward_at[s]):
-                allocated = max(self.remains[s] - self.size[s], 0) * self.costs.scale_of(j)
-                if device.room is None or device.used + allocated <= device.room:
-                    found.append((self.backward_at[s][j], Op(kind, s, j)))
-        return found
+    def follow(self, lists: Sequence[Sequence[int]], rule: OrderFollowing) -> ListSchedule | None:
+        """Dispatch by given lists of forwards and backwards; W's find their places.
 
-    def _forwards(self, device: _Device) -> list[tuple[Number, Op]]:
-        return [
-            (self.forward_at[s][j], Op(Kind.F, s, j))
-            for s in device.stages
-            if (j := self.forwards[s]) < len(self.forward_at[s]) and self._fits(device, s, j)
-        ]
+        Args:
+            lists: Per device, operation numbers as in `search.constructive.dispatch`: track s * m + j for the forward
+                of micro-batch j on stage s, (S + s) * m + j for its backward.
+            rule: How closely the lists are followed.
 
-    def _fits(self, device: _Device, stage: int, j: int) -> bool:
-        """Whether the oldest unfinished micro-batch can still pass all the device's stages afterwards."""
-        if device.room is None:
-            return True
-        oldest = min(self.backwards[s] for s in device.stages)
-        needed = self.size[stage] * self.costs.scale_of(j)
-        for s in device.stages:
-            if self.forwards[s] <= oldest < self.problem.micro_batches and (s, oldest) != (stage, j):
-                needed += self.size[s] * self.costs.scale_of(oldest)
-        return device.used + needed <= device.room
+        Returns:
+            The schedule; None if that gets stuck for lack of memory.
+        """
+        entries = [number for order in lists for number in order]
+        place = [0] * (2 * self.placement.stages * self.micro_batches)
+        for at, number in enumerate(entries):
+            place[number] = at
+        starts = [0, *np.cumsum([*map(len, lists)]).tolist()]
+        chosen = _rule(ORDER_FOLLOWING, 1 - rule.overlap, 1 - rule.filling, rule.late, [], entries, place, starts)
+        return self._run(chosen, reserve=True)
 
-    def _do(self, device: _Device, op: Op, start: Number) -> None:
-        kind, s, j = op
-        scale, costs = self.costs.scale_of(j), self.costs
-        if any(self.backwards[stage] for stage in device.stages):
-            device.idle -= start - device.free
-        size, remains = self.size[s] * scale, self.remains[s] * scale
-        if kind is Kind.F:
-            device.free = start + costs.forward[s] * scale
-            device.used += size
-            self.forwards[s] += 1
-            if s + 1 < self.problem.stages:
-                self.forward_at[s + 1].append(device.free + self._message(s))
-            else:
-                self.backward_at[s].append(device.free)
-        elif kind is Kind.W:
-            device.free = start + costs.backward_weight[s] * scale
-            device.used -= remains
-            device.waiting.pop(0)
-        else:
-            device.free = start + self._backward_time(s) * scale
-            device.used -= size - remains
-            self.backwards[s] += 1
-            if kind is Kind.I:
-                device.waiting.append(Op(Kind.W, s, j))
-            if s > 0:
-                self.backward_at[s - 1].append(device.free + self._message(s - 1))
-        device.order.append(op)
-        device.ends.append(device.free)
+    def number(self, op: Op) -> int:
+        """The number of an operation in lists that are followed."""
+        return (self.kinds.index(op.kind) * self.placement.stages + op.stage) * self.micro_batches + op.micro_batch
 
-    def _message(self, stage: int) -> Number:
-        device_of = self.problem.placement.device_of
-        return 0 if device_of[stage] == device_of[stage + 1] else self.costs.communication[stage]
+    def operation(self, number: int) -> Op:
+        """The operation of a number."""
+        track, j = divmod(int(number), self.micro_batches)
+        kind, stage = divmod(track, self.placement.stages)
+        return Op(self.kinds[kind], stage, j)
 
-    def _backward_time(self, stage: int) -> Number:
-        again: Number = 0
-        if stage in self.problem.fused_recompute:
-            again = self.costs.recompute[stage] * self.problem.recompute_fraction.get(stage, 1)
-        own = self.costs.backward_input[stage] if self.problem.split else self.costs.backward(stage)
-        return own + again
+    def _columns(self, costs: OpCosts, *, exact_sizes: bool) -> tuple[list[Number], list[Number], list[Number]]:
+        """(time, allocated, freed) by track."""
+        sizes = ("activation", "activation_after_input", "activation_recomputed")
+        exact = {name: [Fraction(size) for size in getattr(costs.costs, name)] for name in sizes if exact_sizes}
+        plain = costs.costs.replace(micro_batch_scale=None, **exact)
+        tables = replace(costs, costs=plain).tables(explicit=False)
+        kinds = [CODE[kind] for kind in self.kinds]
+        time, allocated, freed = (table[0, kinds, :, 0].ravel().tolist() for table in tables)
+        return time, allocated, freed
 
-    def _kept(self, stage: int) -> Number:
-        if stage not in self.problem.fused_recompute:
-            return self.costs.activation[stage]
-        share = self.problem.recompute_fraction.get(stage, 1)
-        return self.costs.activation[stage] - self.costs.dropped(stage) * share
+    def _run(self, rule: DispatchRule, *, reserve: bool) -> ListSchedule | None:
+        """Dispatch by a rule.  `reserve`: what an I needs in addition is taken by its F, so that no I ever waits."""
+        a, stages = self.input, self.placement.stages
+        if reserve:
+            forwards, backwards = a.allocated[:stages], a.allocated[stages : 2 * stages]
+            reserved = [x + y for x, y in zip(forwards, backwards, strict=True)]
+            a = a._replace(allocated=[*reserved, *(0 for _ in range(2 * stages))])
+        state, operations = _state(a, rule), (2 + a.split) * stages * self.micro_batches
+        run: Callable[[DispatchInput, DispatchRule, DispatchState], int] = dispatch
+        if self._floats_are_exact and operations >= (COMPILED_FROM if "numba" in sys.modules else LOADS_FROM):
+            run = compiled()
+            a, rule, state = _arrays(a), _arrays(rule), _arrays(state)
+        if run(a, rule, state) < operations:
+            return None
+        order, end, free, first = ([*column] for column in (state.order, state.end, state.free, state.first))
+        begins = [3 * self.micro_batches * at for at in self.input.held_from]
+        places = [slice(begin, begin + length) for begin, length in zip(begins[:-1], state.length, strict=True)]
+        spans = [last - begin for last, begin in zip(free, first, strict=True)]
+        return ListSchedule(
+            makespan=_in_costs_unit(max(free), self.time_unit),
+            span=_in_costs_unit(max(spans), self.time_unit),
+            scheduler=self,
+            numbers=tuple(order[place] for place in places),
+            times=tuple(end[place] for place in places),
+        )
+
+
+def _whole(values: Sequence[Number], scale: Sequence[Number]) -> tuple[list[Any], list[Any], Fraction | None]:
+    """Whole multiples of the values' and of the factors' common steps, and the unit of their products.
+
+    Floats, and None for the unit, if any of them is a float that is no whole number.
+    """
+    if any(isinstance(x, float) and not x.is_integer() for x in (*values, *scale)):
+        return [*map(float, values)], [*map(float, scale)], None
+    parts = [lcm(*(Fraction(x).denominator for x in {*numbers})) for numbers in (values, scale)]
+    whole, factors = (
+        [int(Fraction(x) * part) for x in numbers] for numbers, part in zip((values, scale), parts, strict=True)
+    )
+    return whole, factors, Fraction(1, parts[0] * parts[1])
+
+
+def _in_costs_unit(time: Any, unit: Fraction | None) -> Number:
+    if unit is None:
+        return float(time)
+    exact = int(time) * unit
+    return exact.numerator if exact.denominator == 1 else exact
+
+
+def _rule(
+    kind: int, weight_share: Any, share: Any, flag: bool, idle: list[Any],
+    lists: Sequence[int] = (), place: Sequence[int] = (), lists_from: Sequence[int] = (),
+) -> DispatchRule:  # fmt: skip
+    return DispatchRule(kind, float(weight_share), float(share), flag, idle, [*lists], [*place], [*lists_from])
+
+
+def _state(a: DispatchInput, rule: DispatchRule) -> DispatchState:
+    """The state of all devices before the first operation."""
+    m, chunks = a.micro_batches, len(a.held)
+    arrival = [0] * m + [INFINITY] * (m * (2 * a.stages - 1))
+    devices = {name: [0] * a.devices for name in DispatchState._fields}
+    owed = [m * at for at in a.held_from[:-1]]
+    columns = {
+        "count": [0] * (3 * a.stages), "arrival": arrival, "owed": [0] * (m * chunks), "owed_from": owed,
+        "cursor": rule.lists_from[:-1],
+        "owed_to": [*owed], "order": [0] * (3 * m * chunks), "end": [0] * (3 * m * chunks),
+    }  # fmt: skip
+    return DispatchState(**(devices | columns))
+
+
+_NUMBERS = {
+    "message", "time", "allocated", "freed", "time_scale", "size_scale", "room", "idle", "arrival", "used",
+    "used_by_owed", "freeing", "free", "first", "end",
+}  # fmt: skip
+"""The columns that are no indices and no counts."""
+
+
+def _arrays(lists: Any) -> Any:
+    """The lists of a tuple as arrays, for the compiled code."""
+    columns = lists._asdict()
+    return lists._replace(
+        **{
+            name: np.array(column, dtype=np.float64 if name in _NUMBERS else np.int64)
+            for name, column in columns.items()
+            if isinstance(column, list)
+        }
+    )

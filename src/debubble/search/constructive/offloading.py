@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Sequence
 
 from debubble.ir import Kind, Number, Op, Schedule
 from debubble.ir.ops import BACKWARDS
-from debubble.search.constructive.list_scheduling import Timetable
+from debubble.search.constructive.list_scheduling import ListSchedule
 from debubble.search.problem import OrderProblem
 
 Pair = tuple[int, int]
@@ -36,7 +36,7 @@ def all_pairs(problem: OrderProblem) -> frozenset[Pair]:
     return frozenset(itertools.product(range(problem.stages), range(problem.micro_batches)))
 
 
-def in_pace(problem: OrderProblem, timetable: Timetable) -> frozenset[Pair]:
+def in_pace(problem: OrderProblem, timetable: ListSchedule) -> frozenset[Pair]:
     """The (stage, micro-batch) pairs that there is time to move: until their backward, and on the link.
 
     At their F's end the link is free, or soon will be.

@@ -15,8 +15,7 @@ from typing import Literal
 
 from debubble.errors import readable
 from debubble.ir import InfeasibleError, Kind, Number, Placement, Schedule, StageCosts
-from debubble.search.constructive import dispatch
-from debubble.search.constructive import order_following as following
+from debubble.ir.lowering.op_costs import OpCosts
 from debubble.search.constructive.building_blocks import (
     FIRST,
     OVERLAPS,
@@ -28,11 +27,16 @@ from debubble.search.constructive.building_blocks import (
     pattern_of,
     repeated,
 )
-from debubble.search.constructive.dispatch import STRICT, Greedy, Run
-from debubble.search.constructive.order_following import PATIENT, Manner, Step, follow
+from debubble.search.constructive.list_scheduling import (
+    PATIENT,
+    STRICT,
+    Greedy,
+    ListSchedule,
+    ListScheduler,
+    OrderFollowing,
+)
 
 Objective = Literal["makespan", "span"]
-Outcome = dispatch.Outcome | following.Outcome
 Value = tuple[Number, Number]
 
 WORK = 45_000
@@ -44,7 +48,7 @@ RULES = tuple(
 )
 """Below 1F1B's memory they are tried beside the blocks; they never get stuck but where not one micro-batch fits."""
 
-MANNERS = tuple(Manner(overlap, filling) for overlap, filling in product(OVERLAPS, (PATIENT, 0, 0.5)))
+FOLLOWINGS = tuple(OrderFollowing(overlap, filling) for overlap, filling in product(OVERLAPS, (PATIENT, 0, 0.5)))
 
 
 def best_order(
@@ -64,7 +68,7 @@ def best_order(
         tries = min(max(10, WORK * micro_batches // (operations * sample)), 200)
     shaper = _Shaper(placement, costs, room, objective)
     fitting = filter(None, (shaper.outcome(c, micro_batches) for c in shaper.ranked(sample, tries)))
-    outcomes: list[Outcome] = list(islice(fitting, max(2, WORK // (4 * operations))))
+    outcomes = list(islice(fitting, max(2, WORK // (4 * operations))))
     if not outcomes:
         # Blocks may get stuck.
         outcomes = greedy(placement, micro_batches, costs, room, RULES[:2])
@@ -76,10 +80,11 @@ def best_order(
 
 def greedy(
     placement: Placement, micro_batches: int, costs: StageCosts, room: Sequence[Number | None], rules: Iterable[Greedy]
-) -> list[Outcome]:
-    """What those of the rules lead to that do not get stuck."""
-    runs = (Run(placement, micro_batches, costs, room)(rule) for rule in rules)
-    return [run for run in runs if run is not None]
+) -> list[ListSchedule]:
+    """The schedules of those rules that do not get stuck."""
+    scheduler = ListScheduler(placement, micro_batches, OpCosts(costs=costs), room)
+    schedules = (scheduler.schedule(rule) for rule in rules)
+    return [schedule for schedule in schedules if schedule is not None]
 
 
 class _Shaper:
@@ -91,7 +96,7 @@ class _Shaper:
         self.placement, self.room, self.objective = placement, room, objective
         self.costs = {False: costs, True: StageCosts.of(stages=placement.stages)}
         self.pattern = cache(self.pattern_of)
-        self.step = cache(self.step_of)
+        self.scheduler = cache(self.scheduler_of)
 
     def ranked(self, micro_batches: int, tries: int) -> list[BlockCandidate]:
         """Of the first candidates and of neighbours of the best so far those that fit, best first."""
@@ -109,21 +114,22 @@ class _Shaper:
                     values[genes] = self.value(outcome)
         return [BlockCandidate.of(genes) for genes in sorted(values, key=lambda genes: values[genes])]
 
-    def value(self, outcome: Outcome) -> Value:
+    def value(self, outcome: ListSchedule) -> Value:
         both = (outcome.makespan, outcome.span)
         return both if self.objective == "makespan" else both[::-1]
 
-    def outcome(self, candidate: BlockCandidate, micro_batches: int) -> following.Outcome | None:
+    def outcome(self, candidate: BlockCandidate, micro_batches: int) -> ListSchedule | None:
         pattern = self.pattern(candidate.shape, candidate.even)
         if pattern is None:
             return None
-        return follow(self.step(micro_batches), repeated(pattern, micro_batches), candidate.manner)
+        return self.scheduler(micro_batches).follow(repeated(pattern, micro_batches), candidate.manner)
 
     def pattern_of(self, shape: BlockShape, even: bool) -> Pattern | None:
         return pattern_of(self.placement, self.costs[even], shape)
 
-    def step_of(self, micro_batches: int) -> Step:
-        return Step(self.placement, micro_batches, self.costs[False], self.room)
+    def scheduler_of(self, micro_batches: int) -> ListScheduler:
+        costs = OpCosts(costs=self.costs[False])
+        return ListScheduler(self.placement, micro_batches, costs, self.room, exact_sizes=True)
 
 
 def shaped(
@@ -191,11 +197,8 @@ def searched(
 
 def completed(schedule: Schedule, *, costs: StageCosts, room: Sequence[Number | None]) -> Schedule | None:
     """The shortest schedule found with a given one's order of F and I, and each W where memory needs it or in a gap."""
-    step = Step(schedule.placement, schedule.micro_batches, costs, room)
-    lists = [
-        [(2 * op.stage + (op.kind is Kind.I), op.micro_batch) for op in order if op.kind is not Kind.W]
-        for order in schedule.orders
-    ]
-    outcomes = filter(None, (follow(step, lists, manner) for manner in MANNERS))
+    scheduler = ListScheduler(schedule.placement, schedule.micro_batches, OpCosts(costs=costs), room, exact_sizes=True)
+    lists = [[scheduler.number(op) for op in order if op.kind is not Kind.W] for order in schedule.orders]
+    outcomes = filter(None, (scheduler.follow(lists, rule) for rule in FOLLOWINGS))
     best = min(outcomes, default=None, key=lambda outcome: outcome.makespan)
     return None if best is None else replace(schedule, orders=best.orders)

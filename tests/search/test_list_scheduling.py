@@ -1,0 +1,161 @@
+"""List schedules take the time and the memory that lowering and simulation say, compiled or not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import debubble as db
+from debubble.ir import Kind, Number, Op, Placement, StageCosts, check
+from debubble.ir.lowering.op_costs import OpCosts
+from debubble.search.constructive import list_scheduling
+from debubble.search.constructive.building_blocks import FIRST, BlockCandidate, pattern_of, repeated
+from debubble.search.constructive.list_scheduling import (
+    PATIENT,
+    STRICT,
+    GapFilling,
+    Greedy,
+    ListSchedule,
+    ListScheduler,
+    OrderFollowing,
+)
+from tests.strategies import stage_costs
+
+RULES = st.one_of(
+    st.builds(
+        Greedy, in_turn=st.booleans(), patience=st.sampled_from([STRICT, 0, 0.5]), overlap=st.sampled_from([0, 0.5, 1])
+    ),
+    st.builds(GapFilling, least_gap=st.sampled_from([Fraction(1, 2), Fraction(1)])),
+)
+
+
+@st.composite
+def steps(draw: st.DrawFn, *, whole: bool = True) -> tuple[Placement, int, StageCosts, list[Number | None]]:
+    """A step of a V or a line, its costs, and its room for activations: several micro-batches, or any number.
+
+    `whole`: times and sizes are whole numbers, or fractions.
+    """
+    p, v, m = draw(st.integers(1, 5)), draw(st.integers(1, 2)), draw(st.integers(1, 8))
+    costs = draw(stage_costs(stages=p * v)).replace(communication_model="latency")
+    if draw(st.booleans()):
+        costs = costs.replace(micro_batch_scale=[draw(st.integers(1, 4)) for _ in range(m)])
+    factor: Number = draw(st.sampled_from([1, Fraction(1, 3)] if whole else [0.1, 1.7]))
+    costs = costs.replace(
+        forward=[factor * t for t in costs.forward], activation=[factor * a for a in costs.activation],
+        activation_after_input=[factor * a for a in costs.activation_after_input],
+    )  # fmt: skip
+    placement = Placement.v_shape(p, v)
+    largest = max(costs.micro_batch_scale or (1,))
+    room = [
+        draw(st.none() | st.integers(1, 3 * p).map(lambda n, held=held: n * largest * sum(sizes(costs, held))))
+        for held in placement.stages_of
+    ]
+    return placement, m, costs, room
+
+
+def sizes(costs: StageCosts, held: Sequence[int]) -> list[Number]:
+    """Bytes that a micro-batch takes on each of these stages at most."""
+    return [max(costs.activation[s], costs.activation_after_input[s]) for s in held]
+
+
+def assert_simulated_alike(schedule: ListSchedule, costs: StageCosts, room: Sequence[Number | None]) -> None:
+    """Every end, the makespan and the span are simulation's, which keeps within the room."""
+    placement, m = schedule.scheduler.placement, schedule.scheduler.micro_batches
+    ordered = db.Schedule.of("listed", placement, m, schedule.orders)
+    check(ordered)
+    timeline = db.simulate(ordered, costs)
+    ends = {o.op: o.end for lane in timeline.compute for o in lane}
+    assert schedule.ends == tuple(tuple(ends[op] for op in order) for order in schedule.orders)
+    assert (schedule.makespan, schedule.span) == (timeline.makespan, timeline.span)
+    assert all(limit is None or peak <= limit for peak, limit in zip(timeline.peak_memory, room, strict=True))
+
+
+@settings(max_examples=200, deadline=None)
+@given(step=steps(), rule=RULES, split=st.booleans())
+def test_a_rule_takes_the_time_and_memory_that_the_simulator_says(
+    step: tuple[Placement, int, StageCosts, list[Number | None]], rule: Greedy | GapFilling, split: bool
+) -> None:
+    placement, m, costs, room = step
+    schedule = ListScheduler(placement, m, OpCosts(costs=costs), room, split=split).schedule(rule)
+    if schedule is not None:
+        assert_simulated_alike(schedule, costs, room)
+
+
+@settings(max_examples=150, deadline=None)
+@given(step=steps(), data=st.data())
+def test_a_followed_order_takes_the_time_and_memory_that_the_simulator_says(
+    step: tuple[Placement, int, StageCosts, list[Number | None]], data: st.DataObject
+) -> None:
+    placement, m, costs, room = step
+    candidate = BlockCandidate.of(data.draw(st.sampled_from(FIRST[2 * placement.chunks])))
+    pattern = pattern_of(placement, costs, candidate.shape)
+    if pattern is None:
+        return
+    # What may overtake from some moment on starts then, although it had arrived before.
+    rule = replace(candidate.manner, late=False)
+    schedule = ListScheduler(placement, m, OpCosts(costs=costs), room).follow(repeated(pattern, m), rule)
+    if schedule is not None:
+        assert_simulated_alike(schedule, costs, room)
+
+
+@settings(max_examples=50, deadline=None)
+@given(step=st.booleans().flatmap(lambda whole: steps(whole=whole)), rule=RULES, split=st.booleans())
+def test_compiled_code_says_the_same(
+    step: tuple[Placement, int, StageCosts, list[Number | None]], rule: Greedy | GapFilling, split: bool
+) -> None:
+    placement, m, costs, room = step
+    scheduler = ListScheduler(placement, m, OpCosts(costs=costs), room, split=split)
+    schedules = []
+    for operations in (0, 10**9):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(list_scheduling, "COMPILED_FROM", operations)
+            patch.setattr(list_scheduling, "LOADS_FROM", operations)
+            schedules.append(scheduler.schedule(rule))
+    compiled, plain = schedules
+    if compiled is None or plain is None:
+        assert compiled is plain
+    else:
+        assert (compiled.orders, compiled.ends) == (plain.orders, plain.ends)
+
+
+def two_devices(rule: OrderFollowing, *, room: int) -> list[str]:
+    """Device 0 wants F0, I0, F1; the message is slow, so F1 could go first."""
+    costs = StageCosts.of(stages=2, communication=5, activation=1, activation_after_input=1)
+    scheduler = ListScheduler(Placement.linear(2), 2, OpCosts(costs=costs), [room, 2])
+    schedule = scheduler.follow([numbers(scheduler, f"{s}F0 {s}I0 {s}F1 {s}I1") for s in range(2)], rule)
+    assert schedule is not None
+    return [op.name for op in schedule.orders[0]]
+
+
+def numbers(scheduler: ListScheduler, names: str) -> list[int]:
+    return [scheduler.number(Op.parse(name)) for name in names.split()]
+
+
+def test_what_has_arrived_overtakes_into_a_gap() -> None:
+    assert two_devices(OrderFollowing(0, 0), room=2) == ["0F0", "0F1", "0I0", "0W0", "0I1", "0W1"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "room"),
+    [(OrderFollowing(0, PATIENT), 2), (OrderFollowing(0, 0), 1), (OrderFollowing(0, 0, late=True), 2)],
+)
+def test_nothing_overtakes_if_patient_short_of_memory_or_before_the_cool_down(rule: OrderFollowing, room: int) -> None:
+    assert two_devices(rule, room=room)[:2] == ["0F0", "0I0"]
+
+
+def test_an_order_that_memory_cannot_hold_gets_stuck() -> None:
+    scheduler = ListScheduler(Placement.linear(1), 2, OpCosts(costs=StageCosts.of(stages=1)), [1])
+    assert scheduler.follow([numbers(scheduler, "0F0 0F1 0I0 0I1")], OrderFollowing(0, PATIENT)) is None
+
+
+def test_room_is_counted_exactly() -> None:
+    costs = StageCosts.of(stages=1, activation=Fraction(1, 3), activation_after_input=Fraction(1, 3))
+    scheduler = ListScheduler(Placement.linear(1), 3, OpCosts(costs=costs), [1])
+    schedule = scheduler.follow([numbers(scheduler, "0F0 0F1 0F2 0I0 0I1 0I2")], OrderFollowing(0, PATIENT))
+    assert schedule is not None
+    assert [op.kind for op in schedule.orders[0][:3]] == [Kind.F] * 3
