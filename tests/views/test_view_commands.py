@@ -52,6 +52,15 @@ def test_show_writes_every_picture_that_is_asked_for(plan: Path, trace: Path, tm
     assert summary["measured"]["makespan"] == 38
 
 
+def test_show_writes_any_view_of_the_registry_by_its_name(plan: Path, tmp_path: Path) -> None:
+    run("show", plan, "--view", f"perfetto={tmp_path / 'named.json'}", "--perfetto", tmp_path / "own.json")
+    assert (tmp_path / "named.json").read_bytes() == (tmp_path / "own.json").read_bytes()
+    with pytest.raises(InputError, match="There is no view 'pdf'"):
+        run("show", plan, "--view", "pdf=step.pdf")
+    with pytest.raises(InputError, match="--view html: write NAME=FILE"):
+        run("show", plan, "--view", "html")
+
+
 def test_compare_prints_one_json_object(plan: Path, trace: Path) -> None:
     assert json.loads(run("compare", plan, trace, "--json").stdout)["makespan"]["ratio"] == 2
 

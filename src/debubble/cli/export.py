@@ -14,7 +14,7 @@ from debubble.cli.output import Json, console, print_json
 @app.command()
 def export(
     plan: Annotated[Path, typer.Argument(help="A plan file.", metavar="PLAN")],
-    to: Annotated[str, typer.Option(help="torch, torchtitan, automodel, megatron, deepspeed or mindformers.")],
+    to: Annotated[str, typer.Option(help="The target, such as torch or megatron; see docs/exports.md.")],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the files (default: PLAN-TARGET).")
     ] = None,

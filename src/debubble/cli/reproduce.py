@@ -25,7 +25,7 @@ BASIS = {
 
 @app.command()
 def reproduce(
-    paper: Annotated[str, typer.Argument(help="obscura, optpipe, scope, chronospipe, or all.")],
+    paper: Annotated[str, typer.Argument(help="A paper, such as obscura, or all of them: all.")],
     pictures: Annotated[
         Path | None, typer.Option("--pictures", metavar="DIR", help="Also draw the figures into this folder.")
     ] = None,

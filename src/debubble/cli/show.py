@@ -9,6 +9,7 @@ import typer
 
 from debubble.cli.app import app
 from debubble.cli.output import Json, console, log, print_json
+from debubble.ir import InputError
 
 
 @app.command()
@@ -19,6 +20,10 @@ def show(
     png: Annotated[Path | None, typer.Option(help="Write a picture.")] = None,
     svg: Annotated[Path | None, typer.Option(help="Write a vector picture.")] = None,
     perfetto: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev.")] = None,
+    view: Annotated[
+        list[str] | None,
+        typer.Option("--view", metavar="NAME=FILE", help="Write any view by its name, such as one of another package."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Show when a plan does what, how much memory it takes, and why it is not faster."""
@@ -30,8 +35,8 @@ def show(
 
     loaded = Plan.load(plan)
     scenes = [Scene.predicted(loaded)] if trace is None else Scene.beside(loaded, Trace.load(trace))
-    asked = {"html": html, "png": png, "svg": svg, "perfetto": perfetto}
-    contents = {path: views[name](scenes) for name, path in asked.items() if path is not None}
+    files = [("html", html), ("png", png), ("svg", svg), ("perfetto", perfetto), *map(_named_file, view or ())]
+    contents = {path: views[name](scenes) for name, path in files if path is not None}
     for path, content in contents.items():
         write_whole(path, content)
         log().print(f"Wrote {path}.")
@@ -40,3 +45,11 @@ def show(
     else:
         for scene in scenes:
             console().print(render_scene(scene))
+
+
+def _named_file(text: str) -> tuple[str, Path]:
+    """The name and the file of a --view option."""
+    name, equals, file = text.partition("=")
+    if not (name and equals and file):
+        raise InputError(f"--view {text}: write NAME=FILE.")
+    return name, Path(file)

@@ -19,7 +19,7 @@ views: Registry[View] = Registry("debubble.views", what="view")
 
 
 def view(name: str) -> Callable[[View], View]:
-    """Register a view under its name, which is also the command line's option."""
+    """Register a view under its name, which `debubble show --view NAME=FILE` takes."""
 
     def register(draw: View) -> View:
         return views.add(name, draw)
