@@ -7,7 +7,7 @@ import pytest
 import debubble as db
 from debubble.costs import StepTail
 from debubble.ir import Kind, RunOptions
-from debubble.planners.plan_model import problem_of
+from debubble.planners.model_problem import problem_of
 from debubble.schedules.chronos.offload import offload_states
 from tests.planners.test_fixed import MODEL
 

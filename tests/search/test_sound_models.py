@@ -10,7 +10,7 @@ import pytest
 import debubble as db
 from debubble.ir import DebubbleError, InputError, Kind, Op, Placement, RunOptions, SolverError, StageCosts
 from debubble.planners import Problem, planners
-from debubble.planners.plan_model import problem_of
+from debubble.planners.model_problem import problem_of
 from debubble.search.annealing.search import search
 from debubble.search.bounds import lower_bound
 from debubble.search.effort import Effort

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,15 +16,23 @@ ClusterOption = Annotated[
     str | None, typer.Option("--cluster", help="Devices, as NxNAME (8xA100-80GB) or a YAML file; see `hardware`.")
 ]
 Pipeline = Annotated[int | None, typer.Option(help="Pipeline devices (default: all that the other degrees leave).")]
-Tensor = Annotated[int, typer.Option(help="Tensor-parallel degree.")]
-Data = Annotated[int, typer.Option(help="Data-parallel degree.")]
-Context = Annotated[int, typer.Option(help="Context-parallel degree.")]
-Expert = Annotated[int, typer.Option(help="Expert-parallel degree, within the data-parallel ranks.")]
-MicroBatchSize = Annotated[int, typer.Option(help="Sequences per micro-batch.")]
+Tensor = Annotated[int | None, typer.Option(help="Tensor-parallel degree (default: 1).")]
+Data = Annotated[int | None, typer.Option(help="Data-parallel degree (default: 1).")]
+Context = Annotated[int | None, typer.Option(help="Context-parallel degree (default: 1).")]
+Expert = Annotated[
+    int | None, typer.Option(help="Expert-parallel degree, within the data-parallel ranks (default: 1).")
+]
+MicroBatchSize = Annotated[int | None, typer.Option(help="Sequences per micro-batch (default: 1).")]
 MicroBatches = Annotated[int, typer.Option(help="Micro-batches per step.")]
+GlobalBatch = Annotated[
+    int | None,
+    typer.Option(help="Sequences per step: searches the degrees, ZeRO and micro-batches that are not given."),
+]
 SequenceLength = Annotated[int, typer.Option(help="Tokens per sequence.")]
 Optimizer = Annotated[str, typer.Option(help="Optimizer whose states count as memory.")]
-Zero = Annotated[int, typer.Option(min=0, max=2, help="ZeRO level over the data-parallel ranks.")]
+Zero = Annotated[
+    int | None, typer.Option(min=0, max=3, help="ZeRO level over the data- and context-parallel ranks (default: 0).")
+]
 Lora = Annotated[int, typer.Option(help="Train LoRA adapters of that rank on every linear layer (0: the whole model).")]
 PostValidation = Annotated[
     bool,
@@ -53,6 +61,11 @@ Cache = Annotated[
     typer.Option("--cache", help="Start from schedules that this machine has found before, and keep new ones."),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the search.")]
+
+
+def given_options(**options: Any) -> dict[str, Any]:
+    """The options that were given: those that are not None."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def cluster_of(text: str | None) -> Cluster:

@@ -11,10 +11,15 @@ import typer
 from debubble.cli import options as o
 from debubble.cli.app import app
 from debubble.cli.output import Json, console, log, print_json
+from debubble.cli.progress import SearchProgress
 from debubble.ir import InputError, Plan, RunOptions
 
 if TYPE_CHECKING:
+    from debubble.ir.degrees import DegreeSearch
     from debubble.planners import Problem
+
+SCHEMA = 2
+"""Version of the JSON object's keys: see `docs/degrees.md`."""
 
 
 @app.command()
@@ -23,7 +28,10 @@ def plan(
         str | None, typer.Argument(metavar="[MODEL]", help="A built-in name, a config.json, or a folder with one.")
     ] = None,
     cluster: o.ClusterOption = None,
-    micro_batches: o.MicroBatches = 32,
+    global_batch: o.GlobalBatch = None,
+    micro_batches: Annotated[
+        int | None, typer.Option(help="Micro-batches per pipeline and step (default: 32).")
+    ] = None,
     planner: Annotated[str, typer.Option(help="A planner's name; see `planners`.")] = "auto",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan file here.")] = None,
     costs: o.Costs = None,
@@ -35,14 +43,14 @@ def plan(
     chunks: o.Chunks = None,
     memory_limit: o.MemoryLimit = None,
     pipeline: o.Pipeline = None,
-    tensor: o.Tensor = 1,
-    data: o.Data = 1,
-    context: o.Context = 1,
-    expert: o.Expert = 1,
-    micro_batch_size: o.MicroBatchSize = 1,
+    tensor: o.Tensor = None,
+    data: o.Data = None,
+    context: o.Context = None,
+    expert: o.Expert = None,
+    micro_batch_size: o.MicroBatchSize = None,
     sequence_length: o.SequenceLength = 4096,
     optimizer: o.Optimizer = "adamw",
-    zero: o.Zero = 0,
+    zero: o.Zero = None,
     dtype: o.Dtype = "bf16",
     lora: o.Lora = 0,
     post_validation: o.PostValidation = False,
@@ -59,29 +67,34 @@ def plan(
     searches = planners[planner].searches
     if sum(given is not None for given in (model, costs, units)) != 1:
         raise InputError("Give a MODEL with --cluster, or --costs FILE, or --units FILE with --devices P.")
+    if global_batch is not None and model is None:
+        raise InputError("--global-batch searches the degrees of a MODEL on a --cluster; leave it out here.")
     doing = f"Searching; the effort is {effort:g} s of the reference machine ..." if searches else "Planning ..."
-    with log().status(doing):
+    with log().status(doing) as status:
         if model is not None:
             from debubble.models import named_model
             from debubble.planners.plan_model import plan as plan_model
 
-            shape, where = named_model(model), o.cluster_of(cluster)
+            degrees = o.given_options(
+                tensor=tensor, data=data, context=context, expert=expert, micro_batch_size=micro_batch_size, zero=zero
+            )
             result = plan_model(
-                shape, where, micro_batches=micro_batches, planner=planner, pipeline=pipeline,
-                chunks=chunks, memory_limit=memory_limit, effort=effort, deadline=deadline, cache=cache, seed=seed,
-                profile=profile, tensor=tensor,
-                data=data, context=context, expert=expert, micro_batch_size=micro_batch_size,
-                sequence_length=sequence_length,
-                optimizer=optimizer, zero=zero, dtype=dtype, lora=lora,
-                post_validation=post_validation,
+                named_model(model), o.cluster_of(cluster), global_batch=global_batch, micro_batches=micro_batches,
+                planner=planner, pipeline=pipeline, chunks=chunks, memory_limit=memory_limit, effort=effort,
+                deadline=deadline, cache=cache, seed=seed, profile=profile, sequence_length=sequence_length,
+                optimizer=optimizer, dtype=dtype, lora=lora, post_validation=post_validation,
+                progress=SearchProgress(status), **degrees,
             )  # fmt: skip
         else:
             problem = _abstract(
-                costs, units, devices=devices, limit=o.abstract_limit(memory_limit), micro_batches=micro_batches,
+                costs, units, devices=devices, limit=o.abstract_limit(memory_limit),
+                micro_batches=32 if micro_batches is None else micro_batches,
                 chunks=chunks, effort=effort, deadline=deadline, cache=cache, seed=seed,
                 post_validation=post_validation,
             )  # fmt: skip
             result = solve(problem, planner=planner, options=RunOptions(post_validation=post_validation))
+    if result.degree_search is not None and result.degree_search.interrupted:
+        log().print("Interrupted: this is the best so far.")
     if output is not None:
         result.save(output)
         log().print(f"The plan is in {output}.")
@@ -136,8 +149,10 @@ def _print(plan: Plan, *, json: bool) -> None:
         console().print(render(plan, scene))
         return
     timeline, step_time = scene.timeline, scene.step_time
+    searched = {} if plan.degree_search is None else _search_dict(plan.degree_search)
     print_json(
         {
+            "schema": SCHEMA,
             "planner": plan.planner,
             "schedule": plan.schedule.name,
             "devices": plan.devices,
@@ -155,5 +170,12 @@ def _print(plan: Plan, *, json: bool) -> None:
             "cut_off": list(plan.cut_off),
             "candidates": [asdict(candidate) for candidate in plan.candidates],
             "remarks": list(scene.remarks),
+            **searched,
         }
     )
+
+
+def _search_dict(search: DegreeSearch) -> dict[str, Any]:
+    """What a search of degrees adds to the JSON object: the best choices, the plan's first, and how many there were."""
+    counts = {key: value for key, value in asdict(search).items() if key != "configurations"}
+    return {"configurations": [asdict(each) for each in search.configurations], "search": counts}

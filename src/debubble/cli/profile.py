@@ -24,7 +24,7 @@ def profile(
         str, typer.Argument(metavar="MODEL", help="A built-in name, a config.json, or a folder with one.")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Write the measured units here.")] = Path("costs.json"),
-    micro_batch_size: o.MicroBatchSize = 1,
+    micro_batch_size: Annotated[int, typer.Option(help="Sequences per micro-batch.")] = 1,
     sequence_length: o.SequenceLength = 512,
     dtype: o.Dtype = "fp32",
     lora: o.Lora = 0,

@@ -41,14 +41,14 @@ def simulate(
     ] = None,
     cluster: o.ClusterOption = None,
     pipeline: o.Pipeline = None,
-    tensor: o.Tensor = 1,
-    data: o.Data = 1,
-    context: o.Context = 1,
-    expert: o.Expert = 1,
-    micro_batch_size: o.MicroBatchSize = 1,
+    tensor: o.Tensor = None,
+    data: o.Data = None,
+    context: o.Context = None,
+    expert: o.Expert = None,
+    micro_batch_size: o.MicroBatchSize = None,
     sequence_length: o.SequenceLength = 4096,
     optimizer: o.Optimizer = "adamw",
-    zero: o.Zero = 0,
+    zero: o.Zero = None,
     dtype: o.Dtype = "bf16",
     lora: o.Lora = 0,
     post_validation: o.PostValidation = False,
@@ -74,10 +74,12 @@ def simulate(
         if costs is not None:
             raise InputError("Give either MODEL or --costs, not both.")
         model, where = named_model(source), o.cluster_of(cluster)
+        degrees = o.given_options(
+            tensor=tensor, data=data, context=context, expert=expert, micro_batch_size=micro_batch_size, zero=zero
+        )
         options = RunOptions(
-            tensor=tensor, data=data, context=context, expert=expert, micro_batch_size=micro_batch_size,
-            sequence_length=sequence_length, optimizer=optimizer, zero=zero, dtype=dtype, lora=lora,
-            post_validation=post_validation,
+            sequence_length=sequence_length, optimizer=optimizer, dtype=dtype, lora=lora,
+            post_validation=post_validation, **degrees,
         )  # fmt: skip
         chosen, stage_costs = fixed_configuration(
             model, where, schedule=schedule, micro_batches=micro_batches, pipeline=pipeline, chunks=chunks,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from debubble.costs.cluster import Cluster
 from debubble.costs.speed import Speed
 from debubble.costs.step import element_bytes
-from debubble.ir import Plan
+from debubble.ir import Plan, RunOptions
 from debubble.models.config import ModelConfig
 
 
@@ -43,10 +43,15 @@ class Utilization:
         if plan.model is None or plan.cluster is None:
             return None
         options = plan.options
-        speed = Speed(Cluster.from_dict(plan.cluster).slowest, element_bytes(options.dtype))
         devices = plan.devices * options.data * options.tensor * options.context
-        operations = flops_per_token(ModelConfig.from_hf(plan.model), options.sequence_length, lora=options.lora)
-        return Utilization(operations, devices * speed.peak)
+        model, cluster = ModelConfig.from_hf(plan.model), Cluster.from_dict(plan.cluster)
+        return Utilization.of_run(model, cluster, options, devices=devices)
+
+    @staticmethod
+    def of_run(model: ModelConfig, cluster: Cluster, options: RunOptions, *, devices: int) -> Utilization:
+        """A run on that many devices of the cluster."""
+        speed = Speed(cluster.slowest, element_bytes(options.dtype))
+        return Utilization(flops_per_token(model, options.sequence_length, lora=options.lora), devices * speed.peak)
 
     def mfu(self, tokens_per_second: float) -> float:
         """A fraction."""

@@ -37,7 +37,7 @@ from debubble.costs.step import (
 )
 from debubble.costs.units import HostStates, StateBytes, Strategy, Unit, Units
 from debubble.ir import InputError, PlannedUnit, RunOptions
-from debubble.models.config import Experts, ModelConfig
+from debubble.models.config import Experts, Layer, ModelConfig
 
 
 def model_units(
@@ -63,7 +63,7 @@ def model_units(
     speed = Speed(cluster.slowest, element_bytes(options.dtype))
     builder = _Builder(Shapes(model=model, options=options, framework=framework, speed=speed))
     return Units(
-        units=tuple(builder.unit(unit) for unit in model.units),
+        units=tuple(builder.units()),
         communication=speed.message(builder.boundary, across_nodes=layout.across_nodes),
         offload_bandwidth=speed.hardware.host_bandwidth * speed.hardware.efficiency.host / layout.sharing,
         host_link=speed.hardware.host_link,
@@ -149,6 +149,17 @@ class _Builder:
     def boundary(self) -> float:
         """Bytes of the tensor between two units, on one device."""
         return self.shapes.element * self.shapes.stream
+
+    def units(self) -> Iterator[Unit]:
+        """All units in model order; those of equal layers are priced once."""
+        priced: dict[tuple[str, Layer | None], Unit] = {}
+        for planned in self.shapes.model.units:
+            layer = planned.layer
+            kind = planned.type, None if layer is None else self.shapes.model.per_layer[layer]
+            if kind not in priced:
+                priced[kind] = self.unit(planned)
+            # Not `replace`, which takes three times as long: a search of degrees builds thousands of models.
+            yield Unit(**{**vars(priced[kind]), "layer": layer})
 
     def unit(self, planned: PlannedUnit) -> Unit:
         match planned.type, planned.layer:

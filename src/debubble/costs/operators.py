@@ -179,17 +179,29 @@ def _end(shapes: Shapes) -> Iterator[Operator]:
 
 
 def fused_core(shapes: Shapes, layer: int) -> Iterator[Operator]:
-    """Flash attention: only the scores that count; keeps its output and one fp32 number per token and head."""
+    """Flash attention: only the scores that count; keeps its output and one fp32 number per token and head.
+
+    Beside it context parallelism exchanges keys and values, and backward their gradients too; the longer one counts.
+    """
     m, o, e = shapes.model, shapes.options, shapes.element
     n, q = shapes.tokens, m.attention_width / o.tensor
     flops = 4 * n * m.attended(layer, o.sequence_length) * q
     rows = n * m.heads / o.tensor
+    exchange = _exchange(shapes)
     yield Operator(
         name="core",
-        forward=shapes.speed.attention(flops, rows=rows),
-        backward_input=shapes.speed.attention(2.5 * flops, rows=rows, backward=True),
+        forward=max(shapes.speed.attention(flops, rows=rows), exchange),
+        backward_input=max(shapes.speed.attention(2.5 * flops, rows=rows, backward=True), 2 * exchange),
         saved=n * (e * q + 4 * m.heads / o.tensor),
     )
+
+
+def _exchange(shapes: Shapes) -> float:
+    """Seconds in which a context-parallel rank gets the keys and values of all others (Liu et al., Ring Attention)."""
+    m, o = shapes.model, shapes.options
+    size = 2 * shapes.element * shapes.tokens * o.context * m.kv_width / o.tensor
+    beside = min(o.context, max(1, shapes.speed.hardware.devices_per_node // o.tensor))
+    return shapes.speed.gather(size, o.context, beside=beside)
 
 
 def core(shapes: Shapes) -> Iterator[Operator]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from debubble.costs.cluster import Cluster
 from debubble.costs.known_hardware import share
@@ -192,7 +193,8 @@ class StepTail:
         options = self.options
         layout = Layout.of(self.cluster, options, self.pipeline)
         speed = Speed(self.cluster.slowest, element_bytes(options.dtype))
-        parameters = self.model.trained_parameters(options.lora) / layout.pipeline / options.tensor
+        trained, in_matrices = _trained(self.model, options.lora)
+        parameters = trained / layout.pipeline / options.tensor
         ranks = options.data * options.context
         scattered = scattered_bytes(options, gradient=self.framework.gradient_bytes if speed.element == 2 else 4)
         gathered = speed.element if options.zero else 0
@@ -201,9 +203,15 @@ class StepTail:
         reduce = speed.gather(moved, ranks, beside=beside(speed, options))
         shards = ranks if options.zero else 1
         stepped = parameters / shards * unstepped
-        matrices = self.model.matrix_parameters(options.lora) / layout.pipeline / options.tensor / shards * unstepped
+        matrices = in_matrices / layout.pipeline / options.tensor / shards * unstepped
         launch = speed.hardware.efficiency.launch if stepped else 0.0
         return reduce + launch + step_seconds(self.model, speed, options, self.framework, stepped, matrices=matrices)
+
+
+@lru_cache
+def _trained(model: ModelConfig, lora: int) -> tuple[int, int]:
+    """Parameters that are trained, and those of them in matrices."""
+    return model.trained_parameters(lora), model.matrix_parameters(lora)
 
 
 def step_seconds(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from debubble.ir.degrees import Degrees, DegreeSearch
 from debubble.ir.ops import Kind
 from debubble.ir.schedule import Schedule
 from debubble.ir.stage_costs import Number, StageCosts
@@ -114,11 +115,23 @@ class Plan:
     profile: Mapping[str, Any] | None = None
     """The units file with measured costs that the plan was made with, if any."""
     options: RunOptions = field(default_factory=RunOptions)
+    degree_search: DegreeSearch | None = None
+    """The best choices of degrees, if they were searched."""
 
     @property
     def devices(self) -> int:
         """The number of pipeline devices."""
         return self.schedule.devices
+
+    @property
+    def degrees(self) -> Degrees:
+        """How the plan divides model and batch over the devices."""
+        o = self.options
+        return Degrees(
+            pipeline=self.devices, tensor=o.tensor, data=o.data, context=o.context, expert=o.expert, zero=o.zero,
+            micro_batch_size=o.micro_batch_size, micro_batches=self.micro_batches,
+            chunks=self.schedule.placement.chunks,
+        )  # fmt: skip
 
     @property
     def ranks(self) -> int:

@@ -12,6 +12,7 @@ import msgspec
 
 from debubble.errors import InputError
 from debubble.files import decode_json, read_file, write_whole
+from debubble.ir.degrees import DegreeSearch
 from debubble.ir.ops import Op
 from debubble.ir.placement import Placement
 from debubble.ir.plan import CandidateSummary, Plan, PlannedUnit, RunOptions
@@ -50,6 +51,7 @@ class PlanFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     cluster: dict[str, Any] | None = None
     profile: dict[str, Any] | None = None
     options: RunOptions = msgspec.field(default_factory=RunOptions)
+    degree_search: DegreeSearch | None = None
 
 
 class _Header(msgspec.Struct):
@@ -105,6 +107,7 @@ def encode(plan: Plan) -> PlanFile:
         cluster=None if plan.cluster is None else dict(plan.cluster),
         profile=None if plan.profile is None else dict(plan.profile),
         options=plan.options,
+        degree_search=plan.degree_search,
     )
 
 
@@ -139,4 +142,5 @@ def decode(file: PlanFile) -> Plan:
         cluster=file.cluster,
         profile=file.profile,
         options=file.options,
+        degree_search=file.degree_search,
     )

@@ -7,7 +7,7 @@ side by side in processes of their own, while the others answer here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -20,7 +20,16 @@ from debubble.planners.registry import Result, planner, planners, verified
 @planner("auto", paper="debubble's own", searches=True)
 def auto(problem: Problem) -> Solution:
     """Ask every planner and keep the fastest plan that fits."""
-    answers = dict(_ask_all(problem))
+    return fastest_of(problem, [name for name in planners if name != "auto"])
+
+
+def fastest_of(problem: Problem, names: Sequence[str]) -> Solution:
+    """Ask these planners and keep the fastest plan that fits, with a summary of every answer.
+
+    Raises:
+        InfeasibleError: if none of them has one, the reason that misses the limit by least.
+    """
+    answers = dict(_ask_all(problem, names))
     results = [answer for answer in answers.values() if isinstance(answer, Result)]
     if not results:
         raise closest([answer for answer in answers.values() if isinstance(answer, DebubbleError)])
@@ -39,9 +48,9 @@ def auto(problem: Problem) -> Solution:
     )
 
 
-def _ask_all(problem: Problem) -> Iterator[tuple[str, Result | DebubbleError]]:
+def _ask_all(problem: Problem, names: Sequence[str]) -> Iterator[tuple[str, Result | DebubbleError]]:
     """Every planner's verified answer, or why it has none."""
-    others = {name: entry for name, entry in planners.items() if name != "auto"}
+    others = {name: planners[name] for name in names}
     with searching([name for name, entry in others.items() if entry.searches], problem) as futures:
         for name, entry in others.items():
             if not entry.searches:

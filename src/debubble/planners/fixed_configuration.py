@@ -10,8 +10,8 @@ from debubble.costs import Cluster, model_units
 from debubble.costs.units import Partition
 from debubble.ir import InputError, Placement, RunOptions, Schedule, StageCosts
 from debubble.models import Model
+from debubble.planners.model_problem import objective_of, pipeline_devices
 from debubble.planners.partitioning.balance import even_counts
-from debubble.planners.plan_model import objective_of, pipeline_devices
 from debubble.schedules import schedules
 from debubble.schedules.registry import ScheduleEntry
 

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from debubble.costs import Cluster, StepTail, model_units, profiled, read_profile, step_tail
-from debubble.costs.parallel_layout import Layout
+from debubble.costs import Cluster, model_units, read_profile, step_tail
 from debubble.costs.units import Partition
-from debubble.ir import Number, Plan, PlannedUnit, RunOptions
+from debubble.ir import InputError, Number, Plan, PlannedUnit, RunOptions
+from debubble.ir.degrees import Degrees
 from debubble.models import Model
+from debubble.planners.degrees import Job, Progress, search_degrees
+from debubble.planners.model_problem import objective_of, problem_of
 from debubble.planners.problem import ModelUnits, Problem, Solution
-from debubble.planners.registry import planners
+from debubble.planners.registry import Result, planners
 from debubble.simulator import Timeline
-
-if TYPE_CHECKING:
-    from debubble.search.problem import Objective
 
 
 def plan(
     model: Model,
     cluster: Cluster,
     *,
-    micro_batches: int = 32,
+    global_batch: int | None = None,
+    micro_batches: int | None = None,
     planner: str = "auto",
     pipeline: int | None = None,
     chunks: int | None = None,
@@ -34,63 +34,70 @@ def plan(
     cache: bool = False,
     seed: int = 0,
     profile: Path | Mapping[str, Any] | None = None,
+    progress: Callable[[Progress], None] | None = None,
     **options: Any,
 ) -> Plan:
     """The fastest plan that fits for a model on a cluster.
 
-    `pipeline`: devices of the pipeline (default: all that tensor, data and context parallelism leave).
-    `memory_limit`: per device, bytes or a text such as `20GiB` (default: the cluster's).  `profile`: a units file that
-    `debubble profile` measured, or its content.  Further options are RunOptions', such as `sequence_length=4096`.
+    With `global_batch` the degrees of parallelism, the ZeRO level and the size of micro-batches are searched; those
+    that are given among the other arguments are kept.  Without it they are what is given, or 1.
 
-    `effort`: work that a planner may do, in seconds of the reference machine (see `solver.effort`); the same call gives
-    the same plan on every machine.  `deadline`: seconds on the clock after which a planner stops all the same (default:
-    ten times the effort and a minute); the plan's `cut_off` names those that had to.  `cache`: start from schedules
-    that this machine has found before, and keep the new ones.
+    Args:
+        model: The model.
+        cluster: Its devices.
+        global_batch: Sequences per step, over all replicas and micro-batches; None: the degrees are not searched.
+        micro_batches: Per pipeline and step; None: 32, or what the search chooses.
+        planner: A planner's name.
+        pipeline: Devices of the pipeline; None: all that the other degrees leave, or what the search chooses.
+        chunks: Stages per device; None: the planner's choice.
+        memory_limit: Per device, bytes or a text such as `20GiB`; None: the cluster's.
+        effort: Work that a planner may do, in seconds of the reference machine (see `search.effort`); the same call
+            gives the same plan on every machine.
+        deadline: Seconds on the clock after which a planner stops all the same; None: ten times the effort and a
+            minute.  The plan's `cut_off` names those that had to.
+        cache: Start from schedules that this machine has found before, and keep the new ones.
+        seed: Seed of the searches.
+        profile: A units file that `debubble profile` measured, or its content; not with `global_batch`.
+        progress: Called after every choice of degrees that was looked at.
+        options: Those of RunOptions, such as `sequence_length=4096`.
 
-    Raises InputError for what does not go together, InfeasibleError with the reason if nothing fits.
+    Raises:
+        InputError: for what does not go together.
+        InfeasibleError: if nothing fits, with the reason.
     """
-    run = RunOptions(**options)
     cluster = cluster if memory_limit is None else cluster.with_limit(memory_limit)
+    if global_batch is not None:
+        if profile is not None:
+            raise InputError("A profile is of one choice of degrees: give it without a global batch.")
+        given = {"pipeline": pipeline, "chunks": chunks, "micro_batches": micro_batches}
+        fixed = {name: degree for name, degree in given.items() if degree is not None}
+        fixed |= {name: options[name] for name in options if name in DEGREES}
+        job = Job(
+            model=model, cluster=cluster, global_batch=global_batch, options=RunOptions(**options), fixed=fixed,
+            effort=effort, deadline=deadline, cache=cache, seed=seed,
+        )  # fmt: skip
+        return _searched(job, planner, progress or (lambda _: None))
+    run = RunOptions(**options)
     measured = read_profile(profile) if isinstance(profile, str | Path) else profile
     problem = problem_of(
-        model, cluster, run, micro_batches=micro_batches, pipeline=pipeline, chunks=chunks, effort=effort, seed=seed,
-        deadline=deadline, cache=cache, profile=measured,
+        model, cluster, run, micro_batches=32 if micro_batches is None else micro_batches, pipeline=pipeline,
+        chunks=chunks, effort=effort, seed=seed, deadline=deadline, cache=cache, profile=measured,
     )  # fmt: skip
     found = solve(problem, planner=planner, model=model.config, cluster=cluster.to_dict(), options=run)
     return replace(found, profile=measured)
 
 
-def problem_of(
-    model: Model,
-    cluster: Cluster,
-    options: RunOptions,
-    *,
-    micro_batches: int,
-    pipeline: int | None = None,
-    chunks: int | None = None,
-    effort: float = 10.0,
-    deadline: float | None = None,
-    cache: bool = False,
-    seed: int = 0,
-    profile: Mapping[str, Any] | None = None,
-) -> Problem:
-    """What the planners are asked for a model on a cluster."""
-    devices = pipeline_devices(cluster, options, pipeline)
-    units = model_units(model, cluster, options, pipeline=devices)
-    if profile is not None:
-        units = profiled(units, profile, model=model, options=options)
-    return Problem(
-        devices=devices, micro_batches=micro_batches, workload=ModelUnits(units), chunks=chunks, effort=effort,
-        seed=seed, deadline=deadline, cache=cache, objective=objective_of(options),
-        tail=StepTail(model=model, cluster=cluster, options=options, pipeline=devices),
+DEGREES = frozenset(field.name for field in fields(Degrees))
+"""Names of the degrees that a search may be told."""
+
+
+def _searched(job: Job, planner: str, progress: Callable[[Progress], None]) -> Plan:
+    best = search_degrees(job, planner=planner, progress=progress)
+    made = _plan_of(
+        best.result, best.problem, model=job.model.config, cluster=job.cluster.to_dict(),
+        options=job.run_options(best.degrees),
     )  # fmt: skip
-
-
-def pipeline_devices(cluster: Cluster, options: RunOptions, pipeline: int | None = None) -> int:
-    """The pipeline's length; raises InputError if the parallel degrees do not make up the cluster."""
-    layout = Layout.of(cluster, options, pipeline)
-    layout.check_all_used(options)
-    return layout.pipeline
+    return replace(made, degree_search=best.search)
 
 
 def solve(
@@ -102,9 +109,19 @@ def solve(
     options: RunOptions | None = None,
 ) -> Plan:
     """Let a planner solve a problem.  Raises InfeasibleError if it finds nothing that fits."""
-    result = planners[planner](problem)
+    return _plan_of(planners[planner](problem), problem, model=model, cluster=cluster, options=options or RunOptions())
+
+
+def _plan_of(
+    result: Result,
+    problem: Problem,
+    *,
+    model: Mapping[str, Any] | None,
+    cluster: Mapping[str, Any] | None,
+    options: RunOptions,
+) -> Plan:
     return Plan(
-        planner=planner,
+        planner=result.planner,
         schedule=result.solution.schedule,
         costs=result.solution.costs,
         lower_bound=result.lower_bound,
@@ -113,7 +130,7 @@ def solve(
         candidates=result.solution.candidates or (result.summary,),
         model=model,
         cluster=cluster,
-        options=options or RunOptions(),
+        options=options,
     )
 
 
@@ -149,11 +166,6 @@ def step_time(timeline: Timeline, options: RunOptions, *, tail: float) -> Number
 def pipeline_time(timeline: Timeline, options: RunOptions) -> Number:
     """What of it is the pipeline's."""
     return timeline.makespan if objective_of(options) == "makespan" else timeline.span
-
-
-def objective_of(options: RunOptions) -> Objective:
-    """What planners minimise."""
-    return "span" if options.post_validation else "makespan"
 
 
 def _planned(problem: Problem, solution: Solution) -> tuple[tuple[PlannedUnit, ...], ...]:

@@ -1,6 +1,6 @@
 """Planners that search, side by side in processes of their own.
 
-Each worker is a fresh interpreter that reads a pickled (name, problem) and writes a pickled (Solution, seconds) or
+Each worker is a fresh interpreter that reads a pickled (planner, problem) and writes a pickled (Solution, seconds) or
 error.  Nothing of the caller's process is inherited, so it does not matter whether it has threads, torch or no main
 guard.
 """
@@ -12,9 +12,10 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import TypeVar
 
 from debubble.ir import CutOffError, DebubbleError, InfeasibleError
 from debubble.planners.problem import Problem, Solution
@@ -29,15 +30,26 @@ PATIENCE = 60.0
 """Seconds beyond its deadline, and to start, after which a worker is given up."""
 
 
+Task = tuple[str | Callable[[Problem], Solution], Problem]
+"""A planner, by name or as a function at the top of a module, and what it is asked."""
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def searching(names: Sequence[str], problem: Problem) -> AbstractContextManager[dict[str, Future[Answer]]]:
+    """Ask several planners for one problem, side by side."""
+    return side_by_side({name: (name, problem) for name in names})
+
+
 @contextmanager
-def searching(names: Sequence[str], problem: Problem) -> Iterator[dict[str, Future[Answer]]]:
-    """Start a worker for each planner, as many at a time as there are cores; each future is its answer or error.
+def side_by_side(tasks: Mapping[Key, Task]) -> Iterator[dict[Key, Future[Answer]]]:
+    """Start a worker for each task, as many at a time as there are cores; each future is its answer or error.
 
     Those that still search at the end, as after a Ctrl-C, are ended.
     """
     running: set[Worker] = set()
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        futures = {name: pool.submit(_ask, name, problem, running) for name in names}
+        futures = {key: pool.submit(_ask, task, running) for key, task in tasks.items()}
         try:
             yield futures
         finally:
@@ -48,14 +60,15 @@ def searching(names: Sequence[str], problem: Problem) -> Iterator[dict[str, Futu
                     worker.kill()
 
 
-def _ask(name: str, problem: Problem, running: set[Worker]) -> Answer:
+def _ask(task: Task, running: set[Worker]) -> Answer:
     """Run one worker to its end, among those `running`; raises the DebubbleError that it ended with."""
+    _, problem = task
     command, pipe = [*PYTHON, "-m", "debubble.planners.process_pool"], subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as worker:
         running.add(worker)
         try:
             patience = problem.begun().brake.left + PATIENCE
-            said, told = worker.communicate(pickle.dumps((name, problem)), timeout=patience)
+            said, told = worker.communicate(pickle.dumps(task), timeout=patience)
         except subprocess.TimeoutExpired:
             worker.kill()
             raise CutOffError(
@@ -76,11 +89,12 @@ def _ask(name: str, problem: Problem, running: set[Worker]) -> Answer:
 def _work() -> None:
     from debubble.planners.registry import planners
 
-    name, problem = pickle.load(sys.stdin.buffer)
+    asked, problem = pickle.load(sys.stdin.buffer)
+    find = planners[asked].find if isinstance(asked, str) else asked
     answer: Answer | DebubbleError
     start = time.perf_counter()
     try:
-        answer = planners[name].find(problem), time.perf_counter() - start
+        answer = find(problem), time.perf_counter() - start
     except DebubbleError as error:
         # Errors with arguments of their own do not survive pickling; their sentence does.
         kind = CutOffError if isinstance(error, CutOffError) else InfeasibleError

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from debubble.formatting import size_words, time_words
 from debubble.ir import CandidateSummary, Plan, PlannedUnit
+from debubble.ir.degrees import DegreeSearch
 from debubble.views.scene import Scene
 from debubble.views.summary import why_not_faster
 from debubble.views.terminal import device_table, headline, remark_lines, stage_table, titled_table
@@ -25,6 +26,7 @@ def render(plan: Plan, scene: Scene) -> RenderableType:
         *([Text(_cut_off(plan), style="bold red")] if plan.cut_off else []),
         Text(f"{headline(scene)}\n{bound}\n{why_not_faster(scene)}\n"),
         *remark_lines(scene),
+        *([_configurations(plan.degree_search)] if plan.degree_search is not None else []),
         _partition(plan),
         device_table(scene),
         *([stage_table(scene)] if plan.schedule.placement.chunks > 1 else []),
@@ -41,6 +43,25 @@ def render(plan: Plan, scene: Scene) -> RenderableType:
 def _cut_off(plan: Plan) -> str:
     who = ", ".join(plan.cut_off)
     return f"The deadline cut off {who}, so that the plan depends on the machine: raise --deadline or lower --effort."
+
+
+def _configurations(search: DegreeSearch) -> Table:
+    """The best choices of degrees, fastest first."""
+    table = titled_table(f"Degrees: the best {len(search.configurations)} of {search.legal}")
+    for column in ("degrees", "step", "tokens/s/GPU", "MFU", "memory"):
+        table.add_column(column, justify="left" if column == "degrees" else "right")
+    for c in search.configurations:
+        table.add_row(
+            str(c.degrees),
+            time_words(c.step_time, seconds=True),
+            f"{c.tokens_per_second_per_device:,.0f}",
+            f"{100 * c.mfu:.1f}%",
+            size_words(c.peak_memory),
+        )
+    left = f"; {search.unplanned} were not looked at within the effort" if search.unplanned else ""
+    table.caption = f"{search.too_large} do not fit, {search.slower} cannot be faster{left}."
+    table.caption_justify = "left"
+    return table
 
 
 def _partition(plan: Plan) -> Table:

@@ -1,0 +1,106 @@
+"""Degrees of parallelism, and what a search of them answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, order=True, kw_only=True)
+class Degrees:
+    """How a global batch and a model are divided over devices."""
+
+    pipeline: int = 1
+    tensor: int = 1
+    data: int = 1
+    context: int = 1
+    expert: int = 1
+    """Expert-parallel ranks, out of the data- and context-parallel ones."""
+    zero: int = 0
+    """ZeRO level over the data- and context-parallel ranks."""
+    micro_batch_size: int = 1
+    """Sequences."""
+    micro_batches: int = 1
+    """Per pipeline and step."""
+    chunks: int | None = None
+    """Stages per pipeline device; None: what the planner chooses."""
+
+    @property
+    def devices(self) -> int:
+        return self.pipeline * self.tensor * self.data * self.context
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences per step."""
+        return self.data * self.micro_batch_size * self.micro_batches
+
+    def to_dict(self) -> dict[str, int | None]:
+        """All of them by name, as `--json` prints them."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return ", ".join(self._words())
+
+    def _words(self) -> Iterator[str]:
+        names = ("pipeline", "tensor", "data", "context", "expert")
+        divided = [f"{name} {getattr(self, name)}" for name in names if getattr(self, name) > 1]
+        yield from divided or ["one device"]
+        if self.zero:
+            yield f"ZeRO-{self.zero}"
+        yield f"{self.micro_batches} micro-batch{'es' * (self.micro_batches != 1)} of {self.micro_batch_size}"
+        if self.chunks is not None and self.chunks > 1:
+            yield f"{self.chunks} chunks"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryParts:
+    """Bytes on one device when it holds most, by what they are for."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    """What forwards leave for backwards, and what backwards bring back by recomputing."""
+    workspace: float
+    """Buffers of the operation that runs."""
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.gradients + self.optimizer + self.activations + self.workspace
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigurationSummary:
+    """One choice of degrees with the best plan that was found for it."""
+
+    degrees: Degrees
+    step_time: float
+    """Seconds of a whole step."""
+    tokens_per_second_per_device: float
+    mfu: float
+    peak_memory: float
+    """Bytes on the fullest device."""
+    memory: MemoryParts
+    """On that device."""
+    planner: str
+    schedule: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DegreeSearch:
+    """What a search of degrees looked at, and the best that it found."""
+
+    configurations: tuple[ConfigurationSummary, ...]
+    """Fastest first; the first is the plan's."""
+    legal: int
+    """Choices of degrees that divide model, batch and devices."""
+    too_large: int
+    """Those of which model states and one activation exceed the memory, and those that no quick plan fits."""
+    slower: int
+    """Those whose lower bound is above the steps that were found for the best."""
+    planned: int
+    """Those that were planned."""
+    unplanned: int = 0
+    """Those that were left when the effort was spent."""
+    interrupted: bool = False
+    """Whether Ctrl-C ended it."""

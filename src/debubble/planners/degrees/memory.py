@@ -1,0 +1,134 @@
+"""Memory by part: of a choice of degrees without planning, and of a plan's fullest moment.
+
+Without planning a device of the pipeline is taken to hold its even share of the model, first and last stage with
+embedding and head, and as many micro-batches as 1F1B does (p - s on stage s).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from debubble.costs.units import Partition, StateBytes, Unit, Units
+from debubble.ir import InfeasibleError, Number, Placement
+from debubble.ir.degrees import MemoryParts
+from debubble.planners.bounds import check_states
+from debubble.planners.partitioning.balance import even_counts
+from debubble.planners.problem import ModelUnits, Problem, Solution
+
+
+def units_of(problem: Problem) -> Units:
+    """The units of a model's problem."""
+    assert isinstance(problem.workload, ModelUnits)
+    return problem.workload.units
+
+
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """What the fullest device of a pipeline needs, keeping everything and recomputing everything."""
+
+    kept: MemoryParts
+    recomputed: MemoryParts
+    limit: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether 1F1B fits with everything recomputed."""
+        return self.recomputed.total <= self.limit
+
+    @property
+    def fits_without_recomputation(self) -> bool:
+        return self.kept.total <= self.limit
+
+
+def footprint(problem: Problem) -> Footprint:
+    """Memory by part on the fullest device of even stages under 1F1B, without planning."""
+    kept, recomputed = _even_stages(problem, "none"), _even_stages(problem, "full")
+    limits = problem.limits
+    fullest, smallest = (
+        max(range(problem.devices), key=lambda d: parts[d].total - limits[d]) for parts in (kept, recomputed)
+    )
+    return Footprint(kept=kept[fullest], recomputed=recomputed[smallest], limit=limits[smallest])
+
+
+def too_large(problem: Problem) -> str | None:
+    """Why no plan at all fits, whatever it recomputes, offloads or leaves to the host, as a sentence; None if one may.
+
+    The states must fit on all devices together, and each unit beside its own whole activation, which its backward has
+    on the device even if it was recomputed or offloaded; a pipeline of one device holds all states at that moment.
+    """
+    try:
+        check_states(problem)
+    except InfeasibleError as error:
+        return str(error)
+    units, limit = units_of(problem), max(problem.limits)
+
+    def static(unit: Unit) -> float:
+        return float(unit.on_host.static if unit.on_host and units.hostable else unit.static)
+
+    everything = sum(map(static, units.units)) if problem.devices == 1 else 0.0
+    needed = max(float(u.activation + u.workspace) + (everything or static(u)) for u in units.units)
+    if needed + float(units.static) <= limit:
+        return None
+    return f"One device needs at least {needed / 2**30:.2f} GiB of {limit / 2**30:.2f} GiB for one micro-batch."
+
+
+def peak_parts(problem: Problem, solution: Solution, peaks: Sequence[Number]) -> list[MemoryParts]:
+    """What each device holds at its peak; what is neither state nor workspace is activations.
+
+    Args:
+        problem: The problem, of a model's units.
+        solution: The answer to it.
+        peaks: Bytes per device at its peak.
+    """
+    assert solution.partition is not None
+    units, hosted, parts = units_of(problem).units, solution.schedule.host_steps, []
+    for device, stages in enumerate(solution.schedule.placement.stages_of):
+        states = _states([units[index] for stage in stages for index, _ in solution.partition[stage]])
+        stepped = [units[index] for stage in stages if stage not in hosted for index, _ in solution.partition[stage]]
+        weights, gradients = float(states.weights), float(states.gradients)
+        optimizer, static = float(_states(stepped).optimizer), float(solution.costs.static_of(device))
+        parts.append(
+            MemoryParts(
+                weights=weights,
+                gradients=gradients,
+                optimizer=optimizer,
+                activations=float(peaks[device]) - static,
+                workspace=max(0.0, static - weights - gradients - optimizer),
+            )
+        )
+    return parts
+
+
+def _even_stages(problem: Problem, strategy: str) -> list[MemoryParts]:
+    """The stages of 1F1B with one strategy for all units."""
+    units, devices = units_of(problem), problem.devices
+    partition = Partition.cut(units, even_counts(units, devices), strategy=strategy)
+    costs = units.stage_costs(partition, Placement.looped(devices, 1))
+    restored = costs.recompute_workspace or (0,) * devices
+    parts = []
+    for s, stage in enumerate(partition):
+        states = _states([units.units[index] for index, _ in stage])
+        kept = costs.activation[s] if strategy == "none" else costs.activation_recomputed[s]
+        again = 0 if strategy == "none" else restored[s]
+        alive = min(problem.micro_batches, devices - s)
+        of_states = float(states.weights + states.gradients + states.optimizer)
+        parts.append(
+            MemoryParts(
+                weights=float(states.weights),
+                gradients=float(states.gradients),
+                optimizer=float(states.optimizer),
+                activations=float(alive * kept + again),
+                workspace=float(costs.static_of(s)) - of_states,
+            )
+        )
+    return parts
+
+
+def _states(units: Sequence[Unit]) -> StateBytes:
+    known = [unit.states for unit in units if unit.states is not None]
+    return StateBytes(
+        weights=sum(each.weights for each in known),
+        gradients=sum(each.gradients for each in known),
+        optimizer=sum(each.optimizer for each in known),
+    )

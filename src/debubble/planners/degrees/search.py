@@ -1,0 +1,342 @@
+"""Search of degrees: memory rules out, bounds prune, quick plans rank, and the planners work on the best few.
+
+1. Every legal choice (`space`) of which memory alone shows that nothing fits is dropped (`memory.too_large`).
+2. The quick plan of each of the others is made (`estimate`), but for those whose lower bound is above the fifth best
+   step: they cannot be among the five best quick plans.
+3. The five best are planned thoroughly, side by side, and the fastest one of them by more planners (or all five by the
+   planner that was asked for).
+
+All of it is counted in work, so that the same call gives the same plan on every machine.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from concurrent.futures import Future
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
+
+from debubble.costs.flops import Utilization
+from debubble.ir import DebubbleError, InfeasibleError
+from debubble.ir.degrees import ConfigurationSummary, Degrees, DegreeSearch
+from debubble.planners.auto import fastest_of
+from debubble.planners.degrees.estimate import quick_price, quick_step, rough_step, step_bound
+from debubble.planners.degrees.memory import peak_parts, too_large
+from debubble.planners.degrees.space import Job, configurations
+from debubble.planners.problem import Problem, Solution, closest
+from debubble.planners.process_pool import Answer, Task, side_by_side
+from debubble.planners.registry import Result, planners, verified
+from debubble.search.effort import Effort
+
+BEST = 5
+"""Choices of degrees that are planned thoroughly and shown."""
+RANKING, THOROUGH, FINAL = 0.6, 0.1, 0.2
+"""Shares of the effort: for ranking, for each of the best, and for each searching planner on the best of all."""
+LARGE = 400
+"""Stages x micro-batches from which some planners take longer than any effort, and are not asked."""
+ALSO_LARGE = ("adapipe", "merak", "obscura", "portfolio")
+"""Planners that are asked all the same."""
+WORKER = 0.5
+"""Effort of a planner from which it is worth a process of its own, in seconds."""
+RESCUED = 4
+"""Choices that are asked planners with offload where no quick plan fits."""
+
+QUICK = "degrees"
+"""What a quick plan names as its planner."""
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a search of degrees is."""
+
+    stage: str
+    """`Ruling out by memory`, `Ranking`, or `Planning the best`."""
+    done: int
+    total: int
+    """Choices of degrees; those that are pruned count as done."""
+    best: Degrees | None
+    step_time: float | None
+    """Of the best so far, in seconds."""
+
+
+@dataclass
+class Ranking(Generic[K]):
+    """The fastest choices of those that were looked at."""
+
+    steps: dict[K, float] = field(default_factory=dict)
+    """Seconds of those that fit, in the order in which they were taken."""
+    refused: dict[K, DebubbleError] = field(default_factory=dict)
+    slower: int = 0
+    left: int = 0
+
+    def best(self, count: int) -> list[K]:
+        """The fastest, ties in the order of the choices."""
+        return heapq.nsmallest(count, self.steps, key=lambda choice: self.steps[choice])
+
+
+def rank(
+    choices: Collection[K],
+    *,
+    bound: Callable[[K], float],
+    guess: Callable[[K], float],
+    step: Callable[[K], float],
+    count: int,
+    ranking: Ranking[K],
+    over: Callable[[], bool] = lambda: False,
+) -> None:
+    """Rank choices by the steps of their quick plans, without planning those that cannot be among the best.
+
+    Args:
+        choices: What to rank.
+        bound: Seconds that any step of a choice takes at least, never above its `step`.
+        guess: About what its step takes; choices are taken in this order, so that good ones come early and prune more.
+        step: Seconds of its quick plan; raises DebubbleError if it does not fit.
+        count: How many of the best must be right.
+        ranking: What is filled in, choice by choice, so that it stands when the work is interrupted.
+        over: Whether the effort is spent; something that fits is looked for all the same.
+    """
+    waiting = sorted(choices, key=guess)
+    for place, choice in enumerate(waiting):
+        best = ranking.best(count)
+        if len(best) == count and bound(choice) > ranking.steps[best[-1]]:
+            ranking.slower += 1
+        elif over() and best:
+            ranking.left = len(waiting) - place
+            return
+        else:
+            try:
+                ranking.steps[choice] = step(choice)
+            except DebubbleError as refusal:
+                ranking.refused[choice] = refusal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """The fastest plan of a search of degrees."""
+
+    degrees: Degrees
+    problem: Problem
+    result: Result
+    search: DegreeSearch
+
+
+def search_degrees(job: Job, *, planner: str = "auto", progress: Callable[[Progress], None] = lambda _: None) -> Best:
+    """The fastest plan of all choices of degrees, beside the five best choices.
+
+    A Ctrl-C keeps the best so far; one that comes before anything fits goes through.
+
+    Args:
+        job: What to train on which devices, and which degrees are fixed.
+        planner: The planner that works on the best choice.
+        progress: Called after every choice.
+
+    Raises:
+        InputError: if no choice of degrees is legal.
+        InfeasibleError: if nothing fits.
+    """
+    search = _Search(job, planner, progress)
+    try:
+        search.run()
+    except KeyboardInterrupt:
+        if not search.ranking.steps and not search.results:
+            raise
+        search.interrupted = True
+    return search.best()
+
+
+def thorough(problem: Problem) -> Solution:
+    """The fastest answer of the quick plan, AdaPipe and the portfolio, one after another in this process."""
+    answers: list[Result] = []
+    reasons: list[DebubbleError] = []
+    for name in (QUICK, "adapipe", "portfolio"):
+        try:
+            if name == QUICK:
+                answers.append(verified(name, problem, quick_step(problem)[1], 0.0))
+            else:
+                answers.append(planners[name](problem))
+        except DebubbleError as reason:
+            reasons.append(reason)
+    if not answers:
+        raise closest(reasons)
+    best = min(answers, key=lambda answer: answer.time)
+    return replace(
+        best.solution, lower_bound=best.pipeline_bound, remark=best.planner, candidates=(best.summary,)
+    )  # fmt: skip
+
+
+class _Later(Future[Answer]):
+    """A planner's answer that is worked out here when it is asked for."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self._task = task
+
+    def result(self, timeout: float | None = None) -> Answer:
+        """Ask the planner."""
+        asked, problem = self._task
+        find = planners[asked].find if isinstance(asked, str) else asked
+        return find(problem), 0.0
+
+
+def _asked_later(tasks: Mapping[Degrees, Task]) -> dict[Degrees, Future[Answer]]:
+    return {degrees: _Later(task) for degrees, task in tasks.items()}
+
+
+class _Search:
+    """One search: what has been looked at so far."""
+
+    def __init__(self, job: Job, planner: str, progress: Callable[[Progress], None]) -> None:
+        self.job, self.planner, self.progress = job, planner, progress
+        planners[planner]
+        self.legal = configurations(job)
+        self.problems: dict[Degrees, Problem] = {}
+        self.too_large: dict[Degrees, str] = {}
+        self.ranking: Ranking[Degrees] = Ranking()
+        self.quick: dict[Degrees, Solution] = {}
+        self.results: dict[Degrees, Result] = {}
+        self.interrupted = False
+
+    def run(self) -> None:
+        """All three steps; what they find stays when they are interrupted."""
+        for degrees in self.legal:
+            problem = self.job.problem(degrees)
+            reason = too_large(problem)
+            if reason is None:
+                self.problems[degrees] = problem
+            else:
+                self.too_large[degrees] = reason
+            self._report("Ruling out by memory")
+        effort = Effort.starting(RANKING * self.job.effort, self.job.deadline)
+
+        def step(degrees: Degrees) -> float:
+            problem = self.problems[degrees]
+            effort.spend(quick_price(problem))
+            try:
+                seconds, self.quick[degrees] = quick_step(problem)
+            finally:
+                self._report("Ranking")
+            return seconds
+
+        rank(
+            self.problems, bound=lambda degrees: step_bound(self.problems[degrees]),
+            guess=lambda degrees: rough_step(self.problems[degrees]), step=step, count=BEST, ranking=self.ranking,
+            over=lambda: effort.over,
+        )  # fmt: skip
+        if self.planner != "auto":
+            self._plan_side_by_side(self.ranking.best(BEST), self.planner, share=1.0)
+            return
+        self._plan_side_by_side(self.ranking.best(BEST), thorough, share=THOROUGH)
+        if not self.results:
+            self._rescue()
+        self._finish()
+
+    def _plan_side_by_side(
+        self, choices: Iterable[Degrees], find: str | Callable[[Problem], Solution], *, share: float
+    ) -> None:
+        """Plan these choices, as many at a time as there are cores, or here where that takes no time."""
+        effort = share * self.job.effort
+        tasks: dict[Degrees, Task] = {
+            degrees: (find, replace(self.problems[degrees], effort=effort)) for degrees in choices
+        }
+        at_once = effort < WORKER or (isinstance(find, str) and not planners[find].searches)
+        with nullcontext(_asked_later(tasks)) if at_once else side_by_side(tasks) as answers:
+            for degrees, answer_of in answers.items():
+                try:
+                    solution, seconds = answer_of.result()
+                    name = solution.remark or QUICK if callable(find) else find
+                    answer = verified(name, self.problems[degrees], replace(solution, remark=None), seconds)
+                except DebubbleError as refusal:
+                    self.ranking.refused[degrees] = refusal
+                else:
+                    self._keep(degrees, answer)
+                self._report()
+
+    def _rescue(self) -> None:
+        """Ask planners with offload for the choices with the lowest bounds, as no quick plan fits any."""
+        hopeful = sorted(self.problems, key=lambda degrees: step_bound(self.problems[degrees]))
+        for degrees in hopeful[:RESCUED]:
+            self._ask(degrees)
+
+    def _finish(self) -> None:
+        """Give the fastest choice to `auto`, unless it is optimal."""
+        if not self.results:
+            return
+        best = min(self.results, key=lambda degrees: self.results[degrees].time)
+        if self.results[best].gap > 0:
+            self._ask(best)
+
+    def _ask(self, degrees: Degrees) -> None:
+        problem = replace(self.problems[degrees], effort=FINAL * self.job.effort)
+        large = problem.devices * problem.micro_batches >= LARGE
+        names = ALSO_LARGE if large else [name for name in planners if name != "auto"]
+        try:
+            answer = verified("auto", problem, fastest_of(problem, names), 0.0)
+        except DebubbleError as refusal:
+            self.ranking.refused[degrees] = refusal
+        else:
+            self._keep(degrees, answer)
+        self._report()
+
+    def _keep(self, degrees: Degrees, answer: Result) -> None:
+        known = self.results.get(degrees)
+        if known is None or answer.time < known.time:
+            self.results[degrees] = answer
+
+    def _report(self, stage: str = "Planning the best") -> None:
+        steps = self._steps()
+        best = min(steps, key=lambda degrees: steps[degrees], default=None)
+        done = len(self.too_large) + len(self.ranking.steps) + len(self.ranking.refused) + self.ranking.slower
+        step = None if best is None else steps[best]
+        self.progress(Progress(stage=stage, done=done, total=len(self.legal), best=best, step_time=step))
+
+    def _steps(self) -> dict[Degrees, float]:
+        """The best step known of every choice that fits."""
+        return {**self.ranking.steps, **{degrees: float(result.time) for degrees, result in self.results.items()}}
+
+    def best(self) -> Best:
+        """The fastest plan that was found; raises InfeasibleError if there is none."""
+        steps = self._steps()
+        if not steps:
+            raise self._nothing_fits()
+        shown = heapq.nsmallest(BEST, self.results or steps, key=lambda degrees: steps[degrees])
+        for degrees in shown:
+            if degrees not in self.results:
+                self.results[degrees] = verified(QUICK, self.problems[degrees], self.quick[degrees], 0.0)
+        best = shown[0]
+        found = DegreeSearch(
+            configurations=tuple(self._summary(degrees) for degrees in shown),
+            legal=len(self.legal),
+            too_large=len(self.too_large) + len(self.ranking.refused),
+            slower=self.ranking.slower,
+            planned=len(self.ranking.steps),
+            unplanned=self.ranking.left,
+            interrupted=self.interrupted,
+        )
+        return Best(degrees=best, problem=self.problems[best], result=self.results[best], search=found)
+
+    def _nothing_fits(self) -> DebubbleError:
+        if self.ranking.refused:
+            return closest(list(self.ranking.refused.values()))
+        return InfeasibleError(next(iter(self.too_large.values())))
+
+    def _summary(self, degrees: Degrees) -> ConfigurationSummary:
+        job, result = self.job, self.results[degrees]
+        timeline, step = result.timeline, float(result.time)
+        parts = peak_parts(self.problems[degrees], result.solution, timeline.peak_memory)
+        fullest = max(parts, key=lambda part: part.total)
+        pace = job.tokens / step
+        schedule = result.solution.schedule
+        return ConfigurationSummary(
+            degrees=replace(degrees, chunks=schedule.placement.chunks),
+            step_time=step,
+            tokens_per_second_per_device=pace / degrees.devices,
+            mfu=Utilization.of_run(job.model, job.cluster, job.run_options(degrees), devices=degrees.devices).mfu(pace),
+            peak_memory=fullest.total,
+            memory=fullest,
+            planner=result.planner,
+            schedule=schedule.name,
+        )

@@ -1,0 +1,151 @@
+"""The space that is searched: every choice of degrees that divides the model, the batch and the devices.
+
+Two choices are left out because another one is never slower and never larger:
+
+* ZeRO-0 over more than one rank: ZeRO-1 scatters gradients and gathers weights, at most the bytes of ZeRO-0's
+  all-reduce, and divides states and step (`costs.step`);
+* any ZeRO level but 0 where there is nothing to divide over.
+
+Micro-batch sizes are powers of two.  What an option fixes is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from debubble.costs import MEGATRON, Cluster
+from debubble.costs.model_units import check
+from debubble.costs.parallel_layout import Layout
+from debubble.costs.step import parameter_bytes
+from debubble.ir import InputError, RunOptions
+from debubble.ir.degrees import Degrees
+from debubble.models import Model
+from debubble.planners.model_problem import problem_of
+from debubble.planners.problem import Problem
+
+ZERO_LEVELS = (1, 2, 3)
+"""That are tried where there are ranks to divide over."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is to be trained on which devices: all of a plan but its degrees."""
+
+    model: Model
+    cluster: Cluster
+    global_batch: int
+    """Sequences per step."""
+    options: RunOptions = field(default_factory=RunOptions)
+    """Sequence length, optimizer, dtype, LoRA and post-validation; its degrees are not looked at."""
+    fixed: Mapping[str, int] = field(default_factory=dict)
+    """Degrees by name (those of `Degrees`) that are not searched."""
+    effort: float = 10.0
+    deadline: float | None = None
+    cache: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.global_batch < 1:
+            raise InputError(f"A step needs a global batch of at least one sequence, not {self.global_batch}.")
+        for name, degree in self.fixed.items():
+            if degree < (0 if name == "zero" else 1):
+                raise InputError(f"--{name.replace('_', '-')} must be at least 1, not {degree}.")
+
+    @property
+    def tokens(self) -> int:
+        """Per step."""
+        return self.global_batch * self.options.sequence_length
+
+    def run_options(self, degrees: Degrees) -> RunOptions:
+        """The run's options with these degrees."""
+        return replace(
+            self.options, tensor=degrees.tensor, data=degrees.data, context=degrees.context, expert=degrees.expert,
+            zero=degrees.zero, micro_batch_size=degrees.micro_batch_size,
+        )  # fmt: skip
+
+    def problem(self, degrees: Degrees, *, effort: float | None = None) -> Problem:
+        """What planners are asked for these degrees.  Raises InputError if they do not fit the job."""
+        return problem_of(
+            self.model, self.cluster, self.run_options(degrees), micro_batches=degrees.micro_batches,
+            pipeline=degrees.pipeline, chunks=degrees.chunks, effort=self.effort if effort is None else effort,
+            deadline=self.deadline, cache=self.cache, seed=self.seed,
+        )  # fmt: skip
+
+
+def configurations(job: Job) -> list[Degrees]:
+    """All legal choices of degrees.
+
+    Raises:
+        InputError: if there is none; the sentence says what of the fixed degrees is in the way.
+    """
+    refusals: list[InputError] = []
+    legal = []
+    for degrees in _divided(job):
+        try:
+            _check(job, degrees)
+        except InputError as refusal:
+            refusals.append(refusal)
+        else:
+            legal.append(degrees)
+    if legal:
+        return legal
+    if refusals:
+        raise refusals[0]
+    fixed = " ".join(f"--{name.replace('_', '-')} {degree}" for name, degree in job.fixed.items())
+    raise InputError(
+        f"No choice of degrees{' with ' * bool(fixed)}{fixed} divides a global batch of {job.global_batch} and uses all"
+        f" {job.cluster.count} devices: {'fix fewer of them' if fixed else 'change the batch'}."
+    )
+
+
+def _divided(job: Job) -> Iterator[Degrees]:
+    """Every way to divide devices and batch, whether the model allows it or not."""
+    count = job.cluster.count
+    for tensor in _choices(job, "tensor", _divisors(count)):
+        for context in _choices(job, "context", _divisors(count)):
+            for data in _choices(job, "data", _divisors(count)):
+                for pipeline in _choices(job, "pipeline", _divisors(count)):
+                    if tensor * context * data * pipeline == count and job.global_batch % data == 0:
+                        yield from _ranked(job, Degrees(tensor=tensor, context=context, data=data, pipeline=pipeline))
+
+
+def _ranked(job: Job, degrees: Degrees) -> Iterator[Degrees]:
+    """Expert degrees, ZeRO levels and micro-batches for these ranks."""
+    ranks, batch = degrees.data * degrees.context, job.global_batch // degrees.data
+    experts = job.model.experts
+    shared = [e for e in _divisors(ranks) if experts is not None and experts.count % e == 0] or [1]
+    for expert in _choices(job, "expert", shared):
+        for zero in _choices(job, "zero", ZERO_LEVELS if ranks > 1 else (0,)):
+            for size in _choices(job, "micro_batch_size", _powers(batch)):
+                if batch % size == 0:
+                    for number in _choices(job, "micro_batches", (batch // size,)):
+                        if number * size == batch:
+                            yield replace(
+                                degrees, expert=expert, zero=zero, micro_batch_size=size, micro_batches=number,
+                                chunks=job.fixed.get("chunks"),
+                            )  # fmt: skip
+
+
+def _choices(job: Job, name: str, otherwise: tuple[int, ...] | list[int]) -> tuple[int, ...] | list[int]:
+    return (job.fixed[name],) if name in job.fixed else otherwise
+
+
+def _check(job: Job, degrees: Degrees) -> None:
+    options = job.run_options(degrees)
+    Layout.of(job.cluster, options, degrees.pipeline)
+    check(job.model, options)
+    parameter_bytes(options, shards=1, gradient_bytes=MEGATRON.gradient_bytes)
+    units = job.model.layers * (1 if job.model.whole_layers else 2) + 2
+    stages = degrees.pipeline * (degrees.chunks or 1)
+    if stages > units:
+        raise InputError(f"{units} model units cannot fill {stages} stages; use fewer pipeline devices or chunks.")
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _powers(most: int) -> tuple[int, ...]:
+    """Powers of two up to a number."""
+    return tuple(1 << n for n in range(most.bit_length()))

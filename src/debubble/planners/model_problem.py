@@ -1,0 +1,57 @@
+"""What planners are asked for a model on a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from debubble.costs import Cluster, StepTail, model_units, profiled
+from debubble.costs.parallel_layout import Layout
+from debubble.ir import RunOptions
+from debubble.models import Model
+from debubble.planners.problem import ModelUnits, Problem
+
+if TYPE_CHECKING:
+    from debubble.search.problem import Objective
+
+
+def problem_of(
+    model: Model,
+    cluster: Cluster,
+    options: RunOptions,
+    *,
+    micro_batches: int,
+    pipeline: int | None = None,
+    chunks: int | None = None,
+    effort: float = 10.0,
+    deadline: float | None = None,
+    cache: bool = False,
+    seed: int = 0,
+    profile: Mapping[str, Any] | None = None,
+) -> Problem:
+    """The problem of one choice of degrees; the arguments are those of `plan`.
+
+    Raises:
+        InputError: for degrees that fit neither the model nor the cluster, or leave devices idle.
+    """
+    devices = pipeline_devices(cluster, options, pipeline)
+    units = model_units(model, cluster, options, pipeline=devices)
+    if profile is not None:
+        units = profiled(units, profile, model=model, options=options)
+    return Problem(
+        devices=devices, micro_batches=micro_batches, workload=ModelUnits(units), chunks=chunks, effort=effort,
+        seed=seed, deadline=deadline, cache=cache, objective=objective_of(options),
+        tail=StepTail(model=model, cluster=cluster, options=options, pipeline=devices),
+    )  # fmt: skip
+
+
+def pipeline_devices(cluster: Cluster, options: RunOptions, pipeline: int | None = None) -> int:
+    """The pipeline's length; raises InputError if the parallel degrees do not make up the cluster."""
+    layout = Layout.of(cluster, options, pipeline)
+    layout.check_all_used(options)
+    return layout.pipeline
+
+
+def objective_of(options: RunOptions) -> Objective:
+    """What planners minimise."""
+    return "span" if options.post_validation else "makespan"

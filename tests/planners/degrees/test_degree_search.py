@@ -1,0 +1,132 @@
+"""The search of degrees with real costs: bounds and memory rules hold, and the best is the exhaustive one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+import debubble as db
+from debubble.ir import DebubbleError, RunOptions
+from debubble.ir.degrees import Degrees
+from debubble.planners import planners
+from debubble.planners.degrees import Job, Progress, configurations, search_degrees
+from debubble.planners.degrees.estimate import quick_step, rough_step, step_bound
+from debubble.planners.degrees.memory import too_large
+from debubble.planners.degrees.search import BEST, Ranking, rank
+
+TINY = db.models["llama-tiny"]
+
+
+def job(model: str = "llama-tiny", cluster: str = "4xA100-80GB", *, batch: int = 8, **options: Any) -> Job:
+    return Job(
+        model=db.models[model], cluster=db.Cluster.parse(cluster), global_batch=batch, effort=1.0,
+        options=RunOptions(**{"sequence_length": 128, **options}),
+    )  # fmt: skip
+
+
+def steps(asked: Job) -> dict[Degrees, float]:
+    """The quick plan's step of every choice that fits."""
+    found = {}
+    for degrees in configurations(asked):
+        try:
+            found[degrees] = quick_step(asked.problem(degrees))[0]
+        except DebubbleError:
+            continue
+    return found
+
+
+def test_the_first_configuration_is_the_plan() -> None:
+    plan = db.plan(TINY, db.Cluster.parse("4xA100-80GB"), global_batch=8, sequence_length=128, effort=1.0)
+    assert plan.degree_search is not None
+    first, *others = plan.degree_search.configurations
+    assert first.degrees == plan.degrees
+    assert plan.degrees.global_batch == 8
+    assert first.peak_memory == pytest.approx(max(map(float, plan.simulate().peak_memory)))
+    assert first.memory.total == pytest.approx(first.peak_memory)
+    assert [first.step_time, *(o.step_time for o in others)] == sorted(
+        c.step_time for c in plan.degree_search.configurations
+    )
+    assert first.tokens_per_second_per_device == pytest.approx(8 * 128 / first.step_time / 4)
+
+
+def test_what_is_fixed_is_kept_and_the_planner_too() -> None:
+    plan = db.plan(
+        TINY, db.Cluster.parse("4xA100-80GB"), global_batch=8, sequence_length=128, pipeline=2, zero=1,
+        planner="dapple",
+    )  # fmt: skip
+    assert (plan.degrees.pipeline, plan.degrees.zero, plan.planner) == (2, 1, "dapple")
+
+
+def test_the_bound_is_below_the_step_of_every_quick_plan() -> None:
+    asked = job("llama3-8b", "16xH100-80GB", batch=32, sequence_length=8192, dtype="bf16")
+    some = list(steps(asked).items())
+    assert len(some) > 100
+    for degrees, step in some:
+        assert step_bound(asked.problem(degrees)) <= step * (1 + 1e-12)
+
+
+def test_memory_rules_out_nothing_that_a_planner_fits() -> None:
+    asked = job("llama3-8b", "4xA100-40GB", batch=8, sequence_length=4096)
+    refused = [degrees for degrees in configurations(asked) if too_large(asked.problem(degrees))]
+    assert refused
+    for degrees in refused[::7]:
+        problem = replace(asked.problem(degrees), effort=0.1)
+        for name in ("adapipe", "pipeoffload", "chronos", "merak"):
+            with pytest.raises(DebubbleError):
+                planners[name](problem)
+
+
+def test_the_same_call_finds_the_same_plan() -> None:
+    first, second = (search_degrees(job()) for _ in range(2))
+    assert (first.degrees, first.result.time) == (second.degrees, second.result.time)
+    assert first.search == second.search
+
+
+def test_ctrl_c_keeps_the_best_so_far() -> None:
+    seen: list[Progress] = []
+
+    def interrupt(progress: Progress) -> None:
+        seen.append(progress)
+        if progress.best is not None:
+            raise KeyboardInterrupt
+
+    best = search_degrees(job(), progress=interrupt)
+    assert best.search.interrupted
+    assert (best.degrees, float(best.result.time)) == (seen[-1].best, pytest.approx(seen[-1].step_time))
+
+
+def test_ctrl_c_before_anything_fits_goes_through() -> None:
+    def interrupt(_: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search_degrees(job(), progress=interrupt)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "asked",
+    [
+        partial(job, "llama3-8b", "16xH100-80GB", batch=64, sequence_length=8192),
+        partial(job, "llama2-13b", "8xA100-40GB", batch=32, sequence_length=4096),
+        partial(job, "mixtral-8x7b", "16xH100-80GB", batch=32, sequence_length=4096),
+    ],
+)
+def test_no_choice_that_was_pruned_is_better(asked: Any) -> None:
+    wanted = asked()
+    problems = {degrees: wanted.problem(degrees) for degrees in configurations(wanted)}
+    ranking: Ranking[Degrees] = Ranking()
+    rank(
+        [degrees for degrees, problem in problems.items() if too_large(problem) is None],
+        bound=lambda degrees: step_bound(problems[degrees]),
+        guess=lambda degrees: rough_step(problems[degrees]),
+        step=lambda degrees: quick_step(problems[degrees])[0],
+        count=BEST,
+        ranking=ranking,
+    )
+    assert ranking.slower > 0
+    exhaustive = sorted(steps(wanted).values())[:BEST]
+    assert [ranking.steps[degrees] for degrees in ranking.best(BEST)] == exhaustive

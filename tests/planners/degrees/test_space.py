@@ -1,0 +1,90 @@
+"""The legal choices of degrees: all devices, the whole batch, what is fixed, and nothing that is dominated."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import debubble as db
+from debubble.ir import RunOptions
+from debubble.ir.degrees import Degrees
+from debubble.planners.degrees import Job, configurations
+from debubble.planners.degrees.space import ZERO_LEVELS
+
+LLAMA, MIXTRAL = db.models["llama3-8b"], db.models["mixtral-8x7b"]
+
+
+def job(devices: int = 8, batch: int = 16, *, model: db.Model = LLAMA, **fixed: int) -> Job:
+    return Job(
+        model=model, cluster=db.Cluster.parse(f"{devices}xH100-80GB"), global_batch=batch, fixed=fixed,
+        options=RunOptions(sequence_length=4096),
+    )  # fmt: skip
+
+
+@given(st.integers(1, 16), st.integers(1, 24))
+def test_every_choice_uses_all_devices_and_the_whole_batch(devices: int, batch: int) -> None:
+    choices = configurations(job(devices, batch))
+    assert len(set(choices)) == len(choices)
+    assert {choice.devices for choice in choices} == {devices}
+    assert {choice.global_batch for choice in choices} == {batch}
+
+
+def test_no_pipeline_at_all_is_a_choice() -> None:
+    assert Degrees(data=8, zero=1, micro_batch_size=2) in configurations(job())
+
+
+def test_what_is_fixed_is_kept() -> None:
+    choices = configurations(job(tensor=2, zero=0, micro_batch_size=1))
+    assert {(c.tensor, c.zero, c.micro_batch_size) for c in choices} == {(2, 0, 1)}
+    assert {c.pipeline for c in choices} == {1, 2, 4}
+
+
+def test_experts_are_divided_over_data_and_context_ranks_alone() -> None:
+    choices = configurations(job(model=MIXTRAL))
+    assert {c.expert for c in choices} == {1, 2, 4, 8}
+    assert all((c.data * c.context) % c.expert == 0 for c in choices)
+    assert {c.expert for c in configurations(job())} == {1}
+
+
+@pytest.mark.parametrize(
+    ("fixed", "sentence"),
+    [
+        ({"tensor": 3}, "No choice of degrees with --tensor 3 divides a global batch of 16 and uses all 8 devices"),
+        ({"data": 16}, "uses all 8 devices: fix fewer of them"),
+        ({"micro_batches": 5}, "with --micro-batches 5"),
+        ({"tensor": 0}, "--tensor must be at least 1, not 0"),
+        ({"zero": 4}, "ZeRO has the levels 0, 1, 2 and 3, not 4"),
+        ({"pipeline": 8, "chunks": 20}, "66 model units cannot fill 160 stages"),
+    ],
+)
+def test_fixed_degrees_that_fit_nothing_are_refused_in_a_sentence(fixed: dict[str, int], sentence: str) -> None:
+    with pytest.raises(db.InputError, match=sentence):
+        configurations(job(**fixed))
+
+
+def test_a_batch_of_nothing_is_refused() -> None:
+    with pytest.raises(db.InputError, match="at least one sequence, not 0"):
+        job(batch=0)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("lora", [0, 16])
+def test_zero_1_is_never_slower_or_larger_than_zero_0_which_is_left_out(dtype: str, lora: int) -> None:
+    assert 0 not in ZERO_LEVELS
+    asked = Job(
+        model=LLAMA, cluster=db.Cluster.parse("16xH100-80GB"), global_batch=16,
+        options=RunOptions(dtype=dtype, lora=lora),
+    )  # fmt: skip
+    for data in (2, 16):
+        none, first = (
+            asked.problem(Degrees(data=data, pipeline=16 // data, zero=zero, micro_batches=16 // data))
+            for zero in (0, 1)
+        )
+        assert none.units is not None
+        assert first.units is not None
+        assert none.tail is not None
+        assert first.tail is not None
+        assert [u.work for u in none.units.units] == [u.work for u in first.units.units]
+        assert all(a.static >= b.static for a, b in zip(none.units.units, first.units.units, strict=True))
+        assert none.tail.of(None) >= first.tail.of(None)
