@@ -107,6 +107,12 @@ def test_plan_partitions_a_units_file(run: Any, tmp_path: Path) -> None:
             "--tensor 3 --pipeline 2 use 6 of 8 devices: choose degrees whose product is 8; or give a cluster of 6.",
         ),
         (("plan",), "Give a MODEL with --cluster"),
+        (("plan", "--costs", "c.json", "--devices", "2", "--global-batch", "8"), "of a MODEL on a --cluster"),
+        (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--global-batch", "0"), "at least one sequence, not 0"),
+        (
+            ("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--global-batch", "8", "--data", "3"),
+            "No choice of degrees with --data 3 divides a global batch of 8 and uses all 8 devices: fix fewer of them.",
+        ),
         (("plan", "--costs", "missing.json", "--devices", "4"), "missing.json cannot be read"),
         (("simulate",), "Give a plan file, or a schedule"),
         (("simulate", "missing.json"), "cannot be read"),
@@ -162,6 +168,21 @@ def test_errors_are_json_too_where_json_was_asked_for(run: Any) -> None:
     code, out, _ = run("simulate", "--schedule", "1f1b", "--devices", "4", "--memory-limit", "2", "--json")
     assert code == 1
     assert json.loads(out)["kind"] == "OutOfMemoryError"
+
+
+def test_a_global_batch_searches_the_degrees(run) -> None:  # type: ignore[no-untyped-def]
+    code, out, err = run(
+        "plan", "llama-tiny", "--cluster", "4xA100-80GB", "--global-batch", "8", "--sequence-length", "128",
+        "--data", "2", "--planner", "dapple", "--json",
+    )  # fmt: skip
+    answer = json.loads(out)
+    assert (code, err) == (0, "")
+    first = answer["configurations"][0]
+    assert first["degrees"]["data"] == 2
+    assert first["degrees"]["data"] * first["degrees"]["micro_batch_size"] * first["degrees"]["micro_batches"] == 8
+    assert first["step_time"] == answer["step_time"]
+    assert first["memory"].keys() == {"weights", "gradients", "optimizer", "activations", "workspace"}
+    assert answer["search"]["legal"] >= len(answer["configurations"])
 
 
 def test_a_model_of_another_family_is_planned_in_whole_layers_and_that_is_said(run: Any, tmp_path: Path) -> None:
