@@ -1,8 +1,26 @@
+import os
+import subprocess
 from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
 
 from debubble.ir import InfeasibleError, StageCosts
 from debubble.planners import FixedStages, Problem
 from debubble.planners.process_pool import Answer, searching
+from debubble.processes import PYTHON
+
+LONG_SEARCH = """
+from debubble.ir import StageCosts
+from debubble.planners import FixedStages, Problem
+from debubble.planners.process_pool import searching
+
+costs = StageCosts.of(stages=8, memory_limit=3)
+problem = Problem(devices=8, micro_batches=64, workload=FixedStages(costs), effort=1000)
+with searching(["optpipe"], problem) as futures:
+    futures["optpipe"].result()
+"""
 
 
 def left_early(problem: Problem) -> Future[Answer]:
@@ -16,3 +34,27 @@ def test_searches_that_nobody_waits_for_any_more_are_ended() -> None:
         Problem(devices=8, micro_batches=64, workload=FixedStages(StageCosts.of(stages=8, memory_limit=3)), effort=120)
     )
     assert future.cancelled() or isinstance(future.exception(), InfeasibleError)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are listed on Linux alone")
+def test_a_search_ends_when_its_caller_is_killed() -> None:
+    with subprocess.Popen([*PYTHON, "-c", LONG_SEARCH]) as caller:
+        while not (searches := children(caller.pid)):
+            assert caller.poll() is None
+        caller.kill()
+    while any(map(runs, searches)):
+        os.sched_yield()
+
+
+def runs(process: int) -> bool:
+    """Whether it is there, and no zombie."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def children(process: int) -> list[int]:
+    with suppress(FileNotFoundError):
+        threads = Path(f"/proc/{process}/task").iterdir()
+        return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+    return []

@@ -2,7 +2,7 @@
 
 Each worker is a fresh interpreter that reads a pickled (planner, problem) and writes a pickled (Solution, seconds) or
 error.  Nothing of the caller's process is inherited, so it does not matter whether it has threads, torch or no main
-guard.
+guard, which the processes of `concurrent.futures` would import again.  A worker ends when its parent is gone.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -87,6 +88,7 @@ def _ask(task: Task, running: set[Worker]) -> Answer:
 
 
 def _work() -> None:
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     from debubble.planners.registry import planners
 
     asked, problem = pickle.load(sys.stdin.buffer)
@@ -100,6 +102,13 @@ def _work() -> None:
         kind = CutOffError if isinstance(error, CutOffError) else InfeasibleError
         answer = kind(str(error), missing=getattr(error, "missing", None))
     sys.stdout.buffer.write(pickle.dumps(answer))
+
+
+def _end_with(parent: int) -> None:
+    """End this process soon after its parent was killed, which cannot end it then."""
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    os._exit(1)
 
 
 if __name__ == "__main__":
