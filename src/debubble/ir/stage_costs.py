@@ -23,6 +23,26 @@ LARGEST = 10**18
 """Far more seconds or bytes than any run has; sums and products of such numbers are still exact or finite."""
 
 
+@dataclass(frozen=True)
+class HostTransfers:
+    """Transfers of whole activations between a device and its host.
+
+    Attributes:
+        offload: Time of O per stage, device to host.
+        reload: Time of L per stage, host to device.
+        half_duplex: Whether the directions of the link exclude each other.
+    """
+
+    offload: PerStage
+    reload: PerStage
+    half_duplex: bool
+
+    def busy(self, stage: int) -> Number:
+        """Time that the link needs for both transfers of one activation of a stage."""
+        out, back = self.offload[stage], self.reload[stage]
+        return out + back if self.half_duplex else max(out, back)
+
+
 @dataclass(frozen=True, kw_only=True)
 class StageCosts:
     """Times and sizes of every stage.  Build it with `StageCosts.of`.
@@ -68,6 +88,13 @@ class StageCosts:
     """Time of P."""
     gradient_reduce: PerStage = (0,)
     """Time of G."""
+
+    @property
+    def transfers(self) -> HostTransfers | None:
+        """The transfers of activations to the host and back; None without offload."""
+        if self.offload is None or self.reload is None:
+            return None
+        return HostTransfers(self.offload, self.reload, half_duplex=self.host_link == "half-duplex")
 
     @property
     def stages(self) -> int:

@@ -146,8 +146,8 @@ def forwards_ahead(
         tolerance: T.
         least: Forwards that each stage has in any case, as far as its places and the stage before allow.
     """
-    assert costs.offload is not None
-    assert costs.reload is not None
+    transfers = costs.transfers
+    assert transfers is not None
     ahead: list[int] = []
     arrivals: list[Number] = [0] * micro_batches
     for s in range(costs.stages):
@@ -158,12 +158,12 @@ def forwards_ahead(
         sent: list[Number] = []
         for j, arrival in enumerate(arrivals):
             before = offloaded[-1] if offloaded else 0
-            late = max(end, before + costs.reload[s]) >= first_backward
+            late = max(end, before + transfers.reload[s]) >= first_backward
             if late and j >= max(1, min(least[s], places)):
                 break
             start = max(end, arrival, offloaded[j - places] if j >= places else 0)
             end = start + costs.forward[s]
-            offloaded.append(max(end, before) + costs.offload[s])
+            offloaded.append(max(end, before) + transfers.offload[s])
             sent.append(end + costs.communication[s])
         ahead.append(len(sent))
         arrivals = sent

@@ -226,8 +226,8 @@ def _kept(problem: OrderProblem, stage: int) -> Number:
 
 def _moved(problem: OrderProblem, stage: int) -> tuple[Number, Number, Number]:
     """(bytes that an offload moves, its time, the reload's time); nothing without offload."""
-    costs = problem.costs
-    if not problem.offload or costs.offload is None or costs.reload is None:
+    transfers = problem.costs.transfers
+    if not problem.offload or transfers is None:
         return 0, 0, 0
     share = problem.offload_fraction.get(stage, 1)
-    return _kept(problem, stage) * share, costs.offload[stage] * share, costs.reload[stage] * share
+    return _kept(problem, stage) * share, transfers.offload[stage] * share, transfers.reload[stage] * share

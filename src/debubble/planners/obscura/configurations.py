@@ -190,11 +190,10 @@ def _seconds_per_byte(stages: Stages, configuration: Configuration, stage: int) 
     costs = stages.costs
     if not configuration.blocks or stage >= configuration.adjusted or not costs.activation[stage]:
         return 0.0, 0.0
-    assert costs.offload is not None
-    assert costs.reload is not None
-    there, back = costs.offload[stage], costs.reload[stage]
-    busy = there + back if costs.host_link == "half-duplex" else max(there, back)
+    transfers = costs.transfers
+    assert transfers is not None
+    slower = max(transfers.offload[stage], transfers.reload[stage])
     group = next((group for group in costs.link_groups if stage in group), (stage,))
     sharing = sum(device < configuration.adjusted for device in group)
     share = float(configuration.fraction / costs.activation[stage])
-    return share * float(max(there, back)), share * float(busy * sharing)
+    return share * float(slower), share * float(transfers.busy(stage) * sharing)

@@ -81,16 +81,15 @@ def moving(problem: OrderProblem, *, idle: Sequence[Number] | None = None) -> It
 
 def _with_host(problem: OrderProblem, pace: Fraction) -> tuple[Number | None, ...]:
     """Bytes of activations per device, with those that may be away at a time."""
-    costs = problem.costs
-    assert costs.offload is not None
-    assert costs.reload is not None
+    costs, transfers = problem.costs, problem.costs.transfers
+    assert transfers is not None
     apart = max(_apart(problem, held, pace) for held in problem.placement.stages_of)
     result: list[Number | None] = []
     for device, held in enumerate(problem.placement.stages_of):
         limit = costs.limit_of(device)
         away: Number = 0
         for s in held:
-            spare = round_trip(problem, s) - costs.offload[s] - costs.reload[s]
+            spare = round_trip(problem, s) - transfers.offload[s] - transfers.reload[s]
             away += costs.activation[s] * max(0, int(spare // apart) if apart else problem.micro_batches)
         result.append(None if limit is None else limit - costs.static_of(device) + away)
     return tuple(result)

@@ -41,17 +41,16 @@ def in_pace(problem: OrderProblem, timetable: ListSchedule) -> frozenset[Pair]:
 
     At their F's end the link is free, or soon will be.
     """
-    costs, pairs = problem.costs, set[Pair]()
-    assert costs.offload is not None
-    assert costs.reload is not None
+    costs, transfers, pairs = problem.costs, problem.costs.transfers, set[Pair]()
+    assert transfers is not None
     for device, (order, ends) in enumerate(zip(timetable.orders, timetable.ends, strict=True)):
         sharers = next((len(group) for group in costs.link_groups if device in group), 1)
         due = {op[1:]: end for op, end in zip(order, ends, strict=True) if op.kind in BACKWARDS}
         free: Number = 0
         for op, end in zip(order, ends, strict=True):
             scale = costs.scale_of(op.micro_batch)
-            out, back = costs.offload[op.stage] * scale, costs.reload[op.stage] * scale
-            busy = sharers * (out + back if costs.host_link == "half-duplex" else max(out, back))
+            out, back = transfers.offload[op.stage] * scale, transfers.reload[op.stage] * scale
+            busy = sharers * (out + back if transfers.half_duplex else max(out, back))
             if op.kind is Kind.F and 2 * (free - end) <= busy and due[op[1:]] - end > out + back:
                 pairs.add(op[1:])
                 free = max(free, end) + busy
@@ -159,12 +158,11 @@ class _Device:
 
     def _too_early(self, stage: int, passed: Number) -> bool:
         """Whether a reload need not begin yet for what is due then; one that shares the link goes before an offload."""
-        costs = self.problem.costs
-        assert costs.offload is not None
-        assert costs.reload is not None
-        if costs.host_link == "half-duplex":
-            return passed > costs.reload[stage] + costs.offload[stage]
-        return passed >= costs.reload[stage]
+        transfers = self.problem.costs.transfers
+        assert transfers is not None
+        if transfers.half_duplex:
+            return passed > transfers.busy(stage)
+        return passed >= transfers.reload[stage]
 
     def _reload(self, pair: Pair, at: int, offloaded: set[Pair], *, must: bool) -> bool:
         size = self.away[pair]

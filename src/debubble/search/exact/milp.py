@@ -168,10 +168,9 @@ class Programme:
         return total
 
     def _transfer(self, stage: int) -> tuple[float, float]:
-        costs = self.problem.costs
-        assert costs.offload is not None
-        assert costs.reload is not None
-        return float(costs.offload[stage]), float(costs.reload[stage])
+        transfers = self.problem.costs.transfers
+        assert transfers is not None
+        return float(transfers.offload[stage]), float(transfers.reload[stage])
 
     def _binary(self) -> Any:
         self.binaries += 1
