@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from debubble.costs.units import Partition, StateBytes, Unit, Units
 from debubble.ir import InfeasibleError, Number, Placement
-from debubble.ir.degrees import MemoryParts
+from debubble.ir.degrees import Degrees, MemoryParts
 from debubble.planners.bounds import check_states
+from debubble.planners.degrees.space import Job, smallest_batches
 from debubble.planners.partitioning.balance import even_counts
 from debubble.planners.problem import ModelUnits, Problem, Solution
 
@@ -23,32 +25,44 @@ def units_of(problem: Problem) -> Units:
     return problem.workload.units
 
 
+Fit = Literal["yes", "with recomputation", "no"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
     """What the fullest device of a pipeline needs, keeping everything and recomputing everything."""
 
+    degrees: Degrees
     kept: MemoryParts
     recomputed: MemoryParts
     limit: float
+    """Bytes that a plan may use."""
 
     @property
-    def fits(self) -> bool:
-        """Whether 1F1B fits with everything recomputed."""
-        return self.recomputed.total <= self.limit
-
-    @property
-    def fits_without_recomputation(self) -> bool:
-        return self.kept.total <= self.limit
+    def fits(self) -> Fit:
+        """Whether 1F1B fits: as it is, with recomputation, or not at all."""
+        if self.kept.total <= self.limit:
+            return "yes"
+        return "with recomputation" if self.recomputed.total <= self.limit else "no"
 
 
-def footprint(problem: Problem) -> Footprint:
+def footprints(job: Job) -> list[Footprint]:
+    """The footprints of all legal degrees and ZeRO levels, with micro-batches of one sequence unless they are fixed.
+
+    Raises:
+        InputError: if no choice of degrees is legal.
+    """
+    return [footprint(degrees, job.problem(degrees)) for degrees in smallest_batches(job)]
+
+
+def footprint(degrees: Degrees, problem: Problem) -> Footprint:
     """Memory by part on the fullest device of even stages under 1F1B, without planning."""
     kept, recomputed = _even_stages(problem, "none"), _even_stages(problem, "full")
     limits = problem.limits
     fullest, smallest = (
         max(range(problem.devices), key=lambda d: parts[d].total - limits[d]) for parts in (kept, recomputed)
     )
-    return Footprint(kept=kept[fullest], recomputed=recomputed[smallest], limit=limits[smallest])
+    return Footprint(degrees=degrees, kept=kept[fullest], recomputed=recomputed[smallest], limit=limits[smallest])
 
 
 def too_large(problem: Problem) -> str | None:

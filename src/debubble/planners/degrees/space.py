@@ -73,6 +73,22 @@ class Job:
         )  # fmt: skip
 
 
+def smallest_batches(job: Job) -> list[Degrees]:
+    """The legal choices with every ZeRO level, each with the smallest micro-batches that are allowed.
+
+    Raises:
+        InputError: as `configurations` does.
+    """
+    smallest: dict[Degrees, Degrees] = {}
+    for degrees in configurations(job):
+        alike = replace(degrees, micro_batch_size=1, micro_batches=1)
+        if alike not in smallest or degrees.micro_batch_size < smallest[alike].micro_batch_size:
+            smallest[alike] = degrees
+    divided = [degrees for degrees in smallest.values() if degrees.zero == ZERO_LEVELS[0]]
+    undivided = [] if "zero" in job.fixed else [replace(degrees, zero=0) for degrees in divided]
+    return sorted([*smallest.values(), *undivided])
+
+
 def configurations(job: Job) -> list[Degrees]:
     """All legal choices of degrees.
 

@@ -1,0 +1,66 @@
+"""The terminal's view of memory by part, without planning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from debubble.formatting import size_words
+from debubble.ir.degrees import MemoryParts
+from debubble.planners.degrees import Footprint
+from debubble.views.terminal import titled_table
+
+PARTS = ("weights", "gradients", "optimizer", "activations", "workspace")
+DEGREES = ("pipeline", "tensor", "data", "context", "expert")
+MAIN = DEGREES[:3]
+"""Degrees that have a column in any case."""
+HEADERS = {
+    "weights": "weights", "gradients": "gradi-\nents", "optimizer": "optim-\nizer", "activations": "activ-\nations",
+    "workspace": "work-\nspace", "recomputed": "recom-\nputed",
+}  # fmt: skip
+"""Headers in two lines, so that the table fits into 80 characters."""
+SHORT = {"with recomputation": "full"}
+STYLES = {"yes": "green", "with recomputation": "yellow", "no": "red"}
+
+
+def render_footprints(footprints: Sequence[Footprint], *, reserve: float, left_out: int) -> RenderableType:
+    """A row per choice of degrees and ZeRO level, those that fit first.
+
+    Args:
+        footprints: What to show.
+        reserve: Bytes of a device that no plan may use.
+        left_out: How many choices are not shown.
+    """
+    limit = size_words(min(each.limit for each in footprints))
+    names = [name for name in DEGREES if name in MAIN or any(getattr(f.degrees, name) > 1 for f in footprints)]
+    table = titled_table(f"GiB on the fullest device, of {limit} beside a reserve of {size_words(reserve)}")
+    table.padding = (0, 0, 0, 1)
+    for column in ("x".join(name[0] for name in names), "ZeRO", *PARTS, "total", "recomputed", "fits"):
+        words = HEADERS.get(column, column)
+        table.add_column(words, justify="left" if column == "fits" else "right", no_wrap=True)
+    for each in sorted(footprints, key=lambda f: list(STYLES).index(f.fits)):
+        degrees = "x".join(str(getattr(each.degrees, name)) for name in names)
+        sizes = (_gib(getattr(each.kept, part)) for part in PARTS)
+        totals = _gib(each.kept.total), _gib(each.recomputed.total)
+        fits = Text(SHORT.get(each.fits, each.fits), style=STYLES[each.fits])
+        table.add_row(degrees, str(each.degrees.zero), *sizes, *totals, fits)
+    fitting = sum(each.fits != "no" for each in footprints)
+    words = (
+        f"Degrees are {' x '.join(names)}.  {fitting} of {len(footprints)} fit with 1F1B on even stages: `yes` as they"
+        " are, `full` if they recompute everything; offload and host optimizers, which `plan` knows too, are not"
+        " counted."
+    )
+    more = f"  {left_out} choices with context or expert ranks, or tensor ranks over several nodes, are in --json."
+    return Group(table, Text(words + more * bool(left_out)))
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.1f}" if size < 100 * 2**30 else f"{size / 2**30:.0f}"
+
+
+def memory_words(parts: MemoryParts, *, reserve: float | None = None) -> str:
+    """The parts of one device's memory in one line."""
+    words = [f"{part} {_gib(getattr(parts, part))}" for part in PARTS]
+    return ", ".join([*words, *([f"reserve {_gib(reserve)}"] if reserve is not None else [])]) + " GiB"

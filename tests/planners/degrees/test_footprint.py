@@ -1,0 +1,94 @@
+"""Memory by part without planning: the formulas of the states, and what simulation of 1F1B holds."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import debubble as db
+from debubble.cli import main
+from debubble.ir import RunOptions
+from debubble.ir.degrees import Degrees
+from debubble.planners.degrees import Footprint, Job, footprints
+
+LLAMA = db.models["llama3-8b"]
+
+
+def job(**fixed: int) -> Job:
+    return Job(
+        model=LLAMA, cluster=db.Cluster.parse("8xH100-80GB"), global_batch=8, fixed=fixed,
+        options=RunOptions(sequence_length=4096),
+    )  # fmt: skip
+
+
+def of(degrees: Degrees) -> Footprint:
+    [found] = [f for f in footprints(job()) if f.degrees == degrees]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("zero", "weights", "gradients", "optimizer"),
+    [(0, 2, 4, 12), (1, 2, 4, 12 / 8), (2, 2, 4 / 8, 12 / 8), (3, 2 / 8, 4 / 8, 12 / 8)],
+)
+def test_states_are_those_of_the_zero_level(zero: int, weights: float, gradients: float, optimizer: float) -> None:
+    parts = of(Degrees(data=8, zero=zero, micro_batches=1)).kept
+    assert (parts.weights, parts.gradients, parts.optimizer) == pytest.approx(
+        tuple(bytes_ * LLAMA.parameters for bytes_ in (weights, gradients, optimizer))
+    )
+
+
+@pytest.mark.parametrize(("recompute", "kept"), [("none", True), ("full", False)])
+def test_the_total_is_the_peak_that_simulating_1f1b_finds(recompute: str, kept: bool) -> None:
+    from debubble.planners.fixed_configuration import fixed_configuration
+
+    degrees = Degrees(pipeline=4, tensor=2, micro_batches=8)
+    schedule, costs = fixed_configuration(
+        LLAMA, db.Cluster.parse("8xH100-80GB"), schedule="1f1b", micro_batches=8, pipeline=4, recompute=recompute,
+        tensor=2, sequence_length=4096,
+    )  # fmt: skip
+    parts = of(degrees).kept if kept else of(degrees).recomputed
+    assert parts.total == pytest.approx(max(map(float, db.simulate(schedule, costs.with_limit(None)).peak_memory)))
+
+
+def test_every_choice_has_every_level_once() -> None:
+    found = [f.degrees for f in footprints(job(context=1))]
+    assert len(set(found)) == len(found)
+    levels = [d.zero for d in found if (d.tensor, d.data) == (2, 4)]
+    assert levels == [0, 1, 2, 3]
+    assert [d.zero for d in found if d.pipeline == 8] == [0]
+
+
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
+    monkeypatch.setattr("sys.argv", ["debubble", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code or 0, capsys.readouterr()
+
+
+def test_the_command_prints_all_choices_as_json(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, said = run(capsys, monkeypatch, "fits", "llama3-8b", "--cluster", "8xH100-80GB", "--json")
+    answer = json.loads(said.out)
+    assert code == 0
+    assert len(answer["footprints"]) == len(footprints(job()))
+    assert {row["fits"] for row in answer["footprints"]} == {"yes", "with recomputation", "no"}
+    assert answer["reserve"] == pytest.approx(8 * 2**30)
+
+
+def test_the_table_says_what_fits_and_what_is_in_json_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, said = run(capsys, monkeypatch, "fits", "llama3-8b", "--cluster", "8xH100-80GB")
+    assert code == 0
+    words = " ".join(said.out.split())
+    assert "of 28 fit with 1F1B on even stages" in words
+    assert "choices with context or expert ranks, or tensor ranks over several nodes, are in --json." in words
+
+
+def test_nothing_legal_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    code, said = run(capsys, monkeypatch, "fits", "llama3-8b", "--cluster", "8xH100-80GB", "--tensor", "3")
+    assert code == 2
+    assert "No choice of degrees with --tensor 3 divides a global batch of 8" in said.err
