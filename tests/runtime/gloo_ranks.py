@@ -91,3 +91,8 @@ def trained(rank: Any, folder: Any, plans: Any, batches: Any) -> None:
         told = [float(s.loss) for s in (*settled[1:], ahead.settle())]
         losses.append(([loss for loss, _ in synchronous], told))
     torch.save(losses, folder / f"rank{rank}.pt")
+
+
+def evaluated(rank: Any, folder: Any, plan: Any, batches: Any) -> None:
+    """The loss of some batches, saved by rank."""
+    torch.save(Pipeline(None, Plan.load(plan)).evaluate(batches), folder / f"rank{rank}.pt")

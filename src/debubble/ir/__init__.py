@@ -11,7 +11,7 @@ from debubble.errors import (
     ScheduleError,
     SolverError,
 )
-from debubble.ir.lowering.lower import lower
+from debubble.ir.lowering.lower import lower, lower_forwards
 from debubble.ir.ops import Kind, Lane, Op
 from debubble.ir.placement import Placement
 from debubble.ir.plan import CandidateSummary, Plan, PlannedUnit, RunOptions
@@ -53,4 +53,5 @@ __all__ = [
     "Wait",
     "check",
     "lower",
+    "lower_forwards",
 ]

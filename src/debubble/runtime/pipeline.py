@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from time import perf_counter
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from debubble.ir import InputError, Plan, lower
+from debubble.ir import InputError, Plan, lower, lower_forwards
 from debubble.ir.trace import MemorySample, Trace, TracePhase, TraceStep
 from debubble.models.config import ModelConfig
 from debubble.runtime.assembly import DTYPES, balance_of, build_part, check_runnable, may_pad, tied_tables
@@ -174,6 +175,51 @@ class Pipeline:
             add_gradient(parameter, gradient)
         self.steps_taken += 1
         return self._mean_loss(state)
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterable[Batch]) -> Tensor:
+        """Run forwards of some batches alone, without dropout, and keep nothing of them.
+
+        Modules are in evaluation mode meanwhile.  All ranks call it between two steps; a pending update is finished.
+        Gradients, the count of steps and what was measured of the last step stay.
+
+        Args:
+            batches: This replica's, each as `step` takes it; as many on every replica.
+
+        Returns:
+            The mean loss over the targets of all batches, a scalar, on every rank.  The auxiliary loss of routers is
+            part of it; a batch counts as much as it has targets.
+
+        Raises:
+            InputError: There is no batch, or one that `step` would refuse.
+        """
+        self.finish_update()
+        self._check_updated()
+        for weights in self._part.weights.values():
+            weights.load_working()
+        units = [unit for stage in self.stages.values() for unit in stage.units]
+        modes = [(module, module.training) for unit in units for module in unit.modules()]
+        total, targets = torch.zeros((), dtype=torch.float64, device=self._lanes.device), 0
+        self.status.enter("evaluates", local=False)
+        try:
+            for module, _ in modes:
+                module.training = False
+            for batch in batches:
+                rows = self._read(batch)
+                counted, _ = self.ranks.agree(rows)
+                state = self._state(rows, counted, seed=0)
+                self._lanes.start_step()
+                self._evaluator.run(state)
+                total += state.loss(on=self._lanes.device) * counted
+                targets += counted
+        finally:
+            for module, training in modes:
+                module.training = training
+        if not targets:
+            raise InputError("There is no batch to evaluate.")
+        self.ranks.sum_over_replicas(total)
+        self.ranks.sum_over_pipeline(total)
+        return (total / targets).to(self._loss_dtype)
 
     def optimizer_step(self, max_norm: float | None = None) -> Tensor | None:
         """Clip, step the optimizers that the plan has not stepped, and clear the gradients.
@@ -433,6 +479,19 @@ class Pipeline:
 
     # Parts of a step
 
+    @cached_property
+    def _evaluator(self) -> Interpreter:
+        """Interprets the forwards alone, which another order of the same stages has too.
+
+        Its messages count apart: those of the last step are measured.
+        """
+        return replace(
+            self._interpreter,
+            program=lower_forwards(self.plan.schedule, self.plan.costs),
+            messages=Ledger(self._lanes.device),
+            evaluating=True,
+        )
+
     def _check_optimizers(self) -> None:
         """Refuse optimizers, made here or by the user, for which ZeRO's rows are not enough."""
         if self.ranks.over_replicas.divided:
@@ -474,10 +533,16 @@ class Pipeline:
             for weights in self._part.weights.values():
                 weights.refresh()
         seed = zlib.crc32(f"{self.seed} {self.steps_taken} {self.ranks.replica}".encode())
-        tokens, micro_batches = rows.split(self.plan.micro_batches, scale=1 / targets, seed=seed)
         self._activations.start_step()
         self._messages.start_step()
         self._lanes.start_step()
+        return self._state(rows, targets, seed=seed, step_stage=step_stage)
+
+    def _state(
+        self, rows: Rows, targets: int, *, seed: int, step_stage: Callable[[int], None] = lambda stage: None
+    ) -> StepState:
+        """The in-flight tensors of a step at its start: micro-batches of these rows."""
+        tokens, micro_batches = rows.split(self.plan.micro_batches, scale=1 / targets, seed=seed)
         return StepState(
             tokens=tokens,
             micro_batches=micro_batches,

@@ -58,6 +58,32 @@ def lower(schedule: Schedule, costs: StageCosts) -> Program:
     return share_links(program) if costs.link_groups else program
 
 
+def lower_forwards(schedule: Schedule, costs: StageCosts) -> Program:
+    """Make a program of a schedule's forwards alone, in the schedule's order: for evaluation.
+
+    Forwards keep nothing, so there is neither recomputation nor offload, and no memory limit.
+
+    Args:
+        schedule: A correct order of one training step.
+        costs: Times and sizes of each stage.
+
+    Returns:
+        The program: forwards and the messages between them.
+
+    Raises:
+        InputError: If schedule and costs do not belong together.
+    """
+    check_costs(schedule, costs)
+    forwards = Schedule(
+        name=f"{schedule.name} (forwards)",
+        placement=schedule.placement,
+        micro_batches=schedule.micro_batches,
+        orders=tuple(tuple(op for op in order if op.kind is Kind.F) for order in schedule.orders),
+        asynchronous=schedule.asynchronous,
+    )
+    return _Lowering(forwards, costs.replace(memory_limit=None)).program()
+
+
 class _Lowering:
     """The instructions are the operations of all lists, device by device, then each message's send and receive."""
 

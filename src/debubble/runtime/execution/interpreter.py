@@ -76,6 +76,8 @@ class Interpreter:
     """Counts what was received and not yet used, or computed and not yet sent."""
     weights: Mapping[int, StageWeights]
     status: RankStatus = field(default_factory=RankStatus)
+    evaluating: bool = False
+    """Whether the program is forwards alone, of which nothing is kept."""
 
     def __post_init__(self) -> None:
         self._queues = self.program.queues_of[self.device]
@@ -117,6 +119,7 @@ class Interpreter:
         for queue in self._queues:
             if queue.lane is Lane.COMPUTE:
                 step.guard(partial(self._walk, queue, step, state))
+        step.guard(step.ask)  # a program without backwards has not asked
 
         # Wait for the other lanes
         for end in ends:
@@ -196,7 +199,10 @@ class Interpreter:
         stage, j = op.stage, op.micro_batch
         x = self._take_input(op, state) if stage else state.tokens[j]
         recomputing = self._recomputed_units[stage] if self.program.schedule.recomputes(stage, j) else 0
-        y = self.stages[stage].forward(j, x, state.micro_batches[j], recomputing=recomputing)
+        if self.evaluating:
+            y = self.stages[stage].evaluate(x, state.micro_batches[j])
+        else:
+            y = self.stages[stage].forward(j, x, state.micro_batches[j], recomputing=recomputing)
         if stage + 1 == self.program.schedule.stages:
             state.losses[j] = y
         else:

@@ -18,7 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from debubble.ir import InputError, PlannedUnit
 from debubble.runtime.memory.activations import Ledger, SavedStorage
-from debubble.runtime.memory.recomputation import Tape
+from debubble.runtime.memory.recomputation import Tape, directly
 from debubble.runtime.models.operators import Deferred, Deferring, WeightGradients, call
 from debubble.runtime.models.routing import Balance, Routing
 from debubble.runtime.models.units import MicroBatch, UnitModule
@@ -81,6 +81,12 @@ class Stage:
             tape.finish()
             passage.segments.append(_Segment(tape, inlet, get_gradient_edge(y) if y.requires_grad else None))
             x = y.detach()
+        return x
+
+    def evaluate(self, x: Tensor, micro_batch: MicroBatch) -> Tensor:
+        """Run the units without keeping anything for a backward: the stage's output."""
+        for unit in self.units:
+            x = unit(x, micro_batch, directly)
         return x
 
     def _segments(self, recomputing: int) -> Iterator[tuple[Sequence[UnitModule], Callable[[str], bool]]]:
@@ -237,12 +243,14 @@ class MoeStage(Stage):
         self._routings: dict[int, Routing] = {}
 
     def forward(self, j: int, x: Tensor, micro_batch: MicroBatch, *, recomputing: int = 0) -> Tensor:
-        assert micro_batch.targets is not None
-        balance, shape = self._balance, micro_batch.targets.shape
-        x, sums = (x, balance.nothing(on=x.device)) if self._first else balance.unpack(x, shape)
-        routing = self._routings[j] = Routing(balance, shape, sums)
+        routing, x = self._unpack(x, micro_batch)
+        self._routings[j] = routing
         y = super().forward(j, x, replace(micro_batch, routing=routing), recomputing=recomputing)
-        return y + balance.loss(routing.sums) if self._last else balance.pack(y, routing.sums)
+        return self._pack(y, routing)
+
+    def evaluate(self, x: Tensor, micro_batch: MicroBatch) -> Tensor:
+        routing, x = self._unpack(x, micro_batch)
+        return self._pack(super().evaluate(x, replace(micro_batch, routing=routing)), routing)
 
     def backward(self, j: int, gradient: Tensor, *, split: bool) -> Tensor | None:
         routing = self._routings.pop(j)
@@ -254,3 +262,14 @@ class MoeStage(Stage):
     def forget(self) -> None:
         super().forget()
         self._routings.clear()
+
+    def _unpack(self, x: Tensor, micro_batch: MicroBatch) -> tuple[Routing, Tensor]:
+        """The routers' sums of the layers so far, and the stage's input."""
+        assert micro_batch.targets is not None
+        shape = micro_batch.targets.shape
+        x, sums = (x, self._balance.nothing(on=x.device)) if self._first else self._balance.unpack(x, shape)
+        return Routing(self._balance, shape, sums), x
+
+    def _pack(self, y: Tensor, routing: Routing) -> Tensor:
+        """The message to the next stage; behind the last one the loss with the auxiliary one."""
+        return y + self._balance.loss(routing.sums) if self._last else self._balance.pack(y, routing.sums)

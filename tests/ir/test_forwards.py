@@ -1,0 +1,38 @@
+"""The program of a schedule's forwards alone."""
+
+import pytest
+
+import debubble as db
+from debubble.ir import Kind, lower_forwards
+from debubble.simulator import run
+
+
+@pytest.mark.parametrize(
+    "name", ["gpipe", "1f1b", "interleaved", "zb-v", "dualpipe-v", "hanayo", "pipeoffload", "chronos"]
+)
+@pytest.mark.parametrize("model", ["latency", "exclusive", "blocking"])
+def test_it_has_every_forward_once_with_its_messages_and_ends(name: str, model: str) -> None:
+    schedule = db.schedules[name](devices=4, micro_batches=8)
+    costs = db.StageCosts.of(stages=schedule.stages, communication=1, communication_model=model, offload=1)
+    program = lower_forwards(schedule, costs)
+    device_of = schedule.placement.device_of
+    boundaries = sum(device_of[s] != device_of[s + 1] for s in range(schedule.stages - 1))
+    kinds = [instruction.op.kind for instruction in program.instructions]
+    assert {kind: kinds.count(kind) for kind in set(kinds)} == {
+        Kind.F: 8 * schedule.stages, Kind.SEND_F: 8 * boundaries, Kind.RECV_F: 8 * boundaries,
+    }  # fmt: skip
+    assert len(run(program).operations) == len(kinds)
+
+
+def test_forwards_go_through_a_pipeline_without_bubbles_but_at_its_ends() -> None:
+    schedule = db.schedules["1f1b"](devices=4, micro_batches=8)
+    assert run(lower_forwards(schedule, db.StageCosts.of(stages=4))).makespan == 4 - 1 + 8
+
+
+def test_no_memory_limit_holds_them_up() -> None:
+    schedule = db.schedules["gpipe"](devices=2, micro_batches=4)
+    costs = db.StageCosts.of(stages=2, activation=10, memory_limit=40)
+    assert (
+        run(lower_forwards(schedule, costs)).makespan
+        == run(lower_forwards(schedule, db.StageCosts.of(stages=2))).makespan
+    )

@@ -1,0 +1,164 @@
+"""Evaluation runs a plan's forwards alone: transformers' loss in evaluation mode, and nothing is left of it."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import debubble as db
+from debubble.ir import InputError, Plan, PlannedUnit, RunOptions
+from tests.runtime import gloo_ranks
+from tests.runtime.hf_reference import exactly, hf_model
+from tests.runtime.runtime_cases import FAMILIES, GPT2, LLAMA, LLAMA_TIED, plan_of, run_threads, tokens_of
+from tests.runtime.test_pipeline import ADAMW, host_stepped, schedule_1f1b
+
+DROPPING = {**GPT2, "attn_pdrop": 0.3, "resid_pdrop": 0.3, "embd_pdrop": 0.3}
+
+
+def batches_of(config: Any, *, rows: int, count: int = 2) -> list[dict[str, Tensor]]:
+    """Batches with ever fewer targets."""
+    batches = []
+    for number in range(count):
+        tokens = tokens_of(config, rows=rows, seed=number)
+        inputs, targets = tokens[:, :-1].clone(), tokens[:, 1:].clone()
+        targets[: number * rows // 2] = -100
+        batches.append({"input_ids": inputs, "targets": targets})
+    return batches
+
+
+def reference(model: nn.Module, batches: list[dict[str, Tensor]]) -> float:
+    """Mean loss over all targets, of the model in one process."""
+    total, targets = 0.0, 0
+    with exactly(), torch.no_grad():
+        for batch in batches:
+            logits = model(batch["input_ids"]).logits.flatten(0, 1)
+            total += float(nn.functional.cross_entropy(logits, batch["targets"].flatten(), reduction="sum"))
+            targets += int((batch["targets"] != -100).sum())
+    return total / targets
+
+
+def schedule(name: str, devices: int) -> Any:
+    return db.schedules[name](devices=devices, micro_batches=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "devices"), [("1f1b", 2), ("1f1b", 4), ("zb-v", 2), ("interleaved", 2), ("pipeoffload", 4), ("chronos", 2)]
+)
+def test_the_loss_is_transformers_in_evaluation_mode(name: str, devices: int) -> None:
+    model, batches = hf_model(DROPPING), batches_of(DROPPING, rows=4)
+    plan = plan_of(schedule(name, devices), DROPPING)
+    losses = run_threads(plan, lambda pipeline: float(pipeline.evaluate(batches)), model=model)
+    assert losses == [pytest.approx(reference(model.eval(), batches), rel=1e-12)] * devices
+
+
+@pytest.mark.parametrize("options", [{"data": 2}, {"data": 2, "zero": 2}, {"tensor": 2}])
+def test_replicas_and_divided_ranks_evaluate_all_batches_together(options: Any) -> None:
+    model, batches = hf_model(LLAMA_TIED), batches_of(LLAMA_TIED, rows=8)
+    plan = plan_of(schedule_1f1b(), LLAMA_TIED, **options)
+    replicas = options.get("data", 1)
+
+    def evaluate(pipeline: Any) -> float:
+        mine = [{k: v.chunk(replicas)[pipeline.ranks.replica] for k, v in batch.items()} for batch in batches]
+        return float(pipeline.evaluate(mine))
+
+    losses = run_threads(plan, evaluate, model=model, ranks=plan.ranks)
+    assert losses == [pytest.approx(reference(model.eval(), batches), rel=1e-12)] * plan.ranks
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        plan_of(schedule_1f1b(), LLAMA),
+        plan_of(schedule_1f1b(), LLAMA, dtype="bf16"),
+        plan_of(host_stepped(schedule_1f1b()), LLAMA),
+        plan_of(schedule_1f1b(), FAMILIES["mixtral"]),
+    ],
+    ids=["fp64", "bf16", "host steps", "auxiliary loss"],
+)
+def test_after_an_update_the_loss_is_that_of_the_next_step(plan: Plan) -> None:
+    tokens = tokens_of(plan.model, rows=4)
+
+    def work(pipeline: Any) -> tuple[float, float]:
+        pipeline.step(tokens)
+        pipeline.optimizer_step(1.0)
+        evaluated = float(pipeline.evaluate([tokens]))
+        return evaluated, float(pipeline.step(tokens))
+
+    for evaluated, stepped in run_threads(plan, work, optimizer=ADAMW):
+        assert evaluated == pytest.approx(stepped, rel=1e-15 if plan.options.dtype == "fp64" else 1e-7)
+
+
+def test_a_pending_update_is_finished_before() -> None:
+    plan, tokens = plan_of(schedule_1f1b(), LLAMA), tokens_of(LLAMA, rows=4)
+
+    def work(pipeline: Any) -> tuple[float, float]:
+        pipeline.post_validated_step(tokens, max_norm=0.1)
+        evaluated = float(pipeline.evaluate([tokens]))
+        return evaluated, float(pipeline.step(tokens))
+
+    for evaluated, stepped in run_threads(plan, work, optimizer=ADAMW):
+        assert evaluated == pytest.approx(stepped, rel=1e-15)
+
+
+def test_training_goes_on_as_if_nothing_had_been_evaluated() -> None:
+    """Dropout masks, gradients that add up, and what was measured of the step before."""
+    plan, tokens = plan_of(schedule("zb-v", 2), DROPPING), tokens_of(DROPPING, rows=4)
+
+    def train(pipeline: Any, *, evaluates: bool) -> Any:
+        for _ in range(2):
+            pipeline.step(tokens)
+            measured = pipeline.peak_activation, pipeline.peak_messages, pipeline.trace()
+            if evaluates:
+                pipeline.evaluate(batches_of(DROPPING, rows=4))
+                assert measured == (pipeline.peak_activation, pipeline.peak_messages, pipeline.trace())
+        return {name: p.grad for name, p in pipeline.named_parameters()}, pipeline.steps_taken
+
+    alone = run_threads(plan, partial(train, evaluates=False))
+    for (gradients, steps), (expected, _) in zip(run_threads(plan, partial(train, evaluates=True)), alone, strict=True):
+        assert steps == 2
+        assert all(torch.equal(gradients[name], expected[name]) for name in expected)
+
+
+def test_nothing_is_kept_for_a_backward() -> None:
+    plan = plan_of(schedule_1f1b(), LLAMA)
+
+    def work(pipeline: Any) -> tuple[int, int]:
+        pipeline.evaluate(batches_of(LLAMA, rows=4))
+        return pipeline.peak_activation, pipeline.in_flight_bytes
+
+    assert run_threads(plan, work) == [(0, 0)] * 2
+
+
+def test_modules_of_ones_own_are_in_evaluation_mode_and_then_as_they_were() -> None:
+    model = nn.Sequential(nn.Embedding(16, 8), nn.Dropout(0.9), nn.Linear(8, 8), nn.Linear(8, 16)).double()
+    model[1].eval()
+    plan = Plan(
+        planner="test", schedule=schedule_1f1b(), costs=db.StageCosts.of(stages=2), lower_bound=0,
+        partition=tuple((PlannedUnit("dense", 2 * s), PlannedUnit("dense", 2 * s + 1)) for s in range(2)),
+        options=RunOptions(dtype="fp64"),
+    )  # fmt: skip
+    tokens = torch.randint(16, (4, 6))
+    losses = run_threads(plan, lambda pipeline: float(pipeline.evaluate([tokens])), model=model)
+    with torch.no_grad():
+        logits = model[3](model[2](model[0](tokens[:, :-1]))).flatten(0, 1)
+    expected = float(nn.functional.cross_entropy(logits, tokens[:, 1:].flatten()))
+    assert losses == [pytest.approx(expected, rel=1e-12)] * 2
+    assert [module.training for module in model] == [True, False, True, True]
+
+
+def test_without_a_batch_there_is_nothing_to_evaluate() -> None:
+    with pytest.raises(InputError, match="no batch to evaluate"):
+        run_threads(plan_of(schedule_1f1b(), LLAMA), lambda pipeline: pipeline.evaluate([]))
+
+
+def test_four_processes_evaluate_over_gloo(tmp_path: Path) -> None:
+    plan = plan_of(schedule("1f1b", 4), LLAMA)
+    plan.save(tmp_path / "plan.json")
+    batches = batches_of(LLAMA, rows=4)
+    answers = gloo_ranks.spawn(4, gloo_ranks.evaluated, tmp_path / "plan.json", batches)
+    expected = run_threads(plan, lambda pipeline: pipeline.evaluate(batches))[0]
+    for rank in range(4):
+        torch.testing.assert_close(torch.load(answers / f"rank{rank}.pt"), expected, rtol=1e-12, atol=0)
