@@ -6,6 +6,7 @@ import random
 import signal
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,13 +105,29 @@ class Waiting(Noisy):
         raise AssertionError
 
 
-def ask_for_an_item(told: Connection) -> None:
-    Prefetcher(DatasetSamples(dataset=Waiting(told), sequence_length=1), stride=1).batch(0, count=1)
+class Late(Waiting):
+    """Arrives in the process that makes its items when the rank has ended."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.told.send(os.getpid())
+        rank = multiprocessing.parent_process()
+        assert rank is not None
+        rank.join()
+
+    def __getitem__(self, index: int) -> list[int]:
+        signal.pause()
+        raise AssertionError
 
 
-def test_the_process_that_makes_items_ends_with_a_rank_that_is_killed() -> None:
+def ask_for_an_item(kind: type[Waiting], told: Connection) -> None:
+    Prefetcher(DatasetSamples(dataset=kind(told), sequence_length=1), stride=1).batch(0, count=1)
+
+
+@pytest.mark.parametrize("kind", [Waiting, Late])
+def test_the_process_that_makes_items_ends_with_a_rank_that_is_killed(kind: type[Waiting]) -> None:
     heard, told = SPAWN.Pipe(duplex=False)
-    rank = SPAWN.Process(target=ask_for_an_item, args=(told,))
+    rank = SPAWN.Process(target=ask_for_an_item, args=(kind, told))
     rank.start()
     worker = heard.recv()
     rank.kill()

@@ -16,6 +16,7 @@ import torch
 import debubble as db
 from debubble.ir import InputError, Plan, Trace
 from debubble.runtime.failures import RunError
+from debubble.runtime.launcher import RankFailedError, encode_options, launch
 from debubble.training.checkpoint import folder as checkpoint_folder
 from debubble.training.checkpoint import folder as manifest
 from debubble.training.memory_check import check_host_memory
@@ -364,28 +365,15 @@ def test_a_dead_rank_ends_the_run_with_its_reason_and_leaves_the_last_checkpoint
     assert checkpoint_folder.progress_of(checkpoint_folder.latest(tmp_path / "c")).step % 5 == 0
 
 
-HANGING = """
-import os, threading
-
-class Hanging(list):
-    def __getitem__(self, index):
-        if os.environ["RANK"] == "1":
-            threading.Event().wait()
-        return super().__getitem__(index)
-
-def data(plan):
-    return Hanging([[0] * 33])
-"""
-
-
-def test_a_hung_rank_is_named_with_what_the_others_wait_for(tmp_path: Path, plan_file: Any) -> None:
-    (tmp_path / "hanging.py").write_text(HANGING)
-    arguments = ["train", str(plan_file(2)), "--dataset", "hanging:data", "--hang-timeout", "3"]
-    finished = subprocess.run([*DEBUBBLE, *arguments], stderr=subprocess.PIPE, text=True, cwd=tmp_path)
-    assert finished.returncode == 1
-    assert finished.stderr.splitlines()[-1] == (
-        "debubble: The run hangs, nothing has moved for 3 s: rank 1 reads data and does not end; rank 0 meets the other"
-        " ranks."
+def test_a_hung_rank_is_named_with_what_the_others_wait_for(
+    options: Any, plan_file: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    hanging = changed(options, plan=plan_file(2), hang_timeout=2)
+    with pytest.raises(RankFailedError) as failure:
+        launch("hanging_rank", encode_options(hanging), ranks=2)
+    assert str(failure.value) == (
+        "The run hangs, nothing has moved for 2 s: rank 1 reads data and does not end; rank 0 meets the other ranks."
     )
 
 

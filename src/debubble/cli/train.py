@@ -16,6 +16,8 @@ def train(
     data: opt.Data = None,
     tokenizer: opt.Tokenizer = None,
     dataset: opt.Dataset = None,
+    validation: opt.Validation = None,
+    validate_every: opt.ValidateEvery = 100,
     load: opt.Load = None,
     save: opt.Save = None,
     steps: opt.Steps = None,
@@ -47,7 +49,7 @@ def train(
     }  # fmt: skip
     options = TrainOptions(
         plan=plan, data=data, tokenizer=tokenizer, dataset=dataset, post_validation=post_validation, seed=seed,
-        load=tuple(load or ()), save=save,
+        load=tuple(load or ()), save=save, validation=validation, validate_every=validate_every,
         checkpoint=checkpoint, save_every=save_every, keep=keep, resume=resume, auto_resume=auto_resume,
         hang_timeout=hang_timeout, offload_to=offload_to, tensorboard=tensorboard, trace=trace, html=html,
         online=online, json=json,

@@ -19,6 +19,10 @@ Dataset = Annotated[
     str | None,
     typer.Option(help="module:function that takes the plan and returns a Dataset, instead of --data."),
 ]
+Validation = Annotated[
+    Path | None, typer.Option(help="Text file or directory whose loss is computed, without training on it.")
+]
+ValidateEvery = Annotated[int, typer.Option(help="Steps between validations.")]
 Load = Annotated[
     list[Path] | None,
     typer.Option(help="Folder of a Hugging Face checkpoint to start from; again for LoRA adapters on top of it."),

@@ -61,7 +61,10 @@ def launch(module: str, argument: str, *, ranks: int, threads: int = 1) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    environment = {"OMP_NUM_THREADS": str(threads), REPORTED: "1"}
+    # A rank that is ended leaves its DataLoader's semaphores to Python's resource tracker, which has the last word.
+    silent = [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning"]
+    warnings = ",".join(filter(None, silent))
+    environment = {"OMP_NUM_THREADS": str(threads), REPORTED: "1", "PYTHONWARNINGS": warnings}
     with (
         tempfile.TemporaryDirectory(prefix="debubble-") as scratch,
         _environment(environment),

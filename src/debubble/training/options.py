@@ -31,6 +31,10 @@ class TrainOptions:
     """Hugging Face tokenizer: a `tokenizer.json` or its folder; None: tokens are bytes."""
     dataset: str | None = None
     """`module:function`, which takes the plan and returns a Dataset, instead of text."""
+    validation: Path | None = None
+    """Text file or directory whose loss is computed beside the training's; None: none."""
+    validate_every: int = 100
+    """Steps between validations; the last step always has one."""
     steps: int = 100
     learning_rate: float | None = None
     """Its peak; None: 3e-3 from initial weights, 1e-5 from loaded ones."""
@@ -166,7 +170,7 @@ def check(options: TrainOptions) -> Plan:
 
 
 def _check_numbers(options: TrainOptions) -> None:
-    for name in ("steps", "save_every", "keep"):
+    for name in ("steps", "validate_every", "save_every", "keep"):
         if getattr(options, name) < 1:
             raise InputError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(options, name)}.")
     for option, value in {
@@ -250,8 +254,8 @@ def journal_of(options: TrainOptions) -> Journal:
     return Journal(log=folder / f"{options.plan.stem}.online.jsonl", plan=folder / f"{options.plan.stem}.online.json")
 
 
-def sequences_of(options: TrainOptions, plan: Plan) -> Sequences:
-    """The run's text as samples.  Raises InputError if the data or the model's vocabulary does not do."""
+def sequences_of(options: TrainOptions, plan: Plan, data: Path | None) -> Sequences:
+    """A text as samples of the run.  Raises InputError if the data or the model's vocabulary does not do."""
     assert plan.model is not None
     vocabulary = int(plan.model.get("vocab_size", VOCABULARY))
     if options.tokenizer is None:
@@ -261,7 +265,7 @@ def sequences_of(options: TrainOptions, plan: Plan) -> Sequences:
         needed, kind = tokenizer.vocabulary, f"the tokenizer {options.tokenizer}"
     if vocabulary < needed:
         raise InputError(f"The model's vocabulary has {vocabulary} tokens, but {kind} needs {needed}.")
-    corpus = Corpus.load(options.data, tokenizer)
+    corpus = Corpus.load(data, tokenizer)
     return Sequences(corpus=corpus, sequence_length=plan.options.sequence_length, seed=options.seed)
 
 
@@ -273,8 +277,11 @@ def _end_of_text(model: Mapping[str, Any]) -> int | None:
 
 def _check_data(options: TrainOptions, plan: Plan) -> None:
     if options.dataset is None:
-        sequences_of(options, plan)
+        for data in [options.data, *([] if options.validation is None else [options.validation])]:
+            sequences_of(options, plan, data)
         return
+    if options.validation is not None:
+        raise InputError("--validation is text, as --data is: it does not go with --dataset.")
     if options.data is not None or options.tokenizer is not None:
         raise InputError("--dataset takes the place of --data and --tokenizer: give one or the other.")
     from debubble.training.data.datasets import named_dataset

@@ -31,6 +31,8 @@ class StepReport:
     """Share of the devices' time in the pipeline in which they did not compute."""
     rolled_back: int = 0
     """Devices that had updated their parameters too early and took it back."""
+    validation_loss: float | None = None
+    """Mean loss of the validation set after the step, if it was computed."""
     news: tuple[str, ...] = ()
     """Sentences on the update, and on switches of the schedule after this step."""
 
@@ -68,6 +70,8 @@ class Display(AbstractContextManager["Display"]):
         self._bar.update(self._task, completed=report.step, description=str(report))
         if not self._console.is_terminal and (report.step % self._every == 0 or report.step == self._steps):
             self._console.print(f"step {report.step}/{self._steps}   {report}", soft_wrap=True)
+        if report.validation_loss is not None:
+            self._console.print(f"step {report.step}: validation loss {report.validation_loss:.3f}", soft_wrap=True)
         for sentence in report.news:
             self._console.print(sentence, soft_wrap=True)
 
@@ -93,6 +97,7 @@ class Scalars(AbstractContextManager["Scalars"]):
         figures = {
             "train/loss": report.loss,
             "train/learning_rate": report.learning_rate,
+            "validation/loss": report.validation_loss,
             "speed/seconds_per_step": report.seconds,
             "speed/tokens_per_second": report.tokens_per_second,
             "speed/mfu": report.mfu,

@@ -49,6 +49,8 @@ class TrainingSummary:
             f"Loss {first.loss:.3f} at step {first.step}, {last.loss:.3f} at step {last.step};"
             f" {self.tokens_per_second:,.0f} tokens/s."
         )
+        if last.validation_loss is not None:
+            trained += f"  Validation loss {last.validation_loss:.3f}."
         slower = self.slowdown
         if slower is not None and abs(slower - 1) > NOTICED:
             trained += f"  Its last steps took {slower:.2f} times as long as its first."
@@ -60,6 +62,7 @@ class TrainingSummary:
         return {
             "steps": self.reports[-1].step,
             "losses": [report.loss for report in self.reports],
+            "validation_losses": [[r.step, r.validation_loss] for r in self.reports if r.validation_loss is not None],
             "rolled_back": [report.step for report in self.reports if report.rolled_back],
             "tokens_per_second": self.tokens_per_second,
             "mfu": self.reports[-1].mfu,

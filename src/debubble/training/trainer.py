@@ -27,7 +27,13 @@ from debubble.training.checkpoint.folder import Progress
 from debubble.training.checkpoint.resume import choose
 from debubble.training.checkpoint.saver import Saver, agreed
 from debubble.training.checkpoint.state import state_of
-from debubble.training.data.datasets import Dataset, Prefetcher, SampleSource, samples_of
+from debubble.training.data.datasets import (
+    Dataset,
+    Prefetcher,
+    SampleSource,
+    samples_of,
+    validation_of,
+)
 from debubble.training.memory_check import explained
 from debubble.training.metrics import NO_WORK, DeviceWork, bubble_fraction
 from debubble.training.online.controller import OnlineScheduler
@@ -186,6 +192,7 @@ class TrainingRun:
         self.samples = 0
         """Samples seen."""
         self.traces: list[Trace] = []
+        self._validation = validation_of(options, plan)
         self._pending_reports: deque[StepReport] = deque()
         """Reports of steps whose results are not known yet."""
         self._peaks: tuple[float, ...] = ()
@@ -210,7 +217,7 @@ class TrainingRun:
             yield from self._take_step()
             if self.saver is not None:
                 self.saver.check()
-                if self._due():
+                if self._every(self.options.save_every):
                     self.pipeline.status.enter(SAVING, local=True)
                     self.saver.save(state_of(self.pipeline), self._progress())
         if self.saver is not None:
@@ -230,7 +237,8 @@ class TrainingRun:
         self.step += 1
         self.samples += self.rows * self.plan.options.data
         # Whatever asks all ranks makes them wait for each other: not in every step, if they need not otherwise.
-        together = traced or self._due() or self.step % METRICS_INTERVAL == 1
+        validation = self._validation if self._every(o.validate_every) else None
+        together = traced or validation is not None or self._every(o.save_every) or self.step % METRICS_INTERVAL == 1
         try:
             observe = partial(self._observe, traced=traced, together=together)
             results = self._updating.step(batch, observe, finish=together)
@@ -238,6 +246,7 @@ class TrainingRun:
             raise explained(error, self.plan, held=self.pipeline.current_memory) from error
         seconds = perf_counter() - start
         news = self._switch_order(self.online, seconds) if self.online is not None and self.step < o.steps else ()
+        validation_loss = None if validation is None else float(self.pipeline.evaluate(validation.batches(replica)))
         tokens_per_second = self.rows * self.plan.options.data * self.plan.options.sequence_length / seconds
         self._pending_reports.append(
             StepReport(
@@ -249,6 +258,7 @@ class TrainingRun:
                 peak_memory=self._peaks,
                 mfu=None if self._utilization is None else self._utilization.mfu(tokens_per_second),
                 bubble_fraction=self._bubble,
+                validation_loss=validation_loss,
                 news=news,
             )
         )
@@ -288,8 +298,9 @@ class TrainingRun:
             exit_rank=exit_rank,
         )
 
-    def _due(self) -> bool:
-        return self.step % self.options.save_every == 0 or self.step == self.options.steps
+    def _every(self, interval: int) -> bool:
+        """Whether this step is one of every so many, or the last."""
+        return self.step % interval == 0 or self.step == self.options.steps
 
     def _progress(self) -> Progress:
         assert self.plan.model is not None

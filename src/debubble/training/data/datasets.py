@@ -6,6 +6,7 @@ Sample i of a run is the same whatever the number of ranks, the partition, or th
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import os
 import pickle
 import random
@@ -24,7 +25,7 @@ from torch.utils.data import DataLoader
 
 from debubble.ir import DebubbleError, InputError, Plan
 from debubble.runtime import Batch
-from debubble.runtime.batch import check_entries
+from debubble.runtime.batch import IGNORED, check_entries
 from debubble.runtime.launcher import end_with_parent
 from debubble.training.data.text import Sequences, shuffled
 from debubble.training.options import TrainOptions, sequences_of
@@ -51,6 +52,26 @@ class TextSamples:
     def batch(self, first: int, *, count: int) -> Tensor:
         """[count, length + 1]."""
         return torch.from_numpy(self.sequences.batch(first, count=count))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationSet:
+    """All windows of a text once, in order, in batches for the replicas of a run."""
+
+    sequences: Sequences
+    rows: int
+    """Sequences per batch and replica."""
+    replicas: int = 1
+
+    def batches(self, replica: int) -> Iterator[Batch]:
+        """A replica's batches, [rows, length] each; what the last one lacks is filled with rows without targets."""
+        windows, together = self.sequences.per_epoch, self.rows * self.replicas
+        for first in range(0, windows, together):
+            places = first + self.rows * replica + np.arange(self.rows)
+            tokens = torch.from_numpy(self.sequences.windows(np.minimum(places, windows - 1)))
+            targets = tokens[:, 1:].clone()
+            targets[torch.from_numpy(places >= windows)] = IGNORED
+            yield {"input_ids": tokens[:, :-1], "targets": targets}
 
 
 class Dataset(Protocol):
@@ -139,8 +160,17 @@ def samples_of(options: TrainOptions, plan: Plan, dataset: Dataset | None = None
         with _current_folder_last():  # the function may import more from there
             dataset = named_dataset(options.dataset)(plan)
     if dataset is None:
-        return TextSamples(sequences_of(options, plan))
+        return TextSamples(sequences_of(options, plan, options.data))
     return DatasetSamples(dataset=dataset, sequence_length=plan.options.sequence_length, seed=options.seed)
+
+
+def validation_of(options: TrainOptions, plan: Plan) -> ValidationSet | None:
+    """The validation set of a run, if its options name one."""
+    if options.validation is None:
+        return None
+    rows = plan.micro_batches * plan.options.micro_batch_size
+    sequences = sequences_of(options, plan, options.validation)
+    return ValidationSet(sequences=sequences, rows=rows, replicas=plan.options.data)
 
 
 def named_dataset(name: str) -> Callable[[Plan], Dataset]:
@@ -239,3 +269,6 @@ class _Batches(torch.utils.data.Dataset[Batch | DebubbleError]):
 
 def _end_with_rank(worker: int) -> None:
     end_with_parent()
+    rank = multiprocessing.parent_process()
+    if rank is None or not rank.is_alive():  # it ended while this process began
+        os._exit(1)

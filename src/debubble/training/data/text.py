@@ -80,11 +80,15 @@ class Sequences:
 
     @property
     def per_epoch(self) -> int:
+        """Number of windows."""
         return (len(self.corpus.tokens) - 1) // self.sequence_length
 
     def batch(self, first: int, *, count: int) -> Tokens:
         """Samples `first` to `first + count`, [count, length + 1]: each token is to predict the next."""
-        windows = shuffled(first, count=count, per_epoch=self.per_epoch, seed=self.seed)
+        return self.windows(shuffled(first, count=count, per_epoch=self.per_epoch, seed=self.seed))
+
+    def windows(self, windows: Tokens) -> Tokens:
+        """Windows by their places in the text, [windows, length + 1]."""
         positions = windows[:, None] * self.sequence_length + np.arange(self.sequence_length + 1)
         tokens: Tokens = self.corpus.tokens[positions].astype(np.int64)
         return tokens

@@ -1,0 +1,94 @@
+"""A run computes the loss of a validation set beside its training."""
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from debubble.ir import InputError, Plan
+from debubble.runtime.models.build import ReferenceModel
+from debubble.runtime.models.units import MicroBatch
+from debubble.training.data.datasets import ValidationSet
+from debubble.training.data.text import Corpus, Sequences
+from debubble.training.options import TrainOptions, check
+from debubble.training.trainer import train
+from tests.training.test_train import DEBUBBLE
+
+TEXT = "".join(f"{i} bottles of beer on the wall, {i} bottles of beer.\n" for i in range(60))
+
+
+@pytest.fixture
+def options(tmp_path: Path, plan_file: Any) -> TrainOptions:
+    (tmp_path / "text.txt").write_text(TEXT)
+    (tmp_path / "more.txt").write_text("Nine green bottles, hanging on the wall; " * 9)
+    return TrainOptions(
+        plan=plan_file(1), data=tmp_path / "text.txt", steps=5, warmup=2, learning_rate=0.01,
+        validation=tmp_path / "more.txt", validate_every=2,
+    )  # fmt: skip
+
+
+def test_every_window_is_in_a_batch_once_and_the_last_batch_is_filled_without_targets() -> None:
+    sequences = Sequences(corpus=Corpus(np.arange(1, 16)), sequence_length=2)
+    validation = ValidationSet(sequences=sequences, rows=2, replicas=2)
+    first, second = ([batch["targets"].tolist() for batch in validation.batches(replica)] for replica in range(2))
+    assert first == [[[2, 3], [4, 5]], [[10, 11], [12, 13]]]
+    assert second == [[[6, 7], [8, 9]], [[14, 15], [-100, -100]]]
+    assert next(iter(validation.batches(0)))["input_ids"].tolist() == [[1, 2], [3, 4]]
+
+
+@pytest.mark.usefixtures("process_group")
+def test_its_loss_is_that_of_one_process_on_every_window(options: TrainOptions) -> None:
+    report = train(replace(options, steps=1, learning_rate=0.0, weight_decay=0.0)).reports[0]
+    plan = Plan.load(options.plan)
+    model = ReferenceModel(plan.model, dtype=torch.float32)
+    sequences = Sequences(corpus=Corpus.load(options.validation), sequence_length=32)
+    tokens = torch.from_numpy(sequences.windows(np.arange(sequences.per_epoch)))
+    targets = tokens[:, 1:].contiguous()
+    with torch.no_grad():
+        loss = model(tokens[:, :-1].contiguous(), MicroBatch(targets=targets, scale=1 / targets.numel()))
+    assert report.validation_loss == pytest.approx(float(loss), rel=1e-6)
+
+
+@pytest.mark.usefixtures("process_group")
+def test_it_is_computed_every_so_many_steps_and_after_the_last_and_training_is_the_same(options: TrainOptions) -> None:
+    validated = train(options)
+    assert [step for step, _ in validated.as_dict()["validation_losses"]] == [2, 4, 5]
+    alone = train(replace(options, validation=None))
+    assert [r.loss for r in validated.reports] == [r.loss for r in alone.reports]
+    assert alone.as_dict()["validation_losses"] == []
+
+
+@pytest.mark.usefixtures("process_group")
+def test_devices_that_update_before_the_norm_is_known_validate_the_same(options: TrainOptions) -> None:
+    synchronous, ahead = train(options), train(replace(options, post_validation=True))
+    assert [r.validation_loss for r in ahead.reports] == [r.validation_loss for r in synchronous.reports]
+
+
+def test_two_ranks_validate_what_one_does(options: TrainOptions, plan_file: Any) -> None:
+    arguments = ["--steps", "2", "--warmup", "2", "--lr", "0.01", "--validate-every", "1", "--json"]
+    texts = ["--data", str(options.data), "--validation", str(options.validation)]
+
+    def losses(ranks: int) -> Any:
+        command = [*DEBUBBLE, "train", str(plan_file(ranks)), *texts, *arguments]
+        finished = subprocess.run(command, capture_output=True, text=True, check=True)
+        return json.loads(finished.stdout)["validation_losses"]
+
+    assert losses(2) == [[step, pytest.approx(loss, rel=1e-5)] for step, loss in losses(1)]
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"validate_every": 0}, "--validate-every must be at least 1"),
+        ({"validation": Path("nowhere.txt")}, "no data file or directory nowhere.txt"),
+        ({"dataset": "magic:data", "data": None}, "--validation is text"),
+    ],
+)
+def test_what_cannot_be_validated_is_one_sentence(options: TrainOptions, entries: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        check(replace(options, **entries))
