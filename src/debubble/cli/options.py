@@ -2,45 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from debubble.ir import InputError
+from debubble.ir import InputError, RunOptions
 
 if TYPE_CHECKING:
     from debubble.costs import Cluster
 
-ClusterOption = Annotated[
-    str | None, typer.Option("--cluster", help="Devices, as NxNAME (8xA100-80GB) or a YAML file; see `hardware`.")
-]
-Pipeline = Annotated[int | None, typer.Option(help="Pipeline devices (default: all that the other degrees leave).")]
-Tensor = Annotated[int | None, typer.Option(help="Tensor-parallel degree (default: 1).")]
-Data = Annotated[int | None, typer.Option(help="Data-parallel degree (default: 1).")]
-Context = Annotated[int | None, typer.Option(help="Context-parallel degree (default: 1).")]
-Expert = Annotated[
-    int | None, typer.Option(help="Expert-parallel degree, within the data-parallel ranks (default: 1).")
-]
-MicroBatchSize = Annotated[int | None, typer.Option(help="Sequences per micro-batch (default: 1).")]
 MicroBatches = Annotated[int, typer.Option(help="Micro-batches per step.")]
-GlobalBatch = Annotated[
-    int | None,
-    typer.Option(help="Sequences per step: searches the degrees, ZeRO and micro-batches that are not given."),
-]
 SequenceLength = Annotated[int, typer.Option(help="Tokens per sequence.")]
-Optimizer = Annotated[str, typer.Option(help="Optimizer whose states count as memory.")]
-Zero = Annotated[
-    int | None, typer.Option(min=0, max=3, help="ZeRO level over the data- and context-parallel ranks (default: 0).")
-]
 Lora = Annotated[int, typer.Option(help="Train LoRA adapters of that rank on every linear layer (0: the whole model).")]
-PostValidation = Annotated[
-    bool,
-    typer.Option(
-        "--post-validation",
-        help="Update before the gradients' norm is known: the span counts, and copies that take updates back.",
-    ),
-]
 Dtype = Annotated[str, typer.Option(help="bf16 or fp32.")]
 Chunks = Annotated[int | None, typer.Option(help="Stages per device.")]
 MemoryLimit = Annotated[
@@ -49,32 +27,101 @@ MemoryLimit = Annotated[
 Devices = Annotated[int | None, typer.Option(help="Pipeline devices, with --costs or --units.")]
 Costs = Annotated[Path | None, typer.Option("--costs", help="Stage costs, as a costs file.")]
 UnitsFile = Annotated[Path | None, typer.Option("--units", help="Model units, as a units file.")]
-Effort = Annotated[
-    float, typer.Option(help="Work that a planner may do, in seconds of two idle cores: the same plan on any machine.")
-]
-Deadline = Annotated[
-    float | None,
-    typer.Option(help="Seconds on the clock after which a planner stops all the same (default: 10 x effort + 60)."),
-]
-Cache = Annotated[
-    bool,
-    typer.Option("--cache", help="Start from schedules that this machine has found before, and keep new ones."),
-]
-Seed = Annotated[int, typer.Option(help="Seed of the search.")]
 
 
-def given_options(**options: Any) -> dict[str, Any]:
-    """The options that were given: those that are not None."""
-    return {name: value for name, value in options.items() if value is not None}
+@dataclass(frozen=True, kw_only=True)
+class ModelRun:
+    """Options of the run of a model, the same on every command that takes one; None is left open."""
+
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", help="Devices, as NxNAME (8xA100-80GB) or a YAML file; see `hardware`.")
+    ] = None
+    pipeline: Annotated[
+        int | None, typer.Option(help="Pipeline devices (default: all that the other degrees leave).")
+    ] = None
+    tensor: Annotated[int | None, typer.Option(help="Tensor-parallel degree (default: 1).")] = None
+    data: Annotated[int | None, typer.Option(help="Data-parallel degree (default: 1).")] = None
+    context: Annotated[int | None, typer.Option(help="Context-parallel degree (default: 1).")] = None
+    expert: Annotated[
+        int | None, typer.Option(help="Expert-parallel degree, within the data-parallel ranks (default: 1).")
+    ] = None
+    micro_batch_size: Annotated[int | None, typer.Option(help="Sequences per micro-batch (default: 1).")] = None
+    sequence_length: SequenceLength = 4096
+    optimizer: Annotated[str, typer.Option(help="Optimizer whose states count as memory.")] = "adamw"
+    zero: Annotated[
+        int | None,
+        typer.Option(min=0, max=3, help="ZeRO level over the data- and context-parallel ranks (default: 0)."),
+    ] = None
+    dtype: Dtype = "bf16"
+    lora: Lora = 0
+    post_validation: Annotated[
+        bool,
+        typer.Option(
+            "--post-validation",
+            help="Update before the gradients' norm is known: the span counts, and copies that take updates back.",
+        ),
+    ] = False
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The entries of RunOptions that are not left open."""
+        entries = {f.name: getattr(self, f.name) for f in fields(RunOptions)}
+        return {name: value for name, value in entries.items() if value is not None}
+
+    def require_cluster(self) -> Cluster:
+        """The devices; raises InputError if they are missing or unknown."""
+        from debubble.costs import Cluster
+
+        if self.cluster is None:
+            raise InputError(
+                "Give the devices with --cluster, such as --cluster 8xA100-80GB (see `debubble hardware`)."
+            )
+        return Cluster.parse(self.cluster)
 
 
-def cluster_of(text: str | None) -> Cluster:
-    """The --cluster option; raises InputError if it is missing or unknown."""
-    from debubble.costs import Cluster
+@dataclass(frozen=True, kw_only=True)
+class SearchLimits:
+    """Options of planners that search."""
 
-    if text is None:
-        raise InputError("Give the devices with --cluster, such as --cluster 8xA100-80GB (see `debubble hardware`).")
-    return Cluster.parse(text)
+    effort: Annotated[
+        float,
+        typer.Option(help="Work that a planner may do, in seconds of two idle cores: the same plan on any machine."),
+    ] = 10.0
+    deadline: Annotated[
+        float | None,
+        typer.Option(help="Seconds on the clock after which a planner stops all the same (default: 10 x effort + 60)."),
+    ] = None
+    cache: Annotated[
+        bool,
+        typer.Option("--cache", help="Start from schedules that this machine has found before, and keep new ones."),
+    ] = False
+    seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0
+
+
+def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """The command as typer reads it: a parameter whose type is a dataclass becomes one option per field."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, type[Any]] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters: list[Parameter] = []
+    for name, parameter in signature(command).parameters.items():
+        if name in groups:
+            types = get_type_hints(groups[name], include_extras=True)
+            parameters += [
+                Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=types[f.name])
+                for f in fields(groups[name])
+            ]
+        else:
+            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[name]))
+
+    @wraps(command)
+    def call(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{f.name: values.pop(f.name) for f in fields(group)})
+        command(**values)
+
+    call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return call
 
 
 def abstract_limit(text: str | None) -> float | int | None:

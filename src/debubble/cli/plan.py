@@ -23,12 +23,17 @@ SCHEMA = 2
 
 
 @app.command()
+@o.with_option_groups
 def plan(
     model: Annotated[
         str | None, typer.Argument(metavar="[MODEL]", help="A built-in name, a config.json, or a folder with one.")
     ] = None,
-    cluster: o.ClusterOption = None,
-    global_batch: o.GlobalBatch = None,
+    *,
+    run: o.ModelRun,
+    global_batch: Annotated[
+        int | None,
+        typer.Option(help="Sequences per step: searches the degrees, ZeRO and micro-batches that are not given."),
+    ] = None,
     micro_batches: Annotated[
         int | None, typer.Option(help="Micro-batches per pipeline and step (default: 32).")
     ] = None,
@@ -42,22 +47,7 @@ def plan(
     devices: o.Devices = None,
     chunks: o.Chunks = None,
     memory_limit: o.MemoryLimit = None,
-    pipeline: o.Pipeline = None,
-    tensor: o.Tensor = None,
-    data: o.Data = None,
-    context: o.Context = None,
-    expert: o.Expert = None,
-    micro_batch_size: o.MicroBatchSize = None,
-    sequence_length: o.SequenceLength = 4096,
-    optimizer: o.Optimizer = "adamw",
-    zero: o.Zero = None,
-    dtype: o.Dtype = "bf16",
-    lora: o.Lora = 0,
-    post_validation: o.PostValidation = False,
-    effort: o.Effort = 10.0,
-    deadline: o.Deadline = None,
-    cache: o.Cache = False,
-    seed: o.Seed = 0,
+    search: o.SearchLimits,
     json: Json = False,
 ) -> None:
     """Find the fastest plan that fits: schedule, partition, recomputation and offload together."""
@@ -69,30 +59,24 @@ def plan(
         raise InputError("Give a MODEL with --cluster, or --costs FILE, or --units FILE with --devices P.")
     if global_batch is not None and model is None:
         raise InputError("--global-batch searches the degrees of a MODEL on a --cluster; leave it out here.")
-    doing = f"Searching; the effort is {effort:g} s of the reference machine ..." if searches else "Planning ..."
+    doing = f"Searching; the effort is {search.effort:g} s of the reference machine ..." if searches else "Planning ..."
     with log().status(doing) as status:
         if model is not None:
             from debubble.models import named_model
             from debubble.planners.plan_model import plan as plan_model
 
-            degrees = o.given_options(
-                tensor=tensor, data=data, context=context, expert=expert, micro_batch_size=micro_batch_size, zero=zero
-            )
             result = plan_model(
-                named_model(model), o.cluster_of(cluster), global_batch=global_batch, micro_batches=micro_batches,
-                planner=planner, pipeline=pipeline, chunks=chunks, memory_limit=memory_limit, effort=effort,
-                deadline=deadline, cache=cache, seed=seed, profile=profile, sequence_length=sequence_length,
-                optimizer=optimizer, dtype=dtype, lora=lora, post_validation=post_validation,
-                progress=SearchProgress(status), **degrees,
+                named_model(model), run.require_cluster(), global_batch=global_batch, micro_batches=micro_batches,
+                planner=planner, pipeline=run.pipeline, chunks=chunks, memory_limit=memory_limit, profile=profile,
+                progress=SearchProgress(status), **asdict(search), **run.given,
             )  # fmt: skip
         else:
             problem = _abstract(
                 costs, units, devices=devices, limit=o.abstract_limit(memory_limit),
-                micro_batches=32 if micro_batches is None else micro_batches,
-                chunks=chunks, effort=effort, deadline=deadline, cache=cache, seed=seed,
-                post_validation=post_validation,
+                micro_batches=32 if micro_batches is None else micro_batches, chunks=chunks,
+                objective="span" if run.post_validation else "makespan", **asdict(search),
             )  # fmt: skip
-            result = solve(problem, planner=planner, options=RunOptions(post_validation=post_validation))
+            result = solve(problem, planner=planner, options=RunOptions(post_validation=run.post_validation))
     if result.degree_search is not None and result.degree_search.interrupted:
         log().print("Interrupted: this is the best so far.")
     if output is not None:
@@ -107,13 +91,8 @@ def _abstract(
     *,
     devices: int | None,
     limit: float | None,
-    micro_batches: int,
     chunks: int | None,
-    effort: float,
-    deadline: float | None,
-    cache: bool,
-    seed: int,
-    post_validation: bool,
+    **entries: Any,
 ) -> Problem:
     """The problem of a costs file or a units file."""
     from debubble.costs import load_costs, load_units
@@ -121,22 +100,14 @@ def _abstract(
 
     if devices is None:
         raise InputError("Give the number of pipeline devices with --devices P.")
-    search: dict[str, Any] = {
-        "devices": devices,
-        "micro_batches": micro_batches,
-        "chunks": chunks,
-        "effort": effort,
-        "deadline": deadline,
-        "cache": cache,
-        "seed": seed,
-        "objective": "span" if post_validation else "makespan",
-    }
+    workload: FixedStages | ModelUnits
     if units is not None:
-        return Problem(workload=ModelUnits(load_units(units, memory_limit=limit)), **search)
-    assert costs is not None
-    stage_costs = load_costs(costs, stages=max(devices, 1) * (chunks or 1))
-    stage_costs = stage_costs if limit is None else stage_costs.with_limit(limit)
-    return Problem(workload=FixedStages(stage_costs), **search)
+        workload = ModelUnits(load_units(units, memory_limit=limit))
+    else:
+        assert costs is not None
+        stage_costs = load_costs(costs, stages=max(devices, 1) * (chunks or 1))
+        workload = FixedStages(stage_costs if limit is None else stage_costs.with_limit(limit))
+    return Problem(workload=workload, devices=devices, chunks=chunks, **entries)
 
 
 def _print(plan: Plan, *, json: bool) -> None:

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
 
 @app.command()
+@o.with_option_groups
 def simulate(
     source: Annotated[
         str | None, typer.Argument(metavar="[PLAN | MODEL]", help="A plan file; with --schedule, a model.")
     ] = None,
+    *,
     schedule: Annotated[str | None, typer.Option("--schedule", help="A schedule's name; see `schedules`.")] = None,
     csv: Annotated[Path | None, typer.Option("--csv", help="An order of operations as torch writes it.")] = None,
     costs: o.Costs = None,
@@ -39,23 +41,11 @@ def simulate(
             " options choose (default: full on such stages, none elsewhere)."
         ),
     ] = None,
-    cluster: o.ClusterOption = None,
-    pipeline: o.Pipeline = None,
-    tensor: o.Tensor = None,
-    data: o.Data = None,
-    context: o.Context = None,
-    expert: o.Expert = None,
-    micro_batch_size: o.MicroBatchSize = None,
-    sequence_length: o.SequenceLength = 4096,
-    optimizer: o.Optimizer = "adamw",
-    zero: o.Zero = None,
-    dtype: o.Dtype = "bf16",
-    lora: o.Lora = 0,
-    post_validation: o.PostValidation = False,
+    run: o.ModelRun,
     json: Json = False,
 ) -> None:
     """Simulate a plan, or a schedule by name with costs, with a model, or with unit costs."""
-    from debubble import simulate as run
+    from debubble import simulate as simulated
     from debubble.planners.remarks import model_remarks, timeline_remarks
     from debubble.views.scene import Scene
 
@@ -73,33 +63,26 @@ def simulate(
 
         if costs is not None:
             raise InputError("Give either MODEL or --costs, not both.")
-        model, where = named_model(source), o.cluster_of(cluster)
-        degrees = o.given_options(
-            tensor=tensor, data=data, context=context, expert=expert, micro_batch_size=micro_batch_size, zero=zero
-        )
-        options = RunOptions(
-            sequence_length=sequence_length, optimizer=optimizer, dtype=dtype, lora=lora,
-            post_validation=post_validation, **degrees,
-        )  # fmt: skip
+        model, cluster, options = named_model(source), run.require_cluster(), RunOptions(**run.given)
         chosen, stage_costs = fixed_configuration(
-            model, where, schedule=schedule, micro_batches=micro_batches, pipeline=pipeline, chunks=chunks,
+            model, cluster, schedule=schedule, micro_batches=micro_batches, pipeline=run.pipeline, chunks=chunks,
             recompute=recompute, memory_limit=memory_limit, schedule_options=_given(option), **asdict(options),
         )  # fmt: skip
-        timeline = run(chosen, stage_costs)
+        timeline = simulated(chosen, stage_costs)
         scene = Scene.of(
-            timeline, title=chosen.name, seconds=True, post_validation=post_validation,
-            tail=step_tail(model, where, options, pipeline=pipeline, schedule=chosen),
-            remarks=model_remarks(timeline, options, model=model, cluster=where),
+            timeline, title=chosen.name, seconds=True, post_validation=run.post_validation,
+            tail=step_tail(model, cluster, options, pipeline=run.pipeline, schedule=chosen),
+            remarks=model_remarks(timeline, options, model=model, cluster=cluster),
         )  # fmt: skip
     else:
         limit = o.abstract_limit(memory_limit)
-        objective = "span" if post_validation else "makespan"
+        objective = "span" if run.post_validation else "makespan"
         chosen, stage_costs = _abstract(
             schedule, csv, costs, devices, micro_batches, chunks, limit, objective, _given(option)
         )
-        timeline = run(chosen, stage_costs)
+        timeline = simulated(chosen, stage_costs)
         scene = Scene.of(
-            timeline, title=chosen.name, post_validation=post_validation, remarks=timeline_remarks(timeline)
+            timeline, title=chosen.name, post_validation=run.post_validation, remarks=timeline_remarks(timeline)
         )
     _show(scene, json=json)
 
