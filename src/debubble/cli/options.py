@@ -28,29 +28,30 @@ Devices = Annotated[int | None, typer.Option(help="Pipeline devices, with --cost
 Costs = Annotated[Path | None, typer.Option("--costs", help="Stage costs, as a costs file.")]
 UnitsFile = Annotated[Path | None, typer.Option("--units", help="Model units, as a units file.")]
 
+DEGREES = ("pipeline", "tensor", "data", "context", "expert", "zero", "micro_batch_size")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRun:
-    """Options of the run of a model, the same on every command that takes one; None is left open."""
+    """Options of the run of a model, the same on every command that takes one.
+
+    Degrees are None where they are left open, for the command to choose.
+    """
 
     cluster: Annotated[
         str | None, typer.Option("--cluster", help="Devices, as NxNAME (8xA100-80GB) or a YAML file; see `hardware`.")
     ] = None
-    pipeline: Annotated[
-        int | None, typer.Option(help="Pipeline devices (default: all that the other degrees leave).")
-    ] = None
-    tensor: Annotated[int | None, typer.Option(help="Tensor-parallel degree (default: 1).")] = None
-    data: Annotated[int | None, typer.Option(help="Data-parallel degree (default: 1).")] = None
-    context: Annotated[int | None, typer.Option(help="Context-parallel degree (default: 1).")] = None
-    expert: Annotated[
-        int | None, typer.Option(help="Expert-parallel degree, within the data-parallel ranks (default: 1).")
-    ] = None
-    micro_batch_size: Annotated[int | None, typer.Option(help="Sequences per micro-batch (default: 1).")] = None
+    pipeline: Annotated[int | None, typer.Option(help="Pipeline devices.")] = None
+    tensor: Annotated[int | None, typer.Option(help="Tensor-parallel degree.")] = None
+    data: Annotated[int | None, typer.Option(help="Data-parallel degree.")] = None
+    context: Annotated[int | None, typer.Option(help="Context-parallel degree.")] = None
+    expert: Annotated[int | None, typer.Option(help="Expert-parallel degree, within the data-parallel ranks.")] = None
+    micro_batch_size: Annotated[int | None, typer.Option(help="Sequences per micro-batch.")] = None
     sequence_length: SequenceLength = 4096
     optimizer: Annotated[str, typer.Option(help="Optimizer whose states count as memory.")] = "adamw"
     zero: Annotated[
         int | None,
-        typer.Option(min=0, max=3, help="ZeRO level over the data- and context-parallel ranks (default: 0)."),
+        typer.Option(min=0, max=3, help="ZeRO level over the data- and context-parallel ranks."),
     ] = None
     dtype: Dtype = "bf16"
     lora: Lora = 0
@@ -63,10 +64,20 @@ class ModelRun:
     ] = False
 
     @property
-    def given(self) -> dict[str, Any]:
-        """The entries of RunOptions that are not left open."""
-        entries = {f.name: getattr(self, f.name) for f in fields(RunOptions)}
-        return {name: value for name, value in entries.items() if value is not None}
+    def degrees(self) -> dict[str, Any]:
+        """The degrees that were given, the pipeline's and the size of a micro-batch among them."""
+        return {name: value for name in DEGREES if (value := getattr(self, name)) is not None}
+
+    @property
+    def run_options(self) -> RunOptions:
+        """All of it but cluster and pipeline, degrees that are left open at their default."""
+        degrees = {name: value for name, value in self.degrees.items() if name != "pipeline"}
+        return RunOptions(**degrees, **self.settings)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The entries of RunOptions that are no degrees."""
+        return {f.name: getattr(self, f.name) for f in fields(RunOptions) if f.name not in DEGREES}
 
     def require_cluster(self) -> Cluster:
         """The devices; raises InputError if they are missing or unknown."""
@@ -101,7 +112,7 @@ class SearchLimits:
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     """The command as typer reads it: a parameter whose type is a dataclass becomes one option per field."""
     hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, type[Any]] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    groups = {name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
     parameters: list[Parameter] = []
     for name, parameter in signature(command).parameters.items():
         if name in groups:

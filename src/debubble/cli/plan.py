@@ -50,7 +50,10 @@ def plan(
     search: o.SearchLimits,
     json: Json = False,
 ) -> None:
-    """Find the fastest plan that fits: schedule, partition, recomputation and offload together."""
+    """Find the fastest plan that fits: schedule, partition, recomputation and offload together.
+
+    Degrees that are not given are 1 (ZeRO 0, the pipeline all other devices); with --global-batch they are searched.
+    """
     from debubble.planners import planners
     from debubble.planners.plan_model import solve
 
@@ -67,8 +70,8 @@ def plan(
 
             result = plan_model(
                 named_model(model), run.require_cluster(), global_batch=global_batch, micro_batches=micro_batches,
-                planner=planner, pipeline=run.pipeline, chunks=chunks, memory_limit=memory_limit, profile=profile,
-                progress=SearchProgress(status), **asdict(search), **run.given,
+                planner=planner, chunks=chunks, memory_limit=memory_limit, profile=profile,
+                progress=SearchProgress(status), **asdict(search), **run.degrees, **run.settings,
             )  # fmt: skip
         else:
             problem = _abstract(

@@ -11,7 +11,7 @@ import typer
 from debubble.cli import options as o
 from debubble.cli.app import app
 from debubble.cli.output import Json, console, print_json
-from debubble.ir import InputError, Plan, RunOptions, Schedule, StageCosts
+from debubble.ir import InputError, Plan, Schedule, StageCosts
 
 if TYPE_CHECKING:
     from debubble.views.scene import Scene
@@ -44,7 +44,10 @@ def simulate(
     run: o.ModelRun,
     json: Json = False,
 ) -> None:
-    """Simulate a plan, or a schedule by name with costs, with a model, or with unit costs."""
+    """Simulate a plan, or a schedule by name with costs, with a model, or with unit costs.
+
+    Degrees that are not given are 1 (ZeRO 0, the pipeline all other devices).
+    """
     from debubble import simulate as simulated
     from debubble.planners.remarks import model_remarks, timeline_remarks
     from debubble.views.scene import Scene
@@ -63,7 +66,7 @@ def simulate(
 
         if costs is not None:
             raise InputError("Give either MODEL or --costs, not both.")
-        model, cluster, options = named_model(source), run.require_cluster(), RunOptions(**run.given)
+        model, cluster, options = named_model(source), run.require_cluster(), run.run_options
         chosen, stage_costs = fixed_configuration(
             model, cluster, schedule=schedule, micro_batches=micro_batches, pipeline=run.pipeline, chunks=chunks,
             recompute=recompute, memory_limit=memory_limit, schedule_options=_given(option), **asdict(options),
