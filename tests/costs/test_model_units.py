@@ -15,6 +15,7 @@ from debubble.costs.speed import Speed
 from debubble.ir import InputError, Placement, RunOptions
 from debubble.models import ModelConfig, models
 from debubble.models.config import Experts, Mlp
+from debubble.models.mixers import Attention
 
 A100S = Cluster.parse("64xA100-80GB")
 LLAMA = models["llama3-8b"]
@@ -93,9 +94,12 @@ def test_windows_bound_what_attention_computes() -> None:
     config = {**LLAMA.config, "model_type": "gemma2", "num_hidden_layers": 2, "sliding_window": S // 4}
     m = ModelConfig.from_hf(config)
 
-    assert m.attended(1, S) == S / 2
-    assert m.attended(0, S) == S / 4 * (1 - 1 / 8)
-    assert m.attended(0, S // 8) == S / 16
+    windowed_core, full_core = (m.per_layer[layer].attention for layer in (0, 1))
+    assert isinstance(windowed_core, Attention)
+    assert isinstance(full_core, Attention)
+    assert full_core.attended(S) == S / 2
+    assert windowed_core.attended(S) == S / 4 * (1 - 1 / 8)
+    assert windowed_core.attended(S // 8) == S / 16
     windowed, full = (model_units(m, A100S, RunOptions(sequence_length=S)).units[i] for i in (1, 3))
     assert windowed.forward < full.forward
     assert windowed.activation == full.activation

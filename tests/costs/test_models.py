@@ -35,10 +35,108 @@ MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
         ("llama3-70b", 70_553_706_496),
         ("qwen2.5-32b", 32_763_876_352),
         ("mixtral-8x7b", 46_702_792_704),
+        ("llama3.1-8b", 8_030_261_248),
+        ("llama3.1-405b", 405_853_388_800),
+        ("llama3.2-1b", 1_235_814_400),
+        ("llama3.2-3b", 3_212_749_824),
+        ("llama4-scout", 108_641_793_536),
+        ("llama4-maverick", 401_583_781_376),
+        ("qwen3-0.6b", 596_049_920),
+        ("qwen3-4b", 4_022_468_096),
+        ("qwen3-8b", 8_190_735_360),
+        ("qwen3-14b", 14_768_307_200),
+        ("qwen3-32b", 32_762_123_264),
+        ("qwen3-30b-a3b", 30_532_122_624),
+        ("qwen3-235b-a22b", 235_093_634_560),
+        ("deepseek-v3", 671_026_404_352),
+        ("gemma3-1b", 999_885_952),
+        ("gemma3-4b", 4_300_079_472),
+        ("gemma3-12b", 12_187_325_040),
+        ("gemma3-27b", 27_432_406_640),
+        ("gpt-oss-20b", 20_914_757_184),
+        ("gpt-oss-120b", 116_829_156_672),
+        ("phi-4", 14_659_507_200),
+        ("mistral-7b", 7_248_023_552),
+        ("mistral-small-3.1-24b", 24_011_361_280),
     ],
 )
 def test_known_models_have_the_published_number_of_parameters(name: str, parameters: int) -> None:
     assert models[name].parameters == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("deepseek-v3", 684_531_386_000), ("glm-4.5", 358_337_791_296), ("glm-4.5-air", 110_468_824_832)],
+)
+def test_published_files_have_the_modules_for_further_tokens_with_tables_of_their_own(
+    name: str, parameters: int
+) -> None:
+    m = models[name]
+
+    assert m.parameters + m.mtp_layers * (m.mtp_parameters + 2 * m.vocab * m.hidden) == pytest.approx(
+        parameters, rel=1e-3
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "active"),
+    [("deepseek-v3", 37.5), ("kimi-k2", 32.9), ("qwen3-235b-a22b", 22.2), ("llama4-scout", 17.2 + 0.87)],
+)
+def test_a_token_passes_the_published_number_of_parameters(name: str, active: float) -> None:
+    assert models[name].active_parameters / 1e9 == pytest.approx(active, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama3.1-405b", "llama4-scout", "llama4-maverick", "qwen3-235b-a22b", "qwen3-next-80b-a3b", "deepseek-v3",
+        "glm-4.5", "glm-4.5-air", "gemma3-1b", "gemma3-4b", "gemma3-27b", "gpt-oss-20b", "gpt-oss-120b", "phi-4",
+        "mistral-small-3.1-24b",
+    ],
+)  # fmt: skip
+def test_a_known_model_has_the_parameters_that_transformers_builds(name: str) -> None:
+    model = models[name]
+
+    assert built_parameters(dict(model.config)) == model.parameters
+
+
+def test_a_hybrid_of_state_spaces_has_the_parameters_that_transformers_builds() -> None:
+    """Nemotron-H 8B (NVIDIA, arXiv:2504.03624), as published."""
+    pattern = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
+    config = {
+        "model_type": "nemotron_h", "hidden_size": 4096, "intermediate_size": 21504, "num_hidden_layers": 52,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 131072,
+        "ssm_state_size": 128, "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8, "conv_kernel": 4,
+        "chunk_size": 128, "hybrid_override_pattern": pattern,
+    }  # fmt: skip
+
+    assert Model.from_hf(config).parameters == built_parameters(config) == 8_100_852_736
+
+
+def test_a_vision_language_model_with_flat_entries_has_the_parameters_that_transformers_builds() -> None:
+    """Qwen2.5-VL 7B, whose file has the language model's entries beside `vision_config`."""
+    config = {
+        "model_type": "qwen2_5_vl", "hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28,
+        "num_hidden_layers": 28, "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False,
+        "vision_config": {
+            "depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 3584,
+            "patch_size": 14, "spatial_merge_size": 2, "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31],
+        },
+    }  # fmt: skip
+
+    assert Model.from_hf(config).parameters == built_parameters(config) == 8_292_166_656
+
+
+def built_parameters(config: dict[str, Any]) -> int:
+    """Of the model that transformers builds."""
+    transformers = pytest.importorskip("transformers", minversion="5")
+    torch = pytest.importorskip("torch")
+    kind = transformers.AutoModelForImageTextToText if "vision_config" in config else transformers.AutoModelForCausalLM
+    # transformers ties Mistral 3's tables by default; its published model has two.
+    untied = {"tie_word_embeddings": False} if config["model_type"] == "mistral3" else {}
+    with torch.device("meta"):
+        built = kind.from_config(transformers.AutoConfig.for_model(**config, **untied))
+    return sum(p.numel() for p in built.parameters())
 
 
 @pytest.mark.parametrize(

@@ -291,7 +291,7 @@ def _expand(entries: list[UnitFile]) -> list[Unit]:
             units.append(
                 Unit(
                     type=entry.type,
-                    layer=None if entry.type in ("embedding", "head") else index,
+                    layer=None if entry.type in ("embedding", "mtp", "head") else index,
                     forward=entry.forward,
                     backward_input=entry.backward_input,
                     backward_weight=entry.backward_weight,

@@ -23,10 +23,12 @@ def flops_per_token(model: ModelConfig, length: int, *, lora: int = 0) -> float:
     """
     looked_up = model.embedding_parameters
     head = model.vocab * model.hidden if model.tied else 0
-    matrices = model.active_parameters - looked_up + head
-    attention = sum(4 * model.attended(layer, length) * model.attention_width for layer in range(model.layers))
+    vision = model.vision
+    matrices = model.active_parameters - looked_up + head - (0 if vision is None else vision.parameters)
+    attention = sum(model.core_flops(layer, length) for layer in range(model.layers))
     trained = model.trained_parameters(lora) if lora else matrices
-    return 4 * matrices + 2 * trained + 3 * attention
+    images = 0.0 if vision is None else 3 * vision.flops / length
+    return 4 * matrices + 2 * trained + 3 * attention + images
 
 
 @dataclass(frozen=True)

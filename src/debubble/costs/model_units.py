@@ -21,6 +21,7 @@ from debubble.costs.operators import (
     matmul,
     mlp,
     norm,
+    product,
     strategies,
 )
 from debubble.costs.parallel_layout import Layout
@@ -37,7 +38,8 @@ from debubble.costs.step import (
 )
 from debubble.costs.units import HostStates, StateBytes, Strategy, Unit, Units
 from debubble.ir import InputError, PlannedUnit, RunOptions
-from debubble.models.config import Experts, Layer, ModelConfig
+from debubble.models.config import Experts, Layer, ModelConfig, VisionTower
+from debubble.models.mixers import Attention
 
 
 def model_units(
@@ -62,8 +64,9 @@ def model_units(
         framework = replace(framework, fused_activation=False)
     speed = Speed(cluster.slowest, element_bytes(options.dtype))
     builder = _Builder(Shapes(model=model, options=options, framework=framework, speed=speed))
+    tower = () if model.vision is None else _vision_units(builder, model.vision)
     return Units(
-        units=tuple(builder.units()),
+        units=(*tower, *builder.units()),
         communication=speed.message(builder.boundary, across_nodes=layout.across_nodes),
         offload_bandwidth=speed.hardware.host_bandwidth * speed.hardware.efficiency.host / layout.sharing,
         host_link=speed.hardware.host_link,
@@ -74,14 +77,28 @@ def model_units(
     )
 
 
-def _joined(attention: Unit, mlp: Unit) -> Unit:
-    """Both halves of a layer as one unit, which recomputes in full or not at all."""
-    halves = attention, mlp
+def _vision_units(language: _Builder, vision: VisionTower) -> Iterator[Unit]:
+    """The layers of a vision tower, for one image per sequence; the first has what is before them, the last after."""
+    s, tower = language.shapes, vision.tower
+    options = replace(s.options, sequence_length=vision.patches)
+    check(tower, replace(options, context=1, expert=1))
+    builder = _Builder(replace(s, model=tower, options=options))
+    for layer in range(tower.layers):
+        parts = [builder.attention(layer), builder.mlp(layer)]
+        if layer == 0:
+            parts.insert(0, builder.projection(vision.embedding_parameters))
+        if layer == tower.layers - 1:
+            parts.append(builder.projection(vision.projector_parameters))
+        yield _joined("vision", None, *parts)
+
+
+def _joined(kind: str, layer: int | None, *halves: Unit) -> Unit:
+    """The halves of a layer, and perhaps more, as one unit, which recomputes in full or not at all."""
     hosts = [half.on_host for half in halves if half.on_host is not None]
     full = [half.strategies["full"] for half in halves]
     return Unit(
-        type="layer",
-        layer=attention.layer,
+        type=kind,
+        layer=layer,
         forward=sum(half.forward for half in halves),
         backward_input=sum(half.backward_input for half in halves),
         backward_weight=sum(half.backward_weight for half in halves),
@@ -108,6 +125,18 @@ def _joined(attention: Unit, mlp: Unit) -> Unit:
     )
 
 
+def _without_states(unit: Unit) -> Unit:
+    """The unit where another one has its parameters."""
+    return replace(
+        unit,
+        static=0.0,
+        states=StateBytes(weights=0.0, gradients=0.0, optimizer=0.0),
+        on_host=HostStates(static=0.0, gradients=0.0, parameters=0.0, step=0.0),
+        gradient_reduce=0.0,
+        optimizer_step=0.0,
+    )
+
+
 def check(model: ModelConfig, options: RunOptions) -> None:
     """Refuse options that the model cannot be run with; raises InputError."""
     if options.micro_batch_size < 1 or options.sequence_length < 1:
@@ -120,6 +149,10 @@ def check(model: ModelConfig, options: RunOptions) -> None:
             raise InputError(f"{size} {name} cannot be divided over {options.tensor} tensor-parallel ranks.")
     if options.lora < 0:
         raise InputError(f"The rank of LoRA adapters must be at least 1 (or 0 for none), not {options.lora}.")
+    if options.lora and model.vision is not None:
+        raise InputError(f"LoRA adapters are not priced for the vision tower of '{model.family}': use its text_config.")
+    if options.lora and any(not isinstance(layer.attention, Attention) for layer in model.per_layer):
+        raise InputError(f"LoRA adapters are not priced for '{model.family}', whose layers mix tokens in other ways.")
     if options.sequence_length % options.context:
         raise InputError(
             f"A sequence of {options.sequence_length} cannot be divided over {options.context} context-parallel ranks."
@@ -151,9 +184,11 @@ class _Builder:
         return self.shapes.element * self.shapes.stream
 
     def units(self) -> Iterator[Unit]:
-        """All units in model order; those of equal layers are priced once."""
+        """Units of the language model in order; those of equal layers are priced once."""
         priced: dict[tuple[str, Layer | None], Unit] = {}
         for planned in self.shapes.model.units:
+            if planned.type == "vision":
+                continue
             layer = planned.layer
             kind = planned.type, None if layer is None else self.shapes.model.per_layer[layer]
             if kind not in priced:
@@ -168,11 +203,45 @@ class _Builder:
             case "mlp", int(layer):
                 return self.mlp(layer)
             case "layer", int(layer):
-                return _joined(self.attention(layer), self.mlp(layer))
+                return _joined("layer", layer, *self._halves(layer))
+            case "mtp", _:
+                return self.mtp()
             case "embedding", _:
                 return self.embedding()
             case _:
                 return self.head()
+
+    def _halves(self, layer: int) -> Iterator[Unit]:
+        """Those halves that the layer has."""
+        described = self.shapes.model.per_layer[layer]
+        if described.attention is not None:
+            yield self.attention(layer)
+        if described.mlp is not None:
+            yield self.mlp(layer)
+
+    def mtp(self) -> Unit:
+        """A module for a further token: two hidden states to one, a layer like the last one, logits and loss.
+
+        It uses the tables of embedding and head, which Megatron-LM has on the last stage, too.
+        """
+        s, model = self.shapes, self.shapes.model
+        head, layer = self.head(), model.layers - 1
+        width = model.hidden / s.options.tensor
+        merged = [
+            norm(s),
+            norm(s),
+            product(s, "projections", inner=2 * model.hidden, outer=width, saved=2 * s.element * s.stream),
+        ]
+        own = model.mtp_parameters - model.layer_parameters(layer)
+        merge = self._unit("mtp", None, merged, own, workspace=0.0)
+        return _joined("mtp", None, merge, *self._halves(layer), _without_states(head))
+
+    def projection(self, parameters: int) -> Unit:
+        """Linear layers of so many parameters between the residual stream and others, as one product."""
+        s, h, tensor = self.shapes, self.shapes.model.hidden, self.shapes.options.tensor
+        kept = s.element * s.stream
+        operators = [product(s, "projections", inner=h, outer=parameters / h / tensor, saved=kept)]
+        return self._unit("projection", None, operators, parameters, workspace=0.0)
 
     def embedding(self) -> Unit:
         """Looks tokens up: bound by memory, and keeps nothing but a dropout mask."""

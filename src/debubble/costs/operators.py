@@ -19,6 +19,7 @@ from debubble.costs.speed import Speed
 from debubble.costs.units import Strategy
 from debubble.ir import RunOptions
 from debubble.models.config import Experts, ModelConfig
+from debubble.models.mixers import Attention, LatentAttention, LinearAttention, StateSpace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +128,19 @@ def matmul(
     )
 
 
+def product(shapes: Shapes, name: str, *, inner: float, outer: float, saved: float) -> Operator:
+    """A linear layer between two widths of this device."""
+    n, speed = shapes.tokens, shapes.speed
+    return Operator(
+        name=name,
+        forward=speed.matmul(n, inner, outer),
+        backward_input=speed.matmul(n, outer, inner),
+        backward_weight=speed.matmul(inner, n, outer),
+        saved=saved,
+        held=shapes.element * n * (inner + outer),
+    )
+
+
 def elementwise(shapes: Shapes, name: str, *, forward: float, backward: float, saved: float = 0.0) -> Operator:
     """An operator that is bound by memory: numbers read and written forward and backward."""
     e, speed = shapes.element, shapes.speed
@@ -154,21 +168,78 @@ def collectives(shapes: Shapes) -> Operator:
 
 
 def attention(shapes: Shapes, layer: int) -> Iterator[Operator]:
-    """The operators of an attention half-layer."""
+    """The operators of what mixes the tokens of a layer."""
+    yield norm(shapes)
+    yield collectives(shapes)
+    match shapes.model.per_layer[layer].attention:
+        case LatentAttention() as latent:
+            yield from _latent_attention(shapes, latent)
+        case LinearAttention() as linear:
+            yield from _recurrence(shapes, linear)
+        case StateSpace() as space:
+            yield from _recurrence(shapes, space)
+        case Attention() as grouped:
+            yield from _grouped_attention(shapes, layer, grouped)
+    yield from _end(shapes)
+
+
+def _grouped_attention(shapes: Shapes, layer: int, attention: Attention) -> Iterator[Operator]:
     m, o, f, e = shapes.model, shapes.options, shapes.framework, shapes.element
     n = shapes.tokens
     q, kv = m.attention_width / o.tensor, m.kv_width / o.tensor
-    yield norm(shapes)
-    yield collectives(shapes)
-    yield matmul(shapes, "projections", tokens=n, local=q + 2 * kv, saved=e * n * (q + 2 * kv), layers=m.qkv_layers)
+    projected = (1 + attention.gated) * q + 2 * kv
+    yield matmul(shapes, "projections", tokens=n, local=projected, saved=e * n * projected, layers=m.qkv_layers)
     if m.qk_norm:
         size = n * (q + kv)
         yield elementwise(shapes, "norm", forward=2 * size, backward=3 * size, saved=shapes.norm_bytes * size)
     if not m.positions:
         yield elementwise(shapes, "rotary", forward=2 * n * (q + kv), backward=2 * n * (q + kv))
     yield from (fused_core(shapes, layer) if f.flash else core(shapes))
+    if attention.gated:
+        yield elementwise(shapes, "multiply", forward=3 * n * q, backward=5 * n * q, saved=e * n * q)
     yield matmul(shapes, "output", tokens=n, local=q, out=True)
-    yield from _end(shapes)
+
+
+def _latent_attention(shapes: Shapes, latent: LatentAttention) -> Iterator[Operator]:
+    """Latent vectors of queries and of keys and values, both normed and expanded to all heads.
+
+    Every tensor-parallel rank computes the vectors, and expands them to its own heads (Megatron-LM).
+    """
+    n, e, t = shapes.tokens, shapes.element, shapes.options.tensor
+    h, queries, values = shapes.model.hidden, latent.queries / t, latent.values / t
+    narrow = latent.rank + (latent.query_rank or 0)
+    down = narrow + latent.rotary
+    yield product(shapes, "projections", inner=h, outer=down, saved=e * n * down)
+    yield elementwise(
+        shapes, "norm", forward=2 * n * narrow, backward=3 * n * narrow, saved=shapes.norm_bytes * n * narrow
+    )
+    yield product(shapes, "projections", inner=latent.query_rank or h, outer=queries, saved=e * n * queries)
+    yield product(shapes, "projections", inner=latent.rank, outer=latent.expanded / t, saved=e * n * (queries + values))
+    yield elementwise(shapes, "rotary", forward=4 * n * queries, backward=4 * n * queries)
+    flops = 2 * n * latent.attended(shapes.options.sequence_length) * (queries + values)
+    yield _attention_core(shapes, flops=flops, heads=latent.heads / t, kept=values, exchanged=queries + values)
+    yield matmul(shapes, "output", tokens=n, local=values, out=True)
+
+
+def _recurrence(shapes: Shapes, recurrence: LinearAttention | StateSpace) -> Iterator[Operator]:
+    """Projection, convolution, a recurrence over chunks, and a gated norm of its result.
+
+    The core is timed as attention of as many operations, three times as many backward: by analogy, not measured.
+    """
+    n, e, t = shapes.tokens, shapes.element, shapes.options.tensor
+    mixed, projected = recurrence.mixed / t, recurrence.projected / t
+    values, flops = recurrence.values / t, recurrence.flops / t
+    yield matmul(shapes, "projections", tokens=n, local=projected, saved=e * n * projected)
+    yield elementwise(shapes, "activation", forward=4 * n * mixed, backward=6 * n * mixed, saved=e * n * mixed)
+    rows = n * recurrence.heads / t
+    yield Operator(
+        name="core",
+        forward=shapes.speed.attention(n * flops, rows=rows),
+        backward_input=shapes.speed.attention(3 * n * flops, rows=rows, backward=True),
+        saved=e * n * values,
+    )
+    yield elementwise(shapes, "norm", forward=4 * n * values, backward=6 * n * values, saved=e * n * values)
+    yield matmul(shapes, "output", tokens=n, local=values, out=True)
 
 
 def _end(shapes: Shapes) -> Iterator[Operator]:
@@ -179,27 +250,35 @@ def _end(shapes: Shapes) -> Iterator[Operator]:
 
 
 def fused_core(shapes: Shapes, layer: int) -> Iterator[Operator]:
-    """Flash attention: only the scores that count; keeps its output and one fp32 number per token and head.
-
-    Beside it context parallelism exchanges keys and values, and backward their gradients too; the longer one counts.
-    """
-    m, o, e = shapes.model, shapes.options, shapes.element
+    """Flash attention: only the scores that count; keeps its output and one fp32 number per token and head."""
+    m, o = shapes.model, shapes.options
     n, q = shapes.tokens, m.attention_width / o.tensor
-    flops = 4 * n * m.attended(layer, o.sequence_length) * q
-    rows = n * m.heads / o.tensor
-    exchange = _exchange(shapes)
-    yield Operator(
+    attention = m.per_layer[layer].attention
+    assert isinstance(attention, Attention)
+    flops = 4 * n * attention.attended(o.sequence_length) * q
+    yield _attention_core(shapes, flops=flops, heads=m.heads / o.tensor, kept=q, exchanged=2 * m.kv_width / o.tensor)
+
+
+def _attention_core(shapes: Shapes, *, flops: float, heads: float, kept: float, exchanged: float) -> Operator:
+    """A fused core of so many operations, whose result has `kept` numbers per token.
+
+    Beside it context parallelism exchanges the numbers of keys and values, and backward their gradients too; the longer
+    one counts.
+    """
+    n, e, speed = shapes.tokens, shapes.element, shapes.speed
+    rows, exchange = n * heads, _exchange(shapes, exchanged)
+    return Operator(
         name="core",
-        forward=max(shapes.speed.attention(flops, rows=rows), exchange),
-        backward_input=max(shapes.speed.attention(2.5 * flops, rows=rows, backward=True), 2 * exchange),
-        saved=n * (e * q + 4 * m.heads / o.tensor),
+        forward=max(speed.attention(flops, rows=rows), exchange),
+        backward_input=max(speed.attention(2.5 * flops, rows=rows, backward=True), 2 * exchange),
+        saved=n * (e * kept + 4 * heads),
     )
 
 
-def _exchange(shapes: Shapes) -> float:
+def _exchange(shapes: Shapes, width: float) -> float:
     """Seconds in which a context-parallel rank gets the keys and values of all others (Liu et al., Ring Attention)."""
-    m, o = shapes.model, shapes.options
-    size = 2 * shapes.element * shapes.tokens * o.context * m.kv_width / o.tensor
+    o = shapes.options
+    size = shapes.element * shapes.tokens * o.context * width
     beside = min(o.context, max(1, shapes.speed.hardware.devices_per_node // o.tensor))
     return shapes.speed.gather(size, o.context, beside=beside)
 

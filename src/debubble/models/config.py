@@ -8,30 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from debubble.ir import InputError, PlannedUnit
+from debubble.models.mixers import Attention, LatentAttention, LinearAttention, Mixer, StateSpace
 
 Norm = Literal["rmsnorm", "layernorm"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rope:
-    """Rotary positions: the base, and how longer contexts scale the frequencies."""
-
-    theta: float
-    kind: str = "default"
-    """transformers' `rope_type`."""
-    factor: float = 1.0
-    low: float = 1.0
-    high: float = 4.0
-    original_length: int = 8192
-
-
-@dataclass(frozen=True, kw_only=True)
-class Attention:
-    """Attention whose keys and values are shared by groups of query heads; its sizes are the model's."""
-
-    rope: Rope | None = None
-    window: int | None = None
-    """How many tokens back it reaches, the token itself included; None: all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,21 +28,40 @@ class Experts:
     """Inner width of one expert."""
     shared: int = 0
     """Inner width of the expert that every token passes through."""
+    shared_gate: bool = False
+    """Whether a gate weighs what the shared expert gives."""
+    bias: bool = False
+    """Whether experts and router have biases (gpt-oss)."""
     renormalised: bool = False
     """Whether the weights of a token's experts sum to 1."""
+
+    def parameters(self, hidden: int, matrices: int) -> int:
+        """Parameters of the experts alone, which expert parallelism divides."""
+        biases = self.bias * ((matrices - 1) * self.ffn + hidden)
+        return self.count * (matrices * hidden * self.ffn + biases)
+
+    def router_parameters(self, hidden: int, matrices: int) -> int:
+        """Parameters of the router and of the shared expert."""
+        router = self.count * (hidden + self.bias)
+        return router + matrices * hidden * self.shared + self.shared_gate * hidden
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One layer: what mixes its tokens, and what maps each of them."""
+    """One layer: what mixes its tokens, and what maps each of them; None: the layer has no such half."""
 
-    attention: Attention = Attention()
-    mlp: Mlp | Experts = Mlp()
+    attention: Mixer | None = field(default_factory=Attention)
+    mlp: Mlp | Experts | None = field(default_factory=Mlp)
+
+    @property
+    def window(self) -> int | None:
+        """How many tokens back its attention reaches, the token itself included; None: all."""
+        return self.attention.window if isinstance(self.attention, Attention) else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A decoder-only transformer: Llama-like, or GPT-2 (`positions` set)."""
+    """A causal language model: Llama-like, GPT-2 (`positions` set), or with other mixers of tokens in its layers."""
 
     family: str
     """Hugging Face's `model_type`."""
@@ -108,6 +106,10 @@ class ModelConfig:
     residual_dropout: float = 0.0
     router_balance: float = 0.0
     """Coefficient of the routers' auxiliary loss; 0: there is none."""
+    mtp_layers: int = 0
+    """Further layers, like the last one, that predict tokens beyond the next (DeepSeek-V3, arXiv:2412.19437, 2.2)."""
+    vision: VisionTower | None = None
+    """What turns images into tokens, before the embedding."""
     whole_layers: bool = False
     """Whether a layer is one unit, not two halves: the runtime then runs transformers' own modules."""
     config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -150,10 +152,16 @@ class ModelConfig:
 
     @property
     def units(self) -> tuple[PlannedUnit, ...]:
-        """What partitioning moves, in model order: embedding, two half-layers (or one whole) per layer, head."""
+        """What partitioning moves, in model order.
+
+        Layers of a vision tower, embedding, two half-layers (or one whole) per layer, modules that predict further
+        tokens, head.
+        """
+        tower = (PlannedUnit("vision", None),) * (0 if self.vision is None else self.vision.tower.layers)
         parts = ("layer",) if self.whole_layers else ("attention", "mlp")
         inner = (PlannedUnit(part, layer) for layer in range(self.layers) for part in parts)
-        return (PlannedUnit("embedding", None), *inner, PlannedUnit("head", None))
+        further = (PlannedUnit("mtp", None),) * self.mtp_layers
+        return (*tower, PlannedUnit("embedding", None), *inner, *further, PlannedUnit("head", None))
 
     @property
     def experts(self) -> Experts | None:
@@ -173,12 +181,28 @@ class ModelConfig:
     @property
     def remark(self) -> str | None:
         """What one should know of its costs."""
-        if not self.whole_layers:
-            return None
-        return (
-            f"'{self.family}' is priced as a Llama of its sizes, in whole layers; `debubble profile` measures what they"
-            " really take."
-        )
+        remarks = []
+        if self.whole_layers and all(isinstance(layer.attention, Attention) for layer in self.per_layer):
+            remarks.append(
+                f"'{self.family}' is priced as a Llama of its sizes, in whole layers; `debubble profile` measures what"
+                " they really take."
+            )
+        elif self.whole_layers:
+            remarks.append(
+                f"'{self.family}' is priced by its operators, in whole layers; these prices were not held against"
+                " measurements."
+            )
+        if self.vision is not None:
+            remarks.append(
+                f"Its vision tower is planned and trained too, with one image of {self.vision.patches} patches per"
+                " sequence."
+            )
+        if self.mtp_layers:
+            remarks.append(
+                f"Predicting {self.mtp_layers} further tokens is planned too, as units of type mtp; set"
+                " num_nextn_predict_layers to 0 to train without."
+            )
+        return " ".join(remarks) or None
 
     @property
     def attention_width(self) -> int:
@@ -205,11 +229,17 @@ class ModelConfig:
         """Norms of one half-layer."""
         return 2 if self.norms_results else 1
 
-    def attended(self, layer: int, length: int) -> float:
-        """Tokens that a token of a sequence attends to, on average, itself counted half."""
-        window = self.per_layer[layer].attention.window
-        reach = length if window is None else min(window, length)
-        return reach * (1 - reach / (2 * length))
+    def core_flops(self, layer: int, length: int) -> float:
+        """Operations per token that mix a layer's tokens, forward, beside its projections."""
+        match self.per_layer[layer].attention:
+            case Attention() as attention:
+                return 4 * attention.attended(length) * self.attention_width
+            case LatentAttention() as latent:
+                return 2 * latent.attended(length) * (latent.queries + latent.values)
+            case LinearAttention() | StateSpace() as recurrence:
+                return recurrence.flops
+            case None:
+                return 0
 
     def is_moe(self, layer: int) -> bool:
         """Whether a layer has a mixture of experts."""
@@ -221,29 +251,35 @@ class ModelConfig:
         return (self.vocab + self.positions) * self.hidden
 
     def attention_parameters(self, layer: int) -> int:
-        """Parameters of one attention half-layer, its norm included."""
+        """Parameters of what mixes a layer's tokens, its norm included."""
         h, q, kv = self.hidden, self.attention_width, self.kv_width
-        bias = self.qkv_bias * (q + 2 * kv) + self.output_bias * h
         norms = self.half_layer_norms * self.norm_parameters
-        return 2 * h * q + 2 * h * kv + bias + self.qk_norm * 2 * self.head_dim + norms
+        match self.per_layer[layer].attention:
+            case None:
+                return 0
+            case Attention() as attention:
+                bias = self.qkv_bias * ((1 + attention.gated) * q + 2 * kv) + self.output_bias * h
+                beside = self.qk_norm * 2 * self.head_dim + attention.sinks * self.heads
+                return (2 + attention.gated) * h * q + 2 * h * kv + bias + beside + norms
+            case mixer:
+                return mixer.parameters(h) + norms
 
     def mlp_parameters(self, layer: int) -> int:
         """Parameters of one MLP half-layer, its norm, router and experts included."""
         h, n = self.hidden, self.matrices
         match self.per_layer[layer].mlp:
+            case None:
+                return 0
             case Experts() as experts:
-                return experts.count * (h + n * h * experts.ffn) + n * h * experts.shared + self.norm_parameters
+                return experts.parameters(h, n) + experts.router_parameters(h, n) + self.norm_parameters
             case Mlp():
                 bias = self.mlp_bias * ((n - 1) * self.ffn + h)
                 return n * h * self.ffn + bias + self.half_layer_norms * self.norm_parameters
 
     def expert_parameters(self, layer: int) -> int:
         """Parameters of the experts of one MLP half-layer alone, which expert parallelism divides."""
-        match self.per_layer[layer].mlp:
-            case Experts() as experts:
-                return experts.count * self.matrices * self.hidden * experts.ffn
-            case Mlp():
-                return 0
+        mlp = self.per_layer[layer].mlp
+        return mlp.parameters(self.hidden, self.matrices) if isinstance(mlp, Experts) else 0
 
     def layer_parameters(self, layer: int) -> int:
         """Parameters of both halves of a layer."""
@@ -255,10 +291,20 @@ class ModelConfig:
         return self.vocab * self.hidden + self.norm_parameters
 
     @property
+    def mtp_parameters(self) -> int:
+        """Parameters of one module for a further token: a layer, two norms and a projection of two hidden states.
+
+        It shares embedding and head with the model.
+        """
+        norms = 3 * self.norm_parameters
+        return self.layer_parameters(self.layers - 1) + 2 * self.hidden**2 + norms
+
+    @property
     def parameters(self) -> int:
-        """Parameters of the whole model; a tied table counts once."""
+        """Parameters of the whole model without modules for further tokens; a tied table counts once."""
         table = self.vocab * self.hidden if self.tied else 0
-        return self.embedding_parameters + self.matrix_parameters(0) + self.head_parameters - table
+        vision = 0 if self.vision is None else self.vision.parameters
+        return vision + self.embedding_parameters + self.matrix_parameters(0) + self.head_parameters - table
 
     @property
     def qkv_layers(self) -> int:
@@ -292,3 +338,28 @@ class ModelConfig:
             if isinstance(experts := self.per_layer[layer].mlp, Experts):
                 idle += self.expert_parameters(layer) // experts.count * (experts.count - experts.per_token)
         return self.parameters - idle
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionTower:
+    """An encoder of images, whose result takes the place of some of the language model's tokens."""
+
+    tower: ModelConfig
+    """Its layers."""
+    patches: int
+    """Patches of one image, which its layers see."""
+    embedding_parameters: int
+    """Parameters before its layers."""
+    projector_parameters: int
+    """Parameters after its layers, up to the language model's hidden size."""
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the whole tower."""
+        return self.embedding_parameters + self.tower.matrix_parameters(0) + self.projector_parameters
+
+    @property
+    def flops(self) -> float:
+        """Operations of one image, forward."""
+        cores = sum(self.tower.core_flops(layer, self.patches) for layer in range(self.tower.layers))
+        return self.patches * (2 * self.parameters + cores)

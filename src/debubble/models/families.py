@@ -7,17 +7,19 @@ defaults are transformers' own).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from debubble.ir import InputError
-from debubble.models.config import Attention, Experts, Layer, Mlp, ModelConfig
+from debubble.models.config import Experts, Layer, Mlp, ModelConfig
 from debubble.models.entries import Entries, read_entries
 from debubble.models.generic import read_other
-from debubble.models.layers import like_layers, rope_of, windows
+from debubble.models.layers import first_dense, layer_kinds, like_layers, mtp_layers, rope_of, unpriced, windows
+from debubble.models.mixers import Attention, LatentAttention, LinearAttention, StateSpace
+from debubble.models.vision import read_vision, text_entries
 
 
 def read_config(source: str | Path | Mapping[str, Any]) -> ModelConfig:
@@ -40,7 +42,13 @@ def _parse(config: Entries) -> ModelConfig:
     if config.entries.get("model_type") is None:
         raise InputError(f"{config.name} has no `model_type`: it is no Hugging Face config.")
     config.check_types()
-    return _FAMILIES.get(config.family, read_other)(config)
+    text = text_entries(config)
+    if text is None:
+        return _FAMILIES.get(config.family, read_other)(config)
+    text.check_types()
+    model = _FAMILIES.get(text.family, read_other)(text)
+    vision = read_vision(config, model.hidden)
+    return replace(model, family=config.family, vision=vision, config=dict(config.entries))
 
 
 def _llama_like(config: Entries, *, kv_heads: int | None = None, **changes: Any) -> ModelConfig:
@@ -191,6 +199,176 @@ def _gpt2(config: Entries) -> ModelConfig:
     )
 
 
+def _of_layers(config: Entries, layers: Sequence[Layer], **changes: Any) -> ModelConfig:
+    """A model that runs with transformers' own modules, of these layers."""
+    return _llama_like(config, per_layer=tuple(layers), whole_layers=True, **changes)
+
+
+def _deepseek(config: Entries) -> ModelConfig:
+    """DeepSeek-V2 and V3, and Kimi-K2: latent attention, first layers dense, shared experts."""
+    content, rotary = config.number("qk_nope_head_dim", 128), config.number("qk_rope_head_dim", 64)
+    heads = config.number("num_attention_heads")
+    # Null means none; DeepSeek-V2 Lite has no latent vector of queries.
+    compressed = config.entries.get("q_lora_rank", 1536) is not None
+    attention = LatentAttention(
+        heads=heads,
+        query_rank=config.number("q_lora_rank", 1536) if compressed else None,
+        rank=config.number("kv_lora_rank", 512),
+        content=content,
+        rotary=rotary,
+        value=config.number("v_head_dim", 128),
+        bias=config.flag("attention_bias", False),
+    )
+    newer = config.family != "deepseek_v2"
+    mlps = first_dense(
+        config,
+        count=config.number("n_routed_experts", 256 if newer else 64),
+        ffn=config.number("moe_intermediate_size", 2048 if newer else 1407),
+        shared=config.get("n_shared_experts", 1 if newer else 2),
+        per_token=config.number("num_experts_per_tok", 8 if newer else None),
+        dense=config.get("first_k_dense_replace", 3 if newer else 0),
+    )
+    layers = [Layer(attention=attention, mlp=mlp) for mlp in mlps]
+    return _of_layers(config, layers, kv_heads=heads, head_dim=content + rotary, mtp_layers=mtp_layers(config))
+
+
+def _glm4_moe(config: Entries) -> ModelConfig:
+    mlps = first_dense(
+        config,
+        count=config.number("n_routed_experts", 128),
+        ffn=config.number("moe_intermediate_size", 1408),
+        shared=config.get("n_shared_experts", 1),
+        per_token=config.number("num_experts_per_tok", 8),
+        dense=config.get("first_k_dense_replace", 1),
+    )
+    return _of_layers(
+        config,
+        [Layer(mlp=mlp) for mlp in mlps],
+        kv_heads=8,
+        qk_norm=config.flag("use_qk_norm", False),
+        output_bias=False,
+        mtp_layers=mtp_layers(config),
+    )
+
+
+def _gpt_oss(config: Entries) -> ModelConfig:
+    experts = Experts(
+        count=config.number("num_local_experts", 128),
+        per_token=config.number("num_experts_per_tok", config.get("experts_per_token", 4)),
+        ffn=config.number("intermediate_size"),
+        bias=True,
+    )
+    layers = [Layer(attention=Attention(window=w, sinks=True), mlp=experts) for w in windows(config, default=128)]
+    bias = config.flag("attention_bias", True)
+    return _of_layers(
+        config, layers, kv_heads=8, head_dim=config.number("head_dim", 64), qkv_bias=bias, output_bias=bias
+    )
+
+
+def _llama4(config: Entries) -> ModelConfig:
+    """Llama 4's language model: dense layers and mixtures take turns; most layers attend within chunks."""
+    count, inner = config.layers(), config.number("intermediate_size", 8192)
+    step = config.number("interleave_moe_layer_step", 1)
+    sparse = config.get("moe_layers", range(step - 1, count, step))
+    rotary = config.get("no_rope_layers") or [
+        (i + 1) % config.number("no_rope_layer_interval", 4) for i in range(count)
+    ]
+    chunk = config.entries.get("attention_chunk_size", 8192)
+    experts = Experts(
+        count=config.number("num_local_experts", 16),
+        per_token=config.number("num_experts_per_tok", 1),
+        ffn=inner,
+        shared=inner,
+    )
+    layers = [
+        Layer(attention=Attention(chunk=chunk if rotary[i] else None), mlp=experts if i in sparse else Mlp())
+        for i in range(count)
+    ]
+    return _of_layers(
+        config,
+        layers,
+        kv_heads=8,
+        head_dim=config.number("head_dim", 128),
+        ffn=config.number("intermediate_size_mlp", 16384),
+    )
+
+
+def _qwen3_next(config: Entries) -> ModelConfig:
+    """Three layers of linear attention, then one of attention with gated results."""
+    linear = LinearAttention(
+        key_heads=config.number("linear_num_key_heads", 16),
+        value_heads=config.number("linear_num_value_heads", 32),
+        key=config.number("linear_key_head_dim", 128),
+        value=config.number("linear_value_head_dim", 128),
+        kernel=config.number("linear_conv_kernel_dim", 4),
+    )
+    experts = Experts(
+        count=config.number("num_experts", 512),
+        per_token=config.number("num_experts_per_tok", 10),
+        ffn=config.number("moe_intermediate_size", 512),
+        shared=config.number("shared_expert_intermediate_size", 512),
+        shared_gate=True,
+    )
+    count, every = config.layers(), config.number("full_attention_interval", 4)
+    kinds = layer_kinds(
+        config, default=["linear_attention" if (i + 1) % every else "full_attention" for i in range(count)]
+    )
+    step, dense = config.number("decoder_sparse_step", 1), config.get("mlp_only_layers", ())
+    layers = [
+        Layer(
+            attention=linear if kind == "linear_attention" else Attention(gated=True),
+            mlp=experts if i not in dense and (i + 1) % step == 0 else Mlp(),
+        )
+        for i, kind in enumerate(kinds)
+    ]
+    return _of_layers(config, layers, kv_heads=2, head_dim=config.number("head_dim", 256), qk_norm=True)
+
+
+def _nemotron_h(config: Entries) -> ModelConfig:
+    """Every layer is a state space, an attention, an MLP or a mixture of experts, under one norm."""
+    if config.get("moe_latent_size"):
+        raise unpriced(config, "moe_latent_size")
+    space = StateSpace(
+        heads=config.number("mamba_num_heads", 128),
+        head_dim=config.number("mamba_head_dim", 64),
+        state=config.number("ssm_state_size", 128),
+        groups=config.number("n_groups", 8),
+        kernel=config.number("conv_kernel", 4),
+        chunk=config.number("chunk_size", 128),
+        conv_bias=config.flag("use_conv_bias", True),
+        bias=config.flag("mamba_proj_bias", False),
+    )
+    experts = Experts(
+        count=config.number("n_routed_experts", 8),
+        per_token=config.number("num_experts_per_tok", 2),
+        ffn=config.number("moe_intermediate_size", 7688),
+        shared=config.number("moe_shared_expert_intermediate_size", 7688),
+    )
+    blocks = {
+        "linear_attention": Layer(attention=space, mlp=None),
+        "full_attention": Layer(mlp=None),
+        "mlp": Layer(attention=None),
+        "moe": Layer(attention=None, mlp=experts),
+    }
+    blocks |= {
+        "M": blocks["linear_attention"], "mamba": blocks["linear_attention"], "*": blocks["full_attention"],
+        "attention": blocks["full_attention"], "-": blocks["mlp"], "E": blocks["moe"],
+    }  # fmt: skip
+    kinds = config.get("hybrid_override_pattern") or config.get("layers_block_type") or config.get("layer_types") or ()
+    for kind in kinds:
+        if kind not in blocks:
+            raise unpriced(config, str(kind))
+    return _of_layers(
+        config,
+        [blocks[kind] for kind in kinds],
+        kv_heads=8,
+        head_dim=config.number("head_dim", 128),
+        gated=False,
+        mlp_bias=config.flag("mlp_bias", False),
+        norm_eps=config.real("layer_norm_epsilon", 1e-5),
+    )
+
+
 _FAMILIES: Mapping[str, Callable[[Entries], ModelConfig]] = {
     "llama": _llama,
     "mistral": _mistral,
@@ -202,4 +380,12 @@ _FAMILIES: Mapping[str, Callable[[Entries], ModelConfig]] = {
     "gpt2": _gpt2,
     "mixtral": _mixtral,
     "qwen3_moe": _qwen3_moe,
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
+    "kimi_k2": _deepseek,
+    "glm4_moe": _glm4_moe,
+    "gpt_oss": _gpt_oss,
+    "llama4_text": _llama4,
+    "qwen3_next": _qwen3_next,
+    "nemotron_h": _nemotron_h,
 }

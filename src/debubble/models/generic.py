@@ -5,10 +5,10 @@ What distinguishes them in time and memory is read from the config: gates, exper
 
 from __future__ import annotations
 
-from debubble.ir import InputError
-from debubble.models.config import Attention, Experts, Layer, Mlp, ModelConfig
+from debubble.models.config import Experts, Layer, Mlp, ModelConfig
 from debubble.models.entries import Entries
-from debubble.models.layers import windows
+from debubble.models.layers import unpriced, windows
+from debubble.models.mixers import Attention
 
 UNGATED = frozenset(
     (
@@ -33,7 +33,8 @@ FP32_NORMS = frozenset(("cohere", "cohere2"))
 _LAYERS = ("full_attention", "sliding_attention")
 _OTHER_LAYERS = (
     "kv_lora_rank", "state_size", "ssm_state_size", "mamba_d_state", "conv_L_cache", "linear_num_key_heads",
-    "block_types", "kv_channels", "moe_num_experts", "is_encoder_decoder",
+    "block_types", "hybrid_override_pattern", "layers_block_type", "kv_channels", "moe_num_experts",
+    "is_encoder_decoder",
 )  # fmt: skip
 """Entries of configs whose layers are unlike a Llama's: compressed keys, state spaces, convolutions, other experts."""
 
@@ -85,10 +86,7 @@ def _check_layers(config: Entries) -> None:
     named = [name for name in entries.get("architectures") or () if not name.endswith(("CausalLM", "LMHeadModel"))]
     unlike = [*kinds, *(key for key in _OTHER_LAYERS if entries.get(key)), *named]
     if unlike:
-        raise InputError(
-            f"{config.name} has the model_type '{config.family}' with '{unlike[0]}', but debubble prices causal"
-            " models whose layers are an attention and an MLP each."
-        )
+        raise unpriced(config, unlike[0])
 
 
 def _shares_all_keys(config: Entries) -> bool:
@@ -108,6 +106,7 @@ def _mlps(config: Entries) -> list[Mlp | Experts]:
         count=count,
         per_token=config.number("num_experts_per_tok", PER_TOKEN.get(config.family)),
         ffn=ffn,
+        shared_gate=config.family == "qwen2_moe",
         shared=config.get("shared_expert_intermediate_size") or ffn * config.get("n_shared_experts", 0),
     )
     step, first = config.get("decoder_sparse_step", 1), config.get("first_k_dense_replace", 0)

@@ -1,8 +1,8 @@
 """The models that are known by name, as Hugging Face configs.
 
-Sources: each model's own `config.json` on the Hugging Face hub; GPT-3 from Brown et al. 2020, Table 2.1, in
-Megatron-LM's shape (hidden size 5120 for 13B, vocabulary 51200).  The 18B, 23B and 28B models are Obscura's: the
-13B ones with more layers.
+Sources: each model's own `config.json` on the Hugging Face hub, of which the entries that fix its sizes are here;
+GPT-3 from Brown et al. 2020, Table 2.1, in Megatron-LM's shape (hidden size 5120 for 13B, vocabulary 51200).  The 18B,
+23B and 28B models are Obscura's: the 13B ones with more layers.
 """
 
 from __future__ import annotations
@@ -46,9 +46,91 @@ def _llama(
     }
 
 
-def _llama3(layers: int, *, hidden: int, heads: int, ffn: int) -> dict[str, Any]:
-    return _llama(layers, hidden=hidden, heads=heads, ffn=ffn, kv_heads=8, vocab=128256,
-                  max_position_embeddings=8192, rope_theta=500000.0)  # fmt: skip
+def _llama3(layers: int, *, hidden: int, heads: int, ffn: int, **entries: Any) -> dict[str, Any]:
+    common = {"max_position_embeddings": 8192, "rope_theta": 500000.0}
+    return _llama(layers, hidden=hidden, heads=heads, ffn=ffn, kv_heads=8, vocab=128256, **{**common, **entries})
+
+
+def _llama31(layers: int, *, factor: float = 8.0, **sizes: Any) -> dict[str, Any]:
+    scaling = {
+        "rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    return _llama3(layers, max_position_embeddings=131072, rope_scaling=scaling, **sizes)
+
+
+def _llama4(experts: int, *, step: int) -> dict[str, Any]:
+    text = _llama(
+        48, hidden=5120, heads=40, ffn=8192, kv_heads=8, vocab=202048, model_type="llama4_text", head_dim=128,
+        intermediate_size_mlp=16384, num_local_experts=experts, num_experts_per_tok=1, interleave_moe_layer_step=step,
+        attention_chunk_size=8192, max_position_embeddings=262144 * 40 if step == 1 else 1048576, rope_theta=500000.0,
+    )  # fmt: skip
+    del text["architectures"]
+    vision = {
+        "model_type": "llama4_vision_model", "hidden_size": 1408, "image_size": 336, "intermediate_size": 5632,
+        "num_attention_heads": 16, "num_hidden_layers": 34, "patch_size": 14, "projector_input_dim": 4096,
+        "projector_output_dim": 4096, "vision_output_dim": 4096,
+    }  # fmt: skip
+    return {
+        "model_type": "llama4", "architectures": ["Llama4ForConditionalGeneration"], "tie_word_embeddings": False,
+        "text_config": text, "vision_config": vision,
+    }  # fmt: skip
+
+
+def _qwen3(layers: int, *, hidden: int, heads: int, ffn: int, kv_heads: int = 8, **entries: Any) -> dict[str, Any]:
+    common = {
+        "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 128, "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 40960, "rope_theta": 1000000.0,
+    }  # fmt: skip
+    return _llama(layers, hidden=hidden, heads=heads, ffn=ffn, kv_heads=kv_heads, vocab=151936, **{**common, **entries})
+
+
+def _qwen3_moe(layers: int, *, inner: int, **sizes: Any) -> dict[str, Any]:
+    return _qwen3(
+        layers, kv_heads=4, model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"], num_experts=128,
+        num_experts_per_tok=8, moe_intermediate_size=inner, norm_topk_prob=True, **sizes,
+    )  # fmt: skip
+
+
+def _gemma3(layers: int, *, hidden: int, ffn: int, **entries: Any) -> dict[str, Any]:
+    text = {
+        "model_type": "gemma3_text", "hidden_size": hidden, "intermediate_size": ffn, "num_hidden_layers": layers,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024, **entries,
+    }  # fmt: skip
+    vision = {
+        "model_type": "siglip_vision_model", "hidden_size": 1152, "image_size": 896, "intermediate_size": 4304,
+        "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14, "vision_use_head": False,
+    }  # fmt: skip
+    return {
+        "model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "text_config": text,
+        "vision_config": vision,
+    }  # fmt: skip
+
+
+def _deepseek(*, heads: int, experts: int, dense: int, vocab: int, **entries: Any) -> dict[str, Any]:
+    return _llama(
+        61, hidden=7168, heads=heads, ffn=18432, vocab=vocab, architectures=["DeepseekV3ForCausalLM"],
+        moe_intermediate_size=2048, n_routed_experts=experts, n_shared_experts=1, num_experts_per_tok=8,
+        first_k_dense_replace=dense, q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64,
+        v_head_dim=128, rms_norm_eps=1e-6, **entries,
+    )  # fmt: skip
+
+
+def _glm45(layers: int, *, hidden: int, ffn: int, inner: int, experts: int, dense: int, norm: bool) -> dict[str, Any]:
+    return _llama(
+        layers, hidden=hidden, heads=96, ffn=ffn, kv_heads=8, vocab=151552, model_type="glm4_moe",
+        architectures=["Glm4MoeForCausalLM"], head_dim=128, attention_bias=True, use_qk_norm=norm,
+        moe_intermediate_size=inner, n_routed_experts=experts, n_shared_experts=1, num_experts_per_tok=8,
+        first_k_dense_replace=dense, num_nextn_predict_layers=1, max_position_embeddings=131072, rope_theta=1000000.0,
+    )  # fmt: skip
+
+
+def _gpt_oss(layers: int, *, experts: int) -> dict[str, Any]:
+    return _llama(
+        layers, hidden=2880, heads=64, ffn=2880, kv_heads=8, vocab=201088, model_type="gpt_oss",
+        architectures=["GptOssForCausalLM"], head_dim=64, attention_bias=True, num_local_experts=experts,
+        num_experts_per_tok=4, sliding_window=128, max_position_embeddings=131072, rope_theta=150000.0,
+    )  # fmt: skip
 
 
 def _gpt(layers: int, *, hidden: int, heads: int, positions: int, vocab: int = 51200, **entries: Any) -> dict[str, Any]:
@@ -79,6 +161,13 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "llama2-28b": _llama(88, **_LLAMA2_13B),
     "llama3-8b": _llama3(32, hidden=4096, heads=32, ffn=14336),
     "llama3-70b": _llama3(80, hidden=8192, heads=64, ffn=28672),
+    "llama3.1-8b": _llama31(32, hidden=4096, heads=32, ffn=14336),
+    "llama3.1-70b": _llama31(80, hidden=8192, heads=64, ffn=28672),
+    "llama3.1-405b": _llama31(126, hidden=16384, heads=128, ffn=53248),
+    "llama3.2-1b": _llama31(16, hidden=2048, heads=32, ffn=8192, factor=32.0, tie_word_embeddings=True),
+    "llama3.2-3b": _llama31(28, hidden=3072, heads=24, ffn=8192, factor=32.0, tie_word_embeddings=True),
+    "llama4-scout": _llama4(16, step=1),
+    "llama4-maverick": _llama4(128, step=2),
     "gpt3-13b": _gpt(40, **_GPT3_13B),
     "gpt3-18b": _gpt(56, **_GPT3_13B),
     "gpt3-23b": _gpt(72, **_GPT3_13B),
@@ -88,6 +177,62 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         64, hidden=5120, heads=40, ffn=27648, kv_heads=8, vocab=152064, model_type="qwen2",
         architectures=["Qwen2ForCausalLM"], max_position_embeddings=32768, rope_theta=1000000.0,
     ),
+    "qwen3-0.6b": _qwen3(28, hidden=1024, heads=16, ffn=3072, tie_word_embeddings=True),
+    "qwen3-1.7b": _qwen3(28, hidden=2048, heads=16, ffn=6144, tie_word_embeddings=True),
+    "qwen3-4b": _qwen3(36, hidden=2560, heads=32, ffn=9728, tie_word_embeddings=True),
+    "qwen3-8b": _qwen3(36, hidden=4096, heads=32, ffn=12288),
+    "qwen3-14b": _qwen3(40, hidden=5120, heads=40, ffn=17408),
+    "qwen3-32b": _qwen3(64, hidden=5120, heads=64, ffn=25600),
+    "qwen3-30b-a3b": _qwen3_moe(48, hidden=2048, heads=32, ffn=6144, inner=768),
+    "qwen3-235b-a22b": _qwen3_moe(94, hidden=4096, heads=64, ffn=12288, inner=1536),
+    "qwen3-next-80b-a3b": _llama(
+        48, hidden=2048, heads=16, ffn=5120, kv_heads=2, vocab=151936, model_type="qwen3_next",
+        architectures=["Qwen3NextForCausalLM"], head_dim=256, full_attention_interval=4, num_experts=512,
+        num_experts_per_tok=10, moe_intermediate_size=512, shared_expert_intermediate_size=512,
+        linear_num_key_heads=16, linear_num_value_heads=32, linear_key_head_dim=128, linear_value_head_dim=128,
+        linear_conv_kernel_dim=4, max_position_embeddings=262144, rope_theta=10000000.0, rms_norm_eps=1e-6,
+    ),
+    "deepseek-v3": _deepseek(
+        heads=128, experts=256, dense=3, vocab=129280, model_type="deepseek_v3", num_nextn_predict_layers=1,
+    ),
+    "kimi-k2": _deepseek(heads=64, experts=384, dense=1, vocab=163840, model_type="kimi_k2"),
+    "glm-4.5": _glm45(92, hidden=5120, ffn=12288, inner=1536, experts=160, dense=3, norm=True),
+    "glm-4.5-air": _glm45(46, hidden=4096, ffn=10944, inner=1408, experts=128, dense=1, norm=False),
+    "gemma3-1b": {
+        "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "hidden_size": 1152, "head_dim": 256,
+        "intermediate_size": 6912, "num_hidden_layers": 26, "num_attention_heads": 4, "num_key_value_heads": 1,
+        "vocab_size": 262144, "sliding_window": 512, "query_pre_attn_scalar": 256, "rope_theta": 1000000.0,
+        "rope_local_base_freq": 10000.0, "tie_word_embeddings": True,
+    },
+    "gemma3-4b": _gemma3(34, hidden=2560, ffn=10240),
+    "gemma3-12b": _gemma3(48, hidden=3840, ffn=15360, num_attention_heads=16, num_key_value_heads=8),
+    "gemma3-27b": _gemma3(
+        62, hidden=5376, ffn=21504, num_attention_heads=32, num_key_value_heads=16, head_dim=128,
+        query_pre_attn_scalar=168,
+    ),
+    "gpt-oss-20b": _gpt_oss(24, experts=32),
+    "gpt-oss-120b": _gpt_oss(36, experts=128),
+    "phi-4": _llama(
+        40, hidden=5120, heads=40, ffn=17920, kv_heads=10, vocab=100352, model_type="phi3",
+        architectures=["Phi3ForCausalLM"], max_position_embeddings=16384, rope_theta=250000.0,
+    ),
+    "mistral-7b": _llama(
+        32, hidden=4096, heads=32, ffn=14336, kv_heads=8, vocab=32768, model_type="mistral",
+        architectures=["MistralForCausalLM"], max_position_embeddings=32768, rope_theta=1000000.0, sliding_window=None,
+    ),
+    "mistral-small-3.1-24b": {
+        "model_type": "mistral3", "architectures": ["Mistral3ForConditionalGeneration"], "spatial_merge_size": 2,
+        "multimodal_projector_bias": False,
+        "text_config": {
+            "model_type": "mistral", "head_dim": 128, "hidden_size": 5120, "intermediate_size": 32768,
+            "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
+            "rope_theta": 1000000000.0, "sliding_window": None, "vocab_size": 131072,
+        },
+        "vision_config": {
+            "model_type": "pixtral", "head_dim": 64, "hidden_size": 1024, "image_size": 1540, "patch_size": 14,
+            "intermediate_size": 4096, "num_attention_heads": 16, "num_channels": 3, "num_hidden_layers": 24,
+        },
+    },
     "mixtral-8x7b": _llama(
         32, hidden=4096, heads=32, ffn=14336, kv_heads=8, model_type="mixtral",
         architectures=["MixtralForCausalLM"], max_position_embeddings=32768, rope_theta=1000000.0,

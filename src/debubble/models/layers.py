@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from debubble.ir import InputError
-from debubble.models.config import Attention, Experts, Layer, Mlp, Rope
+from debubble.models.config import Experts, Layer, Mlp
 from debubble.models.entries import Entries
+from debubble.models.mixers import Attention, Rope
 
 _ALL_SLIDING = ("mistral", "mixtral", "starcoder2", "phi3")
 """In these families every layer has the window, if there is one."""
 _UNWINDOWED = ("mixtral", "starcoder2", "phi3")
 """In these families there is no window unless the config has one; in others its default is 4096 tokens."""
-_FULL_EVERY = {"gemma2": 2, "gemma3_text": 6}
+_FULL_EVERY = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6}
 """In these families every so many layers one has full attention, unless the config says otherwise."""
 
 
@@ -29,9 +30,41 @@ def like_layers(
     return tuple(Layer(attention=Attention(rope=rope, window=window), mlp=mlp) for window, mlp in kinds)
 
 
-def windows(config: Entries) -> tuple[int | None, ...]:
+def first_dense(
+    config: Entries, *, count: int, ffn: int, shared: int, per_token: int, dense: int
+) -> list[Mlp | Experts]:
+    """Per layer, an MLP in the first `dense` ones and then experts, `shared` of which every token passes through."""
+    experts = Experts(count=count, per_token=per_token, ffn=ffn, shared=shared * ffn)
+    return [Mlp() if layer < dense else experts for layer in range(config.layers())]
+
+
+def mtp_layers(config: Entries) -> int:
+    """Modules for further tokens, under the published entry or transformers'."""
+    count = config.get("num_nextn_predict_layers", config.get("num_mtp_layers", 0))
+    return config.number("num_nextn_predict_layers", count) if count else 0
+
+
+def layer_kinds(config: Entries, *, default: list[str]) -> list[str]:
+    """Per layer, its kind; raises InputError if these are not as many as the layers."""
+    kinds: list[str] = config.get("layer_types") or default
+    layers = config.layers()
+    if len(kinds) != layers:
+        raise InputError(f"{config.name} has `layer_types` for {len(kinds)} layers, but `num_hidden_layers` {layers}.")
+    return kinds
+
+
+def unpriced(config: Entries, what: str) -> InputError:
+    """The refusal of a model with parts that debubble has no costs for."""
+    return InputError(
+        f"{config.name} has the model_type '{config.family}' with '{what}', but debubble prices causal models whose"
+        " layers are attention (grouped, latent or linear) or state spaces, and MLPs or experts: give the units of"
+        " this one with --units."
+    )
+
+
+def windows(config: Entries, *, default: int | None = 4096) -> tuple[int | None, ...]:
     """Per layer, how many tokens back its attention reaches, itself included; None: all."""
-    window = config.entries.get("sliding_window", None if config.family in _UNWINDOWED else 4096)
+    window = config.entries.get("sliding_window", None if config.family in _UNWINDOWED else default)
     sliding, layers = _sliding(config), config.layers()
     if len(sliding) != layers:
         raise InputError(

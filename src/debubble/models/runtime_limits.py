@@ -8,6 +8,7 @@ from typing import Any
 from debubble.ir import InputError
 from debubble.ir.plan import RunOptions
 from debubble.models.config import ModelConfig
+from debubble.models.mixers import Attention
 
 DTYPES = ("fp32", "bf16", "fp64")
 """The dtypes in which the runtime computes."""
@@ -51,7 +52,11 @@ def check_units(model: ModelConfig) -> None:
 
 
 def _missing_in_units(model: ModelConfig) -> str | None:
-    """What the runtime's own units lack for the model."""
+    """What the runtime's units lack for the model."""
+    if model.vision is not None:
+        return "it has no vision towers: make the plan for the model's text_config to train that alone."
+    if model.mtp_layers:
+        return "it predicts the next token alone: set num_nextn_predict_layers to 0."
     if model.whole_layers:
         return None
     if model.config.get("use_bidirectional_attention"):
@@ -59,7 +64,7 @@ def _missing_in_units(model: ModelConfig) -> str | None:
     if model.config.get("router_jitter_noise"):
         return "it has no noise in routers: set router_jitter_noise to 0."
     for layer in model.per_layer:
-        rope = layer.attention.rope
+        rope = layer.attention.rope if isinstance(layer.attention, Attention) else None
         if rope is not None and rope.kind not in ROPES:
             return f"it does not know the rotary scaling '{rope.kind}'; it knows {' and '.join(ROPES[1:])}."
     return None

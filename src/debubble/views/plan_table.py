@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
@@ -77,7 +78,8 @@ def _partition(plan: Plan) -> Table:
 
 
 def _runs(units: Sequence[PlannedUnit]) -> Iterator[str]:
-    """`embedding`, `layers 0-3`; a layer of which only one half is here is named by it: `attention 4`."""
+    """`embedding`, `27 vision`, `layers 0-3`; a layer of which one half is here is named by it: `attention 4`."""
+    beside = Counter(unit.type for unit in units if unit.layer is None)
     layers: dict[int, list[str]] = {}
     for unit in units:
         if unit.layer is not None:
@@ -86,7 +88,8 @@ def _runs(units: Sequence[PlannedUnit]) -> Iterator[str]:
     done: set[int] = set()
     for unit in units:
         if unit.layer is None:
-            yield unit.type
+            if count := beside.pop(unit.type, 0):
+                yield unit.type if count == 1 else f"{count} {unit.type}"
         elif unit.layer not in whole:
             yield f"{unit.type} {unit.layer}"
         elif unit.layer not in done:

@@ -11,7 +11,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 from torch.autograd import Function
 
-from debubble.models.config import Rope
+from debubble.models.mixers import Rope
 from debubble.runtime.models.operators import call, capped, widen
 
 

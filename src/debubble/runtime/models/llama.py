@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from debubble.models.config import ModelConfig
+from debubble.models.mixers import Attention
 from debubble.runtime.memory.recomputation import Operators
 from debubble.runtime.models.attention import attention, rotary_table, rotate
 from debubble.runtime.models.loss import embed
@@ -61,7 +62,9 @@ class LlamaAttention(UnitModule):
         super().__init__()
         self.prefix = f"model.layers.{layer}."
         self.salt = 2 * layer + 1
-        self.config, self.layer = config, config.per_layer[layer].attention
+        mixer = config.per_layer[layer].attention
+        assert isinstance(mixer, Attention)
+        self.config, self.layer = config, mixer
         self.input_layernorm = norm(config)
         self.self_attn = _Projections(config)
         self.post_attention_layernorm = norm(config) if config.norms_results else None

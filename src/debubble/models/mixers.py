@@ -1,0 +1,192 @@
+"""What mixes the tokens of a layer: attention of several kinds, linear attention, state spaces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope:
+    """Rotary positions: the base, and how longer contexts scale the frequencies."""
+
+    theta: float
+    kind: str = "default"
+    """transformers' `rope_type`."""
+    factor: float = 1.0
+    low: float = 1.0
+    high: float = 4.0
+    original_length: int = 8192
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """Attention whose keys and values are shared by groups of query heads; its sizes are the model's."""
+
+    rope: Rope | None = None
+    window: int | None = None
+    """How many tokens back it reaches, the token itself included; None: all."""
+    chunk: int | None = None
+    """Tokens attend within runs of so many tokens alone (Llama 4); None: all are one run."""
+    causal: bool = True
+    """Whether tokens see only those before them; patches of an image see all."""
+    gated: bool = False
+    """Whether the result is multiplied by a sigmoid that queries' projection gives too (Qwen3-Next)."""
+    sinks: bool = False
+    """Whether every head has a learned score that takes part in its softmax (gpt-oss)."""
+
+    def attended(self, length: int) -> float:
+        """Tokens that a token of a sequence attends to, on average, itself counted half."""
+        run = length if self.chunk is None else min(self.chunk, length)
+        if not self.causal:
+            return run
+        reach = run if self.window is None else min(self.window, run)
+        return reach * (1 - reach / (2 * run))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): keys and values from one vector.
+
+    In training the vector is expanded to keys and values of all heads.
+    """
+
+    heads: int
+    query_rank: int | None
+    """Width of the vector that queries are expanded from; None: the hidden state itself."""
+    rank: int
+    """Width of the vector that keys and values are expanded from."""
+    content: int
+    """Width of a query or key without its rotary part."""
+    rotary: int
+    """Width of the rotary part, which all keys share."""
+    value: int
+    """Width of a value."""
+    bias: bool = False
+
+    @property
+    def queries(self) -> int:
+        """Width of all queries, and of all expanded keys."""
+        return self.heads * (self.content + self.rotary)
+
+    @property
+    def values(self) -> int:
+        """Width of all values."""
+        return self.heads * self.value
+
+    @property
+    def expanded(self) -> int:
+        """Width of what the latent vector is expanded to: keys without their rotary part, and values."""
+        return self.heads * (self.content + self.value)
+
+    def parameters(self, hidden: int) -> int:
+        """Parameters of projections and of the norms of both latent vectors."""
+        if self.query_rank is None:
+            queries = hidden * self.queries
+        else:
+            queries = self.query_rank * (hidden + 1 + self.queries) + self.bias * self.query_rank
+        keys = hidden * (self.rank + self.rotary) + self.rank * (1 + self.expanded)
+        biases = self.bias * (self.rank + self.rotary + hidden)
+        return queries + keys + biases + self.values * hidden
+
+    def attended(self, length: int) -> float:
+        """Tokens that a token of a sequence attends to, on average, itself counted half."""
+        return length / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearAttention:
+    """Gated DeltaNet (Yang et al., arXiv:2412.06464), as in Qwen3-Next: a state of keys x values per head."""
+
+    key_heads: int
+    value_heads: int
+    key: int
+    """Width of a key."""
+    value: int
+    """Width of a value."""
+    kernel: int
+    """Tokens that the convolution before it sees."""
+
+    @property
+    def mixed(self) -> int:
+        """Width of queries, keys and values, which pass a convolution."""
+        return 2 * self.key_heads * self.key + self.values
+
+    @property
+    def heads(self) -> int:
+        """Heads that have a state each."""
+        return self.value_heads
+
+    @property
+    def values(self) -> int:
+        """Width of all values."""
+        return self.value_heads * self.value
+
+    @property
+    def projected(self) -> int:
+        """Width of the projections: queries, keys, values, output gates, and decay and step of every head."""
+        return self.mixed + self.values + 2 * self.value_heads
+
+    def parameters(self, hidden: int) -> int:
+        """Parameters of projections, convolution, decays and the gated norm."""
+        return hidden * (self.projected + self.values) + self.kernel * self.mixed + 2 * self.value_heads + self.value
+
+    @property
+    def flops(self) -> float:
+        """Operations per token of the core, forward, in chunks of `CHUNK` tokens.
+
+        A head reads its state for the old value and for the result and adds to it (6 key x value), and multiplies
+        queries and keys of a chunk with its keys, and the scores with its values.
+        """
+        return self.value_heads * (6.0 * self.key * self.value + 2 * CHUNK * (2 * self.key + self.value))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateSpace:
+    """Mamba-2 (Dao and Gu, arXiv:2405.21060): a state of `state` x `head_dim` per head."""
+
+    heads: int
+    head_dim: int
+    state: int
+    groups: int
+    """Groups of heads that share their input and output matrices."""
+    kernel: int
+    """Tokens that the convolution before it sees."""
+    chunk: int
+    """Tokens that are computed at once."""
+    conv_bias: bool = True
+    bias: bool = False
+
+    @property
+    def values(self) -> int:
+        """Width of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def mixed(self) -> int:
+        """Width of what passes a convolution: the inputs, and their input and output matrices."""
+        return self.values + 2 * self.groups * self.state
+
+    @property
+    def projected(self) -> int:
+        """Width of the projection: a gate, what is mixed, and the step of every head."""
+        return self.values + self.mixed + self.heads
+
+    def parameters(self, hidden: int) -> int:
+        """Parameters of projections, convolution, steps, decays, skips and the gated norm."""
+        projections = hidden * (self.projected + self.values) + self.bias * (self.projected + hidden)
+        return projections + (self.kernel + self.conv_bias) * self.mixed + 3 * self.heads + self.values
+
+    @property
+    def flops(self) -> float:
+        """Operations per token of the core, forward, in chunks (section 6 of the paper).
+
+        Scores of a chunk per group, scores times inputs per head, and the state's input and output.
+        """
+        scores = 2.0 * self.chunk * self.state * self.groups
+        return scores + self.heads * (2.0 * self.chunk * self.head_dim + 4 * self.state * self.head_dim)
+
+
+CHUNK = 64
+"""Tokens that flash-linear-attention's kernels compute at once."""
+
+Mixer = Attention | LatentAttention | LinearAttention | StateSpace

@@ -1,0 +1,168 @@
+"""Vision towers of models that read images too: a config's `vision_config`, beside its `text_config`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from debubble.models.config import Layer, ModelConfig, VisionTower
+from debubble.models.entries import Entries
+from debubble.models.layers import unpriced
+from debubble.models.mixers import Attention
+
+_DYNAMIC_PATCHES = 4096
+"""Patches that are counted for an image where the config has no size of images (Qwen2.5-VL takes any)."""
+
+_TEXT: Mapping[str, Mapping[str, Any]] = {
+    "gemma3": {
+        "model_type": "gemma3_text", "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216,
+        "num_hidden_layers": 26, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+    },
+    "llama4": {
+        "model_type": "llama4_text", "vocab_size": 202048, "hidden_size": 5120, "num_hidden_layers": 48,
+        "num_attention_heads": 40,
+    },
+    "mistral3": {"model_type": "mistral"},
+    "qwen2_5_vl": {"model_type": "qwen2"},
+}  # fmt: skip
+"""What the language model of a family has where its `text_config` leaves it out: the sizes are transformers'."""
+
+
+def text_entries(config: Entries) -> Entries | None:
+    """The config of the language model inside; None if the config is that of a language model itself.
+
+    Raises InputError if what is beside it is unknown.
+    """
+    inner = config.entries.get("text_config")
+    if not isinstance(inner, dict) and config.family not in _TEXT:
+        return None
+    if not isinstance(inner, dict):
+        # Qwen2.5-VL's files have the language model's entries beside `vision_config`.
+        inner = {k: v for k, v in config.entries.items() if k not in ("model_type", "architectures")}
+    tied = {k: v for k, v in config.entries.items() if k == "tie_word_embeddings"}
+    own = {**_TEXT.get(config.family, {}), **inner, **tied}
+    if own.get("model_type") == "qwen2_5_vl_text":
+        own["model_type"] = "qwen2"
+    for part in ("audio_config", "vision_config"):
+        if config.entries.get(part) and (part != "vision_config" or config.family not in _TOWERS):
+            raise unpriced(config, part)
+    return Entries(own, config.name)
+
+
+def read_vision(config: Entries, hidden: int) -> VisionTower | None:
+    """The vision tower of a config, whose language model has that hidden size; None if it has none."""
+    entries = config.entries.get("vision_config")
+    if not isinstance(entries, dict):
+        return None
+    return _TOWERS[config.family](Entries({"model_type": config.family, **entries}, config.name), config, hidden)
+
+
+def _siglip(vision: Entries, config: Entries, text: int) -> VisionTower:
+    """Gemma 3: SigLIP with learned positions, pooled, normed and projected."""
+    patches, pixels = _patches(vision, size=224, patch=16)
+    tower = _tower(vision, hidden=768, layers=12, heads=12, ffn=3072, norm="layernorm", bias=True)
+    h = tower.hidden
+    return VisionTower(
+        tower=tower,
+        patches=patches,
+        embedding_parameters=pixels * h + h + patches * h,
+        projector_parameters=2 * h + h * text + h,
+    )
+
+
+def _pixtral(vision: Entries, config: Entries, text: int) -> VisionTower:
+    """Mistral Small 3: rotary positions, gated MLPs; patches merged before two linear layers."""
+    patches, pixels = _patches(vision, size=1024, patch=16)
+    tower = _tower(vision, hidden=1024, layers=24, heads=16, ffn=4096, norm="rmsnorm", bias=False, gated=True)
+    h, merged = tower.hidden, config.number("spatial_merge_size", 2) ** 2
+    biases = config.flag("multimodal_projector_bias", False) * 2 * text
+    return VisionTower(
+        tower=tower,
+        patches=patches,
+        embedding_parameters=pixels * h + h,
+        projector_parameters=h + merged * h * h + h * text + text * text + biases,
+    )
+
+
+def _llama4(vision: Entries, config: Entries, text: int) -> VisionTower:
+    """Llama 4: a class token, learned positions, and an MLP after a pixel shuffle."""
+    patches, pixels = _patches(vision, size=448, patch=14)
+    tower = _tower(vision, hidden=768, layers=34, heads=16, ffn=5632, norm="layernorm", bias=True)
+    h, inner = tower.hidden, vision.number("projector_input_dim", 4096)
+    out = vision.number("projector_output_dim", 4096)
+    adapter = tower.ffn * inner + out * out
+    return VisionTower(
+        tower=tower,
+        patches=patches + 1,
+        embedding_parameters=pixels * h + h + (patches + 1) * h + 2 * h,
+        projector_parameters=2 * h + adapter + vision.number("vision_output_dim", 7680) * text,
+    )
+
+
+def _qwen(vision: Entries, config: Entries, text: int) -> VisionTower:
+    """Qwen2.5-VL: two frames to a patch, windows in most layers, gated MLPs with biases, patches merged."""
+    tower = _tower(
+        vision, hidden=3584, layers=32, heads=16, ffn=3420, norm="rmsnorm", bias=True, gated=True,
+        window=(vision.number("window_size", 112) // vision.number("patch_size", 14)) ** 2,
+        full=vision.get("fullatt_block_indexes", (7, 15, 23, 31)),
+    )  # fmt: skip
+    h, merged = tower.hidden, vision.number("spatial_merge_size", 2) ** 2 * tower.hidden
+    pixels = (
+        vision.number("temporal_patch_size", 2) * vision.number("in_channels", 3) * vision.number("patch_size", 14) ** 2
+    )
+    return VisionTower(
+        tower=tower,
+        patches=_DYNAMIC_PATCHES,
+        embedding_parameters=pixels * h,
+        projector_parameters=h + merged * (merged + 1) + (merged + 1) * vision.number("out_hidden_size", text),
+    )
+
+
+_TOWERS: Mapping[str, Callable[[Entries, Entries, int], VisionTower]] = {
+    "gemma3": _siglip,
+    "llama4": _llama4,
+    "mistral3": _pixtral,
+    "qwen2_5_vl": _qwen,
+}
+
+
+def _patches(vision: Entries, *, size: int, patch: int) -> tuple[int, int]:
+    """Patches of an image, and numbers of a patch."""
+    side = vision.number("patch_size", patch)
+    return (vision.number("image_size", size) // side) ** 2, vision.number("num_channels", 3) * side**2
+
+
+def _tower(
+    vision: Entries,
+    *,
+    hidden: int,
+    layers: int,
+    heads: int,
+    ffn: int,
+    norm: Any,
+    bias: bool,
+    gated: bool = False,
+    window: int | None = None,
+    full: Any = (),
+) -> ModelConfig:
+    """The layers of a tower, whose entries have these defaults; its attention sees all patches, or a window of them."""
+    hidden = vision.number("hidden_size", hidden)
+    heads = vision.number("num_attention_heads", vision.get("num_heads", heads))
+    count = vision.number("num_hidden_layers", vision.get("depth", layers))
+    windows = [None if window is None or layer in full else window for layer in range(count)]
+    return ModelConfig(
+        family=vision.family,
+        per_layer=tuple(Layer(attention=Attention(chunk=w, causal=False)) for w in windows),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=vision.head_dim(hidden, heads),
+        ffn=vision.number("intermediate_size", ffn),
+        vocab=1,
+        gated=gated,
+        norm=norm,
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=bias,
+        whole_layers=True,
+    )

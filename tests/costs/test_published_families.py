@@ -1,0 +1,139 @@
+"""Costs of what recent families have: latent attention, further tokens, vision towers, recurrences."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from debubble.costs import MEGATRON, Cluster, Units, model_units
+from debubble.costs.flops import flops_per_token
+from debubble.costs.operators import Shapes, attention
+from debubble.costs.speed import Speed
+from debubble.ir import InputError, RunOptions
+from debubble.models import ModelConfig, models
+from debubble.models.runtime_limits import beyond_runtime
+
+H100S = Cluster.parse("64xH100-80GB")
+S = 4096
+
+
+def units_of(name: str, **options: Any) -> Units:
+    return model_units(models[name], H100S, RunOptions(sequence_length=S, **options))
+
+
+def test_latent_attention_keeps_the_latent_vectors_and_all_heads() -> None:
+    """DeepSeek-V3, numbers per token: 1536 + 512 + 64 latent, 128 heads of 192 (queries, keys) and 128 (values)."""
+    shapes = Shapes(
+        model=models["deepseek-v3"], options=RunOptions(sequence_length=S), framework=MEGATRON,
+        speed=Speed(H100S.slowest, 2),
+    )  # fmt: skip
+    operators = list(attention(shapes, 0))
+    latent, heads = 1536 + 512 + 64, 128 * (192 + 192 + 128)
+
+    assert sum(op.saved for op in operators if op.name == "projections") == 2 * S * (latent + heads)
+    assert sum(op.saved for op in operators if op.name == "core") == S * (2 * 128 * 128 + 4 * 128)
+
+
+def test_a_module_for_a_further_token_is_a_layer_and_the_heads_products() -> None:
+    m = models["deepseek-v3"]
+    *_, layer, further, head = units_of("deepseek-v3").units
+
+    assert [layer.type, further.type, head.type] == ["layer", "mtp", "head"]
+    assert further.static == 18 * m.mtp_parameters
+    assert layer.forward + head.forward < further.forward < 1.2 * (layer.forward + head.forward)
+
+
+def test_a_config_without_modules_for_further_tokens_has_no_unit_for_them() -> None:
+    config = {**models["deepseek-v3"].config, "num_nextn_predict_layers": 0}
+
+    assert [unit.type for unit in ModelConfig.from_hf(config).units[-2:]] == ["layer", "head"]
+
+
+def test_the_vision_tower_is_a_run_of_units_before_the_embedding() -> None:
+    tower = models["gemma3-4b"].vision
+    assert tower is not None
+    units = units_of("gemma3-4b").units
+    vision = [unit for unit in units if unit.type == "vision"]
+
+    assert [unit.type for unit in units[:28]] == ["vision"] * 27 + ["embedding"]
+    assert sum(unit.static for unit in vision) == pytest.approx(18 * tower.parameters, rel=1e-12)
+    assert vision[0].forward > vision[1].forward
+
+
+def test_operations_of_a_vision_language_model_are_those_of_its_tokens_and_of_an_image() -> None:
+    m = models["gemma3-4b"]
+    assert m.vision is not None
+    text = ModelConfig.from_hf({**m.config["text_config"], "vocab_size": m.vocab, "num_attention_heads": 8,
+                                "num_key_value_heads": 4})  # fmt: skip
+
+    assert flops_per_token(m, S) == pytest.approx(flops_per_token(text, S) + 3 * m.vision.flops / S, rel=1e-12)
+
+
+def test_linear_attention_takes_the_same_per_token_at_any_length() -> None:
+    linear = ModelConfig.from_hf({**models["qwen3-next-80b-a3b"].config, "layer_types": ["linear_attention"] * 48})
+
+    assert linear.core_flops(0, 1024) == linear.core_flops(0, 2**20) > 0
+
+
+def test_a_layer_of_one_half_costs_that_half_alone() -> None:
+    """Nemotron-H: a layer is a state space, an attention or an MLP."""
+    config = {
+        "model_type": "nemotron_h", "hidden_size": 4096, "intermediate_size": 21504, "num_hidden_layers": 3,
+        "num_attention_heads": 32, "vocab_size": 131072, "hybrid_override_pattern": "M-*",
+    }  # fmt: skip
+    m = ModelConfig.from_hf(config)
+    units = model_units(m, H100S, RunOptions(sequence_length=S)).units
+
+    assert [unit.type for unit in units] == ["embedding", "layer", "layer", "layer", "head"]
+    assert [unit.static for unit in units[1:-1]] == [18 * m.layer_parameters(layer) for layer in range(3)]
+    assert m.layer_parameters(1) == 2 * 4096 * 21504 + 4096
+
+
+def test_chunked_attention_reaches_half_a_chunk_on_average() -> None:
+    m = models["llama4-scout"]
+
+    assert m.core_flops(0, 4 * 8192) == 4 * 4096 * m.attention_width
+    assert m.core_flops(3, 4 * 8192) == 4 * 4 * 4096 * m.attention_width
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("gemma3-4b", "it has no vision towers: make the plan for the model's text_config"),
+        ("deepseek-v3", "it predicts the next token alone: set num_nextn_predict_layers to 0"),
+        ("llama3.1-8b", None),
+    ],
+)
+def test_what_the_runtime_does_not_run_is_said(name: str, sentence: str | None) -> None:
+    said = beyond_runtime(RunOptions(), models[name].config)
+
+    assert said is None if sentence is None else sentence in str(said)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("gemma3-4b", "not priced for the vision tower of 'gemma3': use its text_config"),
+        ("deepseek-v3", "not priced for 'deepseek_v3', whose layers mix tokens in other ways"),
+    ],
+)
+def test_adapters_that_are_not_priced_are_refused(name: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        units_of(name, lora=8)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {**models["gemma3-4b"].config, "model_type": "other_vl"},
+        {**models["gemma3-4b"].config, "audio_config": {"hidden_size": 8}},
+        {"model_type": "nemotron_h", "hybrid_override_pattern": "M?", "hidden_size": 64},
+        {"model_type": "mamba", "hidden_size": 64, "state_size": 16},
+    ],
+    ids=["vision", "audio", "layers", "state"],
+)
+def test_what_is_not_priced_is_refused_with_the_way_to_go_on(config: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"give the units of this one with --units\.$"):
+        ModelConfig.from_hf(config)
