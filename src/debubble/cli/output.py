@@ -14,12 +14,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 
 
 def console() -> Console:
-    """For results that people read."""
+    """The console of results that people read."""
     return Console(highlight=False)
 
 
 def log() -> Console:
-    """For progress and remarks."""
+    """The console of progress and remarks."""
     return Console(stderr=True, highlight=False)
 
 

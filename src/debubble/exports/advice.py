@@ -1,4 +1,4 @@
-"""What the user of a plan that a target refuses can do next."""
+"""Advice to the user of a plan that a target refuses."""
 
 from __future__ import annotations
 

@@ -25,12 +25,12 @@ class PlannedLayer:
 
     @property
     def whole(self) -> bool:
-        """Whether all of it is recomputed."""
+        """True if all of it is recomputed."""
         return all(strategy == "full" for strategy in self.strategies)
 
     @property
     def operators(self) -> frozenset[str]:
-        """What it recomputes, with the unit's place in the layer: `0:norm`, `1:activation`, `0:full`."""
+        """The operators that recompute, with the unit's place in the layer: `0:norm`, `1:activation`, `0:full`."""
         return frozenset(
             f"{place}:{operator}"
             for place, strategy in enumerate(self.strategies)
@@ -41,7 +41,7 @@ class PlannedLayer:
 
 @dataclass(frozen=True)
 class StageLayers:
-    """What one stage holds."""
+    """The layers and ends of the model that one stage holds."""
 
     embedding: bool
     layers: tuple[PlannedLayer, ...]

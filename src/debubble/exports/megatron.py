@@ -150,7 +150,7 @@ _Choice = Choice[Mapping[str, Any]]
 
 
 def _ladders(plan: Plan, stages: Sequence[StageLayers]) -> Iterator[Sequence[_Choice]]:
-    """What Megatron can recompute: nothing, some modules of every layer, or the first whole layers of every stage."""
+    """Megatron's ways to recompute: nothing, some modules of every layer, or the first whole layers of every stage."""
     layers = [layer for stage in stages for layer in stage.layers]
     yield [Choice({}, {layer.index: ("none",) * len(layer.strategies) for layer in layers}, "")]
     if any(len(layer.strategies) == 2 for layer in layers):
@@ -171,7 +171,7 @@ def _block(stages: Sequence[StageLayers], count: int) -> _Choice:
 
 
 def _selective(plan: Plan, layers: Sequence[PlannedLayer]) -> Iterator[_Choice]:
-    """The same modules of every layer.
+    """Choices that recompute the same modules in every layer.
 
     Transformer Engine fuses the norms of a dense layer into the products behind them: `layernorm` does nothing there,
     and `mlp` recomputes the second one too.  In a layer with experts the second norm stands alone, `mlp` does nothing,
@@ -203,4 +203,4 @@ _SPARSE = {
     ("moe",): ("none", "mlp"),
     ("layernorm", "moe"): ("none", "norm+mlp"),
 }
-"""The same for the modules of layers with experts."""
+"""Modules of the MLP half -> its strategies, where all layers have experts."""

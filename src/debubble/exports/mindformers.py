@@ -150,6 +150,6 @@ def _reach(stage: StageLayers, operator: str) -> int:
 
 
 def _moved(stage: StageLayers) -> bool:
-    """Whether the layers that recompute are not already sorted, most first."""
+    """Tell whether the layers that recompute are not already sorted, most first."""
     keys = [(not layer.whole, not layer.recomputes) for layer in stage.layers]
     return keys != sorted(keys)

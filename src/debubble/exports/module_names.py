@@ -55,7 +55,7 @@ _UNLIKE = {
     "olmo3": "has rotary embeddings of two kinds",
     "vaultgemma": "caps its logits",
 }
-"""What families do between the modules, whatever their config says of it."""
+"""Work of families between the modules, whatever their config says of it."""
 
 
 def torchtitan_names(stages: Sequence[StageLayers]) -> list[list[str]]:

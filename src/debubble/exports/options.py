@@ -1,4 +1,4 @@
-"""What becomes of a plan's run options in another framework: each is written, refused, or listed as a loss."""
+"""Rules for a plan's run options in another framework: each is written, refused, or listed as a loss."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Refused:
 Decision = Written | Lost | Refused
 
 OptionTable = Mapping[str, Callable[[Plan], Decision]]
-"""For every field of RunOptions, what becomes of it in one target."""
+"""The rule of one target for every field of RunOptions."""
 
 
 def settings_of(plan: Plan, table: OptionTable) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""What a plan costs after a change: its own model units, priced again."""
+"""The price of changes to a plan: its own model units, priced again."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def partition_of(plan: Plan, units: Units) -> Partition:
 
 
 def fits(plan: Plan) -> bool:
-    """Whether the plan stays within its memory limit."""
+    """Tell whether the plan stays within its memory limit."""
     try:
         simulate(plan.schedule, plan.costs)
     except OutOfMemoryError:
@@ -68,7 +68,7 @@ def seconds(plan: Plan) -> float:
 
 
 def slowdown(changed: Plan, plan: Plan) -> str:
-    """What a change costs, as the end of a sentence."""
+    """The slowdown by a change, as the end of a sentence."""
     return f"the step is predicted to take {seconds(changed) / seconds(plan):.3f} times as long"
 
 

@@ -14,7 +14,7 @@ from debubble.ir import ExportError, Plan
 T = TypeVar("T")
 
 LayerStrategies = Mapping[int, tuple[str, ...]]
-"""For every layer, the strategies of its units."""
+"""The strategies of every layer's units, by the layer's number."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Choice(Generic[T]):
     setting: T
     layers: LayerStrategies
     sentence: str
-    """What it does that the plan does not, as the beginning of a sentence."""
+    """The difference from the plan, as the beginning of a sentence."""
 
 
 def fastest(plan: Plan, ladders: Iterable[Sequence[Choice[T]]], *, target: str) -> tuple[Plan, T, tuple[str, ...]]:
@@ -135,7 +135,7 @@ def _kept(plan: Plan, stage: int) -> float:
 
 
 def _covers(strategy: str, planned: str) -> bool:
-    """Whether a strategy recomputes all that was planned; recomputing the inner MLP includes its parts."""
+    """Tell whether a strategy recomputes all that was planned; recomputing the inner MLP includes its parts."""
     parts = set(strategy.split("+"))
     if "mlp" in parts:
         parts |= {"activation", "multiply"}

@@ -1,4 +1,4 @@
-"""What is left of a plan when a target knows fewer operations or less of ZeRO, and what that costs."""
+"""Reduction of a plan to the operations and the ZeRO level of a target, and the price of it."""
 
 from __future__ import annotations
 

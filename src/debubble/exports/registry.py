@@ -23,7 +23,7 @@ class Export:
     files: Mapping[str, str]
     """Name -> content."""
     losses: tuple[str, ...] = ()
-    """What the target cannot express, one sentence each; the plan still fits in memory."""
+    """One sentence for each thing that the target cannot express; the plan still fits in memory."""
 
 
 class Exporter(Protocol):
@@ -34,7 +34,7 @@ class Exporter(Protocol):
 
 @dataclass(frozen=True)
 class Made:
-    """What an exporter made of a plan that holds nothing but what its target knows."""
+    """An exporter's files for a plan that holds nothing but what its target knows."""
 
     files: Mapping[str, str]
     runs: Plan
@@ -81,7 +81,7 @@ def exporter(
 
 
 def _unit_losses(plan: Plan) -> tuple[str, ...]:
-    """What every target loses of units and micro-batches that are unlike each other."""
+    """Sentences on units and micro-batches that are unlike each other, which no target expresses."""
     types = {unit.type: None for units in plan.partition for unit in units}
     others = [name for name in types if name not in (*ENDS, "attention", "mlp", "layer", "stage")]
     losses = []

@@ -1,4 +1,4 @@
-"""What torch and the frameworks that host torch's pipelining have in common."""
+"""Rules that torch and the frameworks on torch's pipelining share."""
 
 from __future__ import annotations
 

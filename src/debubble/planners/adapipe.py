@@ -79,7 +79,7 @@ class DynamicPrograms:
         return [_lengths(cut) for cut in sorted(cuts[0], key=lambda c: c.total + passes * c.slowest)]
 
     def choices(self, lengths: tuple[int, ...]) -> list[StageRecomputation]:
-        """How each stage recomputes."""
+        """The recomputation of each stage of a cut."""
         chosen = []
         begin = 0
         for s, length in enumerate(lengths):
@@ -101,7 +101,7 @@ class DynamicPrograms:
                     yield _Suffix(max(time, rest.slowest), time + rest.total, end, rest)
 
     def _time(self, s: int, begin: int, end: int) -> float | None:
-        """Of one micro-batch on stage s with those units; None if they do not fit."""
+        """Time of one micro-batch on stage s with those units; None if they do not fit."""
         key = tuple(b - a for a, b in zip(self._kinds[begin], self._kinds[end], strict=True))
         if (s, key) not in self._times:
             if key not in self._fronts:
@@ -125,7 +125,7 @@ class DynamicPrograms:
 
     @cached_property
     def _kinds(self) -> list[tuple[int, ...]]:
-        """How many of each kind of unit come before each: runs of the same kinds cost the same."""
+        """Numbers of each kind of unit before every unit: runs of the same kinds cost the same."""
         kinds = [(u.type, u.work, u.static, u.workspace, u.activation) for u in self.units.units]
         distinct = list(dict.fromkeys(kinds))
         rows = [(0,) * len(distinct)]
@@ -145,7 +145,7 @@ def _required(choice: StageRecomputation | None, stage: int) -> StageRecomputati
 
 
 def _efficient(cuts: Iterator[_Suffix]) -> list[_Suffix]:
-    """Those that no other beats in both the slowest stage and the sum."""
+    """The cuts that no other beats in both the slowest stage and the sum."""
     kept: list[_Suffix] = []
     for cut in sorted(cuts, key=lambda c: (c.slowest, c.total)):
         if not kept or cut.total < kept[-1].total - 1e-12 * cut.total:

@@ -86,5 +86,5 @@ def fixed_configuration(
 
 
 def _chooses(entry: ScheduleEntry, given: Mapping[str, Any]) -> bool:
-    """Whether the schedule says which stages recompute: Obscura's family always does, others if they are told."""
+    """Tell whether the schedule says which stages recompute: Obscura's family always does, others by an option."""
     return "adjusted_stages" in entry.options or bool(_STAGES_THAT_RECOMPUTE & given.keys())

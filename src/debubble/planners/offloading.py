@@ -28,7 +28,7 @@ class PlacedStages:
     objective: Objective
 
     def order_problem(self, micro_batches: int) -> OrderProblem:
-        """With every freedom that the costs give."""
+        """The search problem of these stages, with every freedom that the costs give."""
         return OrderProblem(
             placement=self.placement,
             micro_batches=micro_batches,

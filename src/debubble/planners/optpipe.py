@@ -103,7 +103,7 @@ def initial(problem: OrderProblem, effort: Effort) -> list[Schedule]:
 
 
 def _fastest_first(problem: OrderProblem, candidates: Iterable[Schedule]) -> list[Schedule]:
-    """Those that fit."""
+    """The candidates that fit, by their value."""
     values: list[tuple[Number, Schedule]] = []
     for schedule in candidates:
         with contextlib.suppress(DebubbleError):

@@ -35,7 +35,7 @@ class Trial:
     split: str
     """`even` or `balanced`; fixed stages have no other."""
     to_limit: bool
-    """Whether a schedule that can takes the memory limit into its order; if not, recomputation makes it fit."""
+    """True if the schedule takes the memory limit into its order; if not, recomputation alone makes it fit."""
 
 
 @planner("portfolio", paper="debubble's own", searches=True)
@@ -66,7 +66,7 @@ def portfolio(problem: Problem) -> Solution:
 
 
 def _trials(problem: Problem) -> list[Trial]:
-    """What goes together, in the order in which it is tried: few chunks, balanced splits and plain orders first."""
+    """All trials that go together, in their order: few chunks, balanced splits and plain orders first."""
     return sorted(
         (
             Trial(name, chunks, split, to_limit)
@@ -81,7 +81,7 @@ def _trials(problem: Problem) -> list[Trial]:
 
 
 def _price(problem: Problem, trial: Trial) -> float:
-    """What it costs to build a schedule and to fit it; those that search in their own building take longer."""
+    """Effort of building a schedule and fitting it; schedules that search their own order take longer."""
     searches = trial.to_limit and "steps" in schedules[trial.schedule].options
     return FITTED * problem.devices * trial.chunks * problem.micro_batches + (SEARCHED if searches else 0)
 

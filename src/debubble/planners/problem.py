@@ -33,7 +33,7 @@ class ModelUnits:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What every planner is given.
+    """The task of a planner: a workload, the devices, and the effort.
 
     Attributes:
         workload: What a micro-batch computes: fixed stages, or model units to partition.
@@ -158,6 +158,6 @@ class Solution:
 
 
 def closest(reasons: Sequence[DebubbleError]) -> DebubbleError:
-    """Of the reasons why nothing fits, the one that misses the limit by least; the first if none knows."""
+    """The reason that misses the limit by least, among reasons why nothing fits; the first if none knows."""
     known = [reason for reason in reasons if isinstance(reason, InfeasibleError) and reason.missing is not None]
     return min(known, key=lambda reason: reason.missing or 0.0, default=reasons[0])

@@ -23,7 +23,7 @@ from debubble.planners.problem import Problem, Solution
 from debubble.processes import PYTHON
 
 Answer = tuple[Solution, float]
-"""What a planner found, and the seconds that it took."""
+"""A planner's solution, and the seconds that it took."""
 
 Worker = subprocess.Popen[bytes]
 

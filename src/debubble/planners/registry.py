@@ -28,10 +28,10 @@ class Result:
     lower_bound: Number
     """No plan's step for the same problem takes less."""
     pipeline_bound: Number
-    """What of that is the pipeline's."""
+    """A lower bound on the pipeline's part of it."""
     solve_seconds: float
     time: Number
-    """Of the whole step: makespan or span, as the problem says, and what gradients and optimizer take after it."""
+    """Time of the whole step: makespan or span, as the problem says, and what gradients and optimizer take after it."""
 
     @property
     def makespan(self) -> Number:
@@ -67,7 +67,7 @@ class PlannerEntry:
     find: Callable[[Problem], Solution]
     paper: str
     searches: bool
-    """Whether it uses the problem's effort, rather than answering at once."""
+    """True if it uses the problem's effort, rather than answering at once."""
 
     @property
     def summary(self) -> str:

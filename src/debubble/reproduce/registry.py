@@ -1,4 +1,4 @@
-"""What a reproduction prints: tables with the paper's figure beside ours, and how far each can be trusted."""
+"""Reproductions: tables with the paper's figure beside ours, and how far each can be trusted."""
 
 from __future__ import annotations
 

@@ -36,9 +36,9 @@ DEVICES = 16_384
 PIPELINE = 16
 TENSOR = 8
 EFFORT = 2.0
-"""What every planner that searches may spend; see `debubble plan --effort`."""
+"""Effort of every planner that searches; see `debubble plan --effort`."""
 OPERATORS: Mapping[str, tuple[str, ...] | None] = {"full": DUAL, "selective, full": TRI, "all": None}
-"""What may be recomputed, beside nothing; None: every subset of a layer's operators."""
+"""Strategies that may be used beside `none`; None: every subset of a layer's operators."""
 
 
 def _llama(layers: int, hidden: int, heads: int, ffn: int, **entries: Any) -> dict[str, Any]:
@@ -77,22 +77,22 @@ MULTIMODAL = "Multi-modal-70B"
 
 @dataclass(frozen=True)
 class Case:
-    """What a planner is asked: a model on some devices, and what it may recompute there."""
+    """A problem of the poster: a model on some devices, and what may recompute there."""
 
     model: str
     devices: int = DEVICES
     chunks: int = 1
     operators: str = "all"
     sequences: int | None = None
-    """Of a step; None: as many as 16 micro-batches have."""
+    """Sequences of a step; None: as many as 16 micro-batches have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannerOutcome:
-    """What came out for a case."""
+    """A planner's answer to a case."""
 
     seconds: float
-    """Of the whole step, with gradient reduction and optimizer."""
+    """Seconds of the whole step, with gradient reduction and optimizer."""
     memory: float
     """Mean peak over the devices, as a share of what a plan may use."""
     mfu: float | None
@@ -112,7 +112,7 @@ def scope(pictures: Path | None) -> Report:
 
 @functools.cache
 def answer(planner: str, case: Case) -> PlannerOutcome | None:
-    """What a planner answers; None if nothing fits."""
+    """A planner's answer to a case; None if nothing fits."""
     problem = problem_of(case)
     try:
         result = planners[planner](problem)
@@ -278,7 +278,7 @@ _GAINS = tuple(f"{schedule}, {setting}" for schedule in ("1F1B", "interleaved") 
 
 
 def scalability(ask: Ask) -> Table:
-    """The same step of LLaMA-175B on more and more devices."""
+    """One step of LLaMA-175B on more and more devices."""
     rows: list[tuple[Cell, ...]] = []
     for devices in (1024, 8192, DEVICES):
         case = Case("LLaMA-175B", devices=devices, operators="full", sequences=8192)
@@ -320,7 +320,7 @@ def generality(ask: Ask) -> Table:
 
 
 def memory(ask: Ask) -> Table:
-    """How much of the devices' memory is used on 128 of them."""
+    """The share of the devices' memory that is used on 128 of them."""
     rows: list[tuple[Cell, ...]] = []
     for name in ("LLaMA-70B", "LLaMA-175B", "Qwen2-72B"):
         case = Case(name, devices=128, operators="full")

@@ -38,7 +38,7 @@ class Comparison:
     step: int
     """Which one that is: of median length."""
     steps: tuple[int, ...]
-    """Those among which it is typical: all that were measured but the warm-up."""
+    """The steps among which it is typical: all that were measured but the warm-up."""
     cores: int | None
     """That the devices shared, as the prediction has it too; None: each device has its own."""
     makespan: Pair
@@ -53,9 +53,9 @@ class Comparison:
     """The compute operations that are furthest from their prediction."""
     drift: str
     around: dict[str, float]
-    """What devices did before and after their programs: mean seconds per device."""
+    """The devices' work before and after their programs: mean seconds per device."""
     seconds: float
-    """Of the measured step with all that."""
+    """Time of the measured step with all that."""
 
 
 def compare(plan: Plan, trace: Trace) -> Comparison:
@@ -104,7 +104,7 @@ def _around(trace: Trace) -> dict[str, float]:
 
 
 def _drift(makespan: Pair, compute: list[tuple[TimedOperation, TimedOperation]]) -> str:
-    """How the step differs, and which kind of operation on which stage differs most in that direction."""
+    """A sentence on how the step differs, and which kind of operation on which stage differs most in that direction."""
     sentence = f"The step took {makespan.measured / makespan.predicted:.2f} times as long as predicted"
     groups: dict[tuple[Kind, int], list[tuple[float, float]]] = {}
     for p, m in compute:

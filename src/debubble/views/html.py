@@ -55,7 +55,7 @@ def _embedded(data: dict[str, Any]) -> Markup:
 
 
 def _section(scene: Scene) -> dict[str, Any]:
-    """What stands around a scene's canvas: headline and tables."""
+    """The headline and tables around a scene's canvas."""
     return {
         "title": scene.title,
         "headline": headline(scene),

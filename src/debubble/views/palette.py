@@ -26,7 +26,7 @@ CAUSE_COLORS = {
 LIMIT_COLOR = "#d22f27"
 
 PHASE_COLOR = "#8a7f9c"
-"""Of what a device does before and after its program: data, updates."""
+"""The colour of a device's work before and after its program: data, updates."""
 
 
 def shade(color: str, chunk: int, *, chunks: int) -> str:

@@ -128,7 +128,7 @@ def _memory(scene: Scene, first: int) -> Iterator[dict[str, Any]]:
 
 
 def _phases(scene: Scene, first: int) -> Iterator[dict[str, Any]]:
-    """What devices did before and after their programs, on a track of its own."""
+    """The devices' work before and after their programs, on a track of its own."""
     tid = len(_LANES) * _TRACKS_PER_LANE
     for device in sorted({phase.device for phase in scene.phases}):
         yield {"ph": "M", "pid": first + device, "tid": tid, "name": "thread_name", "args": {"name": "around"}}

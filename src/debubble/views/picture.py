@@ -38,7 +38,7 @@ def png(scenes: Sequence[Scene]) -> bytes:
 
 @view("svg")
 def svg(scenes: Sequence[Scene]) -> bytes:
-    """The same as vectors, with text as text."""
+    """A vector picture, with text as text."""
     return _saved(figure(scenes), "svg")
 
 

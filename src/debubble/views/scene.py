@@ -32,15 +32,15 @@ class Scene:
     memory: tuple[Curve, ...]
     """Per device."""
     seconds: bool
-    """Whether times are seconds, or abstract units."""
+    """True if times are seconds, and not abstract units."""
     phases: tuple[TracePhase, ...] = ()
-    """What devices did before and after the program, if it was measured."""
+    """The devices' work before and after the program, if it was measured."""
     tail: Number = 0
-    """What gradient reduction and optimizer take after the pipeline, if it was predicted."""
+    """Time of gradient reduction and optimizer after the pipeline, if it was predicted."""
     post_validation: bool = False
-    """Whether devices begin the next step one by one, so that the longest span counts and not the makespan."""
+    """True if devices begin the next step one by one, so that the longest span counts and not the makespan."""
     remarks: tuple[str, ...] = ()
-    """What a reader of the figures has to know, as sentences."""
+    """Remarks that a reader of the figures has to know."""
 
     @staticmethod
     def of(
@@ -60,7 +60,7 @@ class Scene:
 
     @staticmethod
     def predicted(plan: Plan) -> Scene:
-        """What a plan was predicted to do."""
+        """The scene of a plan's prediction."""
         timeline = plan.simulate()
         return Scene.of(
             timeline,
@@ -73,7 +73,7 @@ class Scene:
 
     @staticmethod
     def beside(plan: Plan, trace: Trace) -> tuple[Scene, Scene]:
-        """What a plan was predicted to do (on as few cores as it ran on), and the typical step that was measured.
+        """The scenes of a plan's prediction (on as few cores as it ran on) and of the typical step that was measured.
 
         Without memory samples, the measured memory is what the plan accounts for.  Raises InputError if the trace is
         not of this plan.
@@ -88,19 +88,19 @@ class Scene:
         return predicted, Scene(title=title, timeline=timeline, memory=memory, seconds=True, phases=phases)
 
     def _on(self, cores: int) -> Scene:
-        """The same if the devices share that many cores."""
+        """The scene as predicted if the devices share that many cores."""
         title = f"{self.title}, {self.devices} devices on {cores_words(cores)}"
         timeline = run_shared(self.timeline.program, cores=cores)
         return replace(self, title=title, timeline=timeline, memory=timeline.memory)
 
     @property
     def pipeline_time(self) -> Number:
-        """What the pipeline's part of the step takes."""
+        """Time of the pipeline's part of the step."""
         return self.timeline.span if self.post_validation else self.timeline.makespan
 
     @property
     def step_time(self) -> Number:
-        """What the whole step takes."""
+        """Time of the whole step."""
         if self.phases:
             first, last = self.extent
             return last - first
@@ -108,7 +108,7 @@ class Scene:
 
     @cached_property
     def extent(self) -> tuple[float, float]:
-        """From when to when there is something to draw: the program starts at 0."""
+        """First and last moment to draw; the program starts at 0."""
         starts, ends = [phase.start for phase in self.phases], [phase.end for phase in self.phases]
         return min([0.0, *starts]), max([float(self.timeline.makespan), *ends])
 
@@ -137,7 +137,7 @@ class Scene:
 
     @property
     def highest(self) -> float:
-        """Where a memory axis ends: the limits are on it unless the curves would be flat below them."""
+        """The end of a memory axis: the limits are on it unless the curves would be flat below them."""
         most = max(map(float, self.peak_memory))
         return max([most, *(float(limit) for limit in self.limits if limit is not None and limit <= FAR * most)])
 
@@ -147,7 +147,7 @@ class Scene:
         return placement.stages_of[placement.device_of[stage]].index(stage)
 
     def recomputes(self, operation: TimedOperation) -> bool:
-        """Whether it is a recomputation, or a backward that begins with one."""
+        """Tell whether it is a recomputation, or a backward that begins with one."""
         kind, stage, j = operation.op
         schedule = self.timeline.program.schedule
         fused = stage in schedule.fused_recompute and (stage, j) not in schedule.explicit_recompute

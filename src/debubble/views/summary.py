@@ -1,4 +1,4 @@
-"""What a scene comes to in numbers: per device, per kind of operation, and along the critical path."""
+"""The numbers of a scene: per device, per kind of operation, and along the critical path."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class KindSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class StageSummary:
-    """How one chunk's share of its device's step is spent.
+    """The parts of one chunk's share of its device's step.
 
     Idle time counts for the stage whose operation ends it, the rest of the step for the stage that ran last, so that
     the stages of a device make up the makespan.
@@ -148,7 +148,7 @@ def present_causes(scenes: Sequence[Scene]) -> list[Cause]:
 
 
 def why_not_faster(scene: Scene) -> str:
-    """What the critical path is made of, as a sentence: the device that computes most of it, the others, the rest."""
+    """A sentence on the critical path: the device that computes most of it, the others, the rest."""
     compute: dict[int, Number] = {}
     other: dict[str, Number] = {}
     for o in scene.critical_path:

@@ -46,7 +46,7 @@ def headline(scene: Scene) -> str:
 
 
 def _parts(scene: Scene) -> str:
-    """What of the step is the pipeline's, of which bubble and ideal are shares, and what the rest is."""
+    """The pipeline's part of the step, of which bubble and ideal are shares, and the rest."""
     around = scene.step_time - scene.pipeline_time
     if scene.step_time == scene.timeline.makespan:
         return ""
@@ -65,7 +65,7 @@ def remark_lines(scene: Scene) -> list[Text]:
 
 
 def device_table(scene: Scene) -> Table:
-    """How each device's step is spent, and its peak memory."""
+    """The shares of each device's step, and its peak memory."""
     devices = device_summaries(scene)
     makespan = scene.timeline.makespan
     causes = occurring(devices, makespan)
@@ -87,7 +87,7 @@ def device_table(scene: Scene) -> Table:
 
 
 def bubble_table(scene: Scene) -> Table:
-    """When each device is idle: Obscura's forward bubbles, its backward bubbles, and the rest."""
+    """The idle time of each device: Obscura's forward bubbles, its backward bubbles, and the rest."""
     table = titled_table("Idle share of the step, per device")
     for column in ("device", "forward bubbles", "backward bubbles", "before and after"):
         table.add_column(column, justify="right")
@@ -99,7 +99,7 @@ def bubble_table(scene: Scene) -> Table:
 
 
 def stage_table(scene: Scene) -> Table:
-    """How each chunk's share of its device's step is spent; the stages of a device make up the step."""
+    """The shares of each chunk in its device's step; the stages of a device make up the step."""
     stages = stage_summaries(scene)
     makespan = scene.timeline.makespan
     causes = occurring(stages, makespan)
@@ -131,7 +131,7 @@ _SHORT = {"device": "dev.", "recompute": "re-\ncomp.", "optimizer on the host": 
 
 
 def kind_table(scene: Scene) -> Table:
-    """How often and how long each kind of operation runs."""
+    """Number and time of each kind of operation."""
     table = titled_table("Operations")
     for column in ("operation", "count", "mean", "total"):
         table.add_column(column, justify="left" if column == "operation" else "right")

@@ -43,11 +43,11 @@ class Combination:
 
     @property
     def means(self) -> int:
-        """How many means to save memory it takes."""
+        """The number of means to save memory."""
         return self.offloaded + self.hosted
 
     def saves_no_more_than(self, richer: Combination) -> bool:
-        """Whether `richer` is this one with more means to save memory."""
+        """Tell whether `richer` is this one with more means to save memory."""
         same = (self.chunks, self.lengths, self.group) == (richer.chunks, richer.lengths, richer.group)
         return same and self.offloaded <= richer.offloaded and self.hosted <= richer.hosted
 
@@ -152,11 +152,11 @@ class CombinationBuilder(ABC):
         )
 
     _reduces: bool
-    """Whether gradients are summed inside the step."""
+    """True if gradients are summed inside the step."""
     _hostable: bool
-    """Whether optimizer states can be the host's."""
+    """True if optimizer states can be the host's."""
     _offloads: bool
-    """Whether activations can go to the host."""
+    """True if activations can go to the host."""
 
     @abstractmethod
     def _splits(self, chunks: int) -> list[tuple[int, ...]]:

@@ -26,7 +26,7 @@ FRACTIONS: tuple[Number, ...] = (1, *(Fraction(eighths, 8) for eighths in (7, 6,
 """The beta that are tried."""
 
 VALUES = 16
-"""How many x, and how many lambda_k, are tried at most."""
+"""Values of x, and of lambda_k, that are tried at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ def candidates(stages: Stages) -> Iterator[FittedConfiguration]:
 
 
 def configurations(stages: Stages) -> Iterator[Configuration]:
-    """What is enumerated.  The adjusted stages are those that CMB-Identifying finds, or plain identification."""
+    """Enumerate k, x, lambda_k and beta; k follows from CMB-Identifying and from plain identification."""
     p, m = stages.problem.devices, stages.problem.micro_batches
     yield Configuration(adjusted=0, migrated=0)
     for adjusted in sorted({identify(stages, cheap) for cheap in cheap_choices(stages)} - {0}):
@@ -120,7 +120,7 @@ def _spread(values: range) -> list[int]:
 
 
 def cheap_choices(stages: Stages) -> Iterator[Sequence[StageRecomputation]]:
-    """What identification assumes of a stage that is not adjusted: nothing recomputed, or the cheap operators."""
+    """Assumptions of identification on stages that are not adjusted: nothing recomputed, or the cheap operators."""
     yield stages.named("none")
     if stages.knows("cmb"):
         yield stages.named("cmb")

@@ -81,7 +81,7 @@ def fastest(tried: Iterable[FittedConfiguration], best: SimulatedSolution | None
 
 
 def alternatives(stages: Stages) -> Iterator[tuple[float, Callable[[], Solution]]]:
-    """What the paper compares itself with: a lower bound of the step time, and the solution, of each."""
+    """The paper's own baselines: a lower bound of the step time, and the solution, of each."""
     problem = stages.problem
     p, m = problem.devices, problem.micro_batches
     full, none = stages.named("full"), stages.named("none")

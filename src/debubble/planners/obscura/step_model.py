@@ -19,7 +19,7 @@ from debubble.schedules.obscura.swapping import first_swapped
 
 
 def identify(stages: Stages, choices: Sequence[StageRecomputation]) -> int:
-    """How many first stages to adjust: up to the last that breaks its limit under 1F1B with these choices.
+    """The number of first stages to adjust: up to the last that breaks its limit under 1F1B with these choices.
 
     With `stages.named("cmb")` this is CMB-Identifying: a stage that the cheap operators save is not adjusted.
     """
@@ -36,12 +36,12 @@ def warm_ups(devices: int, micro_batches: int, *, adjusted: int, migrated: int) 
 
 @dataclass(frozen=True)
 class Swapping:
-    """What swapping adds to the work of one stage, as times."""
+    """Times that swapping adds to the work of one stage."""
 
     warm_up: float = 0.0
     """By how much the warm-up's forwards take longer than their own time."""
     steady: float = 0.0
-    """Likewise all periods of the steady phase together."""
+    """By how much all periods of the steady phase together take longer."""
     ending: float = 0.0
 
 
@@ -80,7 +80,7 @@ def step_time(
 def swapping_cost(
     *, blocks: int, warm_up: int, periods: int, transfer: float, pace: float, forward: float, backward: float
 ) -> Swapping:
-    """What swapping `blocks` of `warm_up` blocks adds, `transfer` seconds each, `backward` being 2f + r.
+    """Times that swapping `blocks` of `warm_up` blocks adds, `transfer` seconds each, `backward` being 2f + r.
 
     `pace`: seconds per transfer while devices that share a link all swap.  Equation (2) has
     max(lambda (t - f) - (k - s)(2f + r), 0) + lambda (t - 2f - r) + eps, whose second term must not be below 0 and

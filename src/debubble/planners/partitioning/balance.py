@@ -1,4 +1,4 @@
-"""How many units each stage gets: the starting points that planners share."""
+"""Units per stage: the splits of a model that planners start from."""
 
 from __future__ import annotations
 

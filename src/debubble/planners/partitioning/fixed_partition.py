@@ -54,7 +54,7 @@ class Stages(ABC):
 
     @abstractmethod
     def knows(self, strategy: str) -> bool:
-        """Whether any stage can recompute by a strategy of that name."""
+        """Tell whether any stage can recompute by a strategy of that name."""
 
     @abstractmethod
     def named(self, strategy: str) -> tuple[StageRecomputation, ...]:
@@ -98,7 +98,7 @@ class GivenStages(Stages):
         return tuple(self._front(s) for s in range(self.costs.stages))
 
     def knows(self, strategy: str) -> bool:
-        """Whether it is `none` or `full`."""
+        """Tell whether it is `none` or `full`, the only ones of fixed stages."""
         return strategy in ("none", "full")
 
     def named(self, strategy: str) -> tuple[StageRecomputation, ...]:
@@ -157,7 +157,7 @@ class UnitStages(Stages):
         return tuple(front(self.units.units[a:b]) for a, b in self._bounds)
 
     def knows(self, strategy: str) -> bool:
-        """Whether any unit has it."""
+        """Tell whether any unit has it."""
         return any(strategy in unit.strategies for unit in self.units.units)
 
     def named(self, strategy: str) -> tuple[StageRecomputation, ...]:

@@ -17,7 +17,7 @@ from debubble.search.effort import REPRICED, SCORED, Effort
 from debubble.simulator import Repricer
 
 NEAR = 1.2
-"""How much slower a neighbouring partition may be for its strategies to be worth refining."""
+"""Times the best, up to which a neighbouring partition's strategies are worth refining."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def _load(candidate: PricedSchedule) -> list[float]:
 
 
 def _neighbours(lengths: Sequence[int], load: Sequence[float]) -> Iterator[tuple[int, ...]]:
-    """From the busiest devices to the idlest first; two units at a time after all moves of one."""
+    """Moves of units, from the busiest devices to the idlest first; two at a time after all moves of one."""
     stages = range(len(lengths))
     pairs = sorted(
         ((giver, taker) for giver in stages for taker in stages if giver != taker),

@@ -27,7 +27,7 @@ RESOLUTION = 4096
 
 @dataclass(frozen=True)
 class StageRecomputation:
-    """How a stage recomputes.
+    """The recomputation of a stage.
 
     Attributes:
         kept: Bytes that its forward leaves: a'.
@@ -47,7 +47,7 @@ class Front:
     """A stage's efficient choices, from the fastest that keeps most to the slowest that keeps least."""
 
     menus: tuple[Menu, ...]
-    """Of each of the stage's units."""
+    """The menu of each of the stage's units."""
     kept: Floats
     recompute: Floats
     workspace: Floats

@@ -83,7 +83,7 @@ class _BendersSearch:
             self._probe(device, widest(inst, device))
 
     def priced(self, counts: LayerCounts) -> list[Assignment] | None:
-        """What every device makes of the counts, and what the master learns from it; None if one cannot."""
+        """Solve every device for the counts and teach the master; None if a device cannot hold its layers."""
         asked = list(enumerate(zip(counts.held, counts.opened, strict=True)))
         for device, (_, opened) in asked:
             self._probe(device, opened)
@@ -140,7 +140,7 @@ def _probes(inst: Instance, opened: Open) -> Iterator[tuple[int, ...]]:
 
 
 def evened(inst: Instance, pooled: Decomposition, effort: Effort) -> Decomposition:
-    """From the pooled reading's answer, one for the per-chunk reading: weight x (sum of max T per chunk) + sum T.
+    """Turn the pooled reading's answer into one for the per-chunk reading: weight x (sum of max T per chunk) + sum T.
 
     Device by device, layers move between the chunks so that they exceed what the slowest devices take there already by
     least.  Chunks cannot make up for each other here, so the pooled bound holds.

@@ -30,7 +30,7 @@ class LayerCounts:
     slowest: int
     """The slowest device's time, as far as known."""
     bound: int
-    """Of the whole program's objective, by all cuts so far."""
+    """Bound on the whole program's objective, by all cuts so far."""
 
 
 class Master:

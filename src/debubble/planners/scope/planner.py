@@ -112,7 +112,7 @@ def _answers(problem: Problem, chunks: int, strategies: Sequence[str] | None, *,
 
 
 def _gaps(chunks: int, answers: Sequence[ProgramAnswer]) -> list[str]:
-    """How far each reading's answer is from that program's optimum, at most."""
+    """The gap of each reading's answer to its program's optimum, as a phrase."""
     readings = ("", " and max T per chunk")
     return [
         f"{100 * answer.gap:.2f}% with {chunks} chunk{'s' if chunks > 1 else ''}{reading}"

@@ -46,7 +46,7 @@ def chronospipe(pictures: Path | None) -> Report:
 
 
 def figure_1() -> Table:
-    """What 1F1B needs at PP8 TP8, micro-batch 2."""
+    """Memory of 1F1B at PP8 TP8, micro-batch 2."""
     rows = []
     for scale, length, activation, states in ((1, 4, 35.20, 19.69), (1, 16, 140.80, 19.69), (2, 4, 70.40, 39.38)):
         layers = scale * LLAMA2_70B.layers

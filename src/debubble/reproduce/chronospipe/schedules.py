@@ -1,4 +1,4 @@
-"""What follows from ChronosPipe's schedules alone: its equations and Figures 13 to 16 beside ours."""
+"""ChronosPipe's equations and Figures 13 to 16, which follow from its schedules alone, beside ours."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def delays() -> Table:
 
 
 def figure_13() -> Table:
-    """What messages cost."""
+    """The cost of messages."""
     rows = []
     fractions: dict[Method, tuple[float, float]] = {}
     for method in (PLAIN, CHRONOS, HALF, RECOMP):
@@ -77,7 +77,7 @@ def figure_13() -> Table:
 
 
 def figure_14() -> Table:
-    """How much of the host's step is hidden."""
+    """The part of the host's step that is hidden."""
     fitted = 2 * available_offload(4) / 0.4545
     rows = []
     for name, p, scale, published in (

@@ -1,4 +1,4 @@
-"""What Obscura's evaluation leaves open, fitted to what it states: models of 13B to 28B on eight A100-80GB.
+"""The models of Obscura's evaluation, 13B to 28B on eight A100-80GB; what it leaves open is fitted to what it states.
 
 Sizes are GB; the unit of time is the forward of one layer at sequence length 4096 and micro-batch size 1.
 

@@ -56,7 +56,7 @@ def obscura(folder: Path | None) -> Report:
 
 
 def figure_5() -> Table:
-    """How much longer a step takes with full recomputation on stages 0..N of four."""
+    """Slowdown of a step with full recomputation on stages 0..N of four."""
     m = 13
     plain = _four_stages("1f1b", 0, m)
     ours = {
@@ -137,7 +137,7 @@ def figure_12() -> Table:
 
 
 def gpt_3() -> Table:
-    """What GPT-3's figures are with the recompute times of our own cost model, beside the fitted ones."""
+    """GPT-3's figures with the recompute times of our own cost model, beside the fitted ones."""
     computed = computed_gpt()
     rows: list[tuple[Cell, ...]] = []
     for name, family in (("fitted to 1.30", GPT), ("our cost model", computed)):
@@ -241,7 +241,7 @@ def bubble_sentence(plain: Sequence[float], obscura: Sequence[float], *, forward
 
 
 def figure_16() -> Table:
-    """What each of Obscura's parts is worth at 23B."""
+    """The worth of each of Obscura's parts at 23B."""
     parts: dict[str, Callable[[Problem], Solution]] = {
         "dependency relaxation (DR)": relaxed_full,
         "DR + swapping-aware recomputation (SAR)": lambda given: as_printed(given, balanced=False),
@@ -276,7 +276,7 @@ def _run(solution: Solution) -> Timeline:
 
 
 def speed_up(given: Problem, build: Callable[[Problem], Solution]) -> float:
-    """Of a method over DAPPLE+ on the same problem."""
+    """Speed-up of a method over DAPPLE+ on the same problem."""
     slow = unlimited(_planned("dapple+")(given)).makespan
     return round(float(slow / _run(build(given)).makespan), 3)
 

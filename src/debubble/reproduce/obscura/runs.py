@@ -1,4 +1,4 @@
-"""What Obscura's evaluation ran, on the fitted models: every method's schedule and costs, and Obscura as printed."""
+"""The methods of Obscura's evaluation on the fitted models: schedules and costs of each, and Obscura as printed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Roles:
 
     @staticmethod
     def of(stages: Stages) -> Roles:
-        """What identification says, with and without the cheap operators."""
+        """The roles by identification with and without the cheap operators."""
         return Roles(identify(stages, stages.named("cmb")), identify(stages, stages.named("none")))
 
     def choices(self, stages: Stages, strategy: str) -> tuple[StageRecomputation, ...]:

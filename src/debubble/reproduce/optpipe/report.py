@@ -92,7 +92,7 @@ def room(devices: int, model: str) -> float:
 
 
 def milliseconds(timeline: Timeline | None) -> float | None:
-    """Of a step, by its span; None if there is none."""
+    """Time of a step, by its span; None if there is none."""
     return None if timeline is None else 1000 * float(timeline.span)
 
 
@@ -182,7 +182,7 @@ def _range(percents: Sequence[float]) -> str:
 
 
 def _slower(row: Row, method: str) -> bool:
-    """Whether OptPipe is slower than a baseline."""
+    """Tell whether OptPipe is slower than a baseline."""
     own, other = row.ours["OptPipe"], row.ours[method]
     return other is not None and (own is None or other < own * (1 - 1e-9))
 

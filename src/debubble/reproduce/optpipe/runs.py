@@ -27,10 +27,10 @@ BASELINES: Mapping[str, str] = {"1F1B": "1f1b", "1F1B-I": "interleaved", "ZB": "
 METHODS = (*BASELINES, "PipeOffload", "OptPipe")
 """Table 1's columns."""
 LIMITED: Mapping[str, str] = {"PipeOffload": "pipeoffload", "AdaOffload": "adaoffload", "zb limited": "zb"}
-"""What takes the memory limit into its order; the paper prints times of the first alone."""
+"""Schedules that take the memory limit into their order; the paper prints times of the first alone."""
 
 MOVES = 2_000_000
-"""Of the search, for a single stage and micro-batch; a problem gets its share, so that all take about as long."""
+"""Moves of the search for a single stage and micro-batch; a problem gets its share, so that all take about as long."""
 
 # Iteration times in ms as printed: GPUs, model, micro-batches, micro-batch size, then METHODS; None is "OOM".
 TABLE_1: tuple[tuple[int, str, int, int, tuple[float | None, ...]], ...] = (
