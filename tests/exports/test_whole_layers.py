@@ -7,7 +7,7 @@ import pytest
 import debubble as db
 from debubble.costs import Cluster, model_units
 from debubble.exports import exports
-from debubble.exports.whole_layers import to_whole_layers
+from debubble.exports.prices import to_whole_layers
 from debubble.ir import ExportError, Plan, RunOptions
 from debubble.models import Model
 

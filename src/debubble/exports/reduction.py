@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from debubble.exports.advice import again
+from debubble.exports.layers import again
 from debubble.exports.prices import slowdown, with_options
 from debubble.ir import ExportError, Kind, OutOfMemoryError, Plan, Schedule
 from debubble.schedules import schedules

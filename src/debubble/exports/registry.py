@@ -8,10 +8,9 @@ from typing import Any, Protocol
 
 from debubble.exports.layers import ENDS, require_layers
 from debubble.exports.options import OptionTable, settings_of
-from debubble.exports.prices import seconds
+from debubble.exports.prices import seconds, to_whole_layers
 from debubble.exports.recomputation import ends_keep
 from debubble.exports.reduction import compute_only
-from debubble.exports.whole_layers import to_whole_layers
 from debubble.ir import Plan
 from debubble.registry import Registry
 
