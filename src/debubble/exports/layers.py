@@ -20,6 +20,7 @@ class PlannedLayer:
 
     @property
     def recomputes(self) -> bool:
+        """True if any of it is recomputed."""
         return any(strategy != "none" for strategy in self.strategies)
 
     @property

@@ -28,7 +28,8 @@ class Export:
 class Exporter(Protocol):
     """Raises ExportError if the target cannot keep what the plan depends on."""
 
-    def __call__(self, plan: Plan, /) -> Export: ...
+    def __call__(self, plan: Plan, /) -> Export:
+        """Export the plan."""
 
 
 @dataclass(frozen=True)

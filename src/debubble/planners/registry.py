@@ -20,21 +20,29 @@ from debubble.simulator import Timeline, simulate
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A planner's answer, verified: lowered under the limit and simulated."""
+    """A planner's answer, verified: lowered under the limit and simulated.
+
+    Attributes:
+        planner: The planner's name.
+        solution: Its answer.
+        timeline: The simulated step.
+        lower_bound: Time that no plan's step for the same problem beats.
+        pipeline_bound: A lower bound on the pipeline's part of it.
+        solve_seconds: Seconds on the clock that the planner took.
+        time: Time of the whole step: makespan or span, as the problem says, and gradients and optimizer after it.
+    """
 
     planner: str
     solution: Solution
     timeline: Timeline
     lower_bound: Number
-    """No plan's step for the same problem takes less."""
     pipeline_bound: Number
-    """A lower bound on the pipeline's part of it."""
     solve_seconds: float
     time: Number
-    """Time of the whole step: makespan or span, as the problem says, and what gradients and optimizer take after it."""
 
     @property
     def makespan(self) -> Number:
+        """Time from the first start to the last end over all devices."""
         return self.timeline.makespan
 
     @property
@@ -44,6 +52,7 @@ class Result:
 
     @property
     def summary(self) -> CandidateSummary:
+        """Its row in the table of candidates."""
         return CandidateSummary(
             planner=self.planner,
             status="cut off" if self.solution.cut_off else "found",
@@ -61,20 +70,31 @@ class Result:
 
 @dataclass(frozen=True)
 class PlannerEntry:
-    """One published planner."""
+    """One published planner.
+
+    Attributes:
+        name: Its name in the registry.
+        find: The function that answers problems.
+        paper: Its source.
+        searches: True if it uses the problem's effort, rather than answering at once.
+    """
 
     name: str
     find: Callable[[Problem], Solution]
     paper: str
     searches: bool
-    """True if it uses the problem's effort, rather than answering at once."""
 
     @property
     def summary(self) -> str:
+        """The first line of the function's docstring."""
         return (inspect.getdoc(self.find) or "").splitlines()[0]
 
     def __call__(self, problem: Problem) -> Result:
-        """Plan, and verify the answer by simulating it.  Raises InfeasibleError if nothing fits."""
+        """Plan, and verify the answer by simulating it.
+
+        Raises:
+            InfeasibleError: If nothing fits.
+        """
         check_states(problem)
         start = time.perf_counter()
         solution = self.find(problem)
@@ -82,7 +102,18 @@ class PlannerEntry:
 
 
 def verified(name: str, problem: Problem, solution: Solution, solve_seconds: float) -> Result:
-    """A planner's answer, lowered under the limit and simulated; raises what lowering and simulation raise."""
+    """Lower a planner's answer under the limit and simulate it.
+
+    Args:
+        name: The planner's name.
+        problem: The problem.
+        solution: Its answer.
+        solve_seconds: Seconds that it took.
+
+    Raises:
+        OutOfMemoryError: If the answer does not fit.
+        DeadlockError: If its operations wait for each other.
+    """
     timeline = simulate(solution.schedule, solution.costs)
     bound = max(solution.lower_bound, lower_bound(problem))
     return Result(
@@ -102,7 +133,13 @@ planners: Registry[PlannerEntry] = Registry("debubble.planners", what="planner")
 def planner(
     name: str, *, paper: str, searches: bool = False
 ) -> Callable[[Callable[[Problem], Solution]], Callable[[Problem], Solution]]:
-    """Register a planner under its name, with its source."""
+    """Register a planner.
+
+    Args:
+        name: Its name in `db.planners`.
+        paper: Its source.
+        searches: Whether it uses the problem's effort; such planners run in processes of their own under `auto`.
+    """
 
     def register(find: Callable[[Problem], Solution]) -> Callable[[Problem], Solution]:
         planners.add(name, PlannerEntry(name, find, paper, searches))

@@ -15,9 +15,14 @@ Cell = str | int | float | None
 class Table:
     """One table or figure of a paper.
 
-    `basis` says what ours is: `exact` (follows from the construction, as the paper has it), `fitted` (with the fitted
-    inputs named in `note`), `modelled` (nothing fitted, and not the paper's figure; `note` says how they differ), or
-    `measured` (the paper's figure needs hardware; a cost model cannot confirm it).
+    Attributes:
+        title: Its headline.
+        columns: Names of the columns.
+        rows: The cells of each row.
+        basis: The standing of our figures: `exact` (they follow from the construction, as the paper has it), `fitted`
+            (with the fitted inputs named in `note`), `modelled` (nothing fitted, and not the paper's figure; `note`
+            says how they differ), or `measured` (the paper's figure needs hardware; a cost model cannot confirm it).
+        note: Sentences under the table.
     """
 
     title: str
@@ -41,7 +46,7 @@ reports: Registry[Callable[[Path | None], Report]] = Registry("debubble.reproduc
 
 
 def report(name: str) -> Callable[[Callable[[Path | None], Report]], Callable[[Path | None], Report]]:
-    """Register a paper's reproduction."""
+    """Register a paper's reproduction under the name that `debubble reproduce` takes."""
 
     def register(compute: Callable[[Path | None], Report]) -> Callable[[Path | None], Report]:
         return reports.add(name, compute)

@@ -33,33 +33,43 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The plan beside the typical measured step."""
+    """The plan beside the typical measured step.
+
+    Attributes:
+        step: Number of that step, which is of median length.
+        steps: The steps among which it is typical: all that were measured but the warm-up.
+        cores: Cores that the devices shared, as the prediction has it too; None: each device has its own.
+        makespan: Of the step, in seconds.
+        bubble_fraction: Of the step.
+        kinds: Mean seconds of one operation of each kind.
+        busy: Seconds per device.
+        peak_memory: Bytes per device, measured over all of `steps`.
+        worst: The compute operations that are furthest from their prediction.
+        drift: A sentence on the largest difference.
+        around: The devices' work before and after their programs: mean seconds per device.
+        seconds: Time of the measured step with all that.
+    """
 
     step: int
-    """Which one that is: of median length."""
     steps: tuple[int, ...]
-    """The steps among which it is typical: all that were measured but the warm-up."""
     cores: int | None
-    """That the devices shared, as the prediction has it too; None: each device has its own."""
     makespan: Pair
     bubble_fraction: Pair
     kinds: dict[Kind, Pair]
-    """Mean time of one operation."""
     busy: tuple[Pair, ...]
-    """Per device, seconds."""
     peak_memory: tuple[Pair, ...]
-    """Per device, bytes; measured over all of `steps`."""
     worst: tuple[tuple[str, Pair], ...]
-    """The compute operations that are furthest from their prediction."""
     drift: str
     around: dict[str, float]
-    """The devices' work before and after their programs: mean seconds per device."""
     seconds: float
-    """Time of the measured step with all that."""
 
 
 def compare(plan: Plan, trace: Trace) -> Comparison:
-    """Compare a plan with what was measured.  Raises InputError if the trace is not of this plan."""
+    """Compare a plan with the trace of its run.
+
+    Raises:
+        InputError: If the trace is not of this plan.
+    """
     predicted, measured = Scene.beside(plan, trace)
     both = list(zip(predicted.timeline.operations, measured.timeline.operations, strict=True))
     compute = [(p, m) for p, m in both if p.lane is Lane.COMPUTE and p.op.kind in WORK]

@@ -12,7 +12,8 @@ from debubble.views.scene import Scene
 class View(Protocol):
     """Draws scenes under each other, on one time scale.  Returns the content of a whole file."""
 
-    def __call__(self, scenes: Sequence[Scene], /) -> bytes: ...
+    def __call__(self, scenes: Sequence[Scene], /) -> bytes:
+        """Draw the scenes."""
 
 
 views: Registry[View] = Registry("debubble.views", what="view")

@@ -25,22 +25,28 @@ Curve = Sequence[tuple[Number, Number]]
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """One timeline with its title and memory curves."""
+    """One timeline with its title and memory curves.
+
+    Attributes:
+        title: Its headline.
+        timeline: The operations with their times.
+        memory: One curve per device.
+        seconds: True if times are seconds, and not abstract units.
+        phases: The devices' work before and after the program, if it was measured.
+        tail: Time of gradient reduction and optimizer after the pipeline, if it was predicted.
+        post_validation: True if devices begin the next step one by one, so that the longest span counts and not the
+            makespan.
+        remarks: Sentences that a reader of the figures has to know.
+    """
 
     title: str
     timeline: Timeline
     memory: tuple[Curve, ...]
-    """Per device."""
     seconds: bool
-    """True if times are seconds, and not abstract units."""
     phases: tuple[TracePhase, ...] = ()
-    """The devices' work before and after the program, if it was measured."""
     tail: Number = 0
-    """Time of gradient reduction and optimizer after the pipeline, if it was predicted."""
     post_validation: bool = False
-    """True if devices begin the next step one by one, so that the longest span counts and not the makespan."""
     remarks: tuple[str, ...] = ()
-    """Remarks that a reader of the figures has to know."""
 
     @staticmethod
     def of(
@@ -75,8 +81,10 @@ class Scene:
     def beside(plan: Plan, trace: Trace) -> tuple[Scene, Scene]:
         """The scenes of a plan's prediction (on as few cores as it ran on) and of the typical step that was measured.
 
-        Without memory samples, the measured memory is what the plan accounts for.  Raises InputError if the trace is
-        not of this plan.
+        Without memory samples, the measured memory is the plan's own account.
+
+        Raises:
+            InputError: If the trace is not of this plan.
         """
         predicted = replace(Scene.predicted(plan), seconds=True)
         if trace.cores is not None:
@@ -114,25 +122,27 @@ class Scene:
 
     @property
     def devices(self) -> int:
+        """Number of devices."""
         return self.timeline.program.devices
 
     @cached_property
     def bubbles(self) -> tuple[tuple[Bubble, ...], ...]:
-        """Per device, its idle time with the causes."""
+        """Idle times of each device, with their causes."""
         return bubbles(self.timeline)
 
     @cached_property
     def critical_path(self) -> tuple[TimedOperation, ...]:
+        """The longest chain of operations that wait for each other."""
         return critical_path(self.timeline)
 
     @cached_property
     def peak_memory(self) -> tuple[Number, ...]:
-        """Per device, in bytes."""
+        """Highest memory of each device, in bytes."""
         return tuple(max(held for _, held in curve) for curve in self.memory)
 
     @cached_property
     def limits(self) -> tuple[Number | None, ...]:
-        """Per device, in bytes."""
+        """Highest memory of each device, in bytes."""
         return tuple(self.timeline.program.costs.limit_of(device) for device in range(self.devices))
 
     @property

@@ -38,6 +38,7 @@ class KindSummary:
 
     @property
     def mean(self) -> float:
+        """Mean time of one operation."""
         return float(self.total) / self.count
 
 

@@ -31,7 +31,14 @@ VALUES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """k + 1, x, lambda_k and beta of an Obscura pipeline."""
+    """An Obscura pipeline without its recomputation.
+
+    Attributes:
+        adjusted: k + 1, the number of adjusted stages.
+        migrated: x, the forwards that migrate.
+        blocks: lambda_k, the blocks that stage k swaps; 0: none.
+        fraction: beta, the share of each block that is swapped.
+    """
 
     adjusted: int
     migrated: int
@@ -57,13 +64,19 @@ class Configuration:
 
 @dataclass(frozen=True, kw_only=True)
 class FittedConfiguration:
-    """A configuration on given stages with the recomputation that it needs."""
+    """A configuration on given stages with the recomputation that it needs.
+
+    Attributes:
+        stages: The stages.
+        configuration: k + 1, x, lambda_k and beta.
+        choices: The recomputation of each stage.
+        estimate: Time of the step by the model.
+    """
 
     stages: Stages
     configuration: Configuration
     choices: tuple[StageRecomputation, ...]
     estimate: float
-    """Time of the step by the model."""
 
     @cached_property
     def bound(self) -> float:

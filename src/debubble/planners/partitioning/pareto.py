@@ -44,15 +44,22 @@ class StageRecomputation:
 
 @dataclass(frozen=True, eq=False)
 class Front:
-    """A stage's efficient choices, from the fastest that keeps most to the slowest that keeps least."""
+    """A stage's efficient choices, from the fastest that keeps most to the slowest that keeps least.
+
+    Attributes:
+        menus: The menu of each of the stage's units.
+        kept: [points]: bytes that the forward leaves.
+        recompute: [points]: recompute time.
+        workspace: [points]: bytes that a fused recomputation brings back at a time.
+        counts: [points, columns]: units that take each strategy of each menu.
+        columns: The menu and strategy of each column.
+    """
 
     menus: tuple[Menu, ...]
-    """The menu of each of the stage's units."""
     kept: Floats
     recompute: Floats
     workspace: Floats
     counts: NDArray[np.int64]
-    """[point, column]: how many units take each strategy of each menu."""
     columns: tuple[tuple[Menu, str], ...]
     _looked_up: dict[int, StageRecomputation] = field(default_factory=dict)
 
@@ -65,9 +72,14 @@ class Front:
         period: float = float("inf"),
         at_least: float = 0.0,
     ) -> StageRecomputation | None:
-        """The least recomputation, but `at_least` that much time, with which `alive` activations fit into `budget`.
+        """The least recomputation with which the activations fit; None if none does.
 
-        With swapping: and with which `transfer` seconds per byte kept do not exceed `period` + recompute time.
+        Args:
+            alive: Activations that are in memory at a time.
+            budget: Bytes for them and for the workspace.
+            transfer: With swapping, seconds per byte kept, which may take `period` and the recompute time.
+            period: Time of a micro-batch without recomputation.
+            at_least: Recompute time below which nothing is chosen.
         """
         fits = (alive * self.kept + self.workspace <= budget) & (transfer * self.kept <= period + self.recompute)
         fits &= self.recompute >= at_least

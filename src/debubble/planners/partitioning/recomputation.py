@@ -19,17 +19,25 @@ from debubble.simulator import Repricer
 
 @dataclass(frozen=True)
 class Increment:
-    """One more unit (or whole stage) that recomputes more."""
+    """One more unit (or whole stage) that recomputes more.
+
+    Attributes:
+        stage: The stage.
+        unit: The unit's index in the model; for a fixed stage, the stage.
+        strategy: Its strategy from now on.
+        time: Recompute time that it adds per micro-batch.
+        saved: Bytes that it saves at the stage's peak.
+    """
 
     stage: int
     unit: int
     strategy: str
     time: float
     saved: float
-    """Bytes per micro-batch."""
 
     @property
     def price(self) -> float:
+        """Time per byte saved."""
         return self.time / self.saved
 
 

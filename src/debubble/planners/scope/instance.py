@@ -57,20 +57,22 @@ class Instance:
 
     @property
     def chunks(self) -> int:
+        """Stages per device."""
         return len(self.devices[0].stages)
 
     @property
     def stages(self) -> int:
+        """Stages of the pipeline."""
         return len(self.devices) * self.chunks
 
     @property
     def weight(self) -> int:
-        """The objective is weight x (max T) + sum T: C times the step time."""
+        """Weight of the slowest device: the objective is weight x (max T) + sum T, C times the step time."""
         return self.micro_batches * self.chunks - 1
 
     @cached_property
     def most(self) -> int:
-        """No device takes longer."""
+        """Time that no device can exceed."""
         return sum(count * max(times) for count, times in zip(self.counts, self.times, strict=True))
 
     @cached_property

@@ -43,6 +43,7 @@ class Shape:
 
     @property
     def layer_parameters(self) -> int:
+        """Parameters of one layer."""
         return self.hidden * (2 * self.queries + 2 * self.keys + (3 if self.gated else 2) * self.ffn)
 
     def layer_activation(self, *, tokens: int, tensor: int) -> float:
