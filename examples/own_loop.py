@@ -13,9 +13,8 @@ import debubble as db
 
 path = "runs/own_loop/plan.json"
 if os.environ["RANK"] == "0":
-    db.plan(
-        db.models["llama-tiny"], db.Cluster.parse("2xCPU"), micro_batches=4, sequence_length=128, dtype="fp32", effort=2
-    ).save(path)
+    model, cluster = db.models["llama-tiny"], db.Cluster.parse("2xCPU")
+    db.plan(model, cluster, planner="portfolio", micro_batches=4, sequence_length=128, dtype="fp32").save(path)
 
 torch.distributed.init_process_group("gloo")
 torch.distributed.barrier()

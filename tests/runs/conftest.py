@@ -1,4 +1,7 @@
 import importlib.util
+from typing import Any
+
+import pytest
 
 if importlib.util.find_spec("torch"):
     import torch
@@ -7,3 +10,19 @@ if importlib.util.find_spec("torch"):
     collect_ignore_glob = []
 else:
     collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture(scope="session")
+def units() -> Any:
+    """The units of the tiny Llama in fp64, with counted bytes and given times."""
+    from tests.runs.run_cases import LLAMA8, units_of
+
+    return units_of(LLAMA8)
+
+
+@pytest.fixture(scope="session")
+def peak_of_1f1b(units: Any) -> Any:
+    """Bytes of the fullest device under 1F1B, without a limit."""
+    from tests.runs.run_cases import LLAMA8, peak_of, plan_for
+
+    return peak_of(plan_for("dapple", LLAMA8, units=units))

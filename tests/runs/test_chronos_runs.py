@@ -177,12 +177,12 @@ def stepped_afterwards(plan: Any) -> Any:
 
 
 def updated(plan: Any, *, clip: Any) -> Any:
-    """Per rank, what `debubble train` makes of three steps: results, largest counted peak, and parameters."""
+    """Per rank, what `debubble train` makes of two steps: results, largest counted peak, and parameters."""
 
     def one(pipeline: Any) -> Any:
         updating = (PostValidated if validates_after(None, plan) else Synchronous)(pipeline, clip=clip)
         results, peaks = [], []
-        for step in range(3):
+        for step in range(2):
             tokens = tokens_of(plan.model, rows=plan.micro_batches, length=256, seed=step)
             results += updating.step(tokens, lambda: peaks.append(pipeline.peak_memory), finish=True)
         return results, max(peaks), pipeline.state_dict()
@@ -198,8 +198,8 @@ def test_a_clipped_run_with_host_steps_stays_within_its_limit(tiny: Any, clip: f
     for (results, peak, parameters), (synchronous, _, reference) in zip(found, expected, strict=True):
         assert [(r.loss, r.norm) for r in results] == [(r.loss, r.norm) for r in synchronous]
         assert all((r.norm > clip) == clips for r in results)
-        # A host that was wrong once waits for the norm in the next steps.
-        assert [r.rolled_back for r in results] == ([4, 0, 0] if clips else [0, 0, 0])
+        # A host that was wrong once waits for the norm in the next step.
+        assert [r.rolled_back for r in results] == ([4, 0] if clips else [0, 0])
         assert peak <= TINY_LIMIT
         assert all(torch.equal(parameters[name], reference[name]) for name in reference)
 

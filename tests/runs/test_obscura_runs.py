@@ -15,21 +15,14 @@ from tests.runs.run_cases import (
     kinds_of,
     on_lanes,
     overlapping,
-    peak_of,
     plan_for,
     run,
-    units_of,
 )
 
 
 @pytest.fixture(scope="module")
-def units() -> Any:
-    return units_of(LLAMA8)
-
-
-@pytest.fixture(scope="module")
-def limit(units: Any) -> Any:
-    return peak_of(plan_for("dapple", LLAMA8, units=units)) // 2
+def limit(peak_of_1f1b: Any) -> Any:
+    return peak_of_1f1b // 2
 
 
 @pytest.fixture(scope="module")

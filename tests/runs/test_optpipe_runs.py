@@ -14,26 +14,19 @@ from tests.runs.run_cases import (
     moved_beside_compute,
     on_lanes,
     overlapping,
-    peak_of,
     plan_for,
     run,
-    units_of,
 )
 
 
 @pytest.fixture(scope="module")
-def units() -> Any:
-    return units_of(LLAMA8)
-
-
-@pytest.fixture(scope="module")
-def limit(units: Any) -> Any:
-    return peak_of(plan_for("dapple", LLAMA8, units=units)) * 3 // 4  # three micro-batches on the first device
+def limit(peak_of_1f1b: Any) -> Any:
+    return peak_of_1f1b * 3 // 4  # three micro-batches on the first device
 
 
 @pytest.fixture(scope="module", params=["optpipe", "adaoffload"])
 def plan(request: pytest.FixtureRequest, units: Any, limit: Any) -> Any:
-    return plan_for(request.param, LLAMA8, units=units, limit=limit)
+    return plan_for(request.param, LLAMA8, units=units, limit=limit, effort=0.2)
 
 
 def test_its_gradients_are_the_references(plan: Any) -> None:

@@ -9,21 +9,14 @@ from tests.runs.run_cases import (
     LLAMA8,
     assert_reference_equal,
     assert_runs_over_gloo,
-    peak_of,
     plan_for,
     run,
-    units_of,
 )
 
 
 @pytest.fixture(scope="module")
-def units() -> Any:
-    return units_of(LLAMA8)
-
-
-@pytest.fixture(scope="module")
-def limit(units: Any) -> Any:
-    return peak_of(plan_for("dapple", LLAMA8, units=units)) // 2
+def limit(peak_of_1f1b: Any) -> Any:
+    return peak_of_1f1b // 2
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["1f1b", "interleaved"])

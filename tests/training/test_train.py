@@ -329,8 +329,8 @@ def test_divided_states_go_on_bit_for_bit_and_can_be_joined(options: Any, tmp_pa
     # One rank takes all 8 sequences of a step.
     costs = replace(plan.options, micro_batch_size=2)
     replace(plan, options=costs).save(tmp_path / "one.json")
-    is_torchrun_rank = train(changed(options, plan=tmp_path / "one.json", checkpoint=folder, resume=True, steps=4))
-    assert [r.loss for r in is_torchrun_rank.reports] == pytest.approx(whole[2:], rel=1e-5)
+    alone = train(changed(options, plan=tmp_path / "one.json", checkpoint=folder, resume=True, steps=4))
+    assert [r.loss for r in alone.reports] == pytest.approx(whole[2:], rel=1e-5)
 
 
 @pytest.mark.usefixtures("process_group")
@@ -342,8 +342,8 @@ def test_divided_layers_train_like_whole_ones_and_can_be_joined(options: Any, tm
     saving = ["--steps", "4", "--checkpoint", str(folder), "--save-every", "2", "--keep", "9"]
     assert ran(changed(options, plan=divided), *saving) == pytest.approx(whole, rel=1e-5)
     shutil.rmtree(folder / "step-000004")
-    is_torchrun_rank = train(changed(options, checkpoint=folder, resume=True, steps=4))
-    assert [r.loss for r in is_torchrun_rank.reports] == pytest.approx(whole[2:], rel=1e-5)
+    alone = train(changed(options, checkpoint=folder, resume=True, steps=4))
+    assert [r.loss for r in alone.reports] == pytest.approx(whole[2:], rel=1e-5)
 
 
 def test_a_dead_rank_ends_the_run_with_its_reason_and_leaves_the_last_checkpoint(

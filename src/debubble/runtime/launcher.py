@@ -154,7 +154,7 @@ def is_torchrun_rank() -> bool:
 
 
 def run_rank(main: Callable[[str], None], argument: str | None = None) -> None:
-    """Run a rank's `main`, and exit_rank the launcher the reason if it fails.
+    """Run a rank's `main`, and leave the launcher the reason if it fails.
 
     The rank ends at once on Ctrl-C, and with the launcher, even while it waits for a message.
     """

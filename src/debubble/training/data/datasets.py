@@ -1,4 +1,4 @@
-"""Samples of a run: encode_options text, or a Dataset of the user's own, made by a process of torch's DataLoader.
+"""Samples of a run: packed text, or a Dataset of the user's own, made by a process of torch's DataLoader.
 
 Sample i of a run is the same whatever the number of ranks, the partition, or the restarts before it.
 """

@@ -1,4 +1,4 @@
-"""Text as encode_options sequences of tokens, in an order that depends on nothing but the seed.
+"""Text as packed sequences of tokens, in an order that depends on nothing but the seed.
 
 Sample i of a run is the same whatever the number of ranks, the partition, or the restarts before it: what a
 checkpoint must remember of the data is one number.

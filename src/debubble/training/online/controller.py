@@ -45,7 +45,7 @@ class Policy:
 
 
 class OrderSearch(Protocol):
-    """A search that goes on by itself (`search.SearchProcess`)."""
+    """A search that goes on by itself (see `SearchProcess`)."""
 
     def newest(self) -> Plan | None: ...
     def failure(self) -> str | None: ...
