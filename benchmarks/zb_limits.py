@@ -21,7 +21,7 @@ import debubble as db
 from debubble.search.bounds import lower_bound
 from debubble.search.effort import Effort
 from debubble.search.exact.cp_sat import ROOMY, solve
-from debubble.search.exact.tight_memory import WHOLE, is_coarse, skeleton_bound
+from debubble.search.exact.tight_memory import WHOLE, has_coarse_times, skeleton_bound
 from debubble.search.problem import Incumbent, OrderProblem
 
 DEVICES, MICRO_BATCHES = 8, 32
@@ -41,7 +41,7 @@ def costs_of(times: tuple[int, int, int, int], frees: str, limit: int) -> db.Sta
 
 def bound_of(problem: OrderProblem, schedule: db.Schedule, *, seconds: float) -> float:
     best = Incumbent(schedule=schedule, value=problem.value(schedule), bound=lower_bound(problem), source="start")
-    if is_coarse(problem):
+    if has_coarse_times(problem):
         for better in solve(problem, best, effort=Effort(min(seconds, WHOLE))):
             best = better
     if best.optimal:

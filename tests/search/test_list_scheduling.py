@@ -44,16 +44,18 @@ def steps(draw: st.DrawFn, *, whole: bool = True) -> tuple[Placement, int, Stage
     costs = draw(stage_costs(stages=p * v)).replace(communication_model="latency")
     if draw(st.booleans()):
         costs = costs.replace(micro_batch_scale=[draw(st.integers(1, 4)) for _ in range(m)])
-    factor: Number = draw(st.sampled_from([1, Fraction(1, 3)] if whole else [0.1, 1.7]))
+    factors: list[Number] = [1, Fraction(1, 3)] if whole else [0.1, 1.7]
+    factor = draw(st.sampled_from(factors))
     costs = costs.replace(
         forward=[factor * t for t in costs.forward], activation=[factor * a for a in costs.activation],
         activation_after_input=[factor * a for a in costs.activation_after_input],
     )  # fmt: skip
     placement = Placement.v_shape(p, v)
     largest = max(costs.micro_batch_scale or (1,))
-    room = [
-        draw(st.none() | st.integers(1, 3 * p).map(lambda n, held=held: n * largest * sum(sizes(costs, held))))
-        for held in placement.stages_of
+    counts = [draw(st.none() | st.integers(1, 3 * p)) for _ in range(p)]
+    room: list[Number | None] = [
+        None if n is None else n * largest * sum(sizes(costs, held))
+        for n, held in zip(counts, placement.stages_of, strict=True)
     ]
     return placement, m, costs, room
 

@@ -123,7 +123,8 @@ def test_brute_force_agrees(
     problem = OrderProblem(placement=base.placement, micro_batches=2, costs=base.costs.with_limit(limits), offload=True)
     best: Number | None = None
     # The last device never gains from offloading two micro-batches: its backward can follow its forward.
-    firsts = [order for away in (set(), {0}, {1}) for order in lists(0, away)]
+    # Micro-batches are equal: that of the first forward is called 0.
+    firsts = [order for away in (set(), {0}, {1}) for order in lists(0, away) if order[0].micro_batch == 0]
     for orders in itertools.product(firsts, lists(1, set())):
         try:
             value = simulate(problem.schedule("brute", orders), problem.costs).makespan

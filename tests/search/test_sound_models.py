@@ -15,7 +15,7 @@ from debubble.search.annealing.search import search
 from debubble.search.bounds import lower_bound
 from debubble.search.effort import Effort
 from debubble.search.exact import cp_sat
-from debubble.search.exact.cp_model import Model, build
+from debubble.search.exact.cp_model import ScheduleModel, build
 from debubble.search.exact.cp_sat import device_bound, solve
 from debubble.search.optimize import optimize
 from debubble.search.problem import Incumbent, OrderProblem
@@ -99,7 +99,7 @@ def test_a_model_that_misses_a_known_schedule_is_an_error_and_no_proof() -> None
 
 
 def test_the_search_goes_on_without_the_proof_of_a_wrong_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(problem: OrderProblem, **options: object) -> Model:
+    def wrong(problem: OrderProblem, **options: object) -> ScheduleModel:
         model = build(problem, **options)  # type: ignore[arg-type]
         model.cp.add(model.starts[Op(Kind.F, 0, 0)] > 10**6)
         return model

@@ -33,13 +33,13 @@ def dualpipe_v(*, devices: int, micro_batches: int, costs: StageCosts | None = N
     placement = Placement.v_shape(devices)
     rule_for = max(micro_batches, 2 * devices)
     orders = tuple(
-        tuple(op for op in _Device(held).run(rule_for, devices, d) if op.micro_batch < micro_batches)
+        tuple(op for op in _PhaseList(held).run(rule_for, devices, d) if op.micro_batch < micro_batches)
         for d, held in enumerate(placement.stages_of)
     )
     return Schedule(name="dualpipe-v", placement=placement, micro_batches=micro_batches, orders=orders)
 
 
-class _Device:
+class _PhaseList:
     """One device's eight phases.  Each kind of each chunk counts its own micro-batches; W is first in, first out."""
 
     def __init__(self, stages: tuple[int, ...]) -> None:

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from debubble.ir import InputError, Number, Schedule, StageCosts
 from debubble.registry import Registry
@@ -84,8 +84,8 @@ class ScheduleEntry:
     def _check_type(self, name: str, value: Any) -> None:
         """Raise InputError if an option should be a number and is none, as after `--option rho=abc`."""
         hint = get_type_hints(self.build)[name]
-        types = get_args(hint) or (hint,)
-        if int in types and not isinstance(value, tuple(t for t in types if isinstance(t, type))):
+        types = [get_origin(option) or option for option in get_args(hint) or (hint,)]
+        if int in types and (isinstance(value, str) or not isinstance(value, tuple(types))):
             number = "a number" if float in types else "a whole number"
             raise InputError(f"The option '{name}' of '{self.name}' is {value!r}; it must be {number}.")
 

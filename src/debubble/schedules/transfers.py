@@ -1,4 +1,4 @@
-"""Where a schedule's offloads and reloads stand, given the order of its computation.
+"""Placement of offloads and reloads in a given order of computation.
 
 `ComputeOrder.selective`: as PipeOffload does it.  What lives long costs most memory, so the longest-lived chunks of a
 device go first: half of them, all, or, under a memory limit, the fewest that make it fit.  What lives for less than the
@@ -48,7 +48,7 @@ class ComputeOrder:
 
     @cached_property
     def tables(self) -> Tables:
-        """What the operations cost."""
+        """The costs of the operations."""
         return OpCosts.of(self.schedule, self.costs).tables()
 
     def selective(self, offload: Offload | None = None) -> Schedule:
@@ -181,7 +181,7 @@ class _DeviceTransfers:
         return loads
 
     def _may_leave(self, stage: int, j: int, *, at_any_price: bool) -> bool:
-        """Whether something lies between F and I, or, unless `at_any_price`, time for the way there and back."""
+        """Tell whether there is something between F and I, or, unless `at_any_price`, time for both transfers."""
         if at_any_price:
             return self.position[Op(Kind.I, stage, j)] > self.position[Op(Kind.F, stage, j)] + 1
         assert self.costs.offload is not None

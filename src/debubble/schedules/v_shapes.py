@@ -19,7 +19,7 @@ from fractions import Fraction
 
 from debubble.ir import Number, Placement, Schedule, StageCosts
 from debubble.schedules.registry import schedule
-from debubble.search.constructive.zero_bubble import Objective, shaped
+from debubble.search.constructive.zero_bubble import Objective, zero_bubble_schedule
 
 _PAPER = "Controllable Memory, NeurIPS 2024"
 
@@ -43,7 +43,7 @@ def zb_v(
     steps: int = 0,
 ) -> Schedule:
     """Almost no bubble, in 1F1B's memory."""
-    return shaped(
+    return zero_bubble_schedule(
         "zb-v", Placement.v_shape(devices), micro_batches, costs,
         activations=devices, memory_limit=memory_limit, objective=objective, tries=tries, steps=steps,
     )  # fmt: skip
@@ -68,7 +68,7 @@ def v_half(
     steps: int = 0,
 ) -> Schedule:
     """Half of 1F1B's memory and one activation."""
-    return shaped(
+    return zero_bubble_schedule(
         "v-half", Placement.v_shape(devices), micro_batches, costs,
         activations=Fraction(devices, 2) + 1, memory_limit=memory_limit, objective=objective, tries=tries, steps=steps,
     )  # fmt: skip
@@ -93,7 +93,7 @@ def v_min(
     steps: int = 0,
 ) -> Schedule:
     """A third of 1F1B's memory: what a block holds whose micro-batch never waits."""
-    return shaped(
+    return zero_bubble_schedule(
         "v-min", Placement.v_shape(devices), micro_batches, costs,
         activations=(devices + 4) // 3, memory_limit=memory_limit, objective=objective, tries=tries, steps=steps,
     )  # fmt: skip

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from debubble.ir import Kind, Number, Op, Placement, Schedule, StageCosts
 from debubble.schedules.registry import schedule
-from debubble.search.constructive.zero_bubble import Objective, room_within, shaped
+from debubble.search.constructive.zero_bubble import Objective, room_within, zero_bubble_schedule
 
 
 @schedule(
@@ -95,13 +95,13 @@ def zb(
         costs = costs.with_limit(memory_limit)
     if steps is None:
         steps = SEARCHED // (3 * devices * micro_batches) if _is_tight(placement, micro_batches, costs) else 0
-    return shaped(
+    return zero_bubble_schedule(
         "zb", placement, micro_batches, costs, activations=2 * devices, objective=objective, tries=tries, steps=steps
     )
 
 
 def _is_tight(placement: Placement, micro_batches: int, costs: StageCosts) -> bool:
-    """Whether some device has less room than 1F1B takes on the first."""
+    """Tell whether some device has less room than 1F1B takes on the first."""
     in_flight = min(micro_batches, placement.devices)
     needed = room_within(placement, costs.with_limit(None), in_flight)
     return any(has < needs for has, needs in zip(room_within(placement, costs, in_flight), needed, strict=True))

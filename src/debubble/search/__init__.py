@@ -1,5 +1,4 @@
-"""What searching for an order of operations shares: exact evaluation, bounds, list scheduling, local search, CP-SAT,
-the MILP, periodic patterns and the schedule cache."""
+"""Search for the order of operations that takes the least time under the memory limit."""
 
 from debubble.search.annealing.search import search
 from debubble.search.optimize import optimize

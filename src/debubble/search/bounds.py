@@ -19,20 +19,42 @@ from debubble.search.problem import OrderProblem
 
 
 def lower_bound(problem: OrderProblem) -> Number:
-    """The best of the analytic bounds, in the costs' unit of time."""
+    """Compute the best of the analytic bounds.
+
+    Args:
+        problem: What is ordered.
+
+    Returns:
+        A time that no schedule of the problem can beat, in the costs' unit.
+    """
     devices = range(problem.devices)
     return max(_chain(problem), *(_work(problem, d) for d in devices), *(_memory(problem, d) for d in devices))
 
 
 def round_trip(problem: OrderProblem, stage: int) -> Number:
-    """Least time from the end of a stage's forward to the start of its backward."""
+    """Compute the least time from the end of a stage's forward to the start of its backward.
+
+    Args:
+        problem: What is ordered.
+        stage: The stage.
+
+    Returns:
+        The time of the shortest micro-batch, in the costs' unit.
+    """
     costs, top = problem.costs, problem.stages - 1
     up = _forward_chain(problem, stage, top) + costs.forward[top] - costs.forward[stage]
     return (up + _backward_chain(problem, top, stage)) * _scale(problem)
 
 
 def idle_allowed(problem: OrderProblem) -> list[Number]:
-    """Per device, the idle time beyond what is forced before its first backward that the lower bound leaves it."""
+    """Compute the idle time that the lower bound leaves each device, beyond what is forced before its first backward.
+
+    Args:
+        problem: What is ordered.
+
+    Returns:
+        Times per device, in the costs' unit.
+    """
     bound = lower_bound(problem)
     return [bound - _work(problem, device) for device in range(problem.devices)]
 
@@ -74,12 +96,12 @@ def _communication(problem: OrderProblem, stage: int) -> Number:
 
 
 def _forward_chain(problem: OrderProblem, begin: int, end: int) -> Number:
-    """From the start of F of stage `begin` to the start of F of stage `end`."""
+    """Time from the start of F of stage `begin` to the start of F of stage `end`."""
     return sum(problem.costs.forward[s] + _communication(problem, s) for s in range(begin, end))
 
 
 def _backward_chain(problem: OrderProblem, begin: int, end: int) -> Number:
-    """From the start of the backward of stage `begin` down to the start of that of stage `end`."""
+    """Time from the start of the backward of stage `begin` down to the start of that of stage `end`."""
     return sum(_backward(problem, s) + _communication(problem, s - 1) for s in range(begin, end, -1))
 
 

@@ -16,7 +16,7 @@ SHAPES = ((4, 8), (4, 16), (8, 16), (8, 32))
 
 
 def shipped_problems() -> list[OrderProblem]:
-    """What is searched for the shipped cache."""
+    """List the problems whose schedules are shipped."""
     return [
         OrderProblem(
             placement=Placement.linear(p),

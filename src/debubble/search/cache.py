@@ -35,12 +35,20 @@ NEAR = 0.35
 
 
 def folder() -> Path:
-    """Where entries are kept: $XDG_CACHE_HOME/debubble/schedules, by default under ~/.cache."""
+    """The folder of this machine's entries: $XDG_CACHE_HOME/debubble/schedules, by default under ~/.cache."""
     return user_cache("schedules")
 
 
 def nearest(problem: OrderProblem, base: Path) -> Schedule | None:
-    """The schedule of the most similar problem of the same shape in a cache folder, if one is similar enough."""
+    """Find the schedule of the most similar problem of the same shape.
+
+    Args:
+        problem: What is ordered.
+        base: The cache folder.
+
+    Returns:
+        The schedule, which may break a limit; None if no problem is similar enough.
+    """
     costs = discretized(problem)
     found: tuple[float, dict[str, Any]] | None = None
     for entry in _entries(problem, base):
@@ -61,7 +69,7 @@ def keep(problem: OrderProblem, best: Incumbent) -> None:
 
 
 def name_of(problem: OrderProblem) -> Path:
-    """Where a problem's entry lies in a cache folder."""
+    """The path of a problem's entry within a cache folder."""
     return Path(_shape(problem)) / f"{_digest(discretized(problem))}.json"
 
 
@@ -96,7 +104,7 @@ def discretized(problem: OrderProblem) -> list[int]:
 
 
 def _shape(problem: OrderProblem) -> str:
-    """What must be the same for a schedule to be one of this problem."""
+    """Spell out what must be the same for a schedule to be one of this problem."""
     costs = problem.costs
     words = [
         f"p{problem.devices}", f"m{problem.micro_batches}",
@@ -108,7 +116,7 @@ def _shape(problem: OrderProblem) -> str:
 
 
 def _entries(problem: OrderProblem, base: Path) -> Iterator[dict[str, Any]]:
-    """Those of the same shape; where recomputation is a choice, also those made without it."""
+    """Read the entries of the same shape; where recomputation is a choice, also those made without it."""
     length = len(discretized(problem))
     shapes = dict.fromkeys((_shape(problem), _shape(replace(problem, recompute=False))))
     for shape in shapes:

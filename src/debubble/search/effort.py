@@ -19,7 +19,7 @@ import time
 MOVE, MOVE_PER_PAIR = 2e-6, 35e-9
 """Seconds of a move of the local search, and in addition for every pair of a stage and a micro-batch."""
 MOVE_RECOMPUTING = 2
-"""How many times longer it takes where recomputation is a choice: it is evaluated from the start."""
+"""Factor of that time where recomputation is a choice: every move is evaluated from the start."""
 START = 250e-6
 """Seconds, per pair, to construct a list schedule and to simulate it."""
 SIMULATION = 170e-6
@@ -71,26 +71,30 @@ class Effort:
 
     @property
     def over(self) -> bool:
-        """Whether all is spent, or the brake bites."""
+        """True if all is spent, or the brake bites."""
         return self.left <= 0 or self.brake.bites
 
     @property
     def cut_off(self) -> bool:
-        """Whether the brake has stopped anything: with more time on the clock the answer might be another one."""
+        """True if the brake has stopped anything: with more time on the clock the answer might be another one."""
         return self.brake.bitten
 
     def spend(self, seconds: float) -> None:
-        """Count work, in seconds of the reference machine."""
+        """Count work.
+
+        Args:
+            seconds: What it takes on the reference machine.
+        """
         self.spent += seconds
         if self._whole is not None:
             self._whole.spend(seconds)
 
     def part(self, seconds: float) -> Effort:
-        """Up to so many of the seconds left, for a part of the search."""
+        """Set apart up to `seconds` of what is left for a part of the search."""
         return Effort(min(seconds, self.left), brake=self.brake, whole=self)
 
     def moves(self, price: float) -> int:
-        """How many moves of that price are left."""
+        """Count the moves that the rest pays for, `price` seconds of the reference machine each."""
         return int(self.left / price + 1e-9)
 
 
@@ -100,7 +104,7 @@ class Brake:
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
         self.bitten = False
-        """Whether it has stopped anything."""
+        """True once it has stopped anything."""
 
     @property
     def left(self) -> float:
@@ -109,7 +113,7 @@ class Brake:
 
     @property
     def bites(self) -> bool:
-        """Whether whoever asks has to stop."""
+        """True if the caller has to stop."""
         self.check()
         return self.bitten
 
@@ -118,10 +122,18 @@ class Brake:
         self.bitten = self.bitten or self.left <= 0
 
     def delay(self, seconds: float) -> None:
-        """Leave out a time that was no part of a search."""
+        """Put the end off by seconds on the clock that were no part of a search."""
         self._end += seconds
 
 
 def price_of_move(pairs: int, *, recompute: bool = False) -> float:
-    """Seconds of the reference machine for a move of the local search."""
+    """Price a move of the local search.
+
+    Args:
+        pairs: Stages times micro-batches.
+        recompute: Recomputation is a choice.
+
+    Returns:
+        Seconds of the reference machine.
+    """
     return (MOVE + MOVE_PER_PAIR * pairs) * (MOVE_RECOMPUTING if recompute else 1)

@@ -1,4 +1,4 @@
-"""An OrderProblem: in which order should every device do its operations?  And the Incumbents that answer it."""
+"""The order problem: in which order should every device do its operations?  And the incumbents that answer it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,18 @@ Objective = Literal["makespan", "span"]
 class OrderProblem:
     """Find the order of S stages x m micro-batches that takes the least time under `costs.memory_limit`.
 
-    `split` lets I and W stand apart, `offload` lets activations go to the host (which needs `costs.offload`),
-    `recompute` lets them be dropped and brought back by an R.  What a schedule fixes for a whole stage is given:
-    `fused_recompute`, `recompute_fraction`, `offload_fraction` and `asynchronous` mean what they mean there.
-    With `split`, any backward may still be one operation.
+    Attributes:
+        placement: The S stages on devices.
+        micro_batches: m.
+        costs: Times and bytes per stage.
+        split: I and W may stand apart; any backward may still be one operation.
+        offload: Activations may go to the host, which needs `costs.offload`.
+        recompute: Activations may be dropped and brought back by an R.
+        objective: `makespan` or `span`.
+        fused_recompute: As in Schedule, like all that follow: fixed for whole stages.
+        recompute_fraction: Share of a stage's droppable activation that recomputation brings back.
+        offload_fraction: Share of a stage's activation that an offload moves.
+        asynchronous: Boundaries whose messages never block.
     """
 
     placement: Placement
@@ -46,7 +54,13 @@ class OrderProblem:
 
     @staticmethod
     def of(schedule: Schedule, costs: StageCosts, *, objective: Objective = "makespan") -> OrderProblem:
-        """The problem that a schedule is one answer to, with every freedom that the schedule and costs use."""
+        """State the problem that a schedule is one answer to.
+
+        Args:
+            schedule: What it recomputes and fixes for whole stages becomes part of the problem.
+            costs: With an offload time, activations may move.
+            objective: `makespan` or `span`.
+        """
         return OrderProblem(
             placement=schedule.placement,
             micro_batches=schedule.micro_batches,
@@ -70,7 +84,7 @@ class OrderProblem:
 
     @cached_property
     def op_costs(self) -> OpCosts:
-        """What operations cost; `explicit` is for those that an R recomputes."""
+        """The costs of operations; `explicit` prices those that an R recomputes."""
         return OpCosts(
             costs=self.costs,
             fused_recompute=self.fused_recompute,
@@ -79,7 +93,12 @@ class OrderProblem:
         )
 
     def schedule(self, name: str, orders: tuple[tuple[object, ...], ...]) -> Schedule:
-        """A schedule of this problem with these lists."""
+        """Make a schedule of this problem.
+
+        Args:
+            name: Its name.
+            orders: Per device, its operations in order.
+        """
         return Schedule(
             name=name,
             placement=self.placement,
@@ -93,7 +112,7 @@ class OrderProblem:
 
     @property
     def halves_cover_wholes(self) -> bool:
-        """Whether an I with its W behind it can stand for every B, so that what holds for all I and W holds for B too.
+        """True if an I with its W behind it can stand for every B, so that what holds for all I and W holds for B too.
 
         It cannot where the I needs more memory: its recomputation may bring back more at a time, or leave the W more.
         """
@@ -105,30 +124,37 @@ class OrderProblem:
         )
 
     def value(self, schedule: Schedule) -> Number:
-        """The objective of a schedule, by exact simulation; raises what `simulate` raises."""
+        """Simulate a schedule, and return its objective in the costs' unit of time; raises what `simulate` raises."""
         timeline = simulate(schedule, self.costs)
         return timeline.makespan if self.objective == "makespan" else timeline.span
 
 
 @dataclass(frozen=True, kw_only=True)
 class Incumbent:
-    """A schedule found by search, its objective by exact simulation, and what no schedule can beat."""
+    """A schedule found by search.
+
+    Attributes:
+        schedule: The schedule.
+        value: Its objective by exact simulation, in the costs' unit of time.
+        bound: A time that no schedule can beat.
+        source: The method that found it: `start`, `search`, `cp-sat`, `pattern`, `cache` or `milp`.
+        steps: Moves of the local search until then.
+        seconds: Effort until then, in seconds of the reference machine.
+    """
 
     schedule: Schedule
     value: Number
     bound: Number
     source: str
-    """What found it: `start`, `search`, `cp-sat`, `pattern`, `cache`."""
     steps: int = 0
     seconds: float = 0.0
-    """Effort spent when it was found."""
 
     @property
     def gap(self) -> float:
-        """How far the schedule may be from the optimum, as a share of its value."""
+        """Largest distance of the schedule from the optimum, as a share of its value."""
         return float(max(self.value - self.bound, 0) / self.value) if self.value else 0.0
 
     @property
     def optimal(self) -> bool:
-        """Proven: the bound is met (up to rounding)."""
+        """True if the bound is met, up to rounding: no schedule is better."""
         return float(self.value - self.bound) <= 1e-9 * max(1.0, float(self.value))

@@ -25,7 +25,7 @@ Timed = tuple[int, Kind, int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Rhythm:
-    """What a timetable is made for: p, g, the chunk times f and b, and each chunk's recompute time (0: none).
+    """The numbers that a timetable is made for: p, g, the chunk times f and b, each chunk's recompute time (0: none).
 
     Times are whole numbers of any unit, f and b at least 1.
     """
@@ -57,13 +57,13 @@ class Timetable:
 
     @cached_property
     def _gaps(self) -> tuple[int, ...]:
-        """Where each lane's gap begins within a period."""
+        """The place of each lane's gap within a period."""
         r = self.rhythm
         lengths = [r.forward + r.recompute[c] + r.backward for c in self.lane_chunks for _ in range(r.group)]
         return tuple(itertools.accumulate(lengths, initial=0))
 
     def gap(self, lane: int) -> int:
-        """When a lane's gap begins on device 0."""
+        """The time at which a lane's gap begins on device 0."""
         periods, at = divmod(lane, len(self._gaps) - 1)
         return periods * self.period + self._gaps[at]
 
@@ -77,7 +77,7 @@ class Timetable:
         return gap + r.forward + r.recompute[chunk] - r.backward * device
 
     def operations(self, device: int, micro_batches: int) -> list[Timed]:
-        """What a device does, in order of time."""
+        """The operations of a device, in order of time."""
         r = self.rhythm
         found: list[Timed] = []
         for chunk, j in itertools.product(range(r.chunks), range(micro_batches)):

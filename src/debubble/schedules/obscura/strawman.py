@@ -48,7 +48,7 @@ def strawman(
 
 
 def identify(adjusted_stages: int | None, *, devices: int, micro_batches: int, costs: StageCosts | None) -> int:
-    """How many stages to adjust: the number given, else up to the last stage that breaks its limit under 1F1B.
+    """Count the stages to adjust: as asked for, else up to the last stage that breaks its limit under 1F1B.
 
     Without costs or limit no stage does.  Raises InputError if the number is not within 0..devices.
     """

@@ -290,7 +290,7 @@ def _facts(a: KernelLayout) -> Ints:
 
 
 def _begins(parts: Mapping[str, Floats | Ints]) -> dict[str, int]:
-    """Where each part begins when they lie behind each other."""
+    """Lay the parts behind each other, and return the place at which each begins."""
     begins = np.cumsum([0, *map(len, parts.values())]).tolist()
     return dict(zip(parts, begins, strict=False))
 
@@ -304,7 +304,7 @@ def _lanes(problem: OrderProblem) -> Ints:
 
 
 def _common_denominator(values: Iterable[Any]) -> int:
-    """What whole numbers and fractions are multiplied by to be whole; 1 if any is a float or it grows too large."""
+    """Find a factor that makes whole numbers and fractions whole; 1 if any is a float or it grows too large."""
     scale = 1
     for value in set(values):
         if isinstance(value, float) and not value.is_integer():

@@ -70,7 +70,7 @@ def choose_rows(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints) -> None:
 
 @inlined
 def freed_by(a: KernelLayout, x: Floats, n: Ints, offload: int) -> float:
-    """What an offload frees at its end."""
+    """Bytes that an offload frees at its end."""
     freed: float = x[a.freed + n[a.facts + 4 * offload + ROW]]
     return freed
 
@@ -151,7 +151,7 @@ def walk_transfer(
 
 @jit
 def sent(a: KernelLayout, x: Floats, n: Ints, d: int, op: int, free: float, message: float) -> float:
-    """When the message behind an operation arrives if it has to wait for the one before it on its link."""
+    """Send the message behind an operation after the one before it on its link; return when it arrives."""
     if message < 0:
         return free
     stage = op % (a.stages * a.micro_batches) // a.micro_batches

@@ -1,9 +1,9 @@
-"""Evaluating again only what a move has changed.
+"""Incremental evaluation: only what a move has changed is evaluated again.
 
 While it walks the lists an evaluation leaves marks: the state of all devices at some moments.  Lists that begin alike
 have the same times up to the last mark before their first difference, so that the next evaluation begins there.  Where
 the lists are alike again and the devices are in the state that they were in at a mark, all that follows is known too.
-What an evaluation overwrites is put back if its result is not accepted.
+The evaluation that was last accepted is kept; what another one overwrites is put back if it is not accepted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def mark(a: KernelLayout, x: Floats, n: Ints, remaining: int) -> bool:
 
 @jit
 def delay(a: KernelLayout, x: Floats, n: Ints) -> float:
-    """How much later the devices are on average than in the evaluation kept; nothing while their lists differ."""
+    """Average how much later the devices are than in the accepted evaluation; 0 while their lists differ."""
     total = 0.0
     for d in range(a.devices):
         last = n[a.compute + d]
@@ -130,7 +130,7 @@ def resume(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, at:
 
 @jit
 def met(a: KernelLayout, x: Floats, n: Ints, remaining: int) -> bool:
-    """Whether all that follows is what followed at a kept mark; notes which."""
+    """Tell whether all that follows is what followed at a kept mark, and note which."""
     k = n[a.marked + 1]
     # The marks of both evaluations are equally far apart.
     while k > 0 and n[a.mark_left + k - 1] <= remaining:
@@ -147,7 +147,7 @@ def met(a: KernelLayout, x: Floats, n: Ints, remaining: int) -> bool:
 
 @jit
 def same_state(a: KernelLayout, x: Floats, n: Ints, k: int) -> bool:
-    """Whether the devices are where they were at a kept mark, before nothing but what the lists had then."""
+    """Tell whether the devices are where they were at a kept mark, and only what followed then is to come."""
     floats, ints = a.mark_floats + k * a.device_floats, a.mark_ints + k * a.device_ints - a.cursor
     for d in range(a.devices):
         at = n[a.cursor + d]
@@ -176,7 +176,7 @@ def same_state(a: KernelLayout, x: Floats, n: Ints, k: int) -> bool:
 
 @jit
 def same_times(a: KernelLayout, x: Floats, n: Ints) -> bool:
-    """Whether everything that an operation to come waits for has the time that it has in the evaluation kept."""
+    """Tell whether all that operations to come wait for has its time of the accepted evaluation."""
     m, size = a.micro_batches, a.stages * a.micro_batches
     to_kept = a.kept_times - a.end
     for pair in range(size):
@@ -198,7 +198,7 @@ def same_times(a: KernelLayout, x: Floats, n: Ints) -> bool:
 
 @jit
 def changed(x: Floats, index: int, to_kept: int) -> bool:
-    """Whether a time is known, and another than in the evaluation kept."""
+    """Tell whether a time is known, and another than in the accepted evaluation."""
     different: bool = x[index] >= 0 and x[index] != x[index + to_kept]
     return different
 

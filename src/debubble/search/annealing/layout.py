@@ -32,8 +32,7 @@ KIND_INDEX = {kind: index for index, kind in enumerate(KINDS)}
 MARKS = 24
 """States of the devices that an evaluation leaves behind, at most."""
 NEEDED, RELOADED, SENT, ROW = range(4)
-"""What is known of an operation: where in the block of floats the times are at which its data and its reload are there,
-and where it puts that at which its message arrives; its row in the tables of costs."""
+"""The facts of an operation, as the table above has them."""
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -51,17 +50,17 @@ class KernelLayout(NamedTuple):
     grain: int
     """Operations to a row of the tables of costs: all of a stage's micro-batches where they are alike, else one."""
     queued: int
-    """Offloads that a device may have."""
+    """Largest number of offloads of a device."""
     times: int
     """Numbers of ends and arrivals, with the three that stand for none."""
     causes: int
     """Numbers of causes and queues."""
     device_floats: int
-    """Numbers that are the state of all devices, in the block of floats."""
+    """Count of the floats that are the state of all devices."""
     device_ints: int
-    """The same, in that of whole numbers."""
+    """Count of the whole numbers that are."""
     resumable: int
-    """Whether an evaluation may begin in the middle: a link group's turns depend on how it got there."""
+    """1 if an evaluation may begin in the middle: a link group's turns depend on how it got there."""
     periods: int
     """Periods of the block; 0 if there is none."""
     step: int
@@ -90,7 +89,7 @@ class KernelLayout(NamedTuple):
     never: int
     """Holds -1: the end of a reload for what waits for none."""
     unread: int
-    """Where nobody reads: the arrival of a message that is none."""
+    """Takes the arrival of what sends no message; nobody reads it."""
     reserved: int
     """[d]: bytes, as static admission counts them."""
     last_freed: int
@@ -131,16 +130,16 @@ class KernelLayout(NamedTuple):
     newest: int
     """[d]: end of the queue."""
     downward: int
-    """Whether the next round over the devices begins with the last."""
+    """1 if the next round over the devices begins with the last."""
     begin: int
     """[d]: where the periodic block begins in the list."""
     window: int
     """[d]: operations of a period of the block."""
-    # What the search evaluates again from (resuming.py).
+    # What the next evaluation goes on from (incremental.py).
     mark_floats: int
     """[2, MARKS, numbers of all devices]: state of the devices during the last evaluation kept, and during this one."""
     mark_ints: int
-    """The same, of the whole numbers."""
+    """[2, MARKS, whole numbers of all devices]: the other half of that state."""
     mark_left: int
     """[2, MARKS]: operations that were still to come."""
     marked: int
@@ -150,7 +149,7 @@ class KernelLayout(NamedTuple):
     last_floats: int
     """State of the devices at the end of the last evaluation kept."""
     last_ints: int
-    """The same, of the whole numbers."""
+    """The whole numbers of that state."""
     kept_times: int
     """Ends and arrivals of the last evaluation kept."""
     kept_causes: int

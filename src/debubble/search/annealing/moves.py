@@ -12,9 +12,10 @@ from debubble.search.annealing.evaluate import INFINITY, evaluate, length_of, wa
 from debubble.search.annealing.incremental import SAME, START, common_mark, keep, put_back, resume
 from debubble.search.annealing.layout import B, F, Floats, I, Ints, KernelLayout, L, O, R, jit
 
-OFFLOAD, NEIGHBOUR, RECOMPUTE, SHIFT, RUN = 22, 28, 38, 60, 80
-"""Dice of 100 below which a move changes offloads, hands one to the next micro-batch, changes recomputations, or shifts
-one operation or a run of micro-batches; else it shifts those of neighbouring stages.  What may not be falls through."""
+TOGGLE_OFFLOAD, SWAP_OFFLOAD, TOGGLE_RECOMPUTE, SHIFT, SHIFT_RUN = 22, 28, 38, 60, 80
+"""Upper ends of the ranges of a number from 0 to 99 in which a move toggles offloads (22%), hands one to the next
+micro-batch (6%), toggles recomputations (10%), or shifts one operation (22%) or a run of micro-batches (20%); else it
+shifts those of neighbouring stages (20%).  Where a move is not allowed, the next range takes its share."""
 
 
 @jit
@@ -27,7 +28,7 @@ def draw(state: Ints, below: int) -> int:
 
 @jit
 def find(orders: Ints, lengths: Ints, d: int, op: int) -> int:
-    """Where an operation is in its device's list, or -1."""
+    """Find the place of an operation in its device's list; -1 if it is not there."""
     for index in range(lengths[d]):
         if orders[d, index] == op:
             return index
@@ -79,7 +80,7 @@ def shift(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, op: int, by: in
 
 @jit
 def in_block(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, op: int) -> bool:
-    """Whether an operation is in the periodic block."""
+    """Tell whether an operation is in the periodic block."""
     if a.periods == 0:
         return False
     d = n[a.device_of + op % (a.stages * a.micro_batches) // a.micro_batches]
@@ -147,7 +148,7 @@ def remove(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, d: int, index:
 
 @jit
 def backward_at(a: KernelLayout, orders: Ints, lengths: Ints, d: int, pair: int) -> int:
-    """Where the backward of a (stage, micro-batch) is, or the R before it."""
+    """Find the place of the backward of a (stage, micro-batch), or of the R before it."""
     size = a.stages * a.micro_batches
     for index in range(lengths[d]):
         op = orders[d, index]
@@ -220,7 +221,7 @@ def move(
         for _ in range(1 + draw(random, 3)):
             rotate(a, n, orders, lengths, d, later)
         return
-    if offload and dice < OFFLOAD:
+    if offload and dice < TOGGLE_OFFLOAD:
         run, stride = 1, 1
         if draw(random, 3) == 0:
             run, stride = 1 + draw(random, 8), 1 + draw(random, 3)
@@ -228,14 +229,14 @@ def move(
             if j + k * stride < m:
                 toggle_offload(a, n, orders, lengths, pair + k * stride, random)
         return
-    if offload and dice < NEIGHBOUR:
+    if offload and dice < SWAP_OFFLOAD:
         # To the neighbouring micro-batch.
         other = pair + 1 if j + 1 < m and (j == 0 or draw(random, 2) == 0) else pair - 1
         if m > 1:
             toggle_offload(a, n, orders, lengths, pair, random)
             toggle_offload(a, n, orders, lengths, other, random)
         return
-    if recompute and dice < RECOMPUTE:
+    if recompute and dice < TOGGLE_RECOMPUTE:
         run = 1 if draw(random, 3) > 0 else 1 + draw(random, 8)
         for k in range(run):
             if j + k < m:
@@ -246,7 +247,7 @@ def move(
         by = -by
     if dice < SHIFT:
         shift(a, n, orders, lengths, op, by)
-    elif dice < RUN:
+    elif dice < SHIFT_RUN:
         run = 2 + draw(random, 8 if draw(random, 2) == 0 else m)
         for k in range(run):
             # The first to move makes room for the next.
@@ -295,7 +296,7 @@ def mean_backward(a: KernelLayout, x: Floats) -> float:
 def measure(
     a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, at: int, threshold: float, latest: float
 ) -> float:
-    """What `evaluate` says of lists that begin as those kept, up to a mark."""
+    """Evaluate lists that begin as the accepted ones do, from a mark on."""
     if at == START:
         return evaluate(a, x, n, orders, lengths, threshold)
     return walk(a, x, n, orders, lengths, threshold, latest)

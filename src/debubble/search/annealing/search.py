@@ -12,21 +12,24 @@ from dataclasses import replace
 from debubble.ir import DebubbleError, InfeasibleError, Kind, Number, Op, Schedule
 from debubble.search.annealing.arrays import PeriodicBlock
 from debubble.search.bounds import lower_bound
-from debubble.search.constructive.initial import constructed
+from debubble.search.constructive.initial import initial_schedules
 from debubble.search.effort import START, Effort, price_of_move
 from debubble.search.problem import Incumbent, OrderProblem
 
 BURST = 2000
 """Moves between two exchanges of the walkers, at most."""
-MILD, HOT, COLD = (0.05, 0.075), (0.15, 0.1), 0.005
-"""Temperatures of a cooling, in mean operation times: it begins mildly, which keeps what a start is worth, or hot,
-which is surer if there is time for a slow one, and ends cold.  Of two, walkers take the one and the other in turn."""
+MILD_TEMPERATURES, HOT_TEMPERATURES = (0.05, 0.075), (0.15, 0.1)
+"""First temperatures of a cooling, in mean operation times; walkers take the one and the other in turn.  Mild ones keep
+what a start is worth; hot ones are surer if there is time to cool slowly."""
+LAST_TEMPERATURE = 0.005
+"""Temperature at which every cooling ends."""
 COOLINGS = (0.0, 0.03, 0.1, 0.3, 1.0)
-"""Short ones for easy problems, then a slow one."""
-STAIRS = 16
+"""Shares of the search at which coolings begin: short ones for easy problems, then a slow one."""
+COOLING_STEPS = 16
 """Temperatures of a cooling, at least."""
-FAR = 1.005
-"""Times the best, a walker's own best is given up for it; nearer ones are kept apart, as each may get stuck."""
+RESTART_RATIO = 1.005
+"""A walker restarts from the global best when its own is more than 0.5% worse; nearer ones stay apart, as each may
+get stuck."""
 
 
 def search(
@@ -54,16 +57,26 @@ def search(
     Raises:
         InfeasibleError: No start fits the memory limit.
     """
-    for best in begun(problem, starts=starts, bound=bound, effort=Effort(math.inf)):
+    for best in best_starts(problem, starts=starts, bound=bound, effort=Effort(math.inf)):
         yield best
     if steps and not best.optimal:
         yield from improve(problem, best, steps=steps, seed=seed, workers=workers)
 
 
-def begun(
+def best_starts(
     problem: OrderProblem, *, starts: Iterable[Schedule] = (), bound: Number = 0, effort: Effort
 ) -> Iterator[Incumbent]:
-    """The best start so far, until the effort is spent.  Raises InfeasibleError if none fits the memory limit."""
+    """Try one start after the other, and yield each that is better than all before it.
+
+    Args:
+        problem: What is ordered.
+        starts: Schedules to try before the constructed ones.
+        bound: A lower bound that is already known.
+        effort: When it is spent, and there is a start, no other is tried.
+
+    Raises:
+        InfeasibleError: No start fits the memory limit.
+    """
     bound = max(bound, lower_bound(problem))
     best: Incumbent | None = None
     reason: DebubbleError | None = None
@@ -86,8 +99,12 @@ def begun(
         raise InfeasibleError(f"No order of operations was found that fits. {reason}")
 
 
-def compiled(problem: OrderProblem, best: Incumbent) -> float:
-    """Seconds on the clock until the kernel is there: some twenty where it was never compiled, else next to none."""
+def compile_kernel(problem: OrderProblem, best: Incumbent) -> float:
+    """Compile the kernel, or load it from disk.
+
+    Returns:
+        The seconds on the clock that this took: some twenty where it was never compiled, else next to none.
+    """
     # Its import costs more than a search that ends at its start.
     from debubble.search.annealing.walker import Walker
 
@@ -105,15 +122,25 @@ def improve(
     seed: int,
     workers: int = 1,
     block: PeriodicBlock | None = None,
-    hot: Sequence[float] = MILD,
+    hot: Sequence[float] = MILD_TEMPERATURES,
     coolings: Sequence[float] = COOLINGS,
 ) -> Iterator[Incumbent]:
-    """Local search from an incumbent: coolings, each from the best of its walker, until the steps are done.
+    """Search locally from an incumbent: coolings, each from the best of its walker, until the steps are done.
 
-    `workers` walk side by side, each `steps` in all, by default as many as the effort pays for; the result depends on
-    their number and the seed.  They exchange what they found after every burst.  `block`: what of the lists stays
-    periodic.  `hot`: temperatures at which a cooling begins, of the first walker, the second and so on in turn.
-    `coolings`: parts of the search at which one begins, and the last ends.
+    Args:
+        problem: What is ordered.
+        best: The start.
+        steps: Moves of each walker; by default as many as the effort pays for.
+        effort: What the moves are counted in; endless by default.
+        seed: The result depends on it, on the steps and on the number of walkers alone.
+        workers: Walkers side by side, which exchange their best after every burst.
+        block: The part of the lists that stays periodic, if any.
+        hot: Temperatures at which a cooling begins, in mean operation times, of the first walker, the second and so on
+            in turn.
+        coolings: Shares of the search at which a cooling begins; the last entry is where the last one ends.
+
+    Returns:
+        The stream of schedules that are better than all before them.
     """
     from debubble.search.annealing.walker import Walker
 
@@ -121,37 +148,49 @@ def improve(
     price = price_of_move(problem.stages * problem.micro_batches, recompute=problem.recompute)
     steps = effort.moves(price) if steps is None else steps
     walkers = [Walker.of(problem, best, seed=seed * 7919 + worker, block=block) for worker in range(workers)]
-    done, found = 0, best.seconds
+    done, before = 0, best.seconds
     with ThreadPoolExecutor(workers) as pool:
         for begin, end in itertools.pairwise(coolings):
             for walker in walkers:
-                if walker.best > FAR * float(best.value):
+                if walker.best > RESTART_RATIO * float(best.value):
                     walker.restart(best)
                 else:
                     walker.go_back()
             while (spent := done / steps if done < steps else 1.0) < end and not effort.brake.bites:
                 cooled = (spent - begin) / (end - begin)
-                count = max(1, int(min(BURST, steps - done, steps * (end - begin) / STAIRS)))
+                count = max(1, int(min(BURST, steps - done, steps * (end - begin) / COOLING_STEPS)))
                 target = float(best.bound)
                 walks = [
-                    pool.submit(walker.walk, count, temperature=first * (COLD / first) ** cooled, target=target)
+                    pool.submit(
+                        walker.walk, count, temperature=first * (LAST_TEMPERATURE / first) ** cooled, target=target
+                    )
                     for walker, first in zip(walkers, itertools.cycle(hot), strict=False)
                 ]
                 moved = max(walk.result() for walk in walks)
                 done += moved
                 effort.spend(moved * price)
                 for walker in walkers:
-                    schedule = walker.news() if walker.best < best.value else None
-                    better = None if schedule is None else verified(problem, schedule, best, below=best.value)
+                    schedule = walker.take_improvement() if walker.best < best.value else None
+                    better = None if schedule is None else verify(problem, schedule, best, below=best.value)
                     if better is not None:
-                        best = replace(better, source="search", steps=done, seconds=found + done * price)
+                        best = replace(better, source="search", steps=done, seconds=before + done * price)
                         yield best
                 if best.optimal:
                     return
 
 
-def verified(problem: OrderProblem, schedule: Schedule, best: Incumbent, *, below: Number) -> Incumbent | None:
-    """The schedule with the best's bound, if exact simulation agrees that it takes less than `below`."""
+def verify(problem: OrderProblem, schedule: Schedule, best: Incumbent, *, below: Number) -> Incumbent | None:
+    """Make an incumbent of a schedule, if exact simulation agrees that it is better.
+
+    Args:
+        problem: What is ordered.
+        schedule: The schedule.
+        best: An incumbent, whose bound is taken over.
+        below: The objective that the schedule has to beat.
+
+    Returns:
+        The incumbent; None if the schedule is no better, or breaks a limit.
+    """
     try:
         value = problem.value(schedule)
     except DebubbleError:
@@ -159,17 +198,17 @@ def verified(problem: OrderProblem, schedule: Schedule, best: Incumbent, *, belo
     return replace(best, schedule=schedule, value=value) if value < below else None
 
 
-def _candidates(problem: OrderProblem, given: Iterable[Schedule]) -> Iterator[Schedule]:
-    """The given schedules, with their backwards split where that is allowed, and the constructed ones."""
-    for start in given:
+def _candidates(problem: OrderProblem, starts: Iterable[Schedule]) -> Iterator[Schedule]:
+    """Yield these starts, with their backwards split where that is allowed, and the constructed ones."""
+    for start in starts:
         if problem.split and len(start.split_backward) < problem.stages * problem.micro_batches:
             yield split_backwards(start)
         yield start
-    yield from constructed(problem)
+    yield from initial_schedules(problem)
 
 
 def split_backwards(schedule: Schedule) -> Schedule:
-    """The same lists with I and W, side by side, for every B."""
+    """Put I and W, side by side, in the place of every B."""
     orders = tuple(
         tuple(
             part

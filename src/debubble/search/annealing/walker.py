@@ -19,7 +19,17 @@ PRIME = 2147483647
 
 @dataclass
 class Walker:
-    """Lists of a problem that change, and the best that they have been.  Walkers of several threads share nothing."""
+    """Lists of a problem that change, and the best that they have been.
+
+    Walkers of several threads share nothing.  `orders` and `lengths` are the lists as `encode` writes them,
+    `best_orders` and `best_lengths` the best so far.
+
+    Attributes:
+        best: Objective of the best lists, in the costs' unit of time.
+        reported: Objective of the lists that were last reported.
+        random: State of the random numbers.
+        unit: Mean time of an operation, in the kernel's unit.
+    """
 
     problem: OrderProblem
     name: str
@@ -30,14 +40,20 @@ class Walker:
     best_orders: Ints
     best_lengths: Ints
     best: float
-    told: float
+    reported: float
     random: Ints
     unit: float
-    """Mean time of an operation."""
 
     @staticmethod
     def of(problem: OrderProblem, start: Incumbent, *, seed: int, block: PeriodicBlock | None = None) -> Walker:
-        """At an incumbent's lists.  `block`: what of them stays periodic."""
+        """Start a walk.
+
+        Args:
+            problem: What is ordered.
+            start: Where the walk starts.
+            seed: Seed of its random numbers.
+            block: The part of the lists that stays periodic, if any.
+        """
         arrays = arrays_of(problem, block=block)
         layout = arrays.layout
         orders, lengths = encode(problem, start.schedule)
@@ -52,19 +68,19 @@ class Walker:
             best_orders=orders.copy(),
             best_lengths=lengths.copy(),
             best=float(start.value),
-            told=float(start.value),
+            reported=float(start.value),
             random=np.array([(seed + 12345) % (PRIME - 1) + 1], dtype=np.int64),
             unit=float(times[times > 0].mean()),
         )
 
     def restart(self, best: Incumbent) -> None:
-        """Go to an incumbent's lists."""
+        """Go to an incumbent's lists, and forget the best of its own."""
         self.best_orders, self.best_lengths = encode(self.problem, best.schedule)
-        self.best = self.told = float(best.value)
+        self.best = self.reported = float(best.value)
         self._go(self.best_orders, self.best_lengths)
 
     def go_back(self) -> None:
-        """Go to the best lists of its own."""
+        """Return to the best lists of its own."""
         self._go(self.best_orders, self.best_lengths)
 
     def _go(self, orders: Ints, lengths: Ints) -> None:
@@ -75,7 +91,16 @@ class Walker:
             self.arrays.ints[begin : begin + self.problem.devices] = self.block.begins(schedule)
 
     def walk(self, steps: int, *, temperature: float, target: float) -> int:
-        """Take up to `steps` moves at a temperature, in mean operation times; stop at the target."""
+        """Take moves at a constant temperature.
+
+        Args:
+            steps: Moves at most.
+            temperature: In mean operation times.
+            target: Objective at which the walk stops, in the costs' unit of time.
+
+        Returns:
+            The moves taken.
+        """
         layout, floats, ints, scale = self.arrays
         best, taken = anneal(
             layout, floats, ints, self.orders, self.lengths, self.best_orders, self.best_lengths, self.best * scale,
@@ -85,9 +110,9 @@ class Walker:
         self.best = best / scale
         return int(taken)
 
-    def news(self) -> Schedule | None:
-        """The best lists since the last restart, if nobody was told of them yet."""
-        if self.best >= self.told:
+    def take_improvement(self) -> Schedule | None:
+        """Report the best schedule since the last restart, if it is better than the one last reported."""
+        if self.best >= self.reported:
             return None
-        self.told = self.best
+        self.reported = self.best
         return decode(self.problem, self.best_orders, self.best_lengths, name=self.name)

@@ -42,7 +42,16 @@ class BlockShape:
 
 
 def pattern_of(placement: Placement, costs: StageCosts, shape: BlockShape) -> Pattern | None:
-    """The order in which the repeated block runs on each device.  None if it does not pack."""
+    """Build a block, and read off the order in which it runs when it is repeated.
+
+    Args:
+        placement: Stages on devices.
+        costs: Times per stage.
+        shape: How much the block stretches.
+
+    Returns:
+        The pattern; None if the block does not pack.
+    """
     interval = max(float(sum(costs.work(s) for s in held)) for held in placement.stages_of) * (1 + shape.slack)
     starts = _BlockBuilder(placement, costs, interval, shape).starts()
     return (
@@ -64,7 +73,15 @@ def _round(
 
 
 def repeated(pattern: Pattern, micro_batches: int) -> list[list[int]]:
-    """Per device, the numbers of the forwards and backwards of all micro-batches, round by round."""
+    """Repeat a pattern for all micro-batches.
+
+    Args:
+        pattern: The order of one round.
+        micro_batches: Micro-batches of the step.
+
+    Returns:
+        Per device, the numbers of its forwards and backwards, as `ListScheduler.follow` takes them.
+    """
     return [
         [
             track * micro_batches + n - lag
@@ -87,7 +104,7 @@ class _BlockBuilder:
         ]
 
     def starts(self) -> dict[tuple[Kind, int], float] | None:
-        """When each operation of micro-batch 0 starts."""
+        """Place the operations of micro-batch 0, and return their starts; None if they do not pack."""
         stages = range(self.placement.stages)
         ways = [(Kind.F, s) for s in stages] + [(Kind.I, s) for s in reversed(stages)]
         starts: dict[tuple[Kind, int], float] = {}
@@ -146,7 +163,7 @@ class _ModuloTimeline:
 
 @lru_cache(maxsize=100_000)
 def _packs(gaps: tuple[float, ...], lengths: tuple[float, ...]) -> bool:
-    """Whether pieces of these lengths (longest first) fit into the gaps."""
+    """Tell whether pieces of these lengths (longest first) fit into the gaps."""
     if not lengths:
         return True
     longest, rest = lengths[0], lengths[1:]
@@ -185,7 +202,7 @@ class BlockCandidate:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Draws genes for blocks of so many legs: any, or near others."""
+    """Draws genes for blocks of `legs` legs: any, or near others."""
 
     legs: int
     dice: random.Random
@@ -194,7 +211,7 @@ class Neighbours:
         return tuple(self.dice.choice(choice) if self.dice.random() < 0.5 else choice[0] for choice in self._choices)
 
     def near(self, genes: Genes) -> Genes:
-        """One to three genes changed."""
+        """Change one to three genes."""
         changed = list(genes)
         for k in self.dice.sample(range(len(genes)), self.dice.choice((1, 1, 2, 3))):
             changed[k] = self.dice.choice(self._choices[k])

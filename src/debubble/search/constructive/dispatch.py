@@ -65,7 +65,7 @@ class DispatchInput(NamedTuple):
 
 
 class DispatchRule(NamedTuple):
-    """How a free device chooses; the rules of `list_scheduling` say what the numbers mean."""
+    """The numbers of a rule by which a free device chooses; `list_scheduling` says what they mean."""
 
     kind: int
     weight_share: float
@@ -111,26 +111,26 @@ class DispatchState(NamedTuple):
     order: Column
     """Operations by device, in the order of their starts."""
     end: Column
-    """When each of them ends."""
+    """The end of each of them."""
     length: Column
     """[device]: how many there are."""
 
 
 @_kernel
 def duration(a: DispatchInput, op: int) -> float:
-    """Time that an operation takes."""
+    """Return the time that an operation takes."""
     return a.time[op // a.micro_batches] * a.time_scale[op % a.micro_batches]  # type: ignore[no-any-return]
 
 
 @_kernel
 def oldest_weight(s: DispatchState, d: int) -> int:
-    """The W that a device may start next, -1 for none."""
+    """Return the W that a device may start next, -1 for none."""
     return s.owed[s.owed_from[d]] if s.owed_from[d] < s.owed_to[d] else -1
 
 
 @_kernel
 def leaves_room(a: DispatchInput, s: DispatchState, d: int, stage: int, j: int) -> bool:
-    """Whether a forward leaves memory for what the device's later chunks need to go on."""
+    """Tell whether a forward leaves memory for what the device's later chunks need to go on."""
     needed = s.used[d] + a.allocated[stage] * a.size_scale[j]
     for k in range(a.held_from[d], a.held_from[d + 1]):
         later = a.held[k]
@@ -185,7 +185,7 @@ def choose_greedily(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int,
 
 @_kernel
 def lets_the_oldest_pass(a: DispatchInput, s: DispatchState, d: int, stage: int, j: int) -> bool:
-    """Whether the oldest unfinished micro-batch can pass all the device's stages after a forward."""
+    """Tell whether the oldest unfinished micro-batch can pass all the device's stages after a forward."""
     oldest = a.micro_batches
     for k in range(a.held_from[d], a.held_from[d + 1]):
         oldest = min(oldest, s.count[a.stages + a.held[k]])
@@ -233,7 +233,7 @@ def choose_for_gaps(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int,
 
 @_kernel
 def spares(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int, op: int) -> bool:
-    """Whether a forward that starts now leaves memory for what comes before it in the list."""
+    """Tell whether a forward that starts now leaves memory for what comes before it in the list."""
     m = a.micro_batches
     new = a.allocated[op // m] * a.size_scale[op % m]
     if s.used[d] + new > a.room[d]:
@@ -253,7 +253,7 @@ def spares(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int, op: int)
 
 @_kernel
 def overtaking(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int, now: float, gap: float) -> int:
-    """The first of the list that has arrived, fits into the gap, and leaves memory for all before it; -1 for none."""
+    """Find the first of the list that has arrived, fits the gap and leaves memory for all before it; -1 for none."""
     m, best = a.micro_batches, -1
     for k in range(a.held_from[d], a.held_from[d + 1]):
         for track in (a.held[k], a.stages + a.held[k]):

@@ -14,27 +14,34 @@ from fractions import Fraction
 from debubble.ir import Kind, Number, Op, Schedule
 from debubble.search.bounds import idle_allowed, round_trip
 from debubble.search.constructive.list_scheduling import GapFilling, ListSchedule, ListScheduler
-from debubble.search.constructive.offloading import Pair, in_pace, offload_to_fit, recompute_to_fit
+from debubble.search.constructive.offloading import Pair, movable_pairs, offload_to_fit, recompute_to_fit
 from debubble.search.problem import OrderProblem
 
 PACES = (Fraction(0), Fraction(1, 4), Fraction(1, 2))
-"""Parts of a W that micro-batches are foreseen to be apart, beside an F and an I: at first no W is due."""
+"""Parts of a W that lie between two micro-batches, as is foreseen, beside an F and an I: at first no W is due."""
 LEAST_GAPS = (Fraction(1), Fraction(1, 2))
 """Parts of a W that a gap must have to be filled by it."""
 
 
-def constructed(problem: OrderProblem) -> Iterator[Schedule]:
-    """List schedules of a problem, what needs the least memory last; some may not fit the limit."""
+def initial_schedules(problem: OrderProblem) -> Iterator[Schedule]:
+    """Construct schedules to start a search from.
+
+    Args:
+        problem: What is ordered.
+
+    Returns:
+        List schedules, what needs the least memory last; some may not fit the limit.
+    """
     if problem.offload:
-        yield from moving(problem)
-        yield from moving(problem, idle=idle_allowed(problem))
+        yield from offloading_schedules(problem)
+        yield from offloading_schedules(problem, idle=idle_allowed(problem))
     for room in _rooms(problem):
         timetable = list_schedule(problem, room)
         if timetable is None:
             continue
         yield problem.schedule("searched", timetable.orders)
         if problem.offload:
-            for eager in (frozenset[Pair](), in_pace(problem, timetable)):
+            for eager in (frozenset[Pair](), movable_pairs(problem, timetable)):
                 moved = offload_to_fit(problem, timetable.orders, eager=eager)
                 if moved is not None:
                     yield moved
@@ -48,7 +55,7 @@ def constructed(problem: OrderProblem) -> Iterator[Schedule]:
 def list_schedule(
     problem: OrderProblem, room: Sequence[Number | None], rule: GapFilling | None = None
 ) -> ListSchedule | None:
-    """The list schedule of a problem that offloads nothing and recomputes nothing explicitly; None if it gets stuck.
+    """Construct a list schedule that offloads nothing and recomputes nothing explicitly; None if it gets stuck.
 
     Args:
         problem: What is ordered.  What its fused recomputations bring back for a moment is not counted: the exact
@@ -64,17 +71,19 @@ def list_schedule(
     return scheduler.schedule(rule or GapFilling())
 
 
-def moving(problem: OrderProblem, *, idle: Sequence[Number] | None = None) -> Iterator[Schedule]:
-    """List schedules that use the memory of the host.
+def offloading_schedules(problem: OrderProblem, *, idle: Sequence[Number] | None = None) -> Iterator[Schedule]:
+    """Construct list schedules that use the memory of the host.
 
-    `idle`: time that each device may lose behind its first backward before it fills every gap.  With what the bound
-    allows, the device that is the bottleneck stays busy, at the cost of others.
+    Args:
+        problem: What is ordered, with offload.
+        idle: Time that each device may lose behind its first backward before it fills every gap; any by default.  With
+            what the bound allows, the device that is the bottleneck stays busy, at the cost of others.
     """
     for room in dict.fromkeys(_with_host(problem, pace) for pace in PACES):
         for least_gap in LEAST_GAPS:
             timetable = list_schedule(problem, room, GapFilling(least_gap, None if idle is None else tuple(idle)))
             if timetable is not None:
-                moved = offload_to_fit(problem, timetable.orders, eager=in_pace(problem, timetable))
+                moved = offload_to_fit(problem, timetable.orders, eager=movable_pairs(problem, timetable))
                 if moved is not None:
                     yield moved
 
@@ -104,7 +113,7 @@ def _apart(problem: OrderProblem, held: Sequence[int], pace: Fraction) -> Number
 
 
 def one_at_a_time(problem: OrderProblem) -> Schedule:
-    """Every micro-batch forwards and backwards before the next: the least memory without offload or recomputation."""
+    """Let every micro-batch go forwards and backwards before the next: the least memory without offload or R."""
     backward = (Kind.I, Kind.W) if problem.split else (Kind.B,)
     return problem.schedule(
         "searched",

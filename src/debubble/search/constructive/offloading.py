@@ -1,6 +1,6 @@
-"""Making lists fit: offload (or recompute) what is needed furthest in the future, and no more than memory demands.
+"""Belady offloading: lists are made to fit by moving (or recomputing) what is needed furthest in the future.
 
-Belady's rule on a device's list of compute operations: where an operation would exceed the limit, the activation with
+No more is moved than memory demands: where an operation of a device's list would exceed the limit, the activation with
 the latest backward goes.  Its offload stands right behind its forward, its reload as early before its backward as it
 takes, if memory allows.
 """
@@ -21,25 +21,36 @@ Pair = tuple[int, int]
 def offload_to_fit(
     problem: OrderProblem, orders: Sequence[Sequence[Op]], *, eager: Container[Pair] = ()
 ) -> Schedule | None:
-    """Lists with offloads, so that every device stays under its limit; None if that does not suffice.
+    """Add offloads and reloads, so that every device stays under its limit.
 
-    `eager`: (stage, micro-batch) pairs that are offloaded in any case, unless their backward follows at once.
+    Args:
+        problem: What is ordered.
+        orders: Per device, its compute operations in order.
+        eager: (stage, micro-batch) pairs that are offloaded in any case, unless their backward follows at once.
+
+    Returns:
+        The schedule; None if offloading does not suffice.
     """
     base = problem.schedule("searched", tuple(map(tuple, orders)))
-    fitted = [_Device(problem, base, d, eager).run() for d in range(problem.devices)]
+    fitted = [_BeladyWalk(problem, base, d, eager).run() for d in range(problem.devices)]
     complete = [order for order in fitted if order is not None]
     return None if len(complete) < len(fitted) else problem.schedule("searched", tuple(complete))
 
 
 def all_pairs(problem: OrderProblem) -> frozenset[Pair]:
-    """Every (stage, micro-batch)."""
+    """List every (stage, micro-batch)."""
     return frozenset(itertools.product(range(problem.stages), range(problem.micro_batches)))
 
 
-def in_pace(problem: OrderProblem, timetable: ListSchedule) -> frozenset[Pair]:
-    """The (stage, micro-batch) pairs that there is time to move: until their backward, and on the link.
+def movable_pairs(problem: OrderProblem, timetable: ListSchedule) -> frozenset[Pair]:
+    """Choose the activations that there is time to move: until their backward, and on the link.
 
-    At their F's end the link is free, or soon will be.
+    Args:
+        problem: What is ordered, with offload.
+        timetable: A list schedule of it; when an F ends, the link has to be free, or soon to be.
+
+    Returns:
+        Pairs of stage and micro-batch.
     """
     costs, transfers, pairs = problem.costs, problem.costs.transfers, set[Pair]()
     assert transfers is not None
@@ -58,7 +69,15 @@ def in_pace(problem: OrderProblem, timetable: ListSchedule) -> frozenset[Pair]:
 
 
 def recompute_to_fit(problem: OrderProblem, orders: Sequence[Sequence[Op]]) -> Schedule | None:
-    """Lists with an R before the backward of as many micro-batches as memory demands; None if that does not suffice."""
+    """Add an R before the backward of as many micro-batches as memory demands.
+
+    Args:
+        problem: What is ordered.
+        orders: Per device, its compute operations in order.
+
+    Returns:
+        The schedule; None if recomputation does not suffice.
+    """
     costs, chosen = problem.costs, set[Pair]()
     for device, order in enumerate(orders):
         limit = costs.limit_of(device)
@@ -74,7 +93,7 @@ def recompute_to_fit(problem: OrderProblem, orders: Sequence[Sequence[Op]]) -> S
 
 
 def with_recompute(order: Iterable[Op], chosen: set[Pair]) -> tuple[Op, ...]:
-    """The list with an R before the backward of the chosen (stage, micro-batch) pairs."""
+    """Put an R before the backward of the chosen (stage, micro-batch) pairs."""
     result: list[Op] = []
     for op in order:
         if op.kind in BACKWARDS and op[1:] in chosen:
@@ -84,7 +103,7 @@ def with_recompute(order: Iterable[Op], chosen: set[Pair]) -> tuple[Op, ...]:
 
 
 def _first_excess(problem: OrderProblem, schedule: Schedule, room: Number, chosen: set[Pair]) -> Pair | None:
-    """Who must recompute so that the first operation above `room` fits: the resident with the latest backward."""
+    """Choose who recomputes so that the first operation above `room` fits: the resident with the latest backward."""
     due = {op[1:]: at for at, op in enumerate(schedule.orders[0]) if op.kind in BACKWARDS}
     costs, again = problem.op_costs, schedule.explicit_recompute
     used: Number = 0
@@ -101,7 +120,7 @@ def _first_excess(problem: OrderProblem, schedule: Schedule, room: Number, chose
     return None
 
 
-class _Device:
+class _BeladyWalk:
     """Walks one device's compute operations and puts transfers between them."""
 
     def __init__(self, problem: OrderProblem, base: Schedule, device: int, eager: Container[Pair]) -> None:
@@ -157,7 +176,7 @@ class _Device:
                 return
 
     def _too_early(self, stage: int, passed: Number) -> bool:
-        """Whether a reload need not begin yet for what is due then; one that shares the link goes before an offload."""
+        """Tell whether a reload need not begin yet for what is due then; on a shared link it goes before an offload."""
         transfers = self.problem.costs.transfers
         assert transfers is not None
         if transfers.half_duplex:

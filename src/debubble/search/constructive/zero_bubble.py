@@ -1,4 +1,4 @@
-"""The best order that dispatching finds for given costs and memory: building blocks of many shapes.
+"""Zero-bubble orders for given costs and memory: building blocks of many shapes, followed by list scheduling.
 
 Deterministic, and no more work than the size of the step allows: the candidates are tried on the first micro-batches,
 and only the best of them on all.
@@ -61,33 +61,46 @@ def best_order(
     objective: Objective = "makespan",
     tries: int | None = None,
 ) -> Schedule | None:
-    """The shortest order found whose activations stay within `room` (bytes per device); None if none fits."""
+    """Search the shortest order of F, I and W.
+
+    Args:
+        name: Name of the schedule.
+        placement: Stages on devices.
+        micro_batches: Micro-batches of the step, m.
+        costs: Times and bytes per stage.
+        room: Bytes for activations, per device; None for any number.
+        objective: `makespan` or `span`.
+        tries: Candidates to try; by default as many as WORK allows.
+
+    Returns:
+        The schedule; None if no order fits.
+    """
     sample = min(micro_batches, 2 * placement.devices)
     operations = 3 * placement.stages * micro_batches
     if tries is None:
         tries = min(max(10, WORK * micro_batches // (operations * sample)), 200)
-    shaper = _Shaper(placement, costs, room, objective)
+    shaper = _CandidateTrials(placement, costs, room, objective)
     fitting = filter(None, (shaper.outcome(c, micro_batches) for c in shaper.ranked(sample, tries)))
     outcomes = list(islice(fitting, max(2, WORK // (4 * operations))))
     if not outcomes:
         # Blocks may get stuck.
-        outcomes = greedy(placement, micro_batches, costs, room, RULES[:2])
+        outcomes = greedy_schedules(placement, micro_batches, costs, room, RULES[:2])
     if not outcomes:
         return None
     best = min(outcomes, key=shaper.value)
     return Schedule(name=name, placement=placement, micro_batches=micro_batches, orders=best.orders)
 
 
-def greedy(
+def greedy_schedules(
     placement: Placement, micro_batches: int, costs: StageCosts, room: Sequence[Number | None], rules: Iterable[Greedy]
 ) -> list[ListSchedule]:
-    """The schedules of those rules that do not get stuck."""
+    """Schedule by each rule, and return what does not get stuck."""
     scheduler = ListScheduler(placement, micro_batches, OpCosts(costs=costs), room)
     schedules = (scheduler.schedule(rule) for rule in rules)
     return [schedule for schedule in schedules if schedule is not None]
 
 
-class _Shaper:
+class _CandidateTrials:
     """Tries candidates on some or all micro-batches."""
 
     def __init__(
@@ -99,7 +112,7 @@ class _Shaper:
         self.scheduler = cache(self.scheduler_of)
 
     def ranked(self, micro_batches: int, tries: int) -> list[BlockCandidate]:
-        """Of the first candidates and of neighbours of the best so far those that fit, best first."""
+        """Try the first candidates, then neighbours of the best so far, and return those that fit, best first."""
         neighbours = Neighbours(2 * self.placement.chunks, random.Random(0))
         untried = list(FIRST[neighbours.legs][::-1])
         values: dict[Genes, Value] = {}
@@ -132,7 +145,7 @@ class _Shaper:
         return ListScheduler(self.placement, micro_batches, costs, self.room, exact_sizes=True)
 
 
-def shaped(
+def zero_bubble_schedule(
     name: str,
     placement: Placement,
     micro_batches: int,
@@ -144,26 +157,46 @@ def shaped(
     tries: int | None = None,
     steps: int = 0,
 ) -> Schedule:
-    """The best order found that holds `activations` micro-batches per device, or less under a memory limit.
+    """Search the best order that holds so many activations, or less under a memory limit.
 
-    `memory_limit` is that of StageCosts (bytes per device with what is static) and goes before theirs.  `steps`: moves
-    of local search from there.  Raises InfeasibleError if no order fits.
+    Args:
+        name: Name of the schedule.
+        placement: Stages on devices.
+        micro_batches: Micro-batches of the step, m.
+        costs: Times and bytes per stage; all times 1 by default.
+        activations: Micro-batches whose activations a device may hold.
+        memory_limit: As in StageCosts (bytes per device with what is static), in the place of theirs.
+        objective: `makespan` or `span`.
+        tries: Candidates to try; by default as many as WORK allows.
+        steps: Moves of local search from the best order; 0 for no search at all.
+
+    Raises:
+        InfeasibleError: No order fits.
     """
     costs = costs or StageCosts.of(stages=placement.stages)
     if memory_limit is not None:
         costs = costs.with_limit(memory_limit)
     room = room_within(placement, costs, activations)
-    found = best_order(name, placement, micro_batches, costs, room, objective=objective, tries=tries)
-    if found is None:
+    best = best_order(name, placement, micro_batches, costs, room, objective=objective, tries=tries)
+    if best is None:
         raise InfeasibleError(
             f"The schedule '{name}' finds no order within {', '.join(readable(float(r)) for r in room)} of activations"
             " per device; raise the memory limit."
         )
-    return found if not steps else searched(found, costs, room, objective=objective, steps=steps)
+    return best if not steps else search_from(best, costs, room, objective=objective, steps=steps)
 
 
 def room_within(placement: Placement, costs: StageCosts, activations: Number) -> list[Number]:
-    """Bytes per device for so many activations of one micro-batch, and no more than the costs' memory limit leaves."""
+    """Convert activations into bytes.
+
+    Args:
+        placement: Stages on devices.
+        costs: Bytes per stage, and their memory limit.
+        activations: Micro-batches whose activations a device may hold.
+
+    Returns:
+        Bytes for activations, per device, no more than the memory limit leaves.
+    """
     largest = max(costs.micro_batch_scale or (1,))
     room: list[Number] = []
     for d, held in enumerate(placement.stages_of):
@@ -173,30 +206,47 @@ def room_within(placement: Placement, costs: StageCosts, activations: Number) ->
     return room
 
 
-def searched(
+def search_from(
     schedule: Schedule, costs: StageCosts, room: Sequence[Number], *, objective: Objective, steps: int
 ) -> Schedule:
-    """The best of exact search, and of so many moves of local search, from a schedule, within the same room."""
+    """Improve a schedule by exact and local search.
+
+    Args:
+        schedule: The start; orders by greedy rules are tried beside it.
+        costs: Times and bytes per stage.
+        room: Bytes for activations, per device.
+        objective: `makespan` or `span`.
+        steps: Moves of the local search.
+    """
     # The search compiles its kernel, which the other orders need not pay for.
     from debubble.search.bounds import lower_bound
-    from debubble.search.exact.tight_memory import tightened
+    from debubble.search.exact.tight_memory import improve_tight
     from debubble.search.problem import Incumbent, OrderProblem
 
     limits = [room[d] + costs.static_of(d) for d in range(schedule.devices)]
     problem = OrderProblem.of(
         schedule, costs.with_limit(limits).replace(offload=None, reload=None), objective=objective
     )
-    by_rules = greedy(schedule.placement, schedule.micro_batches, costs, room, RULES)
+    by_rules = greedy_schedules(schedule.placement, schedule.micro_batches, costs, room, RULES)
     starts = [schedule, *(replace(schedule, orders=outcome.orders) for outcome in by_rules)]
     value, first = min(((problem.value(start), k) for k, start in enumerate(starts)))
     best = Incumbent(schedule=starts[first], value=value, bound=lower_bound(problem), source="start")
-    for better in tightened(problem, best, steps=steps, complete=partial(completed, costs=costs, room=room)):
+    for better in improve_tight(problem, best, steps=steps, complete=partial(place_weights, costs=costs, room=room)):
         best = better
     return replace(best.schedule, name=schedule.name)
 
 
-def completed(schedule: Schedule, *, costs: StageCosts, room: Sequence[Number | None]) -> Schedule | None:
-    """The shortest schedule found with a given one's order of F and I, and each W where memory needs it or in a gap."""
+def place_weights(schedule: Schedule, *, costs: StageCosts, room: Sequence[Number | None]) -> Schedule | None:
+    """Place each W where memory needs it, or in a gap, between the F and I of a schedule, which keep their order.
+
+    Args:
+        schedule: The schedule; its own W are left out.
+        costs: Times and bytes per stage.
+        room: Bytes for activations, per device; None for any number.
+
+    Returns:
+        The shortest schedule found; None if none fits.
+    """
     scheduler = ListScheduler(schedule.placement, schedule.micro_batches, OpCosts(costs=costs), room, exact_sizes=True)
     lists = [[scheduler.number(op) for op in order if op.kind is not Kind.W] for order in schedule.orders]
     outcomes = filter(None, (scheduler.follow(lists, rule) for rule in FOLLOWINGS))

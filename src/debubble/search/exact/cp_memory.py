@@ -24,9 +24,17 @@ from debubble.search.problem import OrderProblem
 
 
 def staircase(*, room: Number, kept: Number, input_frees: Number, weight_frees: Number, forwards: int) -> list[Pairs]:
-    """For each of so many forwards, the minimal (a, b); none for one that never fits.
+    """Compute the minimal (a, b) of each forward.
 
-    `room`: bytes for activations; `kept`: what a forward adds; the other two: what an I and a W take away at their end.
+    Args:
+        room: Bytes for activations.
+        kept: Bytes that a forward adds.
+        input_frees: Bytes that an I takes away at its end.
+        weight_frees: Bytes that a W takes away at its end.
+        forwards: Number of forwards.
+
+    Returns:
+        A list for each forward; an empty one if it never fits.
     """
     return [_corners(kept * (j + 1) - room, input_frees, weight_frees, j) for j in range(forwards)]
 
@@ -46,17 +54,17 @@ def _corners(excess: Number, input_frees: Number, weight_frees: Number, finished
     return corners
 
 
-def _least(excess: Number, each: Number) -> float:
-    """How often `each` must be freed."""
+def _least(excess: Number, size: Number) -> float:
+    """Count how often `size` must be freed."""
     if excess <= 0:
         return 0
-    return math.ceil(excess / each - 1e-9) if each else math.inf
+    return math.ceil(excess / size - 1e-9) if size else math.inf
 
 
 Pair = tuple[int, int]
 """A stage and a micro-batch."""
 SIZED = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.O, Kind.L)
-"""What changes a device's memory."""
+"""Kinds that change a device's memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,16 +78,16 @@ class Variables:
     present: Mapping[Op, Any]
     """Presence literals of the optional operations."""
     whole: frozenset[Pair]
-    """What keeps its backward in one operation."""
+    """Pairs whose backward is one operation."""
     horizon: int
     size_unit: Number
 
     def backward(self, stage: int, j: int) -> Op:
-        """What the gradient leaves the stage with: B, or I."""
+        """The operation that sends the gradient on: B, or I."""
         return Op(Kind.B if (stage, j) in self.whole else Kind.I, stage, j)
 
     def weight(self, stage: int, j: int) -> Op:
-        """What computes the gradients of the weights: B, or W."""
+        """The operation that computes the gradients of the weights: B, or W."""
         return Op(Kind.B if (stage, j) in self.whole else Kind.W, stage, j)
 
     def size(self, op: Op, which: int, *, recomputed: bool = False) -> int:
@@ -111,7 +119,7 @@ def limit_memory(variables: Variables, device: int, *, weights: bool = True, ord
 
 
 def _only_computes(variables: Variables, device: int) -> bool:
-    """Whether the staircase says all of a device's memory: one stage, alike micro-batches, only F takes memory."""
+    """Tell whether the staircase says all of a device's memory: one stage, equal micro-batches, only F takes memory."""
     problem = variables.problem
     held = problem.placement.stages_of[device]
     free = not problem.offload and not problem.recompute and problem.costs.micro_batch_scale is None
@@ -136,7 +144,7 @@ def _slack(variables: Variables, device: int) -> int:
 
 
 class _Waits:
-    """What each forward of a stage waits for."""
+    """The backwards that each forward of a stage waits for."""
 
     def __init__(self, variables: Variables, stage: int, room: int, weights: bool) -> None:
         self.variables, self.stage = variables, stage
@@ -171,7 +179,7 @@ class _Waits:
 
 
 class _Resident:
-    """What lies in a device's memory, as interval variables and their sizes, for a cumulative constraint."""
+    """A device's memory as interval variables and their sizes, for a cumulative constraint."""
 
     def __init__(self, variables: Variables) -> None:
         self.variables = variables

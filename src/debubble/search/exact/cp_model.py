@@ -21,13 +21,13 @@ from debubble.search.exact.cp_memory import Pair, Variables, limit_memory
 from debubble.search.problem import OrderProblem
 
 LAST = (Kind.W, Kind.B)
-"""What ends a micro-batch on its stage."""
+"""Kinds that end a micro-batch on its stage."""
 GRID = 2**20
 """Steps that the longest time or the largest size is divided into where numbers are no fractions."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class ScheduleModel:
     """A CP-SAT model of a problem, with its variables by operation."""
 
     problem: OrderProblem
@@ -51,28 +51,34 @@ def build(
     ordered: bool = True,
     steps: int = GRID,
     refine: int = 1,
-) -> Model:
-    """The model of all schedules that take at most `horizon`, of some of them, or of a relaxation.
+) -> ScheduleModel:
+    """Build the model of all schedules that take at most `horizon`, of some of them, or of a relaxation.
 
-    `whole`: the (stage, micro-batch) pairs whose backward stays one operation; where backwards may be split, all others
-    have an I and a W.  `ordered`: micro-batches that are alike pass each kind of each stage in their order.  `exact`:
-    the devices whose lanes and memory count; the others are delays only.  `weights`: those of them where a W takes the
-    lane; elsewhere it runs beside others, and for the memory it ends together with its I.  `steps`: of the grid of
-    times that are no fractions.  `refine`: into how many parts the largest common step of all times is divided.  Lanes
-    whose operations all take one part become all-different constraints, which prove much but whose work CP-SAT's
-    deterministic time does not count.
+    Args:
+        problem: What is ordered.
+        horizon: Latest end, in the costs' unit of time.
+        exact: The devices whose lanes and memory count, by default all; the others are delays only.
+        weights: Those of them where a W takes the lane, by default all; elsewhere it runs beside others, and for the
+            memory it ends together with its I.
+        whole: The (stage, micro-batch) pairs whose backward stays one operation; where backwards may be split, all
+            others have an I and a W.
+        ordered: Micro-batches that are equal pass each kind of each stage in their order.
+        steps: Steps of the grid of times that are no fractions.
+        refine: Into how many parts the largest common step of all times is divided.  Lanes whose operations all take
+            one part become all-different constraints, which prove much but whose work CP-SAT's deterministic time does
+            not count.
     """
     everyone = range(problem.devices)
     exact = everyone if exact is None else exact
     if not problem.split:
         whole = [(s, j) for s in range(problem.stages) for j in range(problem.micro_batches)]
-    return _Builder(
+    return _ScheduleModelBuilder(
         problem, horizon, exact, exact if weights is None else weights, frozenset(whole), ordered, steps,
         refine,
     ).run()  # fmt: skip
 
 
-class _Builder:
+class _ScheduleModelBuilder:
     def __init__(
         self,
         problem: OrderProblem,
@@ -103,7 +109,7 @@ class _Builder:
             horizon=self.horizon, size_unit=self.size_unit,
         )  # fmt: skip
 
-    def run(self) -> Model:
+    def run(self) -> ScheduleModel:
         problem = self.problem
         for stage in range(problem.stages):
             for j in range(problem.micro_batches):
@@ -117,7 +123,7 @@ class _Builder:
         for device in self.exact:
             limit_memory(self.variables, device, weights=device in self.weights, ordered=ordered)
         objective = self._objective()
-        return Model(
+        return ScheduleModel(
             problem=problem, cp=self.cp, starts=self.starts, ends=self.ends, present=self.present,
             objective=objective, unit=self.unit,
         )  # fmt: skip
@@ -244,7 +250,7 @@ def grid(values: Iterable[Number], steps: int = GRID) -> Number:
     return max(present) / steps
 
 
-def schedule_of(model: Model, value: Any) -> Schedule:
+def schedule_of(model: ScheduleModel, value: Any) -> Schedule:
     """The schedule of a solution; `value(variable)` reads it.
 
     Operations stand in the order of their starts, offloads in that of their ends: what comes after an offload in the

@@ -16,7 +16,7 @@ from typing import Any
 from debubble.ir import DebubbleError, Kind, Number, Op, Schedule, SolverError
 from debubble.search.cp_solver import solver_of, status_of
 from debubble.search.effort import MODEL, Effort
-from debubble.search.exact.cp_model import Model, build, schedule_of
+from debubble.search.exact.cp_model import ScheduleModel, build, schedule_of
 from debubble.search.problem import Incumbent, OrderProblem
 from debubble.simulator import simulate
 
@@ -37,13 +37,18 @@ def solve(
     free: frozenset[Op] | None = None,
     refine: int = 1,
 ) -> Iterator[Incumbent]:
-    """Improve an incumbent, or prove it optimal: yields it anew whenever schedule or bound got better.
+    """Improve an incumbent, or prove it optimal: yield it anew whenever schedule or bound got better.
 
-    `free`: only these operations may change their place in their lists; the result
-    then says nothing of the bound.  Nor does it where the incumbent has whole backwards in a problem that may split
-    them: they stay whole.  `refine`: as `build` takes it.
+    Args:
+        problem: What is ordered.
+        best: The incumbent.  Its whole backwards stay whole; in a problem that may split them, nothing is then proven.
+        effort: How much CP-SAT may do.
+        seed: Seed of CP-SAT.
+        free: Only these operations may change their place in their lists; nothing is proven then.  All by default.
+        refine: As `build` takes it.
 
-    Raises SolverError if the model turns out not to hold the incumbent.
+    Raises:
+        SolverError: The model turns out not to hold the incumbent.
     """
     whole = {(op.stage, op.micro_batch) for op in best.schedule.operations if op.kind is Kind.B}
     everything = free is None and problem.halves_cover_wholes and not (whole and problem.split)
@@ -77,19 +82,33 @@ def solve(
 
 
 def device_bound(problem: OrderProblem, device: int, *, horizon: Number, effort: Effort) -> Number:
-    """A lower bound: this device's lanes and memory exact, the other devices as delays.
+    """Bound a problem by one device: its lanes and memory are exact, the other devices are delays.
 
-    `horizon`: what some schedule takes.  Raises SolverError if the model holds none.
+    Args:
+        problem: What is ordered.
+        device: The device.
+        horizon: A time that some schedule takes.
+        effort: How much CP-SAT may do.
+
+    Raises:
+        SolverError: The model holds no such schedule.
     """
     model = build(problem, horizon=horizon, exact=(device,))
     effort.spend(MODEL * problem.stages * problem.micro_batches)
-    return proven(solver_of(effort), model, horizon, effort)
+    return prove(solver_of(effort), model, horizon, effort)
 
 
-def proven(solver: Any, model: Model, horizon: Number, effort: Effort) -> Number:
-    """What a solver proves of a model's objective, at most the horizon, which some schedule is known to take.
+def prove(solver: Any, model: ScheduleModel, horizon: Number, effort: Effort) -> Number:
+    """Solve a model, and return the bound on its objective that this proves.
 
-    Raises SolverError if the model holds no such schedule.
+    Args:
+        solver: A CP-SAT solver.
+        model: The model.
+        horizon: A time that some schedule is known to take; the bound is at most that.
+        effort: What the work is counted in.
+
+    Raises:
+        SolverError: The model holds no such schedule.
     """
     require_sound(status_of(solver, model.cp, effort))
     if not model.problem.halves_cover_wholes:
@@ -108,7 +127,7 @@ def require_sound(status: str) -> None:
 
 
 @contextmanager
-def without_wrong_models() -> Iterator[None]:
+def tolerate_wrong_models() -> Iterator[None]:
     """Go on, with a warning, without the answer of a model that turns out to be wrong."""
     try:
         yield
@@ -117,7 +136,7 @@ def without_wrong_models() -> Iterator[None]:
 
 
 def keeps_order(schedule: Schedule) -> bool:
-    """Whether the micro-batches pass F, I (or B) and W (or B) of every stage in their order."""
+    """Tell whether the micro-batches pass F, I (or B) and W (or B) of every stage in their order."""
     last: dict[tuple[int, str], int] = {}
     for order in schedule.orders:
         for op in order:
@@ -128,7 +147,7 @@ def keeps_order(schedule: Schedule) -> bool:
     return True
 
 
-def hint(model: Model, schedule: Schedule) -> None:
+def hint(model: ScheduleModel, schedule: Schedule) -> None:
     """Start from a schedule's own times."""
     timeline = simulate(schedule, model.problem.costs)
     for operation in timeline.operations:
@@ -140,7 +159,7 @@ def hint(model: Model, schedule: Schedule) -> None:
             model.cp.add_hint(literal, op in there)
 
 
-def fix_order(model: Model, schedule: Schedule, free: frozenset[Op]) -> None:
+def fix_order(model: ScheduleModel, schedule: Schedule, free: frozenset[Op]) -> None:
     """Keep the order of all compute operations that are not free, and whether they offload or recompute."""
     for order in schedule.orders:
         fixed = [op for op in order if op.kind in COMPUTE and op not in free]
@@ -152,7 +171,7 @@ def fix_order(model: Model, schedule: Schedule, free: frozenset[Op]) -> None:
             model.cp.add(literal == (op in there))
 
 
-def _stream(solver: Any, model: Model, effort: Effort) -> Iterator[tuple[Schedule | None, int]]:
+def _stream(solver: Any, model: ScheduleModel, effort: Effort) -> Iterator[tuple[Schedule | None, int]]:
     """(schedule or None, bound) of every solution found, and at the end of the bound proven."""
     from ortools.sat.python import cp_model
 

@@ -1,4 +1,4 @@
-"""OptPipe's mixed-integer programme, as it must read to be right, solved by an open MILP solver (SCIP or HiGHS).
+"""OptPipe's mixed-integer program, as it must read to be right, solved by an open MILP solver (SCIP or HiGHS).
 
 Source: OptPipe, section 3 and appendix C.  i is our stage (one per device), j our micro-batch; c = F, B, W are our F,
 I, W; E are end times, O and R starts of offload and reload, W_j is `away` here; P, K (order of offloads), L (order of
@@ -34,7 +34,7 @@ Transfer = tuple[Op, Any, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Reductions:
-    """What makes the programme smaller or tighter (section 4.1 of the paper)."""
+    """Switches of what makes the program smaller or tighter (section 4.1 of the paper)."""
 
     fixed_order: bool = True
     """Micro-batches keep their order within each kind."""
@@ -46,8 +46,8 @@ class Reductions:
     """P_ac >= P_ab + P_bc - 1 for triples: all as rows, or only those that the relaxation violates."""
 
 
-class Answer(NamedTuple):
-    """What the solver said: the best schedule (None if it found none), the bound, and the programme's size."""
+class MilpResult(NamedTuple):
+    """The solver's answer: the best schedule (None if it found none), the bound, and the program's size."""
 
     incumbent: Incumbent | None
     bound: float
@@ -62,8 +62,8 @@ def solve_milp(
     seconds: float,
     backend: Backend = "SCIP",
     reductions: Reductions | None = None,
-) -> Answer:
-    """Solve the programme.
+) -> MilpResult:
+    """Solve the program.
 
     Raises InputError for what it does not model: several stages per device, fused backwards, recomputation,
     exclusive links, micro-batches that differ; InfeasibleError if it proves that nothing fits.
@@ -76,19 +76,19 @@ def solve_milp(
     if any(rest > size for rest, size in zip(costs.activation_after_input, costs.activation, strict=True)):
         raise InputError("The MILP needs activations that do not grow between I and W.")
     begin = time.monotonic()
-    programme = Programme(problem, reductions or Reductions(), backend)
-    programme.build()
-    bound = max(programme.solve(seconds), 0.0)
-    schedule = programme.schedule()
+    program = MilpModel(problem, reductions or Reductions(), backend)
+    program.build()
+    bound = max(program.solve(seconds), 0.0)
+    schedule = program.schedule()
     incumbent = None
     if schedule is not None:
         value = problem.value(schedule)
         incumbent = Incumbent(schedule=schedule, value=value, bound=min(bound, value), source="milp")
-    return Answer(incumbent, bound, programme.binaries, programme.solver.NumConstraints(), time.monotonic() - begin)
+    return MilpResult(incumbent, bound, program.binaries, program.solver.NumConstraints(), time.monotonic() - begin)
 
 
 @dataclass
-class Programme:
+class MilpModel:
     """The rows and variables.  Times and sizes are the problem's own numbers as floats."""
 
     problem: OrderProblem
@@ -201,7 +201,7 @@ class Programme:
                 self._triangle(*triple)
 
     def _known(self, a: Op, b: Op) -> int | None:
-        """Whether a comes before b, where that follows."""
+        """Tell whether a comes before b, where that follows; else None."""
         if a.micro_batch == b.micro_batch:
             return int(COMPUTE.index(a.kind) < COMPUTE.index(b.kind))
         if a.kind is b.kind:

@@ -1,4 +1,4 @@
-"""Where memory is tight and nothing is moved: orders by exact search, proven optimal where times are coarse.
+"""Exact search where memory is tight and nothing is moved; orders are proven optimal where times are coarse.
 
 CP-SAT gets the whole problem first, and closes it in seconds where times have a large common divisor (p = 8, m = 32, F
 = I = W at any limit).  Elsewhere it solves the problem with rounded times, whose best order local search goes on from,
@@ -15,18 +15,18 @@ from dataclasses import replace
 from typing import Any
 
 from debubble.ir import Number, Schedule
-from debubble.search.annealing.search import improve, verified
+from debubble.search.annealing.search import improve, verify
 from debubble.search.bounds import lower_bound
 from debubble.search.cp_solver import solver_of
 from debubble.search.effort import Effort
-from debubble.search.exact.cp_model import Model, build, grid, schedule_of
-from debubble.search.exact.cp_sat import ROOMY, proven, solve, without_wrong_models
+from debubble.search.exact.cp_model import ScheduleModel, build, grid, schedule_of
+from debubble.search.exact.cp_sat import ROOMY, prove, solve, tolerate_wrong_models
 from debubble.search.problem import Incumbent, OrderProblem
 
 LARGEST = 1024
 """Stages x micro-batches up to which the whole problem is given to CP-SAT."""
 SMALL = 64
-"""And up to which it closes whatever the times are."""
+"""Stages x micro-batches up to which CP-SAT closes it whatever the times are."""
 WHOLE = 2.1
 """Effort for the whole problem; coarse times need a third of it at p = 8, m = 32."""
 SKELETON = 3.0
@@ -39,17 +39,24 @@ COARSE = 2
 Completion = Callable[[Schedule], Schedule | None]
 
 
-def tightened(
+def improve_tight(
     problem: OrderProblem, best: Incumbent, *, steps: int, seed: int = 0, complete: Completion | None = None
 ) -> Iterator[Incumbent]:
-    """Better schedules and bounds for a problem without offload and recomputation: exact search, then `steps` moves of
-    local search.  The result depends on the seed alone.
+    """Improve schedule and bound of a problem without offload and recomputation: exact search, then local search.
 
-    `complete`: puts the W of a schedule anew, so that they fit between its F and I, which keep their order.  Without
-    it the skeleton is not tried.
+    Args:
+        problem: What is ordered.
+        best: The start.
+        steps: Moves of the local search.
+        seed: The result depends on it alone.
+        complete: Places the W of a schedule anew between its F and I, which keep their order.  Without it the skeleton
+            is not tried.
+
+    Returns:
+        The stream of better schedules and bounds.
     """
     if problem.stages * problem.micro_batches <= LARGEST:
-        with without_wrong_models():
+        with tolerate_wrong_models():
             for better in _exact(problem, best, seed, complete):
                 best = better
                 yield best
@@ -59,42 +66,42 @@ def tightened(
 
 def _exact(problem: OrderProblem, best: Incumbent, seed: int, complete: Completion | None) -> Iterator[Incumbent]:
     """CP-SAT on the problem as it is where that may close it, elsewhere on its skeleton and for rounded times."""
-    if problem.stages * problem.micro_batches <= SMALL or is_coarse(problem):
+    if problem.stages * problem.micro_batches <= SMALL or has_coarse_times(problem):
         for better in solve(problem, best, effort=Effort(WHOLE), seed=seed):
             best = better
             yield best
     if not best.optimal and complete is not None:
         best = _from_skeleton(problem, best, seed, complete)
         yield best
-    if best.optimal or is_coarse(problem):
+    if best.optimal or has_coarse_times(problem):
         return
-    coarse = rounded(problem)
+    coarse = with_rounded_times(problem)
     start = replace(best, value=coarse.value(best.schedule), bound=lower_bound(coarse))
     for found in solve(coarse, start, effort=Effort(WHOLE), seed=seed, refine=2):
-        better_here = verified(problem, found.schedule, best, below=best.value)
+        better_here = verify(problem, found.schedule, best, below=best.value)
         if better_here is not None:
             best = replace(better_here, source="cp-sat")
             yield best
 
 
 def _from_skeleton(problem: OrderProblem, best: Incumbent, seed: int, complete: Completion) -> Incumbent:
-    """With the order of the simpler problem's skeleton where that is better, and its bound if that is no other one."""
-    simple, horizon = freed_late(problem), ROOMY * best.value
+    """Take the order of the skeleton where that is better, and its bound if the skeleton is of this very problem."""
+    simple, horizon = with_late_release(problem), ROOMY * best.value
     known = lower_bound(simple)
     effort = Effort(SKELETON)
     model, solver = _skeleton(simple, horizon, known, effort=effort, seed=seed)
-    bound = proven(solver, model, horizon, effort)
+    bound = prove(solver, model, horizon, effort)
     if simple == problem:
         best = replace(best, bound=min(max(best.bound, bound), best.value))
     if not solver.response_proto.solution:
         return best
     completed = complete(schedule_of(model, solver.value))
-    better = None if completed is None else verified(problem, completed, best, below=best.value)
+    better = None if completed is None else verify(problem, completed, best, below=best.value)
     return best if better is None else replace(better, source="cp-sat")
 
 
-def freed_late(problem: OrderProblem) -> OrderProblem:
-    """The problem in which W frees all that it frees a part of: one wait per forward, which is sooner solved.
+def with_late_release(problem: OrderProblem) -> OrderProblem:
+    """Let W free all that it frees a part of: one wait per forward, which is sooner solved.
 
     Its orders fit the problem too: nothing is there for longer.
     """
@@ -108,8 +115,8 @@ def freed_late(problem: OrderProblem) -> OrderProblem:
     )
 
 
-def is_coarse(problem: OrderProblem) -> bool:
-    """Whether all times are multiples of a large part of their mean."""
+def has_coarse_times(problem: OrderProblem) -> bool:
+    """Tell whether all times are multiples of a large part of their mean."""
     times = _times(problem)
     return sum(times) <= COARSE * len(times) * grid([*times, *problem.costs.communication])
 
@@ -119,8 +126,8 @@ def _times(problem: OrderProblem) -> tuple[Number, ...]:
     return (*costs.forward, *costs.backward_input, *costs.backward_weight)
 
 
-def rounded(problem: OrderProblem) -> OrderProblem:
-    """The problem with all times as multiples of the mean time of F, I and W: a grid on which it is quickly solved."""
+def with_rounded_times(problem: OrderProblem) -> OrderProblem:
+    """Round all times to multiples of the mean time of F, I and W: a grid on which the problem is quickly solved."""
     costs = problem.costs
     times = _times(problem)
     unit = sum(times) / len(times)
@@ -140,15 +147,22 @@ def rounded(problem: OrderProblem) -> OrderProblem:
 
 
 def skeleton_bound(problem: OrderProblem, *, horizon: Number, effort: Effort, bound: Number = 0) -> Number:
-    """A lower bound from the skeleton, at most `horizon`.  `bound`: one that is already known."""
+    """Bound a problem by its skeleton.
+
+    Args:
+        problem: What is ordered, without offload and recomputation.
+        horizon: A time that some schedule takes; the bound is at most that.
+        effort: How much CP-SAT may do.
+        bound: A lower bound that is already known.
+    """
     known = max(bound, lower_bound(problem))
     model, solver = _skeleton(problem, horizon, known, effort=effort)
-    return max(known, proven(solver, model, horizon, effort))
+    return max(known, prove(solver, model, horizon, effort))
 
 
 def _skeleton(
     problem: OrderProblem, horizon: Number, known: Number, *, effort: Effort, seed: int = 0
-) -> tuple[Model, Any]:
+) -> tuple[ScheduleModel, Any]:
     """The model and a solver for it."""
     model = build(problem, horizon=horizon, weights=(0,), steps=STEPS)
     model.cp.add(model.objective >= math.floor(known / model.unit))

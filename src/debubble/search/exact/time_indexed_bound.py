@@ -27,20 +27,18 @@ from debubble.search.problem import OrderProblem
 KINDS = (Kind.F, Kind.I, Kind.W, Kind.O, Kind.L)
 MOST_SLOTS = 200
 """Longest schedules, in slots, that are worth a try."""
-
-
 STRIDE = 2
 """Slots from one number that is tried to the next: a refutation of less is time lost."""
 
 
 @dataclass(frozen=True)
-class _Device:
+class _FirstDevice:
     """The first device, in whole slots and whole units of memory."""
 
     micro_batches: int
     time: Mapping[Kind, int]
     round_trip: int
-    """From the end of an F to the start of its I."""
+    """Slots from the end of an F to the start of its I."""
     taken: Mapping[Kind, int]
     freed: Mapping[Kind, int]
     room: int
@@ -63,13 +61,13 @@ class Prover:
         self._stopped = False
 
     def run(self, effort: Effort) -> None:
-        """Refute one number of slots after the other, while the bound can be less than what was found."""
+        """Refute one number of slots after the other, while the bound is below what some schedule takes."""
         if self._slot is None or self._device is None:
             return
         slots = math.ceil(self.bound / self._slot)
         while not self._stopped and slots < self._below / self._slot <= MOST_SLOTS and not effort.over:
             self._solver = solver_of(effort)
-            if status_of(self._solver, _Counts(self._device, slots).cp, effort) != "INFEASIBLE":
+            if status_of(self._solver, _SlotModel(self._device, slots).cp, effort) != "INFEASIBLE":
                 return
             self.bound = (slots + 1) * self._slot
             slots += STRIDE
@@ -96,8 +94,15 @@ class Prover:
 
 
 @contextmanager
-def proving(problem: OrderProblem, *, bound: Number, below: Number, effort: Effort) -> Iterator[Prover]:
-    """A prover at work on a core of its own, from a bound that is known, until it has spent its effort or is left."""
+def running_prover(problem: OrderProblem, *, bound: Number, below: Number, effort: Effort) -> Iterator[Prover]:
+    """Let a prover work on a core of its own, until it has spent its effort or the context is left.
+
+    Args:
+        problem: What is ordered.
+        bound: A lower bound that is known.
+        below: A time that some schedule takes: the bound cannot be higher.
+        effort: How much it may do.
+    """
     prover = Prover(problem, bound=bound, below=below)
     prover.start(effort)
     try:
@@ -127,7 +132,7 @@ def _duration(problem: OrderProblem, kind: Kind) -> Number:
     return problem.op_costs.time(Op(kind, 0, 0))
 
 
-def _device(problem: OrderProblem, slot: Number) -> _Device | None:
+def _device(problem: OrderProblem, slot: Number) -> _FirstDevice | None:
     costs, op_costs = problem.costs, problem.op_costs
     limit = costs.limit_of(problem.placement.device_of[0])
     if limit is None:
@@ -137,7 +142,7 @@ def _device(problem: OrderProblem, slot: Number) -> _Device | None:
     room = limit - costs.static_of(problem.placement.device_of[0])
     unit = grid(size for pair in changes.values() for size in pair)
     taken, freed = ({kind: round(pair[side] / unit) for kind, pair in changes.items()} for side in (0, 1))
-    return _Device(
+    return _FirstDevice(
         micro_batches=problem.micro_batches,
         time={kind: round(_duration(problem, kind) / slot) for kind in KINDS},
         round_trip=math.floor(round_trip(problem, 0) / slot + 1e-9),
@@ -148,10 +153,10 @@ def _device(problem: OrderProblem, slot: Number) -> _Device | None:
     )
 
 
-class _Counts:
+class _SlotModel:
     """The CP-SAT model of one number of slots."""
 
-    def __init__(self, device: _Device, slots: int) -> None:
+    def __init__(self, device: _FirstDevice, slots: int) -> None:
         from ortools.sat.python import cp_model
 
         self.device, self.slots, self.cp = device, slots, cp_model.CpModel()
@@ -164,7 +169,7 @@ class _Counts:
         self._identities()
 
     def _running(self, literals: list[Any]) -> list[Any]:
-        """How many of the literals hold, up to each."""
+        """Count the literals that hold, up to each."""
         sums: list[Any] = []
         for literal in literals:
             total = self.cp.new_int_var(0, self.device.micro_batches, "")
@@ -173,11 +178,11 @@ class _Counts:
         return sums
 
     def _begun(self, kind: Kind, slot: int) -> Any:
-        """How many have begun by a slot, that slot included."""
+        """Count those that have begun by a slot, that slot included."""
         return self.counts[kind][slot] if slot >= 0 else 0
 
     def _ended(self, kind: Kind, slot: int) -> Any:
-        """How many have ended before a slot."""
+        """Count those that have ended before a slot."""
         return self._begun(kind, slot - self.device.time[kind])
 
     def _lanes(self) -> None:

@@ -49,30 +49,40 @@ class Pattern:
 
     @property
     def time(self) -> float:
-        """Of a micro-batch, in the costs' unit."""
+        """Time of a micro-batch, in the costs' unit."""
         return float(self.period * self.unit / self.step)
 
 
-def periodic(problem: OrderProblem, *, effort: Effort, seed: int = 0) -> Schedule | None:
-    """The unrolled schedule of the shortest period found."""
-    pattern = next(patterns(problem, 1, effort=effort, seed=seed), None)
-    return None if pattern is None else unrolled(problem, pattern)
+def modulo_schedule(problem: OrderProblem, *, effort: Effort, seed: int = 0) -> Schedule | None:
+    """Find the shortest period, and unroll its pattern; None if there is no pattern.
+
+    Args:
+        problem: What is ordered.
+        effort: How much CP-SAT may do.
+        seed: Seed of CP-SAT.
+    """
+    pattern = next(find_patterns(problem, 1, effort=effort, seed=seed), None)
+    return None if pattern is None else unroll(problem, pattern)
 
 
-def patterns(problem: OrderProblem, number: int, *, effort: Effort, seed: int = 0) -> Iterator[Pattern]:
-    """Up to `number` patterns with the shortest period found, each a period longer under way than the one before.
+def find_patterns(problem: OrderProblem, number: int, *, effort: Effort, seed: int = 0) -> Iterator[Pattern]:
+    """Find patterns with the shortest period, each a period longer under way than the one before.
 
-    The effort is shared out among the periods that are tried.  For linear placements, alike micro-batches, asynchronous
-    messages and a full-duplex host link; none for others.
+    Args:
+        problem: What is ordered: a linear placement, equal micro-batches, asynchronous messages and a full-duplex host
+            link; there are no patterns for others.
+        number: Patterns at most.
+        effort: Shared out among the periods that are tried.
+        seed: Seed of CP-SAT.
     """
     costs = problem.costs
     if problem.placement.chunks > 1 or costs.micro_batch_scale is not None or problem.recompute:
         return
     if costs.communication_model != "latency" or costs.link_groups or costs.host_link == "half-duplex":
         return
-    times, seconds = _Times.of(problem), effort.left
+    times, seconds = StageTimes.of(problem), effort.left
     for period in (math.ceil(times.work * stretch - 1e-9) for stretch in STRETCH):
-        first = _Model(problem, times, period).solve(effort.part(seconds / 4), seed)
+        first = ModuloModel(problem, times, period).solve(effort.part(seconds / 4), seed)
         if first is None:
             if effort.over:
                 return
@@ -85,15 +95,15 @@ def patterns(problem: OrderProblem, number: int, *, effort: Effort, seed: int = 
         yield first
         shortest = _under_way(first)
         for more in range(1, number):
-            model = _Model(problem, times, period, least=shortest + more * period)
+            model = ModuloModel(problem, times, period, least=shortest + more * period)
             longer = model.solve(effort.part(seconds / (2 * number)), seed)
             if longer is not None:
                 yield longer
         return
 
 
-def _faster(problem: OrderProblem, times: _Times, than: Pattern, *, effort: Effort, seed: int) -> Pattern | None:
-    """A pattern whose micro-batches take less time than those of another."""
+def _faster(problem: OrderProblem, times: StageTimes, than: Pattern, *, effort: Effort, seed: int) -> Pattern | None:
+    """Find a pattern whose micro-batches take less time than those of another."""
     best, tries = None, len(STEPS) * TRIES
     for step in STEPS:
         low, high = step * times.work, math.ceil((than if best is None else best).time * step / than.unit) - 1
@@ -101,7 +111,7 @@ def _faster(problem: OrderProblem, times: _Times, than: Pattern, *, effort: Effo
             if low <= high:
                 # Where there is none it takes all the time to find none: most are tried near those that are known.
                 period = high - (high - low) // 4
-                model = _Model(problem, times, period, step=step)
+                model = ModuloModel(problem, times, period, step=step)
                 found = model.solve(effort.part(effort.left / tries), seed)
                 if found is None:
                     low = period + 1
@@ -112,13 +122,13 @@ def _faster(problem: OrderProblem, times: _Times, than: Pattern, *, effort: Effo
 
 
 def _under_way(pattern: Pattern) -> int:
-    """From the first device's forward to its backward."""
+    """Steps from the first device's forward to its backward."""
     backward = min(moment for op, moment in pattern.moments.items() if op.stage == 0 and op.kind in (Kind.I, Kind.B))
     return backward - pattern.moments[Op(Kind.F, 0, 0)]
 
 
-def unrolled(problem: OrderProblem, pattern: Pattern) -> Schedule:
-    """The schedule in which every micro-batch follows the pattern."""
+def unroll(problem: OrderProblem, pattern: Pattern) -> Schedule:
+    """Let every micro-batch of the problem follow the pattern."""
     orders: list[list[tuple[int, int, Op]]] = [[] for _ in range(problem.devices)]
     for op, moment in pattern.moments.items():
         rank = 0 if op.kind is Kind.O else 1 if op.kind is Kind.L else 2
@@ -131,8 +141,8 @@ def unrolled(problem: OrderProblem, pattern: Pattern) -> Schedule:
 
 
 @dataclass(frozen=True)
-class _Times:
-    """What a micro-batch does, and how many steps of `unit` it takes."""
+class StageTimes:
+    """The operations of a micro-batch, and their times in steps of `unit`."""
 
     compute: tuple[Kind, ...]
     transfers: tuple[Kind, ...]
@@ -142,26 +152,26 @@ class _Times:
     message: tuple[int, ...]
 
     @staticmethod
-    def of(problem: OrderProblem) -> _Times:
+    def of(problem: OrderProblem) -> StageTimes:
         costs, stages = problem.costs, range(problem.stages)
         compute = (Kind.F, Kind.I, Kind.W) if problem.split else (Kind.F, Kind.B)
         transfers = (Kind.O, Kind.L) if problem.offload else ()
         exact = {(kind, s): problem.op_costs.time(Op(kind, s, 0)) for kind in (*compute, *transfers) for s in stages}
         unit = grid([*exact.values(), *costs.communication])
-        steps = {each: math.ceil(time / unit - 1e-9) for each, time in exact.items()}
+        steps = {key: math.ceil(time / unit - 1e-9) for key, time in exact.items()}
         message = tuple(math.ceil(time / unit - 1e-9) for time in costs.communication)
-        return _Times(compute, transfers, unit, steps, message)
+        return StageTimes(compute, transfers, unit, steps, message)
 
     @property
     def work(self) -> int:
-        """Of the busiest stage: no period is shorter."""
+        """Work of the busiest stage: no period is shorter."""
         return max(sum(self.time[kind, s] for kind in self.compute) for s in {stage for _, stage in self.time})
 
 
-class _Model:
+class ModuloModel:
     """The CP-SAT model of one period."""
 
-    def __init__(self, problem: OrderProblem, times: _Times, period: int, *, least: int = 0, step: int = 1) -> None:
+    def __init__(self, problem: OrderProblem, times: StageTimes, period: int, *, least: int = 0, step: int = 1) -> None:
         from ortools.sat.python import cp_model
 
         self.problem, self.cp, self.period, self.least = problem, cp_model.CpModel(), period, least
@@ -180,7 +190,7 @@ class _Model:
         self.away = {(s, j): self.cp.new_bool_var("") for s in stages for j in self.own}
 
     def solve(self, effort: Effort, seed: int) -> Pattern | None:
-        """The pattern with the shortest way of a micro-batch, or None if none was found."""
+        """Find the pattern with the shortest way of a micro-batch; None if none was found."""
         for stage in range(self.problem.stages):
             for j in self.own:
                 self._data(stage, j)
@@ -253,7 +263,7 @@ class _Model:
         self.cp.add_no_overlap(intervals)
 
     def _memory(self, s: int) -> None:
-        """What is resident whenever memory is taken: each change counts once for every period up to that moment."""
+        """Limit what is resident whenever memory is taken: a change counts once for every period up to that moment."""
         costs, device = self.problem.costs, self.problem.placement.device_of[s]
         limit = costs.limit_of(device)
         if limit is None:
@@ -276,7 +286,7 @@ class _Model:
                 fits.only_enforce_if(self.away[s, j])
 
     def _count(self, since: Any, kind: Kind, s: int, j: int) -> Any:
-        """How often something has happened that first did so `since` ago; never for a transfer that is not there."""
+        """Count how often something has happened that first did so `since` ago; 0 for a transfer that is not there."""
         _, turns = self._modulo(since)
         if kind not in self.transfers:
             return turns + 1

@@ -1,7 +1,7 @@
 """Schedules for many micro-batches that are searched with few: a periodic middle is repeated.
 
-A pattern (patterns.py) is unrolled for as many micro-batches as its way up, a few periods, and its way down need.
-The search changes what lies before and behind these periods, and all of them alike; then they are repeated.  Each
+A pattern (modulo.py) is unrolled for as many micro-batches as its way up, a few periods, and its way down need.  The
+search changes what lies before and behind these periods, and all of them alike; then they are repeated.  Each
 repetition takes a period, so that what is above the bound stays the same, however many micro-batches there are.
 
 How far forwards run ahead of backwards in the middle decides how fast the last micro-batches can drain: several
@@ -10,15 +10,16 @@ patterns are tried, and the worse half is given up again and again.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from debubble.ir import Kind, Op, Schedule
+from debubble.ir import DebubbleError, Kind, Op, Schedule
 from debubble.search.annealing.arrays import PeriodicBlock, later
 from debubble.search.annealing.search import improve
 from debubble.search.bounds import lower_bound
 from debubble.search.effort import Effort
-from debubble.search.periodic.modulo import Pattern, patterns, unrolled
+from debubble.search.periodic.modulo import Pattern, find_patterns, unroll
 from debubble.search.problem import Incumbent, OrderProblem
 
 PERIODS = 6
@@ -29,83 +30,100 @@ AHEAD = 5
 """Patterns that are tried."""
 
 
-def grown(problem: OrderProblem, *, effort: Effort, seed: int = 0, workers: int = 1) -> Schedule | None:
-    """The best schedule found in this way; None where there is no pattern.
+def periodic_schedule(problem: OrderProblem, *, effort: Effort, seed: int = 0, workers: int = 1) -> Schedule | None:
+    """Search a schedule with a periodic middle.
 
-    With too few micro-batches it is the shortest pattern unrolled.
+    Args:
+        problem: What is ordered.
+        effort: A third of it finds patterns, the rest improves them.
+        seed: The result depends on it, on the effort and on the number of walkers alone.
+        workers: Walkers of the local search side by side.
+
+    Returns:
+        The best schedule found; with too few micro-batches the shortest pattern unrolled; None without any pattern.
     """
-    found = patterns(problem, AHEAD, effort=effort.part(effort.left / 3), seed=seed)
-    first = next(found, None)
+    patterns = find_patterns(problem, AHEAD, effort=effort.part(effort.left / 3), seed=seed)
+    first = next(patterns, None)
     if first is None:
         return None
-    if not _enough(problem, first):
-        return unrolled(problem, first)
-    left = [_Seedling.of(problem, pattern) for pattern in (first, *found) if _enough(problem, pattern)]
+    if not _is_worthwhile(problem, first):
+        return unroll(problem, first)
+    cores = [PeriodicCore.of(problem, pattern) for pattern in (first, *patterns) if _is_worthwhile(problem, pattern)]
     while True:
-        rounds = len(left).bit_length()
-        share = effort.left / (rounds * len(left))
-        searched = (each.searched(effort.part(share), seed=seed, workers=workers) for each in left)
-        left = sorted(searched, key=lambda s: s.excess)
-        if len(left) == 1 or effort.over:
-            return left[0].grown(problem)
-        left = left[: (len(left) + 1) // 2]
+        rounds = len(cores).bit_length()
+        share = effort.left / (rounds * len(cores))
+        improved = (core.improve(effort.part(share), seed=seed, workers=workers) for core in cores)
+        cores = sorted(improved, key=lambda core: core.excess)
+        if len(cores) == 1 or effort.over:
+            return cores[0].extend(problem)
+        cores = cores[: (len(cores) + 1) // 2]
 
 
-def _size(pattern: Pattern) -> int:
-    """Micro-batches that a seedling has, at least."""
+def _core_size(pattern: Pattern) -> int:
+    """Least number of micro-batches of a pattern's core."""
     return HEAD + (2 * pattern.depth + PERIODS) * pattern.step + TAIL
 
 
-def _enough(problem: OrderProblem, pattern: Pattern) -> bool:
-    """Whether a seedling is so much smaller than the problem that it is worth its time."""
-    return 3 * _size(pattern) <= 2 * problem.micro_batches
+def _is_worthwhile(problem: OrderProblem, pattern: Pattern) -> bool:
+    """Whether the core is so much smaller than the problem that searching it saves time."""
+    return 3 * _core_size(pattern) <= 2 * problem.micro_batches
 
 
 @dataclass(frozen=True)
-class _Seedling:
-    """A schedule of few micro-batches with a periodic middle."""
+class PeriodicCore:
+    """A schedule of a few micro-batches whose middle repeats every period; `extend` repeats it further.
+
+    Attributes:
+        small: The problem with these few micro-batches.
+        best: Its best schedule so far.
+        time: Time of a micro-batch in the middle, in the costs' unit.
+        block: The part of the lists that repeats itself.
+    """
 
     small: OrderProblem
     best: Incumbent
     time: float
-    """Of a micro-batch in the middle."""
     block: PeriodicBlock
 
     @staticmethod
-    def of(problem: OrderProblem, pattern: Pattern) -> _Seedling:
-        """The pattern unrolled."""
-        size = _size(pattern)
+    def of(problem: OrderProblem, pattern: Pattern) -> PeriodicCore:
+        """Unroll a pattern for as few micro-batches of the problem as its core needs."""
+        size = _core_size(pattern)
         # Whole periods are left to be repeated.
         small = replace(problem, micro_batches=size + (problem.micro_batches - size) % pattern.step)
-        schedule = unrolled(small, pattern)
+        schedule = unroll(small, pattern)
         best = Incumbent(schedule=schedule, value=small.value(schedule), bound=lower_bound(small), source="pattern")
         middle = HEAD + pattern.depth * pattern.step
         windows = tuple(_between(order, middle, middle + pattern.step) for order in schedule.orders)
-        return _Seedling(small, best, pattern.time, PeriodicBlock(windows, PERIODS, pattern.step))
+        return PeriodicCore(small, best, pattern.time, PeriodicBlock(windows, PERIODS, pattern.step))
 
     @cached_property
     def excess(self) -> float:
-        """Its time beyond the periods, once these are repeated: what seedlings of different size are compared by."""
+        """Time beyond the periods, once these are repeated: cores of different size are compared by it.
+
+        It is infinite if they cannot be repeated: moves may have shifted the blocks of two devices so far apart that
+        their orders, which deadlock side by side, never met among the few micro-batches.
+        """
         larger = replace(self.small, micro_batches=self.small.micro_batches + 3 * PERIODS * self.block.step)
-        return float(larger.value(self.grown(larger)) - larger.micro_batches * self.time)
+        try:
+            return float(larger.value(self.extend(larger)) - larger.micro_batches * self.time)
+        except DebubbleError:
+            return math.inf
 
-    def searched(self, effort: Effort, *, seed: int, workers: int) -> _Seedling:
-        """With its head and its tail improved, unless that is paid for by every repetition."""
-        *_, best = (
-            self.best,
-            *improve(
-                self.small,
-                self.best,
-                effort=effort,
-                seed=seed,
-                workers=workers,
-                block=self.block,
-            ),
-        )
-        return min((replace(self, best=best), self), key=lambda each: each.excess)
+    def improve(self, effort: Effort, *, seed: int, workers: int) -> PeriodicCore:
+        """Improve head and tail by local search, unless every repetition would pay for that.
 
-    def grown(self, problem: OrderProblem) -> Schedule:
-        """The schedule of the whole problem."""
+        Args:
+            effort: How much is searched.
+            seed: Seed of the walkers.
+            workers: Walkers side by side.
+        """
+        stream = improve(self.small, self.best, effort=effort, seed=seed, workers=workers, block=self.block)
+        *_, best = self.best, *stream
+        return min((replace(self, best=best), self), key=lambda core: core.excess)
+
+    def extend(self, problem: OrderProblem) -> Schedule:
+        """Repeat the middle until there are as many micro-batches as in a problem of the same costs."""
         copies, step = problem.micro_batches - self.small.micro_batches, self.block.step
         orders = []
         places = zip(self.block.begins(self.best.schedule), self.block.windows, strict=True)
@@ -116,6 +134,6 @@ class _Seedling:
 
 
 def _between(order: tuple[Op, ...], first: int, last: int) -> int:
-    """How many operations there are from the forward of one micro-batch to that of another."""
+    """Operations in a list from the forward of one micro-batch to that of another."""
     stage = order[0].stage
     return order.index(Op(Kind.F, stage, last)) - order.index(Op(Kind.F, stage, first))

@@ -6,7 +6,7 @@ import pytest
 
 from debubble.search.bounds import lower_bound
 from debubble.search.effort import Effort
-from debubble.search.exact.time_indexed_bound import Prover, proving
+from debubble.search.exact.time_indexed_bound import Prover, running_prover
 from debubble.search.optimize import optimize
 from debubble.search.problem import OrderProblem
 from tests.search.orders import uniform
@@ -40,7 +40,7 @@ def test_it_stops_below_what_was_found() -> None:
 
 def test_a_prover_can_be_stopped() -> None:
     problem = uniform(8, 32, offload=40, limit=8, communication=0)
-    with proving(problem, bound=1054, below=1300, effort=Effort(600)) as prover:
+    with running_prover(problem, bound=1054, below=1300, effort=Effort(600)) as prover:
         pass
     assert prover.bound >= 1054
 

@@ -13,11 +13,17 @@ from debubble.ir import DebubbleError, Kind, Number, Placement, StageCosts
 from debubble.schedules import schedules
 from debubble.search.annealing.search import search, split_backwards
 from debubble.search.bounds import lower_bound
-from debubble.search.constructive.initial import constructed
-from debubble.search.constructive.zero_bubble import completed
+from debubble.search.constructive.initial import initial_schedules
+from debubble.search.constructive.zero_bubble import place_weights
 from debubble.search.effort import Effort
 from debubble.search.exact.cp_memory import staircase
-from debubble.search.exact.tight_memory import freed_late, is_coarse, rounded, skeleton_bound, tightened
+from debubble.search.exact.tight_memory import (
+    has_coarse_times,
+    improve_tight,
+    skeleton_bound,
+    with_late_release,
+    with_rounded_times,
+)
 from debubble.search.problem import Incumbent, OrderProblem
 from tests.strategies import stage_costs
 
@@ -35,7 +41,7 @@ def problem_of(
 
 def start(problem: OrderProblem) -> Incumbent:
     values: list[Incumbent] = []
-    for schedule in constructed(problem):
+    for schedule in initial_schedules(problem):
         try:
             value = problem.value(schedule)
         except DebubbleError:
@@ -81,7 +87,7 @@ def test_no_order_that_is_found_beats_the_skeleton(data: st.DataObject) -> None:
 )
 def test_what_was_proven_by_other_means_is_proven_again(limit: int, sizes: dict[str, Any], optimum: Number) -> None:
     problem = problem_of(4, 8, limit, **sizes)
-    *_, best = tightened(problem, start(problem), steps=0)
+    *_, best = improve_tight(problem, start(problem), steps=0)
     assert (best.value, best.bound) == (optimum, optimum)
     assert skeleton_bound(problem, horizon=2 * optimum, effort=Effort(60)) <= optimum
 
@@ -94,7 +100,7 @@ def test_the_skeleton_sees_that_micro_batches_must_pass_each_other() -> None:
 @given(room=st.integers(2, 20), j=st.integers(0, 4), a=st.integers(0, 5), b=st.integers(0, 5))
 def test_what_fits_where_w_frees_all_fits_where_it_frees_a_part(room: int, j: int, a: int, b: int) -> None:
     problem = problem_of(2, 5, room, activation=4, activation_after_input=1)
-    late = freed_late(problem).costs
+    late = with_late_release(problem).costs
     assert (late.activation, late.activation_after_input) == (problem.costs.activation, problem.costs.activation)
     held, held_late = (
         4 * (j + 1) - (4 - c.activation_after_input[0]) * a - c.activation_after_input[0] * min(a, b)
@@ -106,13 +112,13 @@ def test_what_fits_where_w_frees_all_fits_where_it_frees_a_part(room: int, j: in
 def test_nothing_is_freed_late_where_w_frees_all_or_nothing() -> None:
     for remains in (0, 4):
         problem = problem_of(2, 5, 8, activation=4, activation_after_input=remains)
-        assert freed_late(problem) == problem
+        assert with_late_release(problem) == problem
 
 
 def test_w_are_put_into_the_gaps_between_the_same_f_and_i() -> None:
     problem = problem_of(4, 8, 4, activation=1, activation_after_input=1)
     beside = split_backwards(schedules["1f1b"](devices=4, micro_batches=8))
-    found = completed(beside, costs=problem.costs, room=[4] * 4)
+    found = place_weights(beside, costs=problem.costs, room=[4] * 4)
     assert found is not None
     assert (problem.value(beside), problem.value(found)) == (30, 27)
     passes = [[[op for op in order if op.kind is not Kind.W] for order in s.orders] for s in (beside, found)]
@@ -123,8 +129,8 @@ def test_w_are_put_into_the_gaps_between_the_same_f_and_i() -> None:
 @pytest.mark.parametrize(("limit", "remains"), [(6, 0), (7, 1), (7, 2)])
 def test_the_order_of_the_skeleton_is_near_its_bound(limit: int, remains: int) -> None:
     problem = problem_of(8, 32, 2 * limit, times=(10, 11, 9, 1), activation=2, activation_after_input=remains)
-    complete = partial(completed, costs=problem.costs, room=[2 * limit] * 8)
-    *_, best = tightened(problem, start(problem), steps=0, complete=complete)
+    complete = partial(place_weights, costs=problem.costs, room=[2 * limit] * 8)
+    *_, best = improve_tight(problem, start(problem), steps=0, complete=complete)
     assert best.value <= 1.03 * {6: 1122, 7: 1102}[limit]
 
 
@@ -132,27 +138,27 @@ def test_the_order_of_the_skeleton_is_near_its_bound(limit: int, remains: int) -
 def test_times_are_coarse_where_they_have_a_large_common_divisor(
     times: tuple[int, int, int, int], coarse: bool
 ) -> None:
-    assert is_coarse(problem_of(4, 8, 2, times=times)) == coarse
+    assert has_coarse_times(problem_of(4, 8, 2, times=times)) == coarse
 
 
 def test_the_same_seed_gives_the_same_schedule() -> None:
     problem = problem_of(4, 8, 2, times=(10, 11, 9, 1), activation=1, activation_after_input=1)
-    first, second = ([i.schedule for i in tightened(problem, start(problem), steps=2000)] for _ in range(2))
+    first, second = ([i.schedule for i in improve_tight(problem, start(problem), steps=2000)] for _ in range(2))
     assert first[-1] == second[-1]
 
 
 def test_rounding_makes_times_whole_multiples_of_one_and_keeps_the_memory() -> None:
     problem = problem_of(4, 8, 2, times=(10, 11, 9, 1), activation=1, activation_after_input=1)
-    costs = rounded(problem).costs
+    costs = with_rounded_times(problem).costs
     assert (costs.forward[0], costs.backward_input[0], costs.backward_weight[0]) == (1, 1, 1)
-    assert rounded(problem).costs.communication[0] == 0
+    assert with_rounded_times(problem).costs.communication[0] == 0
     assert (costs.activation, costs.memory_limit) == (problem.costs.activation, problem.costs.memory_limit)
 
 
 @pytest.mark.slow
 def test_fine_times_start_from_the_best_order_of_rounded_ones() -> None:
     problem = problem_of(8, 32, 4, times=(10, 11, 9, 1), activation=1, activation_after_input=1)
-    *_, best = tightened(problem, start(problem), steps=0)
+    *_, best = improve_tight(problem, start(problem), steps=0)
     assert (best.source, best.value < start(problem).value) == ("cp-sat", True)
 
 
@@ -161,5 +167,5 @@ def test_fine_times_start_from_the_best_order_of_rounded_ones() -> None:
 @pytest.mark.parametrize("remains", [1, 2])
 def test_32_micro_batches_on_8_stages_are_proven_optimal(limit: int, optimum: int, remains: int) -> None:
     problem = problem_of(8, 32, 2 * limit, activation=2, activation_after_input=remains)
-    *_, best = tightened(problem, start(problem), steps=0)
+    *_, best = improve_tight(problem, start(problem), steps=0)
     assert (best.value, best.bound) == (optimum, optimum)

@@ -8,14 +8,14 @@ import pytest
 
 from debubble.ir import Kind
 from debubble.search.effort import Effort
-from debubble.search.periodic.modulo import Pattern, _Model, _Times, patterns, unrolled
-from debubble.search.periodic.repetition import _Seedling
+from debubble.search.periodic.modulo import ModuloModel, Pattern, StageTimes, find_patterns, unroll
+from debubble.search.periodic.repetition import PeriodicCore
 from debubble.search.problem import OrderProblem
 from tests.search.orders import uniform
 
 
-def _model(problem: OrderProblem, period: int, *, step: int = 1) -> _Model:
-    return _Model(problem, _Times.of(problem), period, step=step)
+def _model(problem: OrderProblem, period: int, *, step: int = 1) -> ModuloModel:
+    return ModuloModel(problem, StageTimes.of(problem), period, step=step)
 
 
 @pytest.fixture(scope="module")
@@ -42,21 +42,21 @@ def test_three_micro_batches_fit_where_each_alone_needs_longer() -> None:
 
 def test_unrolled_a_period_more_takes_a_period_longer(pattern: Pattern) -> None:
     problems = [uniform(4, m, offload=35, limit=6) for m in (24, 27, 30)]
-    values = [problem.value(unrolled(problem, pattern)) for problem in problems]
+    values = [problem.value(unroll(problem, pattern)) for problem in problems]
     assert values[1] - values[0] == values[2] - values[1] == 105
 
 
-def test_a_seedling_repeats_whole_periods(pattern: Pattern) -> None:
+def test_a_core_repeats_whole_periods(pattern: Pattern) -> None:
     problem = uniform(4, 61, offload=35, limit=6)
-    seedling = _Seedling.of(problem, pattern)
-    assert (problem.micro_batches - seedling.small.micro_batches) % 3 == 0
-    searched = seedling.searched(Effort(1.0), seed=0, workers=1)
+    core = PeriodicCore.of(problem, pattern)
+    assert (problem.micro_batches - core.small.micro_batches) % 3 == 0
+    improved = core.improve(Effort(1.0), seed=0, workers=1)
     more = replace(problem, micro_batches=64)
-    assert more.value(searched.grown(more)) - problem.value(searched.grown(problem)) == 105
+    assert more.value(improved.extend(more)) - problem.value(improved.extend(problem)) == 105
 
 
 def test_patterns_take_the_faster_of_one_and_several_micro_batches() -> None:
     problem = uniform(4, 24, offload=35, limit=6)
     one = next(pattern for period in (41, 48) if (pattern := _model(problem, period).solve(Effort(5), 0)) is not None)
-    best = next(patterns(problem, 1, effort=Effort(20)))
+    best = next(find_patterns(problem, 1, effort=Effort(20)))
     assert best.time < one.time

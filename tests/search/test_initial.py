@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from debubble.ir import DebubbleError, Kind, Lane, Number, Placement
 from debubble.search.bounds import idle_allowed, lower_bound, round_trip
-from debubble.search.constructive.initial import constructed, list_schedule, moving
+from debubble.search.constructive.initial import initial_schedules, list_schedule, offloading_schedules
 from debubble.search.constructive.list_scheduling import GapFilling
-from debubble.search.constructive.offloading import in_pace, offload_to_fit
+from debubble.search.constructive.offloading import movable_pairs, offload_to_fit
 from debubble.search.problem import OrderProblem
 from debubble.simulator import simulate
 from tests.search.orders import offload_problems, uniform
@@ -21,7 +21,9 @@ from tests.search.orders import offload_problems, uniform
 
 def best_of(problem: OrderProblem) -> Number:
     """The best start with offload."""
-    return min(map(problem.value, (*moving(problem), *moving(problem, idle=idle_allowed(problem)))))
+    return min(
+        map(problem.value, (*offloading_schedules(problem), *offloading_schedules(problem, idle=idle_allowed(problem))))
+    )
 
 
 @pytest.mark.parametrize("limit", [10, 12, 16])
@@ -50,7 +52,7 @@ def test_devices_that_share_a_link_leave_each_other_time() -> None:
 
 def test_over_a_slow_link_only_those_leave_that_it_has_time_for() -> None:
     def moved(to: int) -> int:
-        schedule = min(moving(problem := uniform(8, 32, offload=to, limit=8)), key=problem.value)
+        schedule = min(offloading_schedules(problem := uniform(8, 32, offload=to, limit=8)), key=problem.value)
         return sum(op.kind is Kind.O for order in schedule.orders for op in order)
 
     assert moved(10) == 224
@@ -62,7 +64,7 @@ def test_what_leaves_never_waits_longer_than_half_a_transfer() -> None:
     problem = uniform(4, 12, offload=25)
     timetable = list_schedule(problem, [None] * 4)
     assert timetable is not None
-    moved = offload_to_fit(problem, timetable.orders, eager=in_pace(problem, timetable))
+    moved = offload_to_fit(problem, timetable.orders, eager=movable_pairs(problem, timetable))
     assert moved is not None
     times = {o.op: o for o in simulate(moved, problem.costs).operations}
     offloads = [o for o in times.values() if o.lane is Lane.D2H]
@@ -105,7 +107,7 @@ def test_between_chunks_on_one_device_nothing_travels() -> None:
 def test_every_start_that_fits_is_complete_and_no_better_than_the_bound(data: st.DataObject) -> None:
     problem = data.draw(offload_problems(micro_batches=6))
     bound = lower_bound(problem)
-    for schedule in constructed(problem):
+    for schedule in initial_schedules(problem):
         forwards = [op for order in schedule.orders for op in order if op.kind is Kind.F]
         assert len(forwards) == len(set(forwards)) == problem.stages * problem.micro_batches
         try:
