@@ -185,6 +185,43 @@ def test_a_global_batch_searches_the_degrees(run) -> None:  # type: ignore[no-un
     assert answer["search"]["legal"] >= len(answer["configurations"])
 
 
+def test_the_answer_of_a_model_is_explained(run) -> None:  # type: ignore[no-untyped-def]
+    arguments = (
+        "plan", "llama2-7b", "--cluster", "4xA100-80GB", "--micro-batches", "8", "--planner", "dapple",
+        "--tokens", "1e9",
+    )  # fmt: skip
+    code, out, _ = run(*arguments, "--json")
+    answer = json.loads(out)
+    assert code == 0
+    assert answer["schema"] == 2
+    assert answer["degrees"]["pipeline"] == 4
+    assert answer["tokens_per_second"] == pytest.approx(8 * 4096 / answer["step_time"])
+    assert answer["tokens_per_second_per_device"] == pytest.approx(answer["tokens_per_second"] / 4)
+    assert answer["days"] == pytest.approx(1e9 / answer["tokens_per_second"] / 86400)
+    assert [sum(parts.values()) for parts in answer["memory"]] == pytest.approx(answer["peak_memory"])
+    assert sum(cause["seconds"] for cause in answer["why"]) == pytest.approx(answer["step_time"])
+    assert 0 < answer["mfu"] < 1
+
+    code, out, _ = run(*arguments)
+    answer_lines, _, hint = out.partition("Planners")
+    words = " ".join(answer_lines.split())
+    assert "tokens/s" in words
+    assert "days for 1e+09 tokens" in words
+    assert "is fullest: weights" in words
+    assert "would help most" in words
+    assert "No plan takes less than" in words
+    assert "--details shows" in hint
+    assert "Share of the step, per device" not in out
+    assert "Share of the step, per device" in run(*arguments, "--details")[1]
+
+
+@pytest.mark.parametrize("tokens", ["0", "-1", "nan", "inf"])
+def test_tokens_are_a_positive_number(run, tokens: str) -> None:  # type: ignore[no-untyped-def]
+    code, _, err = run("plan", "llama2-7b", "--cluster", "4xA100-80GB", "--tokens", tokens)
+    assert code == 2
+    assert "--tokens must be a positive number" in err
+
+
 def test_a_model_of_another_family_is_planned_in_whole_layers_and_that_is_said(run: Any, tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 96}
     config = tmp_path / "config.json"

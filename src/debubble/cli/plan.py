@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +18,7 @@ from debubble.ir import InputError, Plan, RunOptions
 if TYPE_CHECKING:
     from debubble.ir.degrees import DegreeSearch
     from debubble.planners import Problem
+    from debubble.planners.explanation import Explanation
 
 SCHEMA = 2
 """Version of the JSON object's keys: see `docs/degrees.md`."""
@@ -48,6 +50,10 @@ def plan(
     chunks: o.Chunks = None,
     memory_limit: o.MemoryLimit = None,
     search: o.SearchLimits,
+    tokens: Annotated[float | None, typer.Option(help="Tokens to train on: says how many days that takes.")] = None,
+    details: Annotated[
+        bool, typer.Option("--details", help="Show stages, devices and every planner's answer too.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Find the fastest plan that fits: schedule, partition, recomputation and offload together.
@@ -62,6 +68,8 @@ def plan(
         raise InputError("Give a MODEL with --cluster, or --costs FILE, or --units FILE with --devices P.")
     if global_batch is not None and model is None:
         raise InputError("--global-batch searches the degrees of a MODEL on a --cluster; leave it out here.")
+    if tokens is not None and not 0 < tokens < math.inf:
+        raise InputError(f"--tokens must be a positive number, not {tokens:g}.")
     doing = f"Searching; the effort is {search.effort:g} s of the reference machine ..." if searches else "Planning ..."
     with log().status(doing) as status:
         if model is not None:
@@ -85,7 +93,7 @@ def plan(
     if output is not None:
         result.save(output)
         log().print(f"The plan is in {output}.")
-    _print(result, json=json)
+    _print(result, json=json, details=details, tokens=tokens)
 
 
 def _abstract(
@@ -113,17 +121,20 @@ def _abstract(
     return Problem(workload=workload, devices=devices, chunks=chunks, **entries)
 
 
-def _print(plan: Plan, *, json: bool) -> None:
+def _print(plan: Plan, *, json: bool, details: bool, tokens: float | None) -> None:
+    from debubble.planners.explanation import explanation
     from debubble.views.scene import Scene
 
     scene = Scene.predicted(plan)
     if not json:
         from debubble.views.plan_table import render
 
-        console().print(render(plan, scene))
+        console().print(render(plan, scene, tokens=tokens, details=details))
         return
     timeline, step_time = scene.timeline, scene.step_time
     searched = {} if plan.degree_search is None else _search_dict(plan.degree_search)
+    why = explanation(plan, timeline, float(step_time))
+    explained = {} if why is None else _explanation_dict(plan, why, tokens)
     print_json(
         {
             "schema": SCHEMA,
@@ -144,9 +155,26 @@ def _print(plan: Plan, *, json: bool) -> None:
             "cut_off": list(plan.cut_off),
             "candidates": [asdict(candidate) for candidate in plan.candidates],
             "remarks": list(scene.remarks),
+            **explained,
             **searched,
         }
     )
+
+
+def _explanation_dict(plan: Plan, why: Explanation, tokens: float | None) -> dict[str, Any]:
+    """What a model's plan adds to the JSON object."""
+    days = {} if tokens is None else {"days": why.days(tokens)}
+    return {
+        "degrees": plan.degrees.to_dict(),
+        "tokens_per_second": why.tokens_per_second,
+        "tokens_per_second_per_device": why.tokens_per_second_per_device,
+        "mfu": why.mfu,
+        **days,
+        "memory": [asdict(parts) for parts in why.memory],
+        "reserve": why.reserve,
+        "why": [asdict(cause) for cause in why.causes],
+        "binds": why.binding,
+    }
 
 
 def _search_dict(search: DegreeSearch) -> dict[str, Any]:

@@ -10,35 +10,113 @@ from rich.table import Table
 from rich.text import Text
 
 from debubble.formatting import size_words, time_words
-from debubble.ir import CandidateSummary, Plan, PlannedUnit
+from debubble.ir import CandidateSummary, Kind, Plan, PlannedUnit
 from debubble.ir.degrees import DegreeSearch
+from debubble.planners.explanation import explanation
+from debubble.views.memory_table import memory_words
 from debubble.views.scene import Scene
 from debubble.views.summary import why_not_faster
 from debubble.views.terminal import device_table, headline, remark_lines, stage_table, titled_table
 
 
-def render(plan: Plan, scene: Scene) -> RenderableType:
-    """A plan, with what it was predicted to do, beside the other planners' answers."""
+def render(
+    plan: Plan, scene: Scene, *, tokens: float | None = None, details: bool = True, advice: Sequence[str] = ()
+) -> RenderableType:
+    """The answer in a dozen lines: the step, the pace, the plan, its memory, what binds, and what others found.
+
+    Args:
+        plan: The plan.
+        scene: What it was predicted to do.
+        tokens: How many tokens are to be trained on; None: the days are not told.
+        details: Whether stages, devices and every planner's answer follow.
+        advice: Lines on what would help.
+    """
     seconds = scene.seconds
     gap = max(0.0, float((scene.step_time - plan.lower_bound) / scene.step_time))
-    bound = f"No plan takes less than {time_words(plan.lower_bound, seconds=seconds)}: the gap is {100 * gap:.1f}%."
+    which = "No plan with these degrees" if plan.degree_search is not None else "No plan"
+    bound = f"{which} takes less than {time_words(plan.lower_bound, seconds=seconds)}: the gap is {100 * gap:.1f}%."
     parts: list[RenderableType] = [
         Text(f"{plan.schedule.name}, planned by {plan.planner}", style="bold"),
         *([Text(_cut_off(plan), style="bold red")] if plan.cut_off else []),
-        Text(f"{headline(scene)}\n{bound}\n{why_not_faster(scene)}\n"),
+        Text("\n".join([headline(scene), *_of_a_model(plan, scene, tokens), bound, *advice])),
         *remark_lines(scene),
-        *([_configurations(plan.degree_search)] if plan.degree_search is not None else []),
+    ]
+    if plan.degree_search is not None:
+        parts.append(_configurations(plan.degree_search))
+    if details:
+        parts += _details(plan, scene)
+    else:
+        folds = plan.candidates and plan.degree_search is None
+        parts += [_folded(plan.candidates, seconds=seconds)] if folds else []
+        parts.append(Text("--details shows stages, devices and every planner's answer.", style="dim"))
+    return Group(*parts)
+
+
+def _details(plan: Plan, scene: Scene) -> list[RenderableType]:
+    """Stages, devices and every planner's answer or reason."""
+    parts: list[RenderableType] = [
+        Text(why_not_faster(scene) + "\n"),
         _partition(plan),
         device_table(scene),
         *([stage_table(scene)] if plan.schedule.placement.chunks > 1 else []),
     ]
     if plan.candidates:
         parts += [
-            _candidates(plan.candidates, seconds=seconds, post_validation=plan.options.post_validation),
+            _candidates(plan.candidates, seconds=scene.seconds, post_validation=plan.options.post_validation),
             _lines("Remarks", {c.planner: c.remark for c in plan.candidates if c.remark}),
             _lines("Rejected", {c.planner: c.rejected for c in plan.candidates if c.rejected}),
         ]
-    return Group(*parts)
+    return parts
+
+
+def _of_a_model(plan: Plan, scene: Scene, tokens: float | None) -> Iterator[str]:
+    """The lines that only a model's plan has."""
+    why = explanation(plan, scene.timeline, float(scene.step_time))
+    if why is None:
+        yield _partition_words(plan)
+        return
+    days = "" if tokens is None else f"; {why.days(tokens):,.1f} days for {tokens:.3g} tokens"
+    yield (
+        f"{why.tokens_per_second:,.0f} tokens/s, {why.tokens_per_second_per_device:,.0f} per GPU,"
+        f" {100 * why.mfu:.1f}% MFU{days}"
+    )
+    yield f"{plan.degrees}; {_partition_words(plan)}"
+    parts = memory_words(why.memory[why.fullest], reserve=why.reserve)
+    yield f"Device {why.fullest} is fullest: {parts}"
+    yield why.binding
+
+
+def _partition_words(plan: Plan) -> str:
+    """The partition in a few words: stages, units of each, and how they recompute."""
+    lengths = sorted({len(stage) for stage in plan.partition})
+    units = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
+    strategies = Counter(unit.strategy for stage in plan.partition for unit in stage)
+    total = sum(strategies.values())
+    again = [f"{name} in {count} of {total}" for name, count in strategies.most_common() if name != "none"]
+    recompute = f"recomputing {', '.join(again)}" if again else "no recomputation"
+    offloaded = sum(op.kind is Kind.O for op in plan.schedule.operations)
+    offload = f", {offloaded} activations offloaded" if offloaded else ""
+    stages = len(plan.partition)
+    return f"{stages} stage{'s' * (stages != 1)} of {units} unit{'s' * (units != '1')}, {recompute}{offload}"
+
+
+def _folded(candidates: Sequence[CandidateSummary], *, seconds: bool) -> Table:
+    """The planners' answers, equal ones in one row, fastest first."""
+    table = titled_table("Planners")
+    for column in ("step", "schedule", "planners"):
+        table.add_column(column, justify="right" if column == "step" else "left")
+    rows: dict[tuple[str, str], list[str]] = {}
+    for c in sorted((c for c in candidates if c.makespan is not None), key=lambda c: c.step_time or c.makespan or 0):
+        time = c.makespan if c.step_time is None else c.step_time
+        assert time is not None
+        rows.setdefault((time_words(time, seconds=seconds), c.schedule or ""), []).append(c.planner)
+    for (step, schedule), planners in rows.items():
+        table.add_row(step, schedule, ", ".join(planners))
+    rejected = [c.planner for c in candidates if c.rejected]
+    if rejected:
+        table.caption = f"These have no answer: {', '.join(rejected)}."
+        table.caption_justify = "left"
+    return table
 
 
 def _cut_off(plan: Plan) -> str:

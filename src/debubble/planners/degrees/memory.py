@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from debubble.costs.units import Partition, StateBytes, Unit, Units
-from debubble.ir import InfeasibleError, Number, Placement
+from debubble.ir import InfeasibleError, Number, Placement, Schedule, StageCosts
 from debubble.ir.degrees import Degrees, MemoryParts
 from debubble.planners.bounds import check_states
 from debubble.planners.degrees.space import Job, smallest_batches
@@ -88,20 +88,30 @@ def too_large(problem: Problem) -> str | None:
 
 
 def peak_parts(problem: Problem, solution: Solution, peaks: Sequence[Number]) -> list[MemoryParts]:
+    """What each device holds at its peak, for an answer to a model's problem; `peaks` are bytes per device."""
+    assert solution.partition is not None
+    return parts_at_peak(units_of(problem), solution.partition, solution.schedule, solution.costs, peaks)
+
+
+def parts_at_peak(
+    units: Units, partition: Partition, schedule: Schedule, costs: StageCosts, peaks: Sequence[Number]
+) -> list[MemoryParts]:
     """What each device holds at its peak; what is neither state nor workspace is activations.
 
     Args:
-        problem: The problem, of a model's units.
-        solution: The answer to it.
+        units: The model's units.
+        partition: Those of each stage.
+        schedule: Where the stages are, and which of them have their optimizer on the host.
+        costs: The stages' costs.
         peaks: Bytes per device at its peak.
     """
-    assert solution.partition is not None
-    units, hosted, parts = units_of(problem).units, solution.schedule.host_steps, []
-    for device, stages in enumerate(solution.schedule.placement.stages_of):
-        states = _states([units[index] for stage in stages for index, _ in solution.partition[stage]])
-        stepped = [units[index] for stage in stages if stage not in hosted for index, _ in solution.partition[stage]]
+    parts = []
+    for device, stages in enumerate(schedule.placement.stages_of):
+        states = _states([units.units[index] for stage in stages for index, _ in partition[stage]])
+        stepped = [stage for stage in stages if stage not in schedule.host_steps]
+        optimizer = float(_states([units.units[index] for stage in stepped for index, _ in partition[stage]]).optimizer)
         weights, gradients = float(states.weights), float(states.gradients)
-        optimizer, static = float(_states(stepped).optimizer), float(solution.costs.static_of(device))
+        static = float(costs.static_of(device))
         parts.append(
             MemoryParts(
                 weights=weights,

@@ -38,6 +38,8 @@ LARGE = 400
 """Stages x micro-batches from which some planners take longer than any effort, and are not asked."""
 ALSO_LARGE = ("adapipe", "merak", "obscura", "portfolio")
 """Planners that are asked all the same."""
+NEGLIGIBLE = 1e-6
+"""Share of a step by which a later answer must be faster to take the place of an earlier, simpler one."""
 WORKER = 0.5
 """Effort of a planner from which it is worth a process of its own, in seconds."""
 RESCUED = 4
@@ -162,7 +164,8 @@ def thorough(problem: Problem) -> Solution:
             reasons.append(reason)
     if not answers:
         raise closest(reasons)
-    best = min(answers, key=lambda answer: answer.time)
+    fastest = min(answer.time for answer in answers)
+    best = next(answer for answer in answers if answer.time <= fastest * (1 + NEGLIGIBLE))
     return replace(
         best.solution, lower_bound=best.pipeline_bound, remark=best.planner, candidates=(best.summary,)
     )  # fmt: skip
@@ -283,7 +286,7 @@ class _Search:
 
     def _keep(self, degrees: Degrees, answer: Result) -> None:
         known = self.results.get(degrees)
-        if known is None or answer.time < known.time:
+        if known is None or answer.time < known.time * (1 - NEGLIGIBLE):
             self.results[degrees] = answer
 
     def _report(self, stage: str = "Planning the best") -> None:

@@ -1,0 +1,229 @@
+"""Why a plan's step takes what it takes: throughput, memory by part, where the seconds go, and what binds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from debubble.costs import Cluster, StepTail, model_units
+from debubble.costs.flops import Utilization
+from debubble.costs.units import Partition, Units
+from debubble.ir import Kind, Plan
+from debubble.ir.degrees import MemoryParts
+from debubble.models import Model
+from debubble.planners.degrees.memory import parts_at_peak
+from debubble.simulator import Cause, Timeline, bubbles
+
+SECONDS_PER_DAY = 86400
+MUCH = 0.02
+"""Share of a step from which a cause is worth naming as what binds."""
+FULL = 0.95
+"""Share of the memory limit from which memory counts as full."""
+
+FILLING = "filling and draining the pipeline"
+
+ADVICE = {
+    FILLING: "more micro-batches or fewer pipeline devices",
+    "recomputation": "more memory",
+    "host transfers": "more memory, or a faster link to the host,",
+    "collectives": "faster links, or smaller tensor, context or expert degrees,",
+    "messages": "faster links between pipeline devices",
+    "transfer": "faster links",
+    "dependency": "a better order of operations",
+    "imbalance": "stages that divide more evenly",
+    "optimizer on the host": "an optimizer on the device",
+    "gradients": "faster links between replicas, or more micro-batches per step,",
+    "optimizer": "ZeRO, or more micro-batches per step,",
+}
+"""What would shorten the cause that takes most of the step beside computing."""
+
+
+@dataclass(frozen=True)
+class CauseSeconds:
+    """Seconds of a step that a cause takes, on average over the devices."""
+
+    cause: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a model's plan comes to.
+
+    Args:
+        plan: A plan for a model on a cluster.
+        timeline: What it was predicted to do.
+        step_time: Seconds of its whole step.
+    """
+
+    plan: Plan
+    timeline: Timeline
+    step_time: float
+
+    @property
+    def tokens(self) -> int:
+        """Per step."""
+        return self.plan.degrees.global_batch * self.plan.options.sequence_length
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all devices together."""
+        return self.tokens / self.step_time
+
+    @property
+    def tokens_per_second_per_device(self) -> float:
+        return self.tokens_per_second / self.plan.degrees.devices
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilization, a fraction."""
+        utilization = Utilization.of(self.plan)
+        assert utilization is not None
+        return utilization.mfu(self.tokens_per_second)
+
+    def days(self, tokens: float) -> float:
+        """Days that training on so many tokens takes."""
+        return tokens / self.tokens_per_second / SECONDS_PER_DAY
+
+    @cached_property
+    def model(self) -> Model:
+        assert self.plan.model is not None
+        return Model.from_hf(self.plan.model)
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        assert self.plan.cluster is not None
+        return Cluster.from_dict(self.plan.cluster)
+
+    @cached_property
+    def units(self) -> Units:
+        """The model's units as they were planned, without what a profile measured."""
+        return self._units(self.cluster)
+
+    @cached_property
+    def memory(self) -> tuple[MemoryParts, ...]:
+        """Per device at its peak, in bytes."""
+        plan = self.plan
+        partition = Partition.cut(self.units, map(len, plan.partition))
+        return tuple(parts_at_peak(self.units, partition, plan.schedule, plan.costs, self.timeline.peak_memory))
+
+    @property
+    def fullest(self) -> int:
+        """The device with the least room left."""
+        limits = self._limits
+        return max(range(self.plan.devices), key=lambda d: float(self.timeline.peak_memory[d]) - limits[d])
+
+    @property
+    def reserve(self) -> int:
+        """Bytes of a device that no plan may use."""
+        cluster = self.cluster
+        return min(t.memory - limit for t, limit in zip(cluster.types, cluster.memory_limits, strict=True))
+
+    @property
+    def memory_is_full(self) -> bool:
+        return float(self.timeline.peak_memory[self.fullest]) > FULL * self._limit
+
+    @cached_property
+    def causes(self) -> tuple[CauseSeconds, ...]:
+        """Where the seconds of a step go, on average over the devices, largest first; they sum to the step.
+
+        Collectives are what units take more than with links of no latency and endless bandwidth.
+        """
+        devices, timeline = self.plan.devices, self.timeline
+        optimizer = sum(float(o.duration) for lane in timeline.compute for o in lane if o.op.kind is Kind.S)
+        recomputation, busy = float(sum(timeline.recompute)), float(sum(timeline.busy))
+        collectives = self._collectives * self.plan.micro_batches
+        seconds = {
+            "compute": busy - recomputation - optimizer - collectives,
+            "collectives": collectives,
+            "recomputation": recomputation,
+        }
+        for idle in bubbles(timeline):
+            for bubble in idle:
+                cause = bubble.cause.value
+                if bubble.cause is Cause.TRANSFER and bubble.awaited is not None:
+                    cause = _TRANSFERS.get(bubble.awaited.op.kind, cause)
+                seconds[cause] = seconds.get(cause, 0.0) + float(bubble.duration)
+        mean = {cause: total / devices for cause, total in seconds.items()}
+        gradients, stepped = self._tail
+        mean["gradients"] = mean.get("gradients", 0.0) + gradients
+        mean["optimizer"] = optimizer / devices + stepped
+        overlap = self.step_time - sum(mean.values())
+        if overlap < -1e-9 * self.step_time:
+            mean["overlap with the next step"] = overlap
+        named = [CauseSeconds(cause, total) for cause, total in mean.items() if abs(total) > 1e-9 * self.step_time]
+        return tuple(sorted(named, key=lambda each: -each.seconds))
+
+    @property
+    def binding(self) -> str:
+        """What binds, as a sentence."""
+        full = "full" if self.memory_is_full else "not full"
+        used = f"memory is {full} ({100 * float(self.timeline.peak_memory[self.fullest]) / self._limit:.0f}%)"
+        seconds = {each.cause: each.seconds for each in self.causes}
+        filling = seconds.pop("warm-up", 0.0) + seconds.pop("cool-down", 0.0)
+        others = {cause: seconds[cause] for cause in seconds.keys() & ADVICE.keys()} | {FILLING: filling}
+        most = max(others, key=lambda cause: others[cause])
+        compute = self._percent(seconds.get("compute", 0.0))
+        if others[most] < MUCH * self.step_time:
+            return f"Computing binds: it takes {compute} of the step; {used}."
+        return (
+            f"Computing takes {compute} of the step, {most} {self._percent(others[most])}: {ADVICE[most]} would help"
+            f" most; {used}."
+        )
+
+    def _percent(self, seconds: float) -> str:
+        return f"{100 * seconds / self.step_time:.1f}%"
+
+    @property
+    def _limit(self) -> float:
+        return self._limits[self.fullest]
+
+    @property
+    def _limits(self) -> list[float]:
+        limits = [self.plan.costs.limit_of(device) for device in range(self.plan.devices)]
+        return [float("inf") if limit is None else float(limit) for limit in limits]
+
+    def _units(self, cluster: Cluster) -> Units:
+        return model_units(self.model, cluster, self.plan.options, pipeline=self.plan.devices)
+
+    @property
+    def _free_links(self) -> Cluster:
+        """The cluster with links that take no time."""
+        links = dict.fromkeys(("link_bandwidth", "network_bandwidth"), ENDLESS)
+        latencies = dict.fromkeys(("link_latency", "network_latency"), NO_LATENCY)
+        return Cluster.from_dict({**self.cluster.to_dict(), **links, **latencies})
+
+    @property
+    def _collectives(self) -> float:
+        """Seconds per micro-batch that collectives within units take, over all pipeline devices."""
+        return float(self.units.work) - float(self._units(self._free_links).work)
+
+    @property
+    def _tail(self) -> tuple[float, float]:
+        """Seconds after the pipeline: of gradients and weights over the replicas, and of the optimizer."""
+
+        def tail(cluster: Cluster) -> float:
+            plan = self.plan
+            tail = StepTail(model=self.model, cluster=cluster, options=plan.options, pipeline=plan.devices)
+            return tail.of(plan.schedule)
+
+        stepped = tail(self._free_links)
+        return tail(self.cluster) - stepped, stepped
+
+
+ENDLESS, NO_LATENCY = 1e18, 1e-12
+"""Bytes per second and seconds of a link that takes no time."""
+
+_TRANSFERS = {
+    **dict.fromkeys((Kind.SEND_F, Kind.SEND_B, Kind.RECV_F, Kind.RECV_B), "messages"),
+    **dict.fromkeys((Kind.O, Kind.L), "host transfers"),
+    Kind.G: "gradients",
+}
+"""What a device waits for that waits for a transfer."""
+
+
+def explanation(plan: Plan, timeline: Timeline, step_time: float) -> Explanation | None:
+    """The explanation of a model's plan; None for a plan of abstract costs."""
+    if plan.model is None or plan.cluster is None:
+        return None
+    return Explanation(plan, timeline, step_time)

@@ -1,0 +1,76 @@
+"""Why a step takes what it takes: the parts sum to it, whatever the plan does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import debubble as db
+from debubble.ir import Plan
+from debubble.planners.explanation import Explanation, explanation
+from debubble.planners.plan_model import step_time, tail_of
+
+
+def explained(planner: str = "dapple", cluster: str = "4xA100-80GB", **more: Any) -> Explanation:
+    plan: Plan = db.plan(
+        db.models["llama2-7b"],
+        db.Cluster.parse(cluster),
+        planner=planner,
+        **{"micro_batches": 8, "effort": 0.1, **more},
+    )
+    timeline = plan.simulate()
+    found = explanation(plan, timeline, float(step_time(timeline, plan.options, tail=tail_of(plan))))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("planner", "options"),
+    [
+        ("dapple", {}),
+        ("dapple", {"data": 2, "pipeline": 2, "zero": 1}),
+        ("dapple", {"data": 2, "pipeline": 2, "zero": 3}),
+        ("dapple+", {"tensor": 2, "pipeline": 2}),
+        ("dapple", {"post_validation": True}),
+        ("pipeoffload", {"memory_limit": "40GiB"}),
+        ("chronos", {"memory_limit": "36GiB"}),
+    ],
+)
+def test_causes_sum_to_the_step_and_parts_to_the_peak(planner: str, options: dict[str, Any]) -> None:
+    why = explained(planner, **options)
+    assert sum(each.seconds for each in why.causes) == pytest.approx(why.step_time)
+    assert [parts.total for parts in why.memory] == pytest.approx([float(p) for p in why.timeline.peak_memory])
+    assert all(part >= 0 for parts in why.memory for part in vars(parts).values())
+
+
+def seconds(why: Explanation) -> dict[str, float]:
+    return {each.cause: each.seconds for each in why.causes}
+
+
+def test_tensor_parallelism_has_collectives_and_recomputation_is_named() -> None:
+    assert "collectives" not in seconds(explained())
+    parted = seconds(explained("dapple+", tensor=2, pipeline=2))
+    assert parted["collectives"] > 0
+    assert parted["recomputation"] > 0
+
+
+def test_few_micro_batches_bind_by_filling_and_draining() -> None:
+    assert "filling and draining the pipeline" in explained(micro_batches=4).binding
+    assert "more micro-batches or fewer pipeline devices would help most" in explained(micro_batches=4).binding
+
+
+def test_a_single_device_binds_by_computing() -> None:
+    assert explained(cluster="1xH200-141GB", micro_batches=64).binding.startswith("Computing binds")
+
+
+def test_states_are_weights_gradients_and_optimizer_in_megatrons_shares() -> None:
+    [parts] = {(p.gradients / p.weights, p.optimizer / p.weights) for p in explained().memory}
+    assert parts == pytest.approx((2, 6))
+
+
+def test_abstract_costs_are_not_explained() -> None:
+    costs = db.StageCosts.of(stages=2)
+    schedule = db.schedules["1f1b"](devices=2, micro_batches=2)
+    plan = Plan(planner="none", schedule=schedule, costs=costs, lower_bound=0, partition=((), ()))
+    assert explanation(plan, plan.simulate(), 1.0) is None
