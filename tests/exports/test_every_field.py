@@ -150,7 +150,7 @@ PLAN: Mapping[str, Plan] = {
 }
 """Field of a plan -> a plan that differs in it."""
 
-DESCRIPTIONS = {"planner", "lower_bound", "solve_seconds", "candidates", "cluster", "profile", "model"}
+DESCRIPTIONS = {"planner", "lower_bound", "solve_seconds", "candidates", "cluster", "profile", "model", "degree_search"}
 """What says how a plan was found, not how it runs; the model itself is the user's to bring."""
 
 

@@ -38,14 +38,14 @@ def reproduce(
     computations = [reports[name] for name in chosen]
     if pictures is not None:
         pictures.mkdir(parents=True, exist_ok=True)
-    found: list[Report] = []
+    results: list[Report] = []
     for name, compute in zip(chosen, computations, strict=True):
         log().print(f"Computing {name} ...")
-        found.append(compute(pictures))
+        results.append(compute(pictures))
         if not json:
-            _print(found[-1])
+            _print(results[-1])
     if json:
-        print_json({"reports": [_plain(report) for report in found]})
+        print_json({"reports": [_plain(report) for report in results]})
 
 
 def _print(report: Report) -> None:

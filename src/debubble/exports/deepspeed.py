@@ -105,9 +105,9 @@ def deepspeed(plan: Plan, settings: Mapping[str, Any]) -> Made:
     )
     bounds = [0, *itertools.accumulate(_length_of(stage) for stage in stages)]
     first = int(stages[0].embedding)
-    held = [layer for stage in stage_layers(plan, target="DeepSpeed") for layer in stage.layers]
-    recomputed = {first + layer.index for layer in held if layer.recomputes}
-    names = [*["embedding"] * first, f"{len(held)} decoder layers", *["head"] * stages[-1].head]
+    layers = [layer for stage in stage_layers(plan, target="DeepSpeed") for layer in stage.layers]
+    recomputed = {first + layer.index for layer in layers if layer.recomputes}
+    names = [*["embedding"] * first, f"{len(layers)} decoder layers", *["head"] * stages[-1].head]
     module = _MODULE.format(
         bounds=bounds,
         names=", ".join(names),

@@ -64,7 +64,7 @@ def best_of(problem: Problem, build: Callable[[PlacedStages], Schedule]) -> Solu
 
     Raises InfeasibleError with the last reason if none fits.
     """
-    found: list[tuple[Number, Solution]] = []
+    solutions: list[tuple[Number, Solution]] = []
     reason: DebubbleError | None = None
     for stages in placed_stages(problem):
         try:
@@ -73,10 +73,10 @@ def best_of(problem: Problem, build: Callable[[PlacedStages], Schedule]) -> Solu
         except DebubbleError as error:
             reason = error
             continue
-        found.append((time, stages.solution(schedule)))
-    if not found:
+        solutions.append((time, stages.solution(schedule)))
+    if not solutions:
         raise InfeasibleError(str(reason))
-    return min(found, key=lambda entry: entry[0])[1]
+    return min(solutions, key=lambda entry: entry[0])[1]
 
 
 def with_offload(stages: PlacedStages) -> StageCosts:

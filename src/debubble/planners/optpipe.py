@@ -40,13 +40,13 @@ def optpipe(problem: Problem) -> Solution:
     reason: DebubbleError | None = None
     for rank, stages in enumerate(choices):
         try:
-            found, from_cache = _ordered(problem, stages, effort.part(effort.left / (len(choices) - rank)))
+            candidate, from_cache = _ordered(problem, stages, effort.part(effort.left / (len(choices) - rank)))
         except InfeasibleError as error:
             reason = error
             continue
         cached = cached or from_cache
-        if best is None or found.value < best[0].value:
-            best = found, stages
+        if best is None or candidate.value < best[0].value:
+            best = candidate, stages
     if best is None:
         raise InfeasibleError(str(reason))
     incumbent, stages = best
@@ -87,14 +87,14 @@ def initial(problem: OrderProblem, effort: Effort) -> list[Schedule]:
     linear = problem.placement == Placement.linear(problem.devices)
     build = partial(_built, problem)
     effort.spend(START * problem.stages * problem.micro_batches * TRIED)
-    found: list[Schedule | None] = []
+    schedules_built: list[Schedule | None] = []
     if problem.offload and problem.placement == Placement.looped(problem.devices, problem.placement.chunks):
-        found.append(build("pipeoffload", chunks=problem.placement.chunks))
+        schedules_built.append(build("pipeoffload", chunks=problem.placement.chunks))
     if problem.offload and linear:
-        found.append(build("adaoffload"))
+        schedules_built.append(build("adaoffload"))
     if linear:
-        found.append(build("zb", steps=0))
-    starts = _fastest_first(problem, filter(None, found))
+        schedules_built.append(build("zb", steps=0))
+    starts = _fastest_first(problem, filter(None, schedules_built))
     moves_nothing = lower_bound(replace(problem, offload=False, recompute=False))
     if linear and effort.left > SEARCHED and (not starts or problem.value(starts[0]) > moves_nothing):
         effort.spend(SEARCHED)

@@ -60,8 +60,8 @@ def portfolio(problem: Problem) -> Solution:
     best = candidates[0]
     for rank, candidate in enumerate(candidates[:FINALISTS]):
         share = effort.part(effort.left / (min(FINALISTS, len(candidates)) - rank))
-        found = improve(problem, candidate, effort=share)
-        best = min(best, found, key=lambda c: c.time)
+        improved = improve(problem, candidate, effort=share)
+        best = min(best, improved, key=lambda c: c.time)
     return replace(best.solution, cut_off=effort.cut_off)
 
 

@@ -69,7 +69,7 @@ def _ask(task: Task, running: set[Worker]) -> Answer:
         running.add(worker)
         try:
             patience = problem.begun().brake.left + PATIENCE
-            said, told = worker.communicate(pickle.dumps(task), timeout=patience)
+            output, errors = worker.communicate(pickle.dumps(task), timeout=patience)
         except subprocess.TimeoutExpired:
             worker.kill()
             raise CutOffError(
@@ -78,9 +78,9 @@ def _ask(task: Task, running: set[Worker]) -> Answer:
         finally:
             running.discard(worker)
     if worker.returncode:
-        last = told.decode(errors="replace").strip().splitlines()[-1:]
+        last = errors.decode(errors="replace").strip().splitlines()[-1:]
         raise InfeasibleError(f"It failed: {' '.join(last)}")
-    answer = pickle.loads(said)
+    answer = pickle.loads(output)
     if isinstance(answer, DebubbleError):
         raise answer
     solution, seconds = answer

@@ -20,8 +20,8 @@ def order(published: Mapping[str, float], ours: Figures) -> str:
     names = sorted(compared, key=lambda name: published[name])
     if all(compared[before] <= compared[after] for before, after in itertools.pairwise(names)):
         return f"The order is the published one: {', '.join(names)}."
-    found = sorted(compared, key=lambda name: compared[name])
-    return f"The published order is {', '.join(names)}; ours is {', '.join(found)}."
+    ordered = sorted(compared, key=lambda name: compared[name])
+    return f"The published order is {', '.join(names)}; ours is {', '.join(ordered)}."
 
 
 def fastest(name: str, speed_up: float | None, others: Figures) -> str:

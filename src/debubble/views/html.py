@@ -146,7 +146,7 @@ def _scene(scene: Scene) -> dict[str, Any]:
                     for b in scene.bubbles[device]
                 ],
                 "around": [[_short(p.start), _short(p.end), p.what] for p in scene.phases if p.device == device],
-                "memory": [[time, held] for time, held in _settled(scene.memory[device]).items()],
+                "memory": [[time, level] for time, level in _settled(scene.memory[device]).items()],
                 "limit": None if scene.limits[device] is None else float(scene.limits[device] or 0),
             }
             for device in range(scene.devices)
@@ -156,7 +156,7 @@ def _scene(scene: Scene) -> dict[str, Any]:
 
 def _settled(curve: Curve) -> dict[float, float]:
     """Time -> bytes, once everything of that instant has happened."""
-    return {_short(time): _short(held) for time, held in curve}
+    return {_short(time): _short(level) for time, level in curve}
 
 
 def _short(number: Number) -> float:

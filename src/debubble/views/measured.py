@@ -40,8 +40,8 @@ def measured_memory(trace: Trace) -> tuple[tuple[tuple[Number, Number], ...], ..
 def measured_peaks(trace: Trace) -> tuple[Number, ...] | None:
     """Per device, the most bytes sampled in any warm step; None if some device has no sample."""
     samples = [sample for step in trace.warm for sample in step.memory]
-    held = [[s.bytes for s in samples if s.device == device] for device in range(trace.devices)]
-    return tuple(map(max, held)) if all(held) else None
+    sampled = [[s.bytes for s in samples if s.device == device] for device in range(trace.devices)]
+    return tuple(map(max, sampled)) if all(sampled) else None
 
 
 def _check(program: Program, trace: Trace) -> None:

@@ -122,9 +122,9 @@ def _messages(scene: Scene, place: _Places, first: int) -> Iterator[dict[str, An
 
 def _memory(scene: Scene, first: int) -> Iterator[dict[str, Any]]:
     for device, curve in enumerate(scene.memory):
-        for time, held in curve:
+        for time, level in curve:
             counter = {"ph": "C", "name": "memory", "pid": first + device, "tid": 0}
-            yield {**counter, "ts": _microseconds(time), "args": {"bytes": float(held)}}
+            yield {**counter, "ts": _microseconds(time), "args": {"bytes": float(level)}}
 
 
 def _phases(scene: Scene, first: int) -> Iterator[dict[str, Any]]:

@@ -111,7 +111,7 @@ def _draw_memory(axes: Axes, scene: Scene) -> None:
     most = max(float(peak) for peak in scene.peak_memory)
     unit, scale = ("GiB", 2**30) if most >= 2**30 else ("MiB", 2**20) if most >= 2**20 else ("", 1)
     for device, curve in enumerate(scene.memory):
-        points = dict((float(time), float(held) / scale) for time, held in curve)
+        points = dict((float(time), float(level) / scale) for time, level in curve)
         points[float(scene.timeline.makespan)] = float(curve[-1][1]) / scale
         color = shade("#2b5c8f", device, chunks=max(scene.devices, 2))
         axes.step(list(points), list(points.values()), where="post", color=color, linewidth=1)

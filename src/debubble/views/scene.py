@@ -138,7 +138,7 @@ class Scene:
     @cached_property
     def peak_memory(self) -> tuple[Number, ...]:
         """Highest memory of each device, in bytes."""
-        return tuple(max(held for _, held in curve) for curve in self.memory)
+        return tuple(max(level for _, level in curve) for curve in self.memory)
 
     @cached_property
     def limits(self) -> tuple[Number | None, ...]:

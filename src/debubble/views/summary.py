@@ -119,10 +119,10 @@ def stage_summaries(scene: Scene) -> list[StageSummary]:
 
 def _idle_by_stage(scene: Scene) -> list[dict[Cause, Number]]:
     idle: list[dict[Cause, Number]] = [dict.fromkeys(Cause, 0) for _ in range(scene.timeline.program.schedule.stages)]
-    for device, found in enumerate(scene.bubbles):
+    for device, bubbles in enumerate(scene.bubbles):
         work = [o for o in scene.timeline.compute[device] if o.op.kind in WORK]
         at = 0
-        for bubble in found:
+        for bubble in bubbles:
             while at < len(work) - 1 and work[at].start < bubble.end:
                 at += 1
             idle[work[at].op.stage][bubble.cause] += bubble.duration

@@ -49,26 +49,26 @@ class Decomposition:
 
 def decompose(inst: Instance, *, effort: Effort, seed: int) -> Decomposition:
     """The pooled program's answer by decomposition, as good as it gets with that effort."""
-    found = Decomposition(None, float("inf"), 0)
+    best = Decomposition(None, float("inf"), 0)
     search = _BendersSearch(inst, effort)
     for _ in range(ROUNDS):
         if effort.over:
             break
-        gap = max(TOLERANCE / 3, min(LOOSE, found.gap / 10))
+        gap = max(TOLERANCE / 3, min(LOOSE, best.gap / 10))
         counts = search.master.solve(effort.part(PATIENCE), gap=gap, seed=seed)
         if counts is None:
             break
-        found = replace(found, bound=max(found.bound, counts.bound))
+        best = replace(best, bound=max(best.bound, counts.bound))
         assignments = search.priced(counts)
         if assignments is not None:
             times = [sum(a.times(inst)) for a in assignments]
             value = inst.weight * max(times) + sum(times)
-            if value < found.value:
+            if value < best.value:
                 layers = merged([a.layers for a in assignments], inst)
-                found = Decomposition(layers, value, found.bound, tuple(assignments), counts)
-        if found.gap <= TOLERANCE:
+                best = Decomposition(layers, value, best.bound, tuple(assignments), counts)
+        if best.gap <= TOLERANCE:
             break
-    return found
+    return best
 
 
 class _BendersSearch:
@@ -84,34 +84,34 @@ class _BendersSearch:
 
     def priced(self, counts: LayerCounts) -> list[Assignment] | None:
         """Solve every device for the counts and teach the master; None if a device cannot hold its layers."""
-        asked = list(enumerate(zip(counts.held, counts.opened, strict=True)))
+        asked = list(enumerate(zip(counts.loads, counts.opened, strict=True)))
         for device, (_, opened) in asked:
             self._probe(device, opened)
-        answers = [self._answer(device, held, opened) for device, (held, opened) in asked]
-        for device, (held, opened) in asked:
+        answers = [self._answer(device, load, opened) for device, (load, opened) in asked]
+        for device, (load, opened) in asked:
             answer = answers[device]
             if answer is None or sum(answer.times(self.inst)) > counts.slowest * (1 + TOLERANCE):
                 # The master would only move the same layers elsewhere.
                 for other in range(len(self.inst.devices)):
                     if self._may_hold(other, opened):
-                        self._answer(other, held, opened)
+                        self._answer(other, load, opened)
         return None if None in answers else [a for a in answers if a is not None]
 
     def _may_hold(self, device: int, opened: Open) -> bool:
         return all(set(some) <= set(runs) for some, runs in zip(opened, widest(self.inst, device), strict=True))
 
-    def _answer(self, device: int, held: tuple[int, ...], opened: Open) -> Assignment | None:
-        key = (device, held, opened)
+    def _answer(self, device: int, load: tuple[int, ...], opened: Open) -> Assignment | None:
+        key = (device, load, opened)
         if key not in self._answers:
-            self._learn(device, opened, held)
+            self._learn(device, opened, load)
             # Layers taken from an answer may leave a chunk empty; only so are fewer layers never slower.
-            answer = fastest(self.inst, self.inst.devices[device], held, opened, self.effort, filled=False)
-            self.master.learn_time(device, opened, held, None if answer is None else answer.bound, exactly=False)
+            answer = fastest(self.inst, self.inst.devices[device], load, opened, self.effort, filled=False)
+            self.master.learn_time(device, opened, load, None if answer is None else answer.bound, exactly=False)
             if answer is not None and len(answer.fills) < self.inst.chunks:
-                answer = fastest(self.inst, self.inst.devices[device], held, opened, self.effort, filled=True)
+                answer = fastest(self.inst, self.inst.devices[device], load, opened, self.effort, filled=True)
                 # Of layers of one run, one can always be taken from a chunk that holds two.
                 several = len({run for runs in opened for run in runs}) > 1
-                self.master.learn_time(device, opened, held, None if answer is None else answer.bound, exactly=several)
+                self.master.learn_time(device, opened, load, None if answer is None else answer.bound, exactly=several)
             self._answers[key] = answer if answer is not None and answer.layers else None
         return self._answers[key]
 
@@ -119,14 +119,14 @@ class _BendersSearch:
         """Cuts all over the range of layers that a device may come to hold."""
         if (device, opened) not in self._probed:
             self._probed.add((device, opened))
-            for held in _probes(self.inst, opened):
-                self._learn(device, opened, held)
+            for load in _probes(self.inst, opened):
+                self._learn(device, opened, load)
 
-    def _learn(self, device: int, opened: Open, held: Sequence[int]) -> None:
+    def _learn(self, device: int, opened: Open, load: Sequence[int]) -> None:
         self.effort.spend(LINEAR)
-        found = time_bound(self.inst, self.inst.devices[device], held, opened)
-        if found is not None:
-            self.master.learn(device, opened, found)
+        bound = time_bound(self.inst, self.inst.devices[device], load, opened)
+        if bound is not None:
+            self.master.learn(device, opened, bound)
 
 
 def _probes(inst: Instance, opened: Open) -> Iterator[tuple[int, ...]]:
@@ -149,10 +149,10 @@ def evened(inst: Instance, pooled: Decomposition, effort: Effort) -> Decompositi
         return replace(pooled, layers=None, value=float("inf"))
     slowest = pooled.assignments[0].times(inst)
     pieces = []
-    for device, held, opened, answer in zip(
-        inst.devices, pooled.counts.held, pooled.counts.opened, pooled.assignments, strict=True
+    for device, load, opened, answer in zip(
+        inst.devices, pooled.counts.loads, pooled.counts.opened, pooled.assignments, strict=True
     ):
-        other = fastest(inst, device, held, opened, effort, filled=True, caps=slowest)
+        other = fastest(inst, device, load, opened, effort, filled=True, caps=slowest)
         piece = other if other is not None and other.layers else answer
         slowest = [max(pair) for pair in zip(slowest, piece.times(inst), strict=True)]
         pieces.append(piece)

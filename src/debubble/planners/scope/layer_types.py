@@ -104,10 +104,10 @@ def _options(layer: Sequence[Unit], strategies: Sequence[str] | None) -> list[Op
         return _efficient(_option(layer, each) for each in uniform)
     partial: list[tuple[str, ...]] = [()]
     for size, unit in enumerate(layer, start=1):
-        found = [_option(layer[:size], (*each, name)) for each in partial for name in unit.strategies]
+        options = [_option(layer[:size], (*each, name)) for each in partial for name in unit.strategies]
         # What a unit keeps may depend on whether the one before it recomputes in full.
-        after_full = [option for option in found if option.strategies[-1] == "full"]
-        partial = [option.strategies for option in dict.fromkeys(_efficient(found) + _efficient(after_full))]
+        after_full = [option for option in options if option.strategies[-1] == "full"]
+        partial = [option.strategies for option in dict.fromkeys(_efficient(options) + _efficient(after_full))]
     return _efficient(_option(layer, each) for each in partial)
 
 

@@ -23,7 +23,7 @@ COARSER = 2**8
 class LayerCounts:
     """An answer of the master."""
 
-    held: tuple[tuple[int, ...], ...]
+    loads: tuple[tuple[int, ...], ...]
     """Layers per device and run."""
     opened: tuple[Open, ...]
     """Per device and chunk, the runs whose layers it may hold without breaking the order, whatever the others do."""
@@ -47,7 +47,7 @@ class Master:
         ]
         self._place_and_fill()
         self._keep_the_order()
-        self._held = [[self._total(r, device.stages) for r in range(len(inst.counts))] for device in inst.devices]
+        self._loads = [[self._total(r, device.stages) for r in range(len(inst.counts))] for device in inst.devices]
         most = inst.most // COARSER
         self._times = [self._model.new_int_var(0, most, "") for _ in inst.devices]
         self._slowest = self._model.new_int_var(0, most, "")
@@ -58,9 +58,9 @@ class Master:
         self._conditions: dict[tuple[int, int, int, str], Any] = {}
 
     def _total(self, run: int, stages: Sequence[int]) -> Any:
-        held = self._model.new_int_var(0, self._inst.counts[run], "")
-        self._model.add(held == sum(self._layers[run][s] for s in stages))
-        return held
+        load = self._model.new_int_var(0, self._inst.counts[run], "")
+        self._model.add(load == sum(self._layers[run][s] for s in stages))
+        return load
 
     def _place_and_fill(self) -> None:
         """C_1; and a stage holds at least one layer."""
@@ -89,16 +89,16 @@ class Master:
         if key in self._known:
             return
         self._known.add(key)
-        floor = cut.constant // COARSER + sum(slope // COARSER * self._held[device][r] for r, slope in cut.slopes)
+        floor = cut.constant // COARSER + sum(slope // COARSER * self._loads[device][r] for r, slope in cut.slopes)
         constraint = self._model.add(self._times[device] >= floor)
         if closed:
             constraint.only_enforce_if(closed)
 
-    def learn_time(self, device: int, opened: Open, held: Sequence[int], time: int | None, *, exactly: bool) -> None:
+    def learn_time(self, device: int, opened: Open, load: Sequence[int], time: int | None, *, exactly: bool) -> None:
         """With no other runs open and at least these layers per run (or exactly these) it takes that long; None: it
         cannot be."""
         conditions = self._closed(device, opened)
-        for run, number in enumerate(held):
+        for run, number in enumerate(load):
             if number > 0:
                 conditions.append(self._condition(device, run, number, ">="))
             if exactly:
@@ -112,9 +112,9 @@ class Master:
         """A literal that is true if the device holds at least or at most that many layers of the run."""
         key = (device, run, number, sense)
         if key not in self._conditions:
-            held = self._held[device][run]
+            load = self._loads[device][run]
             self._conditions[key] = self._model.new_bool_var("")
-            otherwise = held < number if sense == ">=" else held > number
+            otherwise = load < number if sense == ">=" else load > number
             self._model.add(otherwise).only_enforce_if(~self._conditions[key])
         return self._conditions[key]
 
@@ -126,7 +126,7 @@ class Master:
             return None
         self._start_from(solver)
         return LayerCounts(
-            held=tuple(tuple(solver.value(number) for number in row) for row in self._held),
+            loads=tuple(tuple(solver.value(number) for number in row) for row in self._loads),
             opened=tuple(self._opened(solver, device) for device in range(len(self._inst.devices))),
             slowest=(solver.value(self._slowest) + 1) * COARSER,
             bound=int(solver.best_objective_bound - 1e-6) * COARSER,

@@ -44,24 +44,24 @@ def plan(problem: Problem, *, strategies: Sequence[str] | None = None, polish: b
     effort = problem.begun()
     choices = problem.chunk_choices
     program_effort = effort.part(problem.effort * (0.5 if polish else 1.0))
-    found: list[PricedSchedule] = []
+    candidates: list[PricedSchedule] = []
     reasons: list[str] = []
     gaps: list[str] = []
     for left, chunks in zip(range(len(choices), 0, -1), choices, strict=True):
         try:
             answers = _answers(problem, chunks, strategies, effort=program_effort.part(program_effort.left / left))
-            found += _simulated(problem, chunks, strategies, answers, polish=polish)
+            candidates += _simulated(problem, chunks, strategies, answers, polish=polish)
             gaps += _gaps(chunks, answers)
         except (InfeasibleError, SolverError) as error:
             reasons.append(str(error))
     if polish:
-        found += _baselines(problem, strategies)
-    if not found:
+        candidates += _baselines(problem, strategies)
+    if not candidates:
         raise CutOffError(reasons[0]) if effort.cut_off else InfeasibleError(reasons[0])
-    found.sort(key=lambda c: c.time)
-    best = found[0]
+    candidates.sort(key=lambda c: c.time)
+    best = candidates[0]
     if polish:
-        finalists = found[:FINALISTS]
+        finalists = candidates[:FINALISTS]
         for left, candidate in zip(range(len(finalists), 0, -1), finalists, strict=True):
             again = improve(problem, candidate, effort=effort.part(effort.left / left), strategies=strategies)
             best = min(best, again, key=lambda c: c.time)
@@ -75,7 +75,7 @@ BASELINES = ("megatron-even", "pipedream", "merak", "adapipe")
 
 def _baselines(problem: Problem, strategies: Sequence[str] | None) -> list[PricedSchedule]:
     """The baselines' answers; AdaPipe's only if every strategy is allowed, as the others use none but `full`."""
-    found = []
+    candidates = []
     for name in BASELINES if strategies is None else BASELINES[:-1]:
         try:
             result = planners[name](problem)
@@ -83,8 +83,8 @@ def _baselines(problem: Problem, strategies: Sequence[str] | None) -> list[Price
             continue
         answer = result.solution
         pipeline_time = float(problem.time_of(result.timeline))
-        found.append(PricedSchedule(pipeline_time, answer.schedule, answer.costs, answer.partition))
-    return found
+        candidates.append(PricedSchedule(pipeline_time, answer.schedule, answer.costs, answer.partition))
+    return candidates
 
 
 def megatron_schedule(problem: Problem, chunks: int) -> Schedule:

@@ -33,10 +33,10 @@ class Assignment:
 
     def times(self, inst: Instance) -> list[int]:
         """Time per chunk."""
-        found = [0] * inst.chunks
+        times = [0] * inst.chunks
         for (chunk, run, option), number in self.layers.items():
-            found[chunk] += number * inst.times[run][option]
-        return found
+            times[chunk] += number * inst.times[run][option]
+        return times
 
     @property
     def fills(self) -> set[int]:
@@ -51,15 +51,15 @@ class TimeBound:
     constant: int
     slopes: tuple[tuple[int, int], ...]
 
-    def at(self, held: Sequence[int]) -> int:
+    def at(self, load: Sequence[int]) -> int:
         """The bound for these layers per run."""
-        return self.constant + sum(slope * held[run] for run, slope in self.slopes)
+        return self.constant + sum(slope * load[run] for run, slope in self.slopes)
 
 
 def fastest(
     inst: Instance,
     device: DeviceInstance,
-    held: Sequence[int],
+    load: Sequence[int],
     opened: Open,
     effort: Effort,
     *,
@@ -73,8 +73,8 @@ def fastest(
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
-    layers = {key: model.new_int_var(0, held[key[1]], "") for key in _keys(inst, opened) if held[key[1]]}
-    for run, number in enumerate(held):
+    layers = {key: model.new_int_var(0, load[key[1]], "") for key in _keys(inst, opened) if load[key[1]]}
+    for run, number in enumerate(load):
         model.add(sum(v for (_, r, _), v in layers.items() if r == run) == number)
     if filled:
         for chunk in range(inst.chunks):
@@ -122,13 +122,13 @@ def _fit(model: Any, device: DeviceInstance, layers: Mapping[tuple[int, int, int
         )
 
 
-def time_bound(inst: Instance, device: DeviceInstance, held: Sequence[int], opened: Open) -> TimeBound | None:
+def time_bound(inst: Instance, device: DeviceInstance, load: Sequence[int], opened: Open) -> TimeBound | None:
     """The linear bound on the device's time that is tightest at `held`; None if no fraction of layers fits.
 
     Whatever prices a combination alive and an empty chunk are given, the cheapest way to hold a layer bounds the time;
     the relaxation's dual gives the best prices, and the bound is computed from them in integers.
     """
-    prices = _prices(inst, device, held, opened)
+    prices = _prices(inst, device, load, opened)
     return None if prices is None else bound_of_prices(inst, device, opened, *prices)
 
 
@@ -146,7 +146,7 @@ def bound_of_prices(
 
 
 def _prices(
-    inst: Instance, device: DeviceInstance, held: Sequence[int], opened: Open
+    inst: Instance, device: DeviceInstance, load: Sequence[int], opened: Open
 ) -> tuple[list[float], list[float]] | None:
     """The dual of the device program's linear relaxation, without what recomputation brings back."""
     from ortools.linear_solver import pywraplp
@@ -160,7 +160,7 @@ def _prices(
             constraint.SetCoefficient(layers[key], entry)
         return constraint
 
-    for run, number in enumerate(held):
+    for run, number in enumerate(load):
         row(number, number, {key: 1 for key in layers if key[1] == run})
     memory = [
         row(

@@ -160,11 +160,11 @@ def figure_16() -> Table:
 
 def _stored_blocks(order: Sequence[Op], first: int) -> int:
     """Peak of a device in blocks of the stages from `first` on."""
-    held = most = 0
+    alive = most = 0
     for op in order:
         if op.stage >= first:
-            held += {Kind.F: 1, Kind.B: -1}.get(op.kind, 0)
-            most = max(most, held)
+            alive += {Kind.F: 1, Kind.B: -1}.get(op.kind, 0)
+            most = max(most, alive)
     return most
 
 

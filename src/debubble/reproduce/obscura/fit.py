@@ -89,8 +89,8 @@ def units(family: str | Family, size: str, *, bandwidth: float | None = BANDWIDT
     parameters = layers * LAYER_PARAMETERS + TABLE_PARAMETERS
     largest = LAYERS["28B"] * LAYER_PARAMETERS + TABLE_PARAMETERS
     static = STATIC * DEVICES * parameters / largest / layers
-    held = ACTIVATION * DEVICES / LAYERS["28B"]
-    halves = [_attention(f, held, static), _mlp(f, held, static)]
+    layer_activation = ACTIVATION * DEVICES / LAYERS["28B"]
+    halves = [_attention(f, layer_activation, static), _mlp(f, layer_activation, static)]
     inner = [_unit(kind, layer, *half) for layer in range(layers) for kind, half in zip(_KINDS, halves, strict=True)]
     ends = [_unit(kind, None, 0.0, 0.0, {"none": Strategy(0.0)}) for kind in ("embedding", "head")]
     return Units(
@@ -104,23 +104,23 @@ _KINDS = ("attention", "mlp")
 _Half = tuple[float, float, dict[str, Strategy]]
 
 
-def _attention(f: Family, held: float, static: float) -> _Half:
-    time, activation = ATTENTION_TIME, ATTENTION_ACTIVATION * held
+def _attention(f: Family, layer_activation: float, static: float) -> _Half:
+    time, activation = ATTENTION_TIME, ATTENTION_ACTIVATION * layer_activation
     strategies = {
         "none": Strategy(activation),
         "cmb": Strategy(activation * f.cheap_kept, f.cheap_time * time),
-        "full": Strategy(f.full_kept / 2 * held, time),
+        "full": Strategy(f.full_kept / 2 * layer_activation, time),
     }
     return time, static / 3, strategies
 
 
-def _mlp(f: Family, held: float, static: float) -> _Half:
-    time, activation = 1 - ATTENTION_TIME, (1 - ATTENTION_ACTIVATION) * held
+def _mlp(f: Family, layer_activation: float, static: float) -> _Half:
+    time, activation = 1 - ATTENTION_TIME, (1 - ATTENTION_ACTIVATION) * layer_activation
     strategies = {
         "none": Strategy(activation),
         "cmb": Strategy(activation * f.cheap_kept, f.cheap_time * time),
-        "mlp": Strategy((f.mlp_kept - ATTENTION_ACTIVATION) * held, f.mlp_time),
-        "full": Strategy(f.full_kept / 2 * held, time),
+        "mlp": Strategy((f.mlp_kept - ATTENTION_ACTIVATION) * layer_activation, f.mlp_time),
+        "full": Strategy(f.full_kept / 2 * layer_activation, time),
     }
     return time, 2 * static / 3, strategies
 

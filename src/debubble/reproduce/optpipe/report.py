@@ -79,9 +79,9 @@ def row(setting: Setting) -> Row:
     samples = room(setting.devices, setting.model)
     baselines = (method for method in OURS if method != "OptPipe")
     timelines = {m: t for m in baselines if (t := attempt(setting, m, samples)) is not None}
-    found = searched(setting, samples)
-    if found is not None:
-        timelines["OptPipe"] = found
+    result = searched(setting, samples)
+    if result is not None:
+        timelines["OptPipe"] = result
     return Row(setting, PRINTED.get(setting, {}), timelines)
 
 
@@ -252,7 +252,7 @@ def toy_table(toys: Mapping[int, Mapping[str, Timeline]]) -> Table:
 
 def _memory_use(rows: tuple[Row, ...]) -> Table:
     """Figure 5: least, average and greatest peak over the devices, in GiB."""
-    found: list[tuple[Cell, ...]] = []
+    cells: list[tuple[Cell, ...]] = []
     more = settings = 0
     for row in rows:
         if row.setting.micro_batches not in (16, 32) or any(method not in row.timelines for method in FIGURE_5):
@@ -264,13 +264,13 @@ def _memory_use(rows: tuple[Row, ...]) -> Table:
             over = f"more than the device's {there:.0f}" if max(peaks) > there else "yes"
             averages.append(sum(peaks) / len(peaks))
             figures = (min(peaks), averages[-1], max(peaks))
-            found.append((*_named(row), method, *(round(figure, 2) for figure in figures), over))
+            cells.append((*_named(row), method, *(round(figure, 2) for figure in figures), over))
         settings += 1
         more += averages[1] > averages[0]
     return Table(
         title="Figure 5: peak memory per device in GiB",
         columns=("GPUs", "model", "micro-batches", "size", "method", "least", "average", "greatest", "fits"),
-        rows=tuple(found),
+        rows=tuple(cells),
         basis="fitted",
         note="The figure's numbers are missing from the text; it says that OptPipe uses more of the memory there is: on"
         f" average over the devices it does in {more} of {settings} settings here."

@@ -142,12 +142,12 @@ def samples_needed(setting: Setting, method: str) -> float:
 
 def _most_held(costs: OpCosts, recomputed: Container[tuple[int, int]], order: Sequence[Op]) -> float:
     """Bytes; where nothing but compute changes memory, the list alone says it."""
-    held = most = 0.0
+    memory = most = 0.0
     for op in order:
         explicit = op[1:] in recomputed
-        held += float(costs.allocates(op, explicit=explicit))
-        most = max(most, held)
-        held -= float(costs.frees(op, explicit=explicit))
+        memory += float(costs.allocates(op, explicit=explicit))
+        most = max(most, memory)
+        memory -= float(costs.frees(op, explicit=explicit))
     return most
 
 
