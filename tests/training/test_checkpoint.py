@@ -12,7 +12,7 @@ from debubble.runtime.distributed.sharding import ShardBlock, TensorShard
 from debubble.training.checkpoint import folder as checkpoint_folder
 from debubble.training.checkpoint import folder as manifest
 from debubble.training.checkpoint import saver as checkpoint
-from debubble.training.checkpoint.folder import DamagedError, Digest, Progress
+from debubble.training.checkpoint.folder import DamagedError, Digest, RunProgress
 from debubble.training.checkpoint.saver import CheckpointError, Saver
 from tests.runtime import gloo_ranks
 
@@ -34,8 +34,8 @@ def state(value: float) -> dict[str, TensorShard]:
     return {"model.head.weight": whole(value, value + 1), "optimizer.head.weight.step": step}
 
 
-def progress(step: int) -> Progress:
-    return Progress(step=step, samples=8 * step, seed=5, model={"hidden_size": 4}, recipe={"clip": 0.5})
+def progress(step: int) -> RunProgress:
+    return RunProgress(step=step, samples=8 * step, seed=5, model={"hidden_size": 4}, recipe={"clip": 0.5})
 
 
 def save(folder: Path, content: dict[str, TensorShard], step: int, *, keep: int = 1) -> None:

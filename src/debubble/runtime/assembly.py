@@ -107,11 +107,11 @@ def build_part(
 
     They are `modules`, if these are given.
     """
-    held, dtype = plan.schedule.placement.stages_of[device], DTYPES[plan.options.dtype]
+    numbers, dtype = plan.schedule.placement.stages_of[device], DTYPES[plan.options.dtype]
     if modules is not None:
-        built, adapters = {stage: modules.stage(stage) for stage in held}, None
+        built, adapters = {stage: modules.stage(stage) for stage in numbers}, None
     else:
-        built, adapters = _hf_stages(plan, held, model, seed)
+        built, adapters = _hf_stages(plan, numbers, model, seed)
     last = plan.schedule.stages - 1
     if built.get(last):
         built[last][-1].loss = loss
@@ -162,12 +162,12 @@ def may_pad(plan: Plan) -> bool:
 
 
 def _hf_stages(
-    plan: Plan, held: Sequence[int], model: nn.Module | None, seed: int
+    plan: Plan, numbers: Sequence[int], model: nn.Module | None, seed: int
 ) -> tuple[dict[int, list[UnitModule]], Adapters | None]:
     """The stages of a plan's Hugging Face model, with the parameters of `model` if it is given."""
     assert plan.model is not None
     wide = torch.float64 if plan.options.dtype == "fp64" else torch.float32
-    built = {s: build_stage(plan.model, plan.partition[s], seed=seed, dtype=wide) for s in held}
+    built = {s: build_stage(plan.model, plan.partition[s], seed=seed, dtype=wide) for s in numbers}
     everything = [unit for units in built.values() for unit in units]
     adapters = _adapters(plan, everything, model)
     if adapters is not None:
@@ -186,32 +186,32 @@ def _adapters(plan: Plan, units: Sequence[UnitModule], model: nn.Module | None) 
     rank = plan.options.lora
     if model is None:
         return new_adapters(units, ModelConfig.from_hf(plan.model or {}).family, rank=rank) if rank else None
-    given = given_adapters(model)
-    of_model = 0 if given is None else max((adapter.rank for adapter in given.of.values()), default=0)
+    adapters = given_adapters(model)
+    of_model = 0 if adapters is None else max((adapter.rank for adapter in adapters.of.values()), default=0)
     if rank != of_model:
         raise InputError(
             f"The plan is made for LoRA adapters of rank {rank} (0: none), but the model has rank {of_model}: make the"
             f" plan with `--lora {of_model}`, or give the model other adapters."
         )
-    return given
+    return adapters
 
 
 def take_over(units: Iterable[UnitModule], model: nn.Module) -> None:
     """Let the units have a Hugging Face model's own parameters (or their values, if these have another dtype)."""
-    given = {plain_name(name): parameter for name, parameter in model.state_dict(keep_vars=True).items()}
+    own = {plain_name(name): parameter for name, parameter in model.state_dict(keep_vars=True).items()}
     for unit in units:
         for name, parameter in unit.hf_parameters().items():
-            if name not in given:
+            if name not in own:
                 raise InputError(f"The model has no parameter '{name}', which the plan's model has.")
-            if given[name].shape != parameter.shape:
+            if own[name].shape != parameter.shape:
                 raise InputError(
-                    f"The model's '{name}' has shape {list(given[name].shape)}, the plan's {list(parameter.shape)}."
+                    f"The model's '{name}' has shape {list(own[name].shape)}, the plan's {list(parameter.shape)}."
                 )
-            if given[name].dtype == parameter.dtype:
-                share([[unit]], parameter, given[name])
+            if own[name].dtype == parameter.dtype:
+                share([[unit]], parameter, own[name])
             else:
-                parameter.data.copy_(given[name])
-                parameter.requires_grad_(given[name].requires_grad)
+                parameter.data.copy_(own[name])
+                parameter.requires_grad_(own[name].requires_grad)
 
 
 def share(stages: Iterable[Iterable[UnitModule]], parameter: nn.Parameter, instead: nn.Parameter) -> None:

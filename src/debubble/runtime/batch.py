@@ -99,13 +99,13 @@ def _tokens_and_targets(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
             " position is to predict)."
         )
     name = "labels" if "labels" in batch else "targets"
-    tokens, given = batch["input_ids"], batch[name]
-    if tokens.dim() != 2 or tokens.shape != given.shape:
+    tokens, labels = batch["input_ids"], batch[name]
+    if tokens.dim() != 2 or tokens.shape != labels.shape:
         raise InputError(
             f"'input_ids' and '{name}' must both have shape [rows, length], not"
-            f" {list(tokens.shape)} and {list(given.shape)}."
+            f" {list(tokens.shape)} and {list(labels.shape)}."
         )
-    return tokens, _shifted(given) if name == "labels" else given
+    return tokens, _shifted(labels) if name == "labels" else labels
 
 
 def _shifted(labels: Tensor) -> Tensor:

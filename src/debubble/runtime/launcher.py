@@ -185,13 +185,15 @@ class _Word(msgspec.Struct):
 
 
 def _last_words(scratch: Path) -> dict[int, _Word]:
-    """By rank, also of those that the agent has ended."""
-    found: dict[int, _Word] = {}
+    """The error file of each rank that has left one, also of those that the agent has ended."""
+    words: dict[int, _Word] = {}
     for file in scratch.glob("**/error.json"):
-        told = json.loads(file.read_text())["message"]
-        if isinstance(told, dict) and "doing" in told["extraInfo"]:
-            found[int(file.parent.name)] = msgspec.convert({"message": told["message"], **told["extraInfo"]}, _Word)
-    return found
+        content = json.loads(file.read_text())["message"]
+        if isinstance(content, dict) and "doing" in content["extraInfo"]:
+            words[int(file.parent.name)] = msgspec.convert(
+                {"message": content["message"], **content["extraInfo"]}, _Word
+            )
+    return words
 
 
 def _report(failures: dict[int, Any], words: dict[int, _Word]) -> RankFailedError:

@@ -75,12 +75,18 @@ class ShortageError(DebubbleError):
     """A device ran out of memory; the sentences say what was predicted there, and which plan would fit."""
 
 
-def explained(error: DeviceMemoryError, plan: Plan, *, held: float) -> ShortageError:
-    """`held`: bytes that the device held when it happened."""
+def explained(error: DeviceMemoryError, plan: Plan, *, memory: float) -> ShortageError:
+    """Explain the error and advise a plan that fits.
+
+    Args:
+        error: The shortage.
+        plan: What ran.
+        memory: Bytes that the device held when it happened.
+    """
     predicted = predicted_at(error, plan)
     return ShortageError(
-        f"{error}  It held {readable(held)} of parameters, states and activations; the plan has {readable(predicted)}"
-        f" there.  {_advice(plan, beyond=max(0.0, held - predicted))}"
+        f"{error}  It held {readable(memory)} of parameters, states and activations; the plan has {readable(predicted)}"
+        f" there.  {_advice(plan, beyond=max(0.0, memory - predicted))}"
     )
 
 
@@ -88,7 +94,7 @@ def predicted_at(error: DeviceMemoryError, plan: Plan) -> float:
     """Bytes that the plan has on the device when the operation starts, with what it allocates."""
     timeline = plan.simulate()
     start = timeline.by_name[error.operation].start
-    return float([held for at, held in timeline.memory[error.device] if at <= start][-1])
+    return float([memory for at, memory in timeline.memory[error.device] if at <= start][-1])
 
 
 def _advice(plan: Plan, *, beyond: float) -> str:

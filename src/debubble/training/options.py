@@ -13,7 +13,7 @@ from debubble.errors import readable
 from debubble.ir import InputError, Kind, Plan
 from debubble.models.runtime_limits import beyond_runtime
 from debubble.planners.plan_model import undo_bytes
-from debubble.training.checkpoint.folder import DamagedError, Progress, checkpoints, glance, latest, progress_of
+from debubble.training.checkpoint.folder import DamagedError, RunProgress, checkpoints, glance, latest, progress_of
 from debubble.training.data.text import VOCABULARY, Corpus, Sequences
 from debubble.training.data.tokenizer import HfTokenizer
 from debubble.training.online.journal import Journal
@@ -110,7 +110,7 @@ def settle(given: Mapping[str, float | None], options: TrainOptions) -> TrainOpt
     return options if newest is None else settled_by(progress_of(newest), options)
 
 
-def settled_by(progress: Progress, options: TrainOptions) -> TrainOptions:
+def settled_by(progress: RunProgress, options: TrainOptions) -> TrainOptions:
     """The options with a checkpoint's settings in place of those that were not given."""
     if options.given is None:
         return options

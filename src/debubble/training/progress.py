@@ -102,7 +102,7 @@ class Scalars(AbstractContextManager["Scalars"]):
             "speed/tokens_per_second": report.tokens_per_second,
             "speed/mfu": report.mfu,
             "speed/bubble_fraction": report.bubble_fraction,
-            **{f"memory/device_{device}": held for device, held in enumerate(report.peak_memory)},
+            **{f"memory/device_{device}": peak for device, peak in enumerate(report.peak_memory)},
         }
         for name, figure in figures.items():
             if figure is not None:

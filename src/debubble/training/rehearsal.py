@@ -46,8 +46,8 @@ class RehearsalOptions:
 
 def scaled(plan: Plan, scale: float) -> Plan:
     """The plan with all times multiplied."""
-    given = {name: getattr(plan.costs, name) for name in _TIMES}
-    times = {name: [scale * t for t in values] for name, values in given.items() if values is not None}
+    planned = {name: getattr(plan.costs, name) for name in _TIMES}
+    times = {name: [scale * t for t in values] for name, values in planned.items() if values is not None}
     changed: StageCosts = plan.costs.replace(**times)
     return Plan(**{**vars(plan), "costs": changed})
 

@@ -23,7 +23,7 @@ from debubble.runtime.failures import DeviceMemoryError, RunError, exit_rank
 from debubble.runtime.parameters.post_validation import StepResult
 from debubble.runtime.pipeline import Pipeline
 from debubble.training.checkpoint import saver as checkpoint
-from debubble.training.checkpoint.folder import Progress
+from debubble.training.checkpoint.folder import RunProgress
 from debubble.training.checkpoint.resume import choose
 from debubble.training.checkpoint.saver import Saver, agreed
 from debubble.training.checkpoint.state import state_of
@@ -205,7 +205,7 @@ class TrainingRun:
         """Sequences per step and replica."""
         return self.plan.micro_batches * self.plan.options.micro_batch_size
 
-    def resume(self, newest: Path, progress: Progress) -> None:
+    def resume(self, newest: Path, progress: RunProgress) -> None:
         """Go on from a checkpoint."""
         checkpoint.load(newest, state_of(self.pipeline))
         self.step = self.pipeline.steps_taken = progress.step
@@ -243,7 +243,7 @@ class TrainingRun:
             observe = partial(self._observe, traced=traced, together=together)
             results = self._updating.step(batch, observe, finish=together)
         except DeviceMemoryError as error:
-            raise explained(error, self.plan, held=self.pipeline.current_memory) from error
+            raise explained(error, self.plan, memory=self.pipeline.current_memory) from error
         seconds = perf_counter() - start
         news = self._switch_order(self.online, seconds) if self.online is not None and self.step < o.steps else ()
         validation_loss = None if validation is None else float(self.pipeline.evaluate(validation.batches(replica)))
@@ -302,9 +302,9 @@ class TrainingRun:
         """Whether this step is one of every so many, or the last."""
         return self.step % interval == 0 or self.step == self.options.steps
 
-    def _progress(self) -> Progress:
+    def _progress(self) -> RunProgress:
         assert self.plan.model is not None
-        return Progress(
+        return RunProgress(
             step=self.step,
             samples=self.samples,
             seed=self.options.seed,

@@ -130,8 +130,8 @@ def row_cuts(layer: nn.Module) -> Mapping[str, Cut]:
 
 
 def _cuts(layer: nn.Module, dims: Mapping[str, int], fused: int = 1) -> Mapping[str, Cut]:
-    held = dict(layer.named_parameters())
-    return {name: Cut(dim, held[name].shape[dim], fused) for name, dim in dims.items() if name in held}
+    parameters = dict(layer.named_parameters())
+    return {name: Cut(dim, parameters[name].shape[dim], fused) for name, dim in dims.items() if name in parameters}
 
 
 class _Enter(Function):

@@ -136,8 +136,8 @@ class Distributed:
             self._dist.reduce(summed, to, group=self._groups[ranks])
 
     def broadcast(self, tensor: Tensor, ranks: tuple[int, ...], *, source: int) -> None:
-        with self._reachable(tensor) as told:
-            self._dist.broadcast(told, source, group=self._groups[ranks])
+        with self._reachable(tensor) as message:
+            self._dist.broadcast(message, source, group=self._groups[ranks])
 
     @contextmanager
     def _reachable(self, tensor: Tensor, *, sent: bool = True, received: bool = True) -> Iterator[Tensor]:
@@ -280,17 +280,17 @@ class _Hub:
             if self._failed is not None:
                 raise PeerError(self._failed)
             barrier = self._barriers.setdefault(ranks, threading.Barrier(len(ranks)))
-            told = self._values.setdefault(ranks, {})
-            told[rank] = value
+            values = self._values.setdefault(ranks, {})
+            values[rank] = value
         try:
             barrier.wait()
-            values = [told[r] for r in ranks]
+            answers = [values[r] for r in ranks]
             barrier.wait()
         except threading.BrokenBarrierError:
             assert self._failed is not None
             raise PeerError(self._failed) from None
-        del told[rank]
-        return values
+        del values[rank]
+        return answers
 
     def abort(self, rank: int) -> None:
         """A rank has failed: nobody waits for it any more."""

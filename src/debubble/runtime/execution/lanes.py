@@ -155,8 +155,8 @@ class LaneThread:
 
 
 def _serve(queue: _Queue) -> None:
-    while (given := queue.get()) is not None:
-        work, done = given
+    while (task := queue.get()) is not None:
+        work, done = task
         work()
-        del given, work  # what it refers to is a step's
+        del task, work  # what it refers to is a step's
         done.set()

@@ -142,8 +142,8 @@ class Stage:
     def offload(self, j: int, share: float, allocate: Callable[[int], Tensor]) -> Tensor:
         """O: move that share of what is kept into one buffer of `allocate(bytes)`, and free it here."""
         passage = self._passages[j]
-        found = {id(s): s for segment in passage.segments for s in segment.tape.saved if s.held}
-        parts = _take_share(list(found.values()), share)
+        storages = {id(s): s for segment in passage.segments for s in segment.tape.saved if s.on_device}
+        parts = _take_share(list(storages.values()), share)
         buffer = allocate(sum(size for _, size in parts))
         offset = 0
         for saved, size in parts:

@@ -122,7 +122,7 @@ class SavedStorage:
         self._ledger = ledger
 
     @property
-    def held(self) -> bool:
+    def on_device(self) -> bool:
         """Whether it is on the device."""
         return self._storage is not None
 

@@ -66,9 +66,9 @@ class Pinned:
 
     def give_back(self, buffer: Tensor) -> None:
         """The current stream was given the last copies that need the buffer."""
-        given = StreamHandoff(buffer, torch.cuda.current_stream().record_event())
+        handoff = StreamHandoff(buffer, torch.cuda.current_stream().record_event())
         with self._lock:
-            self._free[len(buffer)].append(given)
+            self._free[len(buffer)].append(handoff)
 
     def _pin(self, size: int) -> Tensor:
         # Whole pages of its own: two buffers that share one cannot both be pinned.

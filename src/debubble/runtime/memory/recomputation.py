@@ -139,7 +139,7 @@ class _Record:
             known = ledger.find(at)
             if known is None and not ledger.excludes(result):
                 known = ledger.expect(at)
-            if known is None or known.held:
+            if known is None or known.on_device:
                 self._results.append(None)
             else:
                 self._results.append(weakref.ref(known))
@@ -176,7 +176,7 @@ def _uncompiled(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 def _fill(ref: weakref.ref[SavedStorage] | None, tensor: Tensor) -> None:
     saved = None if ref is None else ref()
-    if saved is not None and not saved.held:
+    if saved is not None and not saved.on_device:
         saved.hold(tensor.untyped_storage(), address(tensor))
 
 

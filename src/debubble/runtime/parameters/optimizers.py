@@ -55,8 +55,8 @@ class DeviceOptimizers:
         self.outside: list[Optimizer] = []
         if make is not None:
             self.inside = {s: make(part.parameters_of(s)) for s in stepped if s in part.stages}
-            taken = {p for optimizer in self.inside.values() for p in parameters_of(optimizer)}
-            rest = [p for p in dict.fromkeys(part.masters.values()) if p.requires_grad and p not in taken]
+            inside = {p for optimizer in self.inside.values() for p in parameters_of(optimizer)}
+            rest = [p for p in dict.fromkeys(part.masters.values()) if p.requires_grad and p not in inside]
             self.outside = [make(rest)] if rest else []
         self._counted = self._parameters_in_norm(shares_table)
 

@@ -20,7 +20,7 @@ from debubble.ir import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class RunProgress:
     """Progress of a run: what resuming needs beside tensors.
 
     Random numbers follow from `seed`, and with `step` and `samples` from nothing else.
@@ -51,10 +51,10 @@ def latest(folder: Path) -> Path:
     return found[-1]
 
 
-def progress_of(checkpoint: Path) -> Progress:
+def progress_of(checkpoint: Path) -> RunProgress:
     """Read how far the checkpoint's run was.  Raises InputError if it is none of ours."""
     try:
-        return msgspec.json.decode((checkpoint / "progress.json").read_bytes(), type=Progress)
+        return msgspec.json.decode((checkpoint / "progress.json").read_bytes(), type=RunProgress)
     except (OSError, msgspec.DecodeError) as error:
         raise InputError(f"{checkpoint} is not a whole checkpoint: {error}.") from error
 

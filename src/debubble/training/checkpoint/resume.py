@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from debubble.ir import InputError
-from debubble.training.checkpoint.folder import DamagedError, Progress, checkpoints, progress_of
+from debubble.training.checkpoint.folder import DamagedError, RunProgress, checkpoints, progress_of
 from debubble.training.checkpoint.saver import agreed, verify
 from debubble.training.options import TrainOptions, check_any_whole, start_of
 
@@ -18,7 +18,7 @@ class Start:
     """The checkpoint that a run goes on from."""
 
     checkpoint: Path
-    progress: Progress
+    progress: RunProgress
     notes: tuple[str, ...] = ()
     """Sentences for the user on the choice."""
 

@@ -35,7 +35,7 @@ from debubble.training.checkpoint.folder import (
     DamagedError,
     Digest,
     Manifest,
-    Progress,
+    RunProgress,
     checkpoints,
 )
 from debubble.training.checkpoint.metadata import Reader, read_metadata
@@ -62,7 +62,7 @@ class Saver:
             for leftover in folder.glob(".step-*.unfinished"):
                 shutil.rmtree(leftover, ignore_errors=True)
 
-    def save(self, state: State, progress: Progress) -> None:
+    def save(self, state: State, progress: RunProgress) -> None:
         """Copy the state and start to write the copy.  Waits for the checkpoint before it.
 
         Raises CheckpointError if that could not be written.
@@ -103,7 +103,7 @@ class Saver:
 class _Writer(FileSystemWriter):
     """Writes beside the final place; the coordinator, when all ranks have written, makes it whole by renaming."""
 
-    def __init__(self, final: Path, progress: Progress, *, keep: int) -> None:
+    def __init__(self, final: Path, progress: RunProgress, *, keep: int) -> None:
         super().__init__(_unfinished(final))
         self._final, self._progress, self._keep = final, progress, keep
 
@@ -180,17 +180,17 @@ def _looked_through(checkpoint: Path) -> Manifest | None:
 
 def agreed(look: Callable[[], T]) -> T:
     """Rank 0's result on all ranks, or its InputError: hosts may see a shared folder change at different times."""
-    told: list[Any] = [None]
+    answer: list[Any] = [None]
     if dist.get_rank() == 0:
         try:
-            told = [look()]
+            answer = [look()]
         except InputError as error:
-            told = [error]
-    dist.broadcast_object_list(told)
-    if isinstance(told[0], InputError):
-        raise told[0]
-    answer: T = told[0]
-    return answer
+            answer = [error]
+    dist.broadcast_object_list(answer)
+    if isinstance(answer[0], InputError):
+        raise answer[0]
+    result: T = answer[0]
+    return result
 
 
 def _unfinished(final: Path) -> Path:

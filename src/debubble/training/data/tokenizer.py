@@ -92,8 +92,8 @@ class HfTokenizer:
 
     def _fingerprint(self, files: Sequence[Path]) -> str:
         facts = [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
-        told = json.dumps([VERSION, PIECE, self.separator, facts]).encode() + self._file.read_bytes()
-        return hashlib.sha256(told).hexdigest()[:32]
+        facts_and_file = json.dumps([VERSION, PIECE, self.separator, facts]).encode() + self._file.read_bytes()
+        return hashlib.sha256(facts_and_file).hexdigest()[:32]
 
 
 def is_text(file: Path) -> bool:

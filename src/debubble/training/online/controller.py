@@ -211,9 +211,11 @@ class OnlineScheduler(AbstractContextManager["OnlineScheduler"]):
         All ranks call it between two steps.  Parameters, optimizers and everything else of the pipeline stay.
         """
         chosen = None if self._controller is None else self._controller.after_step(step, seconds, traced)
-        told = self._pipeline.ranks.transport.gather(None if chosen is None else msgspec.json.encode(encode(chosen)))[0]
-        if told is None:
+        plan_bytes = self._pipeline.ranks.transport.gather(
+            None if chosen is None else msgspec.json.encode(encode(chosen))
+        )[0]
+        if plan_bytes is None:
             return None
-        plan = decode(msgspec.json.decode(told, type=PlanFile))
+        plan = decode(msgspec.json.decode(plan_bytes, type=PlanFile))
         self._pipeline.switch_plan(plan)
         return plan
