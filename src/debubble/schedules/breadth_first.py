@@ -26,10 +26,10 @@ def breadth_first(*, devices: int, micro_batches: int, chunks: int = 2, costs: S
     orders = tuple(
         tuple(
             Op(kind, s, j)
-            for kind, passes in ((Kind.F, held), (Kind.B, held[::-1]))
+            for kind, passes in ((Kind.F, device_stages), (Kind.B, device_stages[::-1]))
             for s in passes
             for j in range(micro_batches)
         )
-        for held in placement.stages_of
+        for device_stages in placement.stages_of
     )
     return Schedule(name="breadth-first", placement=placement, micro_batches=micro_batches, orders=orders)

@@ -33,8 +33,8 @@ def dualpipe_v(*, devices: int, micro_batches: int, costs: StageCosts | None = N
     placement = Placement.v_shape(devices)
     rule_for = max(micro_batches, 2 * devices)
     orders = tuple(
-        tuple(op for op in _PhaseList(held).run(rule_for, devices, d) if op.micro_batch < micro_batches)
-        for d, held in enumerate(placement.stages_of)
+        tuple(op for op in _PhaseList(device_stages).run(rule_for, devices, d) if op.micro_batch < micro_batches)
+        for d, device_stages in enumerate(placement.stages_of)
     )
     return Schedule(name="dualpipe-v", placement=placement, micro_batches=micro_batches, orders=orders)
 

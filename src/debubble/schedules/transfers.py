@@ -112,8 +112,8 @@ class _DeviceTransfers:
         self.compute = base.schedule.orders[device]
         self.start, self.end = base.times
         self.position = {op: at for at, op in enumerate(self.compute)}
-        held = base.schedule.placement.stages_of[device]
-        self.longest_lived = sorted(held, key=lambda s: (-self._life(s, self.micro_batches // 2), s))
+        device_stages = base.schedule.placement.stages_of[device]
+        self.longest_lived = sorted(device_stages, key=lambda s: (-self._life(s, self.micro_batches // 2), s))
 
     def order(self, offload: Offload | None) -> tuple[Op, ...]:
         """The list with transfers."""

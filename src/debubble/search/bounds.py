@@ -107,8 +107,8 @@ def _backward_chain(problem: OrderProblem, begin: int, end: int) -> Number:
 
 def _delays(problem: OrderProblem, device: int) -> _Delays:
     costs, scale = problem.costs, _scale(problem)
-    held = problem.placement.stages_of[device]
-    low, high, top = held[0], held[-1], problem.stages - 1
+    device_stages = problem.placement.stages_of[device]
+    low, high, top = device_stages[0], device_stages[-1], problem.stages - 1
     weight = costs.backward_weight[0] if problem.split else 0
     tail: Number = 0
     if low > 0:
@@ -134,10 +134,10 @@ def _chain(problem: OrderProblem) -> Number:
 def _work(problem: OrderProblem, device: int) -> Number:
     """Head + work + idle time forced before the first backward and behind the last."""
     costs, delays = problem.costs, _delays(problem, device)
-    held = problem.placement.stages_of[device]
+    device_stages = problem.placement.stages_of[device]
     total = _total(problem)
-    work = sum(costs.work(s) for s in held) * total
-    fused = [s for s in held if s in problem.fused_recompute]
+    work = sum(costs.work(s) for s in device_stages) * total
+    fused = [s for s in device_stages if s in problem.fused_recompute]
     if fused:
         again = sum(costs.recompute[s] * problem.recompute_fraction.get(s, 1) for s in fused) * total
         return (delays.head if problem.objective == "makespan" else 0) + work + again
@@ -151,11 +151,11 @@ def _work(problem: OrderProblem, device: int) -> Number:
 def _most_before_backward(problem: OrderProblem, device: int, window: Number) -> Number:
     """Most forward work that a device can do in the first `window` after its first operation may start."""
     costs, m = problem.costs, problem.micro_batches
-    held = problem.placement.stages_of[device]
+    device_stages = problem.placement.stages_of[device]
     room = _room(problem, device)
-    if room is None or len(held) > 1 or costs.micro_batch_scale is not None:
-        return min(window, sum(costs.forward[s] for s in held) * _total(problem))
-    stage = held[0]
+    if room is None or len(device_stages) > 1 or costs.micro_batch_scale is not None:
+        return min(window, sum(costs.forward[s] for s in device_stages) * _total(problem))
+    stage = device_stages[0]
     forward, kept = costs.forward[stage], _kept(problem, stage)
     if not kept:
         return min(window, forward * m)
@@ -183,26 +183,26 @@ def _most_before_backward(problem: OrderProblem, device: int, window: Number) ->
 def _most_behind_backward(problem: OrderProblem, device: int) -> Number:
     """Most weight-gradient work that a device can have left after its last backward for inputs."""
     costs = problem.costs
-    held = problem.placement.stages_of[device]
+    device_stages = problem.placement.stages_of[device]
     if not problem.split:
         return 0
-    most = sum(costs.backward_weight[s] for s in held) * _total(problem)
-    room, remains = _room(problem, device), costs.activation_after_input[held[0]]
-    if room is None or len(held) > 1 or not remains or costs.micro_batch_scale is not None:
+    most = sum(costs.backward_weight[s] for s in device_stages) * _total(problem)
+    room, remains = _room(problem, device), costs.activation_after_input[device_stages[0]]
+    if room is None or len(device_stages) > 1 or not remains or costs.micro_batch_scale is not None:
         return most
     # During the last backward its own activation is there too.
-    waiting = 1 + max(0, int((room - max(_kept(problem, held[0]), remains)) / remains + 1e-9))
-    return min(most, waiting * costs.backward_weight[held[0]])
+    waiting = 1 + max(0, int((room - max(_kept(problem, device_stages[0]), remains)) / remains + 1e-9))
+    return min(most, waiting * costs.backward_weight[device_stages[0]])
 
 
 def _memory(problem: OrderProblem, device: int) -> Number:
     """Time that the area under the memory curve of a device with one stage needs."""
     costs, m = problem.costs, problem.micro_batches
-    held = problem.placement.stages_of[device]
+    device_stages = problem.placement.stages_of[device]
     room = _room(problem, device)
-    if room is None or len(held) > 1 or costs.micro_batch_scale is not None or problem.objective == "span":
+    if room is None or len(device_stages) > 1 or costs.micro_batch_scale is not None or problem.objective == "span":
         return 0
-    stage, delays = held[0], _delays(problem, device)
+    stage, delays = device_stages[0], _delays(problem, device)
     size = _kept(problem, stage)
     if not size or room < size or problem.recompute or stage in problem.fused_recompute:
         return 0

@@ -50,19 +50,19 @@ def nearest(problem: OrderProblem, base: Path) -> Schedule | None:
         The schedule, which may break a limit; None if no problem is similar enough.
     """
     costs = discretized(problem)
-    found: tuple[float, dict[str, Any]] | None = None
+    best: tuple[float, dict[str, Any]] | None = None
     for entry in _entries(problem, base):
         distance = _distance(costs, entry["costs"])
-        if distance <= NEAR and (found is None or distance < found[0]):
-            found = distance, entry
-    return None if found is None else _schedule(problem, found[1])
+        if distance <= NEAR and (best is None or distance < best[0]):
+            best = distance, entry
+    return None if best is None else _schedule(problem, best[1])
 
 
 def keep(problem: OrderProblem, best: Incumbent) -> None:
     """Write an entry, unless there is one for the same coarse costs that is as good."""
     place = folder() / name_of(problem)
-    kept = _read(place)
-    if kept is not None and kept["gap"] <= best.gap:
+    entry = _read(place)
+    if entry is not None and entry["gap"] <= best.gap:
         return
     with contextlib.suppress(InputError):  # a cache that cannot be written is no reason to fail
         write(place, problem, best)

@@ -28,8 +28,8 @@ def offload_states(made: Schedule, *, chunks: Collection[int]) -> Schedule:
     if not set(chunks) <= set(range(made.placement.chunks)):
         raise InputError(f"Chunks {sorted(chunks)} cannot be offloaded: there are {made.placement.chunks}, from 0 on.")
     orders = []
-    for held, order in zip(made.placement.stages_of, made.orders, strict=True):
-        stages = {held[chunk] for chunk in chunks}
+    for device_stages, order in zip(made.placement.stages_of, made.orders, strict=True):
+        stages = {device_stages[chunk] for chunk in chunks}
         last = {op.stage: i for i, op in enumerate(order) if op.stage in stages and op.kind in _GRADIENTS}
         # The link carries parameters in the order of their first use.
         extended = [Op(Kind.P, stage, 0) for stage in sorted(stages)]
@@ -52,8 +52,8 @@ def offload_activations(made: Schedule, *, chunks: Collection[int], costs: Stage
     if costs.reload is None:
         raise InputError("Offloading activations needs costs with an 'offload' time.")
     orders = []
-    for held, order in zip(made.placement.stages_of, made.orders, strict=True):
-        moved = {held[chunk] for chunk in chunks}
+    for device_stages, order in zip(made.placement.stages_of, made.orders, strict=True):
+        moved = {device_stages[chunk] for chunk in chunks}
         woven: list[Op] = []
         for op in order:
             stage, j = op.stage, op.micro_batch
@@ -113,11 +113,11 @@ def hidden_share(timeline: Timeline, *, chunk: int) -> float:
     Conditions (5) and (7) hold if this is 1 and P fits into `upload_window`.
     """
     shares = []
-    for device, held in enumerate(timeline.program.schedule.placement.stages_of):
+    for device, device_stages in enumerate(timeline.program.schedule.placement.stages_of):
         needed = sum(
             o.duration
             for o in timeline.operations
-            if o.op.stage == held[chunk] and o.lane in (Lane.D2H, Lane.HOST) and o.op.kind in (Kind.D, Kind.S)
+            if o.op.stage == device_stages[chunk] and o.lane in (Lane.D2H, Lane.HOST) and o.op.kind in (Kind.D, Kind.S)
         )
         window = step_window(timeline, device=device, chunk=chunk)
         shares.append(min(1.0, float(window / needed)) if needed else 1.0)

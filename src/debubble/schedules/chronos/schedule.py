@@ -175,9 +175,9 @@ def reduce_gradients(made: Schedule, *, group: int) -> Schedule:
 
     orders = tuple(
         tuple(
-            each
+            part
             for op in order
-            for each in ([op, Op(Kind.G, op.stage, op.micro_batch)] if ends_group(op) else [op])
+            for part in ([op, Op(Kind.G, op.stage, op.micro_batch)] if ends_group(op) else [op])
         )
         for order in made.orders
     )  # fmt: skip
@@ -200,7 +200,7 @@ def _least_memory(rhythm: Rhythm, micro_batches: int, costs: StageCosts, shares:
     kept = [a - (a - r) * float(shares.get(c, 0)) for c, (a, r) in enumerate(zip(whole, recomputed, strict=True))]
     total = sum(whole) or 1.0
 
-    def held(timetable: Timetable) -> tuple[float, int]:
+    def peak_and_way(timetable: Timetable) -> tuple[float, int]:
         way = timetable.backward_start(0, 0, 0) - timetable.forward_start(0, 0, 0)
         enough = min(micro_batches, rhythm.group * (way // timetable.period + 3))
         now = peak = 0.0
@@ -215,7 +215,7 @@ def _least_memory(rhythm: Rhythm, micro_batches: int, costs: StageCosts, shares:
         # Rounded, so that equal peaks count as equal.
         return round(peak / total, 6), way
 
-    return min(timetables(rhythm), key=held)
+    return min(timetables(rhythm), key=peak_and_way)
 
 
 def _shares(recomputed_chunks: int | Collection[int], chunks: int, rho: Number) -> dict[int, Number]:

@@ -79,14 +79,14 @@ class Timetable:
     def operations(self, device: int, micro_batches: int) -> list[Timed]:
         """The operations of a device, in order of time."""
         r = self.rhythm
-        found: list[Timed] = []
+        operations: list[Timed] = []
         for chunk, j in itertools.product(range(r.chunks), range(micro_batches)):
             backward = self.backward_start(chunk, device, j)
-            found.append((self.forward_start(chunk, device, j), Kind.F, chunk, j))
-            found.append((backward, Kind.B, chunk, j))
+            operations.append((self.forward_start(chunk, device, j), Kind.F, chunk, j))
+            operations.append((backward, Kind.B, chunk, j))
             if r.recompute[chunk]:
-                found.append((backward - r.recompute[chunk], Kind.R, chunk, j))
-        return sorted(found, key=lambda timed: timed[0])
+                operations.append((backward - r.recompute[chunk], Kind.R, chunk, j))
+        return sorted(operations, key=lambda timed: timed[0])
 
     def _lanes_until(self, micro_batch: int) -> int:
         group, within = divmod(micro_batch, self.rhythm.group)

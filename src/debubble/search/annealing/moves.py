@@ -67,8 +67,8 @@ def shift(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, op: int, by: in
         other = index + step
         if other < low or other >= high:
             break
-        beside = orders[d, other]
-        if beside % size == pair or beside // a.micro_batches == op // a.micro_batches:
+        neighbour = orders[d, other]
+        if neighbour % size == pair or neighbour // a.micro_batches == op // a.micro_batches:
             break
         for k in range(periods):
             here, there = index + k * window, other + k * window
@@ -98,8 +98,8 @@ def carry(a: KernelLayout, orders: Ints, d: int, source: int, to: int) -> bool:
     op = orders[d, source]
     step = 1 if to > source else -1
     for index in range(source + step, to + step, step):
-        beside = orders[d, index]
-        if beside % size == op % size or beside // a.micro_batches == op // a.micro_batches:
+        neighbour = orders[d, index]
+        if neighbour % size == op % size or neighbour // a.micro_batches == op // a.micro_batches:
             return False
     for index in range(source, to, step):
         orders[d, index] = orders[d, index + step]
@@ -332,8 +332,8 @@ def anneal(
         if at != START:
             resume(a, x, n, orders, lengths, at)
         allowed = cost - temperature * np.log((1 + draw(random, 1000000)) / 1000000.0)
-        found = measure(a, x, n, tried, tried_lengths, at, allowed, (allowed - cost) / weight)
-        price = found + weight * mean_backward(a, x) if found < INFINITY else INFINITY
+        tried_value = measure(a, x, n, tried, tried_lengths, at, allowed, (allowed - cost) / weight)
+        price = tried_value + weight * mean_backward(a, x) if tried_value < INFINITY else INFINITY
         if price > allowed:
             put_back(a, x, n)
             n[a.begin : a.begin + a.devices] = n[a.kept_begin : a.kept_begin + a.devices]
@@ -346,10 +346,10 @@ def anneal(
         orders[:] = tried
         lengths[:] = tried_lengths
         count = critical_path(a, x, n, path)
-        if found < best_value:
-            best_value = found
+        if tried_value < best_value:
+            best_value = tried_value
             best_orders[:] = orders
             best_lengths[:] = lengths
-            if found <= target:
+            if tried_value <= target:
                 return best_value, step + 1
     return best_value, steps

@@ -102,13 +102,13 @@ class Walker:
             The moves taken.
         """
         layout, floats, ints, scale = self.arrays
-        best, taken = anneal(
+        best, moves = anneal(
             layout, floats, ints, self.orders, self.lengths, self.best_orders, self.best_lengths, self.best * scale,
             steps, temperature * self.unit, SLOPE, target * scale * (1 + 1e-12), self.problem.offload,
             self.problem.recompute, self.random,
         )  # fmt: skip
         self.best = best / scale
-        return int(taken)
+        return int(moves)
 
     def take_improvement(self) -> Schedule | None:
         """Report the best schedule since the last restart, if it is better than the one last reported."""

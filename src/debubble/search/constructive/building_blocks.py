@@ -52,12 +52,14 @@ def pattern_of(placement: Placement, costs: StageCosts, shape: BlockShape) -> Pa
     Returns:
         The pattern; None if the block does not pack.
     """
-    interval = max(float(sum(costs.work(s) for s in held)) for held in placement.stages_of) * (1 + shape.slack)
+    interval = max(float(sum(costs.work(s) for s in device_stages)) for device_stages in placement.stages_of) * (
+        1 + shape.slack
+    )
     starts = _BlockBuilder(placement, costs, interval, shape).starts()
     return (
         None
         if starts is None
-        else tuple(_round(starts, held, placement.stages, interval) for held in placement.stages_of)
+        else tuple(_round(starts, device_stages, placement.stages, interval) for device_stages in placement.stages_of)
     )
 
 
@@ -99,8 +101,8 @@ class _BlockBuilder:
         self.times = {Kind.F: costs.forward, Kind.I: costs.backward_input, Kind.W: costs.backward_weight}
         self.unit = float(sum(costs.forward)) / placement.stages
         self.tables = [
-            _ModuloTimeline(interval, [float(times[s]) for s in held for times in self.times.values()])
-            for held in placement.stages_of
+            _ModuloTimeline(interval, [float(times[s]) for s in device_stages for times in self.times.values()])
+            for device_stages in placement.stages_of
         ]
 
     def starts(self) -> dict[tuple[Kind, int], float] | None:

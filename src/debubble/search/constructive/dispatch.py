@@ -42,10 +42,10 @@ class DispatchInput(NamedTuple):
     """Backwards are I with a W apart."""
     device_of: Column
     """[stage]"""
-    held: Column
+    stages_of: Column
     """The stages of device 0, then of device 1, ..."""
-    held_from: Column
-    """[device]: where its stages begin in `held`; one entry more than devices."""
+    stages_from: Column
+    """[device]: where its stages begin in `stages_of`; one entry more than devices."""
     following: Column
     """[track]: the track that consumes its results, -1 for none."""
     message: Column
@@ -132,8 +132,8 @@ def oldest_weight(s: DispatchState, d: int) -> int:
 def leaves_room(a: DispatchInput, s: DispatchState, d: int, stage: int, j: int) -> bool:
     """Tell whether a forward leaves memory for what the device's later chunks need to go on."""
     needed = s.used[d] + a.allocated[stage] * a.size_scale[j]
-    for k in range(a.held_from[d], a.held_from[d + 1]):
-        later = a.held[k]
+    for k in range(a.stages_from[d], a.stages_from[d + 1]):
+        later = a.stages_of[k]
         backwards, released = s.count[a.stages + later], s.count[2 * a.stages + later]
         if later > stage and s.count[later] == backwards:
             needed += a.allocated[later] * a.size_scale[s.count[later]]
@@ -147,14 +147,14 @@ def choose_greedily(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int,
     """Choose as `Greedy` says."""
     m = a.micro_batches
     backward, backward_at, forward, forward_at, blocked = -1, INFINITY, -1, INFINITY, False
-    for k in range(a.held_from[d], a.held_from[d + 1]):
-        track = a.stages + a.held[k]
+    for k in range(a.stages_from[d], a.stages_from[d + 1]):
+        track = a.stages + a.stages_of[k]
         j = s.count[track]
-        if j < s.count[a.held[k]]:
+        if j < s.count[a.stages_of[k]]:
             backward_at = min(backward_at, s.arrival[track * m + j])
             if s.arrival[track * m + j] <= now and (backward < 0 or j <= backward % m):
                 backward = track * m + j
-        track = a.held[k]
+        track = a.stages_of[k]
         j = s.count[track]
         if j == m or s.arrival[track * m + j] == INFINITY:
             continue
@@ -187,11 +187,11 @@ def choose_greedily(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int,
 def lets_the_oldest_pass(a: DispatchInput, s: DispatchState, d: int, stage: int, j: int) -> bool:
     """Tell whether the oldest unfinished micro-batch can pass all the device's stages after a forward."""
     oldest = a.micro_batches
-    for k in range(a.held_from[d], a.held_from[d + 1]):
-        oldest = min(oldest, s.count[a.stages + a.held[k]])
+    for k in range(a.stages_from[d], a.stages_from[d + 1]):
+        oldest = min(oldest, s.count[a.stages + a.stages_of[k]])
     needed = a.allocated[stage] * a.size_scale[j]
-    for k in range(a.held_from[d], a.held_from[d + 1]):
-        other = a.held[k]
+    for k in range(a.stages_from[d], a.stages_from[d + 1]):
+        other = a.stages_of[k]
         if s.count[other] <= oldest < a.micro_batches and not (other == stage and oldest == j):
             needed += a.allocated[other] * a.size_scale[oldest]
     return s.used[d] + needed <= a.room[d]  # type: ignore[no-any-return]
@@ -202,9 +202,9 @@ def choose_for_gaps(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int,
     """Choose as `GapFilling` says."""
     m, free = a.micro_batches, s.free[d]
     backward, backward_at, forward, forward_at = -1, INFINITY, -1, INFINITY
-    for k in range(a.held_from[d], a.held_from[d + 1]):
+    for k in range(a.stages_from[d], a.stages_from[d + 1]):
         # Of several that can start at once, or that arrive together, the latest stage goes first.
-        track = a.stages + a.held[k]
+        track = a.stages + a.stages_of[k]
         j = s.count[track]
         if j < m and s.arrival[track * m + j] < INFINITY:
             at = s.arrival[track * m + j]
@@ -212,7 +212,7 @@ def choose_for_gaps(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int,
                 backward_at, free
             ):
                 backward, backward_at = track * m + j, at
-        track = a.held[k]
+        track = a.stages_of[k]
         j = s.count[track]
         if j < m and s.arrival[track * m + j] < INFINITY:
             at = s.arrival[track * m + j]
@@ -255,8 +255,8 @@ def spares(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int, op: int)
 def overtaking(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int, now: float, gap: float) -> int:
     """Find the first of the list that has arrived, fits the gap and leaves memory for all before it; -1 for none."""
     m, best = a.micro_batches, -1
-    for k in range(a.held_from[d], a.held_from[d + 1]):
-        for track in (a.held[k], a.stages + a.held[k]):
+    for k in range(a.stages_from[d], a.stages_from[d + 1]):
+        for track in (a.stages_of[k], a.stages + a.stages_of[k]):
             op = track * m + s.count[track]
             if s.count[track] == m or s.arrival[op] > now or (best >= 0 and r.place[op] > r.place[best]):
                 continue
@@ -311,14 +311,14 @@ def dispatch(a: DispatchInput, r: DispatchRule, s: DispatchState) -> int:
             continue
         track, j = op // m, op % m
         end = now + a.time[track] * a.time_scale[j]
-        place = 3 * m * a.held_from[d] + s.length[d]
+        place = 3 * m * a.stages_from[d] + s.length[d]
         s.order[place], s.end[place] = op, end
         if s.length[d] == 0:
             s.first[d] = now
         s.length[d] += 1
         started += 1
-        for k in range(a.held_from[d], a.held_from[d + 1]):
-            if r.kind == GAP_FILLING and s.count[a.stages + a.held[k]] > 0:
+        for k in range(a.stages_from[d], a.stages_from[d + 1]):
+            if r.kind == GAP_FILLING and s.count[a.stages + a.stages_of[k]] > 0:
                 r.idle[d] -= now - s.free[d]
                 break
         s.count[track] += 1

@@ -92,24 +92,24 @@ def _with_host(problem: OrderProblem, pace: Fraction) -> tuple[Number | None, ..
     """Bytes of activations per device, with those that may be away at a time."""
     costs, transfers = problem.costs, problem.costs.transfers
     assert transfers is not None
-    apart = max(_apart(problem, held, pace) for held in problem.placement.stages_of)
+    apart = max(_apart(problem, device_stages, pace) for device_stages in problem.placement.stages_of)
     result: list[Number | None] = []
-    for device, held in enumerate(problem.placement.stages_of):
+    for device, device_stages in enumerate(problem.placement.stages_of):
         limit = costs.limit_of(device)
         away: Number = 0
-        for s in held:
+        for s in device_stages:
             spare = round_trip(problem, s) - transfers.offload[s] - transfers.reload[s]
             away += costs.activation[s] * max(0, int(spare // apart) if apart else problem.micro_batches)
         result.append(None if limit is None else limit - costs.static_of(device) + away)
     return tuple(result)
 
 
-def _apart(problem: OrderProblem, held: Sequence[int], pace: Fraction) -> Number:
+def _apart(problem: OrderProblem, device_stages: Sequence[int], pace: Fraction) -> Number:
     """Time from one micro-batch to the next on a device."""
     costs = problem.costs
     if not problem.split:
-        return sum(costs.forward[s] + costs.backward(s) for s in held)
-    return sum(costs.forward[s] + costs.backward_input[s] + pace * costs.backward_weight[s] for s in held)
+        return sum(costs.forward[s] + costs.backward(s) for s in device_stages)
+    return sum(costs.forward[s] + costs.backward_input[s] + pace * costs.backward_weight[s] for s in device_stages)
 
 
 def one_at_a_time(problem: OrderProblem) -> Schedule:
@@ -122,11 +122,11 @@ def one_at_a_time(problem: OrderProblem) -> Schedule:
                 op
                 for j in range(problem.micro_batches)
                 for op in (
-                    *(Op(Kind.F, s, j) for s in held),
-                    *(Op(kind, s, j) for s in reversed(held) for kind in backward),
+                    *(Op(Kind.F, s, j) for s in device_stages),
+                    *(Op(kind, s, j) for s in reversed(device_stages) for kind in backward),
                 )
             )
-            for held in problem.placement.stages_of
+            for device_stages in problem.placement.stages_of
         ),
     )
 
@@ -138,7 +138,7 @@ def _rooms(problem: OrderProblem) -> Iterator[list[Number | None]]:
     free: list[Number | None] = [
         None if limit is None else limit - costs.static_of(d) for d, limit in enumerate(limits)
     ]
-    whole = [sum(costs.activation[s] for s in held) for held in problem.placement.stages_of]
+    whole = [sum(costs.activation[s] for s in device_stages) for device_stages in problem.placement.stages_of]
     yield free
     one_f_one_b: list[Number | None] = [size * (p - d) for d, size in enumerate(whole)]
     yield [_least(a, b) for a, b in zip(free, one_f_one_b, strict=True)]

@@ -163,8 +163,8 @@ class ListScheduler:
             devices=placement.devices,
             split=split,
             device_of=list(device_of),
-            held=[s for held in placement.stages_of for s in held],
-            held_from=[0, *np.cumsum([*map(len, placement.stages_of)]).tolist()],
+            stages_of=[s for stages in placement.stages_of for s in stages],
+            stages_from=[0, *np.cumsum([*map(len, placement.stages_of)]).tolist()],
             following=following,
             message=times[len(time) :],
             time=times[: len(time)],
@@ -247,7 +247,7 @@ class ListScheduler:
         if run(a, rule, state) < operations:
             return None
         order, end, free, first = ([*column] for column in (state.order, state.end, state.free, state.first))
-        begins = [3 * self.micro_batches * at for at in self.input.held_from]
+        begins = [3 * self.micro_batches * at for at in self.input.stages_from]
         places = [slice(begin, begin + length) for begin, length in zip(begins[:-1], state.length, strict=True)]
         spans = [last - begin for last, begin in zip(free, first, strict=True)]
         return ListSchedule(
@@ -289,10 +289,10 @@ def _rule(
 
 def _state(a: DispatchInput, rule: DispatchRule) -> DispatchState:
     """The state of all devices before the first operation."""
-    m, chunks = a.micro_batches, len(a.held)
+    m, chunks = a.micro_batches, len(a.stages_of)
     arrival = [0] * m + [INFINITY] * (m * (2 * a.stages - 1))
     devices = {name: [0] * a.devices for name in DispatchState._fields}
-    owed = [m * at for at in a.held_from[:-1]]
+    owed = [m * at for at in a.stages_from[:-1]]
     columns = {
         "count": [0] * (3 * a.stages), "arrival": arrival, "owed": [0] * (m * chunks), "owed_from": owed,
         "cursor": rule.lists_from[:-1],

@@ -199,8 +199,8 @@ def room_within(placement: Placement, costs: StageCosts, activations: Number) ->
     """
     largest = max(costs.micro_batch_scale or (1,))
     room: list[Number] = []
-    for d, held in enumerate(placement.stages_of):
-        size = activations * largest * sum(costs.activation[s] for s in held)
+    for d, device_stages in enumerate(placement.stages_of):
+        size = activations * largest * sum(costs.activation[s] for s in device_stages)
         limit = costs.limit_of(d)
         room.append(size if limit is None else min(size, limit - costs.static_of(d)))
     return room

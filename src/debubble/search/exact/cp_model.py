@@ -223,10 +223,10 @@ class _ScheduleModelBuilder:
                 if op.kind in LAST:
                     self.cp.add(value >= end)
         else:
-            for device, held in enumerate(self.problem.placement.stages_of):
-                first = self.starts[Op(Kind.F, held[0], 0)]
+            for device, device_stages in enumerate(self.problem.placement.stages_of):
+                first = self.starts[Op(Kind.F, device_stages[0], 0)]
                 for op, end in self.ends.items():
-                    if op.kind in LAST and op.stage in held and device in self.exact:
+                    if op.kind in LAST and op.stage in device_stages and device in self.exact:
                         self.cp.add(value >= end - first)
         self.cp.minimize(value)
         return value

@@ -175,24 +175,24 @@ def _stream(solver: Any, model: ScheduleModel, effort: Effort) -> Iterator[tuple
     """(schedule or None, bound) of every solution found, and at the end of the bound proven."""
     from ortools.sat.python import cp_model
 
-    found: queue.Queue[tuple[Schedule, float] | None] = queue.Queue()
+    solutions: queue.Queue[tuple[Schedule, float] | None] = queue.Queue()
 
     class Collect(cp_model.CpSolverSolutionCallback):
         def on_solution_callback(self) -> None:
-            found.put((schedule_of(model, self.value), self.best_objective_bound))
+            solutions.put((schedule_of(model, self.value), self.best_objective_bound))
 
     status: list[str] = []
 
-    def work() -> None:
+    def run_solver() -> None:
         try:
             status.append(status_of(solver, model.cp, effort, Collect()))
         finally:
-            found.put(None)
+            solutions.put(None)
 
-    thread = threading.Thread(target=work, daemon=True)
+    thread = threading.Thread(target=run_solver, daemon=True)
     thread.start()
     try:
-        while (item := found.get()) is not None:
+        while (item := solutions.get()) is not None:
             yield item[0], math.ceil(item[1] - 1e-6)
     finally:
         solver.stop_search()

@@ -21,7 +21,10 @@ import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Literal, NamedTuple
+
+from ortools.math_opt.python import mathopt
 
 from debubble.ir import InfeasibleError, InputError, Kind, Number, Op, Schedule
 from debubble.search.problem import Incumbent, OrderProblem
@@ -65,8 +68,16 @@ def solve_milp(
 ) -> MilpResult:
     """Solve the program.
 
-    Raises InputError for what it does not model: several stages per device, fused backwards, recomputation,
-    exclusive links, micro-batches that differ; InfeasibleError if it proves that nothing fits.
+    Args:
+        problem: What is ordered.
+        seconds: Time limit on the clock.
+        backend: The solver.
+        reductions: What makes the program smaller; all but triangles by default.
+
+    Raises:
+        InputError: The program does not model the problem: several stages per device, fused backwards, recomputation,
+            exclusive links, micro-batches that differ.
+        InfeasibleError: The solver proves that nothing fits.
     """
     costs = problem.costs
     if problem.placement.chunks > 1 or not problem.split or problem.recompute or problem.fused_recompute:
@@ -84,7 +95,8 @@ def solve_milp(
     if schedule is not None:
         value = problem.value(schedule)
         incumbent = Incumbent(schedule=schedule, value=value, bound=min(bound, value), source="milp")
-    return MilpResult(incumbent, bound, program.binaries, program.solver.NumConstraints(), time.monotonic() - begin)
+    binaries, rows = sum(v.integer for v in program.model.variables()), program.model.get_num_linear_constraints()
+    return MilpResult(incumbent, bound, binaries, rows, time.monotonic() - begin)
 
 
 @dataclass
@@ -94,7 +106,6 @@ class MilpModel:
     problem: OrderProblem
     reductions: Reductions
     backend: Backend
-    binaries: int = 0
     before: dict[tuple[Op, Op], Any] = field(default_factory=dict)
     """P: the first operation comes before the second (variables, or 0 and 1 where known)."""
     away: dict[Op, Any] = field(default_factory=dict)
@@ -109,19 +120,17 @@ class MilpModel:
     """N: the first one's reload is counted when the second, a forward, starts."""
 
     def build(self) -> None:
-        from ortools.linear_solver import pywraplp
-
-        self.solver = pywraplp.Solver.CreateSolver(self.backend)
-        self.solver.SuppressOutput()
+        self.model = mathopt.Model()
+        self._add, self._binary = self.model.add_linear_constraint, self.model.add_binary_variable
         problem, costs = self.problem, self.problem.costs
         self.stages, self.jobs = range(problem.stages), range(problem.micro_batches)
         self.time = {Kind.F: costs.forward, Kind.I: costs.backward_input, Kind.W: costs.backward_weight}
         self.big = float(self._horizon())
         self.end = {
-            Op(c, i, j): self.solver.NumVar(float(self.time[c][i]), self.big, "")
+            Op(c, i, j): self.model.add_variable(lb=float(self.time[c][i]), ub=self.big)
             for i in self.stages for j in self.jobs for c in COMPUTE
         }  # fmt: skip
-        self.span = self.solver.NumVar(0, self.big, "C")
+        self.span = self.model.add_variable(lb=0, ub=self.big)
         for i in self.stages:
             self._lane(i)
             if problem.offload:
@@ -137,25 +146,31 @@ class MilpModel:
         deadline = time.monotonic() + seconds
         if self.reductions.triangles == "lazy":
             self._tighten(deadline)
-        self.solver.SetTimeLimit(max(1, int(1000 * (deadline - time.monotonic()))))
-        self.status = self.solver.Solve()
-        if self.status == self.solver.INFEASIBLE:
+        result = self._solve(deadline)
+        if result.termination.reason.name == "INFEASIBLE":
             raise InfeasibleError("The MILP has no solution: nothing fits the memory limit.")
-        return float(self.solver.Objective().BestBound())
+        self.values = result.variable_values() if result.has_primal_feasible_solution() else None
+        return float(result.dual_bound())
+
+    def _solve(self, deadline: float) -> Any:
+        solver = mathopt.SolverType.GSCIP if self.backend == "SCIP" else mathopt.SolverType.HIGHS
+        limit = timedelta(seconds=max(0.001, deadline - time.monotonic()))
+        return mathopt.solve(self.model, solver, params=mathopt.SolveParameters(time_limit=limit))
 
     def schedule(self) -> Schedule | None:
         """The schedule of the solution, offloads in the order of their ends (see cp_model.schedule_of)."""
-        if self.status not in (self.solver.OPTIMAL, self.solver.FEASIBLE):
+        values = self.values
+        if values is None:
             return None
         orders: list[list[tuple[float, int, Op]]] = [[] for _ in self.stages]
         for op, end in self.end.items():
-            orders[op.stage].append((round(end.solution_value() - float(self.time[op.kind][op.stage]), 6), 2, op))
+            orders[op.stage].append((round(values[end] - float(self.time[op.kind][op.stage]), 6), 2, op))
         for forward, away in self.away.items():
-            if away.solution_value() > 0.5:
+            if values[away] > 0.5:
                 i, j = forward.stage, forward.micro_batch
-                out = self.out[forward].solution_value() + self._transfer(i)[0]
+                out = values[self.out[forward]] + self._transfer(i)[0]
                 orders[i].append((round(out, 6), 0, Op(Kind.O, i, j)))
-                orders[i].append((round(self.back[forward].solution_value(), 6), 1, Op(Kind.L, i, j)))
+                orders[i].append((round(values[self.back[forward]], 6), 1, Op(Kind.L, i, j)))
         lists = [sorted(order, key=lambda e: (e[0], e[1], e[2].micro_batch)) for order in orders]
         return self.problem.schedule("searched", tuple(tuple(op for *_, op in order) for order in lists))
 
@@ -172,10 +187,6 @@ class MilpModel:
         assert transfers is not None
         return float(transfers.offload[stage]), float(transfers.reload[stage])
 
-    def _binary(self) -> Any:
-        self.binaries += 1
-        return self.solver.BoolVar("")
-
     def _start(self, op: Op) -> Any:
         return self.end[op] - float(self.time[op.kind][op.stage])
 
@@ -188,14 +199,14 @@ class MilpModel:
                 self.before[a, b], self.before[b, a] = known, 1 - known
                 first, then = (a, b) if known else (b, a)
                 if then.micro_batch - first.micro_batch + COMPUTE.index(then.kind) - COMPUTE.index(first.kind) == 1:
-                    self.solver.Add(self._start(then) >= self.end[first])
+                    self._add(self._start(then) >= self.end[first])
                 continue
             forth = self.before[a, b] = self._binary()
             back = self.before[b, a] = 1 - forth if self.reductions.one_direction else self._binary()
             if not self.reductions.one_direction:
-                self.solver.Add(forth + back == 1)
-            self.solver.Add(self._start(b) >= self.end[a] - self.big * (1 - forth))
-            self.solver.Add(self._start(a) >= self.end[b] - self.big * (1 - back))
+                self._add(forth + back == 1)
+            self._add(self._start(b) >= self.end[a] - self.big * (1 - forth))
+            self._add(self._start(a) >= self.end[b] - self.big * (1 - back))
         if self.reductions.triangles == "eager":
             for triple in itertools.permutations(ops, 3):
                 self._triangle(*triple)
@@ -218,27 +229,24 @@ class MilpModel:
         rows = self.before[a, c], self.before[a, b], self.before[b, c]
         if all(isinstance(p, int) for p in rows):
             return False
-        self.solver.Add(rows[0] >= rows[1] + rows[2] - 1)
+        self._add(rows[0] >= rows[1] + rows[2] - 1)
         return True
 
     def _tighten(self, deadline: float) -> None:
         """Lazy triangles: solve the relaxation, add what it violates, until nothing is or half of the time is over."""
-        variables = [v for v in self.solver.variables() if v.Integer()]
+        variables = [variable for variable in self.model.variables() if variable.integer]
         for variable in variables:
-            variable.SetInteger(False)
+            variable.integer = False
         half = time.monotonic() + (deadline - time.monotonic()) / 2
         while time.monotonic() < half:
-            self.solver.SetTimeLimit(max(1, int(1000 * (half - time.monotonic()))))
-            if self.solver.Solve() != self.solver.OPTIMAL or not self._add_violated():
+            result = self._solve(half)
+            if result.termination.reason.name != "OPTIMAL" or not self._add_violated(result.variable_values()):
                 break
         for variable in variables:
-            variable.SetInteger(True)
+            variable.integer = True
 
-    def _add_violated(self) -> int:
-        def value(p: Any) -> float:
-            return float(p) if isinstance(p, int) else float(p.solution_value())
-
-        values = {pair: value(p) for pair, p in self.before.items()}
+    def _add_violated(self, solution: Any) -> int:
+        values = {pair: mathopt.evaluate_expression(p, solution) for pair, p in self.before.items()}
         violated = [
             triple
             for i in self.stages
@@ -253,23 +261,23 @@ class MilpModel:
         forwards = [Op(Kind.F, i, j) for j in self.jobs]
         for x in forwards:
             away = self.away[x] = self._binary()
-            self.out[x] = self.solver.NumVar(0, self.big, "")
-            self.back[x] = self.solver.NumVar(0, self.big, "")
-            self.solver.Add(self.out[x] >= self.end[x] - self.big * (1 - away))
-            self.solver.Add(self.back[x] >= self.out[x] + there - self.big * (1 - away))
+            self.out[x] = self.model.add_variable(lb=0, ub=self.big)
+            self.back[x] = self.model.add_variable(lb=0, ub=self.big)
+            self._add(self.out[x] >= self.end[x] - self.big * (1 - away))
+            self._add(self.back[x] >= self.out[x] + there - self.big * (1 - away))
             backward = Op(Kind.I, i, x.micro_batch)
-            self.solver.Add(self._start(backward) >= self.back[x] + back - self.big * (1 - away))
+            self._add(self._start(backward) >= self.back[x] + back - self.big * (1 - away))
         for x, y in itertools.combinations(forwards, 2):
             free = self.big * (2 - self.away[x] - self.away[y])
-            self.solver.Add(self.out[y] >= self.out[x] + there - free)
-            self.solver.Add(self.back[y] >= self.back[x] + back - free)
+            self._add(self.out[y] >= self.out[x] + there - free)
+            self._add(self.back[y] >= self.back[x] + back - free)
         for x, y in itertools.permutations(forwards, 2):
             first = self.offload_first[x, y] = self._binary()
-            self.solver.Add(first <= self.away[x])
-            self.solver.Add(self.back[y] >= self.out[x] + there - self.big * (1 - first))
+            self._add(first <= self.away[x])
+            self._add(self.back[y] >= self.out[x] + there - self.big * (1 - first))
             if self.problem.costs.host_link == "half-duplex":
                 free = self.big * (2 - self.away[x] - self.away[y] + first)
-                self.solver.Add(self.out[x] >= self.back[y] + back - free)
+                self._add(self.out[x] >= self.back[y] + back - free)
 
     def _memory(self, i: int) -> None:
         """Equation 9 by events: at every start of F, and of a reload, what is resident fits."""
@@ -282,13 +290,13 @@ class MilpModel:
         freed = {Kind.I: size - rest, Kind.W: rest}
         forwards = [Op(Kind.F, i, j) for j in self.jobs]
         for x in forwards:
-            resident = size + sum(size * self.before[y, x] for y in forwards if y != x)
+            resident = mathopt.LinearExpression() + size + sum(size * self.before[y, x] for y in forwards if y != x)
             resident -= sum(
                 freed[c] * self.before[Op(c, i, y.micro_batch), x] for y in forwards if y != x for c in (Kind.I, Kind.W)
             )
             if self.problem.offload:
                 resident += sum(size * (self._reloaded(y, x) - self._offloaded(y, x)) for y in forwards if y != x)
-            self.solver.Add(resident <= room)
+            self._add(resident <= room)
         if self.problem.offload:
             for x in forwards:
                 self._at_reload(x, forwards, room, size, freed)
@@ -296,15 +304,15 @@ class MilpModel:
     def _offloaded(self, y: Op, x: Op) -> Any:
         """M: y's offload has ended when F of x starts."""
         done = self._binary()
-        self.solver.Add(done <= self.away[y])
-        self.solver.Add(self.out[y] + self._transfer(y.stage)[0] <= self._start(x) + self.big * (1 - done))
+        self._add(done <= self.away[y])
+        self._add(self.out[y] + self._transfer(y.stage)[0] <= self._start(x) + self.big * (1 - done))
         return done
 
     def _reloaded(self, y: Op, x: Op) -> Any:
         """N: y's reload counts when F of x starts; if not, it starts no earlier."""
         counts = self._binary()
-        self.solver.Add(counts <= self.away[y])
-        self.solver.Add(self.back[y] >= self._start(x) - self.big * (counts + 1 - self.away[y]))
+        self._add(counts <= self.away[y])
+        self._add(self.back[y] >= self._start(x) - self.big * (counts + 1 - self.away[y]))
         self.counted[y, x] = counts
         return counts
 
@@ -314,24 +322,24 @@ class MilpModel:
         for x in forwards:
             for c, amount in freed.items():
                 ended = self._binary()
-                self.solver.Add(self.end[Op(c, y.stage, x.micro_batch)] <= self.back[y] + self.big * (1 - ended))
+                self._add(self.end[Op(c, y.stage, x.micro_batch)] <= self.back[y] + self.big * (1 - ended))
                 resident -= amount * ended
             if x == y:
                 continue
             counts = self._binary()
-            self.solver.Add(self._start(x) >= self.back[y] - self.big * (counts + 1 - self.away[y]))
-            self.solver.Add(self.counted[y, x] + counts >= self.away[y])
+            self._add(self._start(x) >= self.back[y] - self.big * (counts + 1 - self.away[y]))
+            self._add(self.counted[y, x] + counts >= self.away[y])
             resident += size * counts - size * self.offload_first[x, y]
             if x.micro_batch < y.micro_batch:
                 resident += size * self.away[x]
-        self.solver.Add(resident <= room + size * (2 * len(forwards) + 1) * (1 - self.away[y]))
+        self._add(resident <= room + size * (2 * len(forwards) + 1) * (1 - self.away[y]))
 
     def _data(self) -> None:
         """Equations 5 and 6."""
         for i, j in itertools.product(range(self.problem.stages - 1), self.jobs):
             message = float(self.problem.costs.communication[i])
-            self.solver.Add(self._start(Op(Kind.F, i + 1, j)) >= self.end[Op(Kind.F, i, j)] + message)
-            self.solver.Add(self._start(Op(Kind.I, i, j)) >= self.end[Op(Kind.I, i + 1, j)] + message)
+            self._add(self._start(Op(Kind.F, i + 1, j)) >= self.end[Op(Kind.F, i, j)] + message)
+            self._add(self._start(Op(Kind.I, i, j)) >= self.end[Op(Kind.I, i + 1, j)] + message)
 
     def _objective(self) -> None:
         """Equations 3 and 4."""
@@ -339,11 +347,11 @@ class MilpModel:
             if op.kind is not Kind.W:
                 continue
             if self.problem.objective == "makespan":
-                self.solver.Add(self.span >= end)
+                self._add(self.span >= end)
                 continue
             for j in self.jobs if not self.reductions.fixed_order else (0,):
-                self.solver.Add(self.span >= end - self._start(Op(Kind.F, op.stage, j)))
-        self.solver.Minimize(self.span)
+                self._add(self.span >= end - self._start(Op(Kind.F, op.stage, j)))
+        self.model.minimize(self.span)
 
     def _shared_links(self) -> None:
         """Equations 18 and 19: transfers of a link group go one at a time; half duplex, whatever their direction."""
@@ -364,5 +372,5 @@ class MilpModel:
         """If both are offloaded, one of two transfers ends before the other starts."""
         (x, start_x, time_x), (y, start_y, time_y) = one, other
         first, free = self._binary(), self.big * (2 - self.away[x] - self.away[y])
-        self.solver.Add(start_y >= start_x + time_x - self.big * (1 - first) - free)
-        self.solver.Add(start_x >= start_y + time_y - self.big * first - free)
+        self._add(start_y >= start_x + time_x - self.big * (1 - first) - free)
+        self._add(start_x >= start_y + time_y - self.big * first - free)

@@ -77,10 +77,10 @@ def _exact(problem: OrderProblem, best: Incumbent, seed: int, complete: Completi
         return
     coarse = with_rounded_times(problem)
     start = replace(best, value=coarse.value(best.schedule), bound=lower_bound(coarse))
-    for found in solve(coarse, start, effort=Effort(WHOLE), seed=seed, refine=2):
-        better_here = verify(problem, found.schedule, best, below=best.value)
-        if better_here is not None:
-            best = replace(better_here, source="cp-sat")
+    for rounded_best in solve(coarse, start, effort=Effort(WHOLE), seed=seed, refine=2):
+        improved = verify(problem, rounded_best.schedule, best, below=best.value)
+        if improved is not None:
+            best = replace(improved, source="cp-sat")
             yield best
 
 

@@ -39,7 +39,7 @@ class _FirstDevice:
     time: Mapping[Kind, int]
     round_trip: int
     """Slots from the end of an F to the start of its I."""
-    taken: Mapping[Kind, int]
+    allocated: Mapping[Kind, int]
     freed: Mapping[Kind, int]
     room: int
     half_duplex: bool
@@ -141,12 +141,12 @@ def _device(problem: OrderProblem, slot: Number) -> _FirstDevice | None:
     changes = {kind: (op_costs.allocates(op), op_costs.frees(op)) for kind, op in ops.items()}
     room = limit - costs.static_of(problem.placement.device_of[0])
     unit = grid(size for pair in changes.values() for size in pair)
-    taken, freed = ({kind: round(pair[side] / unit) for kind, pair in changes.items()} for side in (0, 1))
+    allocated, freed = ({kind: round(pair[side] / unit) for kind, pair in changes.items()} for side in (0, 1))
     return _FirstDevice(
         micro_batches=problem.micro_batches,
         time={kind: round(_duration(problem, kind) / slot) for kind in KINDS},
         round_trip=math.floor(round_trip(problem, 0) / slot + 1e-9),
-        taken=taken,
+        allocated=allocated,
         freed=freed,
         room=math.floor(room / unit + 1e-9),
         half_duplex=costs.host_link == "half-duplex",
@@ -208,10 +208,12 @@ class _SlotModel:
             self.cp.add(self._begun(Kind.L, slot) <= self._ended(Kind.O, slot))
 
     def _memory(self) -> None:
-        taken, freed = self.device.taken, self.device.freed
+        allocated, freed = self.device.allocated, self.device.freed
         for slot in range(self.slots):
-            held = sum(taken[kind] * self._begun(kind, slot) - freed[kind] * self._ended(kind, slot) for kind in KINDS)
-            self.cp.add(held <= self.device.room)
+            resident = sum(
+                allocated[kind] * self._begun(kind, slot) - freed[kind] * self._ended(kind, slot) for kind in KINDS
+            )
+            self.cp.add(resident <= self.device.room)
 
     def _identities(self) -> None:
         """The k-th transfer is that of the k-th micro-batch that leaves: behind its F, and before its I."""

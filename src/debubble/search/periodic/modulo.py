@@ -112,11 +112,11 @@ def _faster(problem: OrderProblem, times: StageTimes, than: Pattern, *, effort: 
                 # Where there is none it takes all the time to find none: most are tried near those that are known.
                 period = high - (high - low) // 4
                 model = ModuloModel(problem, times, period, step=step)
-                found = model.solve(effort.part(effort.left / tries), seed)
-                if found is None:
+                faster = model.solve(effort.part(effort.left / tries), seed)
+                if faster is None:
                     low = period + 1
                 else:
-                    best, high = found, period - 1
+                    best, high = faster, period - 1
             tries -= 1
     return best
 
@@ -275,13 +275,13 @@ class ModuloModel:
         for (taker, (taken, _)), j in itertools.product(changes.items(), self.own):
             if not taken:
                 continue
-            held = [
+            resident = [
                 round(size / unit) * self._count(self.at[Op(taker, s, j)] - when, kind, s, other)
                 for (kind, (allocated, freed)), other in itertools.product(changes.items(), self.own)
                 for size, when in ((allocated, self.at[Op(kind, s, other)]), (-freed, self._end(kind, s, other)))
                 if size
             ]
-            fits = self.cp.add(sum(held) <= room)
+            fits = self.cp.add(sum(resident) <= room)
             if taker in self.transfers:
                 fits.only_enforce_if(self.away[s, j])
 
