@@ -15,8 +15,7 @@ import torch
 
 from debubble.costs import EAGER, Cluster, hardware, load_profile, model_units
 from debubble.costs.operators import Shapes, attention, mlp
-from debubble.costs.speed import Speed
-from debubble.costs.step import element_bytes
+from debubble.costs.speed import Speed, element_bytes
 from debubble.costs.units import Units
 from debubble.ir import PlannedUnit, RunOptions
 from debubble.models import Model

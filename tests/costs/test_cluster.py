@@ -12,12 +12,40 @@ from debubble.costs import Cluster, hardware, parse_size
 from debubble.ir import InputError
 
 GIB = 2**30
+OWN = {"memory": "96GiB", "flops": 4e14, "memory_bandwidth": 3e12}
+"""A device of one's own."""
 
 
 def test_every_device_states_its_source_and_positive_rates() -> None:
     for device in hardware.values():
         assert device.source
         assert min(device.flops, device.memory_bandwidth, device.link_bandwidth, device.network_bandwidth) > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("4xL40S", "L40S-48GB"),
+        ("64xH100", "H100-80GB"),
+        ("2xh100-pcie", "H100-PCIe-80GB"),
+        ("8xrtx4090", "RTX4090-24GB"),
+    ],
+)
+def test_a_shorter_name_is_enough_where_it_names_one_device(text: str, name: str) -> None:
+    """A name without the memory's size comes before names that go on otherwise."""
+    cluster = Cluster.parse(text)
+
+    assert cluster.slowest.name == name
+    assert cluster.to_dict()["devices"] == f"{cluster.count}x{name}"
+
+
+def test_a_file_describes_devices_of_ones_own() -> None:
+    cluster = Cluster.from_dict({"devices": "4xMine+4xL40S", "hardware": {"Mine": {**OWN, "fp8_flops": 8e14}}})
+    mine = cluster.types[0]
+
+    assert (mine.memory, mine.flops, mine.fp8_flops, mine.memory_bandwidth) == (96 * GIB, 4e14, 8e14, 3e12)
+    assert mine.source == "the cluster file"
+    assert Cluster.from_dict(cluster.to_dict()) == cluster
 
 
 def test_the_short_form_leaves_a_tenth_of_the_memory() -> None:
@@ -75,7 +103,13 @@ def test_sizes_are_read_with_their_units(text: float | str, size: int) -> None:
     [
         ({"devices": "A100-80GB"}, "'A100-80GB' is no cluster; write NxNAME"),
         ({"devices": "0xCPU"}, "at least one device"),
-        ({"devices": "8xA100-80"}, "There is no hardware 'A100-80'; did you mean 'A100-80GB'?"),
+        ({"devices": "8xA100-81GB"}, "There is no hardware 'A100-81GB'; did you mean 'A100-80GB'?"),
+        ({"devices": "8xA100"}, "'A100' may be A100-40GB or A100-80GB: give one of these names."),
+        ({"devices": "8xMI3"}, "'MI3' may be MI300X-192GB, MI325X-256GB or MI355X-288GB: give one of these names."),
+        ({"devices": "2xX", "hardware": {"X": {"memory": "1GiB", "flops": 1e12}}}, "missing required field"),
+        ({"devices": "2xX", "hardware": {"X": {**OWN, "flops": 0}}}, "flops must be positive"),
+        ({"devices": "2xX", "hardware": {"X": {**OWN, "memory": "much"}}}, "'much' is no size"),
+        ({"devices": "2xX", "hardware": {"X": {**OWN, "host_link": "simplex"}}}, "must be full-duplex or half-duplex"),
         ({"devices": "2xCPU", "gpus": 2}, "unknown field `gpus`"),
         ({"devices": "2xCPU", "safety_margin": 1}, "safety_margin must be at least 0 and below 1"),
         ({"devices": "2xCPU", "memory_limit": [1]}, "memory_limit lists 1 sizes for 2 devices"),

@@ -19,7 +19,16 @@ def hardware(json: Json = False) -> None:
         print_json({"hardware": [asdict(device) for device in registry.values()]})
         return
     rates = Table(
-        "device", "memory GiB", "bf16 TFLOP/s", "memory", "link", "network", "host", box=None, header_style="bold"
+        "device",
+        "memory GiB",
+        "16-bit TFLOP/s",
+        "fp8",
+        "memory",
+        "link",
+        "network",
+        "host",
+        box=None,
+        header_style="bold",
     )
     sources = Table.grid(padding=(0, 2, 0, 0))
     rates.columns[0].no_wrap = True
@@ -27,7 +36,10 @@ def hardware(json: Json = False) -> None:
         column.justify = "right"
     for d in registry.values():
         bandwidths = (d.memory_bandwidth, d.link_bandwidth, d.network_bandwidth, d.host_bandwidth)
-        rates.add_row(d.name, f"{d.memory / 2**30:g}", f"{d.flops / 1e12:g}", *(f"{b / 1e9:g}" for b in bandwidths))
+        fp8 = f"{d.fp8_flops / 1e12:g}" if d.fp8_flops else ""
+        rates.add_row(
+            d.name, f"{d.memory / 2**30:.3g}", f"{d.flops / 1e12:g}", fp8, *(f"{b / 1e9:g}" for b in bandwidths)
+        )
         sources.add_row(f" {d.name}", d.source)
     console().print(
         rates, "\n Bandwidths are GB/s and direction, between devices (link), nodes and to the host.\n", sources

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MicroBatches = Annotated[int, typer.Option(help="Micro-batches per step.")]
 SequenceLength = Annotated[int, typer.Option(help="Tokens per sequence.")]
 Lora = Annotated[int, typer.Option(help="Train LoRA adapters of that rank on every linear layer (0: the whole model).")]
-Dtype = Annotated[str, typer.Option(help="bf16 or fp32.")]
+Dtype = Annotated[str, typer.Option(help="bf16, fp16, fp8 (linear layers; the rest bf16) or fp32.")]
 Chunks = Annotated[int | None, typer.Option(help="Stages per device.")]
 MemoryLimit = Annotated[
     str | None, typer.Option(help="Per device: bytes, or with a unit such as 20GiB; abstract with --costs.")

@@ -6,13 +6,22 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import yaml
 
-from debubble.costs.known_hardware import Hardware, Table, hardware
+from debubble.costs.known_hardware import (
+    NETWORK_LATENCY,
+    OTHER,
+    PCIE4,
+    PCIE_LATENCY,
+    Hardware,
+    Table,
+    find_hardware,
+)
 from debubble.files import read_file
 from debubble.ir import InputError
 from debubble.ir.stage_costs import LARGEST
@@ -37,6 +46,25 @@ class EfficiencyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     launch: float | None = None
 
 
+class DeviceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """A type of device of the user's own in a cluster file; links are by default those of a PCIe 4 card."""
+
+    memory: int | float | str
+    flops: float
+    memory_bandwidth: float
+    fp8_flops: float = 0.0
+    bf16: bool = True
+    link_bandwidth: float = PCIE4
+    link_latency: float = PCIE_LATENCY
+    network_bandwidth: float = 12.5e9
+    network_latency: float = NETWORK_LATENCY
+    host_bandwidth: float = PCIE4
+    host_link: str = "full-duplex"
+    host_memory: int | float | str = 0
+    devices_per_node: int = 8
+    devices_per_switch: int = 1
+
+
 class ClusterFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """A cluster file, field by field.  Bandwidths are bytes per second and direction."""
 
@@ -49,11 +77,14 @@ class ClusterFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit
     network_latency: float | None = None
     host_bandwidth: float | None = None
     host_link: str | None = None
+    host_memory: int | float | str | None = None
     flops: float | None = None
+    fp8_flops: float | None = None
     memory_bandwidth: float | None = None
     memory_limit: int | float | str | list[int | float | str] | None = None
     safety_margin: float = SAFETY_MARGIN
     efficiency: EfficiencyFile = EfficiencyFile()
+    hardware: dict[str, DeviceFile] = {}
 
 
 MOST_DEVICES = 1_000_000
@@ -92,7 +123,10 @@ class Cluster:
             file = msgspec.convert(entries, ClusterFile, strict=False)
         except msgspec.ValidationError as error:
             raise InputError(f"The cluster file is wrong: {error}.") from error
-        types = tuple(_changed(t, file) for t in _types(file.devices))
+        named = _types(file.devices, {name: _own(name, device) for name, device in file.hardware.items()})
+        types = tuple(_changed(t, file) for t in named)
+        # A plan names its devices in full: a shorter name may mean another device one day.
+        file.devices = "+".join(f"{len(list(run))}x{name}" for name, run in groupby(t.name for t in types))
         if not 0 <= file.safety_margin < 1:
             raise InputError(f"safety_margin must be at least 0 and below 1, not {file.safety_margin}.")
         if file.memory_limit is None:
@@ -150,7 +184,32 @@ _SCALES = {"B": 1} | {f"{letter}B": 1000 ** (i + 1) for i, letter in enumerate("
 }  # fmt: skip
 
 
-def _types(text: str) -> list[Hardware]:
+def _own(name: str, device: DeviceFile) -> Hardware:
+    """A type of device of the user's own."""
+    entries = msgspec.structs.asdict(device)
+    memory, host = parse_size(device.memory), parse_size(device.host_memory) if device.host_memory else 0
+    for entry, value in entries.items():
+        if entry not in ("bf16", "host_link", "memory", "host_memory", "fp8_flops"):
+            _check_rate(entry, value)
+    if device.fp8_flops:
+        _check_rate("fp8_flops", device.fp8_flops)
+    _check_duplex(device.host_link)
+    return Hardware(
+        **{**entries, "memory": memory, "host_memory": host}, name=name, efficiency=OTHER, source="the cluster file"
+    )
+
+
+def _check_rate(name: str, value: float) -> None:
+    if not SMALLEST <= value <= LARGEST:
+        raise InputError(f"{name} must be positive and at most {LARGEST:.0e}, not {value}.")
+
+
+def _check_duplex(link: str) -> None:
+    if link not in ("full-duplex", "half-duplex"):
+        raise InputError(f"host_link is '{link}'; it must be full-duplex or half-duplex.")
+
+
+def _types(text: str, own: Mapping[str, Hardware]) -> list[Hardware]:
     types: list[Hardware] = []
     for part in text.split("+"):
         match = re.fullmatch(r"\s*(\d+)\s*x\s*(\S+)\s*", part)
@@ -160,7 +219,8 @@ def _types(text: str) -> list[Hardware]:
             raise InputError(f"A cluster may have up to {MOST_DEVICES} devices.")
         if not int(match[1]):
             raise InputError("A cluster needs at least one device.")
-        types += [hardware[match[2]]] * int(match[1])
+        name = match[2]
+        types += [own[name] if name in own else find_hardware(name)] * int(match[1])
     return types
 
 
@@ -169,11 +229,12 @@ def _changed(type_: Hardware, file: ClusterFile) -> Hardware:
     names = {f.name for f in dataclasses.fields(Hardware)} - {"efficiency"}
     changes = {k: v for k, v in msgspec.structs.asdict(file).items() if k in names and v is not None}
     shares = {k: v for k, v in msgspec.structs.asdict(file.efficiency).items() if v is not None}
-    if changes.get("host_link", "full-duplex") not in ("full-duplex", "half-duplex"):
-        raise InputError(f"host_link is '{changes['host_link']}'; it must be full-duplex or half-duplex.")
+    _check_duplex(changes.get("host_link", "full-duplex"))
+    if "host_memory" in changes:
+        changes["host_memory"] = parse_size(changes["host_memory"])
     for name, value in changes.items():
-        if name != "host_link" and not SMALLEST <= value <= LARGEST:
-            raise InputError(f"{name} must be positive and at most {LARGEST:.0e}, not {value}.")
+        if name != "host_link":
+            _check_rate(name, value)
     for name, value in shares.items():
         _check_share(name, value)
     return dataclasses.replace(type_, **changes, efficiency=dataclasses.replace(type_.efficiency, **shares))

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from debubble.costs.cluster import Cluster
 from debubble.costs.speed import Speed
-from debubble.costs.step import element_bytes
 from debubble.ir import Plan, RunOptions
 from debubble.models.config import ModelConfig
 
@@ -52,8 +51,10 @@ class Utilization:
     @staticmethod
     def of_run(model: ModelConfig, cluster: Cluster, options: RunOptions, *, devices: int) -> Utilization:
         """A run on that many devices of the cluster."""
-        speed = Speed(cluster.slowest, element_bytes(options.dtype))
-        return Utilization(flops_per_token(model, options.sequence_length, lora=options.lora), devices * speed.peak)
+        speed = Speed.of(cluster.slowest, options.dtype)
+        return Utilization(
+            flops_per_token(model, options.sequence_length, lora=options.lora), devices * speed.product_peak
+        )
 
     def mfu(self, tokens_per_second: float) -> float:
         """A fraction."""

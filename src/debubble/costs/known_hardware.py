@@ -8,9 +8,11 @@ for all shapes is off by 18% on average on published runs.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from itertools import pairwise
 
+from debubble.ir import InputError
 from debubble.ir.stage_costs import HostLink
 from debubble.registry import Registry
 
@@ -74,6 +76,7 @@ def share(table: Table, size: float) -> float:
 
 
 GIB = 2**30
+_MIB = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +87,11 @@ class Hardware:
     memory: int
     """Bytes, as the driver reports them."""
     flops: float
-    """Peak dense bf16 operations per second."""
+    """Peak dense operations per second on 16-bit numbers, with sums in fp32."""
+    fp8_flops: float = 0.0
+    """Peak dense operations per second on fp8; 0: the device has none."""
+    bf16: bool = True
+    """Whether its 16-bit numbers may be bf16; fp16 all have."""
     memory_bandwidth: float
     link_bandwidth: float
     """To another device of the node."""
@@ -94,6 +101,8 @@ class Hardware:
     network_latency: float
     host_bandwidth: float
     host_link: HostLink
+    host_memory: int = 0
+    """Bytes of the host's memory for each device of a usual server; 0: not known, so without a limit."""
     devices_per_node: int
     devices_per_switch: int
     """How many neighbours share one link to the host."""
@@ -103,16 +112,31 @@ class Hardware:
 
 hardware: Registry[Hardware] = Registry("debubble.costs", what="hardware")
 
-_PCIE3, _PCIE4, _PCIE5 = 15.75e9, 31.5e9, 63e9
-_INFINIBAND_200, _INFINIBAND_400 = 25e9, 50e9
-_NVLINK_LATENCY, _PCIE_LATENCY, _NETWORK_LATENCY = 10e-6, 15e-6, 20e-6
+PCIE3, PCIE4, PCIE5 = 15.75e9, 31.5e9, 63e9
+"""Bytes per second and direction of 16 lanes."""
+NVLINK_LATENCY, PCIE_LATENCY, NETWORK_LATENCY = 10e-6, 15e-6, 20e-6
+_ETHERNET_100, _INFINIBAND_200, _INFINIBAND_400, _INFINIBAND_800 = 12.5e9, 25e9, 50e9, 100e9
+
+
+def find_hardware(name: str) -> Hardware:
+    """The type of that name, of that name but for the memory's size (`H100`), or the only one that begins with it.
+
+    Raises InputError if there is none or more than one.
+    """
+    if name in hardware:
+        return hardware[name]
+    sized = [known for known in hardware if re.fullmatch(rf"{re.escape(name)}-\d+GB", known, re.IGNORECASE)]
+    found = sized or [known for known in hardware if known.lower().startswith(name.lower())]
+    if len(found) > 1:
+        raise InputError(f"'{name}' may be {', '.join(found[:-1])} or {found[-1]}: give one of these names.")
+    return hardware[found[0] if found else name]
 
 
 def _add(name: str, **entries: object) -> None:
     common = {
         "name": name,
-        "link_latency": _NVLINK_LATENCY,
-        "network_latency": _NETWORK_LATENCY,
+        "link_latency": NVLINK_LATENCY,
+        "network_latency": NETWORK_LATENCY,
         "host_link": "full-duplex",
         "devices_per_node": 8,
         "devices_per_switch": 1,
@@ -122,40 +146,118 @@ def _add(name: str, **entries: object) -> None:
 
 
 _AMPERE = {
-    "flops": 312e12,
-    "network_bandwidth": _INFINIBAND_200,
-    "host_bandwidth": _PCIE4,
-    "devices_per_switch": 2,
+    "flops": 312e12, "network_bandwidth": _INFINIBAND_200, "host_bandwidth": PCIE4, "devices_per_switch": 2,
     "efficiency": AMPERE,
-}
-_HOPPER = {"flops": 989e12, "network_bandwidth": _INFINIBAND_400, "host_bandwidth": _PCIE5, "efficiency": HOPPER}
+}  # fmt: skip
+_HOPPER = {
+    "flops": 989e12, "fp8_flops": 1979e12, "network_bandwidth": _INFINIBAND_400, "host_bandwidth": PCIE5,
+    "efficiency": HOPPER, "host_memory": 256 * GIB,
+}  # fmt: skip
+_BLACKWELL = {
+    "flops": 2250e12, "fp8_flops": 4500e12, "link_bandwidth": 900e9, "network_bandwidth": _INFINIBAND_400,
+    "host_bandwidth": PCIE5, "efficiency": BLACKWELL, "host_memory": 256 * GIB,
+}  # fmt: skip
+_PCIE_4_CARD = {
+    "link_bandwidth": PCIE4, "link_latency": PCIE_LATENCY, "network_bandwidth": _INFINIBAND_200,
+    "host_bandwidth": PCIE4, "devices_per_switch": 2, "host_memory": 128 * GIB,
+}  # fmt: skip
+_WORKSTATION = {
+    "link_latency": PCIE_LATENCY, "network_bandwidth": _ETHERNET_100, "host_memory": 64 * GIB,
+}  # fmt: skip
+_INSTINCT = {
+    "flops": 1307.4e12, "fp8_flops": 2614.9e12, "link_bandwidth": 7 * 64e9, "network_bandwidth": _INFINIBAND_400,
+    "host_bandwidth": PCIE5, "host_memory": 256 * GIB,
+}  # fmt: skip
+_TPU = {"host_bandwidth": PCIE3, "host_memory": 64 * GIB, "devices_per_node": 256}
 
-_add("A100-40GB", **_AMPERE, memory=40 * GIB, memory_bandwidth=1555e9, link_bandwidth=300e9,
-     source="NVIDIA A100 datasheet (SXM4, 40 GB); DGX A100: 8 HDR cards, two GPUs per PCIe switch")  # fmt: skip
-_add("A100-80GB", **_AMPERE, memory=80 * GIB, memory_bandwidth=2039e9, link_bandwidth=300e9,
-     source="NVIDIA A100 datasheet (SXM4, 80 GB); DGX A100: 8 HDR cards, two GPUs per PCIe switch")  # fmt: skip
-_add("A800-80GB", **_AMPERE, memory=80 * GIB, memory_bandwidth=2039e9, link_bandwidth=200e9,
+_add("A100-40GB", **_AMPERE, memory=40 * GIB, memory_bandwidth=1555e9, link_bandwidth=300e9, host_memory=128 * GIB,
+     source="NVIDIA A100 datasheet (SXM4, 40 GB); DGX A100: 8 HDR cards, two GPUs per PCIe switch, 1 TB")  # fmt: skip
+_add("A100-80GB", **_AMPERE, memory=80 * GIB, memory_bandwidth=2039e9, link_bandwidth=300e9, host_memory=256 * GIB,
+     source="NVIDIA A100 datasheet (SXM4, 80 GB); DGX A100: 8 HDR cards, two GPUs per PCIe switch, 2 TB")  # fmt: skip
+_add("A800-80GB", **_AMPERE, memory=80 * GIB, memory_bandwidth=2039e9, link_bandwidth=200e9, host_memory=256 * GIB,
      source="NVIDIA A800 datasheet (SXM4, 80 GB; NVLink at 400 GB/s both ways)")  # fmt: skip
 _add("H100-80GB", **_HOPPER, memory=80 * GIB, memory_bandwidth=3350e9, link_bandwidth=450e9,
-     source="NVIDIA H100 datasheet (SXM5); DGX H100: one NDR card and PCIe 5 link per GPU")  # fmt: skip
+     source="NVIDIA H100 datasheet (SXM5); DGX H100: one NDR card and PCIe 5 link per GPU, 2 TB")  # fmt: skip
+_add("H100-PCIe-80GB", **{**_HOPPER, "flops": 756e12, "fp8_flops": 1513e12, "network_bandwidth": _INFINIBAND_200},
+     memory=81559 * _MIB, memory_bandwidth=2039e9, link_bandwidth=PCIE5, link_latency=PCIE_LATENCY,
+     devices_per_switch=2,
+     source="NVIDIA H100 PCIe product brief; messages over PCIe 5, as NVLink bridges join pairs alone")  # fmt: skip
+_add("H100-NVL-94GB", **{**_HOPPER, "flops": 835e12, "fp8_flops": 1671e12}, memory=95830 * _MIB,
+     memory_bandwidth=3938e9, link_bandwidth=PCIE5, link_latency=PCIE_LATENCY, devices_per_switch=2,
+     source="NVIDIA H100 NVL product brief; messages over PCIe 5, as NVLink bridges join pairs alone")  # fmt: skip
 _add("H800-80GB", **_HOPPER, memory=80 * GIB, memory_bandwidth=3350e9, link_bandwidth=200e9,
      source="NVIDIA H800 datasheet (SXM5; NVLink at 400 GB/s both ways)")  # fmt: skip
+_add("H20-96GB", **{**_HOPPER, "flops": 148e12, "fp8_flops": 296e12}, memory=97871 * _MIB, memory_bandwidth=4000e9,
+     link_bandwidth=450e9, source="NVIDIA H20 specifications (SXM5, 96 GB), as published by server makers")  # fmt: skip
 _add("H200-141GB", **_HOPPER, memory=140 * GIB, memory_bandwidth=4800e9, link_bandwidth=450e9,
      source="NVIDIA H200 datasheet (SXM); 143771 MiB reported by the driver")  # fmt: skip
-_add("B200-192GB", efficiency=BLACKWELL, memory=179 * GIB, flops=2250e12, memory_bandwidth=7700e9, link_bandwidth=900e9,
-     network_bandwidth=_INFINIBAND_400, host_bandwidth=_PCIE5,
+_add("GH200-96GB", **{**_HOPPER, "flops": 989.5e12, "host_bandwidth": 450e9, "host_memory": 480 * GIB},
+     memory=97871 * _MIB, memory_bandwidth=4000e9, link_bandwidth=450e9, devices_per_node=1,
+     source="NVIDIA GH200 datasheet (HBM3; NVLink-C2C at 900 GB/s both ways to 480 GB of a Grace)")  # fmt: skip
+_add("B200-192GB", **_BLACKWELL, memory=179 * GIB, memory_bandwidth=7700e9,
      source="NVIDIA HGX B200 datasheet; 183359 MiB reported by the driver")  # fmt: skip
-_add("L40S-48GB", efficiency=AMPERE, memory=45 * GIB, flops=362e12, memory_bandwidth=864e9, link_bandwidth=_PCIE4,
-     link_latency=_PCIE_LATENCY, network_bandwidth=_INFINIBAND_200, host_bandwidth=_PCIE4, devices_per_switch=2,
+_add("GB200-192GB", **{**_BLACKWELL, "flops": 2500e12, "fp8_flops": 5000e12, "host_bandwidth": 225e9,
+                       "host_memory": 240 * GIB},
+     memory=185 * GIB, memory_bandwidth=8000e9, devices_per_node=72,
+     source="NVIDIA GB200 NVL72 datasheet (186 GB; a Grace of 480 GB and its NVLink-C2C for two GPUs)")  # fmt: skip
+_add("B300-288GB", **{**_BLACKWELL, "network_bandwidth": _INFINIBAND_800}, memory=268 * GIB, memory_bandwidth=8000e9,
+     source="NVIDIA HGX B300 datasheet (2.1 TB and 72 PFLOP/s sparse fp8 for 8; ConnectX-8)")  # fmt: skip
+_add("L40S-48GB", **_PCIE_4_CARD, efficiency=AMPERE, memory=45 * GIB, flops=362e12, fp8_flops=733e12,
+     memory_bandwidth=864e9,
      source="NVIDIA L40S datasheet (PCIe 4, no NVLink); 46068 MiB reported by the driver")  # fmt: skip
-_add("RTX5090-32GB", memory=32 * GIB, flops=209.5e12, memory_bandwidth=1792e9, link_bandwidth=_PCIE5,
-     link_latency=_PCIE_LATENCY, network_bandwidth=12.5e9, host_bandwidth=_PCIE5,
+_add("L4-24GB", **_PCIE_4_CARD, memory=23034 * _MIB, flops=121e12, fp8_flops=242.5e12, memory_bandwidth=300e9,
+     source="NVIDIA L4 datasheet (PCIe 4, no NVLink; half the peaks, which are sparse)")  # fmt: skip
+_add("A40-48GB", **_PCIE_4_CARD, efficiency=AMPERE, memory=46068 * _MIB, flops=149.7e12, memory_bandwidth=696e9,
+     source="NVIDIA A40 datasheet; messages over PCIe 4, as NVLink bridges join pairs alone")  # fmt: skip
+_add("A10G-24GB", **_PCIE_4_CARD, efficiency=AMPERE, memory=23028 * _MIB, flops=70e12, memory_bandwidth=600e9,
+     source="NVIDIA A10G datasheet (AWS g5; PCIe 4, no NVLink)")  # fmt: skip
+_add("A6000-48GB", **_WORKSTATION, efficiency=AMPERE, memory=49140 * _MIB, flops=154.8e12, memory_bandwidth=768e9,
+     link_bandwidth=PCIE4, host_bandwidth=PCIE4,
+     source="NVIDIA RTX A6000 datasheet; messages over PCIe 4, as NVLink bridges join pairs alone")  # fmt: skip
+_add("RTX6000-Ada-48GB", **_WORKSTATION, efficiency=AMPERE, memory=49140 * _MIB, flops=364.2e12, fp8_flops=728.5e12,
+     memory_bandwidth=960e9, link_bandwidth=PCIE4, host_bandwidth=PCIE4,
+     source="NVIDIA RTX 6000 Ada datasheet (PCIe 4, no NVLink; half the peaks, which are sparse)")  # fmt: skip
+_add("RTX6000-PRO-96GB", **_WORKSTATION, memory=97887 * _MIB, flops=503.8e12, fp8_flops=1007.6e12,
+     memory_bandwidth=1792e9, link_bandwidth=PCIE5, host_bandwidth=PCIE5,
+     source="NVIDIA RTX PRO Blackwell whitepaper (RTX PRO 6000; fp32 accumulation; PCIe 5, no NVLink)")  # fmt: skip
+_add("RTX3090-24GB", **_WORKSTATION, efficiency=AMPERE, memory=24 * GIB, flops=71e12, memory_bandwidth=936e9,
+     link_bandwidth=PCIE4, host_bandwidth=PCIE4,
+     source="NVIDIA GA102 whitepaper (fp32 accumulation); messages over PCIe 4")  # fmt: skip
+_add("RTX4090-24GB", **_WORKSTATION, efficiency=AMPERE, memory=24564 * _MIB, flops=165.2e12, fp8_flops=330.3e12,
+     memory_bandwidth=1008e9, link_bandwidth=PCIE4, host_bandwidth=PCIE4,
+     source="NVIDIA Ada whitepaper (fp32 accumulation; PCIe 4, no NVLink)")  # fmt: skip
+_add("RTX5090-32GB", **_WORKSTATION, memory=32 * GIB, flops=209.5e12, fp8_flops=419e12, memory_bandwidth=1792e9,
+     link_bandwidth=PCIE5, host_bandwidth=PCIE5,
      source="NVIDIA RTX Blackwell whitepaper (bf16 with fp32 accumulation; PCIe 5, no NVLink)")  # fmt: skip
-_add("V100-32GB", memory=32 * GIB, flops=112e12, memory_bandwidth=900e9, link_bandwidth=_PCIE3,
-     link_latency=_PCIE_LATENCY, network_bandwidth=12.5e9, host_bandwidth=_PCIE3, devices_per_switch=2,
-     source="NVIDIA V100 datasheet (PCIe, 32 GB; the peak is fp16's, it has no bf16)")  # fmt: skip
+_add("V100-32GB", memory=32 * GIB, flops=112e12, bf16=False, memory_bandwidth=900e9, link_bandwidth=PCIE3,
+     link_latency=PCIE_LATENCY, network_bandwidth=_ETHERNET_100, host_bandwidth=PCIE3, devices_per_switch=2,
+     host_memory=64 * GIB, source="NVIDIA V100 datasheet (PCIe, 32 GB; fp16, as it has no bf16)")  # fmt: skip
+_add("T4-16GB", memory=15360 * _MIB, flops=65e12, bf16=False, memory_bandwidth=320e9, link_bandwidth=PCIE3,
+     link_latency=PCIE_LATENCY, network_bandwidth=_ETHERNET_100, host_bandwidth=PCIE3, devices_per_switch=2,
+     host_memory=48 * GIB, source="NVIDIA T4 datasheet (fp16, as it has no bf16; PCIe 3)")  # fmt: skip
+_add("MI300X-192GB", **_INSTINCT, memory=192 * GIB, memory_bandwidth=5300e9,
+     source="AMD Instinct MI300X data sheet (7 Infinity Fabric links of 64 GB/s, all used by a ring of 8)")  # fmt: skip
+_add("MI325X-256GB", **_INSTINCT, memory=256 * GIB, memory_bandwidth=6000e9,
+     source="AMD Instinct MI325X data sheet (7 Infinity Fabric links of 64 GB/s, all used by a ring of 8)")  # fmt: skip
+_add("MI355X-288GB", **{**_INSTINCT, "flops": 2516.6e12, "fp8_flops": 5033.2e12, "link_bandwidth": 7 * 76.8e9},
+     memory=288 * GIB, memory_bandwidth=8000e9,
+     source="AMD Instinct MI355X data sheet (7 links of 76.8 GB/s, all used by a ring of 8)")  # fmt: skip
+_add("TPU-v5e-16GB", **_TPU, memory=16 * 10**9, flops=197e12, memory_bandwidth=819e9, link_bandwidth=200e9,
+     network_bandwidth=3.125e9,
+     source="Google Cloud TPU v5e documentation (ICI at 400 GB/s both ways; a node is a pod of 256)")  # fmt: skip
+_add("TPU-v5p-95GB", **{**_TPU, "devices_per_node": 8960, "host_memory": 112 * GIB},
+     memory=95 * 10**9, flops=459e12, memory_bandwidth=2765e9, link_bandwidth=600e9, network_bandwidth=6.25e9,
+     source="Google Cloud TPU v5p documentation (ICI at 1,200 GB/s both ways; a node is a pod of 8,960)")  # fmt: skip
+_add("TPU-v6e-32GB", **{**_TPU, "host_memory": 192 * GIB}, memory=32 * 10**9, flops=918e12,
+     memory_bandwidth=1640e9, link_bandwidth=400e9,
+     network_bandwidth=12.5e9,
+     source="Google Cloud TPU v6e documentation (ICI at 800 GB/s both ways; a node is a pod of 256)")  # fmt: skip
+_add("Trainium2-96GB", memory=96 * GIB, flops=667e12, fp8_flops=1299e12, memory_bandwidth=2900e9,
+     link_bandwidth=512e9, network_bandwidth=_INFINIBAND_200, host_bandwidth=PCIE4, devices_per_node=16,
+     host_memory=128 * GIB,
+     source="AWS Neuron documentation, Trainium2 (NeuronLink at 1 TB/s both ways; 16 chips, 2 TB)")  # fmt: skip
 _add("Ascend-910-64GB", memory=64 * GIB, flops=376e12, memory_bandwidth=1600e9, link_bandwidth=196e9,
-     network_bandwidth=_INFINIBAND_200, host_bandwidth=_PCIE5,
+     network_bandwidth=_INFINIBAND_200, host_bandwidth=PCIE5,
      source="Atlas 800T A2 (Ascend 910B2) as reported publicly; Huawei publishes no full datasheet")  # fmt: skip
 _add("CPU", memory=4 * GIB, flops=100e9, memory_bandwidth=10e9, link_bandwidth=2e9, link_latency=1e-4,
      network_bandwidth=1e9, network_latency=1e-3, host_bandwidth=5e9,

@@ -30,7 +30,6 @@ from debubble.costs.step import (
     HOST_MEMORY_BANDWIDTH,
     ParameterBytes,
     beside,
-    element_bytes,
     parameter_bytes,
     scattered_bytes,
     step_seconds,
@@ -62,7 +61,7 @@ def model_units(
     check(model, options)
     if model.whole_layers:
         framework = replace(framework, fused_activation=False)
-    speed = Speed(cluster.slowest, element_bytes(options.dtype))
+    speed = Speed.of(cluster.slowest, options.dtype)
     builder = _Builder(Shapes(model=model, options=options, framework=framework, speed=speed))
     tower = () if model.vision is None else _vision_units(builder, model.vision)
     return Units(

@@ -105,13 +105,15 @@ def matmul(
     """Linear layers between the residual stream and `local` columns on this device; `out`: back into the stream.
 
     Their two gradients are two more products of the same size; the weights' needs their input and their output's
-    gradient.  With LoRA, `layers` of them (0: none may) have adapters, whose weights alone have a gradient.
+    gradient.  With LoRA, `layers` of them (0: none may) have adapters, whose weights alone have a gradient.  The head
+    and routers stay in bf16 where the others are in fp8 (Transformer Engine's recipes).
     """
     h, e, speed, rank = shapes.model.hidden, shapes.element, shapes.speed, shapes.options.lora
     inner, outer = (local, h) if out else (h, local)
-    forward, backward = speed.matmul(tokens, inner, outer), speed.matmul(tokens, outer, inner)
+    multiply = speed.matmul if name in ("logits", "router") else speed.linear
+    forward, backward = multiply(tokens, inner, outer), multiply(tokens, outer, inner)
     if not rank:
-        weight, held = speed.matmul(inner, tokens, outer), e * tokens * (h / shapes.division + local)
+        weight, held = multiply(inner, tokens, outer), e * tokens * (h / shapes.division + local)
         return Operator(
             name=name, forward=forward, backward_input=backward, backward_weight=weight, saved=saved, held=held
         )
@@ -133,9 +135,9 @@ def product(shapes: Shapes, name: str, *, inner: float, outer: float, saved: flo
     n, speed = shapes.tokens, shapes.speed
     return Operator(
         name=name,
-        forward=speed.matmul(n, inner, outer),
-        backward_input=speed.matmul(n, outer, inner),
-        backward_weight=speed.matmul(inner, n, outer),
+        forward=speed.linear(n, inner, outer),
+        backward_input=speed.linear(n, outer, inner),
+        backward_weight=speed.linear(inner, n, outer),
         saved=saved,
         held=shapes.element * n * (inner + outer),
     )

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from debubble.costs.known_hardware import Hardware, share
+from debubble.ir import InputError
+
+ELEMENT: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp8": 2, "fp32": 4}
+"""Bytes of a number in each dtype; runs in fp8 keep everything in bf16 but the operands of linear layers."""
+
+
+def element_bytes(dtype: str) -> int:
+    """Bytes of a number; raises InputError for an unknown dtype."""
+    if dtype not in ELEMENT:
+        raise InputError(f"There is no dtype '{dtype}'; there are: {', '.join(ELEMENT)}.")
+    return ELEMENT[dtype]
 
 
 @dataclass(frozen=True)
@@ -14,14 +26,43 @@ class Speed:
     hardware: Hardware
     element: int
     """Bytes of a number."""
+    fp8: bool = False
+    """Whether linear layers of the model's layers are computed in fp8."""
+
+    @staticmethod
+    def of(hardware: Hardware, dtype: str) -> Speed:
+        """The speed of a run in this dtype; raises InputError if the hardware does not have it."""
+        if dtype == "fp8" and not hardware.fp8_flops:
+            raise InputError(f"{hardware.name} has no fp8: give --dtype bf16, or fp8_flops in a cluster file.")
+        if dtype in ("bf16", "fp8") and not hardware.bf16:
+            raise InputError(f"{hardware.name} has no bf16: give --dtype fp16 or fp32.")
+        return Speed(hardware, element_bytes(dtype), fp8=dtype == "fp8")
 
     @property
     def peak(self) -> float:
         """Operations per second at most: tensor cores take fp32 (as TF32) at half the pace of bf16."""
         return self.hardware.flops * 2 / max(self.element, 2)
 
+    @property
+    def product_peak(self) -> float:
+        """Operations per second of linear layers at most."""
+        return self.hardware.fp8_flops if self.fp8 else self.peak
+
+    def linear(self, m: float, k: float, n: float) -> float:
+        """An (m, k) matrix times a (k, n) one in a linear layer, in fp8 if the run is.
+
+        Both operands are read in bf16 and written in fp8 before (3 bytes per number); the share of the peak is that of
+        bf16, as none was measured.
+        """
+        if not self.fp8:
+            return self.matmul(m, k, n)
+        hw = self.hardware
+        compute = 2 * m * k * n / (self.product_peak * share(hw.efficiency.matmul, min(m, k, n)))
+        casts = self.stream(3 * (m * k + k * n))
+        return casts + max(compute + hw.efficiency.launch, self.stream(m * k + k * n + self.element * m * n))
+
     def matmul(self, m: float, k: float, n: float) -> float:
-        """An (m, k) matrix times a (k, n) one."""
+        """An (m, k) matrix times a (k, n) one in the run's 16- or 32-bit numbers."""
         hw = self.hardware
         compute = 2 * m * k * n / (self.peak * share(hw.efficiency.matmul, min(m, k, n)))
         return max(compute + hw.efficiency.launch, self.stream(self.element * (m * k + k * n + m * n)))

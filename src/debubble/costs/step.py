@@ -19,7 +19,7 @@ from debubble.costs.cluster import Cluster
 from debubble.costs.known_hardware import share
 from debubble.costs.operators import MEGATRON, Framework
 from debubble.costs.parallel_layout import Layout
-from debubble.costs.speed import Speed
+from debubble.costs.speed import Speed, element_bytes
 from debubble.ir import InputError, Kind, RunOptions, Schedule
 from debubble.models.config import ModelConfig
 
@@ -33,9 +33,6 @@ MOMENTS: Mapping[str, int] = {
     "sgd": 0,
 }
 """Bytes per parameter that each optimizer keeps beside the weights."""
-
-ELEMENT: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
-"""Bytes of a number in each dtype."""
 
 HOST_MEMORY_BANDWIDTH = 25e9
 """Bytes per second that the optimizer step of one device gets of its host: an eighth of a two-socket server's."""
@@ -145,13 +142,6 @@ def moment_bytes(optimizer: str) -> int:
     return MOMENTS[optimizer]
 
 
-def element_bytes(dtype: str) -> int:
-    """Bytes of a number; raises InputError for an unknown dtype."""
-    if dtype not in ELEMENT:
-        raise InputError(f"There is no dtype '{dtype}'; there are: {', '.join(ELEMENT)}.")
-    return ELEMENT[dtype]
-
-
 def step_tail(
     model: ModelConfig,
     cluster: Cluster,
@@ -192,7 +182,7 @@ class StepTail:
         """The tail of a device that has left these shares of its gradients and its optimizer step to it."""
         options = self.options
         layout = Layout.of(self.cluster, options, self.pipeline)
-        speed = Speed(self.cluster.slowest, element_bytes(options.dtype))
+        speed = Speed.of(self.cluster.slowest, options.dtype)
         trained, in_matrices = _trained(self.model, options.lora)
         parameters = trained / layout.pipeline / options.tensor
         ranks = options.data * options.context

@@ -62,6 +62,8 @@ def _dtype(plan: Plan) -> Decision:
     """The costs count on attention that keeps no scores."""
     if plan.options.dtype == "fp32":
         return Refused(scores_kept(_TARGET))
+    if plan.options.dtype == "fp8":
+        return Written({"--bf16": _ON, "--fp8-format": "hybrid", "--attention-backend": "flash"})
     return Written({f"--{plan.options.dtype}": _ON, "--attention-backend": "flash"})
 
 

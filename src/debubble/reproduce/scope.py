@@ -20,8 +20,7 @@ from typing import Any
 
 from debubble.costs import Cluster, StepTail, model_units
 from debubble.costs.flops import flops_per_token
-from debubble.costs.speed import Speed
-from debubble.costs.step import element_bytes
+from debubble.costs.speed import Speed, element_bytes
 from debubble.costs.units import Partition, Units
 from debubble.ir import InfeasibleError, Placement, RunOptions
 from debubble.models import Model, models

@@ -1,0 +1,60 @@
+"""Dtypes: fp8 makes linear layers faster alone, fp16 costs what bf16 does, and devices without one refuse it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from debubble.costs import Cluster, model_units
+from debubble.costs.speed import Speed
+from debubble.ir import InputError, RunOptions
+from debubble.models import models
+from debubble.models.runtime_limits import beyond_runtime
+
+H100S = Cluster.parse("8xH100")
+LLAMA = models["llama3.1-8b"]
+
+
+def test_fp8_halves_the_products_time_but_for_what_casting_takes() -> None:
+    bf16, fp8 = (Speed.of(H100S.slowest, dtype) for dtype in ("bf16", "fp8"))
+    n = 8192
+    cast = fp8.stream(3 * 2 * n * n)
+    launch = H100S.slowest.efficiency.launch
+
+    assert fp8.linear(n, n, n) - cast - launch == pytest.approx((bf16.linear(n, n, n) - launch) * 989 / 1979, rel=1e-9)
+    assert fp8.matmul(n, n, n) == bf16.matmul(n, n, n)
+
+
+def test_fp8_leaves_memory_and_the_head_as_they_are() -> None:
+    bf16, fp8 = (
+        model_units(LLAMA, H100S, RunOptions(dtype=dtype, sequence_length=8192)).units for dtype in ("bf16", "fp8")
+    )
+
+    assert [u.static for u in fp8] == [u.static for u in bf16]
+    assert [u.activation for u in fp8] == [u.activation for u in bf16]
+    assert fp8[-1] == bf16[-1]
+    assert 1.3 < bf16[2].work / fp8[2].work < 2
+
+
+def test_fp16_costs_what_bf16_does() -> None:
+    bf16, fp16 = (model_units(LLAMA, H100S, RunOptions(dtype=dtype)) for dtype in ("bf16", "fp16"))
+
+    assert bf16 == fp16
+
+
+@pytest.mark.parametrize(
+    ("cluster", "dtype", "sentence"),
+    [
+        ("8xA100-80GB", "fp8", "A100-80GB has no fp8: give --dtype bf16"),
+        ("8xT4", "bf16", "T4-16GB has no bf16: give --dtype fp16 or fp32."),
+        ("8xH100", "fp6", "There is no dtype 'fp6'; there are: bf16, fp16, fp8, fp32."),
+    ],
+)
+def test_a_dtype_that_a_device_has_not_is_refused(cluster: str, dtype: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        model_units(LLAMA, Cluster.parse(cluster), RunOptions(dtype=dtype))
+
+
+def test_the_runtime_says_that_it_has_no_fp8() -> None:
+    assert "not in 'fp8'" in str(beyond_runtime(RunOptions(dtype="fp8"), LLAMA.config))
