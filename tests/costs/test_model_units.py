@@ -373,7 +373,7 @@ def test_messages_leave_the_node_when_the_run_does() -> None:
         ({"context": 2, "sequence_length": 5}, None, "A sequence of 5 cannot be divided over 2"),
         ({"micro_batch_size": 0}, None, "at least one sequence of at least one token"),
         ({"optimizer": "adagrad"}, None, "There is no optimizer 'adagrad'"),
-        ({"dtype": "fp8"}, None, "There is no dtype 'fp6'"),
+        ({"dtype": "fp6"}, None, "There is no dtype 'fp6'"),
         ({"lora": -1}, None, "The rank of LoRA adapters must be at least 1 (or 0 for none), not -1"),
         ({"zero": 4}, None, "ZeRO has the levels 0, 1, 2 and 3, not 4"),
         ({"data": 2, "expert": 2}, None, "0 experts cannot be divided over 2"),
