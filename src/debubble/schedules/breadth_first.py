@@ -21,7 +21,14 @@ from debubble.schedules.registry import schedule
     default_chunks=2,
 )
 def breadth_first(*, devices: int, micro_batches: int, chunks: int = 2, costs: StageCosts | None = None) -> Schedule:
-    """All forwards chunk by chunk, then all backwards from the last chunk down."""
+    """All forwards chunk by chunk, then all backwards from the last chunk down.
+
+    Args:
+        devices: Pipeline devices, p.
+        micro_batches: Micro-batches of a step, m.
+        chunks: Stages per device, v.
+        costs: Not read; the order is the same for any.
+    """
     placement = Placement.looped(devices, chunks)
     orders = tuple(
         tuple(

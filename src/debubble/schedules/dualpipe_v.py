@@ -29,6 +29,11 @@ def dualpipe_v(*, devices: int, micro_batches: int, costs: StageCosts | None = N
     """Two chunks in a V; every forward of one chunk is paired with a backward of the other.
 
     The rule is for m >= 2 p; for fewer micro-batches the others are left out of it.
+
+    Args:
+        devices: Pipeline devices, p.
+        micro_batches: Micro-batches of a step, m.
+        costs: Not read; the order is the same for any.
     """
     placement = Placement.v_shape(devices)
     rule_for = max(micro_batches, 2 * devices)

@@ -11,7 +11,13 @@ from debubble.schedules.registry import schedule
 
 @schedule("gpipe", paper="GPipe, NeurIPS 2019", bubble="(p - 1)(f + b)", memory="m", peak=lambda p, m, v: m)
 def gpipe(*, devices: int, micro_batches: int, costs: StageCosts | None = None) -> Schedule:
-    """Every stage runs all its forwards, then all its backwards."""
+    """Every stage runs all its forwards, then all its backwards.
+
+    Args:
+        devices: Pipeline devices, p.
+        micro_batches: Micro-batches of a step, m.
+        costs: Not read; the order is the same for any.
+    """
     return Schedule(
         name="gpipe",
         placement=Placement.linear(devices),

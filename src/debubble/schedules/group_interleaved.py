@@ -28,7 +28,15 @@ from debubble.schedules.registry import schedule
 def group_interleaved(
     *, devices: int, micro_batches: int, chunks: int = 2, group: int | None = None, costs: StageCosts | None = None
 ) -> Schedule:
-    """Interleaved with groups of `group` micro-batches (default p) and W apart: (p + (v - 1) g) / v activations."""
+    """Interleaved with groups of `group` micro-batches (default p) and W apart: (p + (v - 1) g) / v activations.
+
+    Args:
+        devices: Pipeline devices, p.
+        micro_batches: Micro-batches of a step, m.
+        chunks: Stages per device, v.
+        group: Micro-batches of a group, g; p by default.
+        costs: Not read; the order is the same for any.
+    """
     if group is not None and group < 1:
         raise InputError(f"A group needs at least one micro-batch, not {group}.")
     return with_delays("group-interleaved", devices, micro_batches, chunks, group or devices, delays=range(devices))

@@ -27,7 +27,14 @@ from debubble.schedules.registry import schedule
     peak=lambda p, m, v: min(Fraction(m), Fraction(2 * p - 1 + (v - 1) * max(group_sizes(m, p)), v)),
 )
 def interleaved(*, devices: int, micro_batches: int, chunks: int = 2, costs: StageCosts | None = None) -> Schedule:
-    """Megatron's interleaved 1F1B: v chunks per device, groups of p micro-batches."""
+    """Megatron's interleaved 1F1B: v chunks per device, groups of p micro-batches.
+
+    Args:
+        devices: Pipeline devices, p.
+        micro_batches: Micro-batches of a step, m.
+        chunks: Stages per device, v.
+        costs: Not read; the order is the same for any.
+    """
     sizes = group_sizes(micro_batches, devices)
     forwards = turns(sizes, range(chunks))
     backwards = turns(sizes, range(chunks)[::-1])

@@ -21,7 +21,14 @@ def one_f_one_b(
 ) -> Schedule:
     """Stage s runs p - s forwards, then one backward and one forward in turn.
 
-    `recomputed_stages`: that many first stages recompute on demand (fused).  Raises InputError if there are fewer.
+    Args:
+        devices: Pipeline devices, p.
+        micro_batches: Micro-batches of a step, m.
+        costs: Not read; the order is the same for any.
+        recomputed_stages: First stages that recompute on demand (fused).
+
+    Raises:
+        InputError: There are fewer stages.
     """
     if not 0 <= recomputed_stages <= devices:
         raise InputError(f"recomputed_stages must be between 0 and {devices}, the devices; it is {recomputed_stages}.")

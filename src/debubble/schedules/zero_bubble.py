@@ -28,7 +28,13 @@ from debubble.search.constructive.zero_bubble import Objective, room_within, zer
     peak=lambda p, m, v: min(m, p),
 )
 def zb_h1(*, devices: int, micro_batches: int, costs: StageCosts | None = None) -> Schedule:
-    """1F1B's memory, a third of its bubble: p - s forwards ahead, W delayed by s micro-batches."""
+    """1F1B's memory, a third of its bubble: p - s forwards ahead, W delayed by s micro-batches.
+
+    Args:
+        devices: Pipeline devices, p.
+        micro_batches: Micro-batches of a step, m.
+        costs: Not read; the order is the same for any.
+    """
     return _split_1f1b("zb-h1", micro_batches, [devices - s for s in range(devices)])
 
 
@@ -40,7 +46,13 @@ def zb_h1(*, devices: int, micro_batches: int, costs: StageCosts | None = None) 
     peak=lambda p, m, v: min(m, 2 * p - 1),
 )
 def zb_h2(*, devices: int, micro_batches: int, costs: StageCosts | None = None) -> Schedule:
-    """No bubble within any device's span, at nearly twice 1F1B's memory: 2 (p - s) - 1 forwards ahead."""
+    """No bubble within any device's span, at nearly twice 1F1B's memory: 2 (p - s) - 1 forwards ahead.
+
+    Args:
+        devices: Pipeline devices, p.
+        micro_batches: Micro-batches of a step, m.
+        costs: Not read; the order is the same for any.
+    """
     return _split_1f1b("zb-h2", micro_batches, [2 * (devices - s) - 1 for s in range(devices)])
 
 
@@ -85,9 +97,17 @@ def zb(
 ) -> Schedule:
     """The shortest zero-bubble order found for the given costs and any memory limit.
 
-    `memory_limit`: bytes per device, as in StageCosts; without one ZB-H2's memory is used.  `objective`: `makespan`, or
-    `span` for an optimizer step that each device takes by itself.  `tries`: candidates; `steps`: moves of local search
-    (by default none from 1F1B's memory up).  Raises InfeasibleError if not even one micro-batch fits.
+    Args:
+        devices: Pipeline devices, p.
+        micro_batches: Micro-batches of a step, m.
+        costs: Times and bytes per stage; all times 1 by default.
+        memory_limit: Bytes per device, as in StageCosts; without one ZB-H2's memory is used.
+        objective: `makespan`, or `span` for an optimizer step that each device takes by itself.
+        tries: Candidates to try; by default fewer for larger steps.
+        steps: Moves of local search from the best order; by default none from 1F1B's memory up.
+
+    Raises:
+        InfeasibleError: Not even one micro-batch fits.
     """
     placement = Placement.linear(devices)
     costs = costs or StageCosts.of(stages=devices)

@@ -43,7 +43,14 @@ PAPER = "ChronosPipe"
     default_chunks=2,
 )
 def chronos(*, devices: int, micro_batches: int, chunks: int = 2, costs: StageCosts | None = None) -> Schedule:
-    """Chronos-Pipe: dependent operations follow each other at once; only between chunks may there be an interval."""
+    """Chronos-Pipe: dependent operations follow each other at once; only between chunks may there be an interval.
+
+    Args:
+        devices: Pipeline devices, p.
+        micro_batches: Micro-batches of a step, m.
+        chunks: Stages per device, v.
+        costs: Times and bytes per stage; all times 1 by default.
+    """
     return periodic("chronos", devices=devices, micro_batches=micro_batches, chunks=chunks, costs=costs)
 
 
@@ -65,7 +72,13 @@ def chronos_recomp(
 ) -> Schedule:
     """Chronos-Recomp: the shallow chunks recompute a share rho, right before their backward and without waiting.
 
-    `recomputed_chunks`: how many, counted from the first, or which.
+    Args:
+        devices: Pipeline devices, p.
+        micro_batches: Micro-batches of a step, m.
+        chunks: Stages per device, v.
+        costs: Times and bytes per stage; all times 1 by default.
+        rho: Share of a chunk's activations that is recomputed.
+        recomputed_chunks: The number of chunks that recompute, counted from the first, or which ones.
     """
     return periodic(
         "chronos-recomp",
@@ -94,7 +107,17 @@ def chronos_zero2(
     rho: Number = 1,
     recomputed_chunks: int | Collection[int] = 0,
 ) -> Schedule:
-    """Chronos-Pipe in groups of g micro-batches: gradients are reduced once per chunk and group, beside the compute."""
+    """Chronos-Pipe in groups of g micro-batches: gradients are reduced once per chunk and group, beside the compute.
+
+    Args:
+        devices: Pipeline devices, p.
+        micro_batches: Micro-batches of a step, m.
+        chunks: Stages per device, v.
+        costs: Times and bytes per stage; all times 1 by default.
+        group: Micro-batches of a group, g.
+        rho: Share of a chunk's activations that is recomputed.
+        recomputed_chunks: The number of chunks that recompute, counted from the first, or which ones.
+    """
     made = periodic(
         "chronos-zero2",
         devices=devices,

@@ -43,10 +43,15 @@ def obscura(
 ) -> Schedule:
     """The adjusted stages recompute, alternate, and run 2(p - k - 1) forwards more before the first backward.
 
-    `adjusted_stages`: how many first stages are adjusted; by default those that exceed the costs' memory limit.
-    `swapped_blocks`, `swapped_fraction`: how many activations of the last adjusted stage's warm-up leave the device,
-    and which share of each; 0 blocks: no swapping.  `destination`: where they go, the host or the paired device
-    p - 1 - s, as in BPipe.
+    Args:
+        devices: Pipeline devices, p.
+        micro_batches: Micro-batches of a step, m.
+        costs: Their memory limit chooses the adjusted stages; nothing else is read.
+        adjusted_stages: First stages that are adjusted; by default those that exceed the costs' memory limit.
+        swapped_blocks: Activations of the last adjusted stage's warm-up that leave the device, lambda_k; 0: no
+            swapping.
+        swapped_fraction: Share of each that leaves, beta.
+        destination: `host`, or `peer`: the paired device p - 1 - s, as in BPipe.
     """
     adjusted = identify(adjusted_stages, devices=devices, micro_batches=micro_batches, costs=costs)
     return migrated(
@@ -80,7 +85,16 @@ def obscura_minimal(
 ) -> Schedule:
     """Obscura with no more migrated forwards than its recomputation needs, which saves memory when that is short.
 
-    `migrated_forwards`: x, by default the fewest that lose no time on `costs`.  The other options are Obscura's.
+    Args:
+        devices: Pipeline devices, p.
+        micro_batches: Micro-batches of a step, m.
+        costs: Their memory limit chooses the adjusted stages, their times x.
+        adjusted_stages: First stages that are adjusted; by default those that exceed the costs' memory limit.
+        migrated_forwards: Forwards that move before the first backward, x; by default the fewest that lose no time.
+        swapped_blocks: Activations of the last adjusted stage's warm-up that leave the device, lambda_k; 0: no
+            swapping.
+        swapped_fraction: Share of each that leaves, beta.
+        destination: `host`, or `peer`: the paired device p - 1 - s, as in BPipe.
     """
     adjusted = identify(adjusted_stages, devices=devices, micro_batches=micro_batches, costs=costs)
 

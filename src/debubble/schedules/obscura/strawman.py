@@ -31,7 +31,11 @@ def strawman(
 ) -> Schedule:
     """The adjusted stages recompute, and run what fits of their forwards before the first backward.
 
-    `adjusted_stages`: how many first stages are adjusted; by default those that exceed the costs' memory limit.
+    Args:
+        devices: Pipeline devices, p.
+        micro_batches: Micro-batches of a step, m.
+        costs: Their memory limit chooses the adjusted stages; nothing else is read.
+        adjusted_stages: First stages that are adjusted; by default those that exceed the costs' memory limit.
     """
     adjusted = identify(adjusted_stages, devices=devices, micro_batches=micro_batches, costs=costs)
     return transformed(
