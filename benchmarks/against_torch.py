@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from provenance import measured_by
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
@@ -180,7 +181,7 @@ def one(rank: int, folder: str, schedules: dict[str, Schedule], rounds: int, out
         if rank == 0:
             print(name, json.dumps(figures[name]), file=sys.stderr)
     if rank == 0:
-        output.write_text(json.dumps(figures, indent=1) + "\n")
+        output.write_text(json.dumps({**measured_by(), **figures}, indent=1) + "\n")
     dist.destroy_process_group()
 
 

@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from provenance import measured_by
+
 from debubble.costs import Cluster, model_units
 from debubble.costs.units import Partition
 from debubble.ir import OutOfMemoryError, RunOptions, Schedule, StageCosts
@@ -69,7 +71,7 @@ def main() -> None:
     answer = {"limit": arguments.limit, "layers": largest}
     print(json.dumps(answer, indent=1))
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps(answer, indent=1) + "\n")
+        arguments.json.write_text(json.dumps({**measured_by(), **answer}, indent=1) + "\n")
 
 
 def deepest(case: Case, limit: float) -> int:

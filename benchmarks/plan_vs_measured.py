@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from provenance import measured_by
 
 import debubble as db
 from debubble.costs.step import parameter_bytes
@@ -66,8 +67,8 @@ def main(argument: str) -> None:
     if dist.get_rank() == 0:
         results = [_result(case, p, units, t) for case, p, t in zip(CASES, pipelines, traces, strict=True)]
         machine = {"cores": available_cores(), "load_average": os.getloadavg()[0], "torch": torch.__version__}
-        Path(output).write_text(json.dumps({"machine": machine, "rounds": rounds, "cases": results}, indent=1) + "\n")
-    dist.destroy_process_group()
+        content = {**measured_by(), "ranks_on": machine, "rounds": rounds, "cases": results}
+        Path(output).write_text(json.dumps(content, indent=1) + "\n")
 
 
 def _units(config, rank_slice: ModelSlice, measured: list[Measurements], message: float) -> Units:

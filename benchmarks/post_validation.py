@@ -13,6 +13,8 @@ import json
 import time
 from pathlib import Path
 
+from provenance import measured_by
+
 import debubble as db
 from debubble.ir import Plan, PlannedUnit
 from debubble.runtime.distributed.gradient_norm import NormRelay, PartialSums, finish_order
@@ -48,7 +50,7 @@ def main() -> None:
         )
         print(rows[-1], flush=True)
     settings = {"devices": DEVICES, "micro_batches": MICRO_BATCHES, "steps": given.steps, "unit_seconds": given.unit}
-    given.output.write_text(json.dumps({**settings, "rows": rows}, indent=1) + "\n")
+    given.output.write_text(json.dumps({**measured_by(), **settings, "rows": rows}, indent=1) + "\n")
 
 
 def plan_of(name: str) -> Plan:

@@ -22,6 +22,11 @@ def provenance() -> dict[str, Any]:
     }
 
 
+def measured_by() -> dict[str, Any]:
+    """The commit and this run, as the first entries of a result file."""
+    return {"commit": commit(), **provenance()}
+
+
 def _version(package: str) -> str | None:
     """None if it is not installed."""
     try:

@@ -106,12 +106,14 @@ def cells() -> Iterator[tuple[str, int, str, str]]:
 
 def table() -> None:
     """Measure every cell."""
+    from provenance import measured_by
+
     RESULTS.parent.mkdir(exist_ok=True)
     measured = []
     for cell in cells():
         measured.append(measure(*cell))
         print(measured[-1], flush=True)
-    RESULTS.write_text(json.dumps(measured, indent=1) + "\n")
+    RESULTS.write_text(json.dumps({**measured_by(), "rows": measured}, indent=1) + "\n")
 
 
 def speed() -> None:

@@ -70,7 +70,7 @@ def described(docstring: str) -> str:
 
 def comparison() -> str:
     """Ours beside the original's, cell by cell."""
-    cells = json.loads(RESULTS.read_text())
+    cells = json.loads(RESULTS.read_text())["rows"]
     found = {(c["row"], c["devices"], c["times"], c["objective"]): c for c in cells}
     rows = list(dict.fromkeys(c["row"] for c in cells))
     lines = [

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+
+from provenance import measured_by
 
 from debubble.costs.units import Partition, Strategy, Unit, Units
 from debubble.ir import InfeasibleError, Placement
@@ -165,7 +166,7 @@ def main() -> None:
             print(*rows[-1].values(), flush=True)
         if arguments.json:
             with open(arguments.json, "w") as file:
-                json.dump({"command": " ".join(["python", *sys.argv]), "rows": rows}, file, indent=1)
+                json.dump({**measured_by(), "rows": rows}, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from provenance import measured_by
 
 from debubble.models import ModelConfig
 from debubble.runtime.execution.stage import Stage
@@ -95,7 +96,8 @@ def main() -> None:
     }
     for name, figure in figures.items():
         print(f"{name:32} {figure['milliseconds']:8.1f} ms  x {figure['ratio']:.3f}   (min {figure['best']:.1f})")
-    Path(__file__).parent.joinpath("results", "split_backward.json").write_text(json.dumps(figures, indent=1) + "\n")
+    output = Path(__file__).parent.joinpath("results", "split_backward.json")
+    output.write_text(json.dumps({**measured_by(), **figures}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

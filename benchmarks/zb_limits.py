@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from provenance import measured_by
+
 import debubble as db
 from debubble.search.bounds import lower_bound
 from debubble.search.effort import Effort
@@ -84,7 +86,7 @@ def main() -> None:
         measured.append(row)
         print(*row.values(), flush=True)
         setting = {"devices": DEVICES, "micro_batches": MICRO_BATCHES, "seconds": given.seconds}
-        given.output.write_text(json.dumps({**setting, "rows": measured}, indent=1) + "\n")
+        given.output.write_text(json.dumps({**measured_by(), **setting, "rows": measured}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
