@@ -13,11 +13,14 @@ from debubble.cli import options as o
 from debubble.cli.app import app
 from debubble.cli.output import Json, console, log, print_json
 from debubble.cli.progress import SearchProgress
-from debubble.ir import InputError, Plan, RunOptions
+from debubble.ir import CutOffError, InfeasibleError, InputError, Plan, RunOptions
 
 if TYPE_CHECKING:
+    from debubble.costs import Cluster
     from debubble.ir.degrees import DegreeSearch
+    from debubble.models import Model
     from debubble.planners import Problem
+    from debubble.planners.degrees import Job
     from debubble.planners.explanation import Explanation
 
 SCHEMA = 2
@@ -74,13 +77,23 @@ def plan(
     with log().status(doing) as status:
         if model is not None:
             from debubble.models import named_model
+            from debubble.planners.degrees import nothing_fits
             from debubble.planners.plan_model import plan as plan_model
 
-            result = plan_model(
-                named_model(model), run.require_cluster(), global_batch=global_batch, micro_batches=micro_batches,
-                planner=planner, chunks=chunks, memory_limit=memory_limit, profile=profile,
-                progress=SearchProgress(status), **asdict(search), **run.degrees, **run.settings,
-            )  # fmt: skip
+            shape, where = named_model(model), run.require_cluster()
+            try:
+                result = plan_model(
+                    shape, where, global_batch=global_batch, micro_batches=micro_batches, planner=planner,
+                    chunks=chunks, memory_limit=memory_limit, profile=profile, progress=SearchProgress(status),
+                    **asdict(search), **run.degrees, **run.settings,
+                )  # fmt: skip
+            except CutOffError:
+                raise
+            except InfeasibleError as error:
+                status.update("Nothing fits; trying what would ...")
+                limited = where if memory_limit is None else where.with_limit(memory_limit)
+                job = _job(shape, limited, run, global_batch=global_batch, micro_batches=micro_batches)
+                raise nothing_fits(job, str(error)) from error
         else:
             problem = _abstract(
                 costs, units, devices=devices, limit=o.abstract_limit(memory_limit),
@@ -94,6 +107,22 @@ def plan(
         result.save(output)
         log().print(f"The plan is in {output}.")
     _print(result, json=json, details=details, tokens=tokens)
+
+
+def _job(
+    model: Model, cluster: Cluster, run: o.ModelRun, *, global_batch: int | None, micro_batches: int | None
+) -> Job:
+    """The job whose degrees were given, or searched."""
+    from debubble.planners.degrees import Job
+
+    if global_batch is not None:
+        return Job(model=model, cluster=cluster, global_batch=global_batch, options=run.run_options, fixed=run.degrees)
+    options, number = run.run_options, 32 if micro_batches is None else micro_batches
+    degrees = {name: getattr(options, name) for name in o.DEGREES if name != "pipeline"}
+    return Job(
+        model=model, cluster=cluster, global_batch=options.data * options.micro_batch_size * number, options=options,
+        fixed={**degrees, "micro_batches": number},
+    )  # fmt: skip
 
 
 def _abstract(

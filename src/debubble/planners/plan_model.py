@@ -69,11 +69,10 @@ def plan(
     if global_batch is not None:
         if profile is not None:
             raise InputError("A profile is of one choice of degrees: give it without a global batch.")
-        given = {"pipeline": pipeline, "chunks": chunks, "micro_batches": micro_batches}
-        fixed = {name: degree for name, degree in given.items() if degree is not None}
-        fixed |= {name: options[name] for name in options if name in DEGREES}
+        fixed = {"pipeline": pipeline, "chunks": chunks, "micro_batches": micro_batches, **options}
         job = Job(
-            model=model, cluster=cluster, global_batch=global_batch, options=RunOptions(**options), fixed=fixed,
+            model=model, cluster=cluster, global_batch=global_batch, options=RunOptions(**options),
+            fixed={name: degree for name, degree in fixed.items() if name in DEGREES and degree is not None},
             effort=effort, deadline=deadline, cache=cache, seed=seed,
         )  # fmt: skip
         return _searched(job, planner, progress or (lambda _: None))

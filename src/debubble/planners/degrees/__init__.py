@@ -1,7 +1,16 @@
 """The search of degrees: how a model and a global batch are best divided over all devices of a cluster."""
 
 from debubble.planners.degrees.memory import Footprint, footprints
+from debubble.planners.degrees.remedies import nothing_fits
 from debubble.planners.degrees.search import Progress, search_degrees
 from debubble.planners.degrees.space import Job, configurations
 
-__all__ = ["Footprint", "Job", "Progress", "configurations", "footprints", "search_degrees"]
+__all__ = [
+    "Footprint",
+    "Job",
+    "Progress",
+    "configurations",
+    "footprints",
+    "nothing_fits",
+    "search_degrees",
+]

@@ -322,9 +322,10 @@ class _Search:
         return Best(degrees=best, problem=self.problems[best], result=self.results[best], search=found)
 
     def _nothing_fits(self) -> DebubbleError:
-        if self.ranking.refused:
-            return closest(list(self.ranking.refused.values()))
-        return InfeasibleError(next(iter(self.too_large.values())))
+        tried = f"None of the {len(self.legal)} choices of degrees fits; the one that misses by least:"
+        refused = list(self.ranking.refused.values())
+        reason = str(closest(refused)) if refused else next(iter(self.too_large.values()))
+        return InfeasibleError(f"{tried} {reason}")
 
     def _summary(self, degrees: Degrees) -> ConfigurationSummary:
         job, result = self.job, self.results[degrees]

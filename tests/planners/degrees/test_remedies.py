@@ -1,0 +1,65 @@
+"""What fits where nothing does: every change that is told was planned, and the totals are the model's."""
+
+from __future__ import annotations
+
+import pytest
+
+import debubble as db
+from debubble.cli import main
+from debubble.ir import RunOptions
+from debubble.planners.degrees import Job
+from debubble.planners.degrees.estimate import quick_step
+from debubble.planners.degrees.remedies import MOST, nothing_fits, remedies, states_sentence
+
+LLAMA = db.models["llama3-8b"]
+
+
+def job(cluster: str = "8xH100-80GB", *, length: int = 4096, batch: int = 8, **fixed: int) -> Job:
+    return Job(
+        model=LLAMA, cluster=db.Cluster.parse(cluster), global_batch=batch, fixed=fixed,
+        options=RunOptions(sequence_length=length),
+    )  # fmt: skip
+
+
+def test_a_pipeline_that_is_too_long_a_sequence_for_is_told_other_degrees_first() -> None:
+    asked = job(length=131072, pipeline=8)
+    first, *others = remedies(asked)
+    assert first.degrees.context > 1
+    assert first.change == f"--context {first.degrees.context} --zero 3"
+    assert len(others) < MOST
+    free = job(length=131072)
+    assert first.step_time == quick_step(free.problem(first.degrees))[0]
+
+
+def test_too_few_devices_are_told_lora_and_how_many_would_do() -> None:
+    changes = [remedy.change for remedy in remedies(job("1xH100-80GB"))]
+    assert changes[0].startswith("--lora 16")
+    assert any(change.startswith("--cluster 2xH100-80GB") for change in changes)
+
+
+def test_the_totals_are_eighteen_and_six_bytes_per_parameter() -> None:
+    gib = 2**30
+    states, hosted = 18 * LLAMA.parameters / gib, 6 * LLAMA.parameters / gib
+    assert states_sentence(job()) == (
+        f"One copy of the model's states is {states:.2f} GiB ({hosted:.2f} GiB with the optimizer on the host), and a"
+        " plan may use 576.00 GiB on all 8 devices together"
+    )
+
+
+def test_where_no_change_fits_that_is_said() -> None:
+    asked = Job(
+        model=db.models["gpt3-175b"], global_batch=1, options=RunOptions(sequence_length=2048, lora=16),
+        cluster=db.Cluster.from_dict({"devices": "1xA100-40GB", "memory_limit": ["1GiB"]}),
+    )  # fmt: skip
+    assert str(nothing_fits(asked, "Why.")).endswith("No change that was tried fits.")
+
+
+def test_the_command_says_it_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ("plan", "llama3-8b", "--cluster", "1xH100-80GB", "--micro-batches", "8")
+    monkeypatch.setattr("sys.argv", ["debubble", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    assert ended.value.code == 1
+    assert said.err.count("Nothing fits.") == 1
+    assert "What fits (quick plans, tried): --lora 16" in said.err
