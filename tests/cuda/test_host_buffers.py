@@ -8,7 +8,7 @@ import torch
 from debubble.ir import Lane
 from debubble.runtime.execution.lanes import lanes_of
 from debubble.runtime.memory.host import Pinned
-from tests.cuda.cuda_cases import lag
+from tests.support.cuda_cases import lag
 
 SIZE = (1 << 20) + 12345
 

@@ -14,7 +14,7 @@ from debubble.runtime.execution.stage import Stage
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.units import MicroBatch
-from tests.runtime.runtime_cases import GPT2, LLAMA, MIXTRAL
+from tests.support.runtime_cases import GPT2, LLAMA, MIXTRAL
 
 pytestmark = pytest.mark.cuda
 ROWS, LENGTH, HIDDEN = 2, 16, 32

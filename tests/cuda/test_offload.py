@@ -12,8 +12,8 @@ from debubble.runtime.execution.stage import Stage
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.units import MicroBatch
-from tests.cuda.cuda_cases import lag
-from tests.runtime.runtime_cases import LLAMA, MIXTRAL
+from tests.support.cuda_cases import lag
+from tests.support.runtime_cases import LLAMA, MIXTRAL
 
 ROWS, LENGTH = 2, 16
 

@@ -10,9 +10,9 @@ import torch
 
 import debubble as db
 from debubble.ir import Kind, Op, StageCosts
-from tests.cuda.cuda_cases import assert_same, on_threads, reference, step_of
-from tests.runtime.runtime_cases import GPT2, LLAMA, LLAMA_TIED, MIXTRAL, plan_of, tokens_of
-from tests.runtime.schedule_cases import explicit, fused, offloading, schedule_of, tightest
+from tests.support.cuda_cases import assert_same, on_threads, reference, step_of
+from tests.support.runtime_cases import GPT2, LLAMA, LLAMA_TIED, MIXTRAL, plan_of, tokens_of
+from tests.support.schedule_cases import explicit, fused, offloading, schedule_of, tightest
 
 SCHEDULES = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "obscura", "pipeoffload", "bpipe", "chronos-recomp"]
 

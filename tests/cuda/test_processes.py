@@ -8,10 +8,10 @@ import torch
 
 from debubble.ir import Plan
 from debubble.runtime import Pipeline
-from tests.cuda.cuda_cases import assert_same, reference
-from tests.runtime.gloo_ranks import spawn
-from tests.runtime.runtime_cases import LLAMA_TIED, plan_of, tokens_of
-from tests.runtime.schedule_cases import schedule_of
+from tests.support.cuda_cases import assert_same, reference
+from tests.support.gloo_ranks import spawn
+from tests.support.runtime_cases import LLAMA_TIED, plan_of, tokens_of
+from tests.support.schedule_cases import schedule_of
 
 
 def one_step(rank: Any, folder: Any, path: Any, tokens: Any, device: Any) -> None:

@@ -15,7 +15,9 @@ from debubble.runtime.batch import read_batch
 from debubble.runtime.models.build import ReferenceModel
 from debubble.training.options import validates_after
 from debubble.training.trainer import PostValidated, Synchronous
-from tests.runs.run_cases import (
+from tests.runtime.test_pipeline import ADAMW
+from tests.support import gloo_ranks
+from tests.support.run_cases import (
     LLAMA8,
     batch_for,
     kinds_of,
@@ -25,9 +27,7 @@ from tests.runs.run_cases import (
     plan_for,
     units_of,
 )
-from tests.runtime import gloo_ranks
-from tests.runtime.runtime_cases import run_threads, tokens_of
-from tests.runtime.test_pipeline import ADAMW
+from tests.support.runtime_cases import run_threads, tokens_of
 
 STATES, ON_DEVICE = 16, 8
 """Bytes per fp32 parameter: parameter, gradient and two moments; the first two."""

@@ -8,7 +8,7 @@ import pytest
 import debubble as db
 from debubble.ir import Kind
 from debubble.views.comparison import as_dict, compare
-from tests.runs.run_cases import (
+from tests.support.run_cases import (
     LLAMA8,
     assert_reference_equal,
     assert_runs_over_gloo,

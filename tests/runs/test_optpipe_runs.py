@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from debubble.ir import Kind
-from tests.runs.run_cases import (
+from tests.support.run_cases import (
     LLAMA8,
     assert_reference_equal,
     assert_runs_over_gloo,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs.run_cases import (
+from tests.support.run_cases import (
     LLAMA8,
     assert_reference_equal,
     assert_runs_over_gloo,

@@ -10,10 +10,10 @@ import debubble as db
 from debubble.ir import Kind, Plan
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Threads
-from tests.runs.run_cases import LLAMA8, kinds_of, plan_for, units_of
-from tests.runtime import gloo_ranks
-from tests.runtime.runtime_cases import LLAMA_TIED, plan_of, tokens_of
 from tests.runtime.test_pipeline import ADAMW, host_stepped, reference_losses, schedule_1f1b
+from tests.support import gloo_ranks
+from tests.support.run_cases import LLAMA8, kinds_of, plan_for, units_of
+from tests.support.runtime_cases import LLAMA_TIED, plan_of, tokens_of
 
 EVEN = {**LLAMA8, "vocab_size": 62}
 """Two replicas halve the rows of all its parameters."""

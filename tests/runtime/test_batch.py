@@ -8,7 +8,7 @@ import torch
 import debubble as db
 from debubble.ir import InputError
 from debubble.runtime.batch import read_batch
-from tests.runtime.runtime_cases import LLAMA, MIXTRAL, plan_of, run_threads
+from tests.support.runtime_cases import LLAMA, MIXTRAL, plan_of, run_threads
 
 TOKENS = torch.tensor([[5, 6, 7, 8], [1, 2, 3, 4]])
 ONES = torch.ones(2, 4, dtype=torch.long)
@@ -73,7 +73,7 @@ def padded(rows: int = 4, length: int = 8) -> Any:
 
 def test_padding_at_the_end_gives_the_loss_and_gradients_that_transformers_gives_with_its_mask() -> None:
     pytest.importorskip("transformers")
-    from tests.runtime.hf_reference import exactly, hf_model
+    from tests.support.hf_reference import exactly, hf_model
 
     model, batch = hf_model(LLAMA), padded()
     with exactly():

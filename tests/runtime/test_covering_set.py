@@ -10,12 +10,12 @@ import torch
 import debubble as db
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Threads
-from tests.runtime.covering import CASES, RECOMPUTATIONS, one_per_schedule
-from tests.runtime.runtime_cases import FAMILIES, tokens_of
+from tests.support.covering import CASES, RECOMPUTATIONS, one_per_schedule
+from tests.support.runtime_cases import FAMILIES, tokens_of
 
 pytest.importorskip("transformers")
 
-from tests.runtime.hf_reference import hf_model, loss_of
+from tests.support.hf_reference import hf_model, loss_of
 
 ROWS = 8
 ADAMW = partial(torch.optim.AdamW, lr=3e-3, weight_decay=0.1)

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 import debubble as db
 from debubble.ir import InputError, Plan, PlannedUnit, RunOptions
-from tests.runtime import gloo_ranks
-from tests.runtime.hf_reference import exactly, hf_model
-from tests.runtime.runtime_cases import FAMILIES, GPT2, LLAMA, LLAMA_TIED, plan_of, run_threads, tokens_of
 from tests.runtime.test_pipeline import ADAMW, host_stepped, schedule_1f1b
+from tests.support import gloo_ranks
+from tests.support.hf_reference import exactly, hf_model
+from tests.support.runtime_cases import FAMILIES, GPT2, LLAMA, LLAMA_TIED, plan_of, run_threads, tokens_of
 
 DROPPING = {**GPT2, "attn_pdrop": 0.3, "resid_pdrop": 0.3, "embd_pdrop": 0.3}
 

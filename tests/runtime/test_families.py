@@ -11,11 +11,11 @@ from debubble.ir import InputError
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Threads
 from debubble.runtime.models.build import ReferenceModel
-from tests.runtime.runtime_cases import FAMILIES, LLAMA, plan_of, tokens_of
+from tests.support.runtime_cases import FAMILIES, LLAMA, plan_of, tokens_of
 
 pytest.importorskip("transformers")
 
-from tests.runtime.hf_reference import hf_model, loss_of
+from tests.support.hf_reference import hf_model, loss_of
 
 
 def check(config: Any, schedule: Any, *, strategy: str = "none") -> None:

@@ -17,15 +17,15 @@ from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.hf_model import Anatomy
 from debubble.runtime.models.units import MicroBatch
-from tests.runtime import gloo_ranks
-from tests.runtime.generic_cases import GENERIC
-from tests.runtime.runtime_cases import gradients_of, plan_of, run_threads, tokens_of
+from tests.support import gloo_ranks
+from tests.support.generic_cases import GENERIC
+from tests.support.runtime_cases import gradients_of, plan_of, run_threads, tokens_of
 
 pytest.importorskip("transformers", minversion="5")
 
 import transformers
 
-from tests.runtime.hf_reference import exactly, hf_model, loss_of
+from tests.support.hf_reference import exactly, hf_model, loss_of
 
 
 def check(config: Any, schedule: Any, *, strategy: str = "none", counts: Any = None) -> None:

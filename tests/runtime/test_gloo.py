@@ -11,10 +11,10 @@ import torch
 
 import debubble as db
 from debubble.ir import Kind, Op, Placement, Schedule
-from tests.runtime import gloo_ranks
-from tests.runtime.covering import one_per_schedule
-from tests.runtime.runtime_cases import GPT2, LLAMA_TIED, plan_of, reference_gradients, tokens_of
-from tests.runtime.schedule_cases import explicit, fused, offloading, schedule_of
+from tests.support import gloo_ranks
+from tests.support.covering import one_per_schedule
+from tests.support.runtime_cases import GPT2, LLAMA_TIED, plan_of, reference_gradients, tokens_of
+from tests.support.schedule_cases import explicit, fused, offloading, schedule_of
 
 
 def check(plans: Any, folder: Any) -> None:

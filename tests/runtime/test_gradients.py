@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from debubble.exports.torch_csv import read, to_csv
-from tests.runtime.runtime_cases import (
+from tests.support.runtime_cases import (
     GPT2,
     GPT2_UNTIED,
     LLAMA,
@@ -15,7 +15,7 @@ from tests.runtime.runtime_cases import (
     plan_of,
     tokens_of,
 )
-from tests.runtime.schedule_cases import explicit, fused, schedule_of
+from tests.support.schedule_cases import explicit, fused, schedule_of
 
 FAMILIES = {"llama": LLAMA, "llama-tied": LLAMA_TIED, "gpt2": GPT2_UNTIED, "gpt2-tied": GPT2}
 STRATEGIES = ["norm+activation+multiply", "core", "mlp", "full"]

@@ -8,7 +8,7 @@ import torch
 
 import debubble as db
 from debubble.ir import InputError
-from tests.runtime.runtime_cases import FAMILIES, LLAMA, plan_of, run_threads, tokens_of
+from tests.support.runtime_cases import FAMILIES, LLAMA, plan_of, run_threads, tokens_of
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("safetensors")

@@ -11,7 +11,7 @@ import torch
 
 from debubble.ir import Placement, Schedule, StageCosts
 from debubble.runtime.memory.host import Files, OffloadError
-from tests.runtime.runtime_cases import LLAMA, plan_of, run_threads, tokens_of
+from tests.support.runtime_cases import LLAMA, plan_of, run_threads, tokens_of
 
 SCHEDULE = Schedule.of(
     "offload", Placement.linear(1), 3, [["0F0", "0O0", "0F1", "0O1", "0F2", "0B2", "0L1", "0B1", "0L0", "0B0"]]

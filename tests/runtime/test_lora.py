@@ -12,14 +12,14 @@ import debubble as db
 from debubble.ir import InputError
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Threads
-from tests.runtime.runtime_cases import FAMILIES, GPT2, LLAMA, LLAMA_TIED, MIXTRAL, plan_of, run_threads, tokens_of
+from tests.support.runtime_cases import FAMILIES, GPT2, LLAMA, LLAMA_TIED, MIXTRAL, plan_of, run_threads, tokens_of
 
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 import peft
 
-from tests.runtime.hf_reference import exactly, hf_model, loss_of, peft_model
+from tests.support.hf_reference import exactly, hf_model, loss_of, peft_model
 
 # peft uses names that transformers is about to change, and says what it makes of a config.
 pytestmark = [

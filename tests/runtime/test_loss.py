@@ -12,12 +12,12 @@ import debubble as db
 from debubble.ir import InputError
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Threads
-from tests.runtime.generic_cases import GENERIC
-from tests.runtime.runtime_cases import GPT2, LLAMA, MIXTRAL, plan_of, run_threads, tokens_of
+from tests.support.generic_cases import GENERIC
+from tests.support.runtime_cases import GPT2, LLAMA, MIXTRAL, plan_of, run_threads, tokens_of
 
 pytest.importorskip("transformers", minversion="5")
 
-from tests.runtime.hf_reference import exactly, hf_model
+from tests.support.hf_reference import exactly, hf_model
 
 
 def smoothed(logits: Any, targets: Any) -> Any:

@@ -13,7 +13,7 @@ from debubble.runtime.execution.stage import Stage
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.units import MicroBatch
-from tests.runtime.runtime_cases import LLAMA, plan_of, run_threads, tokens_of
+from tests.support.runtime_cases import LLAMA, plan_of, run_threads, tokens_of
 
 HIDDEN, FFN, ROWS, LENGTH = LLAMA["hidden_size"], LLAMA["intermediate_size"], 2, 16
 TOKENS = ROWS * LENGTH

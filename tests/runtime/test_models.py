@@ -9,7 +9,7 @@ from debubble.ir import InputError, PlannedUnit
 from debubble.models import ModelConfig
 from debubble.runtime.models.build import ReferenceModel, build_unit
 from debubble.runtime.models.units import MicroBatch
-from tests.runtime.runtime_cases import GPT2, LLAMA, LLAMA3_ROPE, MISTRAL, QWEN2, QWEN3
+from tests.support.runtime_cases import GPT2, LLAMA, LLAMA3_ROPE, MISTRAL, QWEN2, QWEN3
 
 transformers = pytest.importorskip("transformers")
 

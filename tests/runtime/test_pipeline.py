@@ -13,7 +13,7 @@ from debubble.runtime import Pipeline
 from debubble.runtime.batch import read_batch
 from debubble.runtime.distributed.transport import Threads
 from debubble.runtime.models.build import ReferenceModel
-from tests.runtime.runtime_cases import (
+from tests.support.runtime_cases import (
     GPT2,
     LLAMA,
     LLAMA_TIED,
@@ -23,7 +23,7 @@ from tests.runtime.runtime_cases import (
     run_threads,
     tokens_of,
 )
-from tests.runtime.schedule_cases import fused
+from tests.support.schedule_cases import fused
 
 ADAMW = partial(torch.optim.AdamW, lr=3e-3, weight_decay=0.1)
 

@@ -16,8 +16,8 @@ from debubble.runtime import Pipeline
 from debubble.runtime.distributed.gradient_norm import finish_order
 from debubble.runtime.distributed.transport import Threads
 from debubble.runtime.execution.synchronization import speculative_instructions
-from tests.runtime.runtime_cases import GPT2, LLAMA, LLAMA_TIED, plan_of, tokens_of
 from tests.runtime.test_pipeline import ADAMW, device_stepped, host_stepped, schedule_1f1b
+from tests.support.runtime_cases import GPT2, LLAMA, LLAMA_TIED, plan_of, tokens_of
 
 STEPS = 5
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.runtime.runtime_cases import LLAMA_TIED, plan_of, reference_gradients, run_threads, tokens_of
 from tests.strategies import random_schedules, stage_costs
+from tests.support.runtime_cases import LLAMA_TIED, plan_of, reference_gradients, run_threads, tokens_of
 
 CONFIG = {**LLAMA_TIED, "hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 2, "num_key_value_heads": 1}
 WORDS = st.sampled_from(["none", "full", "core", "norm+multiply", "mlp"])

@@ -12,11 +12,11 @@ import debubble as db
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Threads
 from debubble.runtime.models.routing import Balance
-from tests.runtime.runtime_cases import MIXTRAL, QWEN3_MOE, plan_of, run_threads, tokens_of
+from tests.support.runtime_cases import MIXTRAL, QWEN3_MOE, plan_of, run_threads, tokens_of
 
 pytest.importorskip("transformers")
 
-from tests.runtime.hf_reference import hf_model, loss_of
+from tests.support.hf_reference import hf_model, loss_of
 
 BALANCED = {"output_router_logits": True, "router_aux_loss_coef": 0.3}
 FAMILIES = {"mixtral": {**MIXTRAL, **BALANCED}, "qwen3-moe": {**QWEN3_MOE, **BALANCED}}

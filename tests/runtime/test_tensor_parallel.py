@@ -17,9 +17,9 @@ from debubble.runtime.distributed.transport import Threads
 from debubble.runtime.models.build import ReferenceModel, build_unit
 from debubble.runtime.models.lora import plain_name
 from debubble.runtime.models.loss import cross_entropy, divided_cross_entropy
-from tests.runtime import gloo_ranks
-from tests.runtime.generic_cases import GENERIC
-from tests.runtime.runtime_cases import (
+from tests.support import gloo_ranks
+from tests.support.generic_cases import GENERIC
+from tests.support.runtime_cases import (
     FAMILIES,
     GPT2,
     LLAMA,
@@ -36,7 +36,7 @@ pytest.importorskip("peft")
 
 import transformers
 
-from tests.runtime.hf_reference import exactly, hf_model, loss_of, peft_model
+from tests.support.hf_reference import exactly, hf_model, loss_of, peft_model
 
 # peft uses names that transformers is about to change, and says what it makes of a config.
 pytestmark = [

@@ -14,7 +14,7 @@ from debubble.training.checkpoint import folder as manifest
 from debubble.training.checkpoint import saver as checkpoint
 from debubble.training.checkpoint.folder import DamagedError, Digest, RunProgress
 from debubble.training.checkpoint.saver import CheckpointError, Saver
-from tests.runtime import gloo_ranks
+from tests.support import gloo_ranks
 
 pytestmark = pytest.mark.usefixtures("process_group")
 

@@ -12,9 +12,12 @@ from debubble.ir import InputError
 from debubble.runtime import launcher
 from debubble.runtime.launcher import RankFailedError, is_torchrun_rank, launch
 
+SUPPORT = Path(__file__).parents[1] / "support"
+"""The folder of the modules that ranks run."""
+
 
 def start(behaviour: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
     launch("launched_rank", f"{behaviour} {place}", ranks=2)
 
 
@@ -42,7 +45,7 @@ def test_nothing_in_the_launching_process_is_changed_for_good(tmp_path: Path, mo
     def state() -> Any:
         return dict(os.environ), agent.level, signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
 
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
     before = state()
     launch("launched_rank", f"end {tmp_path}", ranks=2)
     assert state() == before
@@ -58,7 +61,7 @@ def test_ranks_end_with_the_launcher(tmp_path: Path, sent: Any, code: int) -> No
         f"try: launch('launched_rank', 'wait {tmp_path}', ranks=2)\n"
         "except KeyboardInterrupt: sys.exit(130)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path])}
     with subprocess.Popen([sys.executable, "-c", program], env=environment, start_new_session=True) as process:
         while not (tmp_path / "waiting").exists():
             assert process.poll() is None

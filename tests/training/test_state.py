@@ -12,7 +12,7 @@ from debubble.runtime.distributed.sharding import TensorShard
 from debubble.runtime.distributed.transport import Threads
 from debubble.training.checkpoint.state import state_of
 from debubble.training.optimizer import adamw
-from tests.runtime.runtime_cases import GPT2, MIXTRAL, plan_of, run_threads
+from tests.support.runtime_cases import GPT2, MIXTRAL, plan_of, run_threads
 
 
 def names(plan: db.Plan, *, tied: bool) -> list[set[str]]:

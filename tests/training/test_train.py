@@ -368,7 +368,7 @@ def test_a_dead_rank_ends_the_run_with_its_reason_and_leaves_the_last_checkpoint
 def test_a_hung_rank_is_named_with_what_the_others_wait_for(
     options: Any, plan_file: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"), prepend=os.pathsep)
     hanging = changed(options, plan=plan_file(2), hang_timeout=2)
     with pytest.raises(RankFailedError) as failure:
         launch("hanging_rank", encode_options(hanging), ranks=2)

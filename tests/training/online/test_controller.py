@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from debubble.ir import Plan, StageCosts
-from tests.training.online.online_cases import (
+from tests.support.online_cases import (
     UNIT,
     Finished,
     Machine,

@@ -9,8 +9,8 @@ import debubble as db
 from debubble.ir import InputError, Kind, Op, Schedule, StageCosts
 from debubble.training.online.measurement import drift, effect, measured_costs
 from debubble.training.online.scheduler import better_plans, check_searchable, summation
-from tests.runtime.runtime_cases import LLAMA, LLAMA_TIED, plan_of
-from tests.training.online.online_cases import UNIT, gpipe_plan, ordered, traced
+from tests.support.online_cases import UNIT, gpipe_plan, ordered, traced
+from tests.support.runtime_cases import LLAMA, LLAMA_TIED, plan_of
 
 TRUE = StageCosts.of(
     forward=[2, 3], backward_input=[4, 3], backward_weight=[1, 2], recompute=[2, 3], communication=[0.5, 0],

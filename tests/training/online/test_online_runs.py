@@ -14,9 +14,9 @@ import pytest
 import debubble as db
 from debubble.ir import Plan, RunOptions, StageCosts
 from debubble.training.options import TrainOptions, plan_of
-from tests.runtime.runtime_cases import LLAMA
-from tests.runtime.runtime_cases import plan_of as plan_for
-from tests.training.online.online_cases import ordered
+from tests.support.online_cases import ordered
+from tests.support.runtime_cases import LLAMA
+from tests.support.runtime_cases import plan_of as plan_for
 
 STEPS = 200
 

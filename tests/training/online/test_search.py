@@ -12,7 +12,7 @@ import pytest
 
 from debubble.training.online import search_process as cores
 from debubble.training.online.search_process import SearchProcess
-from tests.training.online.online_cases import gpipe_plan
+from tests.support.online_cases import gpipe_plan
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

@@ -11,8 +11,8 @@ from torch.optim import AdamW
 import debubble as db
 from debubble.ir import StageCosts
 from debubble.training.online.controller import OnlineScheduler
-from tests.runtime.runtime_cases import GPT2, LLAMA, plan_of, run_threads, tokens_of
-from tests.training.online.online_cases import QUICK, Finished, controlled, events_of, traced
+from tests.support.online_cases import QUICK, Finished, controlled, events_of, traced
+from tests.support.runtime_cases import GPT2, LLAMA, plan_of, run_threads, tokens_of
 
 STEPS = 12
 COSTS = StageCosts.of(stages=4, activation=2, memory_limit=20, offload=1)

@@ -15,8 +15,8 @@ from debubble.runtime.execution.stage import Stage
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.units import MicroBatch
-from tests.runtime import gloo_ranks
-from tests.runtime.runtime_cases import gradients_of, reference_gradients, run_threads, tokens_of
+from tests.support import gloo_ranks
+from tests.support.runtime_cases import gradients_of, reference_gradients, run_threads, tokens_of
 
 LENGTH = 32
 LLAMA8 = {

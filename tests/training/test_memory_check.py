@@ -1,13 +1,18 @@
+"""The host's memory before a run starts, and what is said when a device runs out of its own."""
+
+import os
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 import debubble as db
-from debubble.ir import lower
+from debubble.ir import InputError, Placement, Plan, Schedule, lower
 from debubble.runtime.failures import DeviceMemoryError
-from debubble.training.memory_check import explained, predicted_at
+from debubble.training.memory_check import check_host_memory, explained, peak_offloaded, predicted_at
 
 GPU_HOURS = {"micro_batches": 4, "sequence_length": 512, "planner": "merak", "dtype": "fp32"}
 
@@ -62,7 +67,7 @@ def test_a_real_shortage_is_recognised_and_named() -> None:
     """torch's own allocator, in a process that may not have more memory."""
     program = """
 import resource, torch
-import tests.runtime.runtime_cases as cases
+import tests.support.runtime_cases as cases
 from debubble.ir import Placement, Schedule
 plan = cases.plan_of(Schedule.of("one", Placement.linear(1), 1, ["0F0 0B0".split()]), cases.LLAMA)
 def work(pipeline):
@@ -75,3 +80,32 @@ cases.run_threads(plan, work)
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert "DeviceMemoryError: Device 0 ran out of memory at 0F0, micro-batch 0: " in ended.stderr
     assert "tried to allocate" in ended.stderr
+
+
+SIZE = 10.0
+
+
+def offloading(plan: Plan) -> Plan:
+    """The first two of four micro-batches are on the host together."""
+    order = ["0F0", "0O0", "0F1", "0O1", "0F2", "0B2", "0L0", "0B0", "0L1", "0B1", "0F3", "0B3"]
+    schedule = Schedule.of("offload", Placement.linear(1), 4, [order])
+    costs = db.StageCosts.of(stages=1, activation=SIZE, offload=0.1, reload=0.1)
+    return replace(plan, schedule=schedule, costs=costs)
+
+
+def test_what_is_on_the_host_at_a_time_is_counted(plan_file: Any) -> None:
+    assert peak_offloaded(offloading(Plan.load(plan_file(1))).simulate()) == [2 * SIZE]
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_a_host_without_room_for_offloaded_activations_is_refused(
+    plan_file: Any, monkeypatch: pytest.MonkeyPatch, gpus: int
+) -> None:
+    plan = offloading(Plan.load(plan_file(1)))
+    on_device = max(plan.simulate().peak_memory)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    sizes = {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": 2 * SIZE - 1 if gpus else on_device + 2 * SIZE - 1}
+    monkeypatch.setattr(os, "sysconf", sizes.__getitem__)
+    with pytest.raises(InputError, match="this machine has"):
+        check_host_memory(plan)
+    check_host_memory(plan, offload_to_disk=True)

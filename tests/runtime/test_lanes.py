@@ -10,7 +10,7 @@ import debubble as db
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Threads
 from debubble.runtime.execution.lanes import LaneThread
-from tests.runtime.runtime_cases import LLAMA, plan_of, tokens_of
+from tests.support.runtime_cases import LLAMA, plan_of, tokens_of
 
 
 def test_work_is_done_in_order_by_one_thread_that_ends_when_nobody_has_it() -> None:

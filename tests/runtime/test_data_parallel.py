@@ -11,7 +11,7 @@ import debubble as db
 from debubble.ir import InputError
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Threads
-from tests.runtime.runtime_cases import LLAMA, plan_of, tokens_of
+from tests.support.runtime_cases import LLAMA, plan_of, tokens_of
 
 
 class Sign(Optimizer):

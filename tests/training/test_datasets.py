@@ -110,7 +110,7 @@ def test_a_dataset_that_is_not_there_is_one_sentence(name: str) -> None:
 def test_a_dataset_is_trained_on_by_name_as_by_itself(
     plan_file: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "my_data.py").write_text("from tests.training.test_samples import counting")
+    (tmp_path / "my_data.py").write_text("from tests.training.test_datasets import counting")
     monkeypatch.chdir(tmp_path)
     options = TrainOptions(plan=plan_file(1), steps=2, warmup=1)
     named = TrainOptions(plan=plan_file(1), steps=2, warmup=1, dataset="my_data:counting")

@@ -9,7 +9,7 @@ from debubble.ir.trace import TraceEvent, TraceStep
 from debubble.training.online.controller import Controller, Policy
 from debubble.training.online.journal import Journal
 from debubble.training.online.scheduler import better_plans
-from tests.runtime.runtime_cases import LLAMA, plan_of
+from tests.support.runtime_cases import LLAMA, plan_of
 
 QUICK = Policy(settling=1, window=3)
 UNIT = StageCosts.of(stages=2, communication=0, activation=2, memory_limit=20)

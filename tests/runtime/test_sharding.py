@@ -10,8 +10,8 @@ import torch.distributed.checkpoint as dcp
 
 import debubble as db
 from debubble.runtime.models.build import ReferenceModel
-from tests.runtime import gloo_ranks
-from tests.runtime.runtime_cases import GPT2, LLAMA, MIXTRAL, plan_of, reference_gradients, run_threads, tokens_of
+from tests.support import gloo_ranks
+from tests.support.runtime_cases import GPT2, LLAMA, MIXTRAL, plan_of, reference_gradients, run_threads, tokens_of
 
 FAMILIES = {"llama": LLAMA, "gpt2": GPT2, "mixtral": MIXTRAL}
 TOKENS = tokens_of(LLAMA, rows=2)

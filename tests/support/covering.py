@@ -8,8 +8,8 @@ from typing import Any
 
 import debubble as db
 from debubble.ir import StageCosts
-from tests.runtime.runtime_cases import FAMILIES, plan_of
-from tests.runtime.schedule_cases import explicit, fused, offloading, schedule_of, tightest
+from tests.support.runtime_cases import FAMILIES, plan_of
+from tests.support.schedule_cases import explicit, fused, offloading, schedule_of, tightest
 
 RECOMPUTATIONS = ["none", "selective", "full", "explicit"]
 """`none`: no more than the schedule itself recomputes."""

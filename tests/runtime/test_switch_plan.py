@@ -10,7 +10,7 @@ from torch.optim import AdamW
 import debubble as db
 from debubble.ir import InputError, Kind, Op, OutOfMemoryError, Schedule, StageCosts
 from debubble.search.annealing.search import split_backwards
-from tests.runtime.runtime_cases import GPT2, LLAMA, LLAMA_TIED, plan_of, run_threads, tokens_of
+from tests.support.runtime_cases import GPT2, LLAMA, LLAMA_TIED, plan_of, run_threads, tokens_of
 
 STEPS = 4
 

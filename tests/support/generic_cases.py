@@ -1,6 +1,6 @@
 """A small model of every family that runs with transformers' own modules, and is held to transformers in tests."""
 
-from tests.runtime.runtime_cases import LLAMA
+from tests.support.runtime_cases import LLAMA
 
 BASE = {**LLAMA, "pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2}
 del BASE["rms_norm_eps"]
