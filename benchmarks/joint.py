@@ -1,0 +1,137 @@
+"""What searching all levers at once brings: `joint` beside every other planner on five ordinary settings.
+
+    python benchmarks/joint.py [--seeds 0,1,2] [--effort 10] [--only A,D] [--json FILE] [--docs]
+
+Prints, per setting, the fastest other planner's step and that of `joint` for each seed, both simulated under the limit,
+the bound on any plan's step, and processor seconds of `joint`.  Efforts are work, so that steps do not depend on the
+machine.  With --json, settings that the file already has are run again and replaced; --docs writes the table of
+docs/joint.md from the file and runs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from provenance import commit, provenance
+
+import debubble as db
+from debubble.ir import DebubbleError, RunOptions
+from debubble.planners.plan_model import problem_of
+from debubble.planners.problem import Problem
+
+PAGE = Path(__file__).parents[1] / "docs" / "joint.md"
+BEGIN, END = "<!-- settings: written by benchmarks/joint.py --docs -->", "<!-- end of settings -->"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A model on a cluster, with sequences of 4096 tokens."""
+
+    model: str
+    cluster: str
+    micro_batches: int
+    pipeline: int | None = None
+    tensor: int = 1
+
+    @property
+    def words(self) -> str:
+        degrees = "" if self.tensor == 1 else f", --pipeline {self.pipeline} --tensor {self.tensor}"
+        return f"{self.model}, {self.cluster}{degrees}, {self.micro_batches} micro-batches"
+
+    def problem(self, *, effort: float, seed: int) -> Problem:
+        options = RunOptions(sequence_length=4096, tensor=self.tensor)
+        return problem_of(
+            db.models[self.model], db.Cluster.parse(self.cluster), options, micro_batches=self.micro_batches,
+            pipeline=self.pipeline, effort=effort, seed=seed,
+        )  # fmt: skip
+
+
+SETTINGS = {
+    "A": Setting("llama2-13b", "8xA100-40GB", 16),
+    "B": Setting("llama2-13b", "8xA100-80GB", 32),
+    "C": Setting("llama2-28b", "8xA100-80GB", 32),
+    "D": Setting("llama2-70b", "64xH100-80GB", 32, pipeline=8, tensor=8),
+    "E": Setting("llama3-8b", "4xL40S-48GB", 16),
+}
+
+
+def measured(name: str, *, seeds: list[int], effort: float) -> dict[str, Any]:
+    """A row: the best of the other planners, and `joint` by seed."""
+    setting = SETTINGS[name]
+    others: dict[str, float] = {}
+    for planner in db.planners:
+        if planner not in ("auto", "joint"):
+            try:
+                others[planner] = float(db.planners[planner](setting.problem(effort=effort, seed=0)).time)
+            except DebubbleError:
+                continue
+    steps, seconds, bound = [], [], 0.0
+    for seed in seeds:
+        begin = time.process_time()
+        result = db.planners["joint"](setting.problem(effort=effort, seed=seed))
+        seconds.append(round(time.process_time() - begin, 1))
+        steps.append(float(result.time))
+        bound = float(result.lower_bound)
+    return {
+        "setting": name, "effort": effort, "bound": bound, "others": others, "seeds": seeds, "joint": steps,
+        "cpu": seconds, "commit": commit(),
+    }  # fmt: skip
+
+
+def page(rows: list[dict[str, Any]]) -> str:
+    """The table of docs/joint.md, and what it says on average."""
+    lines = [
+        "| setting | best other planner | `joint`, by seed | saved | bound | gap | CPU s |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        best, name = min((step, planner) for planner, step in row["others"].items())
+        steps = ", ".join(f"{step:.3f}" for step in row["joint"])
+        worst = max(row["joint"])
+        lines.append(
+            f"| {row['setting']}: {SETTINGS[row['setting']].words} | {best:.3f} (`{name}`) | {steps} |"
+            f" {100 * (1 - worst / best):.1f}% | {row['bound']:.3f} | {100 * (1 - row['bound'] / worst):.1f}% |"
+            f" {max(row['cpu']):.0f} |"
+        )
+    slower = [row["setting"] for row in rows if max(row["joint"]) > min(row["others"].values())]
+    verdict = "slower than none of the others with any seed" if not slower else f"slower in {', '.join(slower)}"
+    return "\n".join([*lines, "", f"Saved and gap are of the slowest seed.  `joint` is {verdict}."])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--effort", type=float, default=10.0)
+    parser.add_argument("--only", default=",".join(SETTINGS))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--docs", action="store_true")
+    chosen = parser.parse_args()
+    content: dict[str, Any] = {"runs": {}, "rows": []}
+    if chosen.json is not None and chosen.json.exists():
+        content = json.loads(chosen.json.read_text())
+    if chosen.docs:
+        text = PAGE.read_text()
+        before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
+        PAGE.write_text(f"{before}\n{page(content['rows'])}\n{after}")
+        return
+    # The kernels' compilation is kept on disk; it is no part of a search.
+    db.planners["joint"](replace(SETTINGS["E"].problem(effort=0.5, seed=0)))
+    for name in chosen.only.split(","):
+        row = measured(name, seeds=[int(seed) for seed in chosen.seeds.split(",")], effort=chosen.effort)
+        print(row, flush=True)
+        content["rows"] = sorted(
+            [r for r in content["rows"] if r["setting"] != name] + [row], key=lambda r: r["setting"]
+        )
+        content["runs"][row["commit"]] = provenance()
+        if chosen.json is not None:
+            chosen.json.write_text(json.dumps(content, indent=1) + "\n")
+    print(page(content["rows"]))
+
+
+if __name__ == "__main__":
+    main()

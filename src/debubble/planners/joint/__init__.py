@@ -1,0 +1,1 @@
+"""All levers together: partition, chunks, placement, recomputation, offload and order in one search."""

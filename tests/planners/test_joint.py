@@ -1,0 +1,135 @@
+"""The joint search: its list scheduler against the simulator, its points, and its plans."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import debubble as db
+from debubble.costs import Strategy, Unit, Units
+from debubble.ir import InfeasibleError, OutOfMemoryError, Placement
+from debubble.planners import planners
+from debubble.planners.joint.annealing import Walk, random_point
+from debubble.planners.joint.levers import Levers
+from debubble.planners.joint.list_scheduler import makespan
+from debubble.planners.problem import FixedStages, ModelUnits, Problem
+
+STRATEGIES = {
+    "none": Strategy(8),
+    "cheap": Strategy(5, 0.25),
+    "dear": Strategy(4, 2),
+    "full": Strategy(1, 1),
+}
+
+
+def layer(forward: float, **changes: object) -> Unit:
+    unit = Unit(
+        type="layer", layer=None, forward=forward, backward_input=forward, backward_weight=forward, static=3,
+        strategies=STRATEGIES, activation_after_input=3, workspace=1,
+    )  # fmt: skip
+    return replace(unit, **changes)  # type: ignore[arg-type]
+
+
+def problem_of(
+    *, limit: float | None = None, micro_batches: int = 6, devices: int = 3, forwards: tuple[float, ...] = (1.0,) * 12,
+    bandwidth: float | None = 8, link_groups: tuple[tuple[int, ...], ...] = (), effort: float = 1.0,
+) -> Problem:  # fmt: skip
+    units = Units(
+        units=tuple(layer(forward) for forward in forwards),
+        communication=0.25,
+        offload_bandwidth=bandwidth,
+        link_groups=link_groups,
+        memory_limit=None if limit is None else (limit,),
+    )
+    return Problem(workload=ModelUnits(units), devices=devices, micro_batches=micro_batches, effort=effort)
+
+
+@st.composite
+def placements(draw: st.DrawFn) -> Placement:
+    make = draw(st.sampled_from([Placement.looped, Placement.v_shape]))
+    return make(3, draw(st.integers(1, 4)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(placements(), st.integers(0, 10**6), st.integers(1, 8))
+def test_the_list_scheduler_takes_the_time_that_the_simulator_says_where_nothing_is_offloaded(
+    placement: Placement, seed: int, micro_batches: int
+) -> None:
+    forwards = tuple(1 + (7 * n % 5) / 4 for n in range(12))
+    levers = Levers(problem_of(bandwidth=None, micro_batches=micro_batches, forwards=forwards), placement)
+    point = random_point(levers, random.Random(seed))
+    table, lacking = levers.table(point)
+    time, missing = makespan(table, micro_batches, np.array(point.policy), np.array(point.most))
+    assert (lacking, missing) == (0, 0)
+    solution = levers.solution(point)
+    assert time == pytest.approx(float(db.simulate(solution.schedule, solution.costs).makespan), rel=1e-12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(placements(), st.integers(0, 10**6), st.integers(60, 200), st.booleans())
+def test_an_order_that_the_list_scheduler_completes_is_a_correct_schedule_within_the_limit(
+    placement: Placement, seed: int, limit: int, shared: bool
+) -> None:
+    levers = Levers(problem_of(limit=limit, link_groups=((0, 1),) if shared else ()), placement)
+    chance = random.Random(seed)
+    walk = Walk(levers, random_point(levers, chance), chance)
+    if walk.least > levers.longest:
+        return
+    solution = levers.solution(walk.best)
+    timeline = db.simulate(solution.schedule, solution.costs)
+    assert max(timeline.peak_memory) <= limit
+    assert float(timeline.makespan) <= 1.25 * walk.least
+
+
+def test_a_device_with_several_stages_is_balanced_as_a_whole() -> None:
+    forwards = (1.0,) * 11 + (4.0,)
+    levers = Levers(problem_of(forwards=forwards), Placement.v_shape(3, 2))
+    work = np.zeros(3)
+    for stage, device in zip(levers.partition(random_point(levers, random.Random(0))), (0, 1, 2, 2, 1, 0), strict=True):
+        work[device] += 3 * sum(forwards[index] for index, _ in stage)
+    assert work.tolist() == [15, 15, 15]
+
+
+def test_levels_of_recomputation_follow_the_price_of_a_byte() -> None:
+    levers = Levers(problem_of(), Placement.looped(3))
+    point = random_point(levers, random.Random(0))
+    names = [
+        {name for stage in levers.partition(replace(point, levels=(level,) * 3)) for _, name in stage}
+        for level in range(levers.levels)
+    ]
+    # `dear` keeps less than `cheap` for more time than `full`, which keeps less still.
+    assert names == [{"none"}, {"cheap"}, {"full"}]
+
+
+def test_more_memory_than_states_and_one_activation_is_needed() -> None:
+    with pytest.raises((InfeasibleError, OutOfMemoryError)):
+        planners["joint"](problem_of(limit=14, effort=0.2))
+
+
+def test_given_stages_are_left_to_optpipe() -> None:
+    problem = Problem(workload=FixedStages(db.StageCosts.of(stages=3)), devices=3, micro_batches=4)
+    with pytest.raises(InfeasibleError, match="`optpipe`"):
+        planners["joint"](problem)
+
+
+@pytest.mark.parametrize("limit", [60, 90, 200])
+def test_joint_is_at_least_as_fast_as_the_planners_that_use_some_of_its_levers(limit: float) -> None:
+    problem = problem_of(limit=limit, micro_batches=8, effort=2)
+    best = planners["joint"](problem)
+    assert max(best.timeline.peak_memory) <= limit
+    for name in ("dapple", "dapple+", "adapipe", "megatron-even"):
+        try:
+            other = planners[name](problem)
+        except InfeasibleError:
+            continue
+        assert best.time <= other.time
+
+
+def test_the_same_seed_gives_the_same_plan() -> None:
+    problem = problem_of(limit=70)
+    assert planners["joint"](problem).solution.schedule == planners["joint"](problem).solution.schedule
