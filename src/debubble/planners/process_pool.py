@@ -64,7 +64,7 @@ def side_by_side(tasks: Mapping[Key, Task]) -> Iterator[dict[Key, Future[Answer]
 def _ask(task: Task, running: set[Worker]) -> Answer:
     """Run one worker to its end, among those `running`; raises the DebubbleError that it ended with."""
     _, problem = task
-    command, pipe = [*PYTHON, "-m", "debubble.planners.process_pool"], subprocess.PIPE
+    command, pipe = [*PYTHON, "-m", "debubble.planners.process_pool", str(os.getpid())], subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as worker:
         running.add(worker)
         try:
@@ -88,7 +88,8 @@ def _ask(task: Task, running: set[Worker]) -> Answer:
 
 
 def _work() -> None:
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    # The caller says who it is: it may be gone before this process can ask.
+    threading.Thread(target=_end_with, args=(int(sys.argv[1]),), daemon=True).start()
     from debubble.planners.registry import planners
 
     asked, problem = pickle.load(sys.stdin.buffer)
