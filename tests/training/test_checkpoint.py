@@ -10,8 +10,7 @@ import torch
 from debubble.ir import InputError
 from debubble.runtime.distributed.sharding import ShardBlock, TensorShard
 from debubble.training.checkpoint import folder as checkpoint_folder
-from debubble.training.checkpoint import folder as manifest
-from debubble.training.checkpoint import saver as checkpoint
+from debubble.training.checkpoint import resume as checkpoint
 from debubble.training.checkpoint.folder import DamagedError, Digest, RunProgress
 from debubble.training.checkpoint.saver import CheckpointError, Saver
 from tests.support import gloo_ranks
@@ -227,7 +226,7 @@ def crafted(folder: Any, *, listed: bool) -> Any:
     (newest / ".metadata").write_bytes(pickle.dumps(Payload(f"touch {folder / 'ran'}")))
     if listed:
         names = (SHARD, ".metadata", "progress.json")
-        manifest.write(newest, {name: Digest.of(newest / name) for name in names})
+        checkpoint_folder.write_manifest(newest, {name: Digest.of(newest / name) for name in names})
     return newest
 
 

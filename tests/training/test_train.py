@@ -18,7 +18,6 @@ from debubble.ir import InputError, Plan, Trace
 from debubble.runtime.failures import RunError
 from debubble.runtime.launcher import RankFailedError, encode_options, launch
 from debubble.training.checkpoint import folder as checkpoint_folder
-from debubble.training.checkpoint import folder as manifest
 from debubble.training.memory_check import check_host_memory
 from debubble.training.options import TrainOptions, check, rate_remark, settle
 from debubble.training.trainer import train
@@ -202,7 +201,7 @@ def flipped(newest: Path) -> None:
 def foreign(newest: Path) -> None:
     (newest / ".metadata").write_bytes(pickle.dumps(print))
     names = ("__0_0.distcp", ".metadata", "progress.json")
-    manifest.write(newest, {name: manifest.Digest.of(newest / name) for name in names})
+    checkpoint_folder.write_manifest(newest, {name: checkpoint_folder.Digest.of(newest / name) for name in names})
 
 
 DAMAGE = {

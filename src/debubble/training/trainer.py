@@ -22,10 +22,9 @@ from debubble.runtime import Batch
 from debubble.runtime.failures import DeviceMemoryError, RunError, exit_rank
 from debubble.runtime.parameters.post_validation import StepResult
 from debubble.runtime.pipeline import Pipeline
-from debubble.training.checkpoint import saver as checkpoint
 from debubble.training.checkpoint.folder import RunProgress
-from debubble.training.checkpoint.resume import choose
-from debubble.training.checkpoint.saver import Saver, agreed
+from debubble.training.checkpoint.resume import agreed, choose, load
+from debubble.training.checkpoint.saver import Saver
 from debubble.training.checkpoint.state import state_of
 from debubble.training.data.datasets import (
     Dataset,
@@ -207,7 +206,7 @@ class TrainingRun:
 
     def resume(self, newest: Path, progress: RunProgress) -> None:
         """Go on from a checkpoint."""
-        checkpoint.load(newest, state_of(self.pipeline))
+        load(newest, state_of(self.pipeline))
         self.step = self.pipeline.steps_taken = progress.step
         self.samples = progress.samples
 

@@ -95,7 +95,7 @@ class Manifest:
     files: Mapping[str, Digest]
 
 
-def write(checkpoint: Path, files: Mapping[str, Digest]) -> None:
+def write_manifest(checkpoint: Path, files: Mapping[str, Digest]) -> None:
     """Write the manifest: the checkpoint is whole with it.  Raises InputError if it cannot be written."""
     write_whole(checkpoint / MANIFEST, msgspec.json.format(msgspec.json.encode(Manifest(files)), indent=1) + b"\n")
 

@@ -1,16 +1,36 @@
-"""Which checkpoint a run goes on from: all ranks look through it together before any of it is loaded."""
+"""Reads checkpoints: all ranks choose one together, look through it, and load it.
+
+Every rank of the process group calls `choose`, `verify` and `load`; all see the same folder.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch.distributed.checkpoint import state_dict_loader
+from torch.distributed.checkpoint.api import CheckpointException
 
 from debubble.ir import InputError
-from debubble.training.checkpoint.folder import DamagedError, RunProgress, checkpoints, progress_of
-from debubble.training.checkpoint.saver import agreed, verify
+from debubble.training.checkpoint.dcp_planners import LoadPieces, OtherModelError, State, tensors
+from debubble.training.checkpoint.folder import (
+    DamagedError,
+    Manifest,
+    RunProgress,
+    check_contents,
+    checkpoints,
+    glance,
+    progress_of,
+)
+from debubble.training.checkpoint.metadata import Reader, read_metadata
+from debubble.training.checkpoint.saver import first_failure
 from debubble.training.options import TrainOptions, check_any_whole, start_of
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -65,3 +85,65 @@ def _put_aside(checkpoint: Path) -> Path:
     except OSError as error:
         raise InputError(f"{checkpoint} cannot be renamed to {aside.name}: {error.strerror}.") from error
     return aside
+
+
+def verify(checkpoint: Path) -> bool:
+    """Read every file of a checkpoint, each rank its share, and say whether there were checksums to compare.
+
+    Raises DamagedError, on all ranks the same, if it is not what was written.
+    """
+    found = agreed(lambda: _looked_through(checkpoint))
+    if found is None:
+        return False
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    answers: list[DamagedError | None] = [None] * ranks
+    mine: DamagedError | None = None
+    try:
+        check_contents(checkpoint, found, sorted(found.files)[rank::ranks])
+    except DamagedError as error:
+        mine = error
+    dist.all_gather_object(answers, mine)
+    for answer in answers:
+        if answer is not None:
+            raise answer
+    # Only now is it known that this is the metadata that was written.
+    agreed(lambda: len(read_metadata(checkpoint).state_dict_metadata))
+    return True
+
+
+def load(checkpoint: Path, state: State) -> None:
+    """Fill the tensors of `state` in place.  Every rank calls this, with what it holds.
+
+    Raises InputError if it is another model's, DamagedError if it cannot be read.
+    """
+    reader = Reader(checkpoint, agreed(lambda: read_metadata(checkpoint)))
+    try:
+        state_dict_loader.load(tensors(state), storage_reader=reader, planner=LoadPieces(state))
+    except (OSError, CheckpointException) as error:
+        cause = first_failure(error)
+        if isinstance(cause, OtherModelError):
+            raise InputError(f"The checkpoint {checkpoint} does not belong to this model: {cause}.") from error
+        raise DamagedError(checkpoint, f"its tensors cannot be read ({type(cause).__name__})") from error
+
+
+def _looked_through(checkpoint: Path) -> Manifest | None:
+    """The manifest of a checkpoint whose files are there; of one without a manifest, its metadata says which."""
+    found = glance(checkpoint)
+    if found is None:
+        read_metadata(checkpoint)
+    return found
+
+
+def agreed(look: Callable[[], T]) -> T:
+    """Rank 0's result on all ranks, or its InputError: hosts may see a shared folder change at different times."""
+    answer: list[Any] = [None]
+    if dist.get_rank() == 0:
+        try:
+            answer = [look()]
+        except InputError as error:
+            answer = [error]
+    dist.broadcast_object_list(answer)
+    if isinstance(answer[0], InputError):
+        raise answer[0]
+    result: T = answer[0]
+    return result

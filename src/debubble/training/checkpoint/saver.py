@@ -1,23 +1,20 @@
-"""Checkpoints: torch.distributed.checkpoint files, whole or not there, the newest few kept.
+"""Writes checkpoints: torch.distributed.checkpoint files, whole or not there, the newest few kept.
 
 A checkpoint is the folder `step-N` with every rank's tensors under their parameters' names, so that another
 partition finds them too, `progress.json`, and the manifest with every file's checksum.  It is written beside its place,
-while training goes on, and renamed when all ranks are done.  Every rank of the process group calls `save`, `verify` and
-`load`; all see the same folder.
+while training goes on, and renamed when all ranks are done.  Every rank of the process group calls `save`; all see the
+same folder.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar
 
 import msgspec
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
@@ -26,21 +23,9 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.storage import WriteResult
 
 from debubble.files import write_whole
-from debubble.ir import DebubbleError, InputError
-from debubble.training.checkpoint import folder as manifest
-from debubble.training.checkpoint.dcp_planners import LoadPieces, OtherModelError, SavePieces, State, tensors
-from debubble.training.checkpoint.folder import (
-    METADATA,
-    PROGRESS,
-    DamagedError,
-    Digest,
-    Manifest,
-    RunProgress,
-    checkpoints,
-)
-from debubble.training.checkpoint.metadata import Reader, read_metadata
-
-T = TypeVar("T")
+from debubble.ir import DebubbleError
+from debubble.training.checkpoint.dcp_planners import SavePieces, State, tensors
+from debubble.training.checkpoint.folder import METADATA, PROGRESS, Digest, RunProgress, checkpoints, write_manifest
 
 
 class CheckpointError(DebubbleError):
@@ -124,73 +109,11 @@ class _Writer(FileSystemWriter):
         unfinished = _unfinished(self._final)
         write_whole(unfinished / PROGRESS, msgspec.json.encode(self._progress))
         files |= {name: Digest.of(unfinished / name) for name in (METADATA, PROGRESS)}
-        manifest.write(unfinished, files)
+        write_manifest(unfinished, files)
         shutil.rmtree(self._final, ignore_errors=True)
         unfinished.rename(self._final)
         for old in checkpoints(self._final.parent)[: -self._keep]:
             shutil.rmtree(old)
-
-
-def verify(checkpoint: Path) -> bool:
-    """Read every file of a checkpoint, each rank its share, and say whether there were checksums to compare.
-
-    Raises DamagedError, on all ranks the same, if it is not what was written.
-    """
-    found = agreed(lambda: _looked_through(checkpoint))
-    if found is None:
-        return False
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    answers: list[DamagedError | None] = [None] * ranks
-    mine: DamagedError | None = None
-    try:
-        manifest.check_contents(checkpoint, found, sorted(found.files)[rank::ranks])
-    except DamagedError as error:
-        mine = error
-    dist.all_gather_object(answers, mine)
-    for answer in answers:
-        if answer is not None:
-            raise answer
-    # Only now is it known that this is the metadata that was written.
-    agreed(lambda: len(read_metadata(checkpoint).state_dict_metadata))
-    return True
-
-
-def load(checkpoint: Path, state: State) -> None:
-    """Fill the tensors of `state` in place.  Every rank calls this, with what it holds.
-
-    Raises InputError if it is another model's, DamagedError if it cannot be read.
-    """
-    reader = Reader(checkpoint, agreed(lambda: read_metadata(checkpoint)))
-    try:
-        state_dict_loader.load(tensors(state), storage_reader=reader, planner=LoadPieces(state))
-    except (OSError, CheckpointException) as error:
-        cause = _first(error)
-        if isinstance(cause, OtherModelError):
-            raise InputError(f"The checkpoint {checkpoint} does not belong to this model: {cause}.") from error
-        raise DamagedError(checkpoint, f"its tensors cannot be read ({type(cause).__name__})") from error
-
-
-def _looked_through(checkpoint: Path) -> Manifest | None:
-    """The manifest of a checkpoint whose files are there; of one without a manifest, its metadata says which."""
-    found = manifest.glance(checkpoint)
-    if found is None:
-        read_metadata(checkpoint)
-    return found
-
-
-def agreed(look: Callable[[], T]) -> T:
-    """Rank 0's result on all ranks, or its InputError: hosts may see a shared folder change at different times."""
-    answer: list[Any] = [None]
-    if dist.get_rank() == 0:
-        try:
-            answer = [look()]
-        except InputError as error:
-            answer = [error]
-    dist.broadcast_object_list(answer)
-    if isinstance(answer[0], InputError):
-        raise answer[0]
-    result: T = answer[0]
-    return result
 
 
 def _unfinished(final: Path) -> Path:
@@ -203,11 +126,11 @@ def _full(folder: Path, state: State) -> bool:
     return folder.exists() and shutil.disk_usage(folder).free < needed
 
 
-def _first(error: BaseException) -> BaseException:
+def first_failure(error: BaseException) -> BaseException:
     """The first rank's own error."""
     return next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
 
 
 def _cause(error: BaseException) -> str:
     """The first rank's own error, in one line."""
-    return str(_first(error)).strip().split("\n")[0].rstrip(".")
+    return str(first_failure(error)).strip().split("\n")[0].rstrip(".")
