@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from debubble.planners import Problem
     from debubble.planners.degrees import Job
     from debubble.planners.explanation import Explanation
+    from debubble.planners.what_if import WhatIf
 
 SCHEMA = 2
 """Version of the JSON object's keys: see `docs/degrees.md`."""
@@ -57,6 +59,9 @@ def plan(
     details: Annotated[
         bool, typer.Option("--details", help="Show stages, devices and every planner's answer too.")
     ] = False,
+    why: Annotated[
+        bool, typer.Option("--why", help="Plan again without each lever, and with what might help.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Find the fastest plan that fits: schedule, partition, recomputation and offload together.
@@ -73,6 +78,8 @@ def plan(
         raise InputError("--global-batch searches the degrees of a MODEL on a --cluster; leave it out here.")
     if tokens is not None and not 0 < tokens < math.inf:
         raise InputError(f"--tokens must be a positive number, not {tokens:g}.")
+    if why and (model is None or profile is not None):
+        raise InputError("--why plans changes of a MODEL on a --cluster, without --profile; leave it out here.")
     doing = f"Searching; the effort is {search.effort:g} s of the reference machine ..." if searches else "Planning ..."
     with log().status(doing) as status:
         if model is not None:
@@ -106,7 +113,7 @@ def plan(
     if output is not None:
         result.save(output)
         log().print(f"The plan is in {output}.")
-    _print(result, json=json, details=details, tokens=tokens)
+    _print(result, json=json, details=details, tokens=tokens, search=search if why else None)
 
 
 def _job(
@@ -150,15 +157,24 @@ def _abstract(
     return Problem(workload=workload, devices=devices, chunks=chunks, **entries)
 
 
-def _print(plan: Plan, *, json: bool, details: bool, tokens: float | None) -> None:
+def _print(plan: Plan, *, json: bool, details: bool, tokens: float | None, search: o.SearchLimits | None) -> None:
+    """Print the answer; `search`: how far to search for what would help, None: not at all."""
     from debubble.planners.explanation import explanation
     from debubble.views.scene import Scene
 
     scene = Scene.predicted(plan)
+    changes: tuple[WhatIf, ...] = ()
+    if search is not None:
+        from debubble.planners.what_if import what_ifs
+
+        with log().status("Planning what would help ..."):
+            changes = what_ifs(plan, float(scene.step_time), effort=search.effort, deadline=search.deadline)
     if not json:
+        from debubble.planners.what_if import what_if_lines
         from debubble.views.plan_table import render
 
-        console().print(render(plan, scene, tokens=tokens, details=details))
+        advice = what_if_lines(plan, float(scene.step_time), changes)
+        console().print(render(plan, scene, tokens=tokens, details=details, advice=advice))
         return
     timeline, step_time = scene.timeline, scene.step_time
     searched = {} if plan.degree_search is None else _search_dict(plan.degree_search)
@@ -185,9 +201,20 @@ def _print(plan: Plan, *, json: bool, details: bool, tokens: float | None) -> No
             "candidates": [asdict(candidate) for candidate in plan.candidates],
             "remarks": list(scene.remarks),
             **explained,
+            **({} if search is None else _what_if_dict(changes)),
             **searched,
         }
     )
+
+
+def _what_if_dict(changes: Sequence[WhatIf]) -> dict[str, Any]:
+    """What each lever brought, and what would help; both were planned."""
+    keys = "change", "step_time", "seconds_per_sequence"
+    rows = [(each.lever, {key: getattr(each, key) for key in keys}) for each in changes]
+    return {
+        "levers": [row for lever, row in rows if lever],
+        "advice": [row for lever, row in rows if not lever],
+    }
 
 
 def _explanation_dict(plan: Plan, why: Explanation, tokens: float | None) -> dict[str, Any]:

@@ -48,7 +48,11 @@ def render(
     else:
         folds = plan.candidates and plan.degree_search is None
         parts += [_folded(plan.candidates, seconds=seconds)] if folds else []
-        parts.append(Text("--details shows stages, devices and every planner's answer.", style="dim"))
+        parts.append(
+            Text(
+                "--details shows stages, devices and every planner's answer; --why plans what would help.", style="dim"
+            )
+        )
     return Group(*parts)
 
 

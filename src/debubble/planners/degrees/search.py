@@ -12,7 +12,7 @@ All of it is counted in work, so that the same call gives the same plan on every
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -150,11 +150,11 @@ def search_degrees(job: Job, *, planner: str = "auto", progress: Callable[[Progr
     return search.best()
 
 
-def thorough(problem: Problem) -> Solution:
-    """The fastest answer of the quick plan, AdaPipe and the portfolio, one after another in this process."""
+def thorough(problem: Problem, *, names: Sequence[str] = ("adapipe", "portfolio")) -> Solution:
+    """The fastest answer of the quick plan and these planners, one after another in this process."""
     answers: list[Result] = []
     reasons: list[DebubbleError] = []
-    for name in (QUICK, "adapipe", "portfolio"):
+    for name in (QUICK, *names):
         try:
             if name == QUICK:
                 answers.append(verified(name, problem, quick_step(problem)[1], 0.0))

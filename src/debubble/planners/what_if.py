@@ -1,0 +1,164 @@
+"""What each lever of a plan brought, and what would help: every change is planned, none is guessed.
+
+A change is planned by the quick plan, AdaPipe, the portfolio and the planner that made the plan, with a tenth of the
+effort each, side by side.  A plan stays feasible with more memory or faster links, so a search that finds nothing
+better there answers with the plan itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from debubble.costs import Cluster
+from debubble.ir import DebubbleError, InputError, Kind, Plan
+from debubble.models import Model
+from debubble.planners.degrees.memory import units_of
+from debubble.planners.degrees.search import ALSO_LARGE, LARGE, THOROUGH, thorough
+from debubble.planners.model_problem import problem_of
+from debubble.planners.problem import ModelUnits, Problem, Solution
+from debubble.planners.process_pool import Task, side_by_side
+from debubble.planners.registry import planners, verified
+
+AGAIN = "nothing changed"
+"""The plan's own problem, planned again as the changes are."""
+MORE_MEMORY = 1.1
+FASTER_LINKS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhatIf:
+    """One change and what its plan takes.
+
+    Attributes:
+        change: The change, in words.
+        lever: Whether it takes a lever away, rather than giving the plan something.
+        step_time: Seconds of a step; None: nothing fits.
+        seconds_per_sequence: The step's seconds over its sequences.
+    """
+
+    change: str
+    lever: bool
+    step_time: float | None
+    seconds_per_sequence: float | None
+
+
+def what_ifs(plan: Plan, step_time: float, *, effort: float, deadline: float | None = None) -> tuple[WhatIf, ...]:
+    """Plan every change of a model's plan.
+
+    Args:
+        plan: A plan for a model on a cluster.
+        step_time: Seconds of its step.
+        effort: Work that planning it was given, in seconds of the reference machine.
+        deadline: Seconds on the clock for every change; None: that of the effort.
+
+    Raises:
+        InputError: for a plan of abstract costs, or with a profile.
+    """
+    if plan.model is None or plan.cluster is None or plan.profile is not None:
+        raise InputError("What would help is planned for a MODEL on a --cluster, without a profile.")
+    changes = {change.words: change for change in _changes(plan, effort=THOROUGH * effort, deadline=deadline)}
+    tasks: dict[str, Task] = {words: (change.find, change.problem) for words, change in changes.items()}
+    found = []
+    with side_by_side(tasks) as futures:
+        for words, future in futures.items():
+            change = changes[words]
+            try:
+                solution, seconds = future.result()
+                time = float(verified(words, change.problem, solution, seconds).time)
+            except DebubbleError:
+                time = float("inf")
+            time = min(time, step_time) if change.keeps_plan else time
+            fits = time < float("inf")
+            batch = plan.degrees.global_batch * change.problem.micro_batches / plan.micro_batches
+            found.append(
+                WhatIf(
+                    change=words,
+                    lever=change.lever,
+                    step_time=time if fits else None,
+                    seconds_per_sequence=time / batch if fits else None,
+                )
+            )
+    return tuple(found)
+
+
+def what_if_lines(plan: Plan, step_time: float, changes: tuple[WhatIf, ...]) -> list[str]:
+    """What the changes come to, for people: what each lever brings, and what would help.
+
+    They are compared with the unchanged problem, planned again in the same way, so that a better planner is not taken
+    for a better setting.
+    """
+    batch = plan.degrees.global_batch
+    again = (c.seconds_per_sequence for c in changes if c.change == AGAIN and c.seconds_per_sequence is not None)
+    now = min(step_time / batch, *again, float("inf"))
+
+    def words(change: WhatIf) -> str:
+        if change.step_time is None or change.seconds_per_sequence is None:
+            return f"{change.change}: nothing fits"
+        share = 100 * (change.seconds_per_sequence / now - 1)
+        if abs(share) < 0.05:
+            return f"{change.change}: {change.step_time:.4g} s, nothing faster was found"
+        direction = "slower" if share > 0 else "faster"
+        return f"{change.change}: {change.step_time:.4g} s, {abs(share):.1f}% {direction} per sequence"
+
+    titles = {True: "Without a lever", False: "What would help"}
+    groups = ((title, [words(c) for c in changes if c.lever is lever]) for lever, title in titles.items())
+    return [f"{title} (planned): {'; '.join(told)}." for title, told in groups if told]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Change:
+    words: str
+    problem: Problem
+    find: Callable[[Problem], Solution]
+    lever: bool = False
+    keeps_plan: bool = False
+    """Whether the plan itself is an answer to the changed problem."""
+
+
+def _changes(plan: Plan, *, effort: float, deadline: float | None) -> Iterator[_Change]:
+    cluster = Cluster.from_dict(plan.cluster)
+
+    def problem(cluster: Cluster, micro_batches: int) -> Problem:
+        assert plan.model is not None
+        return problem_of(
+            Model.from_hf(plan.model), cluster, plan.options, micro_batches=micro_batches, pipeline=plan.devices,
+            effort=effort, deadline=deadline,
+        )  # fmt: skip
+
+    same, find = problem(cluster, plan.micro_batches), partial(thorough, names=_planners(plan))
+    yield _Change(words=AGAIN, problem=same, find=find, keeps_plan=True)
+    units = units_of(same)
+    if any(unit.strategy != "none" for stage in plan.partition for unit in stage):
+        kept = tuple(replace(unit, strategies={"none": unit.strategies["none"]}) for unit in units.units)
+        whole = replace(same, workload=ModelUnits(replace(units, units=kept)))
+        yield _Change(words="no recomputation", problem=whole, find=find, lever=True)
+    if plan.schedule.host_steps or any(op.kind is Kind.O for op in plan.schedule.operations):
+        bare = replace(same, workload=ModelUnits(replace(units, offload_bandwidth=None)))
+        yield _Change(words="no offload", problem=bare, find=find, lever=True)
+    if plan.schedule.name != "1f1b":
+        plain = partial(thorough, names=("adapipe",))
+        yield _Change(words="plain 1F1B", problem=replace(same, chunks=1), find=plain, lever=True)
+    if units.memory_limit is not None:
+        limits = tuple(float(limit) * MORE_MEMORY for limit in units.memory_limit)
+        roomy = replace(same, workload=ModelUnits(replace(units, memory_limit=limits)))
+        yield _Change(words="10% more memory", problem=roomy, find=find, keeps_plan=True)
+    if plan.degrees.devices > 1:
+        names = ("link_bandwidth", "network_bandwidth")
+        links = {name: FASTER_LINKS * getattr(cluster.slowest, name) for name in names}
+        faster = problem(Cluster.from_dict({**cluster.to_dict(), **links}), plan.micro_batches)
+        yield _Change(words="links twice as fast", problem=faster, find=find, keeps_plan=True)
+    yield _Change(words="twice the micro-batches", problem=problem(cluster, 2 * plan.micro_batches), find=find)
+    if plan.micro_batches % 2 == 0:
+        yield _Change(words="half the micro-batches", problem=problem(cluster, plan.micro_batches // 2), find=find)
+
+
+def _planners(plan: Plan) -> tuple[str, ...]:
+    """Those that plan a change: the quick ones, and the one that made the plan, if it is not too slow for it."""
+    timed = [c for c in plan.candidates if c.step_time is not None]
+    maker = min(timed, key=lambda c: c.step_time or 0.0).planner if timed else plan.planner
+    quick = ("adapipe", "portfolio")
+    small = plan.devices * plan.micro_batches < LARGE
+    known = maker in planners and maker not in (*quick, "auto")
+    return (*quick, maker) if known and (small or maker in ALSO_LARGE) else quick

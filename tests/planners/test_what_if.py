@@ -1,0 +1,56 @@
+"""What would help is planned: more memory is never slower, and a lever is one that the plan has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import debubble as db
+from debubble.ir import Plan
+from debubble.planners.plan_model import step_time, tail_of
+from debubble.planners.what_if import WhatIf, what_if_lines, what_ifs
+
+
+def planned(planner: str = "adapipe", **options: Any) -> tuple[Plan, float]:
+    plan = db.plan(db.models["llama2-7b"], db.Cluster.parse("2xA100-80GB"), planner=planner, micro_batches=4, **options)
+    timeline = plan.simulate()
+    return plan, float(step_time(timeline, plan.options, tail=tail_of(plan)))
+
+
+def test_every_change_is_planned_and_none_that_keeps_the_plan_is_slower() -> None:
+    plan, step = planned(memory_limit="64GiB")
+    changes = {change.change: change for change in what_ifs(plan, step, effort=0.5)}
+    assert changes["no recomputation"].lever
+    for name in ("10% more memory", "links twice as fast"):
+        faster = changes[name].step_time
+        assert faster is not None
+        assert faster <= step
+    twice, half = changes["twice the micro-batches"], changes["half the micro-batches"]
+    assert twice.seconds_per_sequence is not None
+    assert half.seconds_per_sequence is not None
+    again = changes["nothing changed"].seconds_per_sequence
+    assert again is not None
+    assert again <= step / 4
+    assert twice.seconds_per_sequence < again < half.seconds_per_sequence
+    assert not twice.lever
+
+
+def test_changes_are_told_per_sequence() -> None:
+    plan, step = planned("dapple")
+    without = WhatIf(change="no offload", lever=True, step_time=None, seconds_per_sequence=None)
+    twice = WhatIf(
+        change="twice the micro-batches", lever=False, step_time=1.8 * step, seconds_per_sequence=0.9 * step / 4
+    )
+    lines = what_if_lines(plan, step, (without, twice))
+    assert lines[0] == "Without a lever (planned): no offload: nothing fits."
+    assert lines[1].endswith("10.0% faster per sequence.")
+    assert lines[1].startswith("What would help (planned): twice the micro-batches: ")
+
+
+def test_abstract_costs_have_no_advice() -> None:
+    costs = db.StageCosts.of(stages=2)
+    schedule = db.schedules["1f1b"](devices=2, micro_batches=2)
+    plan = Plan(planner="none", schedule=schedule, costs=costs, lower_bound=0, partition=((), ()))
+    with pytest.raises(db.InputError, match="for a MODEL on a --cluster"):
+        what_ifs(plan, 1.0, effort=1.0)
