@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -15,6 +16,7 @@ from debubble.ir import Kind, Number, Op, Placement, StageCosts, check
 from debubble.ir.lowering.op_costs import OpCosts
 from debubble.search.constructive import list_scheduling
 from debubble.search.constructive.building_blocks import FIRST, BlockCandidate, pattern_of, repeated
+from debubble.search.constructive.dispatch import compiled
 from debubble.search.constructive.list_scheduling import (
     PATIENT,
     STRICT,
@@ -123,6 +125,33 @@ def test_compiled_code_says_the_same(
         assert compiled is plain
     else:
         assert (compiled.orders, compiled.ends) == (plain.orders, plain.ends)
+
+
+def test_a_long_micro_batch_that_is_about_to_be_freed_lends_no_memory() -> None:
+    costs = StageCosts.of(
+        stages=8, backward_weight=[1] * 7 + [6], activation=[2, 14, 2, 2, 2, 2, 2, 2],
+        activation_after_input=[1, 7, 1, 1, 1, 1, 1, 1], micro_batch_scale=[1, 2, 1, 2, 4, 4, 1],
+    )  # fmt: skip
+    room = [None, 128, None, None]
+    scheduler = ListScheduler(Placement.v_shape(4), 7, OpCosts(costs=costs), room)
+    schedule = scheduler.schedule(Greedy(in_turn=False, patience=STRICT))
+    assert schedule is not None
+    assert_simulated_alike(schedule, costs, room)
+
+
+def test_where_numba_is_missing_plain_python_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = StageCosts.of(stages=16, communication=1, activation=2, activation_after_input=1)
+    scheduler = ListScheduler(Placement.v_shape(8), 32, OpCosts(costs=costs), [32] * 8)
+    expected = scheduler.schedule(Greedy())
+    monkeypatch.setitem(sys.modules, "numba", None)
+    compiled.cache_clear()
+    try:
+        schedule = scheduler.schedule(Greedy())
+    finally:
+        compiled.cache_clear()
+    assert schedule is not None
+    assert expected is not None
+    assert schedule.ends == expected.ends
 
 
 def two_devices(rule: OrderFollowing, *, room: int) -> list[str]:

@@ -136,9 +136,11 @@ def leaves_room(a: DispatchInput, s: DispatchState, d: int, stage: int, j: int) 
         later = a.stages_of[k]
         backwards, released = s.count[a.stages + later], s.count[2 * a.stages + later]
         if later > stage and s.count[later] == backwards:
-            needed += a.allocated[later] * a.size_scale[s.count[later]]
+            more = needed + a.allocated[later] * a.size_scale[s.count[later]]
             if a.split and released < backwards:
-                needed -= a.freed[2 * a.stages + later] * a.size_scale[released]
+                more -= a.freed[2 * a.stages + later] * a.size_scale[released]
+            # A W of a longer micro-batch frees more than is needed, but not yet.
+            needed = max(needed, more)
     return needed <= a.room[d]  # type: ignore[no-any-return]
 
 
@@ -348,9 +350,11 @@ def dispatch(a: DispatchInput, r: DispatchRule, s: DispatchState) -> int:
 
 @cache
 def compiled() -> Callable[[DispatchInput, DispatchRule, DispatchState], int]:
-    """Compile `dispatch` and all that it calls; numba keeps the result on disk."""
-    import numba
-
+    """Compile `dispatch` and all that it calls; numba keeps the result on disk.  It is plain where numba is missing."""
+    try:
+        import numba
+    except ImportError:
+        return dispatch
     names = dict(globals())
     for function in _KERNEL:
         assert isinstance(function, FunctionType)

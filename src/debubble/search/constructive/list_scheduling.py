@@ -18,7 +18,7 @@ and memory are those of lowering, so that the order that comes out takes, simula
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -98,15 +98,21 @@ class OrderFollowing:
 
 @dataclass(frozen=True)
 class ListSchedule:
-    """An order of every device's operations, and when they end."""
+    """An order of every device's operations, and when they end.
+
+    Attributes:
+        makespan: Time from the first start to the last end, in the costs' unit.
+        span: Longest time from a device's first start to its own last end.
+        scheduler: The scheduler that made it.
+        numbers: Per device, the numbers of its operations in the order in which they start.
+        times: Per device, when each of them ends, in the scheduler's own unit.
+    """
 
     makespan: Number
     span: Number
     scheduler: ListScheduler
     numbers: tuple[list[Any], ...]
-    """Per device, the numbers of its operations in the order in which they start."""
     times: tuple[list[Any], ...]
-    """Per device, when each of them ends, in the scheduler's unit."""
 
     @cached_property
     def orders(self) -> tuple[tuple[Op, ...], ...]:
@@ -240,9 +246,9 @@ class ListScheduler:
             reserved = [x + y for x, y in zip(forwards, backwards, strict=True)]
             a = a._replace(allocated=[*reserved, *(0 for _ in range(2 * stages))])
         state, operations = _state(a, rule), (2 + a.split) * stages * self.micro_batches
-        run: Callable[[DispatchInput, DispatchRule, DispatchState], int] = dispatch
-        if self._floats_are_exact and operations >= (COMPILED_FROM if "numba" in sys.modules else LOADS_FROM):
-            run = compiled()
+        worthwhile = operations >= (COMPILED_FROM if "numba" in sys.modules else LOADS_FROM)
+        run = compiled() if worthwhile and self._floats_are_exact else dispatch
+        if run is not dispatch:
             a, rule, state = _arrays(a), _arrays(rule), _arrays(state)
         if run(a, rule, state) < operations:
             return None
