@@ -107,6 +107,7 @@ class UnitsFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     communication: int | float = 0
     communication_model: CommunicationModel = "latency"
     offload_bandwidth: int | float | None = None
+    host_memory: int | float | None = None
     host_link: HostLink = "full-duplex"
     link_groups: list[list[int]] = []
     memory_limit: int | float | list[int | float] | None = None
@@ -192,6 +193,7 @@ def units_from_dict(entries: Any) -> Units:
         communication=file.communication,
         communication_model=file.communication_model,
         offload_bandwidth=file.offload_bandwidth,
+        host_memory=file.host_memory,
         host_link=file.host_link,
         link_groups=link_groups_of(file.link_groups),
         memory_limit=None if limit is None else tuple(limit) if isinstance(limit, list) else (limit,),
@@ -228,6 +230,7 @@ def units_to_dict(units: Units) -> dict[str, Any]:
         communication=_plain(units.communication),
         communication_model=units.communication_model,
         offload_bandwidth=_plain(units.offload_bandwidth),
+        host_memory=_plain(units.host_memory),
         host_link=units.host_link,
         link_groups=[list(group) for group in units.link_groups],
         memory_limit=None if units.memory_limit is None else [_plain(limit) for limit in units.memory_limit],

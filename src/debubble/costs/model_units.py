@@ -68,6 +68,7 @@ def model_units(
         units=(*tower, *builder.units()),
         communication=speed.message(builder.boundary, across_nodes=layout.across_nodes),
         offload_bandwidth=speed.hardware.host_bandwidth * speed.hardware.efficiency.host / layout.sharing,
+        host_memory=min(each.host_memory for each in cluster.types) or None,
         host_link=speed.hardware.host_link,
         link_groups=layout.link_groups,
         memory_limit=layout.memory_limit,

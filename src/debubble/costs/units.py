@@ -124,6 +124,8 @@ class Units:
     communication_model: CommunicationModel = "latency"
     offload_bandwidth: Number | None = None
     """Bytes per second of the host link, per direction; None: no offload."""
+    host_memory: Number | None = None
+    """Bytes of the host's memory for each device; None: no limit."""
     host_link: HostLink = "full-duplex"
     link_groups: tuple[tuple[int, ...], ...] = ()
     memory_limit: tuple[Number, ...] | None = None

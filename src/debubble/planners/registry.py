@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from debubble.costs.host_memory import check_host_memory
 from debubble.ir import CandidateSummary, Number
 from debubble.planners.bounds import check_states, lower_bound
-from debubble.planners.problem import Problem, Solution
+from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.registry import Registry
 from debubble.simulator import Timeline, simulate
 
@@ -112,9 +113,12 @@ def verified(name: str, problem: Problem, solution: Solution, solve_seconds: flo
 
     Raises:
         OutOfMemoryError: If the answer does not fit.
+        InfeasibleError: If it keeps more on a host than there is.
         DeadlockError: If its operations wait for each other.
     """
     timeline = simulate(solution.schedule, solution.costs)
+    if isinstance(problem.workload, ModelUnits) and solution.partition is not None:
+        check_host_memory(problem.workload.units, solution.partition, timeline)
     bound = max(solution.lower_bound, lower_bound(problem))
     return Result(
         planner=name,

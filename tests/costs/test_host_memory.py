@@ -1,0 +1,64 @@
+"""The host's memory is a limit for what plans offload to it and for optimizers that it steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import debubble as db
+from debubble.costs import Unit, Units
+from debubble.costs.host_memory import check_host_memory, host_peaks
+from debubble.costs.units import HostStates, Partition, StateBytes, Strategy
+from debubble.ir import InfeasibleError, Op, Placement, Schedule
+
+
+def units(**entries: Any) -> Units:
+    """Four units of 10 bytes of activation, whose optimizer states of 100 bytes the host may have."""
+    one = Unit(
+        type="dense", layer=None, forward=1, backward_input=1, backward_weight=1, static=200,
+        strategies={"none": Strategy(10)}, states=StateBytes(weights=40, gradients=60, optimizer=100),
+        on_host=HostStates(static=100, gradients=30, parameters=20, step=1),
+    )  # fmt: skip
+    return Units(units=(one,) * 4, offload_bandwidth=10, **entries)
+
+
+def timeline(model: Units, orders: list[str]) -> tuple[Partition, db.Timeline]:
+    partition = Partition.cut(model, [2, 2])
+    placement = Placement.linear(2)
+    schedule = Schedule.of("by hand", placement, 2, [[Op.parse(name) for name in order.split()] for order in orders])
+    return partition, db.simulate(schedule, model.stage_costs(partition, placement, on_host=schedule.host_steps))
+
+
+OFFLOADING = ["0F0 0O0 0F1 0O1 0L0 0B0 0L1 0B1", "1F0 1B0 1F1 1B1"]
+
+
+def test_activations_are_on_the_host_from_offload_to_reload() -> None:
+    partition, run = timeline(units(), OFFLOADING)
+
+    assert host_peaks(units(), partition, run) == [40, 0]
+
+
+def test_states_of_hosted_stages_are_on_the_host_throughout() -> None:
+    partition, run = timeline(units(), ["0F0 0F1 0B0 0B1 0D0 0S0 0P0", "1F0 1B0 1F1 1B1"])
+
+    assert host_peaks(units(), partition, run) == [2 * (100 + 30 + 20), 0]
+
+
+def test_a_host_that_is_too_small_refuses_the_plan_with_what_it_lacks() -> None:
+    partition, run = timeline(units(), OFFLOADING)
+    check_host_memory(units(host_memory=40), partition, run)
+
+    with pytest.raises(InfeasibleError, match="Device 0 keeps 40 on its host, which has 39 for it") as refusal:
+        check_host_memory(units(host_memory=39), partition, run)
+    assert refusal.value.missing == 1
+
+
+def test_a_planner_whose_hosts_would_step_more_than_they_hold_is_refused() -> None:
+    cluster = {"devices": "4xA100-80GB", "memory_limit": "8GiB"}
+    given: dict[str, Any] = {"micro_batches": 16, "sequence_length": 4096, "planner": "chronos", "effort": 1.0}
+    model = db.models["llama3.2-1b"]
+    db.plan(model, db.Cluster.from_dict(cluster), **given)
+
+    with pytest.raises(InfeasibleError, match="on its host, which has"):
+        db.plan(model, db.Cluster.from_dict({**cluster, "host_memory": "1GiB"}), **given)
