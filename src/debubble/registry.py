@@ -1,7 +1,8 @@
 """A registry: names -> members, found by importing every module of a folder when first asked.
 
-Adding a schedule, planner, view or exporter is adding one file with a decorated function.  Other distributions add
-theirs by an entry point in the group of the folder's name, whose module registers them when it is imported:
+Adding a schedule, planner, view or exporter is adding one file with a decorated function, or a folder whose
+`__init__.py` imports it; other modules of that folder are loaded when they are needed.  Other distributions add theirs
+by an entry point in the group of the folder's name, whose module registers them when it is imported:
 
     [project.entry-points."debubble.schedules"]
     mine = "my_package.my_schedule"
@@ -17,7 +18,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 from types import ModuleType
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, TypeVar
 
 from debubble.errors import InputError
 
@@ -71,19 +72,14 @@ class Registry(Mapping[str, T], Generic[T]):
             self._loading = True
             try:
                 package = importlib.import_module(self._package)
-                for module in pkgutil.walk_packages(package.__path__, f"{self._package}.", _raise):
-                    importlib.import_module(module.name)
+                for module in pkgutil.iter_modules(package.__path__):
+                    importlib.import_module(f"{self._package}.{module.name}")
                 for entry_point in entry_points(group=self._package):
                     entry_point.load()
                 self._loaded = True
             finally:
                 self._again = set() if self._loaded else set(self._members)
                 self._loading = False
-
-
-def _raise(name: str) -> NoReturn:
-    """Let an import error pass that `walk_packages` is handling, and would swallow."""
-    raise
 
 
 class _Folder(ModuleType, Mapping[str, Any]):

@@ -1,1 +1,7 @@
 """ChronosPipe: the search over its settings."""
+
+from debubble.planners.chronos.planner import chronos
+
+__all__ = [
+    "chronos",
+]

@@ -1,1 +1,7 @@
 """Obscura: the search over recomputation and migration by its step model."""
+
+from debubble.planners.obscura.planner import obscura
+
+__all__ = [
+    "obscura",
+]

@@ -1,1 +1,7 @@
 """ChronosPipe's tables and figures beside ours."""
+
+from debubble.reproduce.chronospipe.report import chronospipe
+
+__all__ = [
+    "chronospipe",
+]

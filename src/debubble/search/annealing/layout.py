@@ -19,7 +19,7 @@ Of every operation the kernel knows four numbers, its facts:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,7 +167,27 @@ def jit(function: C, *, inline: Literal["never", "always"] = "never") -> C:
         from numba import njit
     except ImportError:
         return function
-    return cast("C", njit(cache=True, nogil=True, error_model="numpy", inline=inline)(function))
+    compiled = njit(cache=True, nogil=True, error_model="numpy", inline=inline)(function)
+    _forget_what_cannot_be_read(compiled)
+    return cast("C", compiled)
+
+
+def _forget_what_cannot_be_read(compiled: Any) -> None:
+    """Let a kernel be compiled anew where its file on disk names classes of another version of this package.
+
+    numba reads such a file before it compares its stamp, and passes the error on.
+    """
+    cache = compiled._cache
+    load = cache.load_overload
+
+    def load_or_flush(signature: Any, context: Any) -> Any:
+        try:
+            return load(signature, context)
+        except (AttributeError, ImportError):
+            cache.flush()
+            return None
+
+    cache.load_overload = load_or_flush
 
 
 def inlined(function: C) -> C:
