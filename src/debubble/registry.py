@@ -39,6 +39,7 @@ class Registry(Mapping[str, T], Generic[T]):
         self._lock = threading.RLock()
 
     def add(self, name: str, member: T) -> T:
+        """Register a member under a name that is not taken, and return it."""
         assert name not in self._members or name in self._again, f"{name} is registered twice"
         self._members[name] = member
         return member

@@ -154,8 +154,7 @@ def test_steps_of_narayanan_et_al_on_a100_are_within_5_percent(
 def test_steps_of_llama_7b_at_12k_tokens_are_within_6_percent(
     hardware: str, recompute: str, tokens_per_second: float
 ) -> None:
-    """Megatron-Kwai's minimum demo: 4 devices, 16 sequences, 8 chunks (a tenth of the activations offloaded with
-    `cmb`)."""
+    """Megatron-Kwai's minimum demo: 4 devices, 16 sequences, 8 chunks; `cmb` offloads a tenth of the activations."""
     _, step = run(
         llama(32, 4096, 32, 32, 11008, 32004), Cluster.parse(f"4x{hardware}"),
         RunOptions(sequence_length=12288, zero=1), micro_batches=16, pipeline=4, chunks=8, recompute=recompute,

@@ -163,14 +163,14 @@ def test_equation_1() -> None:
 
 
 def test_equation_2_is_the_cost_of_swapping_all_but_four_blocks() -> None:
-    """lambda = 3, a' beta / B = 3.2, f = 1, r = 0.4: 6.6 in the warm-up (4.2 if k - s = 1), 2.4 in the ending."""
+    """With lambda = 3, a' beta / B = 3.2, f = 1, r = 0.4: 6.6 in the warm-up (4.2 if k - s = 1), 2.4 in the ending."""
     cost = swapping_cost(blocks=3, warm_up=7, periods=0, transfer=3.2, pace=3.2, forward=1, backward=2.4)
     assert [cost.warm_up, cost.steady, cost.ending] == [pytest.approx(6.6), 0, pytest.approx(2.4)]
 
 
 @pytest.mark.parametrize(("stage", "late", "added"), [(1, 6.6, 6.6), (0, 2.4, 0.0), (0, 6.6, 4.2 - 1)])
 def test_a_late_warm_up_first_uses_the_wait_for_the_gradient(stage: int, late: float, added: float) -> None:
-    """p = 4, k = 1, r = 0.4: stage 0 waits (k - s)(2f + r) = 2.4, and one f more than stage 1 in the steady phase."""
+    """With p = 4, k = 1, r = 0.4 stage 0 waits (k - s)(2f + r) = 2.4, in the steady phase an f more than stage 1."""
 
     def step(swapping: list[Swapping]) -> float:
         mu = Configuration(adjusted=2, migrated=4).warm_ups(4, 60)

@@ -235,7 +235,7 @@ def test_swapping_in_the_papers_range_is_hidden_while_a_transfer_takes_a_forward
 
 
 def test_the_three_phases_of_swapping() -> None:
-    """p - k = 3: mu = 7; with lambda = 3 blocks 2..4 leave in the warm-up, 9 blocks in all, 3 return in the ending."""
+    """With p - k = 3, mu is 7; with lambda = 3 blocks 2..4 leave in the warm-up, 9 in all, 3 return in the ending."""
     order = build("obscura", 3, 13, 0, swapped_blocks=3).orders[0]
     names = [f"{op.kind.value}{op.micro_batch}" for op in order]
     assert names[:10] == ["F0", "F1", "F2", "O2", "F3", "O3", "F4", "O4", "F5", "O5"]

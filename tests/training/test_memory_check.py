@@ -64,7 +64,7 @@ def test_where_nothing_takes_less_the_advice_is_other_hardware_or_sizes(plan: An
 
 
 def test_a_real_shortage_is_recognised_and_named() -> None:
-    """torch's own allocator, in a process that may not have more memory."""
+    """The allocator is torch's own, in a process that may not have more memory."""
     program = """
 import resource, torch
 import tests.support.runtime_cases as cases

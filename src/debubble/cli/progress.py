@@ -22,6 +22,7 @@ class SearchProgress:
         self._next = time.monotonic() + 1
 
     def __call__(self, progress: Progress) -> None:
+        """Show this state of the search; where output is piped, at most once a second."""
         now = time.monotonic()
         if not self._terminal and now < self._next:
             return

@@ -148,6 +148,7 @@ class Cluster:
 
     @property
     def count(self) -> int:
+        """The number of devices."""
         return len(self.types)
 
     @property

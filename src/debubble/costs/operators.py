@@ -89,6 +89,7 @@ class Shapes:
 
     @property
     def element(self) -> int:
+        """Bytes per number in the dtype that the run computes in."""
         return self.speed.element
 
 

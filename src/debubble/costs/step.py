@@ -52,6 +52,7 @@ class ParameterBytes:
 
     @property
     def total(self) -> float:
+        """Bytes per parameter of weight, gradient and optimizer state together."""
         return self.weight + self.gradient + self.optimizer
 
     @property

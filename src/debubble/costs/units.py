@@ -79,10 +79,12 @@ class Unit:
 
     @property
     def activation(self) -> Number:
+        """Bytes per micro-batch that the forward keeps for the backward if nothing is recomputed."""
         return self.strategies["none"].activation
 
     @property
     def work(self) -> Number:
+        """Time per micro-batch of the forward and the whole backward."""
         return self.forward + self.backward_input + self.backward_weight
 
 
@@ -94,6 +96,7 @@ class Partition(tuple[tuple[tuple[int, str], ...], ...]):
     """
 
     def __new__(cls, stages: Iterable[Iterable[tuple[int, str]]]) -> Self:
+        """Build the partition from its stages."""
         return super().__new__(cls, map(tuple, stages))
 
     @classmethod

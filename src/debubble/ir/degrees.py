@@ -27,6 +27,7 @@ class Degrees:
 
     @property
     def devices(self) -> int:
+        """The number of devices, the product of the pipeline, tensor, data and context degrees."""
         return self.pipeline * self.tensor * self.data * self.context
 
     @property
@@ -66,6 +67,7 @@ class MemoryParts:
 
     @property
     def total(self) -> float:
+        """Bytes of all parts together."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.workspace
 
 

@@ -72,6 +72,7 @@ class Explanation:
 
     @property
     def tokens_per_second_per_device(self) -> float:
+        """Tokens per second of all devices, divided by their number."""
         return self.tokens_per_second / self.plan.degrees.devices
 
     @property
@@ -87,11 +88,13 @@ class Explanation:
 
     @cached_property
     def model(self) -> Model:
+        """The plan's model, read from the config that the plan has."""
         assert self.plan.model is not None
         return Model.from_hf(self.plan.model)
 
     @cached_property
     def cluster(self) -> Cluster:
+        """The plan's cluster, read from the cluster file that the plan has."""
         assert self.plan.cluster is not None
         return Cluster.from_dict(self.plan.cluster)
 
@@ -121,6 +124,7 @@ class Explanation:
 
     @property
     def memory_is_full(self) -> bool:
+        """True if the fullest device's peak exceeds 95 percent of the memory that a plan may use."""
         return float(self.timeline.peak_memory[self.fullest]) > FULL * self._limit
 
     @cached_property

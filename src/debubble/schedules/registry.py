@@ -43,6 +43,7 @@ class ScheduleEntry:
 
     @property
     def summary(self) -> str:
+        """The first line of the builder's docstring; empty if it has none."""
         return (inspect.getdoc(self.build) or "").splitlines()[0]
 
     def __call__(

@@ -139,9 +139,9 @@ class _DeviceTransfers:
         Admission(replace(schedule, orders=orders), self.costs, self.device, self.base.tables, static, limit).check()
 
     def _with_transfers(self, level: int, *, at_any_price: bool = False) -> tuple[Op, ...]:
-        """Add O and L of the first `level` shares: of the longest-lived stages, every micro-batch and a part of the
-        next stage's.
+        """Add O and L of the first `level` shares.
 
+        These are every micro-batch of the longest-lived stages, and a part of the next stage's.
         `at_any_price`: what would live shortly goes too, and reloads are as late as can be.
         """
         moved = [
@@ -164,8 +164,10 @@ class _DeviceTransfers:
         return tuple(order)
 
     def _load_positions(self, moved: list[tuple[int, int]], *, late: bool) -> dict[int, list[Op]]:
-        """Find for each position the reloads that may start with that operation: the last at which each is still in
-        time, or, `late`, the one before its backward."""
+        """Find for each position the reloads that may start with that operation.
+
+        It is the last operation at which the reload is still in time, or, `late`, the one before its backward.
+        """
         wanted = sorted((self.start[CODE[Kind.I]][s][j], s, j) for s, j in moved)
         loads: dict[int, list[Op]] = {}
         position = len(self.compute) - 1

@@ -76,10 +76,12 @@ class OrderProblem:
 
     @property
     def devices(self) -> int:
+        """The number of devices."""
         return self.placement.devices
 
     @property
     def stages(self) -> int:
+        """The number of stages, S."""
         return self.placement.stages
 
     @cached_property

@@ -67,6 +67,7 @@ class Display(AbstractContextManager["Display"]):
         self._bar.stop()
 
     def show(self, report: StepReport) -> None:
+        """Move the bar to the report's step, and print its validation loss and news; where piped, also some steps."""
         self._bar.update(self._task, completed=report.step, description=str(report))
         if not self._console.is_terminal and (report.step % self._every == 0 or report.step == self._steps):
             self._console.print(f"step {report.step}/{self._steps}   {report}", soft_wrap=True)
@@ -76,6 +77,7 @@ class Display(AbstractContextManager["Display"]):
             self._console.print(sentence, soft_wrap=True)
 
     def say(self, message: str) -> None:
+        """Print a message."""
         self._console.print(message)
 
 

@@ -199,7 +199,7 @@ def candidate(
 
 
 def _seconds_per_byte(stages: Stages, configuration: Configuration, stage: int) -> tuple[float, float]:
-    """beta / B: of one transfer in the slower direction, and while all stages behind the same switch swap."""
+    """The beta / B of one transfer in the slower direction, and while all stages behind the same switch swap."""
     costs = stages.costs
     if not configuration.blocks or stage >= configuration.adjusted or not costs.activation[stage]:
         return 0.0, 0.0

@@ -95,8 +95,10 @@ class Master:
             constraint.only_enforce_if(closed)
 
     def learn_time(self, device: int, opened: Open, load: Sequence[int], time: int | None, *, exactly: bool) -> None:
-        """With no other runs open and at least these layers per run (or exactly these) it takes that long; None: it
-        cannot be."""
+        """Add a cut: with no other runs open and at least (or exactly) this load, the device takes that long or longer.
+
+        `load` is layers per run; a time of None means that the load is impossible.
+        """
         conditions = self._closed(device, opened)
         for run, number in enumerate(load):
             if number > 0:

@@ -49,11 +49,14 @@ class Supplied:
         self._expected = _receives(program, self.rank)
         self._received: Counter[int] = Counter()
 
-    def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[tuple[int, ...]]) -> None: ...
+    def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[tuple[int, ...]]) -> None:
+        """Do nothing: messages that are supplied need no channels."""
 
-    def mesh(self, shape: Mapping[str, int]) -> None: ...
+    def mesh(self, shape: Mapping[str, int]) -> None:
+        """Return None: there are no other ranks that torch's own tools could see."""
 
-    def send(self, tensor: Tensor, to: int, channel: Channel) -> None: ...
+    def send(self, tensor: Tensor, to: int, channel: Channel) -> None:
+        """Drop the message."""
 
     def receive(self, buffer: Tensor, source: int, channel: Channel) -> Tensor:
         """The next message of this source in the program's order, when it has arrived."""
@@ -65,11 +68,14 @@ class Supplied:
         self._supply(op, buffer)
         return buffer
 
-    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None: ...
+    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
+        """Leave this rank's part as the sum."""
 
-    def reduce(self, tensor: Tensor, ranks: tuple[int, ...], *, to: int) -> None: ...
+    def reduce(self, tensor: Tensor, ranks: tuple[int, ...], *, to: int) -> None:
+        """Leave this rank's part as the sum."""
 
-    def broadcast(self, tensor: Tensor, ranks: tuple[int, ...], *, source: int) -> None: ...
+    def broadcast(self, tensor: Tensor, ranks: tuple[int, ...], *, source: int) -> None:
+        """Leave the tensor as it is."""
 
     def gather(self, value: Any) -> list[Any]:
         """This rank's value, as if all had the same; ranks meet so before every step, which begins then."""

@@ -44,6 +44,7 @@ class TensorGroup:
 
     @property
     def size(self) -> int:
+        """The number of ranks in the group."""
         return len(self.ranks)
 
     @property

@@ -88,7 +88,8 @@ class Ranks:
         """Keep the values of replica 0's tensor rank 0 of each pipeline device.
 
         Args:
-            values: One for every rank, by rank."""
+            values: One for every rank, by rank.
+        """
         return [values[self.rank(0, device, 0)] for device in range(self._plan.devices)]
 
     @property

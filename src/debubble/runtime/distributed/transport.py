@@ -52,7 +52,8 @@ class Transport(Protocol):
         The ranks of each dimension are one of the `groups` that are open.
         """
 
-    def send(self, tensor: Tensor, to: int, channel: Channel) -> None: ...
+    def send(self, tensor: Tensor, to: int, channel: Channel) -> None:
+        """Send the tensor to a rank, and return when the message is through."""
 
     def receive(self, buffer: Tensor, source: int, channel: Channel) -> Tensor:
         """Fill the buffer, or answer with the tensor that came."""
@@ -87,6 +88,7 @@ class Distributed:
         self._control = dist.new_group(backend="gloo") if self.size > 1 else None
 
     def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[tuple[int, ...]]) -> None:
+        """Create the process groups of these channels and sums."""
         for channel in channels:
             # Gloo tells a group's messages apart by tags, and every group more polls; NCCL runs all in one order.
             by_tag = self._dist.get_backend() == "gloo" or channel[2] is Channel.NORM
@@ -96,6 +98,7 @@ class Distributed:
                 self._groups[ranks] = self._dist.new_group(list(ranks))
 
     def mesh(self, shape: Mapping[str, int]) -> DeviceMesh:
+        """Build torch's device mesh of all ranks from the process groups that are open."""
         from torch.distributed.device_mesh import DeviceMesh
 
         ranks = torch.arange(self.size).view(*shape.values())
@@ -112,6 +115,7 @@ class Distributed:
         return "cuda" if self._dist.get_backend() == "nccl" else "cpu"
 
     def send(self, tensor: Tensor, to: int, channel: Channel) -> None:
+        """Send the tensor, through the host's memory where Gloo cannot read the device."""
         group = self._channels[self.rank, to, channel]
         with self._reachable(tensor.contiguous(), received=False) as message:
             work = self._dist.isend(message, to, group=group, tag=_TAGS[channel])
@@ -119,6 +123,7 @@ class Distributed:
             work.wait()
 
     def receive(self, buffer: Tensor, source: int, channel: Channel) -> Tensor:
+        """Fill the buffer with the next message of this source and channel, and return it."""
         group = self._channels[source, self.rank, channel]
         with self._reachable(buffer, sent=False) as message:
             work = self._dist.irecv(message, source, group=group, tag=_TAGS[channel])
@@ -127,15 +132,18 @@ class Distributed:
         return buffer
 
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
+        """Sum over these ranks, in place; a single rank's tensor is the sum already."""
         if len(ranks) > 1:
             with self._reachable(tensor) as summed:
                 self._dist.all_reduce(summed, group=self._groups[ranks])
 
     def reduce(self, tensor: Tensor, ranks: tuple[int, ...], *, to: int) -> None:
+        """Sum over these ranks into the tensor of rank `to`."""
         with self._reachable(tensor) as summed:
             self._dist.reduce(summed, to, group=self._groups[ranks])
 
     def broadcast(self, tensor: Tensor, ranks: tuple[int, ...], *, source: int) -> None:
+        """Fill the tensor, in place, with that of rank `source`."""
         with self._reachable(tensor) as message:
             self._dist.broadcast(message, source, group=self._groups[ranks])
 
@@ -153,6 +161,7 @@ class Distributed:
             tensor.copy_(host)
 
     def gather(self, value: Any) -> list[Any]:
+        """Collect every rank's picklable value on every rank, over Gloo."""
         values: list[Any] = [None] * self.size
         if self.size == 1:
             return [value]
@@ -165,23 +174,31 @@ class Alone:
 
     rank, size = 0, 1
 
-    def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[tuple[int, ...]]) -> None: ...
+    def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[tuple[int, ...]]) -> None:
+        """Do nothing: there are no channels."""
 
-    def mesh(self, shape: Mapping[str, int]) -> None: ...
+    def mesh(self, shape: Mapping[str, int]) -> None:
+        """Return None: there is no process group."""
 
     def send(self, tensor: Tensor, to: int, channel: Channel) -> None:
+        """Raise AssertionError: a single rank sends nothing."""
         raise AssertionError("a single rank sends nothing")
 
     def receive(self, buffer: Tensor, source: int, channel: Channel) -> Tensor:
+        """Raise AssertionError: a single rank receives nothing."""
         raise AssertionError("a single rank receives nothing")
 
-    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None: ...
+    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
+        """Leave the tensor, which is the sum already."""
 
-    def reduce(self, tensor: Tensor, ranks: tuple[int, ...], *, to: int) -> None: ...
+    def reduce(self, tensor: Tensor, ranks: tuple[int, ...], *, to: int) -> None:
+        """Leave the tensor, which is the sum already."""
 
-    def broadcast(self, tensor: Tensor, ranks: tuple[int, ...], *, source: int) -> None: ...
+    def broadcast(self, tensor: Tensor, ranks: tuple[int, ...], *, source: int) -> None:
+        """Leave the tensor as it is."""
 
     def gather(self, value: Any) -> list[Any]:
+        """Return this rank's value in a list of one."""
         return [value]
 
 
@@ -194,14 +211,21 @@ class Threads:
     def __init__(self, hub: _Hub, rank: int) -> None:
         self._hub, self.rank, self.size = hub, rank, hub.size
 
-    def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[tuple[int, ...]]) -> None: ...
+    def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[tuple[int, ...]]) -> None:
+        """Do nothing: the hub has a mailbox for every pair of ranks and channel."""
 
-    def mesh(self, shape: Mapping[str, int]) -> None: ...
+    def mesh(self, shape: Mapping[str, int]) -> None:
+        """Return None: the ranks have no process group."""
 
     def send(self, tensor: Tensor, to: int, channel: Channel) -> None:
+        """Put the tensor, not a copy, into the receiver's mailbox, and return at once."""
         self._hub.mail[self.rank, to, channel].put(StreamHandoff.of(tensor.detach()))
 
     def receive(self, buffer: Tensor, source: int, channel: Channel) -> Tensor:
+        """Take the next tensor from the mailbox and return it; `buffer` stays untouched.
+
+        Raises PeerError if the source has failed.
+        """
         sent = self._hub.mail[source, self.rank, channel].get()
         if sent is None:
             raise PeerError(source)
@@ -211,20 +235,24 @@ class Threads:
         return tensor
 
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
+        """Sum over these ranks, in place.  Raises PeerError if a rank has failed."""
         tensor.copy_(torch.stack(self._exchange(tensor, ranks)).sum(0))
 
     def reduce(self, tensor: Tensor, ranks: tuple[int, ...], *, to: int) -> None:
+        """Sum over these ranks into the tensor of rank `to`.  Raises PeerError if a rank has failed."""
         values = self._exchange(tensor, ranks)
         if self.rank == to:
             tensor.copy_(torch.stack(values).sum(0))
 
     def broadcast(self, tensor: Tensor, ranks: tuple[int, ...], *, source: int) -> None:
+        """Fill the tensor with that of rank `source`.  Raises PeerError if a rank has failed."""
         tensor.copy_(self._exchange(tensor, ranks)[ranks.index(source)])
 
     def _exchange(self, tensor: Tensor, ranks: tuple[int, ...]) -> list[Tensor]:
         return [sent.receive() for sent in self._hub.exchange(ranks, self.rank, StreamHandoff.of(tensor.clone()))]
 
     def gather(self, value: Any) -> list[Any]:
+        """Collect every rank's value on every rank.  Raises PeerError if a rank has failed."""
         return self._hub.exchange(tuple(range(self.size)), self.rank, value)
 
     @staticmethod

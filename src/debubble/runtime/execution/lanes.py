@@ -40,19 +40,24 @@ class CpuLanes:
         self.host = host or Memory()
         """The memory that takes offloaded activations."""
 
-    def start_step(self) -> None: ...
+    def start_step(self) -> None:
+        """Do nothing: the lanes share the host's clock."""
 
-    def end_step(self) -> None: ...
+    def end_step(self) -> None:
+        """Do nothing: operations that have returned are done."""
 
     @contextmanager
     def lane(self, lane: Lane, peer: int | None) -> Iterator[None]:
+        """Enter the context in which a thread works for the lane, which changes nothing on the CPU."""
         yield
 
     @contextmanager
     def beside(self, work: Hashable) -> Iterator[None]:
+        """Enter the context of work that belongs to no lane, which changes nothing on the CPU."""
         yield
 
     def mark(self) -> Mark:
+        """Note the present moment in seconds."""
         return Mark(perf_counter())
 
     def wait(self, mark: Mark, *, for_memory: bool) -> None:
@@ -84,6 +89,7 @@ class CudaLanes:
 
     @contextmanager
     def lane(self, lane: Lane, peer: int | None) -> Iterator[None]:
+        """Enter the context in which a thread works for the lane: the device, and the lane's stream."""
         with torch.cuda.device(self.device):
             if lane is Lane.COMPUTE:
                 yield
@@ -109,20 +115,24 @@ class CudaLanes:
             current.wait_stream(stream)
 
     def mark(self) -> Mark:
+        """Record an event in the current stream."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
         return Mark(0.0, event)
 
     def wait(self, mark: Mark, *, for_memory: bool) -> None:
+        """Make the current stream wait for the mark; `for_memory` makes the calling thread wait too."""
         torch.cuda.current_stream(self.device).wait_event(mark.event)
         if for_memory:
             # The allocator hands a block on only when the copy that reads it is over: a wait of the host's.
             mark.event.synchronize()
 
     def catch_up(self) -> None:
+        """Wait until the current stream has done all that it was given."""
         torch.cuda.current_stream(self.device).synchronize()
 
     def seconds(self, marks: list[Mark]) -> list[float]:
+        """Wait until the device is idle, then return the marks in seconds on the host's clock."""
         torch.cuda.synchronize(self.device)
         return [self._origin.time + self._origin.event.elapsed_time(mark.event) / 1e3 for mark in marks]
 

@@ -55,7 +55,8 @@ class Stage:
     Args:
         units: Modules of the stage, in order.
         planned: Type, layer and recomputation strategy of each.
-        ledger: Counts the bytes of saved activations."""
+        ledger: Counts the bytes of saved activations.
+    """
 
     def __init__(self, units: Sequence[UnitModule], planned: Sequence[PlannedUnit], ledger: Ledger) -> None:
         self.units = list(units)
@@ -243,16 +244,19 @@ class MoeStage(Stage):
         self._routings: dict[int, Routing] = {}
 
     def forward(self, j: int, x: Tensor, micro_batch: MicroBatch, *, recomputing: int = 0) -> Tensor:
+        """F: the message to the next stage, or the loss with the auxiliary one behind the last stage."""
         routing, x = self._unpack(x, micro_batch)
         self._routings[j] = routing
         y = super().forward(j, x, replace(micro_batch, routing=routing), recomputing=recomputing)
         return self._pack(y, routing)
 
     def evaluate(self, x: Tensor, micro_batch: MicroBatch) -> Tensor:
+        """Run the units as `forward` does, without keeping anything for a backward."""
         routing, x = self._unpack(x, micro_batch)
         return self._pack(super().evaluate(x, replace(micro_batch, routing=routing)), routing)
 
     def backward(self, j: int, gradient: Tensor, *, split: bool) -> Tensor | None:
+        """B, or I if `split`: the message to the previous stage (None if the stage's input is tokens)."""
         routing = self._routings.pop(j)
         if not self._last:
             gradient, routing.sums = self._balance.unpack(gradient, routing.shape)
@@ -260,6 +264,7 @@ class MoeStage(Stage):
         return None if flowing is None else self._balance.pack(flowing, routing.sums)
 
     def forget(self) -> None:
+        """Let go of all that forwards have left, the routers' sums included."""
         super().forget()
         self._routings.clear()
 

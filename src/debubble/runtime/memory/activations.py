@@ -128,6 +128,7 @@ class SavedStorage:
 
     @property
     def storage(self) -> torch.UntypedStorage:
+        """The storage on the device.  Raises AssertionError while it is elsewhere."""
         assert self._storage is not None, "a saved activation is used while it is not on the device"
         return self._storage
 

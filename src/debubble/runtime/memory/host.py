@@ -33,9 +33,11 @@ class Memory:
     """The host's memory."""
 
     def take(self, size: int) -> Tensor:
+        """Allocate a buffer of `size` bytes."""
         return torch.empty(size, dtype=torch.uint8)
 
-    def give_back(self, buffer: Tensor) -> None: ...
+    def give_back(self, buffer: Tensor) -> None:
+        """Do nothing: the buffer is freed with its last reference."""
 
 
 class Pinned:
@@ -133,6 +135,7 @@ class Files:
             ) from error
 
     def give_back(self, buffer: Tensor) -> None:
+        """Keep the buffer for the next `take` of its size."""
         with self._lock:
             self._free[len(buffer)].append(buffer)
 

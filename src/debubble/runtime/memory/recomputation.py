@@ -25,7 +25,8 @@ Function = Callable[..., Any]
 class Operators(Protocol):
     """The way a unit calls its operators: `op(name, function, *tensors)` returns `function(*tensors)`."""
 
-    def __call__(self, name: str, function: Function, *inputs: Tensor) -> Any: ...
+    def __call__(self, name: str, function: Function, *inputs: Tensor) -> Any:
+        """Return `function(*inputs)`, computed as the operator `name`."""
 
 
 def directly(name: str, function: Function, *inputs: Tensor) -> Any:
@@ -46,6 +47,7 @@ class Tape:
         self._expected: list[tuple[Tensor, SavedStorage]] = []
 
     def __call__(self, name: str, function: Function, *inputs: Tensor) -> Any:
+        """Return `function(*inputs)`, and record the call if the operator is recomputed."""
         if not self._recomputed(name):
             return function(*inputs)
         record = self._recording = _Record(function, [self._keep(t) for t in inputs], [t.requires_grad for t in inputs])

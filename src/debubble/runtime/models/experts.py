@@ -95,6 +95,7 @@ class MoeMlp(UnitModule):
         self.activation = activation(config.activation)
 
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
+        """Map hidden states [rows, length, hidden] to hidden states of the same shape."""
         h = op("norm", self.post_attention_layernorm, x).flatten(0, -2)
         weights, chosen, probabilities = op("router", self._route, h)
         with torch.no_grad():
@@ -112,6 +113,7 @@ class MoeMlp(UnitModule):
         return y.view_as(x) + x
 
     def cuts(self) -> Mapping[str, Cut]:
+        """Divide every expert's inner dimension among the ranks; routers and norms stay whole."""
         inner = self.experts.ffn
         return {"mlp.experts.gate_up_proj": Cut(1, 2 * inner, fused=2), "mlp.experts.down_proj": Cut(2, inner)}
 

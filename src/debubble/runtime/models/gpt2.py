@@ -28,6 +28,7 @@ class Gpt2Embedding(UnitModule):
         self.p = config.embedding_dropout
 
     def forward(self, tokens: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
+        """Map tokens [rows, length] to hidden states [rows, length, hidden]."""
         y: Tensor = op("embedding", self._embed, tokens)
         return self.drop(y, self.p, micro_batch, op, 0)
 
@@ -58,6 +59,7 @@ class Gpt2Attention(UnitModule):
         self.attn = _Gpt2Attention(config)
 
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
+        """Map hidden states [rows, length, hidden] to hidden states of the same shape."""
         h = op("norm", self.ln_1, x)
         q, k, v = op("projections", self._project, h)
         p = self.config.attention_dropout if self.training else 0.0
@@ -98,6 +100,7 @@ class Gpt2Mlp(UnitModule):
         self.p = config.residual_dropout
 
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
+        """Map hidden states [rows, length, hidden] to hidden states of the same shape."""
         h = op("norm", self.ln_2, x)
         (inner,) = op("projections", self._project, h)
         y = op("output", self._output, op("activation", self.activation, inner))

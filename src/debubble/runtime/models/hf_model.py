@@ -43,6 +43,7 @@ class Walk:
         """What the last layer is to return; None: what the first is given."""
 
     def past(self, given: Given) -> Any:
+        """Note a layer's arguments, and return what the model is to go on with in place of the layer's result."""
         self.given.append(given)
         replaced = self.result is not None and len(self.given) == self.layers
         y = self.result if replaced else given.hidden
@@ -199,7 +200,7 @@ def _refusal(config: Mapping[str, Any], why: str) -> InputError:
 
 
 def on_meta(config: Mapping[str, Any], *, dtype: torch.dtype = torch.float32) -> Any:
-    """transformers' causal model of a config that is to run in this dtype, on the meta device.
+    """Make the causal model of a config on the meta device, by transformers, to run in this dtype.
 
     Raises InputError if there is none.
     """

@@ -44,6 +44,7 @@ class HfEmbedding(_HfUnit):
         self.columns = (_path(frame.causal, frame.causal.get_input_embeddings()),)
 
     def call(self, x: Tensor) -> Tensor:
+        """Map tokens [rows, length] to the hidden states that the first layer gets."""
         return self.frame.up_to_layers(x)
 
 
@@ -58,6 +59,7 @@ class HfLayer(_HfUnit):
         )
 
     def call(self, x: Tensor) -> Tensor:
+        """Map hidden states [rows, length, hidden] to the layer's result, the first of a tuple if it returns one."""
         arguments, named = self.surroundings.of(self.layer, x)
         y = self.module(x, *arguments, **named)
         # What some layers return beside them, the model has shown not to need.
@@ -65,6 +67,7 @@ class HfLayer(_HfUnit):
         return hidden
 
     def known_to(self, ledger: Ledger) -> None:
+        """Tell the ledger what is no activation, and pass the ledger on to the layer's surroundings."""
         super().known_to(ledger)
         self.surroundings.ledger = ledger
 
@@ -79,11 +82,13 @@ class HfHead(_HfUnit):
         self.columns = (_path(frame.causal, frame.causal.get_output_embeddings()),)
 
     def divide(self, group: TensorGroup, made: dict[nn.Parameter, nn.Parameter]) -> Mapping[str, Cut]:
+        """Divide the unit as others are, and compute the loss from logits that are divided among the ranks."""
         vocab = len(self.frame.causal.get_output_embeddings().weight)
         self.loss = partial(divided_cross_entropy, group=group, vocab=vocab)
         return super().divide(group, made)
 
     def call(self, x: Tensor) -> Tensor:
+        """Map the last layer's result [rows, length, hidden] to logits [rows, length, vocab]."""
         return self.frame.from_layers(x)
 
 

@@ -30,6 +30,7 @@ class LlamaEmbedding(UnitModule):
         self.scale = config.embedding_scale
 
     def forward(self, tokens: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
+        """Map tokens [rows, length] to hidden states [rows, length, hidden]."""
         y: Tensor = op("embedding", self._embed, tokens)
         return y
 
@@ -71,6 +72,7 @@ class LlamaAttention(UnitModule):
         self._table: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
+        """Map hidden states [rows, length, hidden] to hidden states of the same shape."""
         q, k, v = op("projections", self._project, op("norm", self.input_layernorm, x))
         config = self.config
         core = partial(
@@ -129,6 +131,7 @@ class LlamaMlp(UnitModule):
         self.activation = activation(config.activation)
 
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
+        """Map hidden states [rows, length, hidden] to hidden states of the same shape."""
         h = op("norm", self.post_attention_layernorm, x)
         return self.body(h, op) + x
 
@@ -156,6 +159,7 @@ class GemmaMlp(LlamaMlp):
         self.post_feedforward_layernorm = norm(config)
 
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
+        """Map hidden states [rows, length, hidden] to hidden states of the same shape."""
         h = op("norm", self.pre_feedforward_layernorm, x)
         y: Tensor = op("norm", self.post_feedforward_layernorm, self.body(h, op))
         return y + x

@@ -42,10 +42,12 @@ class ModuleUnit(UnitModule, Deferring):
         return y
 
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
+        """Run the module as the single operator `module`; the last unit returns the loss if there are targets."""
         y: Tensor = op("module", partial(self._run, seed=self.seed(micro_batch, 0)), x)
         return self.loss_of(y, micro_batch, op)
 
     def hf_name(self, name: str) -> str:
+        """A parameter's Hugging Face name, from its name in this unit."""
         return self.prefix + name.removeprefix("module.")
 
     def _run(self, x: Tensor, *, seed: int) -> Tensor:

@@ -47,6 +47,7 @@ class WeightGradients:
         self._ledger, self._queue = ledger, queue
 
     def close(self) -> None:
+        """Compute weight gradients at once from now on."""
         self._ledger, self._queue = None, None
 
     def leave(self, accumulate: Callable[[Tensor, Tensor], None], x: Tensor, gradient: Tensor) -> None:
@@ -118,7 +119,7 @@ def _accumulate(weight: Tensor, bias: Tensor | None, transposed: bool, x: Tensor
 def deferrable_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, *, later: WeightGradients, transposed: bool = False
 ) -> Tensor:
-    """x W^T + b (or x W + b if `transposed`) of parameters; the backward adds to their gradients itself, or later."""
+    """Compute x W^T + b (x W + b if `transposed`); the backward adds to the parameters' gradients itself, or later."""
     return call(_Linear, x, weight, bias, transposed, later)
 
 
@@ -176,6 +177,7 @@ class Linear(Deferring):
         self.scaling = scaling
 
     def forward(self, x: Tensor) -> Tensor:
+        """Map [..., inputs] to [..., outputs], with the adapter's part if the layer has one."""
         y = deferrable_linear(x, self.weight, self.bias, later=self.later, transposed=self.transposed)
         if self.lora_A is None or self.lora_B is None:
             return y
@@ -251,5 +253,5 @@ def _gelu_tanh(x: Tensor) -> Tensor:
 
 
 def capped(x: Tensor, cap: float) -> Tensor:
-    """cap tanh(x / cap): near x while small, never beyond the cap."""
+    """Compute cap tanh(x / cap), which is near x while x is small and never beyond the cap."""
     return torch.tanh(x / cap) * cap

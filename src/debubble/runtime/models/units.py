@@ -103,6 +103,7 @@ class UnitModule(nn.Module):
         ledger.exclude((*self.parameters(), *self.buffers()))
 
     def seed(self, micro_batch: MicroBatch, place: int) -> int:
+        """The seed of the random numbers at one place of this unit in one micro-batch, 32 bits."""
         return zlib.crc32(f"{micro_batch.seed} {self.salt} {place}".encode())
 
     def hf_parameters(self) -> Mapping[str, nn.Parameter]:
@@ -131,10 +132,12 @@ class Head(UnitModule):
         self.loss = cross_entropy
 
     def divide(self, group: TensorGroup, made: dict[nn.Parameter, nn.Parameter]) -> Mapping[str, Cut]:
+        """Divide the unit as others are, and compute the loss from logits that are divided among the ranks."""
         self.loss = partial(divided_cross_entropy, group=group, vocab=self.lm_head.outputs)
         return super().divide(group, made)
 
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
+        """Map hidden states [rows, length, hidden] to the loss; without targets, to logits [rows, length, vocab]."""
         (logits,) = op("projections", self._project, op("norm", self.norm, x))
         if self.cap is not None:
             logits = op("cap", partial(capped, cap=self.cap), logits)
@@ -144,4 +147,5 @@ class Head(UnitModule):
         return self.group.columns(h, self.lm_head)
 
     def hf_name(self, name: str) -> str:
+        """A parameter's Hugging Face name; the final norm has another prefix than `lm_head`."""
         return self.norm_name + name.removeprefix("norm.") if name.startswith("norm.") else name

@@ -208,7 +208,7 @@ def reduce_gradients(made: Schedule, *, group: int) -> Schedule:
 
 
 def delay_rounds(devices: int) -> int:
-    """k of equation (8): rounds by which recomputing chunk 0 in full delays chunk 1's forwards; v = 2, b = 2 f."""
+    """The k of equation (8): rounds by which recomputing chunk 0 in full delays chunk 1's forwards; v = 2, b = 2 f."""
     p = devices
     interval = 3 + 6 * _ceil(p - 3, 6) - p
     longer = _ceil(p - 1, 2) - _ceil(p - 3, 6) - 1

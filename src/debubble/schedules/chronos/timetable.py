@@ -38,6 +38,7 @@ class Rhythm:
 
     @property
     def chunks(self) -> int:
+        """The number of chunks per device, v."""
         return len(self.recompute)
 
 
@@ -53,6 +54,7 @@ class Timetable:
 
     @cached_property
     def period(self) -> int:
+        """The time after which a device's lanes repeat."""
         return self._gaps[-1]
 
     @cached_property
@@ -68,10 +70,12 @@ class Timetable:
         return periods * self.period + self._gaps[at]
 
     def forward_start(self, chunk: int, device: int, micro_batch: int) -> int:
+        """The time at which a forward starts on a device."""
         lane = self.forward_lanes[chunk] + self._lanes_until(micro_batch) + device
         return self.gap(lane) - self.rhythm.backward * device
 
     def backward_start(self, chunk: int, device: int, micro_batch: int) -> int:
+        """The time at which a backward starts on a device, after its recomputation."""
         r = self.rhythm
         gap = self.gap(self.backward_lanes[chunk] + self._lanes_until(micro_batch))
         return gap + r.forward + r.recompute[chunk] - r.backward * device

@@ -160,7 +160,7 @@ def migrated(
 
 
 def most_migrated(devices: int, adjusted: int) -> int:
-    """x = 2(p - k - 1): further forwards would start no earlier."""
+    """The most forwards to migrate, x = 2(p - k - 1): further ones would start no earlier."""
     return 2 * (devices - adjusted) if adjusted else 0
 
 

@@ -196,6 +196,7 @@ class BlockCandidate:
 
     @staticmethod
     def of(genes: Genes) -> BlockCandidate:
+        """Decode genes: slack, the legs' turns and hops, weight first, even, overlap, filling, late."""
         slack, *stretch, weight_first, even, overlap, filling, late = genes
         legs = len(stretch) // 2
         shape = BlockShape(slack, tuple(stretch[:legs]), tuple(stretch[legs:]), weight_first == 1)
@@ -210,6 +211,7 @@ class Neighbours:
     dice: random.Random
 
     def any(self) -> Genes:
+        """Draw every gene: its first choice or a random one, with equal chance."""
         return tuple(self.dice.choice(choice) if self.dice.random() < 0.5 else choice[0] for choice in self._choices)
 
     def near(self, genes: Genes) -> Genes:

@@ -1,5 +1,8 @@
-"""Solving the exact model: an anytime stream with a rising bound, neighbourhoods around an incumbent, and bounds from
-one device at a time."""
+"""Solves the exact model with CP-SAT.
+
+There are an anytime stream with a rising bound, neighbourhoods around an incumbent, and bounds from one device at a
+time.
+"""
 
 from __future__ import annotations
 

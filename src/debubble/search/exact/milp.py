@@ -120,6 +120,7 @@ class MilpModel:
     """N: the first one's reload is counted when the second, a forward, starts."""
 
     def build(self) -> None:
+        """Create the model with its variables, constraints and objective."""
         self.model = mathopt.Model()
         self._add, self._binary = self.model.add_linear_constraint, self.model.add_binary_variable
         problem, costs = self.problem, self.problem.costs

@@ -153,6 +153,7 @@ class StageTimes:
 
     @staticmethod
     def of(problem: OrderProblem) -> StageTimes:
+        """Round the problem's times up to steps of their grid."""
         costs, stages = problem.costs, range(problem.stages)
         compute = (Kind.F, Kind.I, Kind.W) if problem.split else (Kind.F, Kind.B)
         transfers = (Kind.O, Kind.L) if problem.offload else ()

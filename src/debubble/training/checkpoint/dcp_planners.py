@@ -44,11 +44,13 @@ class SavePieces(DefaultSavePlanner):
         self._state = state
 
     def create_local_plan(self) -> SavePlan:
+        """Plan to write each block of this rank's tensors as an item of its own."""
         items = [_write_item(name, piece, block) for name, piece in self._state.items() for block in piece.blocks]
         self.plan = SavePlan(items)
         return self.plan
 
     def lookup_object(self, index: MetadataIndex) -> Tensor:
+        """Return the block of the copy that is being written."""
         # Of the copy that training does not change, not of the live tensor of `state`.
         return _block(self._state[index.fqn]._replace(tensor=self.state_dict[index.fqn]), index)
 
@@ -61,6 +63,10 @@ class LoadPieces(DefaultLoadPlanner):
         self._state = state
 
     def create_local_plan(self) -> LoadPlan:
+        """Plan to read every block of this rank's tensors.
+
+        Raises OtherModelError if the checkpoint lacks a tensor or has it in another shape.
+        """
         assert self.metadata is not None
         items: list[ReadItem] = []
         for name, piece in self._state.items():
@@ -73,6 +79,7 @@ class LoadPieces(DefaultLoadPlanner):
         return LoadPlan(items)
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        """Return the block that is read into, a view of the live tensor."""
         return _block(self._state[index.fqn], index)
 
 

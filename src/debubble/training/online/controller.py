@@ -47,9 +47,14 @@ class Policy:
 class OrderSearch(Protocol):
     """A search that goes on by itself (see `SearchProcess`)."""
 
-    def newest(self) -> Plan | None: ...
-    def failure(self) -> str | None: ...
-    def close(self) -> None: ...
+    def newest(self) -> Plan | None:
+        """The best plan found, if it is newer than at the last call; else None."""
+
+    def failure(self) -> str | None:
+        """The reason why the search has failed, as text; None if it has not."""
+
+    def close(self) -> None:
+        """End the search, even if it is not done."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,8 @@ class SearchProcess:
     Args:
         plan: Where the search starts; its costs are the measured ones.
         effort: Work of the search, in seconds of the reference machine.
-        core: The core that the process computes on; None: any."""
+        core: The core that the process computes on; None: any.
+    """
 
     def __init__(self, plan: Plan, *, effort: float, core: int | None) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="debubble-search-")
