@@ -1,4 +1,4 @@
-"""What can go wrong, as one sentence for the user.  Every error that leaves debubble is a DebubbleError."""
+"""Errors, each one sentence for the user.  Every error that leaves debubble is a DebubbleError."""
 
 from __future__ import annotations
 

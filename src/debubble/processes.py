@@ -1,4 +1,4 @@
-"""How debubble starts Python processes of its own."""
+"""The command that starts debubble's own Python processes."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ def _print(plan: Plan, *, json: bool, details: bool, tokens: float | None, searc
 
 
 def _what_if_dict(changes: Sequence[WhatIf]) -> dict[str, Any]:
-    """What each lever brought, and what would help; both were planned."""
+    """The planned changes for the JSON object: those that take a lever away, and those that are advice."""
     keys = "change", "step_time", "seconds_per_sequence"
     rows = [(each.lever, {key: getattr(each, key) for key in keys}) for each in changes]
     return {
@@ -218,7 +218,7 @@ def _what_if_dict(changes: Sequence[WhatIf]) -> dict[str, Any]:
 
 
 def _explanation_dict(plan: Plan, why: Explanation, tokens: float | None) -> dict[str, Any]:
-    """What a model's plan adds to the JSON object."""
+    """The entries of the JSON object that only a model's plan has."""
     days = {} if tokens is None else {"days": why.days(tokens)}
     return {
         "degrees": plan.degrees.to_dict(),
@@ -234,6 +234,6 @@ def _explanation_dict(plan: Plan, why: Explanation, tokens: float | None) -> dic
 
 
 def _search_dict(search: DegreeSearch) -> dict[str, Any]:
-    """What a search of degrees adds to the JSON object: the best choices, the plan's first, and how many there were."""
+    """The entries of the JSON object on a search of degrees: the best choices, the plan's first, and their counts."""
     counts = {key: value for key, value in asdict(search).items() if key != "configurations"}
     return {"configurations": [asdict(each) for each in search.configurations], "search": counts}

@@ -158,7 +158,7 @@ class Cluster:
 
     @property
     def remark(self) -> str | None:
-        """How devices of several types are treated, as a sentence; None if they are all of one type."""
+        """A sentence on the treatment of devices of several types; None if they are all of one type."""
         names = list(dict.fromkeys(t.name for t in self.types))
         if len(names) == 1:
             return None

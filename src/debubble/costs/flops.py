@@ -1,4 +1,4 @@
-"""How much of its devices' peak a run uses: model FLOPs utilization (PaLM, arXiv 2204.02311, appendix B).
+"""Model FLOPs utilization, the share of its devices' peak that a run uses (PaLM, arXiv 2204.02311, appendix B).
 
 Unlike there, attention counts only the keys that a causal mask or a window leaves.
 """

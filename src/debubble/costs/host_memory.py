@@ -1,4 +1,4 @@
-"""What a plan keeps in its hosts' memory: offloaded activations, and the optimizer states of stages that hosts step."""
+"""Memory of the hosts that a plan uses: offloaded activations, and the optimizer states of stages that hosts step."""
 
 from __future__ import annotations
 

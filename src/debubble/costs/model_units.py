@@ -212,7 +212,7 @@ class _Builder:
                 return self.head()
 
     def _halves(self, layer: int) -> Iterator[Unit]:
-        """Those halves that the layer has."""
+        """Yield the layer's attention and MLP, as far as it has them."""
         described = self.shapes.model.per_layer[layer]
         if described.attention is not None:
             yield self.attention(layer)
@@ -339,7 +339,7 @@ class _Builder:
         )
 
     def per_stage(self) -> dict[str, float]:
-        """What every stage takes beside its units."""
+        """Seconds per step, by name, that every stage takes beside its units."""
         s = self.shapes
         ranks = s.options.data * s.options.context
         latency, _ = s.speed.ring(ranks, beside=beside(s.speed, s.options))
@@ -349,7 +349,7 @@ class _Builder:
     def _step(
         self, parameters: int, experts: int = 0, adapters: int = 0, *, matrices: bool = False
     ) -> dict[str, float]:
-        """What summing gradients and stepping on the device take; whether Muon orthogonalizes its `matrices`."""
+        """Seconds of summing gradients and of stepping on the device; if `matrices`, Muon orthogonalizes them."""
         s = self.shapes
         ranks = s.options.data * s.options.context
         _, bandwidth = s.speed.ring(ranks, beside=beside(s.speed, s.options))
@@ -406,7 +406,7 @@ class _Builder:
         return s.element * parameters / s.options.tensor
 
     def _on_host(self, parameters: int, experts: int = 0, adapters: int = 0) -> HostStates:
-        """With the optimizer on the host, weights and gradients stay; each rank moves its own share of them.
+        """Costs with the optimizer on the host: weights and gradients stay, and each rank moves its own share.
 
         The host steps before the norm of all gradients is known, so it copies what it changes.  Its step takes the time
         of its memory traffic: Muon's products are left out.

@@ -24,7 +24,7 @@ from debubble.models.mixers import Attention, LatentAttention, LinearAttention, 
 
 @dataclass(frozen=True, kw_only=True)
 class Framework:
-    """How a training framework implements the model: what its kernels fuse and what they keep."""
+    """A training framework's way to run the model: what its kernels fuse and what they keep."""
 
     flash: bool = True
     """A fused attention core, which keeps no attention scores."""
@@ -59,7 +59,7 @@ class Operator:
 
 @dataclass(frozen=True, kw_only=True)
 class Shapes:
-    """What every operator needs to know of the run."""
+    """The settings of the run that operators' costs depend on."""
 
     model: ModelConfig
     options: RunOptions
@@ -68,12 +68,12 @@ class Shapes:
 
     @property
     def tokens(self) -> float:
-        """Of one micro-batch on one context-parallel rank."""
+        """Tokens of one micro-batch on one context-parallel rank."""
         return self.options.micro_batch_size * self.options.sequence_length / self.options.context
 
     @property
     def division(self) -> int:
-        """Over how many tensor-parallel ranks the residual stream is divided."""
+        """The number of tensor-parallel ranks that divide the residual stream."""
         return self.options.tensor if self.framework.sequence_parallel else 1
 
     @property
@@ -83,7 +83,7 @@ class Shapes:
 
     @property
     def norm_bytes(self) -> int:
-        """That a norm keeps per number: transformers' own RMSNorm also keeps what it widens to fp32."""
+        """Bytes that a norm keeps per number: transformers' own RMSNorm also keeps what it widens to fp32."""
         eager = self.model.whole_layers and self.model.norm == "rmsnorm" and self.element < 4
         return self.element + 4 * eager
 
@@ -246,7 +246,7 @@ def _recurrence(shapes: Shapes, recurrence: LinearAttention | StateSpace) -> Ite
 
 
 def _end(shapes: Shapes) -> Iterator[Operator]:
-    """What follows a half-layer's products."""
+    """Yield the operators that follow a half-layer's products."""
     if shapes.model.norms_results:
         yield norm(shapes)
     yield dropout(shapes)
@@ -377,13 +377,13 @@ def _chosen(text: str) -> set[str]:
 
 
 def _named(text: str, operators: Sequence[Operator]) -> str:
-    """Those of the operators in `text` that the unit has."""
+    """Keep those of the operators in `text` that the unit has."""
     present = _present(operators)
     return "+".join(name for name in text.split("+") if name in present) or "none"
 
 
 def _present(operators: Sequence[Operator]) -> list[str]:
-    """What the unit can recompute, in the order of computation."""
+    """Names of the operators that the unit can recompute, in the order of computation."""
     having = {op.name for op in operators if op.saved}
     return [name for name in ("norm", "projections", "core", "mlp", "activation", "multiply") if name in having]
 

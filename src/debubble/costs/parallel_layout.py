@@ -1,4 +1,4 @@
-"""Where the ranks of a run are: what forms one pipeline device, and what lies between two."""
+"""The places of a run's ranks: which form one pipeline device, and which links lie between two."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Layout:
 
     @property
     def across_nodes(self) -> bool:
-        """Whether some message between pipeline neighbours leaves its node."""
+        """True if some message between pipeline neighbours leaves its node."""
         return self.ranks * self.pipeline > self.cluster.slowest.devices_per_node
 
     @property

@@ -102,7 +102,7 @@ class Speed:
         return hw.network_latency, min(within, hw.network_bandwidth * hw.efficiency.network * beside)
 
     def message(self, size: float, *, across_nodes: bool) -> float:
-        """From one device to another."""
+        """Seconds that a message of `size` bytes takes from one device to another."""
         hw = self.hardware
         if across_nodes:
             return hw.network_latency + size / (hw.network_bandwidth * hw.efficiency.network)

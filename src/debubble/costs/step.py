@@ -57,7 +57,7 @@ class ParameterBytes:
 
     @property
     def frozen(self) -> ParameterBytes:
-        """Of a parameter that is not trained."""
+        """The bytes of a parameter that is not trained: it has no gradient and no optimizer state."""
         return replace(self, gradient=0, optimizer=0, summed=0)
 
 
@@ -162,7 +162,7 @@ def step_tail(
 
 @dataclass(frozen=True, kw_only=True)
 class StepTail:
-    """What a model's step takes after its pipeline, by what the schedule has done inside the pipeline already."""
+    """The time of a model's step after its pipeline, which depends on what the schedule does inside the pipeline."""
 
     model: ModelConfig
     cluster: Cluster

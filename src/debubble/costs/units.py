@@ -41,7 +41,7 @@ class StateBytes:
 
 @dataclass(frozen=True, kw_only=True)
 class HostStates:
-    """What a unit costs if its optimizer states and its step are the host's."""
+    """Costs of a unit whose optimizer states and step are the host's."""
 
     static: Number
     """Bytes that stay on the device."""
@@ -89,7 +89,7 @@ class Unit:
 
 
 class Partition(tuple[tuple[tuple[int, str], ...], ...]):
-    """Which units form each stage, and how each of them recomputes: per stage its (index, strategy), in model order.
+    """The units of each stage with their strategies of recomputation: per stage (index, strategy), in model order.
 
     Args:
         stages: For every stage, its units as (index in the model, name of its strategy).
@@ -159,12 +159,12 @@ class Units:
 
     @cached_property
     def hostable(self) -> bool:
-        """Whether optimizer states can be offloaded: every unit says what that costs, and there is a link."""
+        """True if optimizer states can be offloaded: every unit says what that costs, and there is a link."""
         return self.offload_bandwidth is not None and all(unit.on_host is not None for unit in self.units)
 
     @cached_property
     def reduces_inside(self) -> bool:
-        """Whether gradients are summed inside the step: it takes time, and room is made by it."""
+        """True if gradients are summed inside the step, which takes time and frees memory."""
         entry = self.stage_entries.get("gradient_reduce", 0)
         return self.divides_gradients and bool(entry or any(unit.gradient_reduce for unit in self.units))
 
@@ -219,7 +219,7 @@ class Units:
 
     @cached_property
     def _summed(self) -> dict[tuple[tuple[int, str], ...], _Sums]:
-        """What `_sums` has computed: planners ask for the same stages thousands of times."""
+        """A cache of `_sums`: planners ask for the same stages thousands of times."""
         return {}
 
     def _sums(self, stage: tuple[tuple[int, str], ...]) -> _Sums:
@@ -234,7 +234,7 @@ class Units:
     def _host_entries(
         self, partition: Sequence[Sequence[tuple[int, str]]], on_host: Collection[int]
     ) -> Mapping[str, list[Number]]:
-        """What the optimizer step of the stages on the host takes."""
+        """Times of offload, step and load of the stages that step on the host, by name and stage."""
         assert self.offload_bandwidth is not None
         hosted = [
             [h for index, _ in stage if s in on_host and (h := self.units[index].on_host)]
@@ -256,7 +256,7 @@ _ADDED = ("gradient_reduce", "optimizer_step")
 
 
 class _Sums(NamedTuple):
-    """What a stage's units come to."""
+    """Sums over a stage's units."""
 
     forward: Number
     backward_input: Number

@@ -37,7 +37,7 @@ _UNNAMED = ("bloom", "gptj", "mpt")
 
 
 def plain_causal_model(model: Mapping[str, Any]) -> str | None:
-    """Why a model is not `model.embed_tokens`, `model.layers`, `model.norm` and `lm_head` in a row; None if it is."""
+    """Say why a model is not `model.embed_tokens`, `.layers`, `.norm` and `lm_head` in a row; None if it is."""
     family = str(model.get("model_type"))
     if family in _OTHERS or family in _UNNAMED or family == "gpt2":
         return f"the base of '{family}' is not embed_tokens, layers and norm"

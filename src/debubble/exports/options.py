@@ -90,7 +90,7 @@ def only_one(option: str, *, target: str) -> Callable[[Plan], Decision]:
 
 
 def scores_kept(target: str) -> str:
-    """Why a plan in fp32 is refused where attention in fp32 is not fused."""
+    """Say why a plan in fp32 is refused where attention in fp32 is not fused."""
     return (
         f"The plan's memory counts on attention that keeps no scores, which {target} has in bf16 and fp16 alone; plan"
         " again with --dtype bf16."

@@ -98,7 +98,7 @@ def _states(plan: Plan, *, target: str, zero: int) -> tuple[str, str]:
 
 
 def require_order(plan: Plan, *, target: str, names: tuple[str, ...]) -> str:
-    """Which of the library's schedules this order is.  Raises ExportError if it is none of `names`."""
+    """Find which of the library's schedules this order is.  Raises ExportError if it is none of `names`."""
     reduced = plan.schedule
     for name in names:
         entry = schedules[name]

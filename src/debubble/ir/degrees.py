@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, order=True, kw_only=True)
 class Degrees:
-    """How a global batch and a model are divided over devices."""
+    """The division of a global batch and a model over devices."""
 
     pipeline: int = 1
     tensor: int = 1
@@ -90,7 +90,7 @@ class ConfigurationSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class DegreeSearch:
-    """What a search of degrees looked at, and the best that it found."""
+    """The record of a search of degrees: how many it looked at, and the best that it found."""
 
     configurations: tuple[ConfigurationSummary, ...]
     """Fastest first; the first is the plan's."""

@@ -1,4 +1,4 @@
-"""Which device holds which stage."""
+"""Placement of stages on devices."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class PlannedUnit:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How a model is run.
+    """Options with which a model is run.
 
     Attributes:
         micro_batch_size: Sequences per micro-batch and replica.
@@ -91,7 +91,7 @@ class CandidateSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What runs where, in which order, and what that was predicted to cost.
+    """A schedule for given devices, the partition of the model, and the predicted costs.
 
     Example:
         >>> plan = db.plan(db.models["llama2-13b"], db.Cluster.parse("8xA100-80GB"), planner="dapple")
@@ -125,7 +125,7 @@ class Plan:
 
     @property
     def degrees(self) -> Degrees:
-        """How the plan divides model and batch over the devices."""
+        """The division of model and batch over the devices."""
         o = self.options
         return Degrees(
             pipeline=self.devices, tensor=o.tensor, data=o.data, context=o.context, expert=o.expert, zero=o.zero,

@@ -42,7 +42,7 @@ class TracePhase(NamedTuple):
 
 
 class MemorySample(NamedTuple):
-    """From `time` (seconds) on, the device holds that many bytes, static memory included."""
+    """The bytes that a device holds from `time` (seconds) on, static memory included."""
 
     device: int
     time: float

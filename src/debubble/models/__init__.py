@@ -1,4 +1,4 @@
-"""What a model is made of: configs, families, layers, known models.  Free of torch."""
+"""Descriptions of models: configs, families, layers, known models.  Free of torch."""
 
 from debubble.models.config import Experts, ModelConfig
 from debubble.models.known import models, named_model

@@ -55,7 +55,7 @@ class Layer:
 
     @property
     def window(self) -> int | None:
-        """How many tokens back its attention reaches, the token itself included; None: all."""
+        """The number of tokens that its attention reaches back, the token itself included; None: all."""
         return self.attention.window if isinstance(self.attention, Attention) else None
 
 
@@ -152,7 +152,7 @@ class ModelConfig:
 
     @property
     def units(self) -> tuple[PlannedUnit, ...]:
-        """What partitioning moves, in model order.
+        """The units that partitioning moves, in model order.
 
         Layers of a vision tower, embedding, two half-layers (or one whole) per layer, modules that predict further
         tokens, head.
@@ -170,17 +170,17 @@ class ModelConfig:
 
     @property
     def is_gpt2(self) -> bool:
-        """Whether positions are learned, as in GPT-2."""
+        """True if positions are learned, as in GPT-2."""
         return self.positions > 0
 
     @property
     def dropout(self) -> bool:
-        """Whether any result is dropped in training."""
+        """True if any result is dropped in training."""
         return any((self.embedding_dropout, self.attention_dropout, self.residual_dropout))
 
     @property
     def remark(self) -> str | None:
-        """What one should know of its costs."""
+        """Sentences that a reader of its costs should know; None if there are none."""
         remarks = []
         if self.whole_layers and all(isinstance(layer.attention, Attention) for layer in self.per_layer):
             remarks.append(
@@ -242,7 +242,7 @@ class ModelConfig:
                 return 0
 
     def is_moe(self, layer: int) -> bool:
-        """Whether a layer has a mixture of experts."""
+        """Tell whether a layer has a mixture of experts."""
         return isinstance(self.per_layer[layer].mlp, Experts)
 
     @property

@@ -90,7 +90,7 @@ def _check_layers(config: Entries) -> None:
 
 
 def _shares_all_keys(config: Entries) -> bool:
-    """Whether all heads have one key and value (Falcon, unless it says how many)."""
+    """Tell whether all heads share one key and value (Falcon, unless it says how many there are)."""
     return bool(config.entries.get("multi_query")) and not config.entries.get("new_decoder_architecture")
 
 

@@ -1,4 +1,4 @@
-"""What mixes the tokens of a layer: attention of several kinds, linear attention, state spaces."""
+"""Mixers of a layer's tokens: attention of several kinds, linear attention, state spaces."""
 
 from __future__ import annotations
 

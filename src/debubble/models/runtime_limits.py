@@ -1,4 +1,4 @@
-"""What debubble's own runtime cannot run, as planning says it and as the runtime refuses it."""
+"""Limits of debubble's own runtime, as planning says it and as the runtime refuses it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROPES = ("default", "linear", "llama3")
 
 
 def beyond_runtime(options: RunOptions, model: Mapping[str, Any] | None) -> str | None:
-    """Why the runtime cannot run a plan with these options, as one sentence; None if it can.
+    """Say in one sentence why the runtime cannot run a plan with these options; None if it can.
 
     Args:
         options: How the plan's model is run.
@@ -52,7 +52,7 @@ def check_units(model: ModelConfig) -> None:
 
 
 def _missing_in_units(model: ModelConfig) -> str | None:
-    """What the runtime's units lack for the model."""
+    """Say what the runtime's units lack for the model; None if they lack nothing."""
     if model.vision is not None:
         return "it has no vision towers: make the plan for the model's text_config to train that alone."
     if model.mtp_layers:

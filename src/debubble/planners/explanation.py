@@ -1,4 +1,4 @@
-"""Why a plan's step takes what it takes: throughput, memory by part, where the seconds go, and what binds."""
+"""Explanation of a plan's step: throughput, memory by part, where the seconds go, and what binds."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class CauseSeconds:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a model's plan comes to.
+    """Figures that explain a model's plan.
 
     Args:
         plan: A plan for a model on a cluster.
@@ -62,12 +62,12 @@ class Explanation:
 
     @property
     def tokens(self) -> int:
-        """Per step."""
+        """Tokens per step."""
         return self.plan.degrees.global_batch * self.plan.options.sequence_length
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all devices together."""
+        """Tokens per second of all devices together."""
         return self.tokens / self.step_time
 
     @property
@@ -129,7 +129,7 @@ class Explanation:
 
     @cached_property
     def causes(self) -> tuple[CauseSeconds, ...]:
-        """Where the seconds of a step go, on average over the devices, largest first; they sum to the step.
+        """The seconds of a step by cause, on average over the devices, largest first; they sum to the step.
 
         Collectives are what units take more than with links of no latency and endless bandwidth.
         """
@@ -160,7 +160,7 @@ class Explanation:
 
     @property
     def binding(self) -> str:
-        """What binds, as a sentence."""
+        """A sentence that says what binds."""
         full = "full" if self.memory_is_full else "not full"
         used = f"memory is {full} ({100 * float(self.timeline.peak_memory[self.fullest]) / self._limit:.0f}%)"
         seconds = {each.cause: each.seconds for each in self.causes}

@@ -1,4 +1,4 @@
-"""What planners are asked for a model on a cluster."""
+"""The problem that planners solve for a model on a cluster."""
 
 from __future__ import annotations
 
@@ -53,5 +53,5 @@ def pipeline_devices(cluster: Cluster, options: RunOptions, pipeline: int | None
 
 
 def objective_of(options: RunOptions) -> Objective:
-    """What planners minimise."""
+    """The objective that planners minimise: the span if devices do not wait for each other's updates."""
     return "span" if options.post_validation else "makespan"

@@ -1,4 +1,4 @@
-"""From a problem, or a model on a cluster, to a Plan."""
+"""Makes a Plan for a problem, or for a model on a cluster."""
 
 from __future__ import annotations
 
@@ -158,12 +158,12 @@ def undo_bytes(plan: Plan) -> list[Number]:
 
 
 def step_time(timeline: Timeline, options: RunOptions, *, tail: float) -> Number:
-    """Of a whole step: with post-validation devices wait for each other no more, and the longest span counts."""
+    """The time of a whole step: the pipeline's, and the `tail` behind it."""
     return pipeline_time(timeline, options) + tail
 
 
 def pipeline_time(timeline: Timeline, options: RunOptions) -> Number:
-    """What of it is the pipeline's."""
+    """The pipeline's time: with post-validation the longest span, as devices wait for each other no more."""
     return timeline.makespan if objective_of(options) == "makespan" else timeline.span
 
 

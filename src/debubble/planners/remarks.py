@@ -1,4 +1,4 @@
-"""What a reader of a plan's figures has to know: how they were made, what will not run, what is amiss."""
+"""Remarks for the reader of a plan's figures: how they were made, what will not run, what is amiss."""
 
 from __future__ import annotations
 

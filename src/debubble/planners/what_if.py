@@ -1,4 +1,4 @@
-"""What each lever of a plan brought, and what would help: every change is planned, none is guessed.
+"""Gains of a plan's levers, and changes that would help: every change is planned, none is guessed.
 
 A change is planned by the quick plan, AdaPipe, the portfolio and the planner that made the plan, with a tenth of the
 effort each, side by side.  A plan stays feasible with more memory or faster links, so a search that finds nothing
@@ -84,7 +84,7 @@ def what_ifs(plan: Plan, step_time: float, *, effort: float, deadline: float | N
 
 
 def what_if_lines(plan: Plan, step_time: float, changes: tuple[WhatIf, ...]) -> list[str]:
-    """What the changes come to, for people: what each lever brings, and what would help.
+    """Say in lines for people what each lever brings, and what would help.
 
     They are compared with the unchanged problem, planned again in the same way, so that a better planner is not taken
     for a better setting.
@@ -155,7 +155,7 @@ def _changes(plan: Plan, *, effort: float, deadline: float | None) -> Iterator[_
 
 
 def _planners(plan: Plan) -> tuple[str, ...]:
-    """Those that plan a change: the quick ones, and the one that made the plan, if it is not too slow for it."""
+    """The planners of a change: the quick ones, and the one that made the plan, if it is not too slow for it."""
     timed = [c for c in plan.candidates if c.step_time is not None]
     maker = min(timed, key=lambda c: c.step_time or 0.0).planner if timed else plan.planner
     quick = ("adapipe", "portfolio")

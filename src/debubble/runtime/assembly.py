@@ -151,7 +151,7 @@ def balance_of(plan: Plan) -> Balance | None:
 
 
 def may_pad(plan: Plan) -> bool:
-    """Whether an attention mask that hides the end of rows changes nothing before it.
+    """Tell whether an attention mask that hides the end of rows changes nothing before it.
 
     Attention is causal and each position passes the rest alone in the units that are our own; but an auxiliary loss of
     routers counts all positions, and of other modules nothing is known.

@@ -36,7 +36,7 @@ class DeviceMemoryError(DebubbleError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether torch's allocator for the GPU or for the CPU raised this."""
+    """Tell whether torch's allocator for the GPU or for the CPU raised this."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 

@@ -149,7 +149,7 @@ def decode_options(argument: str, kind: type[T]) -> T:
 
 
 def is_torchrun_rank() -> bool:
-    """Whether this process is already a rank, started by torchrun."""
+    """Tell whether this process is already a rank, started by torchrun."""
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
 
 

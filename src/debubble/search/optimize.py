@@ -97,7 +97,7 @@ class _Optimizer:
 
     @property
     def frees_memory(self) -> bool:
-        """Whether an activation may leave memory between its forward and its backward."""
+        """True if an activation may leave memory between its forward and its backward."""
         return self.problem.offload or self.problem.recompute
 
     @property
@@ -107,7 +107,7 @@ class _Optimizer:
 
     @property
     def tries_patterns(self) -> bool:
-        """Whether a periodic middle may be a better start than the constructed ones."""
+        """True if a periodic middle may be a better start than the constructed ones."""
         many = self.problem.micro_batches > LONG * self.problem.stages
         return self.pairs >= LARGE and (many or not self.problem.offload)
 

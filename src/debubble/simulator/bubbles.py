@@ -1,4 +1,4 @@
-"""Why a device's compute lane stands idle, moment by moment, and the critical path.
+"""Causes of a compute lane's idle time, moment by moment, and the critical path.
 
 An idle moment is explained by the chain of operations that the device's next operation waits for: whatever runs on
 that chain at that moment is what the device waits for.  From it the cause follows:
@@ -26,7 +26,7 @@ from debubble.simulator.timeline import WORK, TimedOperation, Timeline
 
 
 class Cause(Enum):
-    """Why the compute lane is idle."""
+    """The cause for which the compute lane is idle."""
 
     WARM_UP = "warm-up"
     COOL_DOWN = "cool-down"

@@ -96,7 +96,7 @@ TRAINING_RATE, FINE_TUNING_RATE = 3e-3, 1e-5
 
 
 def rate_remark(options: TrainOptions) -> str | None:
-    """Which learning rate was chosen because the run starts from loaded weights, if it was."""
+    """Say which learning rate was chosen because the run starts from loaded weights; None if none was."""
     if not options.load or options.learning_rate is not None:
         return None
     return f"The learning rate's peak is {FINE_TUNING_RATE:g}, as the weights are loaded: choose another with --lr."
@@ -182,7 +182,7 @@ def _check_numbers(options: TrainOptions) -> None:
 
 
 def validates_after(wanted: bool | None, plan: Plan) -> bool:
-    """Whether devices update before the norm is known; unless told, if the plan is made for it.
+    """Tell whether devices update before the norm is known: `wanted`, or if that is None, what the plan is made for.
 
     Steps on the host do so in any case: the host has room for the copies that take them back.  Raises InputError if
     the plan has no room for the devices' copies, or if it steps stages on its devices and may not.

@@ -43,7 +43,7 @@ class TrainingSummary:
     """Switches of the schedule in an online run."""
 
     def render(self) -> RenderableType:
-        """For people."""
+        """Render the report for people."""
         first, last = self.reports[0], self.reports[-1]
         trained = (
             f"Loss {first.loss:.3f} at step {first.step}, {last.loss:.3f} at step {last.step};"
@@ -58,7 +58,7 @@ class TrainingSummary:
         return Group(Text(trained, style="bold"), *saved, Text(), render(self.comparison))
 
     def as_dict(self) -> dict[str, Any]:
-        """For `--json`."""
+        """The report as `--json` prints it."""
         return {
             "steps": self.reports[-1].step,
             "losses": [report.loss for report in self.reports],

@@ -298,7 +298,7 @@ class TrainingRun:
         )
 
     def _every(self, interval: int) -> bool:
-        """Whether this step is one of every so many, or the last."""
+        """Tell whether this step is one of every so many, or the last."""
         return self.step % interval == 0 or self.step == self.options.steps
 
     def _progress(self) -> RunProgress:

@@ -152,7 +152,7 @@ class Scene:
         return max([most, *(float(limit) for limit in self.limits if limit is not None and limit <= FAR * most)])
 
     def chunk_of(self, stage: int) -> int:
-        """Which of its device's stages this is, counted from 0."""
+        """The stage's index among its device's stages, counted from 0."""
         placement = self.timeline.program.schedule.placement
         return placement.stages_of[placement.device_of[stage]].index(stage)
 

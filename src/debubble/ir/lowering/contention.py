@@ -1,4 +1,4 @@
-"""Where lanes are shared between devices, lowering fixes who goes first, by arrival.
+"""Lanes that devices share: lowering fixes who goes first, by arrival.
 
 Two cases: `blocking` messages, which take both ends' compute lanes, and link groups, whose devices share a host
 link.  Both run the schedule once with its costs and record the order.

@@ -30,7 +30,7 @@ Fit = Literal["yes", "with recomputation", "no"]
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """What the fullest device of a pipeline needs, keeping everything and recomputing everything."""
+    """Memory that the fullest device of a pipeline needs, keeping everything and recomputing everything."""
 
     degrees: Degrees
     kept: MemoryParts
@@ -40,7 +40,7 @@ class Footprint:
 
     @property
     def fits(self) -> Fit:
-        """Whether 1F1B fits: as it is, with recomputation, or not at all."""
+        """The way in which 1F1B fits: `yes` as it is, `with recomputation`, or `no`."""
         if self.kept.total <= self.limit:
             return "yes"
         return "with recomputation" if self.recomputed.total <= self.limit else "no"
@@ -66,7 +66,7 @@ def footprint(degrees: Degrees, problem: Problem) -> Footprint:
 
 
 def too_large(problem: Problem) -> str | None:
-    """Why no plan at all fits, whatever it recomputes, offloads or leaves to the host, as a sentence; None if one may.
+    """Say why no plan fits, whatever it recomputes, offloads or leaves to the host; None if one may.
 
     The states must fit on all devices together, and each unit beside its own whole activation, which its backward has
     on the device even if it was recomputed or offloaded; a pipeline of one device holds all states at that moment.
@@ -88,7 +88,7 @@ def too_large(problem: Problem) -> str | None:
 
 
 def peak_parts(problem: Problem, solution: Solution, peaks: Sequence[Number]) -> list[MemoryParts]:
-    """What each device holds at its peak, for an answer to a model's problem; `peaks` are bytes per device."""
+    """Divide each device's peak into parts, for an answer to a model's problem; `peaks` are bytes per device."""
     assert solution.partition is not None
     return parts_at_peak(units_of(problem), solution.partition, solution.schedule, solution.costs, peaks)
 
@@ -96,7 +96,7 @@ def peak_parts(problem: Problem, solution: Solution, peaks: Sequence[Number]) ->
 def parts_at_peak(
     units: Units, partition: Partition, schedule: Schedule, costs: StageCosts, peaks: Sequence[Number]
 ) -> list[MemoryParts]:
-    """What each device holds at its peak; what is neither state nor workspace is activations.
+    """Divide each device's peak into parts; what is neither state nor workspace is activations.
 
     Args:
         units: The model's units.

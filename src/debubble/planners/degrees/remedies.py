@@ -1,4 +1,4 @@
-"""What to change where nothing fits: changes that were tried, and do."""
+"""Changes that help where nothing fits: each was tried, and fits."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def nothing_fits(job: Job, reason: str) -> InfeasibleError:
 
 
 def states_sentence(job: Job) -> str:
-    """What the model's states take on all devices together, undivided, and what there is."""
+    """Say what the model's undivided states take, and what all devices together have."""
     options = replace(job.options, tensor=1, data=1, context=1, expert=1, zero=0, micro_batch_size=1)
     units = model_units(job.model, job.cluster, options, pipeline=job.cluster.count).units
     states = sum(float(unit.static) for unit in units)

@@ -53,7 +53,7 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a search of degrees is."""
+    """The progress of a search of degrees."""
 
     stage: str
     """`Ruling out by memory`, `Ranking`, or `Planning the best`."""

@@ -30,7 +30,7 @@ ZERO_LEVELS = (1, 2, 3)
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is to be trained on which devices: all of a plan but its degrees."""
+    """A model to train on given devices: all of a plan's inputs but its degrees."""
 
     model: Model
     cluster: Cluster
@@ -65,7 +65,7 @@ class Job:
         )  # fmt: skip
 
     def problem(self, degrees: Degrees, *, effort: float | None = None) -> Problem:
-        """What planners are asked for these degrees.  Raises InputError if they do not fit the job."""
+        """The problem that planners solve for these degrees.  Raises InputError if they do not fit the job."""
         return problem_of(
             self.model, self.cluster, self.run_options(degrees), micro_batches=degrees.micro_batches,
             pipeline=degrees.pipeline, chunks=degrees.chunks, effort=self.effort if effort is None else effort,

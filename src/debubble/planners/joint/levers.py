@@ -21,7 +21,7 @@ from debubble.planners.problem import ModelUnits, Problem, Solution
 
 @dataclass(frozen=True)
 class Point:
-    """What is chosen for one number of chunks and one placement.
+    """The choices for one number of chunks and one placement.
 
     Attributes:
         counts: Units per stage.

@@ -55,7 +55,7 @@ class StageTable(NamedTuple):
 
 
 class ListSchedule(NamedTuple):
-    """What the scheduler has made: the time of the step, and the operations in the order of their decision.
+    """The scheduler's result: the time of the step, and the operations in the order of their decision.
 
     Attributes:
         makespan: Time of the step; infinite if it got stuck.

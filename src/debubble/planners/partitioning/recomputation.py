@@ -19,7 +19,7 @@ from debubble.simulator import Repricer
 
 @dataclass(frozen=True)
 class Increment:
-    """One more unit (or whole stage) that recomputes more.
+    """A step of one unit (or whole stage) to more recomputation.
 
     Attributes:
         stage: The stage.

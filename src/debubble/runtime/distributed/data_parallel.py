@@ -45,7 +45,7 @@ class Replicas:
         return self._part(tensor, self.transport.rank) if self.divided else tensor
 
     def rows(self, of: int) -> range:
-        """Which of so many rows are this replica's; all of them if not divided."""
+        """The rows among `of` that are this replica's; all of them if they are not divided."""
         return self._rows(of, self.transport.rank) if self.divided else range(of)
 
     def gather(self, tensor: Tensor) -> None:
@@ -92,7 +92,7 @@ def check_divided(optimizer: Optimizer) -> None:
 
 
 def check_before_steps(owner: object, rows: Iterable[nn.Parameter]) -> None:
-    """As long as `owner` lives, check every optimizer of these rows before its first step: also a user's own."""
+    """Check every optimizer of these rows, also a user's own, before its first step, as long as `owner` lives."""
     known = frozenset(map(id, rows))
     checked: WeakSet[Optimizer] = WeakSet()
 

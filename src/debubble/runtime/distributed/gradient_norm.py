@@ -46,7 +46,7 @@ class PartialSums:
 
     @property
     def finite(self) -> bool:
-        """Whether no gradient has an inf or NaN."""
+        """True if no gradient has an inf or NaN."""
         return math.isfinite(self.squares)
 
     def scale(self, max_norm: float) -> float:
@@ -57,7 +57,7 @@ class PartialSums:
         return min(1.0, max_norm / (self.norm + 1e-6)) if self.finite else 1.0
 
     def harmless(self, max_norm: float) -> bool:
-        """Whether gradients may be used as they are, for all that is known."""
+        """Tell whether gradients may be used as they are, for all that is known."""
         return self.finite and self.scale(max_norm) == 1.0
 
     def to_tensor(self) -> Tensor:
@@ -85,12 +85,12 @@ class NormRelay:
 
     @property
     def last(self) -> bool:
-        """Whether this rank is the last, which knows all in its turn."""
+        """True if this rank is the last, which knows all in its turn."""
         return self._at + 1 == len(self._ranks)
 
     @property
     def alone(self) -> bool:
-        """Whether the pipeline is one rank."""
+        """True if the pipeline is one rank."""
         return len(self._ranks) == 1
 
     def take_turn(

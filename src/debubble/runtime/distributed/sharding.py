@@ -1,4 +1,4 @@
-"""Which part of a tensor a rank holds, as blocks of the whole and as torch's DTensor.
+"""The part of a tensor that a rank holds, as blocks of the whole and as torch's DTensor.
 
 Optimizers, checkpoints and users see DTensors where ranks divide layers.  Units compute with the plain shards that
 these consist of: a stage keeps, drops, moves and defers storages, of which a DTensor has none of its own, and its

@@ -49,7 +49,7 @@ class TensorGroup:
 
     @property
     def part(self) -> int:
-        """Which of them this rank is."""
+        """This rank's index in the group."""
         return self.ranks.index(self.transport.rank)
 
     def sum(self, tensor: Tensor) -> Tensor:

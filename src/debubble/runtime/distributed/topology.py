@@ -94,7 +94,7 @@ class Ranks:
 
     @property
     def shares_table(self) -> bool:
-        """Whether another rank has a copy of this one's tied table."""
+        """True if another rank has a copy of this one's tied table."""
         return self.transport.rank in self.tied
 
     def sum_over_replicas(self, tensor: Tensor) -> None:

@@ -37,7 +37,7 @@ from debubble.runtime.streams import used_here
 
 @dataclass
 class StepState:
-    """In-flight tensors of one step: inputs, gradients, messages, offloaded buffers."""
+    """The tensors of one step in flight: inputs, gradients, messages, offloaded buffers."""
 
     tokens: list[Tensor]
     """Input of the first stage per micro-batch, [rows, length]."""

@@ -99,7 +99,7 @@ class CudaLanes:
 
     @contextmanager
     def beside(self, work: Hashable) -> Iterator[None]:
-        """For work that is no lane's: on a stream of its own, which no lane waits for."""
+        """Enter the context of work that belongs to no lane: it gets a stream of its own, which no lane waits for."""
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream(work)):
             yield
 

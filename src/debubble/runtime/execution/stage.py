@@ -35,7 +35,7 @@ OPERATORS = {
 
 
 def recomputed_operators(strategy: str) -> Callable[[str], bool]:
-    """Which operators a strategy (see `PlannedUnit.strategy`) recomputes.  Raises InputError for an unknown one."""
+    """Read which operators a strategy (`PlannedUnit.strategy`) recomputes.  Raises InputError for an unknown one."""
     if strategy == "full":
         return lambda _: True
     words = [] if strategy == "none" else strategy.split("+")

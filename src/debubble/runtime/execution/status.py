@@ -25,7 +25,7 @@ class LaneStatus(NamedTuple):
 
     @property
     def waits(self) -> bool:
-        """Whether it can only go on when something else has happened."""
+        """True if it can only go on when something else has happened."""
         return self.awaited is not None or self.instruction.lane in MESSAGES or self.instruction.peer is not None
 
 
@@ -86,12 +86,12 @@ class RankStatus:
 
     @property
     def local(self) -> bool:
-        """Whether the rank waits for no other rank."""
+        """True if the rank waits for no other rank."""
         lanes = list(self._lanes.values())
         return any(not lane.waits for lane in lanes) if lanes else self._phase_is_local
 
     def __str__(self) -> str:
-        """Such as `waits in 1B0, micro-batch 0, for 1RECV_B0 from device 2`: the compute lane, else another one."""
+        """Name the compute lane's status, else another's: `waits in 1B0, micro-batch 0, for 1RECV_B0 from device 2`."""
         lanes = sorted(self._lanes.items(), key=lambda item: (item[0][0] is not Lane.COMPUTE, not item[1].waits))
         return str(lanes[0][1]) if lanes else self._phase
 

@@ -44,7 +44,7 @@ class Ledger:
         self._excluded.update(map(address, tensors))
 
     def excludes(self, tensor: Tensor) -> bool:
-        """Whether the tensor's storage is no activation of this device.
+        """Tell whether the tensor's storage is no activation of this device.
 
         An empty tensor has none, and kernels keep a random seed on the host.
         """
@@ -79,11 +79,11 @@ class Ledger:
         return None if known is None else known()
 
     def know(self, at: int, saved: SavedStorage) -> None:
-        """From now on, `saved` stands for the storage at this address."""
+        """Let `saved` stand for the storage at this address from now on."""
         self._known[at] = weakref.ref(saved)
 
     def forget(self, at: int, saved: SavedStorage) -> None:
-        """From now on, `saved` does not stand for the storage at this address."""
+        """Let `saved` no longer stand for the storage at this address."""
         if self.find(at) is saved:
             del self._known[at]
 
@@ -123,7 +123,7 @@ class SavedStorage:
 
     @property
     def on_device(self) -> bool:
-        """Whether it is on the device."""
+        """True if the storage is on the device."""
         return self._storage is not None
 
     @property

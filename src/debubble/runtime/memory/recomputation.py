@@ -110,11 +110,11 @@ class _Record:
 
     @property
     def needed(self) -> bool:
-        """Whether the backward still needs one of its results or internals."""
+        """True if the backward still needs one of its results or internals."""
         return any(ref is not None and ref() is not None for ref in (*self._packs, *self._results))
 
     def makes(self, ledger: Ledger, tensor: Tensor) -> bool:
-        """Whether what autograd saves while the operator runs is a result or internal of it, not an input."""
+        """Tell whether a tensor saved while the operator runs is a result or internal of it, not an input."""
         at = address(tensor)
         known = ledger.find(at)
         mine = known is None or any(ref is not None and ref() is known for ref in self._packs)

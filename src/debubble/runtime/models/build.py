@@ -113,7 +113,7 @@ def _mlp(config: ModelConfig, layer: int) -> UnitModule:
 
 
 def initialise(parameter: Tensor, name: str, config: ModelConfig, *, seed: int) -> None:
-    """As Hugging Face does: normal matrices, zero biases, norms of one; GPT-2 scales its residual projections.
+    """Initialise as Hugging Face does: matrices normal, biases zero, norms one, GPT-2's residual projections scaled.
 
     What norms add to their weights counts towards that one.  Adapters start as peft's do: A as torch's linear layers,
     B at zero.

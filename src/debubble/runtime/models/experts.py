@@ -118,7 +118,7 @@ class MoeMlp(UnitModule):
         return {"mlp.experts.gate_up_proj": Cut(1, 2 * inner, fused=2), "mlp.experts.down_proj": Cut(2, inner)}
 
     def _route(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of every token: the weights of its experts and which they are [tokens, per_token], all probabilities."""
+        """Choose every token's experts: their weights and indices [tokens, per_token], and all probabilities."""
         probabilities = widen(self.mlp.gate(h)).softmax(-1)
         weights, chosen = probabilities.topk(self.experts.per_token)
         if self.experts.renormalised:

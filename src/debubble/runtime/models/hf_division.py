@@ -70,7 +70,7 @@ def _rows(x: Tensor, *, layer: Any, group: TensorGroup) -> Tensor:
 
 
 def _plan(anatomy: Anatomy) -> dict[str, str]:
-    """What is to be done with a layer's modules, by name."""
+    """The ways in which a layer's modules are divided, by name."""
     start = f"{anatomy.path.rpartition('.')[2]}.*."
     plan: Mapping[str, str] = anatomy.model.base_model.config.base_model_tp_plan or {}
     return {name.removeprefix(start): how for name, how in plan.items() if name.startswith(start)}

@@ -93,7 +93,7 @@ def _check_model(pipeline: Pipeline) -> None:
 
 
 def _save_adapters(pipeline: Pipeline, adapters: Adapters, folder: Path) -> None:
-    """What peft's `from_pretrained` opens: one file, which rank 0 writes, because adapters are small."""
+    """Save the adapters for peft's `from_pretrained`, in one file, which rank 0 writes because they are small."""
     ranks = pipeline.ranks
     state = {PREFIX + name: t.cpu() for name, t in pipeline.state_dict().items() if is_adapter(name)}
     parts = ranks.first_per_device(ranks.transport.gather(state))

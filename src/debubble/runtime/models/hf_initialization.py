@@ -40,7 +40,7 @@ def _floats(module: nn.Module) -> list[Tensor]:
 
 
 class _Drawn(TorchFunctionMode):
-    """Where random numbers come from a name, and torch's global generator is left alone."""
+    """A mode in which random numbers come from a name, and torch's global generator is left alone."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

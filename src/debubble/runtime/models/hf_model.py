@@ -24,7 +24,7 @@ TRIAL = 1, 4
 
 
 class Given(NamedTuple):
-    """What the model gives a layer: the hidden states, and what it needs beside them."""
+    """The arguments that the model gives a layer: the hidden states, and what it needs beside them."""
 
     hidden: Tensor
     arguments: tuple[Any, ...]
@@ -51,7 +51,7 @@ class Walk:
 
 
 class _StandIn(nn.Module):
-    """In a layer's place, with the plain attributes that the model may ask it for."""
+    """A module in a layer's place, with the plain attributes that the model may ask it for."""
 
     def __init__(self, layer: nn.Module, walk: Walk) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class _StandIn(nn.Module):
 
 
 class _Absent(nn.Module):
-    """In the place of a module that another unit has: passes its input on while the result is of no account."""
+    """A module in the place of one that another unit has: passes its input on while the result is of no account."""
 
     def __init__(self, name: str, walk: Walk, *, before: bool) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Frame:
     walk: Walk
 
     def up_to_layers(self, tokens: Tensor) -> Tensor:
-        """What the first layer is given."""
+        """The hidden states that the first layer is given for these tokens."""
         return self._walk(input_ids=tokens)[0].hidden
 
     def from_layers(self, x: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class Frame:
         return logits
 
     def around_layers(self, x: Tensor) -> Sequence[Given]:
-        """What each layer is given, if `x` comes from the embedding."""
+        """The arguments that each layer is given, if `x` comes from the embedding."""
         return self._walk(inputs_embeds=x)
 
     def _walk(self, **inputs: Tensor) -> list[Given]:
@@ -109,7 +109,7 @@ class Frame:
 
 
 class Anatomy:
-    """What of a model makes up which unit.  Raises InputError if it cannot be divided between its layers."""
+    """The parts of a model that make up its units.  Raises InputError if it cannot be divided between its layers."""
 
     def __init__(self, config: Mapping[str, Any], *, dtype: torch.dtype = torch.float32) -> None:
         self.model = on_meta(config, dtype=dtype)
@@ -131,17 +131,17 @@ class Anatomy:
 
     @property
     def before(self) -> Frame:
-        """With what comes before the layers."""
+        """The frame with the modules before the layers."""
         return self._frame(lambda before: before)
 
     @property
     def after(self) -> Frame:
-        """With what comes after them."""
+        """The frame with the modules after the layers."""
         return self._frame(lambda before: not before)
 
     @property
     def around(self) -> Frame:
-        """With nothing that has parameters, and its buffers in place."""
+        """The frame without any module that has parameters; buffers are in place."""
         return self._around
 
     def _frame(self, held: Callable[[bool], bool]) -> Frame:
@@ -187,7 +187,7 @@ class Anatomy:
 
 
 def _fixed(value: Any) -> bool:
-    """Whether it follows from shapes alone: the trial's hidden states are NaN, and so is what is made of them."""
+    """Tell whether the value follows from shapes alone: what is made of the trial's hidden states is NaN as they are."""
     if isinstance(value, (tuple, list)):
         return all(map(_fixed, value))
     if isinstance(value, Tensor):

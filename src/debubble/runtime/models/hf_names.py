@@ -1,4 +1,4 @@
-"""What Hugging Face checkpoints call a model's parameters, where that is not what transformers' models call them.
+"""Names of parameters in Hugging Face checkpoints, where transformers' models have other ones.
 
 Files have a tensor per expert, models one for all experts of a layer; Mixtral's files have a name of their own for the
 mixture; tied models leave out the head's table.
@@ -19,7 +19,7 @@ TABLE = {True: "transformer.wte.weight", False: "model.embed_tokens.weight"}
 
 @dataclass(frozen=True)
 class _Names:
-    """What a family's files call a mixture, and its experts' gate, up and down projections."""
+    """The names in a family's files of a mixture and of its experts' gate, up and down projections."""
 
     mixture: str
     gate: str
@@ -37,7 +37,7 @@ _MIXTURE = ".mlp."
 
 
 def stored(name: str, tensor: Tensor, family: str) -> dict[str, Tensor]:
-    """What a checkpoint of a model of that family has for a parameter.  Tensors may be views."""
+    """The tensors that a checkpoint of that family has for a parameter, by name; they may be views."""
     name = _RENAMED.get(family, {}).get(name, name)
     names = _EXPERTS.get(family)
     if names is None or _MIXTURE not in name:
@@ -54,7 +54,7 @@ def stored(name: str, tensor: Tensor, family: str) -> dict[str, Tensor]:
 
 
 def sources(name: str, shape: torch.Size, family: str, files: Collection[str], *, table: str) -> list[str]:
-    """Which of a checkpoint's tensors make up a parameter of that shape: itself, or as `stored` lists them.
+    """Names of a checkpoint's tensors that make up a parameter of that shape: its own, or those of `stored`.
 
     `table`: the embedding's, which stands in for the head's where that is left out.
     """

@@ -36,7 +36,7 @@ class _HfUnit(ModuleUnit):
 
 
 class HfEmbedding(_HfUnit):
-    """What the model does before its first layer."""
+    """The part of the model before its first layer."""
 
     def __init__(self, frame: Frame) -> None:
         super().__init__(frame.causal, prefix="", salt=0)
@@ -73,7 +73,7 @@ class HfLayer(_HfUnit):
 
 
 class HfHead(_HfUnit):
-    """What the model does after its last layer, and the loss."""
+    """The part of the model after its last layer, and the loss."""
 
     def __init__(self, frame: Frame, layers: int) -> None:
         super().__init__(frame.causal, prefix="", salt=layers + 1)
@@ -97,7 +97,7 @@ def _path(model: nn.Module, part: nn.Module) -> str:
 
 
 class Surroundings:
-    """What a model gives its layers beside the hidden states, for every shape of these that came."""
+    """The arguments that a model gives its layers beside the hidden states, noted for every shape of these."""
 
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
@@ -106,7 +106,7 @@ class Surroundings:
         """Of the device: what all micro-batches share is no activation of any."""
 
     def of(self, layer: int, x: Tensor) -> Arguments:
-        """What the layer is called with after hidden states such as `x`: in order, and by name."""
+        """The layer's arguments after hidden states such as `x`: in order, and by name."""
         key = x.shape, x.dtype, x.device
         if key not in self._noted:
             self._frame.causal.to(x.device)

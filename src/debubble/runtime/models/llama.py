@@ -150,7 +150,7 @@ class LlamaMlp(UnitModule):
 
 
 class GemmaMlp(LlamaMlp):
-    """The same between two norms (Gemma 2 and 3), which have names of their own."""
+    """x + norm(down(activation(gate(n)) up(n))) with n = norm(x) (Gemma 2 and 3); the norms have names of their own."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__(config, layer)

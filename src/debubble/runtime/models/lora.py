@@ -21,7 +21,7 @@ WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 @dataclass(frozen=True)
 class Adapter:
-    """Of one linear layer."""
+    """The adapter of one linear layer."""
 
     rank: int
     scaling: float
@@ -29,14 +29,14 @@ class Adapter:
 
 @dataclass(frozen=True, kw_only=True)
 class Adapters:
-    """Which linear layers of a model have adapters, by their Hugging Face names, and peft's config of them."""
+    """The adapters of a model's linear layers, by Hugging Face name, and peft's config of them."""
 
     of: Mapping[str, Adapter]
     config: Mapping[str, Any]
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter is part of an adapter."""
+    """Tell whether a parameter is part of an adapter."""
     return ".lora_A." in name or ".lora_B." in name
 
 
@@ -62,7 +62,7 @@ def new_adapters(units: Iterable[UnitModule], family: str, *, rank: int) -> Adap
 
 
 def given_adapters(model: Any) -> Adapters | None:
-    """Those of a PeftModel; None for another model.  Raises InputError for what the runtime has no operators for."""
+    """The adapters of a PeftModel; None for another model.  Raises InputError for kinds that the runtime lacks."""
     if not hasattr(model, "peft_config"):
         return None
     active: str = model.active_adapter

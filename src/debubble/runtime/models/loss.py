@@ -81,7 +81,7 @@ class _TokenLoss(Function):
 
 
 def divided_cross_entropy(logits: Tensor, targets: Tensor, *, group: TensorGroup, vocab: int) -> Tensor:
-    """As `cross_entropy`, of the group's logits for so many tokens, divided along these."""
+    """The `cross_entropy` of logits that the ranks of the group divide along the `vocab` tokens."""
     return call(_TokenLoss, logits.flatten(0, -2), targets.flatten(), group, group.span(vocab)[0])
 
 

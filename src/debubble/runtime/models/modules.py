@@ -37,7 +37,7 @@ class ModuleUnit(UnitModule, Deferring):
         self.prefix, self.salt = prefix, salt
 
     def call(self, x: Tensor) -> Tensor:
-        """What the module makes of its input."""
+        """Run the module on its input."""
         y: Tensor = self.module(x)
         return y
 
@@ -56,7 +56,7 @@ class ModuleUnit(UnitModule, Deferring):
 
 
 class _Rewired(TorchFunctionMode):
-    """Where a module of the user's runs."""
+    """The mode in which a module of the user's runs."""
 
     def __init__(self, later: WeightGradients, seed: int) -> None:
         super().__init__()

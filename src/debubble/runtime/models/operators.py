@@ -36,14 +36,14 @@ class Deferred:
 
 
 class WeightGradients:
-    """Where linear operators of one device leave their weight gradients; while closed, they are computed at once."""
+    """The queue of one device's weight gradients of linear operators; while closed, they are computed at once."""
 
     def __init__(self) -> None:
         self._ledger: Ledger | None = None
         self._queue: list[Deferred] | None = None
 
     def defer(self, ledger: Ledger, queue: list[Deferred]) -> None:
-        """From now on, leave weight gradients in `queue`, and count in `ledger` what they need."""
+        """Leave weight gradients in `queue` from now on, and count in `ledger` what they need."""
         self._ledger, self._queue = ledger, queue
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ class Linear(Deferring):
         self.scaling = 0.0
 
     def adapt(self, rank: int, scaling: float) -> None:
-        """From now on, add `scaling` B A x, for A of [rank, inputs] and B of [outputs, rank]."""
+        """Add `scaling` B A x from now on, for A of [rank, inputs] and B of [outputs, rank]."""
         self.lora_A = Linear(self.inputs, rank, bias=False)
         self.lora_B = Linear(rank, self.outputs, bias=False)
         self.scaling = scaling
@@ -209,7 +209,7 @@ class _RMSNorm(Function):
 
 
 def widen(x: Tensor) -> Tensor:
-    """In fp32 at least."""
+    """Convert bf16 and fp16 to fp32; other dtypes stay."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 

@@ -34,7 +34,7 @@ class Balance:
 
     @classmethod
     def of(cls, config: ModelConfig, *, micro_batches: int, dtype: torch.dtype) -> Balance | None:
-        """What the model's config asks for, if it does; `micro_batches` counts those of all replicas."""
+        """Read the loss from a model's config; None if it has none.  `micro_batches` counts those of all replicas."""
         mixtures = [layer.mlp for layer in config.per_layer if isinstance(layer.mlp, Experts)]
         if not config.router_balance or not mixtures:
             return None
@@ -61,19 +61,19 @@ class Balance:
         return message[:size].view(*tokens, self.hidden), sums.view(2, self.experts)
 
     def loss(self, sums: Tensor) -> Tensor:
-        """Of the sums over all layers."""
+        """The auxiliary loss, from the sums over all layers."""
         choices, probabilities = sums / self.layers
         loss: Tensor = self.coefficient * self.experts * (choices * probabilities).sum()
         return loss
 
     def gradient(self, sums: Tensor) -> Tensor:
-        """Of the loss with respect to any layer's mean probabilities, for the sums over all layers."""
+        """The loss's gradient with respect to any layer's mean probabilities, from the sums over all layers."""
         return self.coefficient * self.experts * sums[0] / self.layers**2
 
 
 @dataclass
 class Routing:
-    """What the routers do with one micro-batch: the sums over layers that its loss is made of."""
+    """The routers' record of one micro-batch: the sums over layers that its loss is made of."""
 
     balance: Balance
     shape: torch.Size

@@ -1,4 +1,4 @@
-"""What all units of a transformer share, and the head; the others are in llama.py, experts.py and gpt2.py.
+"""Base class of a transformer's units, and the head; the others are in llama.py, experts.py and gpt2.py.
 
 Every unit calls its operators by name through `op` (see tape.py): `norm`, `projections`, `core`, `activation`,
 `multiply` are those that a plan can choose to recompute; `full` means all.  Parameters have Hugging Face's names
@@ -26,7 +26,7 @@ from debubble.runtime.models.routing import Routing
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What a unit may need beside its input: the targets [rows, length], what to scale the loss by, a seed."""
+    """A unit's arguments beside its input: the targets [rows, length], the factor of the loss, a seed."""
 
     targets: Tensor | None = None
     scale: float = 1.0
@@ -54,7 +54,7 @@ class UnitModule(nn.Module):
     """What the output of the last unit goes into, if there are targets."""
 
     def cuts(self) -> Mapping[str, Cut]:
-        """How tensor parallelism divides the unit's whole parameters, by name; the others are the same on all ranks."""
+        """Cuts of the parameters that tensor parallelism divides, by name; the others are the same on all ranks."""
         found: dict[str, Cut] = {}
         for path in self.columns:
             cuts = column_cuts(self.get_submodule(path), self.fused.get(path, 1))

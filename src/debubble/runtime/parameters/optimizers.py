@@ -154,7 +154,7 @@ class TentativeUpdate:
 
     @property
     def ahead(self) -> bool:
-        """Whether any optimizer has stepped."""
+        """True if any optimizer has stepped."""
         return any(step.snapshot is not None for step in self._steps)
 
     def step(self, stage: int) -> None:

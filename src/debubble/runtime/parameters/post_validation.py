@@ -61,7 +61,7 @@ class PostValidation:
 
     @property
     def pending(self) -> bool:
-        """Whether there is an update that is not finished."""
+        """True if there is an update that is not finished."""
         return self._pending is not None
 
     def begin(self, step: int, update: TentativeUpdate, own: PartialSums) -> None:

@@ -160,7 +160,7 @@ class StageWeights:
             master.copy_(self._replicas.own(whole) if self._divides(master) else whole)
 
     def counted(self, name: str) -> bool:
-        """Whether its gradient counts here in the norm: what is the same on all ranks of a group does on its first."""
+        """Tell whether a gradient counts here in the norm: one that a group's ranks share does on the first of them."""
         return name in self._cuts or self._group.part == 0
 
     def _whole_shape(self, name: str) -> torch.Size:
@@ -180,7 +180,7 @@ class StageWeights:
         return dtensor_view(master, torch.Size(shape), cut, self._group.mesh)
 
     def _divides(self, master: nn.Parameter) -> bool:
-        """Whether it is this replica's rows alone."""
+        """Tell whether a master copy has this replica's rows alone."""
         return self._replicas.divided and master.requires_grad
 
     def collect(self) -> None:

@@ -44,7 +44,7 @@ class Rhythm:
 
 @dataclass(frozen=True, kw_only=True)
 class Timetable:
-    """Which lane each chunk's first forward takes on device 0, and its first backward on every device."""
+    """The lanes of each chunk's first forward on device 0 and of its first backward on every device."""
 
     rhythm: Rhythm
     lane_chunks: tuple[int, ...]

@@ -83,7 +83,7 @@ class GapFilling:
 
 @dataclass(frozen=True)
 class OrderFollowing:
-    """How closely given lists of forwards and backwards are followed.
+    """The manner of following given lists of forwards and backwards.
 
     Attributes:
         overlap: The share of a W by which it may delay the next operation of the list.

@@ -370,7 +370,7 @@ class MilpModel:
         return (op for op in self.away if op.stage == device)
 
     def _one_at_a_time(self, one: Transfer, other: Transfer) -> None:
-        """If both are offloaded, one of two transfers ends before the other starts."""
+        """Require that one of two transfers ends before the other starts, if both are offloaded."""
         (x, start_x, time_x), (y, start_y, time_y) = one, other
         first, free = self._binary(), self.big * (2 - self.away[x] - self.away[y])
         self._add(start_y >= start_x + time_x - self.big * (1 - first) - free)

@@ -65,7 +65,7 @@ def _core_size(pattern: Pattern) -> int:
 
 
 def _is_worthwhile(problem: OrderProblem, pattern: Pattern) -> bool:
-    """Whether the core is so much smaller than the problem that searching it saves time."""
+    """Tell whether the core is so much smaller than the problem that searching it saves time."""
     return 3 * _core_size(pattern) <= 2 * problem.micro_batches
 
 

@@ -121,7 +121,7 @@ def _unfinished(final: Path) -> Path:
 
 
 def _full(folder: Path, state: State) -> bool:
-    """Whether the disk has less room than this rank's tensors take."""
+    """Tell whether the disk has less room than this rank's tensors take."""
     needed = sum(piece.tensor.nbytes for piece in state.values())
     return folder.exists() and shutil.disk_usage(folder).free < needed
 

@@ -36,7 +36,7 @@ class SampleSource(Protocol):
 
     @property
     def separate(self) -> bool:
-        """Whether a process of its own is to make them, as that may take long."""
+        """True if a process of its own is to make the batches, as that may take long."""
 
     def batch(self, first: int, *, count: int) -> Batch:
         """Samples `first` to `first + count`, as `Pipeline.step` takes them."""

@@ -95,7 +95,7 @@ class Sequences:
 
 
 def shuffled(first: int, *, count: int, per_epoch: int, seed: int) -> npt.NDArray[np.int64]:
-    """Which of `per_epoch` things the samples from `first` on are: all once per epoch, each epoch in a new order."""
+    """Indices below `per_epoch` of the `count` samples from `first` on: each once per epoch, in a new order."""
     epochs, places = np.divmod(np.arange(first, first + count), per_epoch)
     orders = {epoch: np.random.default_rng([seed, int(epoch)]).permutation(per_epoch) for epoch in np.unique(epochs)}
     return np.array([orders[epoch][place] for epoch, place in zip(epochs, places, strict=True)], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""From text files to one long array of tokens: bytes, or a Hugging Face tokenizer's, made once and kept in a cache."""
+"""Makes one long array of tokens of text files, bytes or a Hugging Face tokenizer's, and keeps it in a cache."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class HfTokenizer:
 
 
 def is_text(file: Path) -> bool:
-    """Whether the file's beginning has no zero byte, which no text contains."""
+    """Tell whether the file's beginning has no zero byte, which no text contains."""
     with file.open("rb") as opened:
         return b"\0" not in opened.read(PIECE)
 

@@ -30,7 +30,7 @@ from debubble.training.online.search_process import SearchProcess, leave_core, s
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """When to measure, search and switch."""
+    """Settings of when to measure, search and switch."""
 
     settling: int = 2
     """Steps after a switch, and at the start, that say nothing yet."""
@@ -188,7 +188,7 @@ class OnlineScheduler(AbstractContextManager["OnlineScheduler"]):
 
     @staticmethod
     def start(pipeline: Pipeline, journal: Journal, *, policy: Policy | None = None) -> OnlineScheduler:
-        """With a search in a process of its own on rank 0's machine.  All ranks call it."""
+        """Start with a search in a process of its own on rank 0's machine.  All ranks call it."""
         policy = policy or Policy()
         rank, ranks_here = pipeline.ranks.transport.rank, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         core = spare_core(ranks_here)

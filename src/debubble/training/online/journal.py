@@ -64,7 +64,7 @@ class Journal:
             file.write(msgspec.json.encode(entry.as_dict()) + b"\n")
 
     def runs(self, plan: Plan) -> None:
-        """From now on, this plan runs."""
+        """Save the plan that runs from now on."""
         plan.save(self.plan)
 
 

@@ -118,7 +118,7 @@ class SwitchEffect:
 
     @property
     def worse(self) -> bool:
-        """Whether steps take longer, by more than chance."""
+        """True if steps take longer, by more than chance."""
         return self.after - self.before > max(self.noise, TOLERANCE * self.before)
 
 

@@ -83,7 +83,7 @@ class SearchProcess:
         return Plan.load(self.folder / FOUND)
 
     def failure(self) -> str | None:
-        """Why the process has ended before its time; None while it runs, and if it has done its work."""
+        """The reason why the process ended before its time; None while it runs, and if it has done its work."""
         if not self._process.poll():
             return None
         said = (self.folder / "errors").read_text(errors="replace").strip().splitlines()
