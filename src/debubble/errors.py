@@ -30,7 +30,7 @@ class DeadlockError(DebubbleError):
 
 
 class InfeasibleError(DebubbleError):
-    """Nothing fits the memory limit; `missing` is by how much, in bytes, where that is known."""
+    """Nothing fits the memory limit; `missing` is the shortfall in bytes, where that is known."""
 
     def __init__(self, sentence: str, *, missing: float | None = None) -> None:
         self.missing = missing

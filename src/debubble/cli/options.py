@@ -70,7 +70,7 @@ class ModelRun:
 
     @property
     def run_options(self) -> RunOptions:
-        """All of it but cluster and pipeline, degrees that are left open at their default."""
+        """The RunOptions of these options; degrees that are left open have their default."""
         degrees = {name: value for name, value in self.degrees.items() if name != "pipeline"}
         return RunOptions(**degrees, **self.settings)
 

@@ -40,7 +40,7 @@ class Utilization:
 
     @staticmethod
     def of(plan: Plan) -> Utilization | None:
-        """None for a plan that does not say what its devices are."""
+        """The utilization of a plan; None if the plan does not say what its devices are."""
         if plan.model is None or plan.cluster is None:
             return None
         options = plan.options

@@ -159,7 +159,7 @@ def norm(shapes: Shapes) -> Operator:
 
 
 def collectives(shapes: Shapes) -> Operator:
-    """All-gather before and reduce-scatter after a half-layer's products.
+    """The all-gather before and the reduce-scatter after a half-layer's products.
 
     Backward there is one more gather with sequence parallelism; Megatron runs all but the first beside products, which
     hides half of their time.
@@ -306,7 +306,7 @@ def core(shapes: Shapes) -> Iterator[Operator]:
 
 
 def dropout(shapes: Shapes) -> Operator:
-    """After a half-layer's products; keeps a mask of one byte per number."""
+    """Dropout after a half-layer's products, which keeps a mask of one byte per number."""
     size = shapes.stream * shapes.model.dropout
     return elementwise(shapes, "dropout", forward=2 * size, backward=2 * size, saved=size)
 

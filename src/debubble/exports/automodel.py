@@ -132,7 +132,7 @@ def automodel(plan: Plan, settings: Mapping[str, Any]) -> Made:
 
 
 def _ladders(stages: Sequence[StageLayers]) -> list[list[Choice[bool]]]:
-    """All layers or none."""
+    """The two choices of recomputation: no layer and every layer."""
     layers = [layer for stage in stages for layer in stage.layers]
     nothing = {layer.index: ("none",) * len(layer.strategies) for layer in layers}
     everything = {layer.index: ("full",) * len(layer.strategies) for layer in layers}

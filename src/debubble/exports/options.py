@@ -109,7 +109,7 @@ def adapters(plan: Plan) -> Decision:
 
 
 def post_validation(plan: Plan) -> Decision:
-    """No target updates before the norm of all gradients is known."""
+    """Decide on post-validation: no target updates before the norm of all gradients is known."""
     if not plan.options.post_validation:
         return Written({})
     timeline: Timeline = plan.simulate()

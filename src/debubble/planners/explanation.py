@@ -105,7 +105,7 @@ class Explanation:
 
     @cached_property
     def memory(self) -> tuple[MemoryParts, ...]:
-        """Per device at its peak, in bytes."""
+        """The parts of each device's memory at its peak, in bytes."""
         plan = self.plan
         partition = Partition.cut(self.units, map(len, plan.partition))
         return tuple(parts_at_peak(self.units, partition, plan.schedule, plan.costs, self.timeline.peak_memory))

@@ -53,7 +53,7 @@ class Result:
 
     @property
     def summary(self) -> CandidateSummary:
-        """Its row in the table of candidates."""
+        """The answer's row in the table of candidates."""
         return CandidateSummary(
             planner=self.planner,
             status="cut off" if self.solution.cut_off else "found",

@@ -27,7 +27,7 @@ def median_time(action: Callable[[], object], *, repetitions: int, device: torch
 
 
 def wait(device: torch.device) -> None:
-    """Until the device has done all that it was given."""
+    """Wait until the device has done all that it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -45,7 +45,7 @@ REPORTED = "DEBUBBLE_FAILURES_ARE_REPORTED"
 
 
 class RunError(DebubbleError):
-    """About the run, not about the rank that has found it."""
+    """An error of the run, not of the rank that has found it."""
 
 
 class EndedError(DebubbleError):

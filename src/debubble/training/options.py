@@ -22,7 +22,7 @@ from debubble.training.online.scheduler import check_searchable
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """One training run; every rank gets the same."""
+    """Options of one training run; every rank gets the same."""
 
     plan: Path
     data: Path | None = None

@@ -87,7 +87,7 @@ class Sleeper(Interpreter):
 
     @classmethod
     def of(cls, program: Program, transport: Transport) -> Sleeper:
-        """One rank's, of a pipeline whose devices are the ranks."""
+        """The interpreter of one rank, in a pipeline whose devices are the ranks."""
         return cls(
             program=program,
             device=transport.rank,

@@ -88,7 +88,7 @@ class TrainingSummary:
 
 
 def print_comparison(comparison: Comparison, *, json: bool) -> None:
-    """On standard output, as tables or as one JSON object."""
+    """Print a comparison on standard output, as tables or as one JSON object."""
     if json:
         print(dumps(as_dict(comparison), indent=1), flush=True)
     else:

@@ -278,7 +278,7 @@ class TrainingRun:
             self._peaks, self._bubble = peaks, bubble_fraction(work)
 
     def _switch_order(self, online: OnlineScheduler, seconds: float) -> tuple[str, ...]:
-        """Between two steps: go on with another order, if there is a better one.  Returns what happened."""
+        """Go on with another order between two steps, if there is a better one.  Returns what happened."""
         before = len(online.entries)
         plan = online.after_step(self.step, seconds, self.traces[-1].steps[-1])
         if plan is not None:

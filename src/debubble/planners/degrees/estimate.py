@@ -29,7 +29,7 @@ def step_bound(problem: Problem) -> float:
 
 
 def rough_step(problem: Problem) -> float:
-    """About what a step of 1F1B with even stages takes, in seconds; infinite if it does not fit.
+    """Estimate the seconds of a step of 1F1B with even stages; infinite if it does not fit.
 
     The first device holds min(m, p) micro-batches of its even share and recomputes as much as that asks for: first the
     cheap operators (`cmb`), then everything.

@@ -54,7 +54,7 @@ class Job:
 
     @property
     def tokens(self) -> int:
-        """Per step."""
+        """Tokens per step."""
         return self.global_batch * self.options.sequence_length
 
     def run_options(self, degrees: Degrees) -> RunOptions:

@@ -90,7 +90,7 @@ class FittedConfiguration:
         )
 
     def solution(self) -> Solution:
-        """Its schedule on its stages."""
+        """The configuration's schedule on its stages."""
         c, problem = self.configuration, self.stages.problem
         name = "obscura" if c.migrated == most_migrated(problem.devices, c.adjusted) else "obscura-minimal"
         schedule = migrated_pipeline(
@@ -126,7 +126,7 @@ def configurations(stages: Stages) -> Iterator[Configuration]:
 
 
 def _spread(values: range) -> list[int]:
-    """All of them, or `VALUES` from the first to the last."""
+    """Keep all values, or `VALUES` of them spread from the first to the last."""
     if len(values) <= VALUES:
         return list(values)
     return [values[i * (len(values) - 1) // (VALUES - 1)] for i in range(VALUES)]

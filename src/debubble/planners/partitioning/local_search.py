@@ -38,7 +38,7 @@ class PricedSchedule:
 
     @property
     def solution(self) -> Solution:
-        """It, as a planner's answer."""
+        """The priced schedule as a planner's answer."""
         return Solution(schedule=self.schedule, costs=self.costs, partition=self.partition)
 
 

@@ -78,7 +78,7 @@ class Supplied:
         """Leave the tensor as it is."""
 
     def gather(self, value: Any) -> list[Any]:
-        """This rank's value, as if all had the same; ranks meet so before every step, which begins then."""
+        """Return this rank's value for every rank; a step begins now, because ranks meet so before every step."""
         self._began = time.perf_counter()
         return [value] * self.size
 

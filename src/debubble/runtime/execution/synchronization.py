@@ -91,7 +91,7 @@ class StepSynchronizer:
                 self._lanes.wait(self._marks[key], for_memory=awaited.op.kind is Kind.O)
 
     def ask(self) -> None:
-        """On the compute lane: ask whether the parameters stand; the other lanes wait for the answer."""
+        """Ask, on the compute lane, whether the parameters stand; the other lanes wait for the answer."""
         if not self._asked.is_set():
             self._answer = self._stands()
             self._asked.set()

@@ -193,7 +193,7 @@ class SavedStorage:
         return moved
 
     def _leave(self) -> None:
-        """Nothing of it is elsewhere any more."""
+        """Stop counting the bytes that were moved elsewhere and those that stayed as the rest."""
         self._ledger.count_elsewhere(-self._moved[0])
         if self._rest is not None:
             self._ledger.count(-self._rest.nbytes)

@@ -89,7 +89,7 @@ class Pinned:
 
 
 def _unpin(made: list[tuple[int, Tensor]]) -> None:
-    """Nothing uses these buffers any more."""
+    """Unpin the buffers, once the device has done all that it was given."""
     if made:
         torch.cuda.synchronize()
     for at, _ in made:

@@ -187,7 +187,7 @@ class Anatomy:
 
 
 def _fixed(value: Any) -> bool:
-    """Tell whether the value follows from shapes alone: what is made of the trial's hidden states is NaN as they are."""
+    """Tell whether the value follows from shapes alone: what is made of the trial's hidden states is NaN like them."""
     if isinstance(value, (tuple, list)):
         return all(map(_fixed, value))
     if isinstance(value, Tensor):

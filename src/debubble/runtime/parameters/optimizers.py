@@ -168,7 +168,7 @@ class TentativeUpdate:
             self._try(optimizer, known)
 
     def finish(self, total: PartialSums, max_norm: float) -> None:
-        """All is known: correct what was wrong, step what has waited, and clear the gradients.  Only once."""
+        """Correct wrong steps, step what has waited, and clear the gradients; further calls do nothing."""
         if self._finished:
             return
         for step in self._steps:
@@ -224,7 +224,7 @@ class OptimizerSnapshot:
         return sum(copy.nbytes for copy in self._copies.values())
 
     def save(self) -> None:
-        """Before a step: copy every parameter that has a gradient, and its states."""
+        """Copy, before a step, every parameter that has a gradient, and its states."""
         parameters = [p for p in parameters_of(self._optimizer) if p.grad is not None]
         self._states = {p: dict(self._optimizer.state.get(p, {})) for p in parameters}
         states = [value for state in self._states.values() for value in state.values() if isinstance(value, Tensor)]
@@ -237,7 +237,7 @@ class OptimizerSnapshot:
             copy.copy_(tensor)
 
     def restore(self) -> None:
-        """After the step: everything as it was before."""
+        """Take the step back: everything is as it was before."""
         for tensor, copy in self._copies.items():
             tensor.copy_(copy)
         for parameter, state in self._states.items():

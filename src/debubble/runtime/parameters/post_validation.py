@@ -65,7 +65,7 @@ class PostValidation:
         return self._pending is not None
 
     def begin(self, step: int, update: TentativeUpdate, own: PartialSums) -> None:
-        """After the program: hand on this device's sums, and step if what is known lets it."""
+        """Hand on this device's sums after the program, and step if what is known lets it."""
         overlaps = self._optimistic and not self._relay.alone
         ahead = overlaps and not self._relay.last
         known, total = self._relay.take_turn(

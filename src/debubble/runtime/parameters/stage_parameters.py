@@ -184,14 +184,14 @@ class StageWeights:
         return self._replicas.divided and master.requires_grad
 
     def collect(self) -> None:
-        """After a backward: sum what it gave to working copies in the masters' dtype."""
+        """Sum, after a backward, what it gave to working copies, in the masters' dtype."""
         for index, (working, master) in enumerate(self._pairs):
             if working.dtype != master.dtype and working.grad is not None:
                 self._sums[index] = _plus(self._sums[index], working.grad.to(master.dtype))
                 working.grad = None
 
     def set_aside(self, op: Op) -> None:
-        """Before G or D: the gradients up to here are its own; later backwards start from nothing."""
+        """Set the gradients up to here aside for G or D; later backwards start from nothing."""
         self._set_aside[op] = self._take_gradients()
 
     def reduce(self, op: Op) -> None:

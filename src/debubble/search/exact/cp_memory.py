@@ -210,7 +210,7 @@ class _Resident:
             self._lies(v.starts[back], end, moved, when=away)
 
     def _lies(self, begin: Any, end: Any, size: int, *, when: Iterable[Any] = (), unless: Iterable[Any] = ()) -> None:
-        """So much from one moment to another, if all of `when` and none of `unless` hold."""
+        """Add `size` bytes from one moment to another, if all of `when` and none of `unless` hold."""
         if not size:
             return
         literals = [*when, *(~literal for literal in unless)]

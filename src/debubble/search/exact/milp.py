@@ -318,7 +318,7 @@ class MilpModel:
         return counts
 
     def _at_reload(self, y: Op, forwards: list[Op], room: float, size: float, freed: dict[Kind, float]) -> None:
-        """At the start of y's reload: its own offload and reload cancel."""
+        """Limit memory at the start of y's reload, where its own offload and reload cancel."""
         resident = size
         for x in forwards:
             for c, amount in freed.items():

@@ -249,7 +249,7 @@ class ModuloModel:
             self.cp.add(self.at[Op(kind, s, 0)] + self.period >= self._end(kind, s, self.own[-1]))
 
     def _lane(self, s: int, kinds: tuple[Kind, ...]) -> None:
-        """No two operations of a lane at the same time, modulo the period."""
+        """Require that no two operations of a lane run at the same time, modulo the period."""
         intervals = []
         for kind, j in itertools.product(kinds, self.own):
             phase, _ = self._modulo(self.at[Op(kind, s, j)])

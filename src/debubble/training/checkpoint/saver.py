@@ -69,7 +69,7 @@ class Saver:
             self.wait()
 
     def wait(self) -> None:
-        """Until the checkpoint in writing is whole.  Raises CheckpointError if it could not be written."""
+        """Wait until the checkpoint in writing is whole.  Raises CheckpointError if it could not be written."""
         if self._writing is None:
             return
         (final, state, writing), self._writing = self._writing, None

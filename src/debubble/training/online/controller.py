@@ -119,7 +119,7 @@ class Controller:
             self._search = None
 
     def _decide(self, step: int) -> Plan | None:
-        """At the end of a window."""
+        """Decide at the end of a window: return the plan to switch to, None to go on as before."""
         if self._trial is not None:
             trial, self._trial = self._trial, None
             measured = effect(trial.seconds, self._seconds)

@@ -42,7 +42,7 @@ class JournalEntry:
         return f"step {self.step}: {self.event} another order: {predicted}{measured}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Without what does not apply."""
+        """The entries that apply, by name."""
         there = {name: value for name, value in vars(self).items() if value is not None}
         effects = {name: _figures(value) for name, value in there.items() if isinstance(value, SwitchEffect)}
         return {**there, **effects}

@@ -57,7 +57,7 @@ def drift(before: StageCosts, after: StageCosts) -> float:
 
 
 def _times(costs: StageCosts) -> list[tuple[float, ...]]:
-    """Per stage."""
+    """Times per stage of computation, messages and transfers."""
     groups = (costs.forward, costs.backward_input, costs.backward_weight, costs.communication)
     transfers = [group for group in (costs.offload, costs.reload) if group is not None]
     return [tuple(map(float, times)) for times in zip(*groups, *transfers, strict=True)]

@@ -90,7 +90,7 @@ class SearchProcess:
         return said[-1] if said else f"exit code {self._process.returncode}"
 
     def wait(self) -> None:
-        """Until the search is over: for those who have nothing else to do."""
+        """Wait until the search is over."""
         self._process.wait()
 
     def close(self) -> None:
