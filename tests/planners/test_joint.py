@@ -133,3 +133,7 @@ def test_joint_is_at_least_as_fast_as_the_planners_that_use_some_of_its_levers(l
 def test_the_same_seed_gives_the_same_plan() -> None:
     problem = problem_of(limit=70)
     assert planners["joint"](problem).solution.schedule == planners["joint"](problem).solution.schedule
+
+
+def test_a_device_alone_has_one_stage() -> None:
+    assert planners["joint"](problem_of(devices=1, limit=90)).solution.schedule.stages == 1

@@ -16,6 +16,7 @@ from debubble.search.problem import Incumbent, OrderProblem
 from debubble.simulator import simulate
 
 CHUNKS = (1, 2, 3, 4, 5, 6)
+"""Stages per device; a device alone has no bubble that more than one could fill."""
 DRAWING = 0.15
 """The part of the effort in which points are drawn at random."""
 ROUNDS = ((6, 0.25, 0.03, 0.002), (3, 0.2, 0.01, 0.001), (2, 0.15, 0.004, 0.0002))
@@ -52,12 +53,12 @@ def searched(problem: Problem, workload: ModelUnits) -> Solution:
 def _drawn(problem: Problem, effort: Effort) -> list[Walk]:
     """A walk per placement, which begins at the best of many random points."""
     assert isinstance(problem.workload, ModelUnits)
-    chunks = (problem.chunks,) if problem.chunks is not None else CHUNKS
+    chunks = (problem.chunks,) if problem.chunks is not None else CHUNKS if problem.devices > 1 else CHUNKS[:1]
     placements = [
         make(problem.devices, v)
         for v in chunks
         if problem.devices * v <= len(problem.workload.units.units)
-        for make in ((Placement.looped,) if v == 1 or problem.devices == 1 else (Placement.v_shape, Placement.looped))
+        for make in ((Placement.looped,) if 1 in (v, problem.devices) else (Placement.v_shape, Placement.looped))
     ]
     if not placements:
         raise InfeasibleError(
