@@ -65,10 +65,13 @@ def as_torch_sees_them(rank: Any, folder: Any, plans: Any, tokens: Any) -> None:
     for name, path in plans.items():
         pipeline = Pipeline(None, Plan.load(path))
         pipeline.step(tokens)
-        named = dict(pipeline.named_parameters())
-        answer = answers[name] = {"mesh": dict(zip(("dp", "pp", "tp"), pipeline.ranks.mesh.shape, strict=True))}
+        named: dict[str, Any] = dict(pipeline.named_parameters())
+        mesh = pipeline.ranks.mesh
+        assert mesh is not None
+        answer = answers[name] = {"mesh": dict(zip(("dp", "pp", "tp"), mesh.shape, strict=True))}
         answer["gradients"] = {name: p.grad.full_tensor() for name, p in named.items()}
-        answer["norm"] = torch.nn.utils.clip_grad_norm_(pipeline.parameters(), float("inf")).full_tensor()
+        norm: Any = torch.nn.utils.clip_grad_norm_(pipeline.parameters(), float("inf"))
+        answer["norm"] = norm.full_tensor()
         if name == "llama":
             dcp.save(named, checkpoint_id=folder / "checkpoint")
             answer["before"] = {name: p.full_tensor().detach() for name, p in named.items()}
@@ -87,8 +90,8 @@ def trained(rank: Any, folder: Any, plans: Any, batches: Any) -> None:
         pipeline, ahead = (Pipeline(None, plan, optimizer=make) for _ in range(2))
         rows = [tokens.chunk(plan.options.data)[pipeline.ranks.replica] for tokens in batches]
         synchronous = [(float(pipeline.step(tokens)), pipeline.optimizer_step(0.5)) for tokens in rows]
-        settled = [ahead.advance(tokens, max_norm=0.5) for tokens in rows]
-        told = [float(s.loss) for s in (*settled[1:], ahead.settle())]
+        results = [ahead.post_validated_step(tokens, max_norm=0.5) for tokens in rows]
+        told = [r.loss for r in (*results, ahead.finish_update()) if r is not None]
         losses.append(([loss for loss, _ in synchronous], told))
     torch.save(losses, folder / f"rank{rank}.pt")
 
