@@ -139,7 +139,7 @@ def main() -> None:
     elif chosen.what == "speed":
         speed()
     else:
-        from schedules_docs import write  # type: ignore[import-not-found]
+        from schedules_docs import write
 
         write()
 

@@ -13,6 +13,7 @@ from debubble.ir import Kind, Lane, Placement, Plan
 from debubble.runtime import Pipeline
 from debubble.runtime.batch import read_batch
 from debubble.runtime.models.build import ReferenceModel
+from debubble.runtime.parameters.post_validation import StepResult
 from debubble.training.options import validates_after
 from debubble.training.trainer import PostValidated, Synchronous
 from tests.runtime.test_pipeline import ADAMW
@@ -181,7 +182,8 @@ def updated(plan: Any, *, clip: Any) -> Any:
 
     def one(pipeline: Any) -> Any:
         updating = (PostValidated if validates_after(None, plan) else Synchronous)(pipeline, clip=clip)
-        results, peaks = [], []
+        results: list[StepResult] = []
+        peaks: list[int] = []
         for step in range(2):
             tokens = tokens_of(plan.model, rows=plan.micro_batches, length=256, seed=step)
             results += updating.step(tokens, lambda: peaks.append(pipeline.peak_memory), finish=True)

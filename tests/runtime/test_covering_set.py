@@ -11,7 +11,7 @@ import debubble as db
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Threads
 from tests.support.covering import CASES, RECOMPUTATIONS, one_per_schedule
-from tests.support.runtime_cases import FAMILIES, tokens_of
+from tests.support.runtime_cases import FAMILIES, gradient_of, tokens_of
 
 pytest.importorskip("transformers")
 
@@ -44,7 +44,8 @@ def trained_by_transformers(family: Any, steps: Any) -> Any:
     """The model before the first step, the losses of all steps, and the first one's gradients."""
     model = hf_model(FAMILIES[family])
     untrained, config, optimizer = copy.deepcopy(model), model.config.to_dict(), ADAMW(model.parameters())
-    losses, gradients = [], {}
+    losses: list[Any] = []
+    gradients: dict[str, Any] = {}
     for step in range(steps):
         losses.append(loss_of(model, batch(config, step), micro_batches=1))
         gradients = gradients or {name: p.grad.clone() for name, p in model.named_parameters()}
@@ -60,10 +61,11 @@ def check(case: Any, *, steps: Any) -> None:
 
     def train(transport: Any) -> Any:
         pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport, optimizer=ADAMW)
-        losses, gradients = [], {}
+        losses: list[Any] = []
+        gradients: dict[str, Any] = {}
         for step in range(steps):
             losses.append(pipeline.step(batch(config, step)))
-            gradients = gradients or {name: p.grad.clone() for name, p in pipeline.named_parameters()}
+            gradients = gradients or {name: gradient_of(p).clone() for name, p in pipeline.named_parameters()}
             pipeline.optimizer_step()
         return torch.stack(losses), gradients, pipeline.peak_offloaded
 

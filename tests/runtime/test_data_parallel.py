@@ -21,7 +21,7 @@ class Sign(Optimizer):
         super().__init__(parameters, {})
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for parameter in group["params"]:
                 parameter -= 1e-3 * parameter.grad.sign()

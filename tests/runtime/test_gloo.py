@@ -60,12 +60,12 @@ def random_schedule(seed: Any, *, devices: Any, micro_batches: Any) -> Any:
     placement = Placement.of(draw.sample([*range(devices), *draw.choices(range(devices), k=stages - devices)], stages))
     chains = []
     for j in range(micro_batches):
-        chain = [(Op(Kind.F, s, j),) for s in range(stages)]
+        chain: list[tuple[Op, ...]] = [(Op(Kind.F, s, j),) for s in range(stages)]
         for s in reversed(range(stages)):
             split = draw.random() < 0.5
             chain.append((Op(Kind.I, s, j), Op(Kind.W, s, j)) if split else (Op(Kind.B, s, j),))
         chains.append([op for group in chain for op in group])
-    orders = [[] for _ in range(devices)]
+    orders: list[list[Op]] = [[] for _ in range(devices)]
     while any(chains):
         op = draw.choice([chain for chain in chains if chain]).pop(0)
         orders[placement.device_of[op.stage]].append(op)

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,9 +15,14 @@ from tests.support.runtime_cases import LLAMA, plan_of, tokens_of
 
 
 def test_work_is_done_in_order_by_one_thread_that_ends_when_nobody_has_it() -> None:
-    lane, seen = LaneThread(), []
+    lane = LaneThread()
+    seen: list[tuple[int, threading.Thread]] = []
+
+    def note(number: int) -> None:
+        seen.append((number, threading.current_thread()))
+
     for number in range(3):
-        done = lane.start(lambda number=number: seen.append((number, threading.current_thread())))
+        done = lane.start(partial(note, number))
     done.wait()
     assert [number for number, _ in seen] == [0, 1, 2]
     (thread,) = {thread for _, thread in seen}
@@ -29,7 +35,8 @@ def sending(plan: Any, steps: Any, *, fails: Any = ()) -> Any:
     """The threads on which rank 0 sends in each step; in some the message cannot be sent."""
 
     def one(transport: Any) -> Any:
-        pipeline, seen, send = Pipeline(None, plan, transport=transport), [], transport.send
+        pipeline, send = Pipeline(None, plan, transport=transport), transport.send
+        seen: list[set[threading.Thread]] = []
 
         def noted(*arguments: Any) -> None:
             seen[-1].add(threading.current_thread())

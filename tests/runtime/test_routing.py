@@ -12,7 +12,7 @@ import debubble as db
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Threads
 from debubble.runtime.models.routing import Balance
-from tests.support.runtime_cases import MIXTRAL, QWEN3_MOE, plan_of, run_threads, tokens_of
+from tests.support.runtime_cases import MIXTRAL, QWEN3_MOE, gradient_of, plan_of, run_threads, tokens_of
 
 pytest.importorskip("transformers")
 
@@ -37,7 +37,7 @@ def check(config: Any, schedule: Any, *, rows: int = 1, **options: Any) -> None:
         loss = pipeline.step(tokens.chunk(plan.options.data)[pipeline.ranks.replica])
         with torch.no_grad():
             for parameter in pipeline.parameters():
-                parameter.copy_(parameter.grad)
+                parameter.copy_(gradient_of(parameter))
         return loss, pipeline.state_dict()
 
     answers = Threads.run(plan.ranks, one)

@@ -21,7 +21,7 @@ class Recording(Threads):
 
     def __init__(self, transport: Any) -> None:
         super().__init__(transport._hub, transport.rank)
-        self.received = defaultdict(list)
+        self.received: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
 
     def receive(self, buffer: Any, source: Any, channel: Any) -> Any:
         tensor = super().receive(buffer, source, channel)
@@ -89,10 +89,15 @@ def test_a_device_alone_has_the_gradients_and_the_peak_that_it_has_in_the_pipeli
             assert peak_alone > 0
 
 
+def zero(op: Op, buffer: torch.Tensor) -> None:
+    """A message of zeros."""
+    buffer.zero_()
+
+
 def test_a_message_is_received_no_earlier_than_it_arrives() -> None:
     plan = plans()["1f1b"]
     arrivals = {Op.parse("1RECV_F0"): 0.2}
-    alone = Supplied(lower(plan.schedule, plan.costs), 1, lambda op, buffer: buffer.zero_(), arrivals=arrivals)
+    alone = Supplied(lower(plan.schedule, plan.costs), 1, zero, arrivals=arrivals)
     pipeline = Pipeline(None, plan, transport=alone)
     pipeline.step(tokens_of(plan.model, rows=4))
     (step,) = pipeline.trace().steps
@@ -101,8 +106,14 @@ def test_a_message_is_received_no_earlier_than_it_arrives() -> None:
 
 
 def test_the_messages_of_every_step_are_asked_for_in_the_same_order() -> None:
-    plan, asked = plans()["1f1b"], []
-    alone = Supplied(lower(plan.schedule, plan.costs), 3, lambda op, buffer: asked.append(op.name) or buffer.zero_())
+    plan = plans()["1f1b"]
+    asked: list[str] = []
+
+    def noted(op: Op, buffer: torch.Tensor) -> None:
+        asked.append(op.name)
+        zero(op, buffer)
+
+    alone = Supplied(lower(plan.schedule, plan.costs), 3, noted)
     pipeline = Pipeline(None, plan, transport=alone)
     for _ in range(2):
         pipeline.step(tokens_of(plan.model, rows=4))
@@ -118,7 +129,7 @@ def test_a_device_that_offloads_to_another_one_cannot_run_alone() -> None:
 
 def test_nothing_is_sent_to_the_devices_that_are_not_there() -> None:
     plan = plans()["1f1b"]
-    alone = Supplied(lower(plan.schedule, plan.costs), 0, lambda op, buffer: buffer.zero_())
+    alone = Supplied(lower(plan.schedule, plan.costs), 0, zero)
     losses = [float(Pipeline(None, plan, transport=alone).step(tokens_of(plan.model, rows=4)))]
     assert losses == [0.0]  # the last device has it
     assert run_threads(plan, lambda pipeline: float(pipeline.step(tokens_of(plan.model, rows=4))))[0] > 0

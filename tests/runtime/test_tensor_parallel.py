@@ -24,6 +24,7 @@ from tests.support.runtime_cases import (
     GPT2,
     LLAMA,
     MIXTRAL,
+    gradient_of,
     plan_of,
     reference_gradients,
     run_threads,
@@ -54,7 +55,7 @@ def schedule(name: str = "1f1b", devices: int = 2, micro_batches: int = 4) -> An
 
 def wholes(answers: Any) -> Any:
     """One dictionary of what the ranks have told by name; what several have told is the same."""
-    found = {}
+    found: dict[str, Any] = {}
     for part in answers:
         for name, tensor in part.items():
             torch.testing.assert_close(found.setdefault(name, tensor), tensor, rtol=0, atol=0)
@@ -65,7 +66,7 @@ def whole_gradients(pipeline: Any) -> Any:
     """The gradients in place of the parameters: what `state_dict` then joins."""
     with torch.no_grad():
         for _, parameter in pipeline.named_parameters():
-            parameter.copy_(parameter.grad)
+            parameter.copy_(gradient_of(parameter))
     return pipeline.state_dict()
 
 
@@ -196,7 +197,7 @@ def test_divided_adapters_get_pefts_gradients(family: str) -> None:
         loss, norm = pipeline.step(tokens), pipeline.clip_grad_norm(float("inf"))
         with torch.no_grad():
             for parameter in pipeline.parameters():
-                parameter.copy_(parameter.grad)
+                parameter.copy_(gradient_of(parameter))
         return loss, norm, pipeline.state_dict()
 
     answers = Threads.run(4, one)
@@ -241,6 +242,7 @@ def test_four_gloo_ranks_equal_one_process(tmp_path: Path) -> None:
 def test_units_are_divided_as_transformers_own_plan_says(family: str) -> None:
     config = FAMILIES[family]
     theirs = transformers.AutoConfig.for_model(**config).base_model_tp_plan
+    assert theirs is not None
     units = [build_unit(config, unit) for unit in ModelConfig.from_hf(config).units[1:3]]
     ours = {f"layers.*.{path}": "colwise" for unit in units for path in unit.columns}
     ours |= {f"layers.*.{path}": "rowwise" for unit in units for path in unit.rows}

@@ -18,7 +18,7 @@ CYCLES = 20_000_000
 def lag(device: Any, cycles: Any = CYCLES) -> None:
     """Keep the current stream busy; on the CPU, where nothing is enqueued, there is nothing to lag."""
     if device.type == "cuda":
-        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(cycles)
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def own_stream(device: Any) -> Iterator[Any]:
     if device.type != "cuda":
         yield
         return
-    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
         yield
 
 

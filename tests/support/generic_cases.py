@@ -1,11 +1,13 @@
 """A small model of every family that runs with transformers' own modules, and is held to transformers in tests."""
 
+from typing import Any
+
 from tests.support.runtime_cases import LLAMA
 
 BASE = {**LLAMA, "pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2}
 del BASE["rms_norm_eps"]
 
-GENERIC = {
+CHANGES: dict[str, dict[str, Any]] = {
     "olmo2": {}, "phi3": {}, "granite": {
         "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.7, "attention_multiplier": 0.4,
     }, "starcoder2": {"sliding_window": 5}, "smollm3": {"no_rope_layers": [1, 0, 1, 1], "tie_word_embeddings": True},
@@ -17,4 +19,4 @@ GENERIC = {
         "num_experts": 4, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40,
     }, "gpt_oss": {"num_local_experts": 4, "head_dim": 8, "sliding_window": 5}, "bloom": {},
 }  # fmt: skip
-GENERIC = {name: {**BASE, "model_type": name, **changes} for name, changes in GENERIC.items()}
+GENERIC = {name: {**BASE, "model_type": name, **changes} for name, changes in CHANGES.items()}

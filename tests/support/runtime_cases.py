@@ -13,7 +13,7 @@ from debubble.runtime.batch import read_batch
 from debubble.runtime.distributed.transport import Threads
 from debubble.runtime.models.build import ReferenceModel
 
-LLAMA = {
+LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 61, "rms_norm_eps": 1e-5,
     "max_position_embeddings": 64, "tie_word_embeddings": False, "hidden_act": "silu", "initializer_range": 0.3,
@@ -55,7 +55,7 @@ QWEN3_MOE = {
     **QWEN3, "model_type": "qwen3_moe", "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20,
     "norm_topk_prob": False, "mlp_only_layers": [1],
 }  # fmt: skip
-GPT2 = {
+GPT2: dict[str, Any] = {
     "model_type": "gpt2", "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64, "vocab_size": 61,
     "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "initializer_range": 0.3, "tie_word_embeddings": True,
 }  # fmt: skip
@@ -78,7 +78,7 @@ def plan_of(
     dtype: str = "fp64",
     costs: Any = None,
     **options: Any,
-) -> Any:
+) -> Plan:
     """A plan for a schedule: the model's units in (nearly) equal runs, or `counts` of them per stage."""
     units = [replace(u, strategy=strategy) for u in ModelConfig.from_hf(config).units]
     if counts is None:
@@ -106,6 +106,12 @@ def run_threads(plan: Any, work: Any, *, model: Any = None, ranks: Any = None, *
         ranks or plan.devices * plan.options.data,
         lambda transport: work(Pipeline(model, plan, transport=transport, **arguments)),
     )
+
+
+def gradient_of(parameter: torch.Tensor) -> torch.Tensor:
+    """The gradient that a parameter has by now."""
+    assert parameter.grad is not None
+    return parameter.grad
 
 
 def gradients_of(plan: Any, tokens: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 from debubble.ir import InputError, Plan
 from debubble.training.data.datasets import DatasetSamples, named_dataset
 from debubble.training.options import TrainOptions, check
-from debubble.training.trainer import train
+from tests.support.training_cases import train_alone
 
 
 class Counting:
@@ -36,16 +36,23 @@ def items(size: int = 5, length: int = 3) -> DatasetSamples:
     return DatasetSamples(dataset=Counting(size, length), sequence_length=length, seed=4)
 
 
+def tokens(samples: DatasetSamples, first: int, *, count: int) -> torch.Tensor:
+    """A batch of items that are tokens alone."""
+    batch = samples.batch(first, count=count)
+    assert isinstance(batch, torch.Tensor)
+    return batch
+
+
 def test_every_item_comes_once_per_epoch() -> None:
     samples = items()
-    assert [sorted(samples.batch(5 * epoch, count=5)[:, 0].tolist()) for epoch in (0, 1)] == [[0, 1, 2, 3, 4]] * 2
-    assert samples.batch(0, count=5)[:, 0].tolist() != samples.batch(5, count=5)[:, 0].tolist()
+    assert [sorted(tokens(samples, 5 * epoch, count=5)[:, 0].tolist()) for epoch in (0, 1)] == [[0, 1, 2, 3, 4]] * 2
+    assert tokens(samples, 0, count=5)[:, 0].tolist() != tokens(samples, 5, count=5)[:, 0].tolist()
 
 
 def test_a_sample_is_the_same_however_it_is_asked_for_random_numbers_included() -> None:
-    whole = items().batch(0, count=8)
+    whole = tokens(items(), 0, count=8)
     torch.manual_seed(1)
-    parts = torch.cat([items().batch(0, count=3), items().batch(3, count=5)])
+    parts = torch.cat([tokens(items(), 0, count=3), tokens(items(), 3, count=5)])
     assert torch.equal(whole, parts)
 
 
@@ -69,6 +76,7 @@ def test_making_samples_leaves_the_generators_alone() -> None:
 def test_items_may_have_the_entries_of_a_batch(name: str) -> None:
     mapping = {"input_ids": [1, 2], name: [2, -100], "attention_mask": [1, 1]}
     batch = DatasetSamples(dataset=[mapping], sequence_length=2).batch(0, count=2)
+    assert not isinstance(batch, torch.Tensor)
     assert {name: entry.tolist() for name, entry in batch.items()} == {
         name: [value] * 2 for name, value in mapping.items()
     }
@@ -115,15 +123,15 @@ def test_a_dataset_is_trained_on_by_name_as_by_itself(
     options = TrainOptions(plan=plan_file(1), steps=2, warmup=1)
     named = TrainOptions(plan=plan_file(1), steps=2, warmup=1, dataset="my_data:counting")
     check(named)
-    given = train(options, dataset=counting(Plan.load(options.plan)))
-    assert [r.loss for r in train(named).reports] == [r.loss for r in given.reports]
+    given = train_alone(options, dataset=counting(Plan.load(options.plan)))
+    assert [r.loss for r in train_alone(named).reports] == [r.loss for r in given.reports]
 
 
 @pytest.mark.usefixtures("process_group")
 def test_a_run_on_a_dataset_is_resumed_bit_for_bit(plan_file: Any, tmp_path: Path) -> None:
     dataset = counting(Plan.load(plan_file(1)))
     options = TrainOptions(plan=plan_file(1), steps=4, warmup=1, checkpoint=tmp_path / "c", save_every=2, keep=9)
-    whole = [r.loss for r in train(options, dataset=dataset).reports]
+    whole = [r.loss for r in train_alone(options, dataset=dataset).reports]
     shutil.rmtree(tmp_path / "c" / "step-000004")
-    resumed = [r.loss for r in train(replace(options, resume=True), dataset=dataset).reports]
+    resumed = [r.loss for r in train_alone(replace(options, resume=True), dataset=dataset).reports]
     assert resumed == whole[2:]

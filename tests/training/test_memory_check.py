@@ -14,7 +14,7 @@ from debubble.ir import InputError, Placement, Plan, Schedule, lower
 from debubble.runtime.failures import DeviceMemoryError
 from debubble.training.memory_check import check_host_memory, explained, peak_offloaded, predicted_at
 
-GPU_HOURS = {"micro_batches": 4, "sequence_length": 512, "planner": "merak", "dtype": "fp32"}
+GPU_HOURS: dict[str, Any] = {"micro_batches": 4, "sequence_length": 512, "planner": "merak", "dtype": "fp32"}
 
 
 @pytest.fixture(scope="module")

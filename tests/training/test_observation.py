@@ -14,7 +14,7 @@ from debubble.training.metrics import DeviceWork, bubble_fraction
 from debubble.training.options import TrainOptions, check
 from debubble.training.progress import StepReport
 from debubble.training.report import TrainingSummary
-from debubble.training.trainer import train
+from tests.support.training_cases import train_alone
 
 REPORT = StepReport(
     step=3, loss=2.5, learning_rate=0.1, seconds=2.0, tokens_per_second=1000, peak_memory=(2**20, 2**21), mfu=0.4,
@@ -40,9 +40,10 @@ def test_a_tokens_operations_are_six_per_matrix_parameter_and_attention_to_half_
 
 
 def test_utilization_is_of_all_devices_peak_in_the_runs_dtype() -> None:
-    options = {"micro_batches": 4, "sequence_length": 512, "planner": "merak"}
+    options: dict[str, Any] = {"micro_batches": 4, "sequence_length": 512, "planner": "merak"}
     plan = db.plan(db.models["llama-tiny"], db.Cluster.parse("2xA100-80GB"), **options)
     utilization = Utilization.of(plan)
+    assert utilization is not None
     assert utilization.peak == 2 * 312e12
     assert utilization.mfu(1e6) == pytest.approx(1e6 * flops_per_token(db.models["llama-tiny"], 512) / (2 * 312e12))
 
@@ -53,7 +54,8 @@ def test_the_line_of_a_step_has_speed_utilization_bubble_and_memory() -> None:
 
 def outcome(seconds: list[float]) -> TrainingSummary:
     reports = [StepReport(**{**vars(REPORT), "step": i, "seconds": s}) for i, s in enumerate(seconds)]
-    return TrainingSummary(reports=reports, comparison=None, checkpoint=None)
+    comparison: Any = None  # has no part in how the speed is told
+    return TrainingSummary(reports=reports, comparison=comparison, checkpoint=None)
 
 
 def test_a_run_that_has_become_slower_says_by_how_much() -> None:
@@ -73,8 +75,8 @@ def test_tensorboard_is_refused_before_any_rank_starts_where_it_is_not_installed
 def test_tensorboard_has_every_steps_figures_and_a_resumed_run_goes_on_in_them(plan_file: Any, tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     options = TrainOptions(plan=plan_file(1), steps=2, checkpoint=tmp_path / "c", tensorboard=tmp_path / "t")
-    first = train(options)
-    second = train(TrainOptions(**{**vars(options), "steps": 4, "resume": True}))
+    first = train_alone(options)
+    second = train_alone(TrainOptions(**{**vars(options), "steps": 4, "resume": True}))
     read = accumulator.EventAccumulator(str(tmp_path / "t"))
     read.Reload()
     losses = [(event.step, event.value) for event in read.Scalars("train/loss")]

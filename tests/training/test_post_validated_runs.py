@@ -12,7 +12,7 @@ import debubble as db
 from debubble.ir import InputError, Kind, Op, Plan
 from debubble.training.checkpoint import folder as checkpoint_folder
 from debubble.training.options import TrainOptions, validates_after
-from debubble.training.trainer import train
+from tests.support.training_cases import train_alone
 from tests.training.test_train import TEXT, command
 
 
@@ -29,17 +29,17 @@ def losses(outcome: Any) -> Any:
 
 @pytest.mark.usefixtures("process_group")
 def test_every_step_is_reported_once_and_in_order(options: Any) -> None:
-    outcome = train(replace(options, post_validation=True))
+    outcome = train_alone(replace(options, post_validation=True))
     assert [report.step for report in outcome.reports] == list(range(1, 15))
-    assert losses(outcome) == losses(train(options))
+    assert losses(outcome) == losses(train_alone(options))
 
 
 @pytest.mark.usefixtures("process_group")
 def test_a_checkpoint_has_settled_parameters(options: Any, tmp_path: Path) -> None:
     ahead = replace(options, post_validation=True, checkpoint=tmp_path / "c", save_every=7, keep=9)
-    train(ahead)
+    train_alone(ahead)
     checkpoint_folder.latest(tmp_path / "c").rename(tmp_path / "later")
-    assert losses(train(replace(ahead, resume=True))) == losses(train(options))[7:]
+    assert losses(train_alone(replace(ahead, resume=True))) == losses(train_alone(options))[7:]
 
 
 @pytest.mark.usefixtures("process_group")
@@ -49,7 +49,7 @@ def test_ranks_that_update_ahead_say_what_they_took_back(options: Any, plan_file
     more = ["--clip", "1.5", "--steps", "4", "--post-validation", "--json"]
     ran = subprocess.run(command(replace(short, plan=plan_file(2)), *more), capture_output=True, text=True, check=True)
     ahead = json.loads(ran.stdout)
-    assert ahead["losses"] == pytest.approx(losses(train(short)), rel=1e-5)
+    assert ahead["losses"] == pytest.approx(losses(train_alone(short)), rel=1e-5)
     assert ahead["rolled_back"] == [1]
     assert "step 1: the gradients' norm was 1.75: 1 device took the update back" in ran.stderr
 

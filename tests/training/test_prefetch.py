@@ -41,21 +41,23 @@ class InOrder(DatasetSamples):
         return torch.stack([self._item(i, i) for i in range(first, first + count)])
 
 
-def samples() -> DatasetSamples:
+def samples() -> InOrder:
     return InOrder(dataset=Noisy(), sequence_length=1, seed=3)
 
 
 def test_batches_are_those_of_the_samples_themselves_also_after_a_leap() -> None:
     prefetched = Prefetcher(samples(), stride=2)
     for first in (0, 2, 1, 3):
-        assert torch.equal(prefetched.batch(first, count=1), samples().batch(first, count=1))
+        found = prefetched.batch(first, count=1)
+        assert isinstance(found, torch.Tensor)
+        assert torch.equal(found, samples().batch(first, count=1))
 
 
 def test_the_next_batch_is_made_before_it_is_asked_for() -> None:
-    ahead = samples()
-    prefetched = Prefetcher(ahead, stride=3)
+    dataset = Noisy()
+    prefetched = Prefetcher(InOrder(dataset=dataset, sequence_length=1, seed=3), stride=3)
     prefetched.batch(0, count=1)
-    assert ahead.dataset.made[3].wait(timeout=30)
+    assert dataset.made[3].wait(timeout=30)
 
 
 def test_what_is_wrong_with_a_batch_is_said_when_it_is_asked_for() -> None:

@@ -17,6 +17,7 @@ from tests.support.runtime_cases import GPT2, MIXTRAL, plan_of, run_threads
 
 def names(plan: db.Plan, *, tied: bool) -> list[set[str]]:
     """What each rank has to save."""
+    assert plan.model is not None
     plan = Plan(**{**vars(plan), "model": {**plan.model, "tie_word_embeddings": tied}})
 
     def of(transport: Threads) -> set[str]:

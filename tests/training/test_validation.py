@@ -16,7 +16,7 @@ from debubble.runtime.models.units import MicroBatch
 from debubble.training.data.datasets import ValidationSet
 from debubble.training.data.text import Corpus, Sequences
 from debubble.training.options import TrainOptions, check
-from debubble.training.trainer import train
+from tests.support.training_cases import train_alone
 from tests.training.test_train import DEBUBBLE
 
 TEXT = "".join(f"{i} bottles of beer on the wall, {i} bottles of beer.\n" for i in range(60))
@@ -43,8 +43,9 @@ def test_every_window_is_in_a_batch_once_and_the_last_batch_is_filled_without_ta
 
 @pytest.mark.usefixtures("process_group")
 def test_its_loss_is_that_of_one_process_on_every_window(options: TrainOptions) -> None:
-    report = train(replace(options, steps=1, learning_rate=0.0, weight_decay=0.0)).reports[0]
+    report = train_alone(replace(options, steps=1, learning_rate=0.0, weight_decay=0.0)).reports[0]
     plan = Plan.load(options.plan)
+    assert plan.model is not None
     model = ReferenceModel(plan.model, dtype=torch.float32)
     sequences = Sequences(corpus=Corpus.load(options.validation), sequence_length=32)
     tokens = torch.from_numpy(sequences.windows(np.arange(sequences.per_epoch)))
@@ -56,16 +57,16 @@ def test_its_loss_is_that_of_one_process_on_every_window(options: TrainOptions) 
 
 @pytest.mark.usefixtures("process_group")
 def test_it_is_computed_every_so_many_steps_and_after_the_last_and_training_is_the_same(options: TrainOptions) -> None:
-    validated = train(options)
+    validated = train_alone(options)
     assert [step for step, _ in validated.as_dict()["validation_losses"]] == [2, 4, 5]
-    alone = train(replace(options, validation=None))
+    alone = train_alone(replace(options, validation=None))
     assert [r.loss for r in validated.reports] == [r.loss for r in alone.reports]
     assert alone.as_dict()["validation_losses"] == []
 
 
 @pytest.mark.usefixtures("process_group")
 def test_devices_that_update_before_the_norm_is_known_validate_the_same(options: TrainOptions) -> None:
-    synchronous, ahead = train(options), train(replace(options, post_validation=True))
+    synchronous, ahead = train_alone(options), train_alone(replace(options, post_validation=True))
     assert [r.validation_loss for r in ahead.reports] == [r.validation_loss for r in synchronous.reports]
 
 

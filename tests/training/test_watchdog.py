@@ -21,11 +21,17 @@ INSTRUCTION = {i.op.name: i for i in PROGRAM.instructions}
 
 
 @pytest.fixture
-def watched() -> Iterator[Any]:
-    """Starts a watchdog of a rank that never moves; errors land in a queue."""
-    store, errors, dogs = dist.HashStore(), Queue(), []
+def store() -> dist.HashStore:
+    return dist.HashStore()
 
-    def start(rank: int, status: RankStatus, *, ranks: int, patience: float = 0.2) -> Queue:
+
+@pytest.fixture
+def watched(store: dist.HashStore) -> Iterator[Any]:
+    """Starts a watchdog of a rank that never moves; errors land in a queue."""
+    errors: Queue[BaseException] = Queue()
+    dogs: list[Watchdog] = []
+
+    def start(rank: int, status: RankStatus, *, ranks: int, patience: float = 0.2) -> Queue[BaseException]:
         dog = Watchdog(
             status, store=store, rank=rank, ranks=ranks, patience=patience, exit_rank=errors.put, period=0.05
         )  # fmt: skip
@@ -33,7 +39,6 @@ def watched() -> Iterator[Any]:
         dogs.append(dog)
         return errors
 
-    start.store = store
     yield start
     for dog in dogs:
         dog.stop()
@@ -65,12 +70,12 @@ def test_a_rank_that_never_answers_is_named(watched: Any) -> None:
     assert "for 0.2 s: rank 1 does not answer; rank 0 waits" in str(errors.get(timeout=20))
 
 
-def test_a_checkpoint_may_take_long(watched: Any) -> None:
+def test_a_checkpoint_may_take_long(watched: Any, store: dist.HashStore) -> None:
     saving = RankStatus()
     saving.enter(SAVING, local=True)
     watched(1, saving, ranks=2, patience=60)
     errors = watched(0, waiting("0B1", awaited="0RECV_B1"), ranks=2, patience=0.01)
-    while not watched.store.check(["0"]) or json.loads(watched.store.get("0"))[0] < 20:
+    while not store.check(["0"]) or json.loads(store.get("0"))[0] < 20:
         assert errors.empty()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,7 +61,7 @@ def test_experts_are_divided_over_data_and_context_ranks_alone() -> None:
         ({"pipeline": 8, "chunks": 20}, "66 model units cannot fill 160 stages"),
     ],
 )
-def test_fixed_degrees_that_fit_nothing_are_refused_in_a_sentence(fixed: dict[str, int], sentence: str) -> None:
+def test_fixed_degrees_that_fit_nothing_are_refused_in_a_sentence(fixed: dict[str, Any], sentence: str) -> None:
     with pytest.raises(db.InputError, match=sentence):
         configurations(job(**fixed))
 

@@ -34,6 +34,8 @@ def test_a_bad_order_is_replaced_by_the_one_that_the_search_proves_best(plan: An
     assert events_of(controller) == [(4, "search"), (4, "adopted"), (8, "kept")]
     assert controller.plan.simulate().makespan == 13
     kept = controller.journal.entries[-1]
+    assert kept.predicted is not None
+    assert kept.measured is not None
     assert (kept.predicted.before, kept.predicted.after) == (15, 13)
     assert (kept.measured.before, kept.measured.after) == (15, 13)
 
@@ -84,7 +86,7 @@ def test_costs_that_drift_begin_a_new_search_with_the_measured_ones(plan: Any, t
     assert [p.costs.backward_weight for p in asked] == [(1, 1), (1, 3)]
     assert asked[1].schedule.name == "searched"
     assert [e.event for e in controller.journal.entries][:4] == ["search", "adopted", "kept", "search"]
-    assert controller.journal.entries[3].drift > 0.2
+    assert (controller.journal.entries[3].drift or 0) > 0.2
 
 
 def test_a_window_that_the_next_one_contradicts_begins_no_search(plan: Any, tmp_path: Path) -> None:

@@ -25,7 +25,9 @@ def plan() -> Any:
 def test_it_answers_with_its_newest_plan_once(plan: Any) -> None:
     search = SearchProcess(plan, effort=5.0, core=None)
     search.wait()
-    assert search.newest().simulate().makespan == 13
+    newest = search.newest()
+    assert newest is not None
+    assert newest.simulate().makespan == 13
     assert search.newest() is None
     assert search.failure() is None
     search.close()
@@ -43,7 +45,7 @@ def test_what_it_dies_of_is_told(plan: Any) -> None:
     too_large = SearchProcess(replace(plan, costs=plan.costs.with_limit(1)), effort=5.0, core=None)
     too_large.wait()
     assert too_large.newest() is None
-    assert "OutOfMemoryError: Device 0 runs out of memory at 0F0" in too_large.failure()
+    assert "OutOfMemoryError: Device 0 runs out of memory at 0F0" in (too_large.failure() or "")
     too_large.close()
     killed = SearchProcess(plan, effort=5.0, core=None)
     os.kill(killed.pid, signal.SIGKILL)
@@ -73,6 +75,7 @@ def test_it_ends_and_cleans_up_when_its_parent_is_killed(plan: Any, tmp_path: Pa
     with subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path / "plan.json")], stdout=subprocess.PIPE, text=True
     ) as parent:
+        assert parent.stdout is not None
         pid, folder = parent.stdout.readline().split()
         parent.kill()
     while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:

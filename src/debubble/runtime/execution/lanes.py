@@ -105,7 +105,7 @@ class CudaLanes:
 
     def _stream(self, key: Hashable) -> torch.cuda.Stream:
         if key not in self._streams:
-            self._streams[key] = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            self._streams[key] = torch.cuda.Stream(self.device)
         return self._streams[key]
 
     def end_step(self) -> None:
@@ -116,7 +116,7 @@ class CudaLanes:
 
     def mark(self) -> Mark:
         """Record an event in the current stream."""
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self.device))
         return Mark(0.0, event)
 

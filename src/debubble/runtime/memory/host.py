@@ -77,7 +77,7 @@ class Pinned:
         pages = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         whole = torch.frombuffer(pages, dtype=torch.uint8)
         at, buffer = whole.data_ptr(), whole[:size]
-        error = torch.cuda.cudart().cudaHostRegister(at, len(whole), 0)  # type: ignore[no-untyped-call]
+        error = torch.cuda.cudart().cudaHostRegister(at, len(whole), 0)
         if int(error):
             raise OffloadError(
                 f"The host cannot pin another {readable(size)} for activations beside {readable(self.bytes)}"
@@ -93,7 +93,7 @@ def _unpin(made: list[tuple[int, Tensor]]) -> None:
     if made:
         torch.cuda.synchronize()
     for at, _ in made:
-        torch.cuda.cudart().cudaHostUnregister(at)  # type: ignore[no-untyped-call]
+        torch.cuda.cudart().cudaHostUnregister(at)
     made.clear()
 
 

@@ -60,7 +60,7 @@ class WeightGradients:
 
 def call(function: type[Function], *arguments: Any) -> Tensor:
     """Apply an autograd function that has one result."""
-    result: Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]
+    result: Tensor = function.apply(*arguments)
     return result
 
 

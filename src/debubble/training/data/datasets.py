@@ -63,7 +63,7 @@ class ValidationSet:
     """Sequences per batch and replica."""
     replicas: int = 1
 
-    def batches(self, replica: int) -> Iterator[Batch]:
+    def batches(self, replica: int) -> Iterator[Mapping[str, Tensor]]:
         """A replica's batches, [rows, length] each; what the last one lacks is filled with rows without targets."""
         windows, together = self.sequences.per_epoch, self.rows * self.replicas
         for first in range(0, windows, together):

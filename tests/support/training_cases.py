@@ -1,0 +1,13 @@
+"""Training as the only rank of a run, which the training's tests share."""
+
+from debubble.training.data.datasets import Dataset
+from debubble.training.options import TrainOptions
+from debubble.training.report import TrainingSummary
+from debubble.training.trainer import train
+
+
+def train_alone(options: TrainOptions, *, dataset: Dataset | None = None) -> TrainingSummary:
+    """Train as the only rank, which therefore has the summary."""
+    summary = train(options, dataset=dataset)
+    assert summary is not None
+    return summary
