@@ -99,7 +99,11 @@ def page(rows: list[dict[str, Any]]) -> str:
             f" {max(row['cpu']):.0f} |"
         )
     slower = [row["setting"] for row in rows if max(row["joint"]) > min(row["others"].values())]
-    verdict = "slower than none of the others with any seed" if not slower else f"slower in {', '.join(slower)}"
+    verdict = (
+        "slower than none of the others with any seed"
+        if not slower
+        else f"slower than another planner with some seed in {', '.join(slower)}"
+    )
     return "\n".join([*lines, "", f"Saved and gap are of the slowest seed.  `joint` is {verdict}."])
 
 
