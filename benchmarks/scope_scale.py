@@ -7,7 +7,7 @@ Layers are those of LLaMA-175B, in three mixes: `one` type; `moe`, a prefix of 3
 multi-token-prediction layer; `multimodal`, the same behind a vision tower of a fifth of the layers.  Model states take
 40% of the memory; the activations that 1F1B keeps without recomputation take 110% (`loose`), 200% (`medium`) or 400%
 (`tight`) of the rest.  64 micro-batches.  `cpu` is the processor time of the process, the `wall` depends on the
-neighbours, and so does `--seconds`, the deadline.  The gap is that of the programme's own objective; `--per-chunk` adds
+neighbours; `--seconds` is the effort.  The gap is that of the programme's own objective; `--per-chunk` adds
 the second reading of max T.
 """
 
@@ -29,7 +29,7 @@ from debubble.planners.partitioning.balance import even_counts
 from debubble.planners.scope.layer_types import layer_runs
 from debubble.planners.scope.monolithic import solve
 from debubble.planners.scope.planner import DUAL, TRI, megatron_schedule
-from debubble.reproduce.scope import MODELS, problem_of
+from debubble.reproduce.scope import Case, problem_of
 from debubble.search.effort import Effort
 from debubble.simulator import Repricer
 
@@ -150,7 +150,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--json", default="")
     arguments = parser.parse_args()
-    base = problem_of(MODELS["LLaMA-175B"])
+    base = problem_of(Case("LLaMA-175B"))
     import ortools.linear_solver.pywraplp
     import ortools.sat.python.cp_model  # noqa: F401  (loading the library is no part of solving)
 
