@@ -1,5 +1,6 @@
 """Evaluation runs a plan's forwards alone: transformers' loss in evaluation mode, and nothing is left of it."""
 
+import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 
 import debubble as db
 from debubble.ir import InputError, Plan, PlannedUnit, RunOptions
+from debubble.runtime import Pipeline
+from debubble.runtime.distributed.transport import Threads, Transport
 from tests.runtime.test_pipeline import ADAMW, host_stepped, schedule_1f1b
 from tests.support import gloo_ranks
 from tests.support.hf_reference import exactly, hf_model
@@ -141,12 +144,19 @@ def test_modules_of_ones_own_are_in_evaluation_mode_and_then_as_they_were() -> N
         options=RunOptions(dtype="fp64"),
     )  # fmt: skip
     tokens = torch.randint(16, (4, 6))
-    losses = run_threads(plan, lambda pipeline: float(pipeline.evaluate([tokens])), model=model)
+
+    def evaluate(transport: Transport) -> tuple[float, list[bool]]:
+        # Ranks share no modules: each is tried with tensors on the meta device when its pipeline is made.
+        own = copy.deepcopy(model)
+        loss = float(Pipeline(own, plan, transport=transport).evaluate([tokens]))
+        return loss, [module.training for module in own]
+
+    answers = Threads.run(2, evaluate)
     with torch.no_grad():
         logits = model[3](model[2](model[0](tokens[:, :-1]))).flatten(0, 1)
     expected = float(nn.functional.cross_entropy(logits, tokens[:, 1:].flatten()))
-    assert losses == [pytest.approx(expected, rel=1e-12)] * 2
-    assert [module.training for module in model] == [True, False, True, True]
+    assert [loss for loss, _ in answers] == [pytest.approx(expected, rel=1e-12)] * 2
+    assert [modes for _, modes in answers] == [[True, False, True, True]] * 2
 
 
 def test_without_a_batch_there_is_nothing_to_evaluate() -> None:
