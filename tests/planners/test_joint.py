@@ -49,6 +49,11 @@ def problem_of(
     return Problem(workload=ModelUnits(units), devices=devices, micro_batches=micro_batches, effort=effort)
 
 
+def levers_of(problem: Problem, placement: Placement) -> Levers:
+    assert isinstance(problem.workload, ModelUnits)
+    return Levers(problem, problem.workload.units, placement)
+
+
 @st.composite
 def placements(draw: st.DrawFn) -> Placement:
     make = draw(st.sampled_from([Placement.looped, Placement.v_shape]))
@@ -61,7 +66,7 @@ def test_the_list_scheduler_takes_the_time_that_the_simulator_says_where_nothing
     placement: Placement, seed: int, micro_batches: int
 ) -> None:
     forwards = tuple(1 + (7 * n % 5) / 4 for n in range(12))
-    levers = Levers(problem_of(bandwidth=None, micro_batches=micro_batches, forwards=forwards), placement)
+    levers = levers_of(problem_of(bandwidth=None, micro_batches=micro_batches, forwards=forwards), placement)
     point = random_point(levers, random.Random(seed))
     table, lacking = levers.table(point)
     time, missing = makespan(table, micro_batches, np.array(point.policy), np.array(point.most))
@@ -75,7 +80,7 @@ def test_the_list_scheduler_takes_the_time_that_the_simulator_says_where_nothing
 def test_an_order_that_the_list_scheduler_completes_is_a_correct_schedule_within_the_limit(
     placement: Placement, seed: int, limit: int, shared: bool
 ) -> None:
-    levers = Levers(problem_of(limit=limit, link_groups=((0, 1),) if shared else ()), placement)
+    levers = levers_of(problem_of(limit=limit, link_groups=((0, 1),) if shared else ()), placement)
     chance = random.Random(seed)
     walk = Walk(levers, random_point(levers, chance), chance)
     if walk.least > levers.longest:
@@ -88,7 +93,7 @@ def test_an_order_that_the_list_scheduler_completes_is_a_correct_schedule_within
 
 def test_a_device_with_several_stages_is_balanced_as_a_whole() -> None:
     forwards = (1.0,) * 11 + (4.0,)
-    levers = Levers(problem_of(forwards=forwards), Placement.v_shape(3, 2))
+    levers = levers_of(problem_of(forwards=forwards), Placement.v_shape(3, 2))
     work = np.zeros(3)
     for stage, device in zip(levers.partition(random_point(levers, random.Random(0))), (0, 1, 2, 2, 1, 0), strict=True):
         work[device] += 3 * sum(forwards[index] for index, _ in stage)
@@ -96,7 +101,7 @@ def test_a_device_with_several_stages_is_balanced_as_a_whole() -> None:
 
 
 def test_levels_of_recomputation_follow_the_price_of_a_byte() -> None:
-    levers = Levers(problem_of(), Placement.looped(3))
+    levers = levers_of(problem_of(), Placement.looped(3))
     point = random_point(levers, random.Random(0))
     names = [
         {name for stage in levers.partition(replace(point, levels=(level,) * 3)) for _, name in stage}

@@ -176,7 +176,7 @@ class Units:
         `recompute`, `activation_recomputed` and the workspace follow each unit's strategy; a stage where some unit's
         is not `none` belongs in the schedule's `fused_recompute` (or gets R operations).
         """
-        stages = [self._sums(tuple(stage)) for stage in partition]
+        stages = [self.stage_sums(tuple(stage)) for stage in partition]
         bandwidth = self.offload_bandwidth
         transfer = None if bandwidth is None else tuple(stage.activation / bandwidth for stage in stages)
         nothing = (0,) * len(stages)
@@ -218,11 +218,12 @@ class Units:
         )
 
     @cached_property
-    def _summed(self) -> dict[tuple[tuple[int, str], ...], _Sums]:
+    def _summed(self) -> dict[tuple[tuple[int, str], ...], StageSums]:
         """A cache of `_sums`: planners ask for the same stages thousands of times."""
         return {}
 
-    def _sums(self, stage: tuple[tuple[int, str], ...]) -> _Sums:
+    def stage_sums(self, stage: tuple[tuple[int, str], ...]) -> StageSums:
+        """Add up the units of a stage, given as (index, strategy) in model order."""
         if stage not in self._summed:
             self._summed[stage] = _sums([(self.units[index], strategy) for index, strategy in stage])
         return self._summed[stage]
@@ -246,7 +247,7 @@ class Units:
             "parameter_load": [sum(h.parameters for h in stage) / self.offload_bandwidth for stage in hosted],
         }
 
-    def _static(self, sums: Sequence[_Sums], held: Sequence[int], on_host: Collection[int]) -> Number:
+    def _static(self, sums: Sequence[StageSums], held: Sequence[int], on_host: Collection[int]) -> Number:
         states = sum(s.static_on_host if stage in on_host else s.static for stage, s in zip(held, sums, strict=True))
         return self.static + states + max((s.workspace for s in sums), default=0)
 
@@ -255,7 +256,7 @@ _ADDED = ("gradient_reduce", "optimizer_step")
 """Entries of which units have a part."""
 
 
-class _Sums(NamedTuple):
+class StageSums(NamedTuple):
     """Sums over a stage's units."""
 
     forward: Number
@@ -274,9 +275,9 @@ class _Sums(NamedTuple):
     optimizer_step: Number
 
 
-def _sums(stage: Sequence[tuple[Unit, str]]) -> _Sums:
+def _sums(stage: Sequence[tuple[Unit, str]]) -> StageSums:
     runs = _recomputed_runs(stage)
-    return _Sums(
+    return StageSums(
         forward=sum(u.forward for u, _ in stage),
         backward_input=sum(u.backward_input for u, _ in stage),
         backward_weight=sum(u.backward_weight for u, _ in stage),

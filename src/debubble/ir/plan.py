@@ -46,8 +46,8 @@ class RunOptions:
         context: Ranks that divide each sequence.
         expert: Expert-parallel ranks, out of the data- and context-parallel ones.
         zero: What replicas divide: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too.
-        optimizer: `adamw`, `sgd`, `lion`, `muon`, `adamw8bit`, ...
-        dtype: Of parameters and activations: `bf16`, `fp16` or `fp32`.
+        optimizer: `adamw`, `adam`, `adamw-8bit`, `lion`, `muon`, `momentum` or `sgd`.
+        dtype: Of computing: `bf16`, `fp16`, `fp32`, or `fp8` for products beside bf16 activations.
         lora: Rank of the low-rank adapters that are trained instead of the model's own parameters; 0: those are.
         post_validation: Devices update before the norm of all gradients is known, with copies that take that back.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,9 +22,6 @@ AGES = (0.0, 0.3, 1.0, 3.0, 10.0)
 PREFETCHES = (1.0, 2.0, 3.0, 4.0, 6.0)
 MANY = 10**6
 """As many micro-batches in flight as memory allows."""
-
-WARM, COLD = 0.02, 0.0003
-"""Temperatures at the beginning and the end, as parts of the step."""
 
 SHIFT, LEVEL, SHARE, FLIGHT = 30, 52, 74, 82
 """Of 100 moves, those below the first number shift units between stages, then change levels, shares of offload, and
@@ -70,8 +67,8 @@ class Walk:
             return self.levers.longest * (2 + missing / pairs)
         return time
 
-    def run(self, effort: Effort, *, warm: float = WARM, cold: float = COLD) -> None:
-        """Walk until the effort is spent, cooling down on the way."""
+    def run(self, effort: Effort, *, warm: float, cold: float) -> None:
+        """Walk until the effort is spent, cooling from one temperature to another, both parts of the step."""
         moves = effort.moves(self.price)
         for step in range(moves):
             if step % 64 == 0 and effort.brake.bites:
@@ -157,16 +154,14 @@ class Walk:
     def _policy(self, policy: tuple[float, ...]) -> tuple[float, ...]:
         entries = list(policy)
         n = self.random.randrange(len(entries))
-        stages = self.levers.placement.stages
-        choices: tuple[tuple[float, ...], ...] = (
-            BACKLOGS,
-            PATIENCES,
-            tuple(map(float, range(1, 2 * stages))),
-            PREFETCHES,
-            AGES,
-        )
-        entries[n] = self.random.choice(choices[n])
+        entries[n] = self.random.choice(policy_choices(self.levers)[n])
         return tuple(entries)
+
+
+def policy_choices(levers: Levers) -> tuple[Sequence[float], ...]:
+    """What each entry of a policy may be, in the order of the list scheduler's entries."""
+    horizons = [float(operations) for operations in range(1, 2 * levers.placement.stages)]
+    return BACKLOGS, PATIENCES, horizons, PREFETCHES, AGES
 
 
 def random_point(levers: Levers, chance: random.Random) -> Point:
@@ -185,11 +180,5 @@ def random_point(levers: Levers, chance: random.Random) -> Point:
         levels=tuple(level[s // devices] for s in range(stages)),
         shares=tuple(share[s // devices] for s in range(stages)),
         most=(MANY,) * stages,
-        policy=(
-            chance.choice(BACKLOGS),
-            chance.choice(PATIENCES),
-            float(chance.randrange(1, 2 * stages)),
-            chance.choice(PREFETCHES),
-            chance.choice(AGES),
-        ),
+        policy=tuple(chance.choice(entry) for entry in policy_choices(levers)),
     )

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 
-from debubble.costs.units import Partition, Unit
+from debubble.costs.units import Partition, Unit, Units
 from debubble.ir import Placement, Schedule
-from debubble.planners.joint.list_scheduler import Ints, ListSchedule, StageTable, schedule
-from debubble.planners.problem import ModelUnits, Problem, Solution
+from debubble.planners.joint.list_scheduler import Ints, StageTable, schedule
+from debubble.planners.problem import Problem, Solution
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,8 @@ SPARE = 0.95
 class Levers:
     """The points of a problem for one placement."""
 
-    def __init__(self, problem: Problem, placement: Placement) -> None:
-        assert isinstance(problem.workload, ModelUnits)
-        self.problem, self.placement, self.units = problem, placement, problem.workload.units
+    def __init__(self, problem: Problem, units: Units, placement: Placement) -> None:
+        self.problem, self.placement, self.units = problem, placement, units
         self.levels = len(self._strategies)
         self.device_of = np.array(placement.device_of)
         self.crosses = [*(a != b for a, b in pairwise(placement.device_of)), False]
@@ -117,13 +116,15 @@ class Levers:
 
     def partition(self, point: Point) -> Partition:
         """The units of each stage with their strategies."""
-        result: list[list[tuple[int, str]]] = []
-        begin = 0
-        for count, level in zip(point.counts, point.levels, strict=True):
-            names = self._strategies[level]
-            result.append([(index, names[index]) for index in range(begin, begin + count)])
-            begin += count
-        return Partition(result)
+        ends = accumulate(point.counts, initial=0)
+        return Partition(
+            self._stage(begin, end, level) for (begin, end), level in zip(pairwise(ends), point.levels, strict=True)
+        )
+
+    def _stage(self, begin: int, end: int, level: int) -> tuple[tuple[int, str], ...]:
+        """The units from one index to another, with their strategies at a level."""
+        names = self._strategies[level]
+        return tuple((index, names[index]) for index in range(begin, end))
 
     def table(self, point: Point) -> tuple[StageTable, float]:
         """The point as the list scheduler sees it, and the bytes that its states lack on the fullest device."""
@@ -152,9 +153,8 @@ class Levers:
         """Times and bytes of a stage: F, I, W, kept, restored before I, left after I, states, workspace."""
         key = begin, end, level
         if key not in self._rows:
-            names = self._strategies[level]
-            stage = tuple((index, names[index]) for index in range(begin, end))
-            sums = self.units._sums(stage)
+            stage = self._stage(begin, end, level)
+            sums = self.units.stage_sums(stage)
             recomputes = any(name != "none" for _, name in stage)
             again = min(float(sums.workspace_before_i), float(sums.activation - sums.kept)) if recomputes else 0.0
             self._rows[key] = (
@@ -169,22 +169,17 @@ class Levers:
         table, _ = self.table(point)
         made = schedule(table, self.problem.micro_batches, np.array(point.policy), np.array(point.most))
         partition = self.partition(point)
-        return Solution(
-            schedule=self.ordered(point, made),
-            costs=self.units.stage_costs(partition, self.placement),
-            partition=partition,
-        )
-
-    def ordered(self, point: Point, made: ListSchedule) -> Schedule:
-        """The schedule with the orders that the list scheduler has made."""
-        return Schedule(
+        ordered = Schedule(
             name="joint",
             placement=self.placement,
             micro_batches=self.problem.micro_batches,
             orders=made.orders(self.device_of),
-            fused_recompute=self.partition(point).recomputing,
+            fused_recompute=partition.recomputing,
             offload_fraction={s: share / QUARTERS for s, share in enumerate(point.shares) if 0 < share < QUARTERS},
         )
+        return Solution(
+            schedule=ordered, costs=self.units.stage_costs(partition, self.placement), partition=partition
+        )  # fmt: skip
 
 
 def _prices(unit: Unit) -> list[float]:

@@ -8,7 +8,8 @@ annealing (`annealing.py`), of which after every round fewer are left; and of th
 engine of `search/`.  Every schedule that counts is lowered under the limit and simulated exactly.
 
 Half-layers are not cut, a stage's units share one price of recomputation, and of its activations it offloads quarters.
-Backwards are split everywhere.  Optimizer states stay on the devices.
+Backwards are split everywhere.  Optimizer states stay on the devices.  Points are scored by makespans with messages
+that overlap computing, also where the span counts or messages block; the plans that are kept are simulated as asked.
 """
 
 from __future__ import annotations
@@ -26,6 +27,6 @@ def joint(problem: Problem) -> Solution:
     if problem.workload.units.micro_batch_scale is not None:
         raise InfeasibleError("Micro-batches of different lengths are not searched jointly.")
     # It loads the compiler, which nobody needs who only lists planners.
-    from debubble.planners.joint.search import searched
+    from debubble.planners.joint.search import search
 
-    return searched(problem, problem.workload)
+    return search(problem, problem.workload.units)

@@ -6,10 +6,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+from debubble.costs.units import Units
 from debubble.ir import DebubbleError, InfeasibleError, Number, Placement
 from debubble.planners.joint.annealing import Walk, random_point
 from debubble.planners.joint.levers import Levers
-from debubble.planners.problem import ModelUnits, Problem, Solution
+from debubble.planners.problem import Problem, Solution
 from debubble.search.bounds import lower_bound
 from debubble.search.effort import SIMULATION, Effort
 from debubble.search.problem import Incumbent, OrderProblem
@@ -25,12 +26,12 @@ ORDERED = 2
 """Plans whose order is searched with the effort that is left."""
 
 
-def searched(problem: Problem, workload: ModelUnits) -> Solution:
+def search(problem: Problem, units: Units) -> Solution:
     """Draw, anneal and order.
 
     Args:
         problem: What is asked.
-        workload: Its units.
+        units: The model's units.
 
     Returns:
         The fastest plan that was found, simulated under the limit.
@@ -39,7 +40,7 @@ def searched(problem: Problem, workload: ModelUnits) -> Solution:
         InfeasibleError: If no plan of those that were tried fits.
     """
     effort = problem.begun()
-    walks = _drawn(problem, effort.part(DRAWING * problem.effort))
+    walks = _initial_walks(problem, units, effort.part(DRAWING * problem.effort))
     for count, share, warm, cold in ROUNDS:
         walks = sorted(walks, key=lambda walk: walk.least)[:count]
         round_effort = effort.part(share * problem.effort)
@@ -50,24 +51,23 @@ def searched(problem: Problem, workload: ModelUnits) -> Solution:
     return _best(problem, walks, effort)
 
 
-def _drawn(problem: Problem, effort: Effort) -> list[Walk]:
-    """A walk per placement, which begins at the best of many random points."""
-    assert isinstance(problem.workload, ModelUnits)
+def _initial_walks(problem: Problem, units: Units, effort: Effort) -> list[Walk]:
+    """Start a walk per placement at the best of many random points."""
     chunks = (problem.chunks,) if problem.chunks is not None else CHUNKS if problem.devices > 1 else CHUNKS[:1]
     placements = [
         make(problem.devices, v)
         for v in chunks
-        if problem.devices * v <= len(problem.workload.units.units)
+        if problem.devices * v <= len(units.units)
         for make in ((Placement.looped,) if 1 in (v, problem.devices) else (Placement.v_shape, Placement.looped))
     ]
     if not placements:
         raise InfeasibleError(
-            f"{len(problem.workload.units.units)} model units cannot fill {problem.devices * chunks[0]} stages; use"
+            f"{len(units.units)} model units cannot fill {problem.devices * chunks[0]} stages; use"
             " fewer devices or chunks."
         )
     walks = []
     for rank, placement in enumerate(placements):
-        levers = Levers(problem, placement)
+        levers = Levers(problem, units, placement)
         chance = random.Random(problem.seed)
         walk = Walk(levers, random_point(levers, chance), chance)
         walk.draw(effort.part(effort.left / (len(placements) - rank)))
@@ -95,13 +95,13 @@ def _best(problem: Problem, walks: Sequence[Walk], effort: Effort) -> Solution:
     solutions.sort(key=lambda entry: entry[0])
     for rank, (value, solution) in enumerate(solutions[:ORDERED]):
         share = effort.part(effort.left / (min(ORDERED, len(solutions)) - rank))
-        solutions.append(_ordered(problem, value, solution, share))
+        solutions.append(_improve_order(problem, value, solution, share))
     _, best = min(solutions, key=lambda entry: entry[0])
     return replace(best, cut_off=effort.cut_off)
 
 
-def _ordered(problem: Problem, value: Number, solution: Solution, effort: Effort) -> tuple[Number, Solution]:
-    """The solution with the best order that a search from its own finds."""
+def _improve_order(problem: Problem, value: Number, solution: Solution, effort: Effort) -> tuple[Number, Solution]:
+    """Search better orders of a solution from its own, which takes `value`; return the best with its time."""
     from debubble.search.annealing.search import improve
 
     orders = OrderProblem.of(solution.schedule, solution.costs, objective=problem.objective)
