@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.ir import Kind, Op
-from debubble.search.annealing.layout import jit
+from debubble.search.annealing.layout import inlined, jit
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -107,6 +107,100 @@ def makespan(table: StageTable, micro_batches: int, policy: Floats, most: Ints) 
 
 
 @jit
+def _stages_by_device(stages: Floats, device_of: Ints, devices: int) -> tuple[Ints, Ints, float]:
+    """Per device its stages and their number, and the time of a micro-batch on the busiest device."""
+    stages_of = np.full((devices, len(stages)), -1)
+    count, work = np.zeros(devices, np.int64), np.zeros(devices)
+    for s in range(len(stages)):
+        d = device_of[s]
+        stages_of[d, count[d]] = s
+        count[d] += 1
+        work[d] += stages[s, FORWARD] + stages[s, INPUT] + stages[s, WEIGHT]
+    return stages_of, count, work.max()
+
+
+@jit
+def _depths(stages: Floats) -> tuple[Floats, Floats]:
+    """Per stage, the time that a micro-batch takes to it forwards, and from the last stage to it backwards."""
+    forward, backward = np.zeros(len(stages)), np.zeros(len(stages))
+    for s in range(1, len(stages)):
+        forward[s] = forward[s - 1] + stages[s - 1, FORWARD] + stages[s - 1, SEND]
+    for s in range(len(stages) - 2, -1, -1):
+        backward[s] = backward[s + 1] + stages[s + 1, INPUT] + stages[s, SEND]
+    return forward, backward
+
+
+@inlined
+def _due_reload(
+    own: Ints, stages: Floats, next_f: Ints, next_l: Ints, started: Ints, back: Floats, horizon: int, period: float,
+    depth: Floats, now: float,
+) -> int:  # fmt: skip
+    """The stage of the most urgent reload whose offload has ended and whose backward is near; -1: none is due."""
+    best, best_key = -1, np.inf
+    for s in own:
+        j = next_l[s]
+        if stages[s, MOVED] > 0 and j < next_f[s] and started[j] >= 2 * len(stages) - 1 - s - horizon:
+            key = j * period + depth[s]
+            if back[s, j] <= now and key < best_key:
+                best, best_key = s, key
+    return best
+
+
+@inlined
+def _ready_backward(
+    own: Ints, stages: Floats, next_i: Ints, next_l: Ints, gradient: Floats, back: Floats, room: float, period: float,
+    depth: Floats, now: float,
+) -> tuple[int, float]:  # fmt: skip
+    """The stage of the oldest backward that can start now, -1 for none, and when the next of the others can."""
+    best, best_key, soon = -1, np.inf, np.inf
+    for s in own:
+        j = next_i[s]
+        if j >= gradient.shape[1] or gradient[s, j] == np.inf or stages[s, WORKSPACE] > room:
+            continue
+        ready = gradient[s, j]
+        if stages[s, MOVED] > 0:
+            ready = max(ready, back[s, j]) if j < next_l[s] else np.inf
+        if ready > now:
+            soon = min(soon, ready)
+        elif j * period + depth[s] < best_key:
+            best, best_key = s, j * period + depth[s]
+    return best, soon
+
+
+@inlined
+def _ready_forward(
+    own: Ints, stages: Floats, next_f: Ints, next_i: Ints, most: Ints, data: Floats, room: float, spare: float,
+    age: float, depth: Floats, now: float, soon: float,
+) -> tuple[int, float]:  # fmt: skip
+    """The stage of the forward that is to start now, -1 for none, and when the next other operation can.
+
+    Besides what it keeps, it must leave `spare` bytes, or room for its own backward where nothing else is in flight.
+    """
+    best, best_key = -1, np.inf
+    for s in own:
+        j = next_f[s]
+        if j >= data.shape[1] or data[s, j] == np.inf or j - next_i[s] >= most[s]:
+            continue
+        if stages[s, KEPT] + max(spare, stages[s, WORKSPACE]) > room:
+            continue
+        if data[s, j] > now:
+            soon = min(soon, data[s, j])
+        elif age * j - depth[s] < best_key:
+            best, best_key = s, age * j - depth[s]
+    return best, soon
+
+
+@inlined
+def _oldest_weight(own: Ints, next_w: Ints, next_i: Ints, period: float, depth: Floats) -> int:
+    """The stage of the oldest weight gradient that waits."""
+    best, best_key = -1, np.inf
+    for s in own:
+        if next_w[s] < next_i[s] and next_w[s] * period + depth[s] < best_key:
+            best, best_key = s, next_w[s] * period + depth[s]
+    return best
+
+
+@jit
 def _place(
     stages: Floats, device_of: Ints, room: Floats, down: Ints, up: Ints, m: int, policy: Floats, most: Ints,
     operations: Ints, keys: Floats,
@@ -117,21 +211,8 @@ def _place(
     backlog, patience, horizon = policy[BACKLOG], policy[PATIENCE], int(policy[HORIZON])
     prefetch, age = int(policy[PREFETCH]), policy[AGE]
 
-    # The stages of each device, and how long a micro-batch takes on the busiest one.
-    held = np.full((P, S), -1)
-    count = np.zeros(P, np.int64)
-    work = np.zeros(P)
-    for s in range(S):
-        d = device_of[s]
-        held[d, count[d]] = s
-        count[d] += 1
-        work[d] += stages[s, FORWARD] + stages[s, INPUT] + stages[s, WEIGHT]
-    period = work.max()
-    down_depth, up_depth = np.zeros(S), np.zeros(S)
-    for s in range(1, S):
-        down_depth[s] = down_depth[s - 1] + stages[s - 1, FORWARD] + stages[s - 1, SEND]
-    for s in range(S - 2, -1, -1):
-        up_depth[s] = up_depth[s + 1] + stages[s + 1, INPUT] + stages[s, SEND]
+    stages_of, count, period = _stages_by_device(stages, device_of, P)
+    forward_depth, backward_depth = _depths(stages)
 
     next_f, next_i, next_w = np.zeros(S, np.int64), np.zeros(S, np.int64), np.zeros(S, np.int64)
     next_l = np.zeros(S, np.int64)
@@ -172,19 +253,9 @@ def _place(
 
         # Reloads that are due: the most urgent first.
         while under_way[d] < prefetch:
-            best, best_key = -1, never
-            for c in range(count[d]):
-                s = held[d, c]
-                j = next_l[s]
-                if (
-                    stages[s, MOVED] > 0
-                    and j < next_f[s]
-                    and started[j] >= 2 * S - 1 - s - horizon
-                    and back[s, j] <= now
-                ):
-                    key = j * period + up_depth[s]
-                    if key < best_key:
-                        best, best_key = s, key
+            best = _due_reload(
+                stages_of[d, : count[d]], stages, next_f, next_l, started, back, horizon, period, backward_depth, now
+            )
             if best < 0 or used[d] + stages[best, MOVED] + stages[best, WORKSPACE] > room[d]:
                 break
             j = next_l[best]
@@ -199,47 +270,17 @@ def _place(
                 placed += 1
 
         # What could start now, and when what cannot will be able to.
-        chosen, kind, key_chosen = -1, -1, never
-        soon = never
-        for c in range(count[d]):
-            s = held[d, c]
-            j = next_i[s]
-            if j < m and gradient[s, j] < never:
-                ready = gradient[s, j]
-                if stages[s, MOVED] > 0:
-                    ready = max(ready, back[s, j]) if j < next_l[s] else never
-                if used[d] + stages[s, WORKSPACE] > room[d]:
-                    continue
-                if ready <= now:
-                    key = j * period + up_depth[s]
-                    if kind != I or key < key_chosen:
-                        chosen, kind, key_chosen = s, I, key
-                else:
-                    soon = min(soon, ready)
-        forward, forward_key = -1, never
-        for c in range(count[d]):
-            s = held[d, c]
-            j = next_f[s]
-            if j < m and data[s, j] < never and next_f[s] - next_i[s] < most[s]:
-                spare = reserve[d] if in_flight[d] > 0 else stages[s, WORKSPACE]
-                if used[d] + stages[s, KEPT] + spare > room[d]:
-                    continue
-                if data[s, j] <= now:
-                    key = age * j * period - down_depth[s]
-                    if key < forward_key:
-                        forward, forward_key = s, key
-                else:
-                    soon = min(soon, data[s, j])
-        if kind != I and forward >= 0:
-            chosen, kind = forward, F
+        own = stages_of[d, : count[d]]
+        backward, soon = _ready_backward(
+            own, stages, next_i, next_l, gradient, back, room[d] - used[d], period, backward_depth, now
+        )
+        spare = reserve[d] if in_flight[d] > 0 else 0.0
+        forward, soon = _ready_forward(
+            own, stages, next_f, next_i, most, data, room[d] - used[d], spare, age * period, forward_depth, now, soon
+        )
+        chosen, kind = (backward, I) if backward >= 0 else (forward, F) if forward >= 0 else (-1, -1)
         if waiting_w[d] > 0 and (waiting_w[d] >= backlog or kind < 0):
-            oldest, oldest_key = -1, never
-            for c in range(count[d]):
-                s = held[d, c]
-                if next_w[s] < next_i[s]:
-                    key = next_w[s] * period + up_depth[s]
-                    if key < oldest_key:
-                        oldest, oldest_key = s, key
+            oldest = _oldest_weight(own, next_w, next_i, period, backward_depth)
             if waiting_w[d] >= backlog or now + patience * stages[oldest, WEIGHT] <= soon:
                 chosen, kind = oldest, W
 
