@@ -108,6 +108,14 @@ def test_plan_partitions_a_units_file(run: Any, tmp_path: Path) -> None:
         ),
         (("plan",), "Give a MODEL with --cluster"),
         (("plan", "--costs", "c.json", "--devices", "2", "--global-batch", "8"), "of a MODEL on a --cluster"),
+        (("plan", "--costs", "c.json", "--devices", "2", "--tensor", "2"), "--tensor is an option of a MODEL"),
+        (("plan", "--costs", "c.json", "--devices", "2", "--tokens", "1e9"), "--tokens is an option of a MODEL"),
+        (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--devices", "7"), "--devices is for --costs and --units"),
+        (("simulate", "--schedule", "1f1b", "--devices", "2", "--zero", "1"), "--zero is an option of a MODEL"),
+        (
+            ("simulate", "llama2-7b", "--schedule", "1f1b", "--cluster", "8xH100-80GB", "--devices", "7"),
+            "--devices is for --costs",
+        ),
         (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--global-batch", "0"), "at least one sequence, not 0"),
         (
             ("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--global-batch", "8", "--data", "3"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
 
 import typer
 
@@ -29,6 +29,12 @@ Costs = Annotated[Path | None, typer.Option("--costs", help="Stage costs, as a c
 UnitsFile = Annotated[Path | None, typer.Option("--units", help="Model units, as a units file.")]
 
 DEGREES = ("pipeline", "tensor", "data", "context", "expert", "zero", "micro_batch_size")
+
+
+def refuse_without_model(name: str) -> NoReturn:
+    """Raise the InputError for an option that only a model has."""
+    option = f"--{name.replace('_', '-')}"
+    raise InputError(f"{option} is an option of a MODEL on a --cluster; leave it out here.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +84,16 @@ class ModelRun:
     def settings(self) -> dict[str, Any]:
         """The entries of RunOptions that are no degrees."""
         return {f.name: getattr(self, f.name) for f in fields(RunOptions) if f.name not in DEGREES}
+
+    def refuse_given(self) -> None:
+        """Refuse options of a model's run where no model is run; post-validation has a meaning without one.
+
+        Raises:
+            InputError: With the first option that was given.
+        """
+        for f in fields(self):
+            if f.name != "post_validation" and getattr(self, f.name) != f.default:
+                refuse_without_model(f.name)
 
     def require_cluster(self) -> Cluster:
         """The devices; raises InputError if they are missing or unknown."""

@@ -72,14 +72,10 @@ def plan(
     from debubble.planners.plan_model import solve
 
     searches = planners[planner].searches
-    if sum(given is not None for given in (model, costs, units)) != 1:
-        raise InputError("Give a MODEL with --cluster, or --costs FILE, or --units FILE with --devices P.")
-    if global_batch is not None and model is None:
-        raise InputError("--global-batch searches the degrees of a MODEL on a --cluster; leave it out here.")
-    if tokens is not None and not 0 < tokens < math.inf:
-        raise InputError(f"--tokens must be a positive number, not {tokens:g}.")
-    if why and (model is None or profile is not None):
-        raise InputError("--why plans changes of a MODEL on a --cluster, without --profile; leave it out here.")
+    _check_call(
+        run, model=model, costs=costs, units=units, profile=profile, devices=devices, global_batch=global_batch,
+        tokens=tokens, why=why,
+    )  # fmt: skip
     doing = f"Searching; the effort is {search.effort:g} s of the reference machine ..." if searches else "Planning ..."
     with log().status(doing) as status:
         if model is not None:
@@ -114,6 +110,34 @@ def plan(
         result.save(output)
         log().print(f"The plan is in {output}.")
     _print(result, json=json, details=details, tokens=tokens, search=search if why else None)
+
+
+def _check_call(
+    run: o.ModelRun,
+    *,
+    model: str | None,
+    costs: Path | None,
+    units: Path | None,
+    profile: Path | None,
+    devices: int | None,
+    global_batch: int | None,
+    tokens: float | None,
+    why: bool,
+) -> None:
+    """Refuse options that do not go together, so that none is ignored; raises InputError."""
+    if sum(given is not None for given in (model, costs, units)) != 1:
+        raise InputError("Give a MODEL with --cluster, or --costs FILE, or --units FILE with --devices P.")
+    if tokens is not None and not 0 < tokens < math.inf:
+        raise InputError(f"--tokens must be a positive number, not {tokens:g}.")
+    if model is None:
+        for name, value in {"global_batch": global_batch, "profile": profile, "tokens": tokens}.items():
+            if value is not None:
+                o.refuse_without_model(name)
+        run.refuse_given()
+    elif devices is not None:
+        raise InputError("--devices is for --costs and --units; give a MODEL's devices with --cluster and --pipeline.")
+    if why and (model is None or profile is not None):
+        raise InputError("--why plans changes of a MODEL on a --cluster, without --profile; leave it out here.")
 
 
 def _job(

@@ -55,6 +55,7 @@ def simulate(
     if schedule is None and csv is None:
         if source is None:
             raise InputError("Give a plan file, or a schedule with --schedule NAME (see `debubble schedules`).")
+        run.refuse_given()
         plan = Plan.load(source)
         if memory_limit is not None:
             plan = replace(plan, costs=plan.costs.with_limit(o.abstract_limit(memory_limit)))
@@ -66,6 +67,8 @@ def simulate(
 
         if costs is not None:
             raise InputError("Give either MODEL or --costs, not both.")
+        if devices is not None:
+            raise InputError("--devices is for --costs; give a MODEL's devices with --cluster and --pipeline.")
         model, cluster, options = named_model(source), run.require_cluster(), run.run_options
         chosen, stage_costs = fixed_configuration(
             model, cluster, schedule=schedule, micro_batches=micro_batches, pipeline=run.pipeline, chunks=chunks,
@@ -78,6 +81,7 @@ def simulate(
             remarks=model_remarks(timeline, options, model=model, cluster=cluster),
         )  # fmt: skip
     else:
+        run.refuse_given()
         limit = o.abstract_limit(memory_limit)
         objective = "span" if run.post_validation else "makespan"
         chosen, stage_costs = _abstract(
