@@ -77,6 +77,13 @@ def test_optimizer_states_of_deep_chunks_go_to_the_host_before_anything_recomput
     assert result.solution.costs.host_step == (0, 0, 0, 0, 2, 2, 2, 2)
 
 
+def test_all_optimizer_states_go_to_the_host_where_those_of_deep_chunks_are_not_enough() -> None:
+    # Four layers keep 72 bytes of states, 48 with one of two chunks on the host, 24 with both.
+    result = plan(layers(16, limit=47, host_step=1, bandwidth=1), chunks=2)
+    assert result.solution.costs.static == (24,) * 4
+    assert result.solution.costs.host_step == (2,) * 8
+
+
 def test_cheap_operators_recompute_before_whole_layers_do() -> None:
     result = plan(layers(16, limit=72 + 90, cheap=True), chunks=2)
     partition = Partition([(2 * s, "cmb"), (2 * s + 1, "cmb")] for s in range(8))

@@ -31,7 +31,7 @@ ADVICE = {
     "transfer": "faster links",
     "dependency": "a better order of operations",
     "imbalance": "stages that divide more evenly",
-    "optimizer on the host": "an optimizer on the device",
+    "optimizer on the host": "more memory, or a faster host,",
     "gradients": "faster links between replicas, or more micro-batches per step,",
     "optimizer": "ZeRO, or more micro-batches per step,",
 }

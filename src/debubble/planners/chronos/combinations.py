@@ -32,7 +32,8 @@ class Combination:
         lengths: Units per stage; none for fixed stages.
         group: Micro-batches whose gradients are reduced together.
         offloaded: Shallow chunks whose activations go to the host.
-        hosted: Deep chunks whose optimizer states and step are the host's.
+        hosted: Deep chunks whose optimizer states and step are the host's.  The paper leaves the first one on the
+            device; all of them are tried too, for models that fit in no other way.
     """
 
     chunks: int
@@ -94,7 +95,7 @@ class CombinationBuilder(ABC):
                 for lengths in self._splits(chunks)
                 for group in GROUPS
                 if group == 1 or (self._reduces and group <= self.problem.micro_batches)
-                for hosted in range(chunks if limited and self._hostable else 1)
+                for hosted in range(chunks + 1 if limited and self._hostable else 1)
                 for offloaded in range(2 if limited and self._offloads else 1)
             ),
             key=lambda combination: combination.means,
