@@ -99,8 +99,8 @@ def test_it_trains_with_the_losses_of_one_process(plan: Any, trained: Any) -> No
     optimizer = ADAMW(model.parameters())
     expected = []
     for step in range(STEPS):
-        rows = read_batch(batch_for(plan, seed=step), micro_batches=1, device=torch.device("cpu"))
-        [x], [micro_batch] = rows.split(1, scale=1 / rows.counted, seed=0)
+        batch = read_batch(batch_for(plan, seed=step), micro_batches=1, device=torch.device("cpu"))
+        [x], [micro_batch] = batch.micro_batches(scale=1 / batch.counted, seed=0)
         loss = model(x, micro_batch)
         loss.backward()
         optimizer.step()

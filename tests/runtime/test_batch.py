@@ -1,4 +1,4 @@
-"""What a batch says: tokens, labels as transformers means them, targets, and masks that change nothing."""
+"""What a batch says: tokens, labels as transformers means them, targets, masks and positions."""
 
 from typing import Any
 
@@ -8,7 +8,16 @@ import torch
 import debubble as db
 from debubble.ir import InputError
 from debubble.runtime.batch import read_batch
-from tests.support.runtime_cases import LLAMA, MIXTRAL, plan_of, run_threads
+from tests.support.runtime_cases import (
+    GEMMA2,
+    GPT2_UNTIED,
+    LLAMA,
+    MIXTRAL,
+    assert_same_gradients,
+    plan_of,
+    run_threads,
+    tokens_of,
+)
 
 TOKENS = torch.tensor([[5, 6, 7, 8], [1, 2, 3, 4]])
 ONES = torch.ones(2, 4, dtype=torch.long)
@@ -17,7 +26,13 @@ ENDS = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
 
 
 def read(batch: Any, **arguments: Any) -> Any:
-    return read_batch(batch, micro_batches=2, device=torch.device("cpu"), **arguments)
+    """The batch as one micro-batch."""
+    (rows,) = step_batch(batch, **arguments).parts
+    return rows
+
+
+def step_batch(batch: Any, **arguments: Any) -> Any:
+    return read_batch(batch, micro_batches=1, device=torch.device("cpu"), **arguments)
 
 
 def test_labels_are_the_tokens_themselves_and_targets_what_they_predict() -> None:
@@ -27,41 +42,60 @@ def test_labels_are_the_tokens_themselves_and_targets_what_they_predict() -> Non
     assert by_targets.targets.tolist() == TOKENS.tolist()
 
 
-def test_the_checksum_is_that_of_tokens_and_targets_however_they_are_given() -> None:
-    whole = read(TOKENS)
-    assert read({"input_ids": TOKENS[:, :-1], "targets": TOKENS[:, 1:]}).checksum == whole.checksum
-    assert read({"input_ids": TOKENS[:, :-1], "targets": TOKENS[:, :-1]}).checksum != whole.checksum
-    assert read(TOKENS.flip(0)).checksum != whole.checksum
+def test_the_checksum_is_that_of_all_entries_however_they_are_given() -> None:
+    whole = step_batch(TOKENS).checksum
+    shifted = {"input_ids": TOKENS[:, :-1], "targets": TOKENS[:, 1:]}
+    packed = {**shifted, "position_ids": torch.tensor([[0, 1, 0]])}
+    assert step_batch(shifted).checksum == whole
+    assert step_batch({"input_ids": TOKENS[:, :-1], "targets": TOKENS[:, :-1]}).checksum != whole
+    assert step_batch(TOKENS.flip(0)).checksum != whole
+    assert step_batch(packed, has_positions=True).checksum != whole
 
 
-@pytest.mark.parametrize("may_pad", [False, True])
-def test_a_mask_of_ones_and_the_usual_positions_change_nothing(may_pad: bool) -> None:
-    plain = read({"input_ids": TOKENS, "labels": TOKENS})
+@pytest.mark.parametrize("takes", [False, True])
+def test_a_mask_of_ones_and_the_usual_positions_change_nothing(takes: bool) -> None:
     more = {"attention_mask": ONES.bool(), "position_ids": torch.arange(4).expand(2, 4)}
-    rows = read({"input_ids": TOKENS, "labels": TOKENS, **more}, may_pad=may_pad)
-    assert torch.equal(rows.tokens, plain.tokens)
-    assert torch.equal(rows.targets, plain.targets)
+    rows = read({"input_ids": TOKENS, "labels": TOKENS, **more}, has_positions=takes, has_masks=takes)
+    assert rows.tokens.tolist() == TOKENS.tolist()
+    assert rows.positions is None
+    assert rows.documents is None
+
+
+def test_a_document_begins_where_positions_do_not_go_on() -> None:
+    rows = read(
+        {"input_ids": TOKENS, "labels": TOKENS, "position_ids": torch.tensor([[0, 1, 0, 1]])}, has_positions=True
+    )
+    assert rows.positions.tolist() == [[0, 1, 0, 1]] * 2
+    assert rows.documents.tolist() == [[0, 0, 1, 1]] * 2
 
 
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ({"attention_mask": ENDS}, "may only hide the end of rows, where the targets are -100"),
-        ({"attention_mask": ENDS.flip(1), "labels": torch.where(ENDS.flip(1) == 1, TOKENS, -100)}, "the end of rows"),
-        ({"attention_mask": ONES[:, None, None]}, r"'attention_mask' \[rows, length\]"),
-        ({"position_ids": torch.arange(1, 5).expand(2, 4)}, "must be 0 to 3 in every row"),
-        ({"position_ids": torch.arange(3)}, "must be 0 to 3 in every row"),
+        ({"attention_mask": ENDS}, "hides must predict nothing"),
+        ({"attention_mask": ONES[:, None, None]}, r"'attention_mask' must have shape \[rows, length\]"),
+        ({"position_ids": torch.arange(3)}, r"'position_ids' must have shape \[rows, length\]"),
+        ({"position_ids": torch.arange(-1, 3).expand(2, 4)}, "0 or more"),
     ],
 )
-def test_what_would_change_the_loss_is_refused(entries: Any, message: str) -> None:
+def test_what_has_no_meaning_is_refused(entries: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        read({"input_ids": TOKENS, "labels": TOKENS, **entries}, may_pad=True)
+        read({"input_ids": TOKENS, "labels": TOKENS, **entries}, has_positions=True, has_masks=True)
 
 
-def test_a_model_of_which_nothing_is_known_takes_no_padding() -> None:
+def test_a_model_of_which_nothing_is_known_takes_neither_padding_nor_positions() -> None:
     labels = torch.where(ENDS == 1, TOKENS, -100)
-    with pytest.raises(InputError, match="for this model 'attention_mask' must be all ones"):
+    with pytest.raises(InputError, match="for this model: 'attention_mask' must be all ones"):
         read({"input_ids": TOKENS, "labels": labels, "attention_mask": ENDS})
+    with pytest.raises(InputError, match="for this model: 'position_ids' must be 0 to 3"):
+        read({"input_ids": TOKENS, "labels": labels, "position_ids": torch.arange(1, 5).expand(2, 4)})
+
+
+def test_a_sequence_has_a_batch_for_each_micro_batch() -> None:
+    batch = read_batch([TOKENS, TOKENS[:1, :2]], micro_batches=2, device=torch.device("cpu"))
+    assert batch.shapes == ((2, 3), (1, 1))
+    with pytest.raises(InputError, match="3 for this plan, not 2"):
+        read_batch([TOKENS, TOKENS], micro_batches=3, device=torch.device("cpu"))
 
 
 def padded(rows: int = 4, length: int = 8) -> Any:
@@ -71,13 +105,33 @@ def padded(rows: int = 4, length: int = 8) -> Any:
     return {"input_ids": tokens, "attention_mask": mask, "labels": torch.where(mask == 1, tokens, -100)}
 
 
-def test_padding_at_the_end_gives_the_loss_and_gradients_that_transformers_gives_with_its_mask() -> None:
+def left_padded() -> Any:
+    """Rows that begin with hidden tokens, and positions that count from the first that is not."""
+    batch = {name: entry.flip(1) for name, entry in padded().items()}
+    positions = (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    # The token before the first, which is hidden, predicts nothing.
+    return {**batch, "position_ids": positions, "labels": torch.where(positions == 0, -100, batch["labels"])}
+
+
+def packed(rows: int = 4, length: int = 8) -> Any:
+    """Rows of several documents, each of which counts its positions from 0."""
+    tokens = padded(rows, length)["input_ids"]
+    lengths = torch.tensor([[3, 5], [1, 7], [4, 4], [8, 0]])
+    positions = torch.stack([torch.cat([torch.arange(int(n)) for n in row]) for row in lengths])
+    return {"input_ids": tokens, "position_ids": positions, "labels": torch.where(positions == 0, -100, tokens)}
+
+
+@pytest.mark.parametrize(
+    "config", [LLAMA, {**GEMMA2, "tie_word_embeddings": False}, GPT2_UNTIED], ids=["llama", "gemma2", "gpt2"]
+)
+@pytest.mark.parametrize("batch", [padded(), left_padded(), packed()], ids=["right", "left", "packed"])
+def test_padded_and_packed_rows_give_the_loss_and_gradients_that_transformers_gives(config: Any, batch: Any) -> None:
     pytest.importorskip("transformers")
     from tests.support.hf_reference import exactly, hf_model
 
-    model, batch = hf_model(LLAMA), padded()
+    model = hf_model(config)
     with exactly():
-        expected = model(**batch).loss
+        expected = model(**batch, use_cache=False).loss  # with a cache it looks for no documents
         expected.backward()
 
     def one(pipeline: Any) -> Any:
@@ -86,14 +140,20 @@ def test_padding_at_the_end_gives_the_loss_and_gradients_that_transformers_gives
 
     reference = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
-    plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), LLAMA)
+    plan = plan_of(db.schedules["zb-h1"](devices=2, micro_batches=4), config, strategy="full")
     for loss, gradients in run_threads(plan, one, model=model):
         torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=0)
         for name, gradient in gradients.items():
             assert (gradient - reference[name]).abs().max() <= 1e-12 * reference[name].abs().max(), name
 
 
+def test_micro_batches_may_differ_in_rows_and_length() -> None:
+    batches = [tokens_of(LLAMA, rows=2 - j % 2, length=5 + j, seed=j) for j in range(4)]
+    plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), LLAMA)
+    assert_same_gradients(plan, LLAMA, batches)
+
+
 def test_routers_whose_loss_counts_pads_take_no_padding() -> None:
     plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), {**MIXTRAL, "output_router_logits": True})
-    with pytest.raises(InputError, match="for this model 'attention_mask' must be all ones"):
+    with pytest.raises(InputError, match="for this model: 'attention_mask' must be all ones"):
         run_threads(plan, lambda pipeline: pipeline.step(padded()))

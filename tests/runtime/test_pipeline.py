@@ -50,8 +50,10 @@ def reference_losses(config: Any, *, micro_batches: Any, steps: Any, max_norm: A
     optimizer = ADAMW(model.parameters())
     losses = []
     for step in range(steps):
-        rows = read_batch(tokens_of(config, rows=micro_batches, seed=step), micro_batches=1, device=torch.device("cpu"))
-        [x], [micro_batch] = rows.split(1, scale=1 / rows.counted, seed=0)
+        batch = read_batch(
+            tokens_of(config, rows=micro_batches, seed=step), micro_batches=1, device=torch.device("cpu")
+        )
+        [x], [micro_batch] = batch.micro_batches(scale=1 / batch.counted, seed=0)
         loss = model(x, micro_batch)
         loss.backward()
         if max_norm is not None:
@@ -310,7 +312,7 @@ def test_batches_that_do_not_fit_are_refused() -> None:
 
 def test_ranks_with_different_batches_are_told_which() -> None:
     plan = plan_of(schedule_1f1b(), LLAMA)
-    with pytest.raises(InputError, match=r"Rank 1 has a batch of shape \[4, 13\].* but rank 0 one of \[4, 12\]"):
+    with pytest.raises(InputError, match=r"Rank 1 has micro-batches of 1 x 13 with .*, but rank 0 of 1 x 12"):
         run_threads(plan, lambda pipeline: pipeline.step(tokens_of(LLAMA, rows=4, length=12 + pipeline.device)))
 
 

@@ -70,9 +70,9 @@ def step_of(plan: Any, tokens: Any, device: Any, **arguments: Any) -> Any:
 def reference(config: Any, tokens: Any, device: Any, *, micro_batches: Any, dtype: Any = torch.float64) -> Any:
     """The same by plain autograd of the whole model on the device."""
     model = ReferenceModel(config, dtype=dtype).to(device)
-    rows = read_batch(tokens, micro_batches=micro_batches, device=device)
+    batch = read_batch(tokens, micro_batches=micro_batches, device=device)
     total = torch.zeros((), dtype=torch.float64, device=device)
-    for x, micro_batch in zip(*rows.split(micro_batches, scale=1 / rows.counted, seed=0), strict=True):
+    for x, micro_batch in zip(*batch.micro_batches(scale=1 / batch.counted, seed=0), strict=True):
         loss = model(x, micro_batch)
         loss.backward()
         total += loss.detach()

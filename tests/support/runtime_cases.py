@@ -128,9 +128,11 @@ def gradients_of(plan: Any, tokens: Any) -> Any:
 def reference_gradients(config: Any, tokens: Any, *, micro_batches: Any, dtype: Any = torch.float64) -> Any:
     """The same of the whole model in one process: plain autograd, micro-batch by micro-batch."""
     model = ReferenceModel(config, dtype=dtype)
-    rows = read_batch(tokens, micro_batches=micro_batches, device=torch.device("cpu"))
+    batch = read_batch(
+        tokens, micro_batches=micro_batches, device=torch.device("cpu"), has_positions=True, has_masks=True
+    )
     total = torch.zeros((), dtype=torch.float64)
-    for x, micro_batch in zip(*rows.split(micro_batches, scale=1 / rows.counted, seed=0), strict=True):
+    for x, micro_batch in zip(*batch.micro_batches(scale=1 / batch.counted, seed=0), strict=True):
         loss = model(x, micro_batch)
         loss.backward()
         total += loss.detach()

@@ -150,15 +150,14 @@ def balance_of(plan: Plan) -> Balance | None:
     return Balance.of(config, micro_batches=micro_batches, dtype=DTYPES[plan.options.dtype])
 
 
-def may_pad(plan: Plan) -> bool:
-    """Tell whether an attention mask that hides the end of rows changes nothing before it.
+def has_positions(plan: Plan) -> bool:
+    """Tell whether the units take positions and documents of tokens: those that are our own do."""
+    return plan.model is not None and not ModelConfig.from_hf(plan.model).whole_layers
 
-    Attention is causal and each position passes the rest alone in the units that are our own; but an auxiliary loss of
-    routers counts all positions, and of other modules nothing is known.
-    """
-    if plan.model is None or ModelConfig.from_hf(plan.model).whole_layers:
-        return False
-    return balance_of(plan) is None
+
+def has_masks(plan: Plan) -> bool:
+    """Tell whether tokens can be hidden from the others: an auxiliary loss of routers would count them."""
+    return has_positions(plan) and balance_of(plan) is None
 
 
 def _hf_stages(

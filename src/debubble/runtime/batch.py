@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,7 +15,10 @@ from debubble.runtime.models.units import MicroBatch
 IGNORED = -100
 """Target of a token that has no part in the loss."""
 
-Batch = Tensor | Mapping[str, Tensor]
+Entries = Tensor | Mapping[str, Tensor]
+"""One of a `Batch`, not a sequence of them."""
+
+Batch = Entries | Sequence[Entries]
 """Tokens [rows, length + 1], each to predict the next; or a mapping with `input_ids` and one of the following, [rows,
 length] each, where -100 stands for no target:
 
@@ -23,7 +26,8 @@ length] each, where -100 stands for no target:
   predict (often the `input_ids` themselves).
 * `targets`: `targets[r, t]` is what position t is to predict.
 
-It may also have an `attention_mask` and `position_ids` that change nothing: see `read_batch`.
+It may also have an `attention_mask` and `position_ids`, as transformers takes them: see `read_batch`.  A sequence of
+such is one for each micro-batch, whose rows and lengths may differ.
 """
 
 ENTRIES = ("input_ids", "labels", "targets", "attention_mask", "position_ids")
@@ -31,53 +35,98 @@ ENTRIES = ("input_ids", "labels", "targets", "attention_mask", "position_ids")
 
 @dataclass(frozen=True)
 class Rows:
-    """One step's tokens and targets, [rows, length] each."""
+    """Tokens and targets, [rows, length] each, of a step or of one micro-batch."""
 
     tokens: Tensor
     targets: Tensor
-    checksum: int
-    """Checksum of both: ranks that have the same batch have the same one."""
+    positions: Tensor | None = None
+    """Position of each token; None: 0, 1, 2 and so on in every row."""
+    documents: Tensor | None = None
+    """Number of the document that each token belongs to, which alone it attends to; None: a row is one."""
 
     @property
     def counted(self) -> int:
         """Tokens that have a part in the loss."""
         return int((self.targets != IGNORED).sum())
 
-    def split(self, micro_batches: int, *, scale: float, seed: int) -> tuple[list[Tensor], list[MicroBatch]]:
-        """Equal micro-batches; every loss is scaled by `scale`, every dropout mask follows from `seed`."""
-        # Storages of their own: what one micro-batch saves can be offloaded without the others.
-        tokens, targets = ([part.clone() for part in t.chunk(micro_batches)] for t in (self.tokens, self.targets))
-        seeds = (zlib.crc32(f"{seed} {j}".encode()) for j in range(micro_batches))
-        return tokens, [MicroBatch(t, scale, s) for t, s in zip(targets, seeds, strict=True)]
+    def cut(self, parts: int) -> list[Rows]:
+        """Equal parts, each with storages of its own: what one micro-batch saves can be offloaded without the others.
+
+        Raises InputError if the rows cannot be divided so.
+        """
+        if len(self.tokens) % parts:
+            raise InputError(f"A batch of {len(self.tokens)} rows cannot be cut into {parts} equal micro-batches.")
+        columns = (self.tokens, self.targets, self.positions, self.documents)
+        cut = ([None] * parts if c is None else [part.clone() for part in c.chunk(parts)] for c in columns)
+        return [Rows(*row) for row in zip(*cut, strict=True)]
 
 
-def read_batch(batch: Batch, *, micro_batches: int, device: torch.device, may_pad: bool = False) -> Rows:
-    """Check and move a batch.
+@dataclass(frozen=True)
+class StepBatch:
+    """One step's micro-batches."""
+
+    parts: Sequence[Rows]
+    """One for each micro-batch."""
+    checksum: int
+    """Checksum of all that was given: ranks that have the same batch have the same one."""
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Rows and length of each micro-batch."""
+        return tuple(tuple(part.tokens.shape) for part in self.parts)
+
+    @property
+    def counted(self) -> int:
+        """Tokens that have a part in the loss."""
+        return sum(part.counted for part in self.parts)
+
+    def micro_batches(self, *, scale: float, seed: int) -> tuple[list[Tensor], list[MicroBatch]]:
+        """Inputs and what goes with them; every loss is scaled by `scale`, every dropout mask follows from `seed`."""
+        seeds = (zlib.crc32(f"{seed} {j}".encode()) for j in range(len(self.parts)))
+        return [part.tokens for part in self.parts], [
+            MicroBatch(part.targets, scale, s, positions=part.positions, documents=part.documents)
+            for part, s in zip(self.parts, seeds, strict=True)
+        ]
+
+
+def read_batch(
+    batch: Batch,
+    *,
+    micro_batches: int,
+    device: torch.device,
+    has_positions: bool = False,
+    has_masks: bool = False,
+) -> StepBatch:
+    """Check, move and cut a batch.
+
+    `position_ids` may be any; as in transformers, where they do not go on by 1 a new document begins, and attention
+    stays within documents.  An `attention_mask` [rows, length] of zeros and ones hides tokens, whose targets must be
+    -100, from all others.
 
     Args:
         batch: Tokens and targets (see `Batch`).
-        micro_batches: Into how many equal ones it is to be cut.
+        micro_batches: How many the plan has.
         device: Where the tokens and targets go.
-        may_pad: Whether the model computes the same with and without an `attention_mask` that hides the end of rows,
-            at all positions before.
+        has_positions: Whether the model's units take positions and documents.
+        has_masks: Whether they may hide tokens, too.
 
     Raises:
         InputError: The batch has the wrong shape, cannot be divided, or has an entry that cannot be honoured.
     """
-    if isinstance(batch, Tensor):
-        if batch.dim() != 2 or batch.shape[1] < 2:
-            raise InputError(f"A batch of tokens has shape [rows, length + 1], not {list(batch.shape)}.")
-        tokens, targets = batch[:, :-1], batch[:, 1:]
+    if isinstance(batch, Tensor | Mapping):
+        read = [_read(batch, has_positions=has_positions, has_masks=has_masks)]
+        cut = read[0].cut(micro_batches)
     else:
-        tokens, targets = _tokens_and_targets(batch)
-        if "attention_mask" in batch:
-            _check_mask(batch["attention_mask"], targets, may_pad=may_pad)
-        if "position_ids" in batch:
-            _check_positions(batch["position_ids"], tokens.shape[1])
-    if len(tokens) % micro_batches:
-        raise InputError(f"A batch of {len(tokens)} rows cannot be cut into {micro_batches} equal micro-batches.")
-    tokens, targets = tokens.contiguous(), targets.contiguous()
-    return Rows(tokens.to(device), targets.to(device), _checksum(targets, _checksum(tokens)))
+        if len(batch) != micro_batches:
+            raise InputError(
+                f"A sequence of batches has one for each micro-batch: {micro_batches} for this plan, not {len(batch)}."
+            )
+        cut = read = [_read(part, has_positions=has_positions, has_masks=has_masks) for part in batch]
+    checksum = 0
+    for rows in read:
+        for tensor in (rows.tokens, rows.targets, rows.positions, rows.documents):
+            checksum = checksum if tensor is None else _checksum(tensor, checksum)
+    return StepBatch([_moved(rows, device) for rows in cut], checksum)
 
 
 def check_entries(names: Iterable[str], owner: str) -> None:
@@ -87,6 +136,25 @@ def check_entries(names: Iterable[str], owner: str) -> None:
         raise InputError(
             f"{owner} has an entry '{unknown}', which the runtime does not know: it knows {', '.join(ENTRIES)}."
         )
+
+
+def _read(batch: Entries, *, has_positions: bool, has_masks: bool) -> Rows:
+    if isinstance(batch, Tensor):
+        if batch.dim() != 2 or batch.shape[1] < 2:
+            raise InputError(f"A batch of tokens has shape [rows, length + 1], not {list(batch.shape)}.")
+        return Rows(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
+    tokens, targets = _tokens_and_targets(batch)
+    rows = Rows(tokens.contiguous(), targets.contiguous())
+    if "position_ids" in batch:
+        rows = _with_positions(rows, batch["position_ids"], allowed=has_positions)
+    if "attention_mask" in batch:
+        rows = _with_mask(rows, batch["attention_mask"], allowed=has_masks)
+    return rows
+
+
+def _moved(rows: Rows, device: torch.device) -> Rows:
+    tensors = (rows.tokens, rows.targets, rows.positions, rows.documents)
+    return Rows(*(None if tensor is None else tensor.to(device) for tensor in tensors))  # type: ignore[arg-type]
 
 
 def _tokens_and_targets(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -115,31 +183,46 @@ def _shifted(labels: Tensor) -> Tensor:
     return targets
 
 
-def _check_mask(mask: Tensor, targets: Tensor, *, may_pad: bool) -> None:
-    """Refuse a mask that would change the loss."""
-    if mask.shape == targets.shape:
-        seen = mask != 0
-        if seen.all():
-            return
-        # No position attends to later ones: what is hidden at the end of a row is seen by hidden positions alone.
-        at_end = not (seen[:, 1:] & ~seen[:, :-1]).any()
-        if may_pad and at_end and (targets[~seen] == IGNORED).all():
-            return
-    if may_pad:
+def _with_positions(rows: Rows, positions: Tensor, *, allowed: bool) -> Rows:
+    """The rows with positions of their own; as they are if these are the usual ones."""
+    length = rows.tokens.shape[1]
+    usual = torch.arange(length, device=positions.device)
+    if positions.shape[-1:] == (length,) and (positions == usual).all():
+        return rows
+    if not allowed:
         raise InputError(
-            "The runtime computes without attention masks: 'attention_mask' [rows, length] may only hide the end of"
-            " rows, where the targets are -100."
+            f"The runtime counts positions by itself for this model: 'position_ids' must be 0 to {length - 1} in every"
+            " row, or be left out."
         )
-    raise InputError("The runtime computes without attention masks: for this model 'attention_mask' must be all ones.")
+    if positions.shape not in (rows.tokens.shape, (1, length)) or bool((positions < 0).any()):
+        raise InputError("'position_ids' must have shape [rows, length], and be 0 or more.")
+    positions = positions.expand_as(rows.tokens).contiguous()
+    begins = positions[:, 1:] != positions[:, :-1] + 1
+    documents = torch.nn.functional.pad(begins.cumsum(1), (1, 0))
+    return replace(rows, positions=positions, documents=documents if begins.any() else None)
 
 
-def _check_positions(positions: Tensor, length: int) -> None:
-    """Refuse positions that are not those that every model counts by itself."""
-    if positions.shape[-1:] != (length,) or (positions != torch.arange(length, device=positions.device)).any():
+def _with_mask(rows: Rows, mask: Tensor, *, allowed: bool) -> Rows:
+    """The rows with hidden tokens in documents of their own; as they are if nothing that counts sees them."""
+    seen = mask != 0
+    if mask.shape == rows.tokens.shape and seen.all():
+        return rows
+    if not allowed:
         raise InputError(
-            f"The runtime counts positions by itself: 'position_ids' must be 0 to {length - 1} in every row, or be left"
-            " out."
+            "The runtime computes without attention masks for this model: 'attention_mask' must be all ones."
         )
+    if mask.shape != rows.tokens.shape:
+        raise InputError("'attention_mask' must have shape [rows, length].")
+    if (rows.targets[~seen] != IGNORED).any():
+        raise InputError(
+            "A token that 'attention_mask' hides must predict nothing: give its target, or the label of the token after"
+            " it, -100."
+        )
+    # No position attends to later ones: what is hidden at the end of a row is seen by hidden positions alone.
+    if not (seen[:, 1:] & ~seen[:, :-1]).any():
+        return rows
+    documents = torch.zeros_like(rows.tokens) if rows.documents is None else rows.documents
+    return replace(rows, documents=torch.where(seen, documents, -1))
 
 
 def _checksum(tensor: Tensor, start: int = 0) -> int:

@@ -17,12 +17,20 @@ from torch.optim import Optimizer
 from debubble.ir import InputError, Plan, lower, lower_forwards
 from debubble.ir.trace import MemorySample, Trace, TracePhase, TraceStep
 from debubble.models.config import ModelConfig
-from debubble.runtime.assembly import DTYPES, balance_of, build_part, check_runnable, may_pad, tied_tables
-from debubble.runtime.batch import Batch, Rows, read_batch
+from debubble.runtime.assembly import (
+    DTYPES,
+    balance_of,
+    build_part,
+    check_runnable,
+    has_masks,
+    has_positions,
+    tied_tables,
+)
+from debubble.runtime.batch import Batch, StepBatch, read_batch
 from debubble.runtime.distributed.data_parallel import check_before_steps, check_divided
 from debubble.runtime.distributed.gradient_norm import PartialSums
 from debubble.runtime.distributed.sharding import TensorShard, local_tensor
-from debubble.runtime.distributed.topology import Ranks, default_device, default_transport
+from debubble.runtime.distributed.topology import Ranks, default_device, default_transport, shape_words
 from debubble.runtime.distributed.transport import Transport
 from debubble.runtime.execution.interpreter import Interpreter, StepState
 from debubble.runtime.execution.lanes import lanes_of
@@ -104,7 +112,7 @@ class Pipeline:
         self._balance = balance_of(plan)
         self._hidden = 0 if plan.model is None else ModelConfig.from_hf(plan.model).hidden
         self._tables = tied_tables(plan)
-        self._may_pad = may_pad(plan)
+        self._has_positions, self._has_masks = has_positions(plan), has_masks(plan)
         self._lanes = lanes_of(device or default_device(), offload_to=offload_to)
         self._activations, self._messages = Ledger(self._lanes.device), Ledger(self._lanes.device)
 
@@ -132,8 +140,8 @@ class Pipeline:
         self._update = self._optimizers.tentative_update()
         self._needs_update = False
         """Whether hosts have taken steps that no `optimizer_step` has made right."""
-        self._agreed_shape = torch.Size()
-        """Shape of the batches, while the ranks do not ask each other."""
+        self._agreed_shapes: tuple[tuple[int, ...], ...] = ()
+        """Shapes of the micro-batches, while the ranks do not ask each other."""
         self._unchecked = 0
         """Checksum of the batches since the ranks compared theirs."""
 
@@ -164,10 +172,10 @@ class Pipeline:
         self._check_updated()
         self.status.begin_step()
         with self.status.phase(MEETS, local=False):
-            rows = self._read(batch)
-            targets, self._origin = self.ranks.agree(rows)
+            checked = self._read(batch)
+            targets, self._origin = self.ranks.agree(checked)
         earlier = self._set_aside_gradients()
-        state = self._begin(rows, targets, self._step_stage)
+        state = self._begin(checked, targets, self._step_stage)
         self._executed = self._interpreter.run(state)
         self._needs_update = bool(self._optimizers.on_host)
         self._finish_gradients()
@@ -205,9 +213,9 @@ class Pipeline:
             for module, _ in modes:
                 module.training = False
             for batch in batches:
-                rows = self._read(batch)
-                counted, _ = self.ranks.agree(rows)
-                state = self._state(rows, counted, seed=0)
+                checked = self._read(batch)
+                counted, _ = self.ranks.agree(checked)
+                state = self._state(checked, counted, seed=0)
                 self._lanes.start_step()
                 self._evaluator.run(state)
                 total += state.loss(on=self._lanes.device) * counted
@@ -274,14 +282,14 @@ class Pipeline:
             self.ranks.open_relay(), loss_dtype=self._loss_dtype
         )
         with self.status.phase(MEETS, local=False):
-            rows = self._read(batch)
-            targets = self._count_targets(rows, overlapping=validation.pending)
+            checked = self._read(batch)
+            targets = self._count_targets(checked, overlapping=validation.pending)
         update = self._optimizers.tentative_update(max_norm)
-        state = self._begin(rows, targets, update.step)
+        state = self._begin(checked, targets, update.step)
         executed = self._interpreter.run_ahead(state, stands=validation.stands)
         result = validation.finish()
         if executed is None:
-            state = self._begin(rows, targets, update.step)
+            state = self._begin(checked, targets, update.step)
             executed = self._interpreter.run(state)
         self._executed = executed
         self._finish_gradients()
@@ -505,29 +513,30 @@ class Pipeline:
                 "The plan's hosts step their stages in every step: call `optimizer_step` after each `step`."
             )
 
-    def _read(self, batch: Batch) -> Rows:
+    def _read(self, batch: Batch) -> StepBatch:
         return read_batch(
-            batch, micro_batches=self.plan.micro_batches, device=self._lanes.device, may_pad=self._may_pad
-        )
+            batch, micro_batches=self.plan.micro_batches, device=self._lanes.device,
+            has_positions=self._has_positions, has_masks=self._has_masks,
+        )  # fmt: skip
 
-    def _count_targets(self, rows: Rows, *, overlapping: bool) -> int:
+    def _count_targets(self, batch: StepBatch, *, overlapping: bool) -> int:
         """Targets over all replicas; while other devices may be in the step before, none is asked."""
         if not overlapping:
-            targets, self._origin = self.ranks.agree(rows)
-            self._agreed_shape, self._unchecked = rows.tokens.shape, 0
+            targets, self._origin = self.ranks.agree(batch)
+            self._agreed_shapes, self._unchecked = batch.shapes, 0
             for parameter in self.parameters():
                 parameter.grad = None
             return targets
-        if rows.tokens.shape != self._agreed_shape:
+        if batch.shapes != self._agreed_shapes:
             raise InputError(
-                f"A batch of shape {list(rows.tokens.shape)} follows one of {list(self._agreed_shape)}: call"
+                f"Micro-batches of {shape_words(batch.shapes)} follow those of {shape_words(self._agreed_shapes)}: call"
                 " `finish_update` between batches of different shapes."
             )
         self._origin = perf_counter()
-        self._unchecked = zlib.crc32(rows.checksum.to_bytes(4, "big"), self._unchecked)
-        return self.ranks.count(rows)
+        self._unchecked = zlib.crc32(batch.checksum.to_bytes(4, "big"), self._unchecked)
+        return self.ranks.count(batch)
 
-    def _begin(self, rows: Rows, targets: int, step_stage: Callable[[int], None]) -> StepState:
+    def _begin(self, batch: StepBatch, targets: int, step_stage: Callable[[int], None]) -> StepState:
         """The state of a step that starts now, with the working copies of the masters as they are."""
         with self.status.phase("readies parameters", local=False):
             for weights in self._part.weights.values():
@@ -536,13 +545,13 @@ class Pipeline:
         self._activations.start_step()
         self._messages.start_step()
         self._lanes.start_step()
-        return self._state(rows, targets, seed=seed, step_stage=step_stage)
+        return self._state(batch, targets, seed=seed, step_stage=step_stage)
 
     def _state(
-        self, rows: Rows, targets: int, *, seed: int, step_stage: Callable[[int], None] = lambda stage: None
+        self, batch: StepBatch, targets: int, *, seed: int, step_stage: Callable[[int], None] = lambda stage: None
     ) -> StepState:
-        """The in-flight tensors of a step at its start: micro-batches of these rows."""
-        tokens, micro_batches = rows.split(self.plan.micro_batches, scale=1 / targets, seed=seed)
+        """The in-flight tensors of a step at its start."""
+        tokens, micro_batches = batch.micro_batches(scale=1 / targets, seed=seed)
         return StepState(
             tokens=tokens,
             micro_batches=micro_batches,

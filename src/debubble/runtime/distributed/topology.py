@@ -17,7 +17,7 @@ from torch import Tensor
 from debubble.ir import InputError, Plan, Program
 from debubble.ir.plan_file import encode
 from debubble.runtime.assembly import tied_devices
-from debubble.runtime.batch import Rows
+from debubble.runtime.batch import StepBatch
 from debubble.runtime.distributed.data_parallel import Replicas
 from debubble.runtime.distributed.gradient_norm import NormRelay, PartialSums, finish_order, relay_channels
 from debubble.runtime.distributed.tensor_parallel import TensorGroup
@@ -171,26 +171,26 @@ class Ranks:
         moments = self.transport.gather(moment)
         return min(moments) if self._one_clock else moment
 
-    def count(self, rows: Rows) -> int:
+    def count(self, batch: StepBatch) -> int:
         """Targets over all replicas, summed over this device's alone: no rank of the pipeline waits for another."""
-        total = torch.tensor(rows.counted, device=rows.tokens.device)
+        total = torch.tensor(batch.counted, device=batch.parts[0].tokens.device)
         self.sum_over_replicas(total)
         if not total:
             raise InputError("The batch has no target to learn from.")
         return int(total)
 
-    def agree(self, rows: Rows) -> tuple[int, float]:
+    def agree(self, batch: StepBatch) -> tuple[int, float]:
         """Targets over all replicas, and the moment at which all ranks were ready, on this rank's clock.
 
         Raises InputError if the ranks of a replica have different batches, or the replicas different shapes.
         """
-        batches = self.transport.gather((tuple(rows.tokens.shape), rows.counted, rows.checksum, perf_counter()))
-        for rank, (shape, counted, _, _) in enumerate(batches):
+        batches = self.transport.gather((batch.shapes, batch.counted, batch.checksum, perf_counter()))
+        for rank, (shapes, counted, _, _) in enumerate(batches):
             first = rank // self._replica_size * self._replica_size
-            if shape != batches[0][0] or counted != batches[first][1]:
+            if shapes != batches[0][0] or counted != batches[first][1]:
                 raise InputError(
-                    f"Rank {rank} has a batch of shape {list(shape)} with {counted} targets, but rank {first} one of"
-                    f" {list(batches[first][0])} with {batches[first][1]}."
+                    f"Rank {rank} has micro-batches of {shape_words(shapes)} with {counted} targets, but rank {first}"
+                    f" of {shape_words(batches[first][0])} with {batches[first][1]}."
                 )
         self._check_checksums([checksum for _, _, checksum, _ in batches])
         total: int = sum(counted for _, counted, _, _ in batches[:: self._replica_size])
@@ -218,6 +218,11 @@ class Ranks:
     def _replica_size(self) -> int:
         """Ranks of one replica."""
         return self._plan.devices * self._plan.options.tensor
+
+
+def shape_words(shapes: Sequence[tuple[int, ...]]) -> str:
+    """The shapes of micro-batches, those of equal ones once."""
+    return ", ".join(" x ".join(map(str, shape)) for shape in dict.fromkeys(shapes))
 
 
 def default_transport() -> Transport:

@@ -39,15 +39,15 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return call(_Rotate, x, cosine, sine)
 
 
-def rotary_table(rope: Rope, head_dim: int, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine, [length, head_dim] each, with `like`'s dtype and device; angles are computed in fp32."""
+def rotary_table(rope: Rope, head_dim: int, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of positions [...], [..., head_dim] each, with `like`'s dtype; angles are computed in fp32."""
     exponent = torch.arange(0, head_dim, 2, dtype=torch.float32, device=like.device) / head_dim
     frequency = 1.0 / (rope.theta**exponent)
     if rope.kind == "linear":
         frequency = frequency / rope.factor
     elif rope.kind == "llama3":
         frequency = _llama3(rope, frequency)
-    angle = torch.arange(length, dtype=torch.float32, device=like.device)[:, None] * frequency
+    angle = positions.float()[..., None] * frequency
     angle = torch.cat((angle, angle), dim=-1)
     return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
 
@@ -66,6 +66,7 @@ def attention(
     *,
     scale: float | None = None,
     window: int | None = None,
+    documents: Tensor | None = None,
     cap: float | None = None,
     dropout: float = 0.0,
     seed: int = 0,
@@ -73,15 +74,12 @@ def attention(
 ) -> Tensor:
     """Causal attention over [batch, heads, length, head_dim]; k and v may have fewer heads.
 
+    It stays within `documents` [batch, length], if they are given, and within `window` tokens.
     A fused kernel can neither cap the scores nor take the mask of the `dropout` on the attention weights from `seed`:
     there it is written out.  `first_head`: how many heads of the layer lie before these, on other ranks.
     """
     length = q.shape[-2]
-    mask = None
-    if window is not None and window < length:
-        position = torch.arange(length, device=q.device)
-        distance = position[:, None] - position
-        mask = (distance >= 0) & (distance < window)
+    mask = _visible(length, window=window, documents=documents, device=q.device)
     if not dropout and cap is None:
         grouped = k.shape[1] != q.shape[1]
         return functional.scaled_dot_product_attention(
@@ -96,6 +94,20 @@ def attention(
         scores = capped(scores, cap)
     weights = widen(scores.masked_fill(~mask, float("-inf"))).softmax(-1).to(q.dtype)
     return (_drop(weights, dropout, seed, first_head) if dropout else weights) @ v
+
+
+def _visible(length: int, *, window: int | None, documents: Tensor | None, device: torch.device) -> Tensor | None:
+    """The keys that each query sees, [..., queries, keys]; None: all up to its own."""
+    if documents is None and (window is None or window >= length):
+        return None
+    place = torch.arange(length, device=device)
+    distance = place[:, None] - place
+    mask = distance >= 0
+    if window is not None:
+        mask &= distance < window
+    if documents is None:
+        return mask
+    return (mask & (documents[:, :, None] == documents[:, None, :]))[:, None]
 
 
 def _drop(weights: Tensor, p: float, seed: int, first_head: int) -> Tensor:

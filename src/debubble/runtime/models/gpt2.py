@@ -11,7 +11,7 @@ from debubble.models.config import ModelConfig
 from debubble.runtime.memory.recomputation import Operators
 from debubble.runtime.models.attention import attention
 from debubble.runtime.models.loss import embed
-from debubble.runtime.models.operators import Linear, activation
+from debubble.runtime.models.operators import Linear, activation, look_up
 from debubble.runtime.models.units import MicroBatch, UnitModule, norm
 
 
@@ -29,11 +29,14 @@ class Gpt2Embedding(UnitModule):
 
     def forward(self, tokens: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
         """Map tokens [rows, length] to hidden states [rows, length, hidden]."""
-        y: Tensor = op("embedding", self._embed, tokens)
+        y: Tensor = op("embedding", partial(self._embed, positions=micro_batch.positions), tokens)
         return self.drop(y, self.p, micro_batch, op, 0)
 
-    def _embed(self, tokens: Tensor) -> Tensor:
-        return embed(tokens, self.wte, self.group) + self.wpe.weight[: tokens.shape[-1]]
+    def _embed(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
+        of_tokens = embed(tokens, self.wte, self.group)
+        if positions is None:
+            return of_tokens + self.wpe.weight[: tokens.shape[-1]]
+        return of_tokens + look_up(positions, self.wpe.weight)
 
 
 class _Gpt2Attention(nn.Module):
@@ -63,7 +66,10 @@ class Gpt2Attention(UnitModule):
         h = op("norm", self.ln_1, x)
         q, k, v = op("projections", self._project, h)
         p = self.config.attention_dropout if self.training else 0.0
-        core = partial(attention, dropout=p, seed=self.seed(micro_batch, 0), first_head=self.group.part * q.shape[1])
+        core = partial(
+            attention, documents=micro_batch.documents, dropout=p, seed=self.seed(micro_batch, 0),
+            first_head=self.group.part * q.shape[1],
+        )  # fmt: skip
         a = op("core", core, q, k, v).transpose(1, 2).flatten(2)
         y = op("output", self._output, a)
         return self.drop(y, self.config.residual_dropout, micro_batch, op, 1) + x

@@ -73,10 +73,12 @@ class LlamaAttention(UnitModule):
 
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
         """Map hidden states [rows, length, hidden] to hidden states of the same shape."""
-        q, k, v = op("projections", self._project, op("norm", self.input_layernorm, x))
+        project = partial(self._project, positions=micro_batch.positions)
+        q, k, v = op("projections", project, op("norm", self.input_layernorm, x))
         config = self.config
         core = partial(
-            attention, scale=config.attention_scale, window=self.layer.window, cap=config.attention_cap,
+            attention, scale=config.attention_scale, window=self.layer.window, documents=micro_batch.documents,
+            cap=config.attention_cap,
             dropout=config.attention_dropout if self.training else 0.0, seed=self.seed(micro_batch, 0),
             first_head=self.group.part * q.shape[1],
         )  # fmt: skip
@@ -87,25 +89,29 @@ class LlamaAttention(UnitModule):
         total: Tensor = y + x
         return total
 
-    def _project(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, h: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         attn, size = self.self_attn, self.config.head_dim
         flat = self.group.columns(h, attn.q_proj, attn.k_proj, attn.v_proj)
         q, k, v = (t.view(*t.shape[:-1], -1, size) for t in flat)
         if self.config.qk_norm:
             q, k = (norm(t, self.group.enter(norm.weight)) for norm, t in ((attn.q_norm, q), (attn.k_norm, k)))
-        table = self._rotary(h)
+        table = self._rotary(h, positions)
         return rotate(q.transpose(1, 2), *table), rotate(k.transpose(1, 2), *table), v.transpose(1, 2)
 
     def _output(self, a: Tensor) -> Tensor:
         return self.group.rows(a, self.self_attn.o_proj)
 
-    def _rotary(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        table = self._table
-        if table is None or len(table[0]) != h.shape[1] or table[0].dtype != h.dtype or table[0].device != h.device:
-            assert self.layer.rope is not None
-            with torch.no_grad():
-                self._table = table = rotary_table(self.layer.rope, self.config.head_dim, h.shape[1], h)
-        return table
+    @torch.no_grad()
+    def _rotary(self, h: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of the positions; those of 0, 1, 2 and so on are kept, up to the greatest length so far."""
+        assert self.layer.rope is not None
+        if positions is not None:
+            return rotary_table(self.layer.rope, self.config.head_dim, positions[:, None], h)
+        table, length = self._table, h.shape[1]
+        if table is None or len(table[0]) < length or table[0].dtype != h.dtype or table[0].device != h.device:
+            usual = torch.arange(length, device=h.device)
+            self._table = table = rotary_table(self.layer.rope, self.config.head_dim, usual, h)
+        return table[0][:length], table[1][:length]
 
 
 class _Gated(nn.Module):

@@ -33,6 +33,10 @@ class MicroBatch:
     seed: int = 0
     routing: Routing | None = None
     """Where routers note what they do, if they have an auxiliary loss."""
+    positions: Tensor | None = None
+    """Position of each token, [rows, length]; None: 0, 1, 2 and so on in every row."""
+    documents: Tensor | None = None
+    """Number of each token's document, [rows, length], within which attention stays; None: a row is one."""
 
 
 class UnitModule(nn.Module):

@@ -24,8 +24,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from debubble.ir import DebubbleError, InputError, Plan
-from debubble.runtime import Batch
-from debubble.runtime.batch import IGNORED, check_entries
+from debubble.runtime.batch import IGNORED, Entries, check_entries
 from debubble.runtime.launcher import end_with_parent
 from debubble.training.data.text import Sequences, shuffled
 from debubble.training.options import TrainOptions, sequences_of
@@ -38,7 +37,7 @@ class SampleSource(Protocol):
     def separate(self) -> bool:
         """True if a process of its own is to make the batches, as that may take long."""
 
-    def batch(self, first: int, *, count: int) -> Batch:
+    def batch(self, first: int, *, count: int) -> Entries:
         """Samples `first` to `first + count`, as `Pipeline.step` takes them."""
 
 
@@ -102,7 +101,7 @@ class DatasetSamples:
         if not len(self.dataset):
             raise InputError("The dataset has no items.")
 
-    def batch(self, first: int, *, count: int) -> Batch:
+    def batch(self, first: int, *, count: int) -> Entries:
         """The items side by side: [count, length + 1], or a mapping with [count, length] each."""
         places = shuffled(first, count=count, per_epoch=len(self.dataset), seed=self.seed)
         items = [self._item(first + i, int(place)) for i, place in enumerate(places)]
@@ -213,10 +212,10 @@ class Prefetcher:
 
     def __init__(self, samples: SampleSource, *, stride: int) -> None:
         self._samples, self._stride = samples, stride
-        self._batches: Iterator[Batch | DebubbleError] = iter(())
+        self._batches: Iterator[Entries | DebubbleError] = iter(())
         self._next: tuple[int, int] | None = None
 
-    def batch(self, first: int, *, count: int) -> Batch:
+    def batch(self, first: int, *, count: int) -> Entries:
         """Samples `first` to `first + count`.
 
         Raises:
@@ -230,7 +229,7 @@ class Prefetcher:
             raise made
         return made
 
-    def _batches_from(self, first: int, count: int) -> Iterator[Batch | DebubbleError]:
+    def _batches_from(self, first: int, count: int) -> Iterator[Entries | DebubbleError]:
         separate = self._samples.separate
         loader = DataLoader(
             _Batches(self._samples, count),
@@ -254,13 +253,13 @@ class Prefetcher:
 
 
 @dataclass(frozen=True)
-class _Batches(torch.utils.data.Dataset[Batch | DebubbleError]):
+class _Batches(torch.utils.data.Dataset[Entries | DebubbleError]):
     """Batches by their first sample; a DebubbleError is an answer, so that it arrives as it is."""
 
     samples: SampleSource
     count: int
 
-    def __getitem__(self, first: int) -> Batch | DebubbleError:
+    def __getitem__(self, first: int) -> Entries | DebubbleError:
         try:
             return self.samples.batch(first, count=self.count)
         except DebubbleError as error:
