@@ -158,8 +158,8 @@ class Plan:
 
         def stays(plan: Plan) -> tuple[object, ...]:
             s = plan.schedule
-            beside = {op for op in s.operations if op.kind in (Kind.G, Kind.D, Kind.S, Kind.P)}
-            return plan.model, plan.options, plan.partition, s.placement, s.micro_batches, s.peers, beside
+            extra = {op for op in s.operations if op.kind in (Kind.G, Kind.D, Kind.S, Kind.P)}
+            return plan.model, plan.options, plan.partition, s.placement, s.micro_batches, s.peers, extra
 
         return stays(self) == stays(other)
 

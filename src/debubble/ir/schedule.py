@@ -127,8 +127,8 @@ class Schedule:
 
     def _pairs(self, kind: Kind) -> frozenset[tuple[int, int]]:
         """The stages and micro-batches that have an operation of a kind."""
-        there = self.arrays.kind == CODE[kind]
-        return frozenset(zip(self.arrays.stage[there].tolist(), self.arrays.micro_batch[there].tolist(), strict=True))
+        chosen = self.arrays.kind == CODE[kind]
+        return frozenset(zip(self.arrays.stage[chosen].tolist(), self.arrays.micro_batch[chosen].tolist(), strict=True))
 
     def computes(self, op: Op) -> bool:
         """Tell whether an operation runs on the compute lane."""
@@ -239,15 +239,15 @@ def _is_one_step(schedule: Schedule) -> bool:
     if not all(0 <= op.stage < stages and 0 <= op.micro_batch < micro_batches for op in ops):
         return False
     _, stage, _, device = schedule.arrays
-    there = schedule.positions >= 0
+    listed = schedule.positions >= 0
     # S is rare, and comes with rules of its own.
-    if not {op.kind for op in ops} <= {*SCHEDULED} - {Kind.S} or np.count_nonzero(there) < len(ops):
+    if not {op.kind for op in ops} <= {*SCHEDULED} - {Kind.S} or np.count_nonzero(listed) < len(ops):
         return False
     if not np.array_equal(np.array(schedule.placement.device_of)[stage], device):
         return False
     chain = schedule.positions[[CODE[kind] for kind in _CHAIN]]
     in_order = (chain[1:] < 0) | (chain[1:] > np.maximum.accumulate(chain)[:-1])
-    F, O, L, _, B, I, W = there[[CODE[kind] for kind in _CHAIN]]  # noqa: E741
+    F, O, L, _, B, I, W = listed[[CODE[kind] for kind in _CHAIN]]  # noqa: E741
     return bool(np.all(in_order) and np.all(F & (B ^ I) & (I == W) & (O == L)))
 
 

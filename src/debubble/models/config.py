@@ -259,8 +259,8 @@ class ModelConfig:
                 return 0
             case Attention() as attention:
                 bias = self.qkv_bias * ((1 + attention.gated) * q + 2 * kv) + self.output_bias * h
-                beside = self.qk_norm * 2 * self.head_dim + attention.sinks * self.heads
-                return (2 + attention.gated) * h * q + 2 * h * kv + bias + beside + norms
+                extra = self.qk_norm * 2 * self.head_dim + attention.sinks * self.heads
+                return (2 + attention.gated) * h * q + 2 * h * kv + bias + extra + norms
             case mixer:
                 return mixer.parameters(h) + norms
 

@@ -139,8 +139,8 @@ def _work(problem: OrderProblem, device: int) -> Number:
     work = sum(costs.work(s) for s in device_stages) * total
     fused = [s for s in device_stages if s in problem.fused_recompute]
     if fused:
-        again = sum(costs.recompute[s] * problem.recompute_fraction.get(s, 1) for s in fused) * total
-        return (delays.head if problem.objective == "makespan" else 0) + work + again
+        recomputation = sum(costs.recompute[s] * problem.recompute_fraction.get(s, 1) for s in fused) * total
+        return (delays.head if problem.objective == "makespan" else 0) + work + recomputation
     idle_before = max(0, delays.own_chain - _most_before_backward(problem, device, delays.own_chain))
     if problem.objective == "span":
         return work + idle_before
@@ -175,8 +175,8 @@ def _most_before_backward(problem: OrderProblem, device: int, window: Number) ->
         done += min(forward, window - begin)
     if problem.recompute and forward:
         # What is dropped lets further forwards in, and costs its recomputation later.
-        again = costs.recompute[stage] * problem.recompute_fraction.get(stage, 1)
-        done += (min(window, forward * m) - done) * max(forward - again, 0) / forward
+        recomputation = costs.recompute[stage] * problem.recompute_fraction.get(stage, 1)
+        done += (min(window, forward * m) - done) * max(forward - recomputation, 0) / forward
     return done
 
 

@@ -70,13 +70,13 @@ def longest_path(
         begin = start[i]
         finish = end[i] = begin + duration[i]
         for edge in range(first[i], first[i + 1]):
-            then = after[edge]
+            follower = after[edge]
             at = begin if at_start[edge] else finish
-            if at > start[then]:
-                start[then] = at
-            missing[then] -= 1
-            if missing[then] == 0:
-                order[reached] = then
+            if at > start[follower]:
+                start[follower] = at
+            missing[follower] -= 1
+            if missing[follower] == 0:
+                order[reached] = follower
                 reached += 1
     return reached
 

@@ -54,16 +54,16 @@ class Rendezvous:
         self._arrived: dict[int, Number] = {}
         """Producer -> the time at which its consumer has the result."""
         self._placed: list[list[int]] = [[] for _ in devices]
-        beside = self._neighbours()
+        neighbours = self._neighbours()
         candidates = [self._candidate(device) for device in devices]
         while any(self._pending) or any(producer is not None for producer in self._outbox):
             start, _, device = min(filter(None, candidates), default=(None, 0, 0))
             if start is None:
                 raise DeadlockError(tuple(self.operations[op].name for op in self._cycle()))
             producer = self._outbox[device]
-            changed = beside[device]
+            changed = neighbours[device]
             if producer is not None:
-                changed = changed | beside[self._receiver(producer)]
+                changed = changed | neighbours[self._receiver(producer)]
                 self._deliver(device, producer, start)
             else:
                 self._compute(device, start)
@@ -73,11 +73,11 @@ class Rendezvous:
 
     def _neighbours(self) -> list[set[int]]:
         """Per device, itself and those that it exchanges messages with."""
-        beside = [{device} for device in range(len(self.compute))]
+        neighbours = [{device} for device in range(len(self.compute))]
         for send, receive in self.messages.values():
-            beside[self.device[send]].add(self.device[receive])
-            beside[self.device[receive]].add(self.device[send])
-        return beside
+            neighbours[self.device[send]].add(self.device[receive])
+            neighbours[self.device[receive]].add(self.device[send])
+        return neighbours
 
     def _receiver(self, producer: int) -> int:
         return self.device[self.messages[producer][1]]
@@ -162,11 +162,11 @@ def share_links(program: Program) -> Program:
             last[shared] = index, start + duration[index]
         end = start + duration[index]
         for edge in range(first[index], first[index + 1]):
-            then = other[edge]
-            ready[then] = max(ready[then], start if at_start[edge] else end)
-            missing[then] -= 1
-            if not missing[then]:
-                heapq.heappush(heap, (ready[then], then))
+            follower = other[edge]
+            ready[follower] = max(ready[follower], start if at_start[edge] else end)
+            missing[follower] -= 1
+            if not missing[follower]:
+                heapq.heappush(heap, (ready[follower], follower))
     return replace(program, waits=_with(program.waits, waits))
 
 

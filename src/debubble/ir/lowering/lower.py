@@ -95,19 +95,19 @@ class _Lowering:
 
         # A message follows each F and backward whose consumer is on another device, in the producers' order.
         forward = ops.kind == F
-        there = ops.stage + np.where(forward, 1, -1)
-        sends = np.where(forward, there < schedule.stages, _one_of(ops.kind, B, I) & (there >= 0))
-        sends &= self.device_of[there % schedule.stages] != ops.device
+        consumer = ops.stage + np.where(forward, 1, -1)
+        sends = np.where(forward, consumer < schedule.stages, _one_of(ops.kind, B, I) & (consumer >= 0))
+        sends &= self.device_of[consumer % schedule.stages] != ops.device
         self.producer = np.flatnonzero(sends)
-        forward, here, there = forward[sends], ops.stage[sends], there[sends]
-        micro_batch, sender, receiver = ops.micro_batch[sends], ops.device[sends], self.device_of[there]
-        self.send = len(ops.kind) + 2 * np.arange(len(there))
+        forward, producer_stage, consumer = forward[sends], ops.stage[sends], consumer[sends]
+        micro_batch, sender, receiver = ops.micro_batch[sends], ops.device[sends], self.device_of[consumer]
+        self.send = len(ops.kind) + 2 * np.arange(len(consumer))
         self.receive = self.send + 1
         peers = np.full(schedule.devices, NO_PEER)
         peers[[*schedule.peers]] = [*schedule.peers.values()]
 
         self.kind = _beside(ops.kind, np.where(forward, SEND_F, SEND_B), np.where(forward, RECV_F, RECV_B))
-        self.stage = _beside(ops.stage, here, there)
+        self.stage = _beside(ops.stage, producer_stage, consumer)
         self.micro_batch = _beside(ops.micro_batch, micro_batch, micro_batch)
         self.device = _beside(ops.device, sender, receiver)
         self.peer = _beside(np.where(_one_of(ops.kind, O, L), peers[ops.device], NO_PEER), receiver, sender)
@@ -117,7 +117,7 @@ class _Lowering:
         """The instruction of each operation, by kind, stage and micro-batch; NONE if there is no such operation."""
         self.index[self.kind, self.stage, self.micro_batch] = np.arange(len(self.kind))
 
-        asynchronous = np.isin(np.minimum(here, there), [*schedule.asynchronous])
+        asynchronous = np.isin(np.minimum(producer_stage, consumer), [*schedule.asynchronous])
         self.blocking = ~asynchronous & (costs.communication_model == "blocking")
         """Per message, True if it takes the compute lanes of both ends."""
         self.lane[self.send[self.blocking]] = self.lane[self.receive[self.blocking]] = COMPUTE

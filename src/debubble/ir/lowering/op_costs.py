@@ -116,10 +116,10 @@ class OpCosts:
         fused = stages(() if explicit else self.fused_recompute)
         whole, share = numbers(costs.activation), fractions(self.offload_fraction)
         dropped = (whole - numbers(costs.activation_recomputed)) * fractions(self.recompute_fraction)
-        left = np.where(fused | explicit, whole - dropped, whole)
-        partly = (left != whole) & (whole != 0)
-        moved_share = np.where(partly, share * left / np.where(partly, whole, 1), share)
-        dropped = whole - left
+        remaining = np.where(fused | explicit, whole - dropped, whole)
+        partly = (remaining != whole) & (whole != 0)
+        moved_share = np.where(partly, share * remaining / np.where(partly, whole, 1), share)
+        dropped = whole - remaining
 
         def brought_back(workspace: PerStage | None) -> Numbers:
             """Bytes that a fused recomputation brings back at a time."""
@@ -127,21 +127,21 @@ class OpCosts:
             result: Numbers = np.where(fused, most, 0) * scale
             return result
 
-        kept, moved, after = left * scale, left * share * scale, numbers(costs.activation_after_input) * scale
+        kept, moved, after = remaining * scale, remaining * share * scale, numbers(costs.activation_after_input) * scale
         before_backward = whole * scale if explicit else kept
-        again = brought_back(costs.recompute_workspace)
+        restored = brought_back(costs.recompute_workspace)
         again_input = brought_back(costs.recompute_workspace_input or costs.recompute_workspace)
         before_input = before_backward + again_input
         allocated = {
             Kind.F: kept,
             Kind.R: whole * scale - kept,
             Kind.L: moved,
-            Kind.B: again,
+            Kind.B: restored,
             Kind.I: again_input + np.maximum(after - before_input, 0),
         }
         freed = {
             Kind.O: moved,
-            Kind.B: before_backward + again,
+            Kind.B: before_backward + restored,
             Kind.I: np.maximum(before_input - after, 0),
             Kind.W: after,
         }

@@ -54,16 +54,16 @@ def offload_activations(made: Schedule, *, chunks: Collection[int], costs: Stage
     orders = []
     for device_stages, order in zip(made.placement.stages_of, made.orders, strict=True):
         moved = {device_stages[chunk] for chunk in chunks}
-        woven: list[Op] = []
+        extended: list[Op] = []
         for op in order:
             stage, j = op.stage, op.micro_batch
             if stage in moved and op.kind is (Kind.R if (stage, j) in made.explicit_recompute else Kind.B):
-                at = _ahead(woven, Op(Kind.O, stage, j), costs.reload[stage], costs)
-                woven.insert(at, Op(Kind.L, stage, j))
-            woven.append(op)
+                at = _ahead(extended, Op(Kind.O, stage, j), costs.reload[stage], costs)
+                extended.insert(at, Op(Kind.L, stage, j))
+            extended.append(op)
             if stage in moved and op.kind is Kind.F:
-                woven.append(Op(Kind.O, stage, j))
-        orders.append(tuple(woven))
+                extended.append(Op(Kind.O, stage, j))
+        orders.append(tuple(extended))
     return replace(made, orders=tuple(orders))
 
 

@@ -36,15 +36,15 @@ def swap(order: Iterable[Op], *, warm_up: int, blocks: int) -> list[Op]:
     micro_batches = 1 + max(op.micro_batch for op in plain)
     lead = first_swapped(warm_up, blocks)
     swapped = range(lead, micro_batches - (warm_up - blocks - lead))
-    woven: list[Op] = []
+    extended: list[Op] = []
     for op in plain:
         kind, stage, j = op
-        woven.append(op)
+        extended.append(op)
         if kind is Kind.F and j in swapped:
-            woven.append(Op(Kind.O, stage, j))
+            extended.append(Op(Kind.O, stage, j))
         if kind is Kind.B and j + lead in swapped:
-            woven.append(Op(Kind.L, stage, j + lead))
-    return woven
+            extended.append(Op(Kind.L, stage, j + lead))
+    return extended
 
 
 def first_swapped(warm_up: int, blocks: int) -> int:

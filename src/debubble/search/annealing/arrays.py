@@ -146,8 +146,8 @@ class PeriodicBlock(NamedTuple):
 
     def _begin(self, order: tuple[Op, ...], window: int) -> int:
         length = window * (self.periods - 1)
-        again = [later(op, self.step) == then for op, then in zip(order, order[window:], strict=False)]
-        return next(begin for begin in range(len(again)) if all(again[begin : begin + length]))
+        repeats = [later(op, self.step) == then for op, then in zip(order, order[window:], strict=False)]
+        return next(begin for begin in range(len(repeats)) if all(repeats[begin : begin + length]))
 
 
 def later(op: Op, by: int) -> Op:

@@ -156,10 +156,10 @@ def hint(model: ScheduleModel, schedule: Schedule) -> None:
     for operation in timeline.operations:
         if operation.op in model.starts:
             model.cp.add_hint(model.starts[operation.op], round(operation.start / model.unit))
-    there = schedule.operations
+    operations = schedule.operations
     for op, literal in model.present.items():
         if op.kind is not Kind.L:
-            model.cp.add_hint(literal, op in there)
+            model.cp.add_hint(literal, op in operations)
 
 
 def fix_order(model: ScheduleModel, schedule: Schedule, free: frozenset[Op]) -> None:
@@ -168,10 +168,10 @@ def fix_order(model: ScheduleModel, schedule: Schedule, free: frozenset[Op]) -> 
         fixed = [op for op in order if op.kind in COMPUTE and op not in free]
         for before, after in itertools.pairwise(fixed):
             model.cp.add(model.starts[after] >= model.ends[before])
-    there = schedule.operations
+    operations = schedule.operations
     for op, literal in model.present.items():
         if Op(Kind.F, op.stage, op.micro_batch) not in free:
-            model.cp.add(literal == (op in there))
+            model.cp.add(literal == (op in operations))
 
 
 def _stream(solver: Any, model: ScheduleModel, effort: Effort) -> Iterator[tuple[Schedule | None, int]]:

@@ -220,9 +220,9 @@ class _SlotModel:
         for j in range(self.device.micro_batches):
             before = self.away[j - 1] if j else 0
             for slot in range(self.slots):
-                there = self._reaches(self._ended(Kind.F, slot), j + 1)
-                if there is not None:
-                    self.cp.add(self._begun(Kind.O, slot) <= before).only_enforce_if(~there)
+                left = self._reaches(self._ended(Kind.F, slot), j + 1)
+                if left is not None:
+                    self.cp.add(self._begun(Kind.O, slot) <= before).only_enforce_if(~left)
                 back = self._reaches(self._begun(Kind.I, slot), j + 1)
                 if back is not None:
                     self.cp.add(self._ended(Kind.L, slot) >= self.away[j]).only_enforce_if(back)
