@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -86,3 +87,21 @@ def test_tensorboard_has_every_steps_figures_and_a_resumed_run_goes_on_in_them(p
     assert [event.value for event in read.Scalars("memory/device_0")] == [
         r.peak_memory[0] for r in (*first.reports, *second.reports)
     ]
+
+
+def test_weights_and_biases_is_refused_before_any_rank_starts_where_it_is_not_installed(
+    plan_file: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(InputError, match="install the package wandb"):
+        check(TrainOptions(plan=plan_file(1), wandb="project"))
+
+
+@pytest.mark.usefixtures("process_group")
+def test_weights_and_biases_gets_every_steps_figures(plan_file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Mock()
+    monkeypatch.setitem(sys.modules, "wandb", Mock(init=Mock(return_value=run)))
+    summary = train_alone(TrainOptions(plan=plan_file(1), steps=2, wandb="project"))
+    sent = [(call.kwargs["step"], call.args[0]["train/loss"]) for call in run.log.call_args_list]
+    assert sent == [(r.step, r.loss) for r in summary.reports]
+    run.finish.assert_called_once_with(exit_code=0)

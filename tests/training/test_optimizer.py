@@ -1,17 +1,116 @@
+"""The optimizers of `debubble train` by name or class, and its learning rates, beside torch's own schedules."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 
+from debubble.ir import InputError, Plan
 from debubble.training.optimizer import learning_rate
+from debubble.training.options import TrainOptions, check, maker_of
+from tests.support.training_cases import train_alone
+
+PEAK, WARMUP, STEPS = 0.8, 4, 21
 
 
-def test_warm_up_is_linear_and_ends_at_the_peak() -> None:
-    rates = [learning_rate(step, peak=8.0, warmup=4, steps=20) for step in range(4)]
-    assert rates == [2.0, 4.0, 6.0, 8.0]
+def torch_rates(*schedules: tuple[int, Any]) -> list[float]:
+    """The rates of torch's schedules one after another: how many steps each takes, and what makes it."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=PEAK)
+    made: list[LRScheduler] = [make(optimizer) for _, make in schedules]
+    ends = [sum(steps for steps, _ in schedules[: i + 1]) for i in range(len(schedules) - 1)]
+    schedule, rates = SequentialLR(optimizer, made, milestones=ends), []
+    for _ in range(STEPS):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return rates
 
 
-def test_the_cosine_starts_at_the_peak_passes_its_middle_and_ends_at_the_floor() -> None:
-    rates = [learning_rate(step, peak=1.0, warmup=0, steps=11, floor=0.2) for step in (0, 5, 10)]
-    assert rates == pytest.approx([1.0, 0.6, 0.2], abs=1e-15)
+def warm_up(optimizer: Any) -> LRScheduler:
+    return LinearLR(optimizer, start_factor=1 / WARMUP, total_iters=WARMUP - 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("cosine", [(4, warm_up), (17, lambda o: CosineAnnealingLR(o, T_max=16, eta_min=0.1 * PEAK))]),
+        ("linear", [(4, warm_up), (17, lambda o: LinearLR(o, 1.0, 0.1, total_iters=16))]),
+        ("constant", [(4, warm_up), (17, lambda o: ConstantLR(o, factor=1.0))]),
+    ],
+)
+def test_schedules_are_torchs(name: str, parts: Any) -> None:
+    rates = [learning_rate(step, peak=PEAK, warmup=WARMUP, steps=STEPS, schedule=name) for step in range(STEPS)]
+    assert rates == pytest.approx(torch_rates(*parts), rel=1e-12)
+
+
+def test_warm_up_stable_decay_stays_at_the_peak_and_decays_in_the_last_fifth() -> None:
+    rates = [learning_rate(step, peak=1.0, warmup=0, steps=11, schedule="wsd") for step in range(11)]
+    assert rates == pytest.approx([1.0] * 9 + [0.55, 0.1], rel=1e-12)
 
 
 def test_steps_beyond_the_last_stay_at_the_floor() -> None:
     assert learning_rate(99, peak=1.0, warmup=2, steps=10) == pytest.approx(0.1)
+
+
+@pytest.fixture
+def options(tmp_path: Path, plan_file: Any) -> TrainOptions:
+    (tmp_path / "text.txt").write_text("Ten green bottles, hanging on the wall; " * 40)
+    return TrainOptions(plan=plan_file(1), data=tmp_path / "text.txt", steps=3, warmup=1, learning_rate=0.01)
+
+
+def planned_for(optimizer: str, options: TrainOptions) -> TrainOptions:
+    """The options with their plan made for another optimizer."""
+    plan, path = Plan.load(options.plan), options.plan.with_name(f"{optimizer}.json")
+    replace(plan, options=replace(plan.options, optimizer=optimizer)).save(path)
+    return replace(options, plan=path)
+
+
+@pytest.mark.usefixtures("process_group")
+def test_an_optimizer_is_named_by_its_class_and_its_arguments(options: TrainOptions) -> None:
+    named = replace(options, optimizer="torch.optim:AdamW", optimizer_settings={"betas": [0.9, 0.95], "fused": True})
+    usual = train_alone(options)
+    assert [r.loss for r in train_alone(named).reports] == [r.loss for r in usual.reports]
+    other = train_alone(replace(options, optimizer="torch.optim:Adamax"))
+    assert other.reports[-1].loss != usual.reports[-1].loss
+
+
+@pytest.mark.parametrize("name", ["adam", "momentum", "sgd"])
+def test_a_plans_optimizer_is_the_one_that_steps(name: str, options: TrainOptions) -> None:
+    options = planned_for(name, options)
+    make = maker_of(options, check(options))
+    optimizer = make([nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2))])
+    assert type(optimizer) is {"adam": torch.optim.Adam}.get(name, torch.optim.SGD)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [options.weight_decay, 0.0]
+    assert optimizer.param_groups[0].get("momentum", 0) == (0.9 if name == "momentum" else 0)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"lr_schedule": "step"}, "must be one of cosine, linear, constant, wsd, not 'step'"),
+        ({"optimizer": "torch.optim:Nothing"}, "--optimizer torch.optim:Nothing cannot be loaded"),
+        ({"optimizer": "torch.nn:Linear"}, "no class of torch's optimizers: give one of adamw, adam"),
+        ({"optimizer": "torch.optim:Muon"}, "torch.optim:Muon cannot step a matrix and a vector: Muon only supports"),
+        ({"optimizer_settings": {"momentum": 1}}, "cannot step a matrix and a vector: .*'momentum'"),
+    ],
+)
+def test_what_cannot_step_is_refused_before_the_launch(entries: Any, message: str, options: TrainOptions) -> None:
+    with pytest.raises(InputError, match=message):
+        check(replace(options, **entries))
+
+
+def test_states_beyond_what_the_plan_counts_are_refused(options: TrainOptions) -> None:
+    planned = planned_for("momentum", options)
+    with pytest.raises(InputError, match="adamw keeps 8 bytes per parameter, but the plan counts 4 for momentum"):
+        check(replace(planned, optimizer="adamw"))
+
+
+def test_a_plan_for_an_optimizer_that_torch_has_not_asks_for_its_class(options: TrainOptions) -> None:
+    with pytest.raises(
+        InputError, match=r"has no lion, .* --optimizer module:Class, or plan with --optimizer adamw or"
+    ):
+        check(planned_for("lion", options))

@@ -11,7 +11,7 @@ from debubble.runtime import Pipeline
 from debubble.runtime.distributed.sharding import TensorShard
 from debubble.runtime.distributed.transport import Threads
 from debubble.training.checkpoint.state import state_of
-from debubble.training.optimizer import adamw
+from debubble.training.optimizer import optimizer_maker
 from tests.support.runtime_cases import GPT2, MIXTRAL, plan_of, run_threads
 
 
@@ -21,7 +21,9 @@ def names(plan: db.Plan, *, tied: bool) -> list[set[str]]:
     plan = Plan(**{**vars(plan), "model": {**plan.model, "tie_word_embeddings": tied}})
 
     def of(transport: Threads) -> set[str]:
-        return set(state_of(Pipeline(None, plan, transport=transport, optimizer=adamw(weight_decay=0.1))))
+        return set(
+            state_of(Pipeline(None, plan, transport=transport, optimizer=optimizer_maker("adamw", weight_decay=0.1)))
+        )
 
     return Threads.run(plan.devices, of)
 
@@ -44,7 +46,7 @@ def test_the_ranks_pieces_make_up_every_tensor_whole_and_once(plan_file: Any, de
     plan = replace(plan, options=replace(plan.options, **degrees))
 
     def of(transport: Threads) -> dict[str, TensorShard]:
-        return state_of(Pipeline(None, plan, transport=transport, optimizer=adamw(weight_decay=0.1)))
+        return state_of(Pipeline(None, plan, transport=transport, optimizer=optimizer_maker("adamw", weight_decay=0.1)))
 
     ranks = Threads.run(degrees.get("data", 1) * degrees.get("tensor", 1), of)
     for name, piece in ranks[0].items():
@@ -63,7 +65,7 @@ def test_blocks_of_fused_layers_and_of_rows_make_up_what_one_rank_has(config: An
         plan_of(db.schedules["1f1b"](devices=1, micro_batches=1), config, **more)
         for more in ({"lora": options.get("lora", 0)}, {"tensor": 2, **options})
     )
-    make = adamw(weight_decay=0.1)
+    make = optimizer_maker("adamw", weight_decay=0.1)
     (expected,) = run_threads(alone, of, optimizer=make)
     ranks = run_threads(divided, of, ranks=divided.ranks, optimizer=make)
     for name, piece in expected.items():

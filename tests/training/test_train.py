@@ -128,13 +128,6 @@ def test_a_plan_of_abstract_costs_is_refused(options: Any, tmp_path: Path) -> No
         check(changed(options, plan=tmp_path / "abstract.json"))
 
 
-def test_a_plan_for_another_optimizer_is_refused(options: Any, tmp_path: Path) -> None:
-    plan = Plan.load(options.plan)
-    replace(plan, options=replace(plan.options, optimizer="sgd")).save(tmp_path / "sgd.json")
-    with pytest.raises(InputError, match=r"debubble train steps adamw, but .* of sgd: plan with --optimizer adamw"):
-        check(changed(options, plan=tmp_path / "sgd.json"))
-
-
 @pytest.mark.usefixtures("process_group")
 def test_a_run_that_may_find_no_checkpoint_starts_anew_or_goes_on(options: Any, tmp_path: Path) -> None:
     restartable = changed(options, checkpoint=tmp_path / "c", auto_resume=True, steps=2)

@@ -13,7 +13,7 @@ import torch
 from debubble.ir import InputError, Plan
 from debubble.runtime.models.build import ReferenceModel
 from debubble.runtime.models.units import MicroBatch
-from debubble.training.data.datasets import ValidationSet
+from debubble.training.data.datasets import DatasetSamples, TextWindows, ValidationSet
 from debubble.training.data.text import Corpus, Sequences
 from debubble.training.options import TrainOptions, check
 from tests.support.training_cases import train_alone
@@ -28,17 +28,25 @@ def options(tmp_path: Path, plan_file: Any) -> TrainOptions:
     (tmp_path / "more.txt").write_text("Nine green bottles, hanging on the wall; " * 9)
     return TrainOptions(
         plan=plan_file(1), data=tmp_path / "text.txt", steps=5, warmup=2, learning_rate=0.01,
-        validation=tmp_path / "more.txt", validate_every=2,
+        validation=str(tmp_path / "more.txt"), validate_every=2,
     )  # fmt: skip
 
 
 def test_every_window_is_in_a_batch_once_and_the_last_batch_is_filled_without_targets() -> None:
     sequences = Sequences(corpus=Corpus(np.arange(1, 16)), sequence_length=2)
-    validation = ValidationSet(sequences=sequences, rows=2, replicas=2)
+    validation = ValidationSet(source=TextWindows(sequences), rows=2, replicas=2)
     first, second = ([batch["targets"].tolist() for batch in validation.batches(replica)] for replica in range(2))
     assert first == [[[2, 3], [4, 5]], [[10, 11], [12, 13]]]
     assert second == [[[6, 7], [8, 9]], [[14, 15], [-100, -100]]]
     assert next(iter(validation.batches(0)))["input_ids"].tolist() == [[1, 2], [3, 4]]
+
+
+def test_items_of_a_dataset_are_seen_once_and_what_is_filled_has_no_labels() -> None:
+    items = [{"input_ids": [i, i + 1], "labels": [-100, i + 1]} for i in range(3)]
+    validation = ValidationSet(source=DatasetSamples(dataset=items, sequence_length=2), rows=2)
+    batches = list(validation.batches(0))
+    assert [batch["input_ids"].tolist() for batch in batches] == [[[0, 1], [1, 2]], [[2, 3], [2, 3]]]
+    assert batches[1]["labels"].tolist() == [[-100, 3], [-100, -100]]
 
 
 @pytest.mark.usefixtures("process_group")
@@ -47,7 +55,7 @@ def test_its_loss_is_that_of_one_process_on_every_window(options: TrainOptions) 
     plan = Plan.load(options.plan)
     assert plan.model is not None
     model = ReferenceModel(plan.model, dtype=torch.float32)
-    sequences = Sequences(corpus=Corpus.load(options.validation), sequence_length=32)
+    sequences = Sequences(corpus=Corpus.load(Path(options.validation or "")), sequence_length=32)
     tokens = torch.from_numpy(sequences.windows(np.arange(sequences.per_epoch)))
     targets = tokens[:, 1:].contiguous()
     with torch.no_grad():
@@ -87,7 +95,7 @@ def test_two_ranks_validate_what_one_does(options: TrainOptions, plan_file: Any)
     [
         ({"validate_every": 0}, "--validate-every must be at least 1"),
         ({"validation": Path("nowhere.txt")}, "no data file or directory nowhere.txt"),
-        ({"dataset": "magic:data", "data": None}, "--validation is text"),
+        ({"dataset": "json:loads", "data": None}, "--validation .*/more.txt cannot be loaded"),
     ],
 )
 def test_what_cannot_be_validated_is_one_sentence(options: TrainOptions, entries: Any, message: str) -> None:

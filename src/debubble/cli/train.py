@@ -23,6 +23,9 @@ def train(
     steps: opt.Steps = None,
     learning_rate: opt.LearningRate = None,
     warmup: opt.Warmup = None,
+    lr_schedule: opt.LrSchedule = None,
+    optimizer: opt.Optimizer = None,
+    optimizer_option: opt.OptimizerOption = None,
     weight_decay: opt.WeightDecay = None,
     clip: opt.Clip = None,
     post_validation: opt.PostValidation = None,
@@ -35,6 +38,7 @@ def train(
     hang_timeout: opt.HangTimeout = 600,
     offload_to: opt.OffloadTo = None,
     tensorboard: opt.Tensorboard = None,
+    wandb: opt.Wandb = None,
     trace: opt.Trace = None,
     html: opt.Html = None,
     online: opt.Online = False,
@@ -45,13 +49,15 @@ def train(
     from debubble.training.options import TrainOptions, check, rate_remark, settle
 
     recipe = {
-        "steps": steps, "learning_rate": learning_rate, "warmup": warmup, "weight_decay": weight_decay, "clip": clip,
+        "steps": steps, "learning_rate": learning_rate, "warmup": warmup, "lr_schedule": lr_schedule,
+        "optimizer": optimizer, "optimizer_settings": opt.settings(optimizer_option), "weight_decay": weight_decay,
+        "clip": clip,
     }  # fmt: skip
     options = TrainOptions(
         plan=plan, data=data, tokenizer=tokenizer, dataset=dataset, post_validation=post_validation, seed=seed,
         load=tuple(load or ()), save=save, validation=validation, validate_every=validate_every,
         checkpoint=checkpoint, save_every=save_every, keep=keep, resume=resume, auto_resume=auto_resume,
-        hang_timeout=hang_timeout, offload_to=offload_to, tensorboard=tensorboard, trace=trace, html=html,
+        hang_timeout=hang_timeout, offload_to=offload_to, tensorboard=tensorboard, wandb=wandb, trace=trace, html=html,
         online=online, json=json,
     )  # fmt: skip
     options = settle(recipe, options)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from debubble.errors import InputError
 
 Plan = Annotated[Path, typer.Argument(help="A plan file, made for a MODEL.")]
 Data = Annotated[
@@ -20,7 +24,10 @@ Dataset = Annotated[
     typer.Option(help="module:function that takes the plan and returns a Dataset, instead of --data."),
 ]
 Validation = Annotated[
-    Path | None, typer.Option(help="Text file or directory whose loss is computed, without training on it.")
+    str | None,
+    typer.Option(
+        help="Text file or directory whose loss is computed, without training on it; with --dataset: module:function."
+    ),
 ]
 ValidateEvery = Annotated[int, typer.Option(help="Steps between validations.")]
 Load = Annotated[
@@ -37,8 +44,19 @@ Steps = Annotated[
 LearningRate = Annotated[
     float | None, typer.Option("--lr", help="Peak of the learning rate (default: 3e-3; with --load 1e-5).")
 ]
-Warmup = Annotated[int | None, typer.Option(help="Steps until the peak; then a cosine to a tenth of it (default: 10).")]
-WeightDecay = Annotated[float | None, typer.Option(help="AdamW's weight decay (default: 0.01).")]
+Warmup = Annotated[int | None, typer.Option(help="Steps until the peak (default: 10).")]
+LrSchedule = Annotated[
+    str | None,
+    typer.Option(help="After the warm-up, to a tenth of the peak: cosine (default), linear, wsd; or constant."),
+]
+Optimizer = Annotated[
+    str | None,
+    typer.Option(help="adamw, adam, momentum, sgd, or module:Class (default: what the plan was made for)."),
+]
+OptimizerOption = Annotated[
+    list[str] | None, typer.Option(help="Argument of the optimizer's class, such as betas=[0.9,0.99]; repeatable.")
+]
+WeightDecay = Annotated[float | None, typer.Option(help="Weight decay of matrices (default: 0.01).")]
 Clip = Annotated[float | None, typer.Option(help="Largest global norm of the gradients (default: 1).")]
 PostValidation = Annotated[
     bool | None,
@@ -65,6 +83,23 @@ OffloadTo = Annotated[
     Path | None, typer.Option(help="Folder on a fast disk for offloaded activations (default: host memory).")
 ]
 Tensorboard = Annotated[Path | None, typer.Option(help="Folder for TensorBoard's scalars.")]
+Wandb = Annotated[str | None, typer.Option(help="Project of Weights & Biases for the same.")]
 Trace = Annotated[Path | None, typer.Option(help="Write the trace of the last steps here.")]
 Html = Annotated[Path | None, typer.Option(help="Write the predicted and measured timelines here.")]
 Online = Annotated[bool, typer.Option("--online", help="Search a better order beside the training, and go on with it.")]
+
+
+def settings(given: Sequence[str] | None) -> dict[str, Any] | None:
+    """Read arguments given as NAME=VALUE, each value as JSON, or as a word.  Raises InputError for another form."""
+    if given is None:
+        return None
+    read: dict[str, Any] = {}
+    for argument in given:
+        name, sign, text = argument.partition("=")
+        if not (sign and name.isidentifier()):
+            raise InputError(f"--optimizer-option takes NAME=VALUE, not '{argument}'.")
+        try:
+            read[name] = json.loads(text)
+        except json.JSONDecodeError:
+            read[name] = text
+    return read

@@ -3,25 +3,88 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import nn
-from torch.optim import AdamW, Optimizer
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from debubble.costs.step import MOMENTS
+from debubble.ir import InputError
+from debubble.runtime.parameters.optimizers import MakeOptimizer
 from debubble.runtime.pipeline import Pipeline
+from debubble.training.user_code import named
+
+NAMED: Mapping[str, tuple[type[Optimizer], Mapping[str, Any]]] = {
+    "adamw": (AdamW, {"betas": (0.9, 0.95), "fused": True}),
+    "adam": (Adam, {"betas": (0.9, 0.95), "fused": True}),
+    "momentum": (SGD, {"momentum": 0.9}),
+    "sgd": (SGD, {}),
+}
+"""Optimizers by the names that plans have for them, with the settings that they get here."""
 
 
-def adamw(*, weight_decay: float) -> Callable[[list[nn.Parameter]], Optimizer]:
-    """Makes the optimizer of some parameters; its learning rate is set every step.  Only matrices decay."""
+def optimizer_maker(
+    name: str, settings: Mapping[str, Any] | None = None, *, weight_decay: float, learning_rate: float = 1e-3
+) -> MakeOptimizer:
+    """Make the function that makes the optimizer of some parameters.  Only matrices decay.
+
+    Args:
+        name: One of `NAMED`, or an optimizer's class as `module:Class`.
+        settings: Arguments of the class, beside parameters, learning rate and decay.
+        weight_decay: Of matrices.
+        learning_rate: Set anew in every step (see `learning_rate`).
+
+    Raises:
+        InputError: There is no such class.
+    """
+    kind, usual = NAMED[name] if name in NAMED else (_optimizer_class(name), {})
 
     def make(parameters: list[nn.Parameter]) -> Optimizer:
         matrices = [p for p in parameters if p.dim() > 1]
         vectors = [p for p in parameters if p.dim() <= 1]
-        groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-        return AdamW([g for g in groups if g["params"]], weight_decay=weight_decay, betas=(0.9, 0.95), fused=True)
+        groups: list[dict[str, Any]] = [
+            {"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0},
+        ]  # fmt: skip
+        construct: Callable[..., Optimizer] = kind
+        return construct([g for g in groups if g["params"]], **{"lr": learning_rate, **usual, **(settings or {})})
 
     return make
+
+
+def check_optimizer(name: str, make: MakeOptimizer, *, planned: str) -> None:
+    """Refuse an optimizer that cannot step a model's parameters, or keeps more than the plan counts for its states.
+
+    Args:
+        name: As the user gave it.
+        make: Makes it (see `optimizer_maker`).
+        planned: The optimizer that the plan was made for.
+    """
+    trial = [nn.Parameter(torch.ones(64, 64)), nn.Parameter(torch.ones(64))]
+    try:
+        optimizer = make(trial)
+        for parameter in trial:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+    except Exception as error:
+        raise InputError(f"The optimizer {name} cannot step a matrix and a vector: {error}") from error
+    states = [state for p in trial for state in optimizer.state[p].values() if isinstance(state, Tensor)]
+    kept = sum(state.nbytes for state in states if state.numel() > 1) / sum(p.numel() for p in trial)
+    if kept > MOMENTS[planned]:
+        raise InputError(
+            f"The optimizer {name} keeps {kept:.3g} bytes per parameter, but the plan counts {MOMENTS[planned]} for"
+            f" {planned}: plan with an --optimizer that keeps as many."
+        )
+
+
+def _optimizer_class(name: str) -> Callable[..., Optimizer]:
+    found = named(name, option="--optimizer")
+    if not (isinstance(found, type) and issubclass(found, Optimizer)):
+        raise InputError(
+            f"--optimizer {name} is no class of torch's optimizers: give one of {', '.join(NAMED)}, or module:Class."
+        )
+    return found
 
 
 def set_learning_rate(pipeline: Pipeline, rate: float) -> None:
@@ -31,12 +94,40 @@ def set_learning_rate(pipeline: Pipeline, rate: float) -> None:
             group["lr"] = rate
 
 
-def learning_rate(step: int, *, peak: float, warmup: int, steps: int, floor: float = 0.1) -> float:
-    """Linear warm-up to `peak` over `warmup` steps, then a cosine down to `floor` x peak at the last of `steps`.
+def _cosine(progress: float) -> float:
+    return (1 + math.cos(math.pi * progress)) / 2
+
+
+def _linear(progress: float) -> float:
+    return 1 - progress
+
+
+def _constant(progress: float) -> float:
+    return 1.0
+
+
+COOLDOWN = 0.2
+"""Share of the steps in which warm-up-stable-decay decays (Hägele et al., arXiv:2405.18392, section 3)."""
+
+
+def _warm_up_stable_decay(progress: float) -> float:
+    return min(1.0, (1 - progress) / COOLDOWN)
+
+
+SCHEDULES: Mapping[str, Callable[[float], float]] = {
+    "cosine": _cosine, "linear": _linear, "constant": _constant, "wsd": _warm_up_stable_decay,
+}  # fmt: skip
+"""Learning rates after the warm-up, from 1 (the peak) to 0 (the floor), by the share of the steps that are done."""
+
+
+def learning_rate(
+    step: int, *, peak: float, warmup: int, steps: int, floor: float = 0.1, schedule: str = "cosine"
+) -> float:
+    """Linear warm-up to `peak` over `warmup` steps, then one of `SCHEDULES` down to `floor` x peak at the last step.
 
     Steps count from 0.
     """
     if step < warmup:
         return peak * (step + 1) / warmup
     progress = min(1.0, (step - warmup) / max(1, steps - 1 - warmup))
-    return peak * (floor + (1 - floor) * (1 + math.cos(math.pi * progress)) / 2)
+    return peak * (floor + (1 - floor) * SCHEDULES[schedule](progress))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from debubble.errors import readable
 from debubble.ir import InputError, Kind, Plan
@@ -18,6 +18,9 @@ from debubble.training.data.text import VOCABULARY, Corpus, Sequences
 from debubble.training.data.tokenizer import HfTokenizer
 from debubble.training.online.journal import Journal
 from debubble.training.online.scheduler import check_searchable
+
+if TYPE_CHECKING:
+    from debubble.runtime.parameters.optimizers import MakeOptimizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,14 +34,20 @@ class TrainOptions:
     """Hugging Face tokenizer: a `tokenizer.json` or its folder; None: tokens are bytes."""
     dataset: str | None = None
     """`module:function`, which takes the plan and returns a Dataset, instead of text."""
-    validation: Path | None = None
-    """Text file or directory whose loss is computed beside the training's; None: none."""
+    validation: str | None = None
+    """Text file or directory whose loss is computed beside the training's, with `dataset` a `module:function`, too."""
     validate_every: int = 100
     """Steps between validations; the last step always has one."""
     steps: int = 100
     learning_rate: float | None = None
     """Its peak; None: 3e-3 from initial weights, 1e-5 from loaded ones."""
     warmup: int = 10
+    lr_schedule: str = "cosine"
+    """Learning rate after the warm-up: `cosine`, `linear`, `constant` or `wsd` (warm-up-stable-decay)."""
+    optimizer: str | None = None
+    """`adamw`, `adam`, `momentum`, `sgd` or `module:Class`; None: what the plan was made for."""
+    optimizer_settings: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the optimizer's class."""
     weight_decay: float = 0.01
     clip: float = 1.0
     """Largest global norm of the gradients."""
@@ -65,6 +74,8 @@ class TrainOptions:
     """Folder for offloaded activations; None: the host's memory."""
     tensorboard: Path | None = None
     """Folder for TensorBoard's scalars."""
+    wandb: str | None = None
+    """Project of Weights & Biases that gets the same; None: none."""
     trace: Path | None = None
     """File for the trace of the last steps."""
     html: Path | None = None
@@ -72,7 +83,7 @@ class TrainOptions:
     online: bool = False
     """Search a better order beside the training, and go on with it."""
     json: bool = False
-    given: Mapping[str, float] | None = None
+    given: Mapping[str, Any] | None = None
     """Settings that were given; for the others those of the checkpoint to resume count.  None: all are as given."""
 
     @property
@@ -83,11 +94,12 @@ class TrainOptions:
         return FINE_TUNING_RATE if self.load else TRAINING_RATE
 
     @property
-    def recipe(self) -> dict[str, int | float]:
+    def recipe(self) -> dict[str, int | float | str | Mapping[str, Any] | None]:
         """The settings that a checkpoint remembers."""
         return {
             "steps": self.steps, "learning_rate": self.peak_rate, "warmup": self.warmup,
-            "weight_decay": self.weight_decay, "clip": self.clip,
+            "lr_schedule": self.lr_schedule, "optimizer": self.optimizer,
+            "optimizer_settings": self.optimizer_settings, "weight_decay": self.weight_decay, "clip": self.clip,
         }  # fmt: skip
 
 
@@ -102,7 +114,7 @@ def rate_remark(options: TrainOptions) -> str | None:
     return f"The learning rate's peak is {FINE_TUNING_RATE:g}, as the weights are loaded: choose another with --lr."
 
 
-def settle(given: Mapping[str, float | None], options: TrainOptions) -> TrainOptions:
+def settle(given: Mapping[str, Any], options: TrainOptions) -> TrainOptions:
     """The options with the settings that were given; for the others, those of the checkpoint to resume count."""
     settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     options = replace(options, **settings, given=settings)
@@ -151,8 +163,11 @@ def check(options: TrainOptions) -> Plan:
     """The plan, if this run can be done.  Raises InputError with one sentence if not."""
     plan = runnable(options.plan)
     _check_numbers(options)
+    _check_optimizer(options, plan)
     if options.tensorboard is not None and find_spec("tensorboard") is None:
         raise InputError("--tensorboard needs TensorBoard: install debubble with its tensorboard extra.")
+    if options.wandb is not None and find_spec("wandb") is None:
+        raise InputError("--wandb needs Weights & Biases: install the package wandb.")
     _check_data(options, plan)
     validates_after(options.post_validation, plan)
     if options.online:
@@ -214,15 +229,11 @@ def _check_copies(plan: Plan) -> None:
             )
 
 
-OPTIMIZER = "adamw"
-"""The optimizer of `debubble train`, as plans name it."""
-
-
 def runnable(path: Path) -> Plan:
     """Load a plan that `debubble train` can run.
 
     Raises:
-        InputError: It has no model, the runtime cannot run it, or it was made for another optimizer.
+        InputError: It has no model, or the runtime cannot run it.
     """
     plan = Plan.load(path)
     if plan.model is None:
@@ -230,13 +241,34 @@ def runnable(path: Path) -> Plan:
     refusal = beyond_runtime(plan.options, plan.model)
     if refusal is not None:
         raise InputError(refusal)
-    if plan.options.optimizer != OPTIMIZER:
-        raise InputError(
-            f"debubble train steps {OPTIMIZER}, but {path} was made for the states and the step of"
-            f" {plan.options.optimizer}: plan with --optimizer {OPTIMIZER}, or step {plan.options.optimizer} in a loop"
-            " of your own around db.Pipeline."
-        )
     return plan
+
+
+def maker_of(options: TrainOptions, plan: Plan) -> MakeOptimizer:
+    """Make the function that makes the run's optimizers: that of the options, or else the plan's.
+
+    Raises InputError if it is not known.
+    """
+    from debubble.training.optimizer import NAMED, optimizer_maker
+
+    name = options.optimizer or plan.options.optimizer
+    if options.optimizer is None and name not in NAMED:
+        raise InputError(
+            f"debubble train has no {name}, for which the plan was made: name a class that is one with --optimizer"
+            f" module:Class, or plan with --optimizer {' or '.join(NAMED)}."
+        )
+    return optimizer_maker(
+        name, options.optimizer_settings, weight_decay=options.weight_decay, learning_rate=options.peak_rate
+    )
+
+
+def _check_optimizer(options: TrainOptions, plan: Plan) -> None:
+    from debubble.training.optimizer import SCHEDULES, check_optimizer
+
+    if options.lr_schedule not in SCHEDULES:
+        raise InputError(f"--lr-schedule must be one of {', '.join(SCHEDULES)}, not '{options.lr_schedule}'.")
+    name = options.optimizer or plan.options.optimizer
+    check_optimizer(name, maker_of(options, plan), planned=plan.options.optimizer)
 
 
 def plan_of(options: TrainOptions, *, resuming: bool) -> Plan:
@@ -277,16 +309,16 @@ def _end_of_text(model: Mapping[str, Any]) -> int | None:
 
 def _check_data(options: TrainOptions, plan: Plan) -> None:
     if options.dataset is None:
-        for data in [options.data, *([] if options.validation is None else [options.validation])]:
+        for data in [options.data, *([] if options.validation is None else [Path(options.validation)])]:
             sequences_of(options, plan, data)
         return
-    if options.validation is not None:
-        raise InputError("--validation is text, as --data is: it does not go with --dataset.")
     if options.data is not None or options.tokenizer is not None:
         raise InputError("--dataset takes the place of --data and --tokenizer: give one or the other.")
     from debubble.training.data.datasets import named_dataset
 
     named_dataset(options.dataset)
+    if options.validation is not None:
+        named_dataset(options.validation, option="--validation")
 
 
 def _check_checkpoints(options: TrainOptions, folder: Path, plan: Plan) -> None:

@@ -1,11 +1,14 @@
-"""Reports of steps while a run goes on: a progress bar or lines on standard error, and TensorBoard's scalars."""
+"""Reports of steps while a run goes on: a progress bar or lines on standard error, and figures for other programs."""
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -81,7 +84,7 @@ class Display(AbstractContextManager["Display"]):
         self._console.print(message)
 
 
-class Scalars(AbstractContextManager["Scalars"]):
+class TensorBoard(AbstractContextManager["TensorBoard"]):
     """Writes every step's figures to a folder; what an earlier run wrote of the steps after `done` is hidden."""
 
     def __init__(self, folder: Path, *, done: int) -> None:
@@ -96,16 +99,37 @@ class Scalars(AbstractContextManager["Scalars"]):
 
     def show(self, report: StepReport) -> None:
         """Write the report of one step."""
-        figures = {
-            "train/loss": report.loss,
-            "train/learning_rate": report.learning_rate,
-            "validation/loss": report.validation_loss,
-            "speed/seconds_per_step": report.seconds,
-            "speed/tokens_per_second": report.tokens_per_second,
-            "speed/mfu": report.mfu,
-            "speed/bubble_fraction": report.bubble_fraction,
-            **{f"memory/device_{device}": peak for device, peak in enumerate(report.peak_memory)},
-        }
-        for name, figure in figures.items():
-            if figure is not None:
-                self._writer.add_scalar(name, figure, report.step)
+        for name, figure in figures(report).items():
+            self._writer.add_scalar(name, figure, report.step)
+
+
+class WeightsAndBiases(AbstractContextManager["WeightsAndBiases"]):
+    """Sends every step's figures to a project of Weights & Biases, with the run's settings."""
+
+    def __init__(self, project: str, settings: Mapping[str, Any]) -> None:
+        wandb = importlib.import_module("wandb")
+        self._run = wandb.init(project=project, config=dict(settings))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._run.finish(exit_code=0 if error is None else 1)
+
+    def show(self, report: StepReport) -> None:
+        """Send the report of one step."""
+        self._run.log(figures(report), step=report.step)
+
+
+def figures(report: StepReport) -> dict[str, float]:
+    """A step's figures by name; those that are not known are left out."""
+    known = {
+        "train/loss": report.loss,
+        "train/learning_rate": report.learning_rate,
+        "validation/loss": report.validation_loss,
+        "speed/seconds_per_step": report.seconds,
+        "speed/tokens_per_second": report.tokens_per_second,
+        "speed/mfu": report.mfu,
+        "speed/bubble_fraction": report.bubble_fraction,
+        **{f"memory/device_{device}": peak for device, peak in enumerate(report.peak_memory)},
+    }
+    return {name: figure for name, figure in known.items() if figure is not None}

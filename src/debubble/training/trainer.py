@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,9 +36,9 @@ from debubble.training.data.datasets import (
 from debubble.training.memory_check import explained
 from debubble.training.metrics import NO_WORK, DeviceWork, bubble_fraction
 from debubble.training.online.controller import OnlineScheduler
-from debubble.training.optimizer import adamw, learning_rate, set_learning_rate
-from debubble.training.options import TrainOptions, journal_of, plan_of, settled_by, validates_after
-from debubble.training.progress import Display, Scalars, StepReport
+from debubble.training.optimizer import learning_rate, set_learning_rate
+from debubble.training.options import TrainOptions, journal_of, maker_of, plan_of, settled_by, validates_after
+from debubble.training.progress import Display, StepReport, TensorBoard, WeightsAndBiases
 from debubble.training.report import TrainingSummary, available_cores, compared
 from debubble.training.watchdog import SAVING, Watchdog
 
@@ -138,14 +138,22 @@ def train(options: TrainOptions, *, dataset: Dataset | None = None) -> TrainingS
         for folder in options.load:
             run.pipeline.load_pretrained(folder)
     display = Display(steps=options.steps, done=run.step) if leader else None
-    scalars = Scalars(options.tensorboard, done=run.step) if leader and options.tensorboard is not None else None
     reports: list[StepReport] = []
-    with display or nullcontext(), scalars or nullcontext(), run.online or nullcontext(), run.watchdog():
+    with ExitStack() as stack:
+        shown: list[Display | TensorBoard | WeightsAndBiases] = []
+        if display is not None:
+            shown.append(stack.enter_context(display))
+        if leader and options.tensorboard is not None:
+            shown.append(stack.enter_context(TensorBoard(options.tensorboard, done=run.step)))
+        if leader and options.wandb is not None:
+            shown.append(stack.enter_context(WeightsAndBiases(options.wandb, options.recipe)))
+        if run.online is not None:
+            stack.enter_context(run.online)
+        stack.enter_context(run.watchdog())
         for report in run.steps():
             reports.append(report)
-            for shown in (display, scalars):
-                if shown is not None:
-                    shown.show(report)
+            for place in shown:
+                place.show(report)
     if options.save is not None:
         run.pipeline.save_pretrained(options.save)
     cores = available_cores() if run.device.type == "cpu" else None
@@ -180,7 +188,7 @@ class TrainingRun:
         if self.device.type == "cpu":
             torch.set_num_threads(1)
         self.pipeline = Pipeline(
-            None, plan, seed=options.seed, optimizer=adamw(weight_decay=options.weight_decay), device=self.device,
+            None, plan, seed=options.seed, optimizer=maker_of(options, plan), device=self.device,
             offload_to=options.offload_to,
         )  # fmt: skip
         ahead = validates_after(options.post_validation, plan)
@@ -226,7 +234,7 @@ class TrainingRun:
     def _take_step(self) -> Iterator[StepReport]:
         """Take a step, and report all that are known now: without post-validation, this one."""
         o, start = self.options, perf_counter()
-        rate = learning_rate(self.step, peak=o.peak_rate, warmup=o.warmup, steps=o.steps)
+        rate = learning_rate(self.step, peak=o.peak_rate, warmup=o.warmup, steps=o.steps, schedule=o.lr_schedule)
         set_learning_rate(self.pipeline, rate)
         replica = self.pipeline.ranks.replica
         self.pipeline.status.begin_step()

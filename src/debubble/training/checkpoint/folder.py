@@ -33,7 +33,7 @@ class RunProgress:
     seed: int
     model: Mapping[str, Any]
     """The model's config, to refuse a checkpoint of another one."""
-    recipe: Mapping[str, int | float] = field(default_factory=dict)
+    recipe: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the optimizer and of its learning rate's schedule, by the options' names."""
 
 

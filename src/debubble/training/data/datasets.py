@@ -5,7 +5,6 @@ Sample i of a run is the same whatever the number of ranks, the partition, or th
 
 from __future__ import annotations
 
-import importlib
 import multiprocessing
 import os
 import pickle
@@ -15,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,6 +28,7 @@ from debubble.runtime.batch import IGNORED, Entries, check_entries
 from debubble.runtime.launcher import end_with_parent
 from debubble.training.data.text import Sequences, shuffled
 from debubble.training.options import TrainOptions, sequences_of
+from debubble.training.user_code import current_folder_last, named
 
 
 class SampleSource(Protocol):
@@ -53,24 +54,50 @@ class TextSamples:
         return torch.from_numpy(self.sequences.batch(first, count=count))
 
 
-@dataclass(frozen=True, kw_only=True)
-class ValidationSet:
-    """All windows of a text once, in order, in batches for the replicas of a run."""
+class ValidationSource(Protocol):
+    """Samples that are seen once, in order."""
+
+    def __len__(self) -> int: ...
+
+    def rows(self, places: Sequence[int]) -> Entries:
+        """The samples at these places, side by side."""
+
+
+@dataclass(frozen=True)
+class TextWindows:
+    """All windows of a text."""
 
     sequences: Sequences
+
+    def __len__(self) -> int:
+        return self.sequences.per_epoch
+
+    def rows(self, places: Sequence[int]) -> Tensor:
+        """[places, length + 1]."""
+        return torch.from_numpy(self.sequences.windows(np.array(places)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationSet:
+    """All samples of a source once, in order, in batches for the replicas of a run."""
+
+    source: ValidationSource
     rows: int
-    """Sequences per batch and replica."""
+    """Samples per batch and replica."""
     replicas: int = 1
 
     def batches(self, replica: int) -> Iterator[Mapping[str, Tensor]]:
         """A replica's batches, [rows, length] each; what the last one lacks is filled with rows without targets."""
-        windows, together = self.sequences.per_epoch, self.rows * self.replicas
-        for first in range(0, windows, together):
-            places = first + self.rows * replica + np.arange(self.rows)
-            tokens = torch.from_numpy(self.sequences.windows(np.minimum(places, windows - 1)))
-            targets = tokens[:, 1:].clone()
-            targets[torch.from_numpy(places >= windows)] = IGNORED
-            yield {"input_ids": tokens[:, :-1], "targets": targets}
+        last = len(self.source) - 1
+        for first in range(0, last + 1, self.rows * self.replicas):
+            places = range(first + self.rows * replica, first + self.rows * (replica + 1))
+            entries = self.source.rows([min(place, last) for place in places])
+            if isinstance(entries, Tensor):
+                entries = {"input_ids": entries[:, :-1], "targets": entries[:, 1:]}
+            name = "labels" if "labels" in entries else "targets"
+            targets = entries[name].clone()
+            targets[torch.tensor(places) > last] = IGNORED
+            yield {**entries, name: targets}
 
 
 class Dataset(Protocol):
@@ -104,17 +131,27 @@ class DatasetSamples:
     def batch(self, first: int, *, count: int) -> Entries:
         """The items side by side: [count, length + 1], or a mapping with [count, length] each."""
         places = shuffled(first, count=count, per_epoch=len(self.dataset), seed=self.seed)
-        items = [self._item(first + i, int(place)) for i, place in enumerate(places)]
-        forms = {tuple(item) if isinstance(item, Mapping) else None for item in items}
-        if len(forms) > 1:
-            raise InputError("The items of the dataset differ in form: all must be tokens, or have the same entries.")
-        if isinstance(items[0], Tensor):
-            return torch.stack(items)
-        return {name: torch.stack([item[name] for item in items]) for name in items[0]}
+        return _side_by_side([self._item(first + i, int(place)) for i, place in enumerate(places)])
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def rows(self, places: Sequence[int]) -> Entries:
+        """The items at these places of the dataset, as `batch` has them."""
+        return _side_by_side([self._item(place, place) for place in places])
 
     def _item(self, sample: int, place: int) -> Any:
         with _random_numbers(random.Random(f"{self.seed} {sample}").getrandbits(32)):
             return _checked(self.dataset[place], place, self.sequence_length)
+
+
+def _side_by_side(items: Sequence[Any]) -> Entries:
+    forms = {tuple(item) if isinstance(item, Mapping) else None for item in items}
+    if len(forms) > 1:
+        raise InputError("The items of the dataset differ in form: all must be tokens, or have the same entries.")
+    if isinstance(items[0], Tensor):
+        return torch.stack(list(items))
+    return {name: torch.stack([item[name] for item in items]) for name in items[0]}
 
 
 @contextmanager
@@ -156,7 +193,7 @@ def _checked(item: Any, place: int, length: int) -> Tensor | Mapping[str, Tensor
 def samples_of(options: TrainOptions, plan: Plan, dataset: Dataset | None = None) -> SampleSource:
     """The samples of a run: of the given dataset, or as its options say."""
     if dataset is None and options.dataset is not None:
-        with _current_folder_last():  # the function may import more from there
+        with current_folder_last():  # the function may import more from there
             dataset = named_dataset(options.dataset)(plan)
     if dataset is None:
         return TextSamples(sequences_of(options, plan, options.data))
@@ -167,36 +204,23 @@ def validation_of(options: TrainOptions, plan: Plan) -> ValidationSet | None:
     """The validation set of a run, if its options name one."""
     if options.validation is None:
         return None
+    source: ValidationSource
+    if options.dataset is None:
+        source = TextWindows(sequences_of(options, plan, Path(options.validation)))
+    else:
+        with current_folder_last():
+            dataset = named_dataset(options.validation, option="--validation")(plan)
+        source = DatasetSamples(dataset=dataset, sequence_length=plan.options.sequence_length, seed=options.seed)
     rows = plan.micro_batches * plan.options.micro_batch_size
-    sequences = sequences_of(options, plan, options.validation)
-    return ValidationSet(sequences=sequences, rows=rows, replicas=plan.options.data)
+    return ValidationSet(source=source, rows=rows, replicas=plan.options.data)
 
 
-def named_dataset(name: str) -> Callable[[Plan], Dataset]:
-    """The function that `module:function` names; the module may be in the current folder.
-
-    What is installed goes before what is in that folder.  Raises InputError if there is none.
-    """
-    module, _, function = name.partition(":")
-    try:
-        with _current_folder_last():
-            found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"--dataset {name} cannot be loaded: {error}; give it as module:function.") from error
+def named_dataset(name: str, *, option: str = "--dataset") -> Callable[[Plan], Dataset]:
+    """The function that `module:function` names (see `named`).  Raises InputError if there is none."""
+    found = named(name, option=option)
     if not callable(found):
-        raise InputError(f"--dataset {name} is no function: give one that takes the plan and returns a Dataset.")
+        raise InputError(f"{option} {name} is no function: give one that takes the plan and returns a Dataset.")
     return found  # type: ignore[no-any-return]
-
-
-@contextmanager
-def _current_folder_last() -> Iterator[None]:
-    """Let imports find modules in the current folder that are nowhere else."""
-    before = sys.path.copy()
-    sys.path.append(os.getcwd())
-    try:
-        yield
-    finally:
-        sys.path[:] = before
 
 
 AHEAD = 2
@@ -242,7 +266,7 @@ class Prefetcher:
             generator=torch.Generator(),  # or else it draws a seed from the one of the training
         )
         try:
-            with _current_folder_last(), warnings.catch_warnings():  # the process looks for modules where this one does
+            with current_folder_last(), warnings.catch_warnings():  # the process looks for modules where this one does
                 warnings.filterwarnings("ignore", "Got pickle error")  # torch's way to say what is raised, too
                 return iter(loader)
         except (AttributeError, TypeError, pickle.PicklingError) as error:
