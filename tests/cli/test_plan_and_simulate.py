@@ -242,3 +242,15 @@ def test_a_model_of_another_family_is_planned_in_whole_layers_and_that_is_said(r
     assert (code, units) == (0, ["embedding", *["layer"] * 4, "head"])
     [remark] = json.loads(out)["remarks"]
     assert "'olmo2' is priced as a Llama of its sizes" in remark
+
+
+def test_plan_records_its_call_and_writes_the_report(run: Any, tmp_path: Path) -> None:
+    plan, page = tmp_path / "plan.json", tmp_path / "plan.html"
+    call = ("plan", "llama-tiny", "--cluster", "2xA100-80GB", "--planner", "dapple", "-o", str(plan))
+
+    code, _, log = run(*call, "--html", str(page))
+
+    assert code == 0
+    assert f"The report is in {page}." in log.replace("\n", "")
+    assert json.loads(plan.read_text())["origin"]["command"] == f"debubble {' '.join(call)} --html {page}"
+    assert f"debubble {' '.join(call)} --html {page}" in page.read_text()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from debubble.ir import InputError, Placement, Plan, PlannedUnit, Schedule, StageCosts
+from debubble.ir import InputError, Origin, Placement, Plan, PlannedUnit, Schedule, StageCosts, WhatIf
 
 
 @pytest.fixture
@@ -17,7 +17,11 @@ def content(tmp_path: Path) -> dict[str, Any]:
     """A valid plan file of two devices."""
     schedule = Schedule.of("test", Placement.linear(2), 1, [["0F0", "0B0"], ["1F0", "1B0"]])
     units = tuple((PlannedUnit("stage", stage),) for stage in range(2))
-    plan = Plan(planner="test", schedule=schedule, costs=StageCosts.of(stages=2), lower_bound=0, partition=units)
+    plan = Plan(
+        planner="test", schedule=schedule, costs=StageCosts.of(stages=2), lower_bound=0, partition=units,
+        what_ifs=(WhatIf(change="no offload", lever=True, step_time=None, seconds_per_sequence=None),),
+        origin=Origin(command="debubble plan", date="2026-11-22T17:00:00+00:00", version="0.1.0"),
+    )  # fmt: skip
     plan.save(tmp_path / "valid.json")
     assert Plan.load(tmp_path / "valid.json") == plan
     read: dict[str, Any] = json.loads((tmp_path / "valid.json").read_text())

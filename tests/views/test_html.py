@@ -2,14 +2,30 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from dataclasses import replace
+from html import unescape
+from pathlib import Path
 
+import pytest
+
+import debubble as db
+from debubble.ir import Origin, PlannedUnit, WhatIf
 from debubble.views import Scene, views
 from tests.views.scenes import small_plan, trace_of
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 def page(*scenes: Scene) -> str:
     return views["html"](scenes).decode()
+
+
+def words(text: str) -> str:
+    """What a reader sees: the page's text on one line."""
+    body = re.sub(r"<(script|style).*?</\1>", "", text.partition("<body>")[2], flags=re.DOTALL)
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())
 
 
 def data(text: str) -> dict:  # type: ignore[type-arg]
@@ -29,8 +45,9 @@ def test_every_operation_that_takes_time_is_drawn_on_its_device() -> None:
     drawn = data(page(scene))["scenes"][0]
 
     bars = [
-        sorted((bar[0], bar[1]) for _, lane in device["lanes"] for bar in lane) for device in drawn["devices"]
-    ]  # fmt: skip
+        sorted(bar for _, lane in device["lanes"] for bar in zip(lane["start"], lane["end"], strict=True))
+        for device in drawn["devices"]
+    ]
 
     assert bars == [
         sorted((float(o.start), float(o.end)) for o in scene.timeline.operations if o.device == d and o.end > o.start)
@@ -66,7 +83,8 @@ def test_prediction_and_measurement_share_the_page() -> None:
     text = page(*Scene.beside(plan, trace_of(plan, slower=1.5)))
 
     assert [scene["makespan"] for scene in data(text)["scenes"]] == [19, 28.5]
-    assert text.count("<canvas") == 2
+    assert text.count("<canvas data-scene") == 2
+    assert "The step took 1.50 times as long as predicted." in text
     assert "Predicted: 1f1b, planned by hand" in text
     assert "Measured: step 5" in text
 
@@ -78,3 +96,90 @@ def test_names_cannot_break_the_page() -> None:
 
     assert "</script><b>" not in text
     assert "&lt;/script&gt;&lt;b&gt;&amp;" in text
+
+
+def test_the_page_answers_whether_it_fits_how_fast_why_not_faster_and_what_would_help() -> None:
+    text = words(page(Scene.predicted(small_plan())))
+
+    assert "Does it fit? Yes: 3 of 6 Device 0 is fullest, at 50.0% of its limit." in text
+    assert "How fast? 19 per step" in text
+    assert "Why not faster? The critical path spends" in text
+    assert text.index("Why not faster?") < text.index("What would help?") < text.index("Memory at the peak")
+
+
+def test_a_plan_without_a_limit_says_so() -> None:
+    text = words(page(Scene.predicted(small_plan(memory_limit=None))))
+
+    assert "Does it fit? 3, and no limit" in text
+
+
+def test_the_page_says_which_call_made_the_plan() -> None:
+    origin = Origin(command="debubble plan --costs c.json", date="2026-11-22T17:00:00+00:00", version="0.1.0")
+    text = words(page(Scene.predicted(replace(small_plan(), origin=origin))))
+
+    assert "command debubble plan --costs c.json made 2026-11-22T17:00:00+00:00, by debubble 0.1.0" in text
+
+
+def test_the_page_has_what_would_help_if_that_was_planned() -> None:
+    more = WhatIf(change="10% more memory", lever=False, step_time=9.5, seconds_per_sequence=9.5 / 4)
+    text = words(page(Scene.predicted(replace(small_plan(), what_ifs=(more,)))))
+
+    assert "What would help? What would help (planned): 10% more memory: 9.5 s, 50.0% faster per sequence." in text
+
+
+def test_the_partition_is_a_strip_per_device_with_recomputation_and_offload() -> None:
+    plan = small_plan(schedule="pipeoffload", chunks=2, offload=1, reload=1)
+    units = (PlannedUnit("attention", 0, "core"), PlannedUnit("mlp", 0, "none"))
+    text = page(Scene.predicted(replace(plan, partition=(units, *plan.partition[1:]))))
+
+    assert 'title="attention 0, recomputing core"' in text
+    assert "recomputes core" in text
+    assert "share of micro-batches that are offloaded" in text
+
+
+def test_the_memory_of_a_models_plan_is_stacked_by_part() -> None:
+    plan = db.plan(db.models["llama2-7b"], db.Cluster.parse("4xA100-80GB"), planner="dapple", micro_batches=4)
+    scene = Scene.predicted(plan)
+    text = page(scene)
+    device = data(text)["scenes"][0]["devices"][0]
+
+    assert data(text)["scenes"][0]["parts"] == ["weights", "gradients", "optimizer", "workspace", "activations"]
+    assert sum(device["static"]) == pytest.approx(plan.simulate().program.static[0])
+    assert "<h1>llama2-7b on 4 x A100-80GB</h1>" in text
+    assert "tokens/s" in words(text)
+
+
+def test_two_plans_are_compared_figure_by_figure() -> None:
+    text = words(page(*(Scene.predicted(small_plan(forward=time)) for time in (1, 2))))
+
+    assert "A B B / A step 19 24 1.263" in text
+
+
+def test_measured_operations_are_coloured_by_their_difference_and_two_plans_are_not() -> None:
+    plan = small_plan()
+
+    assert data(page(*Scene.beside(plan, trace_of(plan))))["differs"]
+    assert not data(page(Scene.predicted(plan), Scene.predicted(plan)))["differs"]
+
+
+def test_every_picture_has_words_for_those_who_do_not_see_it() -> None:
+    text = page(Scene.predicted(small_plan()))
+
+    for tag in re.findall(r"<(?:canvas|input|button|div)[^>]*(?:role=\"img\"|<canvas|type=\"search\")[^>]*>", text):
+        assert "aria-label" in tag
+    assert 'role="status" aria-live="polite"' in text
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_a_browser_runs_the_page_and_finds_an_operation(tmp_path: Path) -> None:
+    scene = Scene.predicted(small_plan())
+    (tmp_path / "page.html").write_text(page(scene))
+    address = f"file://{tmp_path}/page.html#1F2"
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile", "--dump-dom"]
+    command = [str(CHROMIUM), *options, address]
+    drawn = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+
+    found = scene.timeline.by_name["1F2"]
+    place = "stage 1 (chunk 0), micro-batch 2, device 1, compute lane"
+    assert f"1F2: forward, {place}, {found.start} to {found.end}: 1" in drawn
+    assert drawn.count('aria-expanded="true"') == 2

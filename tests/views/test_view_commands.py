@@ -52,6 +52,21 @@ def test_show_writes_every_picture_that_is_asked_for(plan: Path, trace: Path, tm
     assert summary["measured"]["makespan"] == 38
 
 
+def test_show_puts_two_plans_beside_each_other(plan: Path, tmp_path: Path) -> None:
+    small_plan(forward=2).save(tmp_path / "slow.json")
+
+    summary = json.loads(run("show", plan, tmp_path / "slow.json", "--html", tmp_path / "two.html", "--json").stdout)
+
+    assert (summary["makespan"], summary["other"]["makespan"]) == (19, 24)
+    assert "Side by side" in (tmp_path / "two.html").read_text()
+
+
+def test_show_refuses_three_plans_and_two_with_a_trace(plan: Path, trace: Path) -> None:
+    for arguments in ([plan, plan, plan], [plan, plan, "--trace", trace]):
+        with pytest.raises(InputError, match="Show one plan, with --trace if it was measured, or two plans"):
+            run("show", *arguments)
+
+
 def test_show_writes_any_view_of_the_registry_by_its_name(plan: Path, tmp_path: Path) -> None:
     run("show", plan, "--view", f"perfetto={tmp_path / 'named.json'}", "--perfetto", tmp_path / "own.json")
     assert (tmp_path / "named.json").read_bytes() == (tmp_path / "own.json").read_bytes()

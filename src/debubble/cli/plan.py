@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,9 +12,11 @@ import typer
 
 from debubble.cli import options as o
 from debubble.cli.app import app
+from debubble.cli.origin import this_call
 from debubble.cli.output import Json, console, log, print_json
 from debubble.cli.progress import SearchProgress
-from debubble.ir import CutOffError, InfeasibleError, InputError, Plan, RunOptions
+from debubble.files import write_whole
+from debubble.ir import CutOffError, InfeasibleError, InputError, Plan, RunOptions, WhatIf
 
 if TYPE_CHECKING:
     from debubble.costs import Cluster
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from debubble.planners import Problem
     from debubble.planners.degrees import Job
     from debubble.planners.explanation import Explanation
-    from debubble.planners.what_if import WhatIf
 
 SCHEMA = 2
 """Version of the JSON object's keys: see `docs/degrees.md`."""
@@ -46,6 +47,7 @@ def plan(
     ] = None,
     planner: Annotated[str, typer.Option(help="A planner's name; see `planners`.")] = "auto",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan file here.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the report here: one page with everything.")] = None,
     costs: o.Costs = None,
     units: o.UnitsFile = None,
     profile: Annotated[
@@ -106,10 +108,17 @@ def plan(
             result = solve(problem, planner=planner, options=RunOptions(post_validation=run.post_validation))
     if result.degree_search is not None and result.degree_search.interrupted:
         log().print("Interrupted: this is the best so far.")
+    changes = _what_ifs(result, search) if why else ()
+    result = replace(result, what_ifs=changes, origin=this_call())
     if output is not None:
         result.save(output)
         log().print(f"The plan is in {output}.")
-    _print(result, json=json, details=details, tokens=tokens, search=search if why else None)
+    if html is not None:
+        from debubble.views import Scene, views
+
+        write_whole(html, views["html"]([Scene.predicted(result)]))
+        log().print(f"The report is in {html}.")
+    _print(result, json=json, details=details, tokens=tokens)
 
 
 def _check_call(
@@ -181,24 +190,24 @@ def _abstract(
     return Problem(workload=workload, devices=devices, chunks=chunks, **entries)
 
 
-def _print(plan: Plan, *, json: bool, details: bool, tokens: float | None, search: o.SearchLimits | None) -> None:
-    """Print the answer; `search`: how far to search for what would help, None: not at all."""
+def _what_ifs(plan: Plan, search: o.SearchLimits) -> tuple[WhatIf, ...]:
+    from debubble.planners.what_if import what_ifs
+    from debubble.views import Scene
+
+    with log().status("Planning what would help ..."):
+        step_time = float(Scene.predicted(plan).step_time)
+        return what_ifs(plan, step_time, effort=search.effort, deadline=search.deadline)
+
+
+def _print(plan: Plan, *, json: bool, details: bool, tokens: float | None) -> None:
     from debubble.planners.explanation import explanation
     from debubble.views.scene import Scene
 
     scene = Scene.predicted(plan)
-    changes: tuple[WhatIf, ...] = ()
-    if search is not None:
-        from debubble.planners.what_if import what_ifs
-
-        with log().status("Planning what would help ..."):
-            changes = what_ifs(plan, float(scene.step_time), effort=search.effort, deadline=search.deadline)
     if not json:
-        from debubble.planners.what_if import what_if_lines
         from debubble.views.plan_table import render
 
-        advice = what_if_lines(plan, float(scene.step_time), changes)
-        console().print(render(plan, scene, tokens=tokens, details=details, advice=advice))
+        console().print(render(plan, scene, tokens=tokens, details=details))
         return
     timeline, step_time = scene.timeline, scene.step_time
     searched = {} if plan.degree_search is None else _search_dict(plan.degree_search)
@@ -225,7 +234,7 @@ def _print(plan: Plan, *, json: bool, details: bool, tokens: float | None, searc
             "candidates": [asdict(candidate) for candidate in plan.candidates],
             "remarks": list(scene.remarks),
             **explained,
-            **({} if search is None else _what_if_dict(changes)),
+            **(_what_if_dict(plan.what_ifs) if plan.what_ifs else {}),
             **searched,
         }
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,12 +12,15 @@ from debubble.cli.app import app
 from debubble.cli.output import Json, console, log, print_json
 from debubble.ir import InputError
 
+if TYPE_CHECKING:
+    from debubble.views import Scene
+
 
 @app.command()
 def show(
-    plan: Annotated[Path, typer.Argument(help="A plan file.", metavar="PLAN")],
+    plans: Annotated[list[Path], typer.Argument(help="A plan file, or two to compare.", metavar="PLAN [OTHER]")],
     trace: Annotated[Path | None, typer.Option(help="A trace to draw under the plan, on the same scale.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write an interactive timeline, one file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the report: one interactive page, one file.")] = None,
     png: Annotated[Path | None, typer.Option(help="Write a picture.")] = None,
     svg: Annotated[Path | None, typer.Option(help="Write a vector picture.")] = None,
     perfetto: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev.")] = None,
@@ -33,15 +37,21 @@ def show(
     from debubble.views.summary import as_dict
     from debubble.views.terminal import render_scene
 
-    loaded = Plan.load(plan)
-    scenes = [Scene.predicted(loaded)] if trace is None else Scene.beside(loaded, Trace.load(trace))
+    if len(plans) > 2 or (len(plans) == 2 and trace is not None):
+        raise InputError("Show one plan, with --trace if it was measured, or two plans.")
+    loaded = [Plan.load(plan) for plan in plans]
+    scenes: Sequence[Scene] = [Scene.predicted(plan) for plan in loaded]
+    if trace is not None:
+        scenes = Scene.beside(loaded[0], Trace.load(trace))
     files = [("html", html), ("png", png), ("svg", svg), ("perfetto", perfetto), *map(_named_file, view or ())]
     contents = {path: views[name](scenes) for name, path in files if path is not None}
     for path, content in contents.items():
         write_whole(path, content)
         log().print(f"Wrote {path}.")
     if json:
-        print_json({**as_dict(scenes[0]), "measured": None if trace is None else as_dict(scenes[1])})
+        measured = None if trace is None else as_dict(scenes[1])
+        other = {"other": as_dict(scenes[1])} if len(plans) == 2 else {}
+        print_json({**as_dict(scenes[0]), "measured": measured, **other})
     else:
         for scene in scenes:
             console().print(render_scene(scene))

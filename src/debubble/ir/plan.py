@@ -90,6 +90,38 @@ class CandidateSummary:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WhatIf:
+    """One change of a plan and what a step takes with it.
+
+    Attributes:
+        change: The change, in words.
+        lever: Whether it takes a lever away, rather than giving the plan something.
+        step_time: Seconds of a step; None: nothing fits.
+        seconds_per_sequence: The step's seconds over its sequences.
+    """
+
+    change: str
+    lever: bool
+    step_time: float | None
+    seconds_per_sequence: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """The call that made a plan.
+
+    Attributes:
+        command: The command line.
+        date: When it was called, as ISO 8601 writes it, in UTC.
+        version: The version of debubble.
+    """
+
+    command: str
+    date: str
+    version: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """A schedule for given devices, the partition of the model, and the predicted costs.
 
@@ -117,6 +149,10 @@ class Plan:
     options: RunOptions = field(default_factory=RunOptions)
     degree_search: DegreeSearch | None = None
     """The best choices of degrees, if they were searched."""
+    what_ifs: tuple[WhatIf, ...] = ()
+    """The changes that were planned to say what would help, if that was asked."""
+    origin: Origin | None = None
+    """The call that made it; None if that was no command."""
 
     @property
     def devices(self) -> int:

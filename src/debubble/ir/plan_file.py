@@ -15,7 +15,7 @@ from debubble.files import decode_json, read_file, write_whole
 from debubble.ir.degrees import DegreeSearch
 from debubble.ir.ops import Op
 from debubble.ir.placement import Placement
-from debubble.ir.plan import CandidateSummary, Plan, PlannedUnit, RunOptions
+from debubble.ir.plan import CandidateSummary, Origin, Plan, PlannedUnit, RunOptions, WhatIf
 from debubble.ir.schedule import Schedule, check
 from debubble.ir.stage_costs import StageCosts
 
@@ -52,6 +52,8 @@ class PlanFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     profile: dict[str, Any] | None = None
     options: RunOptions = msgspec.field(default_factory=RunOptions)
     degree_search: DegreeSearch | None = None
+    what_ifs: list[WhatIf] = []
+    origin: Origin | None = None
 
 
 class _Header(msgspec.Struct):
@@ -108,6 +110,8 @@ def encode(plan: Plan) -> PlanFile:
         profile=None if plan.profile is None else dict(plan.profile),
         options=plan.options,
         degree_search=plan.degree_search,
+        what_ifs=list(plan.what_ifs),
+        origin=plan.origin,
     )
 
 
@@ -143,4 +147,6 @@ def decode(file: PlanFile) -> Plan:
         profile=file.profile,
         options=file.options,
         degree_search=file.degree_search,
+        what_ifs=tuple(file.what_ifs),
+        origin=file.origin,
     )

@@ -163,17 +163,29 @@ class Explanation:
         """A sentence that says what binds."""
         full = "full" if self.memory_is_full else "not full"
         used = f"memory is {full} ({100 * float(self.timeline.peak_memory[self.fullest]) / self._limit:.0f}%)"
+        compute = self._percent(sum(each.seconds for each in self.causes if each.cause == "compute"))
+        if self.advice is None:
+            return f"Computing binds: it takes {compute} of the step; {used}."
+        most = self._most
+        return (
+            f"Computing takes {compute} of the step, {most.cause} {self._percent(most.seconds)}: {self.advice}; {used}."
+        )
+
+    @property
+    def advice(self) -> str | None:
+        """The clause that says what would help most; None where hardly anything but computing takes time."""
+        if self._most.seconds < MUCH * self.step_time:
+            return None
+        return f"{ADVICE[self._most.cause]} would help most"
+
+    @property
+    def _most(self) -> CauseSeconds:
+        """The cause that takes most beside computing; filling and draining the pipeline count as one."""
         seconds = {each.cause: each.seconds for each in self.causes}
         filling = seconds.pop("warm-up", 0.0) + seconds.pop("cool-down", 0.0)
         others = {cause: seconds[cause] for cause in seconds.keys() & ADVICE.keys()} | {FILLING: filling}
         most = max(others, key=lambda cause: others[cause])
-        compute = self._percent(seconds.get("compute", 0.0))
-        if others[most] < MUCH * self.step_time:
-            return f"Computing binds: it takes {compute} of the step; {used}."
-        return (
-            f"Computing takes {compute} of the step, {most} {self._percent(others[most])}: {ADVICE[most]} would help"
-            f" most; {used}."
-        )
+        return CauseSeconds(most, others[most])
 
     def _percent(self, seconds: float) -> str:
         return f"{100 * seconds / self.step_time:.1f}%"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from debubble.costs import Cluster
-from debubble.ir import DebubbleError, InputError, Kind, Plan
+from debubble.ir import DebubbleError, InputError, Kind, Plan, WhatIf
 from debubble.models import Model
 from debubble.planners.degrees.memory import units_of
 from debubble.planners.degrees.search import ALSO_LARGE, LARGE, THOROUGH, thorough
@@ -25,23 +25,6 @@ AGAIN = "nothing changed"
 """The plan's own problem, planned again as the changes are."""
 MORE_MEMORY = 1.1
 FASTER_LINKS = 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class WhatIf:
-    """One change and what its plan takes.
-
-    Attributes:
-        change: The change, in words.
-        lever: Whether it takes a lever away, rather than giving the plan something.
-        step_time: Seconds of a step; None: nothing fits.
-        seconds_per_sequence: The step's seconds over its sequences.
-    """
-
-    change: str
-    lever: bool
-    step_time: float | None
-    seconds_per_sequence: float | None
 
 
 def what_ifs(plan: Plan, step_time: float, *, effort: float, deadline: float | None = None) -> tuple[WhatIf, ...]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from debubble.ir import Kind
 from debubble.simulator import Cause
 
 KIND_COLORS = {
-    Kind.F: "#4c7fb8", Kind.B: "#4f9d69", Kind.I: "#2f9c95", Kind.W: "#9bb53c", Kind.R: "#ec9a3c", Kind.S: "#8a6552",
+    Kind.F: "#4f7fd0", Kind.B: "#4cb07c", Kind.I: "#2a5f73", Kind.W: "#b7dc55", Kind.R: "#dd7a24", Kind.S: "#6e4a3c",
     Kind.O: "#8e6bb0", Kind.L: "#c46a9b", Kind.G: "#7a8ca3", Kind.D: "#a58cc0", Kind.P: "#d79abb",
     Kind.SEND_F: "#7f93ad", Kind.RECV_F: "#a9b8ca", Kind.SEND_B: "#86a892", Kind.RECV_B: "#b2c9ba",
 }  # fmt: skip
+"""Those of the compute lane differ for colour-blind eyes too, as the causes do; other lanes have rows of their own."""
 
 KIND_WORDS = {
     Kind.F: "forward", Kind.B: "backward", Kind.I: "backward for inputs", Kind.W: "backward for weights",
@@ -18,12 +22,44 @@ KIND_WORDS = {
     Kind.RECV_F: "receive forward", Kind.SEND_B: "send backward", Kind.RECV_B: "receive backward",
 }  # fmt: skip
 
-CAUSE_COLORS = {
-    Cause.WARM_UP: "#e3e8ef", Cause.COOL_DOWN: "#d3dae4", Cause.DEPENDENCY: "#f6cfcb", Cause.IMBALANCE: "#fae3b4",
-    Cause.TRANSFER: "#e2d6f1", Cause.HOST_OPTIMIZER: "#d3bcae", Cause.OVERHEAD: "#efe6dc",
-}  # fmt: skip
 
-LIMIT_COLOR = "#d22f27"
+@dataclass(frozen=True)
+class Theme:
+    """The colours of paper and ink, and those of idle time upon it."""
+
+    paper: str
+    ink: str
+    muted: str
+    """Second-rank text."""
+    grid: str
+    limit: str
+    memory: str
+    causes: Mapping[Cause, str]
+
+
+LIGHT = Theme(
+    paper="#ffffff", ink="#1f2733", muted="#5b6574", grid="#e6e9ef", limit="#d22f27", memory="#2b5c8f",
+    causes={
+        Cause.WARM_UP: "#e6ebf2", Cause.COOL_DOWN: "#b4bfce", Cause.DEPENDENCY: "#f2a48f", Cause.IMBALANCE: "#f7e27e",
+        Cause.TRANSFER: "#cdb2ea", Cause.HOST_OPTIMIZER: "#a9805a", Cause.OVERHEAD: "#59626f",
+    },
+)  # fmt: skip
+
+DARK = Theme(
+    paper="#171b21", ink="#e6e9ee", muted="#a3adba", grid="#2b323c", limit="#ff6b61", memory="#86b4e6",
+    causes={
+        Cause.WARM_UP: "#333c49", Cause.COOL_DOWN: "#5a6778", Cause.DEPENDENCY: "#e07a62", Cause.IMBALANCE: "#d9bf4a",
+        Cause.TRANSFER: "#8f74bd", Cause.HOST_OPTIMIZER: "#5f452c", Cause.OVERHEAD: "#c9d1dc",
+    },
+)  # fmt: skip
+
+THEMES = {"light": LIGHT, "dark": DARK}
+
+PART_COLORS = {
+    "model states": "#3b6ea8", "weights": "#3b6ea8", "gradients": "#7fb0e0", "optimizer": "#6e4a3c",
+    "workspace": "#9aa5b1", "activations": "#4cb07c", "memory": "#7b93b0",
+}  # fmt: skip
+"""Colours of the parts of a device's memory, from the bottom up."""
 
 PHASE_COLOR = "#8a7f9c"
 """The colour of a device's work before and after its program: data, updates."""
@@ -34,3 +70,9 @@ def shade(color: str, chunk: int, *, chunks: int) -> str:
     share = 0.45 * chunk / max(chunks - 1, 1)
     parts = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(part + (255 - part) * share):02x}" for part in parts)
+
+
+def ink_on(color: str) -> str:
+    """Black or white, whichever reads better on a colour."""
+    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+    return "#1f2733" if 0.299 * red + 0.587 * green + 0.114 * blue > 150 else "#ffffff"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from debubble.formatting import size_words
 from debubble.ir import Kind, Lane
 from debubble.simulator import Cause
-from debubble.views.palette import CAUSE_COLORS, KIND_COLORS, KIND_WORDS, LIMIT_COLOR, PHASE_COLOR, shade
+from debubble.views.palette import KIND_COLORS, KIND_WORDS, LIGHT, PHASE_COLOR, ink_on, shade
 from debubble.views.registry import view
 from debubble.views.scene import Scene
 from debubble.views.summary import present_causes, present_kinds
@@ -77,7 +77,7 @@ def _draw_device(axes: Axes, scene: Scene, device: int, inches_per_time: float) 
     """Compute above, all transfers in a thin line below."""
     for cause in Cause:
         idle = [(float(b.start), float(b.duration)) for b in scene.bubbles[device] if b.cause is cause]
-        axes.broken_barh(idle, (device - 0.4, 0.66), color=CAUSE_COLORS[cause], linewidth=0)
+        axes.broken_barh(idle, (device - 0.4, 0.66), color=LIGHT.causes[cause], linewidth=0)
     chunks = scene.timeline.program.schedule.placement.chunks
     bars: dict[tuple[str, bool], list[tuple[float, float]]] = {}
     recompute: dict[str, list[tuple[float, float]]] = {}
@@ -92,7 +92,7 @@ def _draw_device(axes: Axes, scene: Scene, device: int, inches_per_time: float) 
                 recompute.setdefault(shade(KIND_COLORS[Kind.R], chunk, chunks=chunks), []).append(part)
             label = str(o.op.micro_batch)
             if computes and duration * inches_per_time > 0.04 + 0.075 * len(label):
-                ink = "#1f2733" if chunk > (chunks - 1) / 2 else "white"
+                ink = ink_on(color)
                 where = (start + duration / 2, device - 0.06)
                 axes.text(*where, label, ha="center", va="center", fontsize=7.5, color=ink, clip_on=True)
     for (color, computes), spans in bars.items():
@@ -117,10 +117,10 @@ def _draw_memory(axes: Axes, scene: Scene) -> None:
         axes.step(list(points), list(points.values()), where="post", color=color, linewidth=1)
     limits = sorted({float(limit) for limit in scene.limits if limit is not None})
     for limit in limits:
-        axes.axhline(limit / scale, color=LIMIT_COLOR, linewidth=1, linestyle=(0, (5, 4)))
+        axes.axhline(limit / scale, color=LIGHT.limit, linewidth=1, linestyle=(0, (5, 4)))
     if limits and limits[-1] > scene.highest:
         words = f"limit {size_words(limits[-1])}"
-        axes.text(0.995, 0.96, words, transform=axes.transAxes, ha="right", va="top", color=LIMIT_COLOR, fontsize=8)
+        axes.text(0.995, 0.96, words, transform=axes.transAxes, ha="right", va="top", color=LIGHT.limit, fontsize=8)
     axes.set_ylim(0, 1.12 * scene.highest / scale or 1)
     axes.set_ylabel(f"memory{f' ({unit})' if unit else ''}", fontsize=9)
     axes.tick_params(labelbottom=True, labelsize=8)
@@ -133,7 +133,7 @@ def _legend(result: Figure, scenes: Sequence[Scene]) -> None:
 
     handles = [Patch(facecolor=KIND_COLORS[kind], label=KIND_WORDS[kind]) for kind in present_kinds(scenes)]
     handles += [
-        Patch(facecolor=CAUSE_COLORS[cause], edgecolor="#c3cad6", linewidth=0.5, label=f"idle: {cause.value}")
+        Patch(facecolor=LIGHT.causes[cause], edgecolor="#c3cad6", linewidth=0.5, label=f"idle: {cause.value}")
         for cause in present_causes(scenes)
     ]
     if any(scene.phases for scene in scenes):

@@ -37,6 +37,7 @@ class Scene:
         post_validation: True if devices begin the next step one by one, so that the longest span counts and not the
             makespan.
         remarks: Sentences that a reader of the figures has to know.
+        plan: The plan that it is the prediction of, if there is one.
     """
 
     title: str
@@ -47,6 +48,7 @@ class Scene:
     tail: Number = 0
     post_validation: bool = False
     remarks: tuple[str, ...] = ()
+    plan: Plan | None = None
 
     @staticmethod
     def of(
@@ -68,13 +70,15 @@ class Scene:
     def predicted(plan: Plan) -> Scene:
         """The scene of a plan's prediction."""
         timeline = plan.simulate()
-        return Scene.of(
-            timeline,
+        return Scene(
             title=f"Predicted: {plan.schedule.name}, planned by {plan.planner}",
+            timeline=timeline,
+            memory=timeline.memory,
             seconds=plan.model is not None,
             tail=tail_of(plan),
             post_validation=plan.options.post_validation,
             remarks=plan_remarks(plan, timeline),
+            plan=plan,
         )
 
     @staticmethod
@@ -142,7 +146,7 @@ class Scene:
 
     @cached_property
     def limits(self) -> tuple[Number | None, ...]:
-        """Highest memory of each device, in bytes."""
+        """Memory limit of each device, in bytes; None: it has none."""
         return tuple(self.timeline.program.costs.limit_of(device) for device in range(self.devices))
 
     @property

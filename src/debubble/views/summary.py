@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from debubble.formatting import percent
-from debubble.ir import Kind, Lane, Number
+from debubble.formatting import percent, time_words
+from debubble.ir import Kind, Lane, Number, Plan
+from debubble.planners.explanation import Explanation
 from debubble.simulator import Cause, by_cause
 from debubble.simulator.timeline import WORK
 from debubble.views.palette import KIND_WORDS
@@ -165,6 +166,22 @@ def why_not_faster(scene: Scene) -> str:
     parts["between operations"] = makespan - sum(parts.values())
     words = [f"{percent(time, makespan)} {what}" for what, time in parts.items() if time > makespan / 2000]
     return f"The critical path spends {', '.join(words)}."
+
+
+def bound_words(plan: Plan, scene: Scene) -> str:
+    """A sentence on the lower bound, and how far the step is from it."""
+    gap = max(0.0, float((scene.step_time - plan.lower_bound) / scene.step_time))
+    which = "No plan with these degrees" if plan.degree_search is not None else "No plan"
+    bound = time_words(plan.lower_bound, seconds=scene.seconds)
+    return f"{which} takes less than {bound}: the gap is {100 * gap:.1f}%."
+
+
+def pace_words(why: Explanation) -> str:
+    """Tokens per second, of all devices and of one, and model FLOPs utilization."""
+    return (
+        f"{why.tokens_per_second:,.0f} tokens/s, {why.tokens_per_second_per_device:,.0f} per GPU,"
+        f" {100 * why.mfu:.1f}% MFU"
+    )
 
 
 def as_dict(scene: Scene) -> dict[str, Any]:

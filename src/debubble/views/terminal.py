@@ -11,6 +11,7 @@ from rich.text import Text
 
 from debubble.formatting import percent, size_words, time_words
 from debubble.views.palette import KIND_COLORS, KIND_WORDS
+from debubble.views.rows import Rows
 from debubble.views.scene import Scene
 from debubble.views.summary import (
     DeviceSummary,
@@ -145,6 +146,18 @@ def kind_table(scene: Scene) -> Table:
 def titled_table(title: str) -> Table:
     """An empty table in the style of all others."""
     return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, collapse_padding=True)
+
+
+def rich_table(rows: Rows) -> Table:
+    """Rows of words as the terminal draws them."""
+    table = titled_table(rows.title)
+    for column in rows.columns:
+        table.add_column(column, justify="left" if column in rows.texts else "right")
+    for row in rows.rows:
+        table.add_row(*row)
+    if rows.caption:
+        table.caption, table.caption_justify = rows.caption, "left"
+    return table
 
 
 def _peak(device: DeviceSummary, *, share: bool) -> Text:

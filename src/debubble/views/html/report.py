@@ -1,0 +1,201 @@
+"""What the page says of a scene: the answer in words, the plan, its memory by part, and all tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from debubble.costs import Cluster
+from debubble.formatting import percent, size_words, time_words
+from debubble.ir import Plan
+from debubble.models import Model, models
+from debubble.planners.explanation import Explanation, explanation
+from debubble.planners.what_if import what_if_lines
+from debubble.views.html.strips import memory_bars, partition_strip
+from debubble.views.rows import Rows, configuration_rows, partition_rows, planner_rows
+from debubble.views.scene import Scene
+from debubble.views.summary import bound_words, device_summaries, occurring, pace_words, stage_summaries, why_not_faster
+from debubble.views.terminal import headline
+
+CAUSE_SHADES = ("#4f7fd0", "#dd7a24", "#b4bfce", "#f2a48f", "#f7e27e", "#cdb2ea", "#6e4a3c", "#2a5f73", "#9aa5b1")
+"""Colours of the parts of a step, largest first."""
+
+
+def section(scene: Scene) -> dict[str, Any]:
+    """Everything around a scene's canvas."""
+    plan = scene.plan
+    why = None if plan is None else explanation(plan, scene.timeline, float(scene.step_time))
+    return {
+        "title": scene.title,
+        "subject": None if plan is None else subject(plan),
+        "headline": headline(scene),
+        "remarks": scene.remarks,
+        "answers": [] if plan is None else list(_answers(plan, scene, why)),
+        "causes": [] if why is None else _causes(why),
+        "facts": [] if plan is None else list(_facts(plan)),
+        "strip": None if plan is None else partition_strip(plan),
+        "memory": None if plan is None else memory_bars(scene),
+        "tables": [] if plan is None else list(_plan_tables(plan, scene)),
+        "shares": [_device_rows(scene), _stage_rows(scene)],
+        "rejected": [] if plan is None else [(c.planner, c.rejected) for c in plan.candidates if c.rejected],
+        "said": [] if plan is None else [(c.planner, c.remark) for c in plan.candidates if c.remark],
+    }
+
+
+def subject(plan: Plan) -> str:
+    """The model and its cluster, as a headline."""
+    if plan.model is None or plan.cluster is None:
+        return f"Given costs on {plan.devices} devices"
+    cluster = Cluster.from_dict(plan.cluster)
+    return f"{model_name(plan)} on {cluster.file['devices'].replace('x', ' x ', 1)}"
+
+
+def model_name(plan: Plan) -> str:
+    """The name by which the model is known, or its family and size."""
+    assert plan.model is not None
+    for name, known in models.items():
+        if known.config == plan.model:
+            return name
+    model = Model.from_hf(plan.model)
+    return f"{model.family}, {model.parameters / 1e9:.1f} B parameters"
+
+
+def compared(scenes: Sequence[Scene]) -> Rows | None:
+    """Two scenes' figures beside each other, with their ratio; None unless there are two."""
+    if len(scenes) != 2:
+        return None
+    first, second = scenes
+    names = ("predicted", "measured") if second.plan is None else ("A", "B")
+    seconds = first.seconds and second.seconds
+    figures: list[tuple[str, float, float, Any]] = [
+        ("step", float(first.step_time), float(second.step_time), lambda t: time_words(t, seconds=seconds)),
+        ("pipeline", float(first.pipeline_time), float(second.pipeline_time), lambda t: time_words(t, seconds=seconds)),
+        ("bubble", first.timeline.bubble_fraction, second.timeline.bubble_fraction, lambda x: f"{100 * x:.1f}%"),
+        ("peak memory", float(max(first.peak_memory)), float(max(second.peak_memory)), size_words),
+    ]
+    whys = [explanation(s.plan, s.timeline, float(s.step_time)) for s in scenes if s.plan is not None]
+    one, two = (*whys, None, None)[:2]
+    if one is not None and two is not None:
+        pace = (one.tokens_per_second_per_device, two.tokens_per_second_per_device)
+        figures.insert(1, ("tokens/s per GPU", *pace, lambda x: f"{x:,.0f}"))
+        figures.insert(2, ("MFU", one.mfu, two.mfu, lambda x: f"{100 * x:.1f}%"))
+    rows = [(name, words(a), words(b), f"{b / a:.3f}" if a else "-") for name, a, b, words in figures]
+    if second.plan is None:
+        caption = f"The step took {second.step_time / first.step_time:.2f} times as long as predicted."
+    else:
+        titles = [f"{name} is {s.title.partition(': ')[2]}" for name, s in zip(names, scenes, strict=True)]
+        caption = f"{'; '.join(titles)}."
+    ratio = f"{names[1]} / {names[0]}"
+    return Rows(title="Side by side", columns=("", *names, ratio), rows=rows, texts=frozenset({""}), caption=caption)
+
+
+def _answers(plan: Plan, scene: Scene, why: Explanation | None) -> Iterator[dict[str, Any]]:
+    """The four questions in the order in which people ask them: the answer, and what else there is to say."""
+    yield {"question": "Does it fit?"} | _fit(scene, why)
+    pace = [] if why is None else [pace_words(why) + "."]
+    step = f"{time_words(scene.step_time, seconds=scene.seconds)} per step"
+    yield {"question": "How fast?", "answer": step, "more": [*pace, f"{headline(scene)}."]}
+    path = why_not_faster(scene)
+    answer, more = (path, []) if why is None else (why.binding, [path])
+    yield {"question": "Why not faster?", "answer": answer, "more": [*more, bound_words(plan, scene)]}
+    yield {"question": "What would help?"} | _help(plan, scene, why)
+
+
+def _fit(scene: Scene, why: Explanation | None) -> dict[str, Any]:
+    peaks = list(map(float, scene.peak_memory))
+    limits = [float("inf") if limit is None else float(limit) for limit in scene.limits]
+    fullest = max(range(scene.devices), key=lambda d: (peaks[d] - limits[d], peaks[d]))
+    peak, limit = peaks[fullest], limits[fullest]
+    if limit == float("inf"):
+        more = f"Device {fullest} holds most; no memory limit was given."
+        return {"answer": f"{size_words(peak)}, and no limit", "more": [more]}
+    more = f"Device {fullest} is fullest, at {100 * peak / limit:.1f}% of its limit."
+    reserve = [] if why is None else [f"A reserve of {size_words(why.reserve)} is left beside the limit."]
+    return {"answer": f"Yes: {size_words(peak)} of {size_words(limit)}", "more": [more, *reserve]}
+
+
+def _help(plan: Plan, scene: Scene, why: Explanation | None) -> dict[str, Any]:
+    if changes := what_if_lines(plan, float(scene.step_time), plan.what_ifs):
+        return {"answer": changes[-1], "more": changes[:-1]}
+    if why is None:
+        answer = "The largest share of idle time by cause, in the tables below, says where to begin."
+        return {"answer": answer, "more": []}
+    answer = f"{why.advice[0].upper()}{why.advice[1:]}." if why.advice else "Faster devices: computing binds."
+    return {"answer": answer, "more": ["With --why the call below plans every change that might help."]}
+
+
+def _causes(why: Explanation) -> list[dict[str, str]]:
+    """The parts of a step by cause, on average over the devices, with their shares."""
+    return [
+        {
+            "words": cause.cause,
+            "seconds": time_words(cause.seconds, seconds=True),
+            "share": f"{100 * max(cause.seconds, 0) / why.step_time:.2f}",
+            "color": CAUSE_SHADES[min(i, len(CAUSE_SHADES) - 1)],
+        }
+        for i, cause in enumerate(why.causes)
+    ]
+
+
+def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
+    """How the plan came about, and its settings."""
+    if plan.origin is not None:
+        yield "command", plan.origin.command
+        yield "made", f"{plan.origin.date}, by debubble {plan.origin.version}"
+    yield "schedule", f"{plan.schedule.name}, planned by {plan.planner} in {plan.solve_seconds:.1f} s"
+    if plan.model is not None:
+        o = plan.options
+        yield "degrees", str(plan.degrees)
+        yield "batch", f"{plan.degrees.global_batch} sequences of {o.sequence_length} tokens per step"
+        lora = f", LoRA of rank {o.lora}" if o.lora else ""
+        yield "training", f"{o.optimizer}, {o.dtype}{lora}{', post-validation' if o.post_validation else ''}"
+        yield "costs", "measured by debubble profile" if plan.profile is not None else "computed by formulas"
+    else:
+        yield "pipeline", f"{plan.devices} devices, {plan.micro_batches} micro-batches"
+
+
+def _plan_tables(plan: Plan, scene: Scene) -> Iterator[Rows]:
+    if plan.degree_search is not None:
+        yield configuration_rows(plan.degree_search)
+    if plan.candidates:
+        yield planner_rows(plan, seconds=scene.seconds)
+    yield partition_rows(plan)
+
+
+def _device_rows(scene: Scene) -> Rows:
+    devices = device_summaries(scene)
+    makespan = scene.timeline.makespan
+    causes = occurring(devices, makespan)
+    rows = [
+        [
+            str(d.device),
+            percent(d.busy, makespan),
+            percent(d.recompute, makespan),
+            *(percent(d.idle[c], makespan) for c in causes),
+            percent(d.forward_bubbles, makespan),
+            percent(d.backward_bubbles, makespan),
+            size_words(d.peak_memory),
+            size_words(d.memory_limit),
+        ]
+        for d in devices
+    ]
+    bubbles = ("forward bubbles", "backward bubbles", "peak memory", "limit")
+    columns = ("device", "busy", "recompute", *(c.value for c in causes), *bubbles)
+    return Rows(title="Share of the pipeline's time, per device", columns=columns, rows=rows)
+
+
+def _stage_rows(scene: Scene) -> Rows:
+    makespan = scene.timeline.makespan
+    stages = stage_summaries(scene)
+    causes = occurring(stages, makespan)
+    rows = [
+        [
+            str(s.stage),
+            str(s.device),
+            str(s.chunk),
+            *(percent(t, makespan) for t in (s.compute, s.recompute, *(s.idle[c] for c in causes), s.sending)),
+        ]
+        for s in stages
+    ]
+    columns = ("stage", "device", "chunk", "compute", "recompute", *(c.value for c in causes), "sending")
+    return Rows(title="Share of the pipeline's time, per stage", columns=columns, rows=rows)

@@ -1,0 +1,94 @@
+"""A row per device: its stages as a strip of units, and its memory at the peak as a bar of parts."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any
+
+from debubble.formatting import size_words
+from debubble.ir import Kind, Plan
+from debubble.views.html.timeline import static_parts
+from debubble.views.palette import KIND_COLORS, PART_COLORS, ink_on, shade
+from debubble.views.rows import Rows, unit_runs
+from debubble.views.scene import Scene
+
+
+def partition_strip(plan: Plan) -> dict[str, Any]:
+    """Per device, its stages as runs of units with the same recomputation, as wide as their work."""
+    names = list(dict.fromkeys(unit.strategy for stage in plan.partition for unit in stage if unit.strategy != "none"))
+    names.sort(key=lambda name: (name == "full", name.count("+"), name))
+    colors = {"none": KIND_COLORS[Kind.F]} | {
+        name: shade(KIND_COLORS[Kind.R], len(names) - 1 - i, chunks=max(len(names), 2)) for i, name in enumerate(names)
+    }
+    moved = [0] * plan.schedule.stages
+    for op in plan.schedule.operations:
+        if op.kind is Kind.O:
+            moved[op.stage] += 1
+    costs = plan.costs
+    work = [
+        float(f + b + w) for f, b, w in zip(costs.forward, costs.backward_input, costs.backward_weight, strict=True)
+    ]
+    most = max(sum(work[s] for s in stages) for stages in plan.schedule.placement.stages_of) or 1.0
+
+    def stage_of(stage: int) -> dict[str, Any]:
+        units = plan.partition[stage]
+        groups = [(name, list(group)) for name, group in groupby(units, key=lambda unit: unit.strategy)]
+        offload = f"offloads {moved[stage]} of {plan.micro_batches} micro-batches" if moved[stage] else ""
+        host = "optimizer on the host" if stage in plan.schedule.host_steps else ""
+        return {
+            "number": stage,
+            "share": f"{100 * work[stage] / most:.3f}",
+            "offload": f"{100 * moved[stage] / plan.micro_batches:.0f}" if moved[stage] else "",
+            "host": bool(host),
+            "words": "; ".join(filter(None, [f"stage {stage}: {', '.join(unit_runs(units))}", offload, host])),
+            "runs": [
+                {
+                    "count": len(group),
+                    "color": colors[name],
+                    "ink": ink_on(colors[name]),
+                    "words": ", ".join(unit_runs(group)) + (f", recomputing {name}" if name != "none" else ""),
+                    "label": ", ".join(unit_runs(group)),
+                }
+                for name, group in groups
+            ],
+        }
+
+    words = {name: "keeps everything" if name == "none" else f"recomputes {name}" for name in colors}
+    return {
+        "devices": [[stage_of(stage) for stage in stages] for stages in plan.schedule.placement.stages_of],
+        "legend": [(words[name], color) for name, color in colors.items()],
+        "offloads": any(moved),
+        "hosts": bool(plan.schedule.host_steps),
+    }
+
+
+def memory_bars(scene: Scene) -> dict[str, Any]:
+    """Per device, its memory at the peak by part, as shares of the widest bar, and the same as a table."""
+    static = static_parts(scene)
+    parts = [
+        {**each, "activations": float(peak) - sum(each.values())}
+        for each, peak in zip(static, scene.peak_memory, strict=True)
+    ]
+    limits = [None if limit is None else float(limit) for limit in scene.limits]
+    shown = [limit for limit in limits if limit is not None and limit <= scene.highest]
+    top = max([*map(float, scene.peak_memory), *shown]) or 1.0
+    names = list(parts[0])
+    rows = Rows(
+        title="Memory at the peak, per device",
+        columns=("device", *names, "peak", "limit"),
+        rows=[
+            (str(d), *(size_words(max(part, 0.0)) for part in each.values()), size_words(scene.peak_memory[d]),
+             size_words(scene.limits[d]))
+            for d, each in enumerate(parts)
+        ],
+    )  # fmt: skip
+    bars = [
+        {
+            "parts": [(name, PART_COLORS[name], f"{100 * max(size, 0) / top:.3f}") for name, size in each.items()],
+            "words": ", ".join(f"{name} {size_words(max(size, 0.0))}" for name, size in each.items()),
+            "limit": "" if limit is None or limit > top else f"{100 * limit / top:.3f}",
+            "peak": size_words(peak),
+        }
+        for each, limit, peak in zip(parts, limits, scene.peak_memory, strict=True)
+    ]
+    return {"bars": bars, "rows": rows, "limit": size_words(shown[0]) if len(set(shown)) == 1 else ""}

@@ -1,0 +1,105 @@
+"""The figures that the page draws: operations, idle time and memory of every scene."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from debubble.ir import Kind, Lane, Number
+from debubble.planners.explanation import explanation
+from debubble.simulator import Cause, TimedOperation
+from debubble.views.palette import KIND_COLORS, KIND_WORDS, PART_COLORS, PHASE_COLOR, ink_on, shade
+from debubble.views.scene import Curve, Scene
+
+_KINDS = list(Kind)
+_CAUSES = list(Cause)
+
+STATIC_PARTS = ("weights", "gradients", "optimizer", "workspace")
+"""The parts of a device's memory that stay as they are, from the bottom of its curve up."""
+
+
+def figures(scenes: Sequence[Scene]) -> dict[str, Any]:
+    """All that the page's scripts know."""
+    chunks = max(scene.timeline.program.schedule.placement.chunks for scene in scenes)
+    return {
+        "kinds": [_kind(kind, chunks) for kind in _KINDS],
+        "causes": [cause.value for cause in _CAUSES],
+        "partColors": PART_COLORS,
+        "around": PHASE_COLOR,
+        "differs": len(scenes) > 1 and scenes[0].plan is not None and scenes[1].plan is None,
+        "first": short(min(scene.extent[0] for scene in scenes)),
+        "last": short(max(scene.extent[1] for scene in scenes)),
+        "scenes": [_scene(scene) for scene in scenes],
+    }
+
+
+def _kind(kind: Kind, chunks: int) -> dict[str, Any]:
+    colors = [shade(KIND_COLORS[kind], chunk, chunks=chunks) for chunk in range(chunks)]
+    return {"letter": kind.value, "words": KIND_WORDS[kind], "colors": colors, "inks": list(map(ink_on, colors))}
+
+
+def _scene(scene: Scene) -> dict[str, Any]:
+    lanes: list[dict[Lane, list[TimedOperation]]] = [{} for _ in range(scene.devices)]
+    for o in sorted(scene.timeline.operations, key=lambda o: (o.start, o.end)):
+        if o.end > o.start:
+            lanes[o.device].setdefault(o.lane, []).append(o)
+    critical = {operation.op for operation in scene.critical_path}
+    schedule = scene.timeline.program.schedule
+    parts = static_parts(scene)
+    return {
+        "title": scene.title.partition(":")[0].lower(),
+        "seconds": scene.seconds,
+        "makespan": short(scene.timeline.makespan),
+        "highest": scene.highest,
+        "stages": schedule.stages,
+        "microBatches": schedule.micro_batches,
+        "chunkOf": [scene.chunk_of(stage) for stage in range(schedule.stages)],
+        "parts": [*(parts[0] if parts else ()), "activations" if parts else "memory"],
+        "devices": [
+            {
+                "lanes": [[lane.value, _columns(scene, lanes[d][lane], critical)] for lane in Lane if lane in lanes[d]],
+                "bubbles": [
+                    [short(b.start), short(b.end), _CAUSES.index(b.cause), b.awaited.name if b.awaited else ""]
+                    for b in scene.bubbles[d]
+                ],
+                "around": [[short(p.start), short(p.end), p.what] for p in scene.phases if p.device == d],
+                "memory": [[time, level] for time, level in _settled(scene.memory[d]).items()],
+                "static": list(parts[d].values()) if parts else [],
+                "limit": None if scene.limits[d] is None else float(scene.limits[d] or 0),
+            }
+            for d in range(scene.devices)
+        ],
+    }
+
+
+def _columns(scene: Scene, operations: Sequence[TimedOperation], critical: set[Any]) -> dict[str, list[float]]:
+    """The operations of a lane by column, in order of their starts."""
+    return {
+        "start": [short(o.start) for o in operations],
+        "end": [short(o.end) for o in operations],
+        "kind": [_KINDS.index(o.op.kind) for o in operations],
+        "stage": [o.op.stage for o in operations],
+        "microBatch": [o.op.micro_batch for o in operations],
+        "critical": [i for i, o in enumerate(operations) if o.op in critical],
+        "recompute": [short(scene.recompute_share(o)) for o in operations] if any(scene.timeline.recompute) else [],
+    }
+
+
+def static_parts(scene: Scene) -> list[dict[str, float]]:
+    """Per device, the bytes of what is there throughout, by part; empty where a scene was measured."""
+    if scene.plan is None:
+        return []
+    why = explanation(scene.plan, scene.timeline, float(scene.step_time))
+    if why is None:
+        return [{"model states": float(static)} for static in scene.timeline.program.static]
+    return [{part: getattr(parts, part) for part in STATIC_PARTS} for parts in why.memory]
+
+
+def _settled(curve: Curve) -> dict[float, float]:
+    """Time -> bytes, once everything of that instant has happened."""
+    return {short(time): short(level) for time, level in curve}
+
+
+def short(number: Number) -> float:
+    """Nine digits: less than a pixel at any zoom, and half the file."""
+    return float(f"{float(number):.9g}")

@@ -1,0 +1,134 @@
+"""Tables of a plan as rows of words, which the terminal and the page draw alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from debubble.formatting import size_words, time_words
+from debubble.ir import CandidateSummary, Plan, PlannedUnit
+from debubble.ir.degrees import DegreeSearch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """A table of words.
+
+    Attributes:
+        title: Its headline.
+        columns: The columns' names.
+        rows: One text per column.
+        texts: The columns that are words; the others are numbers.
+        caption: A sentence below it.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[Sequence[str]]
+    texts: frozenset[str] = frozenset()
+    caption: str = ""
+
+
+def folded_planner_rows(plan: Plan, *, seconds: bool) -> Rows:
+    """The planners' answers, equal ones in one row, fastest first."""
+    planners: dict[tuple[str, str], list[str]] = {}
+    for c in _answers(plan):
+        planners.setdefault((time_words(_step(c), seconds=seconds), c.schedule or ""), []).append(c.planner)
+    rejected = [c.planner for c in plan.candidates if c.rejected]
+    return Rows(
+        title="Planners",
+        columns=("step", "schedule", "planners"),
+        rows=[(step, schedule, ", ".join(names)) for (step, schedule), names in planners.items()],
+        texts=frozenset({"schedule", "planners"}),
+        caption=f"These have no answer: {', '.join(rejected)}." if rejected else "",
+    )
+
+
+def planner_rows(plan: Plan, *, seconds: bool) -> Rows:
+    """Every planner's answer, fastest first."""
+
+    def pipeline(candidate: CandidateSummary) -> float:
+        return (candidate.span if plan.options.post_validation else candidate.makespan) or 0
+
+    return Rows(
+        title="Planners",
+        columns=("planner", "schedule", "step", "pipeline", "gap", "peak memory"),
+        rows=[
+            (
+                c.planner,
+                c.schedule or "",
+                time_words(_step(c), seconds=seconds),
+                time_words(pipeline(c), seconds=seconds),
+                "" if c.gap is None else f"{100 * c.gap:.1f}%",
+                size_words(max(c.peak_memory)) if c.peak_memory else "",
+            )
+            for c in _answers(plan)
+        ],
+        texts=frozenset({"planner", "schedule"}),
+    )
+
+
+def _answers(plan: Plan) -> list[CandidateSummary]:
+    return sorted((c for c in plan.candidates if c.makespan is not None), key=_step)
+
+
+def _step(candidate: CandidateSummary) -> float:
+    """The step's time; that of the pipeline where files of before do not have it."""
+    return (candidate.makespan if candidate.step_time is None else candidate.step_time) or 0
+
+
+def configuration_rows(search: DegreeSearch) -> Rows:
+    """The best choices of degrees, fastest first."""
+    left = f"; {search.unplanned} were not looked at within the effort" if search.unplanned else ""
+    return Rows(
+        title=f"Degrees: the best {len(search.configurations)} of {search.legal}",
+        columns=("degrees", "step", "tokens/s/GPU", "MFU", "memory"),
+        rows=[
+            (
+                str(c.degrees),
+                time_words(c.step_time, seconds=True),
+                f"{c.tokens_per_second_per_device:,.0f}",
+                f"{100 * c.mfu:.1f}%",
+                size_words(c.peak_memory),
+            )
+            for c in search.configurations
+        ],
+        texts=frozenset({"degrees"}),
+        caption=f"{search.too_large} do not fit, {search.slower} cannot be faster{left}.",
+    )
+
+
+def partition_rows(plan: Plan) -> Rows:
+    """The units of each stage, and how they recompute."""
+    device_of = plan.schedule.placement.device_of
+    stages = enumerate(zip(plan.partition, plan.recompute, strict=True))
+    return Rows(
+        title="Stages",
+        columns=("stage", "device", "units", "recompute"),
+        rows=[(str(s), str(device_of[s]), ", ".join(unit_runs(units)), again) for s, (units, again) in stages],
+        texts=frozenset({"units", "recompute"}),
+    )
+
+
+def unit_runs(units: Sequence[PlannedUnit]) -> Iterator[str]:
+    """`embedding`, `27 vision`, `layers 0-3`; a layer of which one half is here is named by it: `attention 4`."""
+    beside = Counter(unit.type for unit in units if unit.layer is None)
+    layers: dict[int, list[str]] = {}
+    for unit in units:
+        if unit.layer is not None:
+            layers.setdefault(unit.layer, []).append(unit.type)
+    whole = [layer for layer, types in layers.items() if len(types) > 1]
+    done: set[int] = set()
+    for unit in units:
+        if unit.layer is None:
+            if count := beside.pop(unit.type, 0):
+                yield unit.type if count == 1 else f"{count} {unit.type}"
+        elif unit.layer not in whole:
+            yield f"{unit.type} {unit.layer}"
+        elif unit.layer not in done:
+            last = unit.layer
+            while last + 1 in whole:
+                last += 1
+            done.update(range(unit.layer, last + 1))
+            yield f"layer {last}" if last == unit.layer else f"layers {unit.layer}-{last}"
