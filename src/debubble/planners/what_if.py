@@ -66,8 +66,32 @@ def what_ifs(plan: Plan, step_time: float, *, effort: float, deadline: float | N
     return tuple(found)
 
 
-def what_if_lines(plan: Plan, step_time: float, changes: tuple[WhatIf, ...]) -> list[str]:
-    """Say in lines for people what each lever brings, and what would help.
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """What a change brings, in words.
+
+    Attributes:
+        what_if: The change.
+        share: How much longer a sequence takes than in the unchanged problem, as a share; None: nothing fits.
+        words: Both, to read.
+    """
+
+    what_if: WhatIf
+    share: float | None
+    words: str
+
+    @property
+    def helps(self) -> bool:
+        """True if a sequence takes noticeably less time."""
+        return self.share is not None and self.share < -NOTICED
+
+
+NOTICED = 0.0005
+"""Share of a sequence's time below which a change is none."""
+
+
+def gains(plan: Plan, step_time: float, changes: tuple[WhatIf, ...]) -> list[Gain]:
+    """Say what each change brings.
 
     They are compared with the unchanged problem, planned again in the same way, so that a better planner is not taken
     for a better setting.
@@ -76,18 +100,24 @@ def what_if_lines(plan: Plan, step_time: float, changes: tuple[WhatIf, ...]) -> 
     again = (c.seconds_per_sequence for c in changes if c.change == AGAIN and c.seconds_per_sequence is not None)
     now = min(step_time / batch, *again, float("inf"))
 
-    def words(change: WhatIf) -> str:
+    def gain(change: WhatIf) -> Gain:
         if change.step_time is None or change.seconds_per_sequence is None:
-            return f"{change.change}: nothing fits"
-        share = 100 * (change.seconds_per_sequence / now - 1)
-        if abs(share) < 0.05:
-            return f"{change.change}: {change.step_time:.4g} s, nothing faster was found"
+            return Gain(what_if=change, share=None, words=f"{change.change}: nothing fits")
+        share = change.seconds_per_sequence / now - 1
         direction = "slower" if share > 0 else "faster"
-        return f"{change.change}: {change.step_time:.4g} s, {abs(share):.1f}% {direction} per sequence"
+        much = f"{100 * abs(share):.1f}% {direction} per sequence"
+        how = much if abs(share) >= NOTICED else "nothing faster was found"
+        return Gain(what_if=change, share=share, words=f"{change.change}: {change.step_time:.4g} s, {how}")
 
+    return list(map(gain, changes))
+
+
+def what_if_lines(plan: Plan, step_time: float, changes: tuple[WhatIf, ...]) -> list[str]:
+    """Say in lines for people what each lever brings, and what would help."""
     titles = {True: "Without a lever", False: "What would help"}
-    groups = ((title, [words(c) for c in changes if c.lever is lever]) for lever, title in titles.items())
-    return [f"{title} (planned): {'; '.join(told)}." for title, told in groups if told]
+    told = gains(plan, step_time, changes)
+    groups = ((title, [gain.words for gain in told if gain.what_if.lever is lever]) for lever, title in titles.items())
+    return [f"{title} (planned): {'; '.join(words)}." for title, words in groups if words]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from debubble.formatting import percent, size_words, time_words
 from debubble.ir import Plan
 from debubble.models import Model, models
 from debubble.planners.explanation import Explanation, explanation
-from debubble.planners.what_if import what_if_lines
+from debubble.planners.what_if import gains
 from debubble.views.html.strips import memory_bars, partition_strip
 from debubble.views.rows import Rows, configuration_rows, partition_rows, planner_rows
 from debubble.views.scene import Scene
@@ -115,13 +115,21 @@ def _fit(scene: Scene, why: Explanation | None) -> dict[str, Any]:
 
 
 def _help(plan: Plan, scene: Scene, why: Explanation | None) -> dict[str, Any]:
-    if changes := what_if_lines(plan, float(scene.step_time), plan.what_ifs):
-        return {"answer": changes[-1], "more": changes[:-1]}
+    if told := gains(plan, float(scene.step_time), plan.what_ifs):
+        advice = sorted((g for g in told if not g.what_if.lever), key=lambda g: (g.share is None, g.share))
+        best = advice[0] if advice and advice[0].helps else None
+        answer = "None of the changes that were planned." if best is None else _sentence(best.words)
+        others = [g.words for g in told if g is not best]
+        return {"answer": answer, "more": ["Planned too:", *map(_sentence, others)]}
     if why is None:
         answer = "The largest share of idle time by cause, in the tables below, says where to begin."
         return {"answer": answer, "more": []}
-    answer = f"{why.advice[0].upper()}{why.advice[1:]}." if why.advice else "Faster devices: computing binds."
-    return {"answer": answer, "more": ["With --why the call below plans every change that might help."]}
+    answer = "Faster devices: computing binds" if why.advice is None else why.advice
+    return {"answer": _sentence(answer), "more": ["With --why the call below plans every change that might help."]}
+
+
+def _sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:].removesuffix('.')}."
 
 
 def _causes(why: Explanation) -> list[dict[str, str]]:

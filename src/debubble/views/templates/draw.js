@@ -154,11 +154,11 @@
     g.beginPath();
     g.rect(left(), 0, width - left() - RIGHT, scene.height);
     g.clip();
+    if (view.pinned !== null) drawWay(g, scene, x);
     for (const device of visible) {
       for (const row of device.shown) if (row.compute) drawNumbers(g, row, x);
       if (!device.folded) drawMemory(g, scene, device, x, width);
     }
-    if (view.pinned !== null) drawWay(g, scene, x);
     drawSelection(g, scene, x);
     g.restore();
     for (const device of visible) drawNames(g, scene, device);
@@ -283,10 +283,11 @@
     g.fillText("0", left() - 6, device.bottom - 2);
     const limited = device.limit !== null && device.limit <= scene.mostMemory;
     const peakY = Math.min(Math.max(y(device.peak), device.memoryTop + (limited ? 14 : 3)), device.bottom - 14);
-    g.fillText("peak " + sizeWords(device.peak, 1), left() - 6, peakY);
+    const words = (what, size) => (left() < 80 ? "" : what) + sizeWords(size, 1);
+    g.fillText(words("peak ", device.peak), left() - 6, peakY);
     if (!limited) return;
     g.fillStyle = colors.limit;
-    g.fillText("limit " + sizeWords(device.limit, 1), left() - 6, device.memoryTop + 3);
+    g.fillText(words("limit ", device.limit), left() - 6, device.memoryTop + 3);
   }
 
   function niceStep(rough) {
