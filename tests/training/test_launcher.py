@@ -86,3 +86,12 @@ def test_another_number_of_ranks_than_the_plan_has_is_refused(monkeypatch: pytes
 def as_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost")):
         monkeypatch.setenv(name, value)
+
+
+def test_standard_output_is_for_the_rank_and_not_for_libraries() -> None:
+    code = (
+        "import os; from debubble.runtime.launcher import run_rank;"
+        " run_rank(lambda _: (os.write(1, b'library'), print('rank')), '')"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (ran.stdout, ran.stderr) == ("rank\n", "library")

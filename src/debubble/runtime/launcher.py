@@ -81,8 +81,9 @@ def launch(module: str, argument: str, *, ranks: int, threads: int = 1) -> None:
             local_addr="localhost",
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(log_dir=scratch),
-            shutdown_timeout=GRACE,
         )
+        if hasattr(config, "shutdown_timeout"):  # torch 2.9 does not have it, and waits for 30 seconds.
+            config.shutdown_timeout = GRACE
         try:
             elastic_launch(config, PYTHON[0])(*PYTHON[1:], "-m", module, argument)
         except ChildFailedError as error:
@@ -160,6 +161,7 @@ def run_rank(main: Callable[[str], None], argument: str | None = None) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     end_with_parent()
+    _reserve_standard_output()
     try:
         main(sys.argv[1] if argument is None else argument)
     except Exception as error:
@@ -171,6 +173,14 @@ def end_with_parent() -> None:
     if sys.platform == "linux":
         parent_death_signal = 1
         ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)
+
+
+def _reserve_standard_output() -> None:
+    """Send to standard error what libraries write to standard output from C++, as torch 2.9's Gloo does."""
+    sys.stdout.flush()
+    own = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    sys.stdout = open(own, "w", buffering=1, encoding=sys.stdout.encoding, errors=sys.stdout.errors)  # noqa: SIM115
 
 
 class _Word(msgspec.Struct):
