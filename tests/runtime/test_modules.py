@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import debubble as db
 from debubble.ir import InputError, Plan, PlannedUnit, RunOptions, StageCosts
@@ -212,3 +213,78 @@ def test_mixed_precision_trains_copies_in_bf16() -> None:
     torch.testing.assert_close(loss, step(sequential().float(), replace(plan, options=RunOptions(dtype="fp32")))[0],
                                rtol=2e-2, atol=0)  # fmt: skip
     assert all(g.dtype is torch.float32 for g in gradients.values() if g is not None)
+
+
+class Scaled(nn.Module):
+    """Holds a tensor that is neither a parameter nor a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(WIDTH, WIDTH), torch.full((WIDTH,), 0.5, dtype=torch.float64)
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(x) * self.scale
+
+
+def test_a_module_may_hold_plain_tensors() -> None:
+    check(
+        nn.Sequential(*sequential()[:2], Scaled().double(), *sequential()[-2:]),
+        plan_for(db.schedules["1f1b"](devices=2, micro_batches=4), [3, 2]),
+    )
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, module: nn.Module, *, reentrant: bool) -> None:
+        super().__init__()
+        self.module, self.reentrant = module, reentrant
+
+    def forward(self, x: Any) -> Any:
+        return checkpoint(self.module, x, use_reentrant=self.reentrant)
+
+
+def checkpointed(*, reentrant: bool, dropout: float = 0.0) -> Any:
+    inner = nn.Sequential(Attention(), nn.Dropout(dropout), nn.Linear(WIDTH, WIDTH)).double()
+    outer = sequential()
+    return nn.Sequential(outer[0], outer[1], Checkpointed(inner, reentrant=reentrant), *outer[-2:])
+
+
+@pytest.mark.parametrize("strategy", ["none", "full"])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_module_may_checkpoint_a_part_of_itself(reentrant: bool, strategy: str) -> None:
+    schedule = db.schedules["zb-h1"](devices=2, micro_batches=4)
+    check(checkpointed(reentrant=reentrant), plan_for(schedule, [3, 2], strategy=strategy))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_dropout_in_a_checkpointed_part_is_refused(reentrant: bool) -> None:
+    with pytest.raises(InputError, match=r"no random numbers inside torch.utils.checkpoint"):
+        step(
+            checkpointed(reentrant=reentrant, dropout=0.1),
+            plan_for(db.schedules["1f1b"](devices=2, micro_batches=4), [3, 2]),
+        )
+
+
+@pytest.mark.parametrize("strategy", ["none", "full"])
+def test_autocast_computes_as_it_does_in_one_process(strategy: str) -> None:
+    model = sequential().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(tokens()[:, :-1])
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens()[:, 1:].flatten())
+    loss.backward()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    plan = plan_for(db.schedules["zb-h1"](devices=2, micro_batches=4), [3, 5], strategy=strategy)
+    plan = replace(plan, options=replace(plan.options, dtype="fp32"))
+
+    def one(transport: Any) -> Any:
+        pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = pipeline.step(tokens())
+        return loss, {name: p.grad for name, p in pipeline.named_parameters() if p.grad is not None}
+
+    for found_loss, found in Threads.run(2, one):
+        torch.testing.assert_close(found_loss, loss.detach(), rtol=1e-3, atol=0)
+        for name, gradient in found.items():
+            assert gradient.dtype == torch.float32
+            # bf16 has eight bits, and micro-batches round apart.
+            assert (gradient - expected[name]).norm() <= 2e-2 * expected[name].norm(), name

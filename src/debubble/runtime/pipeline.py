@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +27,7 @@ from debubble.runtime.assembly import (
     has_positions,
     tied_tables,
 )
-from debubble.runtime.batch import Batch, StepBatch, read_batch
+from debubble.runtime.batch import Batch, Rows, StepBatch, read_batch
 from debubble.runtime.distributed.data_parallel import check_before_steps, check_divided
 from debubble.runtime.distributed.gradient_norm import PartialSums
 from debubble.runtime.distributed.sharding import TensorShard, local_tensor
@@ -37,6 +38,7 @@ from debubble.runtime.execution.lanes import lanes_of
 from debubble.runtime.execution.stage import Stage
 from debubble.runtime.execution.status import RankStatus
 from debubble.runtime.execution.synchronization import ExecutedInstruction, trace_events
+from debubble.runtime.generation import chosen_tokens, last_logits
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.hf_files import load_pretrained, save_pretrained
 from debubble.runtime.models.lora import Adapters
@@ -205,13 +207,9 @@ class Pipeline:
         self._check_updated()
         for weights in self._part.weights.values():
             weights.load_working()
-        units = [unit for stage in self.stages.values() for unit in stage.units]
-        modes = [(module, module.training) for unit in units for module in unit.modules()]
         total, targets = torch.zeros((), dtype=torch.float64, device=self._lanes.device), 0
         self.status.enter("evaluates", local=False)
-        try:
-            for module, _ in modes:
-                module.training = False
+        with self._evaluation_mode():
             for batch in batches:
                 checked = self._read(batch)
                 counted, _ = self.ranks.agree(checked)
@@ -220,14 +218,55 @@ class Pipeline:
                 self._evaluator.run(state)
                 total += state.loss(on=self._lanes.device) * counted
                 targets += counted
-        finally:
-            for module, training in modes:
-                module.training = training
         if not targets:
             raise InputError("There is no batch to evaluate.")
         self.ranks.sum_over_replicas(total)
         self.ranks.sum_over_pipeline(total)
         return (total / targets).to(self._loss_dtype)
+
+    @torch.no_grad()
+    def generate(self, prompts: Tensor, *, new_tokens: int, temperature: float = 0.0, seed: int = 0) -> Tensor:
+        """Continue some prompts, for a look at what a language model has learned.  All ranks call it.
+
+        Every new token takes a forward of all tokens before it: there is no cache of keys and values.
+
+        Args:
+            prompts: Tokens [rows, length], the same on all ranks of a replica.
+            new_tokens: How many follow.
+            temperature: Of sampling; 0: always the likeliest token.
+            seed: The samples follow from it.
+
+        Returns:
+            Tokens [rows, length + new_tokens], on every rank.
+
+        Raises:
+            InputError: The plan has no model; or the prompts have another shape.
+        """
+        if self.plan.model is None:
+            raise InputError("The plan has no language model that could generate tokens.")
+        if prompts.dim() != 2 or not prompts.numel():
+            raise InputError(f"Prompts have shape [rows, length], not {list(prompts.shape)}.")
+        self.finish_update()
+        self._check_updated()
+        for weights in self._part.weights.values():
+            weights.load_working()
+        each = self.plan.micro_batches
+        rows = len(prompts)
+        # The program has so many micro-batches, whatever they hold.
+        tokens = prompts.to(self._lanes.device)[torch.arange(-(-rows // each) * each) % rows]
+        random = torch.Generator(device=self._lanes.device).manual_seed(seed)
+        self.status.enter("generates", local=False)
+        with self._evaluation_mode(), last_logits(self.plan, self.stages, self.device, self.ranks.tensor) as logits:
+            for _ in range(new_tokens):
+                batch = StepBatch(Rows(tokens, torch.zeros_like(tokens)).cut(each), checksum=0)
+                self._lanes.start_step()
+                self._evaluator.run(self._state(batch, 1, seed=0))
+                following = torch.zeros(len(tokens), dtype=torch.int64, device=self._lanes.device)
+                if logits:
+                    following = chosen_tokens(torch.cat([logits.pop(j) for j in range(each)]), temperature, random)
+                self.ranks.sum_over_pipeline(following)
+                tokens = torch.cat((tokens, following[:, None]), dim=1)
+        return tokens[:rows]
 
     def optimizer_step(self, max_norm: float | None = None) -> Tensor | None:
         """Clip, step the optimizers that the plan has not stepped, and clear the gradients.
@@ -315,6 +354,10 @@ class Pipeline:
             result = self._validation.finish()
             self.ranks.check_batches(self._unchecked)
             return result
+
+    def gradient_norm(self) -> Tensor:
+        """Return the norm of all gradients over all ranks, a scalar.  All ranks call it, before they step."""
+        return torch.tensor(self._total().norm, dtype=torch.float64)
 
     def clip_grad_norm(self, max_norm: float) -> Tensor:
         """Scale all gradients so that their norm over all ranks is at most `max_norm`.
@@ -499,6 +542,19 @@ class Pipeline:
             messages=Ledger(self._lanes.device),
             evaluating=True,
         )
+
+    @contextmanager
+    def _evaluation_mode(self) -> Iterator[None]:
+        """Let all modules be in evaluation mode."""
+        units = [unit for stage in self.stages.values() for unit in stage.units]
+        modes = [(module, module.training) for unit in units for module in unit.modules()]
+        try:
+            for module, _ in modes:
+                module.training = False
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
 
     def _check_optimizers(self) -> None:
         """Refuse optimizers, made here or by the user, for which ZeRO's rows are not enough."""

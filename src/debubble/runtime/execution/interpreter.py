@@ -221,6 +221,7 @@ class Interpreter:
 
     def _hand_on(self, consumer: Op, send: Op, tensor: Tensor, state: StepState) -> None:
         """Leave a result for the consumer on this device, or for the send to another one."""
+        tensor = tensor.to(state.dtype)  # under autocast it may have another
         here = self.program.schedule.placement.device_of[consumer.stage] == self.device
         self.messages.count(tensor.nbytes)
         state.inputs[consumer if here else send] = tensor

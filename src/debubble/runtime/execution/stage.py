@@ -122,7 +122,9 @@ class Stage:
             segment = passage.segments.pop()
             if segment.edge is not None and flowing is not None:
                 segment.tape.restore()
-                torch.autograd.backward([segment.edge], [flowing])
+                # Backwards compute in the dtypes of their forwards.
+                with torch.autocast(flowing.device.type, enabled=False):
+                    torch.autograd.backward([segment.edge], [flowing])
             flowing = segment.inlet.gradient
         self._later.close()
         if not split:

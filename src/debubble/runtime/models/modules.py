@@ -7,6 +7,7 @@ operations changes a mask.
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
@@ -56,11 +58,16 @@ class ModuleUnit(UnitModule, Deferring):
 
 
 class _Rewired(TorchFunctionMode):
-    """The mode in which a module of the user's runs."""
+    """The mode in which a module of the user's runs.
+
+    `torch.utils.checkpoint` runs a part of it again in the backward, outside of the mode: that part has torch's own
+    operators.
+    """
 
     def __init__(self, later: WeightGradients, seed: int) -> None:
         super().__init__()
         self._later, self._seed, self._places = later, seed, 0
+        self._outside = _saving()
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -76,7 +83,7 @@ class _Rewired(TorchFunctionMode):
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         # Of a weight that is computed, the gradient goes on to what it is computed from.
-        if isinstance(weight, nn.Parameter) and x.dim() > 1:
+        if isinstance(weight, nn.Parameter) and x.dim() > 1 and not self._runs_again:
             return deferrable_linear(x, weight, bias, later=self._later)
         return functional.linear(x, weight, bias)
 
@@ -85,9 +92,24 @@ class _Rewired(TorchFunctionMode):
             return x
         return drop(x, p, self._next_seed())
 
+    @property
+    def _runs_again(self) -> bool:
+        """Whether this is a part that is checkpointed: it saves nothing, or by hooks of its own."""
+        return _saving() != self._outside
+
     def _next_seed(self) -> int:
+        if self._runs_again:
+            raise InputError(
+                "The runtime has no random numbers inside torch.utils.checkpoint: set the dropout there to 0, or let"
+                " the plan recompute the module."
+            )
         self._places += 1
         return zlib.crc32(f"{self._seed} {self._places}".encode())
+
+
+def _saving() -> tuple[bool, Any]:
+    """The way in which autograd saves tensors here: whether it does, and by which hooks."""
+    return torch.is_grad_enabled(), torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
 @dataclass(frozen=True)
@@ -116,11 +138,13 @@ class Modules:
     def _boundary(self, tokens: Tensor) -> tuple[int, ...]:
         handed_on: set[tuple[int, ...]] = set()
         ends = self._bounds[1:-1]
-        with torch.device("meta"), torch.no_grad():
-            x = torch.empty_like(tokens, device="meta")
+        # Fake tensors stand for those that modules hold beside parameters and buffers, too.
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of modules that are to be trained
+            x = torch.empty_like(tokens)
             for index, module in enumerate(self.modules[: max(ends, default=0)]):
                 tensors = dict(module.named_parameters()) | dict(module.named_buffers())
-                x = functional_call(module, {n: t.to("meta") for n, t in tensors.items()}, (x,))
+                x = functional_call(module, {n: torch.empty_like(t, device=x.device) for n, t in tensors.items()}, (x,))
                 if index + 1 in ends:
                     handed_on.add(tuple(x.shape))
         if len(handed_on) > 1:

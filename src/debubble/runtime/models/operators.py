@@ -74,7 +74,9 @@ def add_gradient(parameter: Tensor, gradient: Tensor) -> None:
 
 def add_product(parameter: Tensor, a: Tensor, b: Tensor) -> None:
     """Accumulate the gradient a b where it is to be: no product is written and read again."""
-    if parameter.grad is None:
+    if a.dtype != parameter.dtype:  # autocast
+        add_gradient(parameter, a.mm(b).to(parameter.dtype))
+    elif parameter.grad is None:
         parameter.grad = a.mm(b)
     else:
         parameter.grad.addmm_(a, b)
@@ -91,15 +93,18 @@ class _Linear(Function):
         ctx.save_for_backward(x if weight.requires_grad else None)
         # A parameter is no activation, and the deferred gradient belongs to the parameter itself.
         ctx.weight, ctx.bias, ctx.transposed, ctx.later = weight, bias, transposed, later
+        if x.dtype != weight.dtype:  # autocast
+            weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
         return functional.linear(x, weight.t() if transposed else weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gy,), (x,) = gradients, ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        gx = gy.matmul(ctx.weight.t() if ctx.transposed else ctx.weight) if needs_x else None
+        weight = ctx.weight.to(gy.dtype)
+        gx = gy.matmul(weight.t() if ctx.transposed else weight) if needs_x else None
         if not needs_weight:
-            return gx, None, gy.flatten(0, -2).sum(0) if needs_bias else None, None, None
+            return gx, None, gy.flatten(0, -2).sum(0).to(ctx.bias.dtype) if needs_bias else None, None, None
         accumulate = partial(_accumulate, ctx.weight, ctx.bias if needs_bias else None, ctx.transposed)
         ctx.later.leave(accumulate, x, gy)
         return gx, None, None, None, None
@@ -113,13 +118,18 @@ def _accumulate(weight: Tensor, bias: Tensor | None, transposed: bool, x: Tensor
     else:
         add_product(weight, gy.t(), x)
     if bias is not None:
-        add_gradient(bias, gy.sum(0))
+        add_gradient(bias, gy.sum(0).to(bias.dtype))
 
 
 def deferrable_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, *, later: WeightGradients, transposed: bool = False
 ) -> Tensor:
-    """Compute x W^T + b (x W + b if `transposed`); the backward adds to the parameters' gradients itself, or later."""
+    """Compute x W^T + b (x W + b if `transposed`); the backward adds to the parameters' gradients itself, or later.
+
+    Under `torch.autocast` it computes in that dtype, as torch's own does.
+    """
+    if torch.is_autocast_enabled(x.device.type):
+        x = x.to(torch.get_autocast_dtype(x.device.type))
     return call(_Linear, x, weight, bias, transposed, later)
 
 
