@@ -52,6 +52,17 @@ class Registry(Mapping[str, T], Generic[T]):
             raise InputError(f"There is no {self._what} '{name}'; {hint}")
         return self._members[name]
 
+    def full_name(self, name: str) -> str:
+        """The name of a member, from itself or from a beginning that only one member has.
+
+        Raises:
+            InputError: If there is no such member, or there are several.
+        """
+        matches = [known for known in self if known.startswith(name)]
+        if name in matches or len(matches) != 1:
+            self[name]
+        return name if name in matches else matches[0]
+
     def __contains__(self, name: object) -> bool:
         self._load()
         return name in self._members

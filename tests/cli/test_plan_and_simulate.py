@@ -90,7 +90,7 @@ def test_plan_partitions_a_units_file(run: Any, tmp_path: Path) -> None:
         (("plan", "llama2-13b"), "Give the devices with --cluster"),
         (("plan", "llama2-13b", "--cluster", "8xA100-81GB"), "did you mean 'A100-80GB'?"),
         (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--micro-batches", "0"), "at least one micro-batch"),
-        (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--planner", "scop"), "did you mean 'scope'?"),
+        (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--planner", "scoep"), "did you mean 'scope'?"),
         (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--effort", "nan"), "must be a number of seconds"),
         (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--effort", "-1"), "must be a number of seconds"),
         (

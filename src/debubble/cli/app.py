@@ -10,27 +10,52 @@ import importlib
 import json
 import pkgutil
 import sys
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
+from typer.models import CommandFunctionType
 
+from debubble import __version__
+from debubble.cli.help import CommandGroup, SectionedCommand
 from debubble.errors import DebubbleError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 
-app = typer.Typer(
+
+class App(typer.Typer):
+    """The application; every command of it has its help in sections."""
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[CommandFunctionType], CommandFunctionType]:
+        """Add a command, as typer does."""
+        return super().command(name, cls=SectionedCommand, **settings)
+
+
+app = App(
     name="debubble",
-    help="Plan, simulate and run pipeline-parallel LLM training under a memory limit.",
+    cls=CommandGroup,
+    help="Plan, simulate and run pipeline-parallel LLM training under a memory limit.  A command can be called by any"
+    " beginning of its name that no other command has.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"max_content_width": 120},
 )
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"debubble {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     pass
 
 

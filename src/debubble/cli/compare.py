@@ -8,12 +8,15 @@ from typing import Annotated
 import typer
 
 from debubble.cli.app import app
+from debubble.cli.options import PlanFile
 from debubble.cli.output import Json, console, print_json
+from debubble.cli.progress import told_after_a_while
 
 
-@app.command()
+@app.command(rich_help_panel="Look")
+@told_after_a_while("Comparing")
 def compare(
-    plan: Annotated[Path, typer.Argument(help="A plan file.", metavar="PLAN")],
+    plan: PlanFile,
     trace: Annotated[Path, typer.Argument(help="The trace of a run of that plan.", metavar="TRACE")],
     json: Json = False,
 ) -> None:

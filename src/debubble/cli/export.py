@@ -8,13 +8,23 @@ from typing import Annotated
 import typer
 
 from debubble.cli.app import app
+from debubble.cli.names import export_names
+from debubble.cli.options import PlanFile
 from debubble.cli.output import Json, console, print_json
+from debubble.cli.progress import told_after_a_while
 
 
-@app.command()
+@app.command(rich_help_panel="Take along")
+@told_after_a_while("Exporting")
 def export(
-    plan: Annotated[Path, typer.Argument(help="A plan file.", metavar="PLAN")],
-    to: Annotated[str, typer.Option(help="The target, such as torch or megatron; see docs/exports.md.")],
+    plan: PlanFile,
+    to: Annotated[
+        str,
+        typer.Option(
+            help="torch, torchtitan, automodel, megatron, deepspeed or mindformers; see docs/exports.md.",
+            autocompletion=export_names,
+        ),
+    ],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the files (default: PLAN-TARGET).")
     ] = None,
@@ -25,6 +35,7 @@ def export(
     from debubble.files import write_whole
     from debubble.ir import Plan
 
+    to = exports.full_name(to)
     made = exports[to](Plan.load(plan))
     folder = output or plan.with_name(f"{plan.stem}-{to}")
     for name, content in made.files.items():

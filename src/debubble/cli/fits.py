@@ -10,17 +10,20 @@ import typer
 from debubble.cli import options as o
 from debubble.cli.app import app
 from debubble.cli.output import Json, console, print_json
+from debubble.cli.progress import told_after_a_while
 from debubble.ir import RunOptions
 
 
-@app.command()
+@app.command(rich_help_panel="Plan")
 @o.with_option_groups
+@told_after_a_while("Adding up memory")
 def fits(
-    model: Annotated[str, typer.Argument(help="A built-in name, a config.json, or a folder with one.")],
+    model: o.ModelName,
     *,
     run: o.ModelRun,
     global_batch: Annotated[
-        int | None, typer.Option(help="Sequences per step (default: as many as fill every pipeline).")
+        int | None,
+        typer.Option(help="Sequences per step (default: as many as fill every pipeline).", rich_help_panel=o.QUESTION),
     ] = None,
     memory_limit: o.MemoryLimit = None,
     json: Json = False,

@@ -8,7 +8,7 @@ from debubble.cli.app import app
 from debubble.cli.output import Json, console, print_json
 
 
-@app.command()
+@app.command(rich_help_panel="Lists")
 def hardware(json: Json = False) -> None:
     """List the devices that --cluster knows by name, with their peak rates; a cluster file can change them."""
     from rich.table import Table

@@ -6,7 +6,7 @@ from debubble.cli.app import app
 from debubble.cli.output import Json, console, print_json
 
 
-@app.command()
+@app.command(rich_help_panel="Lists")
 def models(json: Json = False) -> None:
     """List the models that plan, simulate and train know by name; any config.json works as well."""
     from rich.table import Table

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, get_type_hints
 
 import typer
 
+from debubble.cli.names import device_names, model_names, optimizer_names
 from debubble.ir import InputError, RunOptions
 
 if TYPE_CHECKING:
@@ -20,13 +21,26 @@ MicroBatches = Annotated[int, typer.Option(help="Micro-batches per step.")]
 SequenceLength = Annotated[int, typer.Option(help="Tokens per sequence.")]
 Lora = Annotated[int, typer.Option(help="Train LoRA adapters of that rank on every linear layer (0: the whole model).")]
 Dtype = Annotated[str, typer.Option(help="bf16, fp16, fp8 (linear layers; the rest bf16) or fp32.")]
-Chunks = Annotated[int | None, typer.Option(help="Stages per device.")]
+QUESTION, GIVEN, OUTPUT = "What is asked", "Costs instead of a MODEL", "Output"
+"""Titles of sections of the help."""
+
+Chunks = Annotated[int | None, typer.Option(help="Stages per device.", rich_help_panel=QUESTION)]
 MemoryLimit = Annotated[
-    str | None, typer.Option(help="Per device: bytes, or with a unit such as 20GiB; abstract with --costs.")
+    str | None,
+    typer.Option(
+        help="Per device: bytes, or with a unit such as 20GiB; abstract with --costs.", rich_help_panel=QUESTION
+    ),
 ]
-Devices = Annotated[int | None, typer.Option(help="Pipeline devices, with --costs or --units.")]
-Costs = Annotated[Path | None, typer.Option("--costs", help="Stage costs, as a costs file.")]
-UnitsFile = Annotated[Path | None, typer.Option("--units", help="Model units, as a units file.")]
+Devices = Annotated[int | None, typer.Option(help="Pipeline devices, with --costs or --units.", rich_help_panel=GIVEN)]
+Costs = Annotated[Path | None, typer.Option("--costs", help="Stage costs, as a costs file.", rich_help_panel=GIVEN)]
+UnitsFile = Annotated[Path | None, typer.Option("--units", help="Model units, as a units file.", rich_help_panel=GIVEN)]
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A built-in name, a config.json, or a folder with one.", autocompletion=model_names
+    ),
+]
+PlanFile = Annotated[Path, typer.Argument(help="A plan file.", metavar="PLAN")]
 
 DEGREES = ("pipeline", "tensor", "data", "context", "expert", "zero", "micro_batch_size")
 
@@ -38,14 +52,28 @@ def refuse_without_model(name: str) -> NoReturn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelRun:
+class OptionGroup:
+    """Options that stand together in the help, one for each field."""
+
+    section: ClassVar[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRun(OptionGroup):
     """Options of the run of a model, the same on every command that takes one.
 
     Degrees are None where they are left open, for the command to choose.
     """
 
+    section: ClassVar[str] = "The run of the MODEL"
+
     cluster: Annotated[
-        str | None, typer.Option("--cluster", help="Devices, as NxNAME (8xA100-80GB) or a YAML file; see `hardware`.")
+        str | None,
+        typer.Option(
+            "--cluster",
+            help="Devices, as NxNAME (8xA100-80GB) or a YAML file; see `hardware`.",
+            autocompletion=device_names,
+        ),
     ] = None
     pipeline: Annotated[int | None, typer.Option(help="Pipeline devices.")] = None
     tensor: Annotated[int | None, typer.Option(help="Tensor-parallel degree.")] = None
@@ -54,7 +82,13 @@ class ModelRun:
     expert: Annotated[int | None, typer.Option(help="Expert-parallel degree, within the data-parallel ranks.")] = None
     micro_batch_size: Annotated[int | None, typer.Option(help="Sequences per micro-batch.")] = None
     sequence_length: SequenceLength = 4096
-    optimizer: Annotated[str, typer.Option(help="Optimizer whose states count as memory.")] = "adamw"
+    optimizer: Annotated[
+        str,
+        typer.Option(
+            help="Whose states count as memory: adamw, adam, adamw-8bit, lion, muon, momentum or sgd.",
+            autocompletion=optimizer_names,
+        ),
+    ] = "adamw"
     zero: Annotated[
         int | None,
         typer.Option(min=0, max=3, help="ZeRO level over the data- and context-parallel ranks."),
@@ -107,8 +141,10 @@ class ModelRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchLimits:
+class SearchLimits(OptionGroup):
     """Options of planners that search."""
+
+    section: ClassVar[str] = "The search"
 
     effort: Annotated[
         float,
@@ -128,11 +164,13 @@ class SearchLimits:
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     """The command as typer reads it: a parameter whose type is a dataclass becomes one option per field."""
     hints = get_type_hints(command, include_extras=True)
-    groups = {name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
+    groups = {name: hint for name, hint in hints.items() if isinstance(hint, type) and issubclass(hint, OptionGroup)}
     parameters: list[Parameter] = []
     for name, parameter in signature(command).parameters.items():
         if name in groups:
             types = get_type_hints(groups[name], include_extras=True)
+            for f in fields(groups[name]):
+                types[f.name].__metadata__[0].rich_help_panel = groups[name].section
             parameters += [
                 Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=types[f.name])
                 for f in fields(groups[name])

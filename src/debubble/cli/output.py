@@ -10,7 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object instead of tables.", rich_help_panel="Output")
+]
 
 
 def console() -> Console:

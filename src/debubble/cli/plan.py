@@ -12,6 +12,7 @@ import typer
 
 from debubble.cli import options as o
 from debubble.cli.app import app
+from debubble.cli.names import model_names, planner_names
 from debubble.cli.origin import this_call
 from debubble.cli.output import Json, console, log, print_json
 from debubble.cli.progress import SearchProgress
@@ -30,39 +31,70 @@ SCHEMA = 2
 """Version of the JSON object's keys: see `docs/degrees.md`."""
 
 
-@app.command()
+@app.command(rich_help_panel="Plan")
 @o.with_option_groups
 def plan(
     model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="A built-in name, a config.json, or a folder with one.")
+        str | None,
+        typer.Argument(
+            metavar="MODEL", help="A built-in name, a config.json, or a folder with one.", autocompletion=model_names
+        ),
     ] = None,
     *,
     run: o.ModelRun,
     global_batch: Annotated[
         int | None,
-        typer.Option(help="Sequences per step: searches the degrees, ZeRO and micro-batches that are not given."),
+        typer.Option(
+            help="Sequences per step: searches the degrees, ZeRO and micro-batches that are not given.",
+            rich_help_panel=o.QUESTION,
+        ),
     ] = None,
     micro_batches: Annotated[
-        int | None, typer.Option(help="Micro-batches per pipeline and step (default: 32).")
+        int | None,
+        typer.Option(help="Micro-batches per pipeline and step (default: 32).", rich_help_panel=o.QUESTION),
     ] = None,
-    planner: Annotated[str, typer.Option(help="A planner's name; see `planners`.")] = "auto",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan file here.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write the report here: one page with everything.")] = None,
+    planner: Annotated[
+        str,
+        typer.Option(
+            help="auto asks all of them; joint, portfolio, adapipe, ... (see `planners`) answer alone.",
+            autocompletion=planner_names,
+            rich_help_panel=o.QUESTION,
+        ),
+    ] = "auto",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the plan file here.", rich_help_panel=o.OUTPUT)
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Write the report here: one page with everything.", rich_help_panel=o.OUTPUT),
+    ] = None,
     costs: o.Costs = None,
     units: o.UnitsFile = None,
     profile: Annotated[
-        Path | None, typer.Option("--profile", help="Measured units (see `profile`) instead of computed ones.")
+        Path | None,
+        typer.Option(
+            "--profile", help="Measured units (see `profile`) instead of computed ones.", rich_help_panel=o.GIVEN
+        ),
     ] = None,
     devices: o.Devices = None,
     chunks: o.Chunks = None,
     memory_limit: o.MemoryLimit = None,
     search: o.SearchLimits,
-    tokens: Annotated[float | None, typer.Option(help="Tokens to train on: says how many days that takes.")] = None,
+    tokens: Annotated[
+        float | None,
+        typer.Option(help="Tokens to train on: says how many days that takes.", rich_help_panel=o.OUTPUT),
+    ] = None,
     details: Annotated[
-        bool, typer.Option("--details", help="Show stages, devices and every planner's answer too.")
+        bool,
+        typer.Option(
+            "--details", help="Show stages, devices and every planner's answer too.", rich_help_panel=o.OUTPUT
+        ),
     ] = False,
     why: Annotated[
-        bool, typer.Option("--why", help="Plan again without each lever, and with what might help.")
+        bool,
+        typer.Option(
+            "--why", help="Plan again without each lever, and with what might help.", rich_help_panel=o.OUTPUT
+        ),
     ] = False,
     json: Json = False,
 ) -> None:
@@ -72,7 +104,9 @@ def plan(
     """
     from debubble.planners import planners
     from debubble.planners.plan_model import solve
+    from debubble.planners.progress import listening
 
+    planner = planners.full_name(planner)
     searches = planners[planner].searches
     _check_call(
         run, model=model, costs=costs, units=units, profile=profile, devices=devices, global_batch=global_batch,
@@ -105,7 +139,8 @@ def plan(
                 micro_batches=32 if micro_batches is None else micro_batches, chunks=chunks,
                 objective="span" if run.post_validation else "makespan", **asdict(search),
             )  # fmt: skip
-            result = solve(problem, planner=planner, options=RunOptions(post_validation=run.post_validation))
+            with listening(SearchProgress(status, seconds=False)):
+                result = solve(problem, planner=planner, options=RunOptions(post_validation=run.post_validation))
     if result.degree_search is not None and result.degree_search.interrupted:
         log().print("Interrupted: this is the best so far.")
     changes = _what_ifs(result, search) if why else ()

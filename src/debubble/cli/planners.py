@@ -6,7 +6,7 @@ from debubble.cli.app import app
 from debubble.cli.output import Json, console, print_json
 
 
-@app.command()
+@app.command(rich_help_panel="Lists")
 def planners(json: Json = False) -> None:
     """List the planners, with their source."""
     from rich.table import Table

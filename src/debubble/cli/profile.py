@@ -18,11 +18,9 @@ if TYPE_CHECKING:
     from debubble.costs.units import Units
 
 
-@app.command()
+@app.command(rich_help_panel="Run")
 def profile(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A built-in name, a config.json, or a folder with one.")
-    ],
+    model: o.ModelName,
     output: Annotated[Path, typer.Option("--output", "-o", help="Write the measured units here.")] = Path("costs.json"),
     micro_batch_size: Annotated[int, typer.Option(help="Sequences per micro-batch.")] = 1,
     sequence_length: o.SequenceLength = 512,

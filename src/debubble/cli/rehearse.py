@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from debubble.cli.app import app
+from debubble.cli.options import PlanFile
 from debubble.cli.output import Json
 from debubble.cli.torch_extra import require_torch
 
 
-@app.command()
+@app.command(rich_help_panel="Run")
 def rehearse(
-    plan: Annotated[Path, typer.Argument(help="A plan file.")],
+    plan: PlanFile,
     steps: Annotated[int, typer.Option(help="Steps; the one of median length is compared.")] = 5,
     scale: Annotated[float, typer.Option(help="Seconds per unit of the plan's time; for abstract costs.")] = 1.0,
     trace: Annotated[Path | None, typer.Option(help="Write the trace here.")] = None,

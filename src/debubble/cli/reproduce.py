@@ -10,6 +10,7 @@ import typer
 from rich.table import Table as RichTable
 
 from debubble.cli.app import app
+from debubble.cli.names import report_names
 from debubble.cli.output import Json, console, log, print_json
 
 if TYPE_CHECKING:
@@ -23,9 +24,14 @@ BASIS = {
 }
 
 
-@app.command()
+@app.command(rich_help_panel="Look")
 def reproduce(
-    paper: Annotated[str, typer.Argument(help="A paper, such as obscura, or all of them: all.")],
+    paper: Annotated[
+        str,
+        typer.Argument(
+            help="obscura, optpipe, scope or chronospipe; or all of them: all.", autocompletion=report_names
+        ),
+    ],
     pictures: Annotated[
         Path | None, typer.Option("--pictures", metavar="DIR", help="Also draw the figures into this folder.")
     ] = None,
@@ -34,7 +40,7 @@ def reproduce(
     """Compute the papers' tables and figures, and print theirs beside ours."""
     from debubble.reproduce import reports
 
-    chosen = list(reports) if paper == "all" else [paper]
+    chosen = list(reports) if paper == "all" else [reports.full_name(paper)]
     computations = [reports[name] for name in chosen]
     if pictures is not None:
         pictures.mkdir(parents=True, exist_ok=True)

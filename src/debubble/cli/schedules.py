@@ -6,7 +6,7 @@ from debubble.cli.app import app
 from debubble.cli.output import Json, console, print_json
 
 
-@app.command()
+@app.command(rich_help_panel="Lists")
 def schedules(json: Json = False) -> None:
     """List the schedules, with their source and their closed forms for uniform costs."""
     from rich.table import Table

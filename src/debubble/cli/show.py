@@ -10,13 +10,15 @@ import typer
 
 from debubble.cli.app import app
 from debubble.cli.output import Json, console, log, print_json
+from debubble.cli.progress import told_after_a_while
 from debubble.ir import InputError
 
 if TYPE_CHECKING:
     from debubble.views import Scene
 
 
-@app.command()
+@app.command(rich_help_panel="Look")
+@told_after_a_while("Drawing")
 def show(
     plans: Annotated[list[Path], typer.Argument(help="A plan file, or two to compare.", metavar="PLAN [OTHER]")],
     trace: Annotated[Path | None, typer.Option(help="A trace to draw under the plan, on the same scale.")] = None,

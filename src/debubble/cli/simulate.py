@@ -10,21 +10,31 @@ import typer
 
 from debubble.cli import options as o
 from debubble.cli.app import app
+from debubble.cli.names import schedule_names
 from debubble.cli.output import Json, console, print_json
+from debubble.cli.progress import told_after_a_while
 from debubble.ir import InputError, Plan, Schedule, StageCosts
 
 if TYPE_CHECKING:
     from debubble.views.scene import Scene
 
 
-@app.command()
+@app.command(rich_help_panel="Plan")
 @o.with_option_groups
+@told_after_a_while("Simulating")
 def simulate(
     source: Annotated[
-        str | None, typer.Argument(metavar="[PLAN | MODEL]", help="A plan file; with --schedule, a model.")
+        str | None, typer.Argument(metavar="PLAN|MODEL", help="A plan file; with --schedule, a model.")
     ] = None,
     *,
-    schedule: Annotated[str | None, typer.Option("--schedule", help="A schedule's name; see `schedules`.")] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(
+            "--schedule",
+            help="1f1b, interleaved, zb-h1, zb-v, dualpipe-v, ... (all: `schedules`).",
+            autocompletion=schedule_names,
+        ),
+    ] = None,
     csv: Annotated[Path | None, typer.Option("--csv", help="An order of operations as torch writes it.")] = None,
     costs: o.Costs = None,
     devices: o.Devices = None,
@@ -50,8 +60,11 @@ def simulate(
     """
     from debubble import simulate as simulated
     from debubble.planners.remarks import model_remarks, timeline_remarks
+    from debubble.schedules import schedules
     from debubble.views.scene import Scene
 
+    if schedule is not None:
+        schedule = schedules.full_name(schedule)
     if schedule is None and csv is None:
         if source is None:
             raise InputError("Give a plan file, or a schedule with --schedule NAME (see `debubble schedules`).")

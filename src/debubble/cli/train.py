@@ -10,7 +10,7 @@ from debubble.cli.output import Json, log
 from debubble.cli.torch_extra import require_torch
 
 
-@app.command()
+@app.command(rich_help_panel="Run")
 def train(
     plan: opt.Plan,
     data: opt.Data = None,

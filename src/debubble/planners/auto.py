@@ -7,13 +7,14 @@ side by side in processes of their own, while the others answer here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, as_completed
 from functools import partial
 
 from debubble.ir import CandidateSummary, CutOffError, DebubbleError
 from debubble.planners.problem import Problem, Solution, closest
 from debubble.planners.process_pool import Answer, searching
+from debubble.planners.progress import Progress, tell
 from debubble.planners.registry import Result, planner, planners, verified
 
 
@@ -29,7 +30,7 @@ def fastest_of(problem: Problem, names: Sequence[str]) -> Solution:
     Raises:
         InfeasibleError: if none of them has one, the reason that misses the limit by least.
     """
-    answers = dict(_ask_all(problem, names))
+    answers = _ask_all(problem, names)
     results = [answer for answer in answers.values() if isinstance(answer, Result)]
     if not results:
         raise closest([answer for answer in answers.values() if isinstance(answer, DebubbleError)])
@@ -48,15 +49,31 @@ def fastest_of(problem: Problem, names: Sequence[str]) -> Solution:
     )
 
 
-def _ask_all(problem: Problem, names: Sequence[str]) -> Iterator[tuple[str, Result | DebubbleError]]:
-    """Every planner's verified answer, or why it has none."""
+def _ask_all(problem: Problem, names: Sequence[str]) -> Mapping[str, Result | DebubbleError]:
+    """Every planner's verified answer, or why it has none, in the order of the names; those that search last."""
     others = {name: planners[name] for name in names}
+    answers: dict[str, Result | DebubbleError] = {}
+
+    def take(name: str, ask: Callable[[], Result]) -> None:
+        answers[name] = _answer(ask)
+        results = [answer for answer in answers.values() if isinstance(answer, Result)]
+        best = min(results, key=lambda result: result.time, default=None)
+        tell(
+            Progress(
+                stage="Planning", done=len(answers), total=len(others), counted="planners",
+                best=None if best is None else best.planner, step_time=None if best is None else float(best.time),
+            )
+        )  # fmt: skip
+
     with searching([name for name, entry in others.items() if entry.searches], problem) as futures:
         for name, entry in others.items():
             if not entry.searches:
-                yield name, _answer(partial(entry, problem))
-        for name, future in futures.items():
-            yield name, _answer(partial(_verified, name, problem, future))
+                take(name, partial(entry, problem))
+        name_of = {future: name for name, future in futures.items()}
+        for future in as_completed(name_of):
+            take(name_of[future], partial(_verified, name_of[future], problem, future))
+    order = [*(name for name, entry in others.items() if not entry.searches), *futures]
+    return {name: answers[name] for name in order}
 
 
 def _verified(name: str, problem: Problem, future: Future[Answer]) -> Result:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,10 @@ from debubble.costs.units import Partition
 from debubble.ir import InputError, Number, Plan, PlannedUnit, RunOptions
 from debubble.ir.degrees import Degrees
 from debubble.models import Model
-from debubble.planners.degrees import Job, Progress, search_degrees
+from debubble.planners.degrees import Job, search_degrees
 from debubble.planners.model_problem import objective_of, problem_of
 from debubble.planners.problem import ModelUnits, Problem, Solution
+from debubble.planners.progress import Listener, listening, tell
 from debubble.planners.registry import Result, planners
 from debubble.simulator import Timeline
 
@@ -34,7 +35,7 @@ def plan(
     cache: bool = False,
     seed: int = 0,
     profile: Path | Mapping[str, Any] | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Listener | None = None,
     **options: Any,
 ) -> Plan:
     """The fastest plan that fits for a model on a cluster.
@@ -58,7 +59,7 @@ def plan(
         cache: Start from schedules that this machine has found before, and keep the new ones.
         seed: Seed of the searches.
         profile: A units file that `debubble profile` measured, or its content; not with `global_batch`.
-        progress: Called after every choice of degrees that was looked at.
+        progress: Called after every choice of degrees that was looked at, and every planner that answered.
         options: Those of RunOptions, such as `sequence_length=4096`.
 
     Raises:
@@ -75,14 +76,16 @@ def plan(
             fixed={name: degree for name, degree in fixed.items() if name in DEGREES and degree is not None},
             effort=effort, deadline=deadline, cache=cache, seed=seed,
         )  # fmt: skip
-        return _searched(job, planner, progress or (lambda _: None))
+        with listening(progress):
+            return _searched(job, planner)
     run = RunOptions(**options)
     measured = read_profile(profile) if isinstance(profile, str | Path) else profile
     problem = problem_of(
         model, cluster, run, micro_batches=32 if micro_batches is None else micro_batches, pipeline=pipeline,
         chunks=chunks, effort=effort, seed=seed, deadline=deadline, cache=cache, profile=measured,
     )  # fmt: skip
-    found = solve(problem, planner=planner, model=model.config, cluster=cluster.to_dict(), options=run)
+    with listening(progress):
+        found = solve(problem, planner=planner, model=model.config, cluster=cluster.to_dict(), options=run)
     return replace(found, profile=measured)
 
 
@@ -90,8 +93,8 @@ DEGREES = frozenset(field.name for field in fields(Degrees))
 """Names of the degrees that a search may be told."""
 
 
-def _searched(job: Job, planner: str, progress: Callable[[Progress], None]) -> Plan:
-    best = search_degrees(job, planner=planner, progress=progress)
+def _searched(job: Job, planner: str) -> Plan:
+    best = search_degrees(job, planner=planner, progress=tell)
     made = _plan_of(
         best.result, best.problem, model=job.model.config, cluster=job.cluster.to_dict(),
         options=job.run_options(best.degrees),

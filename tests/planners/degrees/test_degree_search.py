@@ -12,10 +12,11 @@ import debubble as db
 from debubble.ir import DebubbleError, RunOptions
 from debubble.ir.degrees import Degrees
 from debubble.planners import planners
-from debubble.planners.degrees import Job, Progress, configurations, search_degrees
+from debubble.planners.degrees import Job, configurations, search_degrees
 from debubble.planners.degrees.estimate import quick_step, rough_step, step_bound
 from debubble.planners.degrees.memory import too_large
 from debubble.planners.degrees.search import BEST, Ranking, rank
+from debubble.planners.progress import Progress
 
 TINY = db.models["llama-tiny"]
 

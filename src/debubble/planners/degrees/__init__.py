@@ -2,13 +2,12 @@
 
 from debubble.planners.degrees.memory import Footprint, footprints
 from debubble.planners.degrees.remedies import nothing_fits
-from debubble.planners.degrees.search import Progress, search_degrees
+from debubble.planners.degrees.search import search_degrees
 from debubble.planners.degrees.space import Job, configurations
 
 __all__ = [
     "Footprint",
     "Job",
-    "Progress",
     "configurations",
     "footprints",
     "nothing_fits",

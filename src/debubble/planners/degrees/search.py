@@ -27,6 +27,7 @@ from debubble.planners.degrees.memory import peak_parts, too_large
 from debubble.planners.degrees.space import Job, configurations
 from debubble.planners.problem import Problem, Solution, closest
 from debubble.planners.process_pool import Answer, Task, side_by_side
+from debubble.planners.progress import Progress
 from debubble.planners.registry import Result, planners, verified
 from debubble.search.effort import Effort
 
@@ -49,20 +50,6 @@ QUICK = "degrees"
 """What a quick plan names as its planner."""
 
 K = TypeVar("K", bound=Hashable)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """The progress of a search of degrees."""
-
-    stage: str
-    """`Ruling out by memory`, `Ranking`, or `Planning the best`."""
-    done: int
-    total: int
-    """Choices of degrees; those that are pruned count as done."""
-    best: Degrees | None
-    step_time: float | None
-    """Of the best so far, in seconds."""
 
 
 @dataclass

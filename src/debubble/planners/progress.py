@@ -1,0 +1,53 @@
+"""Progress of planning, for whoever listens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from debubble.ir.degrees import Degrees
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far planning is.
+
+    Attributes:
+        stage: `Ruling out by memory`, `Ranking`, `Planning the best`, or `Planning`.
+        done: Of what is counted; choices of degrees that are pruned count as done.
+        total: Of what is counted.
+        counted: `configurations` of degrees, or `planners` that were asked.
+        best: The fastest so far: degrees, or the planner that found it.
+        step_time: Of the best so far, in the costs' unit.
+    """
+
+    stage: str
+    done: int
+    total: int
+    counted: str = "configurations"
+    best: Degrees | str | None
+    step_time: float | None
+
+
+Listener = Callable[[Progress], None]
+
+_listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
+
+
+@contextmanager
+def listening(listener: Listener | None) -> Iterator[None]:
+    """Call the listener at every `tell` within."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def tell(progress: Progress) -> None:
+    """Tell the listener, if there is one."""
+    listener = _listener.get()
+    if listener is not None:
+        listener(progress)
