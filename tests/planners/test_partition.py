@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
 
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.costs.units import Strategy, Unit, Units
-from debubble.planners.partitioning.balance import balanced_counts, even_counts
+from debubble.ir import Placement
+from debubble.planners.partitioning.balance import SHARPNESS, balanced_by_device, balanced_counts, even_counts
 from tests.strategies import model_units
 
 
@@ -30,6 +32,41 @@ def test_the_balanced_split_is_optimal(units: Units, stages: int) -> None:
     assert max(sum(work[a:b]) for a, b in pairwise(bounds)) == pytest.approx(best)
 
 
+@given(
+    work=st.lists(st.integers(1, 9), min_size=8, max_size=24),
+    devices=st.integers(2, 4),
+    chunks=st.integers(2, 3),
+    make=st.sampled_from([Placement.looped, Placement.v_shape]),
+)
+@settings(max_examples=60, deadline=None)
+def test_balancing_by_device_leaves_no_device_more_than_the_busiest_has_with_balanced_stages(
+    work: list[int], devices: int, chunks: int, make: Callable[[int, int], Placement]
+) -> None:
+    placement = make(devices, chunks)
+    if len(work) < placement.stages:
+        return
+    units = units_of(work)
+    balanced, by_device = balanced_counts(units, placement.stages), balanced_by_device(units, placement)
+    assert sum(by_device) == len(work)
+    assert min(by_device) >= 1
+    # The norm that is made small is within a factor of the largest device.
+    slack = devices ** (1 / SHARPNESS)
+    assert busiest(work, by_device, placement) <= slack * busiest(work, balanced, placement)
+
+
+def test_a_heavy_head_gets_a_light_stage_beside_it() -> None:
+    """Stages cannot be even here, devices can: the head of 4 shares a device with nothing but one unit."""
+    work, placement = [1] * 6 + [4], Placement.looped(2, 2)
+    assert busiest(work, balanced_by_device(units_of(work), placement), placement) == 5
+    assert busiest(work, balanced_counts(units_of(work), 4), placement) == 6
+
+
+def busiest(work: list[int], counts: Sequence[int], placement: Placement) -> int:
+    ends = [sum(counts[:s]) for s in range(len(counts) + 1)]
+    stages = [sum(work[a:b]) for a, b in pairwise(ends)]
+    return max(sum(stages[s] for s in held) for held in placement.stages_of)
+
+
 def test_the_even_split_gives_embedding_and_head_to_the_ends() -> None:
     units = plain_units(10)
     ends = (replace(units.units[0], type="embedding"), *units.units[1:-1], replace(units.units[-1], type="head"))
@@ -45,6 +82,11 @@ def test_units_without_embedding_and_head_are_split_in_equal_runs() -> None:
 def test_more_stages_than_units_are_refused() -> None:
     with pytest.raises(db.InputError, match="3 model units cannot fill 4 stages"):
         even_counts(plain_units(3), 4)
+
+
+def units_of(work: Sequence[int]) -> Units:
+    unit = plain_units(1).units[0]
+    return Units(units=tuple(replace(unit, forward=w, backward_input=w, backward_weight=w) for w in work))
 
 
 def plain_units(count: int) -> Units:

@@ -123,6 +123,11 @@ class Problem:
         return [float(limit[d if len(limit) > 1 else 0]) for d in range(self.devices)]
 
     @property
+    def equally_long(self) -> bool:
+        """True if all micro-batches cost the same."""
+        return self._entries.micro_batch_scale is None
+
+    @property
     def chunk_choices(self) -> tuple[int, ...]:
         """The numbers of chunks that a planner may choose from."""
         if self.chunks is not None:

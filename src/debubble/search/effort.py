@@ -26,8 +26,11 @@ SIMULATION = 170e-6
 """Seconds, per pair, to lower and simulate a schedule."""
 MODEL = 500e-6
 """Seconds, per pair, to build a CP-SAT model of a schedule."""
-FITTED, SEARCHED = 250e-6, 5.0
-"""Seconds, per pair, to build a schedule of the library and fit it to a problem, and of one that searches meanwhile."""
+BUILT, DISPATCHED, MOVED, LISTED = (1e-2, 20e-6), (0.15, 60e-6), (0.05, 120e-6), (1e-2, 25e-6)
+"""Seconds, and in addition per pair, to build a schedule of the library and fit it to a problem; one that dispatches
+candidates; one that tries ways to offload; and the best of some list schedules."""
+SEARCHED = 5.0
+"""Seconds of a schedule that searches its order while it is built."""
 REPRICED, SCORED = (5e-3, 15e-6), (5e-4, 2.5e-6)
 """Seconds, and in addition per pair, to choose the recomputation of a partition, and to score one that is chosen."""
 CHECKED = 50e-6

@@ -34,10 +34,15 @@ class Price:
 
 
 class Repricer:
-    """Prices one order of operations.  Raises DeadlockError if the order cannot run at all."""
+    """Prices one order of operations.  Raises DeadlockError if the order cannot run at all.
+
+    Attributes:
+        schedule: The order.
+        simulations: How often costs had to be lowered and simulated anew, which takes far longer than a price else.
+    """
 
     def __init__(self, schedule: Schedule) -> None:
-        self.schedule = schedule
+        self.schedule, self.simulations = schedule, 0
         self._transfers = any(op.kind in _TRANSFERS for op in schedule.operations)
         # Without offload the lists alone decide how much memory is in use at any time.
         self._times_decide = bool(schedule.offloaded) or any(op.kind is Kind.S for op in schedule.operations)
@@ -74,6 +79,7 @@ class Repricer:
 
     def _simulated(self, costs: StageCosts, fused_recompute: frozenset[int] | None) -> Price:
         schedule = self.schedule
+        self.simulations += 1
         if fused_recompute is not None:
             schedule = replace(schedule, fused_recompute=fused_recompute)
         timeline = simulate(schedule, costs.with_limit(None))

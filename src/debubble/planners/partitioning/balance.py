@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from debubble.costs.units import Units
-from debubble.ir import InputError
+from debubble.ir import InputError, Placement
+
+SHARPNESS = 16
+"""Power of the norm of the devices' work that is made small: the larger, the more the busiest device alone counts."""
 
 
 def even_counts(units: Units, stages: int) -> list[int]:
@@ -70,6 +73,67 @@ def balanced_counts(units: Units, stages: int, *, weights: Sequence[float] | Non
         counts.append(end - cut[end])
         end = cut[end]
     return [end, *reversed(counts)]
+
+
+def balanced_by_device(units: Units, placement: Placement) -> list[int]:
+    """A split such that the busiest device, with all of its stages, has little work.
+
+    It begins with the stages as even as they can be, and moves boundaries between stages, one or several in a row by
+    one unit, while that evens out the devices.  It need not be the best split.
+
+    Args:
+        units: The model.
+        placement: Stages on devices.
+
+    Returns:
+        Units per stage.
+
+    Raises:
+        InputError: If there are fewer units than stages.
+    """
+    counts = balanced_counts(units, placement.stages)
+    if placement.chunks == 1:
+        return counts
+    work = [float(unit.work) for unit in units.units]
+    mean = sum(work) / placement.devices
+    ends = list(accumulate(counts))
+    improved = True
+    while improved:
+        improved = False
+        for begin in range(len(ends) - 1):
+            for step in (1, -1):
+                end = _best_end(ends, begin, step, work, mean, placement.device_of)
+                if end is not None:
+                    ends[begin : end + 1] = [at + step for at in ends[begin : end + 1]]
+                    improved = True
+    return [b - a for a, b in zip((0, *ends), ends, strict=False)]
+
+
+def _best_end(
+    ends: list[int], begin: int, step: int, work: Sequence[float], mean: float, device_of: Sequence[int]
+) -> int | None:
+    """The last of the boundaries from `begin` on that move together by `step`, if that evens out the devices.
+
+    Stages between two boundaries that move keep their length; the ones before and behind them gain or lose a unit.
+    """
+    if step < 0 and ends[begin] - (ends[begin - 1] if begin else 0) < 2:
+        return None
+    loads = [0.0] * (max(device_of) + 1)
+    for d, first, last in zip(device_of, (0, *ends), ends, strict=False):
+        loads[d] += sum(work[first:last]) / mean
+    uneven, best, best_end = 0.0, -1e-9, None
+    for end in range(begin, len(ends) - 1):
+        # The unit that passes from one side of the boundary to the other.
+        crossed = step * work[ends[end] if step > 0 else ends[end] - 1] / mean
+        gains, loses = device_of[end], device_of[end + 1]
+        uneven += (loads[gains] + crossed) ** SHARPNESS - loads[gains] ** SHARPNESS
+        loads[gains] += crossed
+        change = (loads[loses] - crossed) ** SHARPNESS - loads[loses] ** SHARPNESS
+        loads[loses] -= crossed
+        uneven += change
+        if uneven < best and (step < 0 or ends[end + 1] - ends[end] > 1):
+            best, best_end = uneven, end
+    return best_end
 
 
 def even_and_balanced(units: Units, stages: int) -> list[tuple[int, ...]]:

@@ -5,15 +5,16 @@ Every point takes the least recomputation that fits; a move shifts one or two un
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, combinations
 
 from debubble.costs.units import Partition, Units
-from debubble.ir import InfeasibleError, Schedule, StageCosts
+from debubble.ir import InfeasibleError, Placement, Schedule, StageCosts
 from debubble.planners.partitioning.recomputation import cheapest_stages, cheapest_strategies
 from debubble.planners.problem import ModelUnits, Problem, Solution
-from debubble.search.effort import REPRICED, SCORED, Effort
+from debubble.search.effort import REPRICED, SCORED, SIMULATION, Effort
 from debubble.simulator import Repricer
 
 NEAR = 1.2
@@ -135,9 +136,10 @@ class PartitionSearch:
             for changed in self._other_strategies(partition):
                 if effort.over:
                     return best
-                self._spend(effort, SCORED)
-                point = self.priced(changed)
-                if point.time < best.time and max(self.excesses(changed)) <= 0:
+                with self._spending(effort, SCORED):
+                    point = self.priced(changed)
+                    better = point.time < best.time and max(self.excesses(changed)) <= 0
+                if better:
                     best, partition, improved = point, changed, True
                     break
         return best
@@ -163,16 +165,23 @@ class PartitionSearch:
 
     def _neighbour(self, lengths: Sequence[int], effort: Effort) -> tuple[PricedSchedule, Partition] | None:
         """The cheapest partition of these lengths with its price; None if it does not fit."""
-        self._spend(effort, REPRICED)
-        try:
-            partition = cheapest_strategies(self.repricer, self.units, lengths, self.strategies)
-        except InfeasibleError:
-            return None
-        return self.priced(partition), partition
+        with self._spending(effort, REPRICED):
+            try:
+                partition = cheapest_strategies(self.repricer, self.units, lengths, self.strategies)
+            except InfeasibleError:
+                return None
+            return self.priced(partition), partition
 
-    def _spend(self, effort: Effort, price: tuple[float, float]) -> None:
-        schedule = self.repricer.schedule
-        effort.spend(price[0] + price[1] * schedule.stages * schedule.micro_batches)
+    @contextmanager
+    def _spending(self, effort: Effort, price: tuple[float, float]) -> Iterator[None]:
+        """Count what is done inside: a price, and the simulations that the repricer cannot do without."""
+        schedule, before = self.repricer.schedule, self.repricer.simulations
+        pairs = schedule.stages * schedule.micro_batches
+        try:
+            yield
+        finally:
+            simulations = self.repricer.simulations - before
+            effort.spend(price[0] + price[1] * pairs + simulations * SIMULATION * pairs)
 
     def _other_strategies(self, partition: Partition) -> Iterator[Partition]:
         """Partitions that differ in one unit's strategy, or in those of two units of one device."""
@@ -197,17 +206,28 @@ class PartitionSearch:
         return list(places.values())
 
 
+def loads(costs: StageCosts, placement: Placement, fused_recompute: Collection[int] = ()) -> list[float]:
+    """How long each device is busy per micro-batch.
+
+    Args:
+        costs: Costs of the stages.
+        placement: Their devices.
+        fused_recompute: Stages that recompute.
+
+    Returns:
+        Times per device, in the costs' unit.
+    """
+    return [
+        sum(float(costs.work(s)) + (float(costs.recompute[s]) if s in fused_recompute else 0.0) for s in stages)
+        for stages in placement.stages_of
+    ]
+
+
 def _load(candidate: PricedSchedule) -> list[float]:
     """Per stage, how long its device is busy per micro-batch, recomputation included."""
-    costs, schedule = candidate.costs, candidate.schedule
-    load = [0.0] * schedule.stages
-    for stages in schedule.placement.stages_of:
-        total = sum(
-            float(costs.work(s)) + (float(costs.recompute[s]) if s in schedule.fused_recompute else 0.0) for s in stages
-        )
-        for s in stages:
-            load[s] = total
-    return load
+    schedule = candidate.schedule
+    by_device = loads(candidate.costs, schedule.placement, schedule.fused_recompute)
+    return [by_device[d] for d in schedule.placement.device_of]
 
 
 def _neighbours(lengths: Sequence[int], load: Sequence[float]) -> Iterator[tuple[int, ...]]:

@@ -1,0 +1,202 @@
+"""Every schedule of the library and list schedules x partition x recomputation, chosen by simulation.
+
+Not from a paper: the plain search that a person would do by hand, and the yardstick for the published planners.  For
+each order, number of chunks and split it takes the least recomputation that fits, ranks them, and then moves units
+between neighbouring stages for the best few, re-choosing the recomputation after every move.
+
+A step of many micro-batches is ranked and searched by a short one, to which the busiest device's time is added for
+each micro-batch that it lacks; only the best are built and simulated in full.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from debubble.costs.units import Partition
+from debubble.ir import CutOffError, DebubbleError, Placement, StageCosts
+from debubble.planners.partitioning.local_search import (
+    PartitionSearch,
+    PricedSchedule,
+    improve,
+    loads,
+    priced_stages,
+)
+from debubble.planners.portfolio.trials import TRIES, Order, Trial, lengths_of, likeness, trials_of
+from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution, closest
+from debubble.planners.registry import planner
+from debubble.search.effort import SIMULATION, Effort
+from debubble.simulator import Repricer
+
+FINALISTS = 3
+"""Orders whose partition is searched."""
+
+RANKING = 0.5
+"""Share of the effort after which no further order is tried, once one fits; until then, all of it."""
+LONG, SHORT = 4, 3
+"""Micro-batches per device above which a step is ranked by a short one, and those that this has."""
+LOOKED_AT = 0.01
+"""Seconds of the reference machine to build an order of a likeness and to fit it."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A trial as it was fitted to the short step.
+
+    Attributes:
+        order: Its order.
+        found: The schedule with its costs, which may have been improved.
+        time: About what the whole step takes with it.
+    """
+
+    order: Order
+    found: PricedSchedule
+    time: float
+
+
+@planner("portfolio", paper="debubble's own", searches=True)
+def portfolio(problem: Problem) -> Solution:
+    """Try every schedule with every number of chunks, partition and recompute to fit."""
+    search = _Search(problem, problem.begun())
+    candidates = search.ranked()
+    for rank, candidate in enumerate(candidates[:FINALISTS]):
+        share = search.effort.part(search.effort.left / (min(FINALISTS, len(candidates)) - rank))
+        candidates[rank] = search.candidate(candidate.order, improve(search.short, candidate.found, effort=share))
+    return replace(search.fastest(candidates).solution, cut_off=search.effort.cut_off)
+
+
+class _Search:
+    """One search: the problem, the short step that stands for it, and the effort."""
+
+    def __init__(self, problem: Problem, effort: Effort) -> None:
+        self.problem, self.effort = problem, effort
+        self._cuts: dict[tuple[str, Placement], tuple[tuple[int, ...], StageCosts]] = {}
+        p, m = problem.devices, problem.micro_batches
+        # What divides m by p divides the short step too: some schedules group micro-batches by p.
+        self.short = (
+            replace(problem, micro_batches=SHORT * p + m % p) if problem.equally_long and m > LONG * p else problem
+        )
+
+    def ranked(self) -> list[Candidate]:
+        """What could be tried and fits, fastest first."""
+        candidates: list[Candidate] = []
+        reasons: list[DebubbleError] = []
+        unlimited: set[Trial] = set()
+        for trial in self._promising(trials_of(self.short)):
+            spare = (RANKING if candidates else 1.0) * self.problem.effort - self.effort.spent
+            if self.effort.brake.bites or (spare < 0 and (candidates or reasons)):
+                break
+            best = min((candidate.time for candidate in candidates), default=math.inf)
+            price = trial.price(self.short.micro_batches)
+            # What has room for everything has no use for the memory limit.
+            if trial.without_limit in unlimited or self._work(trial) >= best or (candidates and price > spare):
+                continue
+            self.effort.spend(price)
+            try:
+                found = self._fitted(trial)
+            except DebubbleError as error:
+                reasons.append(error)
+                continue
+            candidates.append(self.candidate(trial.order, found))
+            if not found.schedule.fused_recompute:
+                unlimited.add(trial)
+        if not candidates:
+            if self.effort.cut_off:
+                raise CutOffError("No schedule had been fitted at the deadline.")
+            raise closest(reasons)
+        return sorted(candidates, key=lambda candidate: candidate.time)
+
+    def _promising(self, trials: list[Trial]) -> list[Trial]:
+        """All trials; where there is not the effort for all, those first that promise the shortest step.
+
+        That is the busiest device's work, stretched as much as the order stretches it on a likeness.
+        """
+        total = sum(trial.price(self.short.micro_batches) for trial in trials)
+        if total <= RANKING * self.effort.left:
+            return trials
+        stretch = {order: self._stretch(order) for order in dict.fromkeys(trial.order for trial in trials)}
+        return sorted(trials, key=lambda trial: stretch[trial.order] * self._work(trial))
+
+    def _stretch(self, order: Order) -> float:
+        """Time of a likeness over its work; infinite if it does not fit, 1 if there is none."""
+        chunks = order.placement.chunks
+        alike = likeness(self.problem, chunks)
+        if alike is None:
+            return 1.0
+        small, costs = alike
+        self.effort.spend(LOOKED_AT)
+        try:
+            schedule = order.like(small.devices).build(small, costs, tries=TRIES)
+            time = priced_stages(small, Repricer(schedule), costs).time
+        except DebubbleError:
+            return math.inf
+        return time / (small.micro_batches * chunks * float(costs.work(0)))
+
+    def _work(self, trial: Trial) -> float:
+        """Time that the busiest device works in a step, without recomputation."""
+        return self.problem.micro_batches * max(loads(self._cut(trial)[1], trial.order.placement))
+
+    def _cut(self, trial: Trial) -> tuple[tuple[int, ...], StageCosts]:
+        """Units per stage of a trial, and the stages' costs without recomputation."""
+        match self.problem.workload:
+            case FixedStages(costs):
+                return (), costs
+            case ModelUnits(units):
+                key = trial.split, trial.order.placement
+                if key not in self._cuts:
+                    lengths = tuple(lengths_of(units, trial))
+                    costs = units.stage_costs(Partition.cut(units, lengths), trial.order.placement)
+                    self._cuts[key] = lengths, costs
+                return self._cuts[key]
+
+    def _fitted(self, trial: Trial) -> PricedSchedule:
+        """The trial on the short step with the least recomputation that fits; raises DebubbleError if it does not."""
+        lengths, costs = self._cut(trial)
+        repricer = Repricer(trial.order.build(self.short, costs))
+        try:
+            match self.short.workload:
+                case FixedStages():
+                    return priced_stages(self.short, repricer, costs)
+                case ModelUnits(units):
+                    return PartitionSearch(self.short, units, repricer).fitted(lengths)
+        finally:
+            pairs = repricer.schedule.stages * self.short.micro_batches
+            self.effort.spend(SIMULATION * pairs * repricer.simulations)
+
+    def candidate(self, order: Order, found: PricedSchedule) -> Candidate:
+        """Price a schedule of the short step for the whole one."""
+        lacking = self.problem.micro_batches - self.short.micro_batches
+        each = max(loads(found.costs, found.schedule.placement, found.schedule.fused_recompute))
+        return Candidate(order, found, found.time + lacking * each)
+
+    def fastest(self, candidates: list[Candidate]) -> PricedSchedule:
+        """The fastest of the best candidates in full; of the others the first that fits, if none of those does."""
+        candidates = sorted(candidates, key=lambda candidate: candidate.time)
+        if self.short is self.problem:
+            return candidates[0].found
+        whole: list[PricedSchedule] = []
+        reasons: list[DebubbleError] = []
+        for rank, candidate in enumerate(candidates):
+            if whole and rank >= FINALISTS:
+                break
+            try:
+                whole.append(self._in_full(candidate))
+            except DebubbleError as error:
+                reasons.append(error)
+        if not whole:
+            raise closest(reasons)
+        return min(whole, key=lambda found: found.time)
+
+    def _in_full(self, candidate: Candidate) -> PricedSchedule:
+        """The candidate with all micro-batches; raises DebubbleError if that does not fit."""
+        found, problem = candidate.found, self.problem
+        repricer = Repricer(candidate.order.build(problem, found.costs))
+        match problem.workload:
+            case FixedStages(costs):
+                return priced_stages(problem, repricer, costs)
+            case ModelUnits(units):
+                search = PartitionSearch(problem, units, repricer)
+                assert found.partition is not None
+                if max(search.excesses(found.partition)) <= 0:
+                    return search.priced(found.partition)
+                return search.fitted(found.partition.lengths)

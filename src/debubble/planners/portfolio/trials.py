@@ -1,0 +1,205 @@
+"""The trials of the portfolio: an order of operations on a split of the units, its price, and what it promises.
+
+Where there is less effort than trials, those come first that do best on a small likeness of the problem: four devices
+with as many micro-batches for each, and their part of the activations' memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Literal
+
+from debubble.costs import Units
+from debubble.ir import DebubbleError, InfeasibleError, Number, Placement, Schedule, StageCosts
+from debubble.planners.partitioning.balance import balanced_by_device, balanced_counts, even_counts
+from debubble.planners.problem import FixedStages, ModelUnits, Problem
+from debubble.schedules import schedules
+from debubble.search.constructive.zero_bubble import list_order
+from debubble.search.effort import BUILT, DISPATCHED, LISTED, MOVED, SEARCHED
+
+LIST = "list"
+"""The name of list schedules, which are no published schedule."""
+
+SMALL, MOST = 4, 64
+"""Devices of the likeness, and the most micro-batches that it has."""
+TRIES = 8
+"""Candidates that schedules which try some may try for it."""
+
+Split = Literal["even", "balanced", "by device"]
+
+
+@dataclass(frozen=True)
+class Order:
+    """A way to order the operations.
+
+    Attributes:
+        schedule: A schedule of the library by name, or LIST.
+        placement: Of the stages.
+        to_limit: True if it takes the memory limit into account; if not, recomputation alone makes it fit.
+    """
+
+    schedule: str
+    placement: Placement
+    to_limit: bool
+
+    def build(self, problem: Problem, costs: StageCosts, *, tries: int | None = None) -> Schedule:
+        """Order the operations for these costs.
+
+        Args:
+            problem: Its number of micro-batches and objective count.
+            costs: Costs of the stages.
+            tries: Candidates of schedules that try some; None: their default.
+
+        Raises:
+            InfeasibleError: If it finds no order that fits, or has another number of chunks.
+        """
+        costs = costs if self.to_limit else costs.with_limit(None)
+        placement, objective = self.placement, problem.objective
+        if self.schedule == LIST:
+            return list_order(LIST, placement, problem.micro_batches, costs, objective=objective)
+        entry = schedules[self.schedule]
+        options = entry.accepted(chunks=placement.chunks, objective=objective, tries=tries)
+        schedule = entry(devices=placement.devices, micro_batches=problem.micro_batches, costs=costs, **options)
+        if schedule.stages != placement.stages:
+            raise InfeasibleError(f"It does not have {placement.chunks} chunks per device.")
+        return schedule
+
+    def like(self, devices: int) -> Order:
+        """The same order for another number of devices."""
+        chunks = self.placement.chunks
+        if self.schedule != LIST:
+            return replace(self, placement=_placement_of(self.schedule, devices, chunks))
+        looped = self.placement == Placement.looped(self.placement.devices, chunks)
+        return replace(self, placement=(Placement.looped if looped else Placement.v_shape)(devices, chunks))
+
+    @property
+    def searches(self) -> bool:
+        """True if it searches its own order below 1F1B's memory."""
+        return self.to_limit and self.schedule != LIST and "steps" in schedules[self.schedule].options
+
+
+@dataclass(frozen=True)
+class Trial:
+    """An order of operations on a split of the units; fixed stages have no other split than `even`."""
+
+    order: Order
+    split: Split
+
+    @property
+    def without_limit(self) -> Trial | None:
+        """The same trial of an order that leaves the limit to recomputation; None if this is it."""
+        return replace(self, order=replace(self.order, to_limit=False)) if self.order.to_limit else None
+
+    def price(self, micro_batches: int) -> float:
+        """Effort of building the order and fitting it, in seconds of the reference machine."""
+        options = frozenset[str]() if self.order.schedule == LIST else schedules[self.order.schedule].options
+        once, per_pair = (
+            LISTED if self.order.schedule == LIST
+            else DISPATCHED if "tries" in options
+            else MOVED if "variant" in options
+            else BUILT
+        )  # fmt: skip
+        searched = SEARCHED if self.order.searches else 0
+        return once + per_pair * self.order.placement.stages * micro_batches + searched
+
+
+def trials_of(problem: Problem) -> list[Trial]:
+    """All trials that go together, in their order: few chunks, balanced splits and plain orders first."""
+    fixed = isinstance(problem.workload, FixedStages)
+
+    def rank(trial: Trial) -> tuple[bool, bool, bool, int]:
+        order = trial.order
+        usual = 1 if order.schedule == LIST else schedules[order.schedule].default_chunks
+        return trial.split == "even", order.to_limit, order.placement.chunks != usual, order.placement.chunks
+
+    trials = [
+        Trial(order, split)
+        for order in _orders(problem)
+        for split in _splits(order.placement.chunks, fixed=fixed)
+    ]  # fmt: skip
+    return sorted(trials, key=rank)
+
+
+def _splits(chunks: int, *, fixed: bool) -> tuple[Split, ...]:
+    if fixed:
+        return ("even",)
+    return ("balanced", "even") if chunks == 1 else ("by device", "balanced", "even")
+
+
+def _orders(problem: Problem) -> list[Order]:
+    p = problem.devices
+    orders = [
+        Order(name, _placement_of(name, p, chunks), to_limit)
+        for name, entry in schedules.items()
+        for chunks in problem.chunk_choices
+        if "chunks" in entry.options or entry.default_chunks == chunks
+        for to_limit in ((False, True) if "memory_limit" in entry.options else (False,))
+    ]
+    looped = [Placement.looped(p, chunks) for chunks in problem.chunk_choices]
+    # Fixed stages are costs of a placement that the caller has in mind, which is looped if anything.
+    vees = [Placement.v_shape(p, v) for v in problem.chunk_choices if isinstance(problem.workload, ModelUnits)]
+    limits = (False, True) if problem.memory_limit is not None else (False,)
+    listed = [Order(LIST, place, to_limit) for place in dict.fromkeys((*looped, *vees)) for to_limit in limits]
+    return [*listed, *orders]
+
+
+@cache
+def _placement_of(name: str, devices: int, chunks: int) -> Placement:
+    """The placement of a schedule, read off one micro-batch of it; looped if it has none so short."""
+    entry = schedules[name]
+    try:
+        return entry(devices=devices, micro_batches=1, **entry.accepted(chunks=chunks, tries=1)).placement
+    except DebubbleError:
+        return Placement.looped(devices, chunks)
+
+
+def lengths_of(units: Units, trial: Trial) -> list[int]:
+    """Units per stage of a trial."""
+    placement = trial.order.placement
+    match trial.split:
+        case "even":
+            return even_counts(units, placement.stages)
+        case "balanced":
+            return balanced_counts(units, placement.stages)
+        case "by device":
+            return balanced_by_device(units, placement)
+
+
+def likeness(problem: Problem, chunks: int) -> tuple[Problem, StageCosts] | None:
+    """A problem on few devices that is like this one, with its costs; None if this one is as small."""
+    p, m = problem.devices, problem.micro_batches
+    if p <= SMALL:
+        return None
+    stages = SMALL * chunks
+    match problem.workload:
+        case FixedStages(costs):
+            whole = costs.with_limit(None)
+        case ModelUnits(units):
+            names = ["full" if "full" in unit.strategies else "none" for unit in units.units]
+            whole = units.stage_costs((tuple(enumerate(names)),), Placement.linear(1))
+    share = 1 / (p * chunks)
+    room = min(limit - float(sum(whole.static)) / p for limit in problem.limits)
+
+    def mean(values: Sequence[Number]) -> float:
+        return float(sum(values)) * share
+
+    small = StageCosts.of(
+        stages=stages,
+        forward=mean(whole.forward),
+        backward_input=mean(whole.backward_input),
+        backward_weight=mean(whole.backward_weight),
+        recompute=mean(whole.recompute),
+        activation=mean(whole.activation),
+        activation_after_input=mean(whole.activation_after_input),
+        activation_recomputed=mean(whole.activation_recomputed),
+        communication=float(max(whole.communication)),
+        offload=None if whole.offload is None else mean(whole.offload),
+        memory_limit=None if room == float("inf") else max(room, 0.0) * SMALL / p,
+    )
+    micro_batches = min(max(1, round(m * SMALL / p)), MOST)
+    return Problem(
+        workload=FixedStages(small), devices=SMALL, chunks=chunks, micro_batches=micro_batches,
+        objective=problem.objective,
+    ), small  # fmt: skip

@@ -1,0 +1,108 @@
+"""The portfolio misses no schedule of the library, keeps its effort, and plans long steps by short ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import debubble as db
+from debubble.costs.units import Partition, Strategy, Unit, Units
+from debubble.ir import DebubbleError, InfeasibleError, Placement, StageCosts
+from debubble.planners import FixedStages, ModelUnits, Problem, planners
+from debubble.planners.partitioning.balance import even_counts
+from debubble.schedules import schedules
+from debubble.search.constructive.zero_bubble import list_order
+from debubble.simulator import Repricer, simulate
+
+
+def llama_like(layers: int, *, offload: bool = False) -> Units:
+    layer = Unit(
+        type="dense", layer=0, forward=4, backward_input=5, backward_weight=3, static=10,
+        strategies={"none": Strategy(8), "full": Strategy(1, 4)},
+    )  # fmt: skip
+    head = replace(layer, type="head", forward=3, backward_input=3, backward_weight=3)
+    bandwidth = 2 if offload else None
+    return Units(units=(*(layer,) * layers, head), communication=1, offload_bandwidth=bandwidth, memory_limit=(400,))
+
+
+@pytest.mark.parametrize("name", sorted(schedules))
+def test_no_schedule_of_the_library_is_faster(name: str) -> None:
+    units = llama_like(11)
+    problem = Problem(workload=ModelUnits(units), devices=4, micro_batches=8, effort=20, deadline=1e6)
+    entry = schedules[name]
+    placement = entry(devices=4, micro_batches=8).placement
+    costs = units.stage_costs(Partition.cut(units, even_counts(units, placement.stages)), placement)
+    schedule = entry(devices=4, micro_batches=8, costs=costs.with_limit(None))
+    try:
+        time = simulate(schedule, costs).makespan
+    except DebubbleError:
+        return
+    assert portfolio_time(problem) <= time
+
+
+times: dict[Problem, float] = {}
+
+
+def portfolio_time(problem: Problem) -> float:
+    key = replace(problem, workload=FixedStages(StageCosts.of(stages=4)))
+    if key not in times:
+        times[key] = float(planners["portfolio"](problem).time)
+    return times[key]
+
+
+def test_a_long_step_is_planned_by_a_short_one_and_simulated_in_full() -> None:
+    problem = Problem(workload=ModelUnits(llama_like(11)), devices=4, micro_batches=66, effort=3, deadline=1e6)
+    result = planners["portfolio"](problem)
+    assert result.solution.schedule.micro_batches == 66
+    assert result.time == simulate(result.solution.schedule, result.solution.costs).makespan
+    assert result.gap < 0.1
+
+
+def test_a_long_step_that_fits_only_as_a_short_one_is_not_the_answer() -> None:
+    """GPipe keeps all micro-batches: a short step of it fits, the whole does not."""
+    costs = StageCosts.of(stages=2, memory_limit=8)
+    result = planners["portfolio"](Problem(workload=FixedStages(costs), devices=2, micro_batches=40, deadline=1e6))
+    assert max(result.timeline.peak_memory) <= 8
+
+
+def test_prices_that_need_a_simulation_are_counted() -> None:
+    costs = StageCosts.of(stages=2, offload=1, link_groups=[[0, 1]])
+    repricer = Repricer(schedules["pipeoffload"](devices=2, micro_batches=4, chunks=1, costs=costs))
+    repricer.price(costs)
+    repricer.price(costs)
+    assert repricer.simulations == 2
+
+
+@given(limit=st.integers(1, 6), v=st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_list_orders_keep_to_the_limit(limit: int, v: bool) -> None:
+    placement = (Placement.v_shape if v else Placement.looped)(3, 2)
+    costs = StageCosts.of(stages=6, forward=3, backward_input=4, backward_weight=2, memory_limit=limit)
+    try:
+        order = list_order("list", placement, 5, costs)
+    except InfeasibleError:
+        assert limit < 2
+        return
+    assert max(simulate(order, costs).peak_memory) <= limit
+
+
+def test_the_fastest_plan_of_gpt3_on_64_stages_is_near_what_its_layers_allow() -> None:
+    """Half layers cannot be cut, and some device has two of attention, one of MLP and the head: 11.02 ms."""
+    problem = gpt3_on_64()
+    result = planners["portfolio"](problem)
+    assert result.time < 2.87
+    assert not result.solution.cut_off
+
+
+def gpt3_on_64() -> Problem:
+    from debubble.ir import RunOptions
+    from debubble.planners.model_problem import problem_of
+
+    options = RunOptions(tensor=8, sequence_length=2048)
+    problem = problem_of(
+        db.models["gpt3-175b"], db.Cluster.parse("512xH100-80GB"), options, micro_batches=256, pipeline=64
+    )
+    return replace(problem, deadline=1e6)
