@@ -14,7 +14,7 @@ from debubble.costs.units import Partition, Units
 from debubble.ir import InfeasibleError, Placement, Schedule, StageCosts
 from debubble.planners.partitioning.recomputation import cheapest_stages, cheapest_strategies
 from debubble.planners.problem import ModelUnits, Problem, Solution
-from debubble.search.effort import REPRICED, SCORED, SIMULATION, Effort
+from debubble.search.effort import REPRICED, RESIMULATED, SCORED, Effort
 from debubble.simulator import Repricer
 
 NEAR = 1.2
@@ -181,7 +181,7 @@ class PartitionSearch:
             yield
         finally:
             simulations = self.repricer.simulations - before
-            effort.spend(price[0] + price[1] * pairs + simulations * SIMULATION * pairs)
+            effort.spend(price[0] + price[1] * pairs + simulations * RESIMULATED * pairs)
 
     def _other_strategies(self, partition: Partition) -> Iterator[Partition]:
         """Partitions that differ in one unit's strategy, or in those of two units of one device."""

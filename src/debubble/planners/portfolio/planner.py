@@ -25,7 +25,7 @@ from debubble.planners.partitioning.local_search import (
 from debubble.planners.portfolio.trials import TRIES, Order, Trial, lengths_of, likeness, trials_of
 from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution, closest
 from debubble.planners.registry import planner
-from debubble.search.effort import SIMULATION, Effort
+from debubble.search.effort import RESIMULATED, Effort
 from debubble.simulator import Repricer
 
 FINALISTS = 3
@@ -161,7 +161,7 @@ class _Search:
                     return PartitionSearch(self.short, units, repricer).fitted(lengths)
         finally:
             pairs = repricer.schedule.stages * self.short.micro_batches
-            self.effort.spend(SIMULATION * pairs * repricer.simulations)
+            self.effort.spend(RESIMULATED * pairs * repricer.simulations)
 
     def candidate(self, order: Order, found: PricedSchedule) -> Candidate:
         """Price a schedule of the short step for the whole one."""
