@@ -126,7 +126,7 @@ def test_torchs_own_orders_are_read_and_simulated(
 
     made = getattr(schedules, name)(stages_on_rank_0(4, chunks, 8), 8, loss_fn=torch.nn.MSELoss())
     path = tmp_path / f"{name}.csv"
-    made._dump_csv(str(path), format="compute_only")
+    made._dump_csv(str(path))
 
     schedule = read(path)
     timeline = db.simulate(schedule, StageCosts.of(stages=8))
