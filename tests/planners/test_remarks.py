@@ -40,7 +40,6 @@ def test_it_is_said_how_mixed_devices_are_timed() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"context": 2}, "it has no context parallelism: make the plan with context 1"),
         ({"data": 2, "zero": 3}, "it keeps whole parameters on every replica: make the plan with zero 2 or less"),
         (
             {"data": 2, "zero": 1, "optimizer": "muon"},
@@ -76,8 +75,8 @@ def test_a_bubble_of_another_cause_is_not_laid_to_the_micro_batches() -> None:
 
 
 def test_remarks_are_in_the_page_and_in_the_summary() -> None:
-    plan = planned(context=2)
+    plan = planned(data=2, zero=3)
     scene = Scene.predicted(plan)
     assert as_dict(scene)["remarks"] == list(remarks(plan))
-    assert "it has no context parallelism" in views["html"]([scene]).decode()
-    assert "it has no context parallelism" not in views["html"]([replace(scene, remarks=())]).decode()
+    assert "it keeps whole parameters" in views["html"]([scene]).decode()
+    assert "it keeps whole parameters" not in views["html"]([replace(scene, remarks=())]).decode()

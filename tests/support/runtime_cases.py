@@ -103,7 +103,7 @@ def tokens_of(config: Any, *, rows: Any, length: int = 12, seed: int = 0) -> Any
 def run_threads(plan: Any, work: Any, *, model: Any = None, ranks: Any = None, **arguments: Any) -> Any:
     """`work(pipeline)` on every rank of a plan, on threads; the answers by rank."""
     return Threads.run(
-        ranks or plan.devices * plan.options.data,
+        ranks or plan.ranks,
         lambda transport: work(Pipeline(model, plan, transport=transport, **arguments)),
     )
 

@@ -171,8 +171,8 @@ class Plan:
 
     @property
     def ranks(self) -> int:
-        """The number of processes that run the plan: pipeline x tensor x data."""
-        return self.devices * self.options.tensor * self.options.data
+        """The number of processes that run the plan: pipeline x tensor x context x data."""
+        return self.devices * self.options.tensor * self.options.context * self.options.data
 
     @property
     def micro_batches(self) -> int:

@@ -25,8 +25,9 @@ def beyond_runtime(options: RunOptions, model: Mapping[str, Any] | None) -> str 
     """
     config = None if model is None else ModelConfig.from_hf(model)
     reason = None if config is None else _missing_in_units(config)
-    if options.context > 1:
-        reason = "it has no context parallelism: make the plan with context 1 to train it."
+    divided = _missing_in_context(options, config) if options.context > 1 else None
+    if divided is not None:
+        reason = f"{divided}: make the plan with context 1 to train it."
     elif options.expert > 1:
         reason = "it has no expert parallelism: make the plan with expert 1 to train it."
     elif options.zero > 2:
@@ -40,6 +41,19 @@ def beyond_runtime(options: RunOptions, model: Mapping[str, Any] | None) -> str 
     elif options.lora and config is not None and config.whole_layers:
         reason = f"it has no LoRA for '{config.family}', which runs with transformers' modules: make the plan without."
     return None if reason is None else f"The runtime cannot run this plan, because {reason}"
+
+
+def _missing_in_context(options: RunOptions, config: ModelConfig | None) -> str | None:
+    """Say why sequences cannot be divided among ranks; None if they can."""
+    if config is None or config.whole_layers:
+        return "it has context parallelism for its own units alone"
+    if config.dropout:
+        return "context parallelism has no dropout"
+    if config.router_balance:
+        return "the routers' auxiliary loss is one over whole sequences"
+    if options.sequence_length % (2 * options.context):
+        return f"{options.sequence_length} tokens cannot be cut into 2 x {options.context} equal parts"
+    return None
 
 
 def check_units(model: ModelConfig) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 from debubble.ir import InputError, Kind, Plan, RunOptions
 from debubble.models.config import Experts, ModelConfig
 from debubble.models.runtime_limits import beyond_runtime
+from debubble.runtime.distributed.context_parallel import ContextGroup
 from debubble.runtime.distributed.data_parallel import Replicas
 from debubble.runtime.distributed.tensor_parallel import TensorGroup
 from debubble.runtime.execution.stage import MoeStage, Stage
@@ -58,7 +59,7 @@ def check_runnable(plan: Plan, ranks: int) -> None:
     if ranks != plan.ranks:
         raise InputError(
             f"The plan needs {plan.ranks} ranks ({plan.devices} pipeline devices x {options.tensor} tensor x"
-            f" {options.data} data parallel), but {ranks} were started."
+            f" {options.context} context x {options.data} data parallel), but {ranks} were started."
         )
     if plan.model is None:
         return
@@ -102,6 +103,7 @@ def build_part(
     ledger: Ledger,
     replicas: Replicas,
     group: TensorGroup,
+    context: ContextGroup,
 ) -> DevicePart:
     """The stages of one device, or what this rank of its `group` has of them, on the torch device `on`.
 
@@ -124,6 +126,7 @@ def build_part(
         part.stages[stage] = _stage(units, plan, stage, ledger)
         for unit in units:
             _move_buffers(unit, on)
+            unit.context = context
             unit.known_to(ledger)
     return part
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from debubble.ir import InputError
+from debubble.runtime.distributed.context_parallel import ContextGroup
 from debubble.runtime.models.units import MicroBatch
 
 IGNORED = -100
@@ -40,7 +41,7 @@ class Rows:
     tokens: Tensor
     targets: Tensor
     positions: Tensor | None = None
-    """Position of each token; None: 0, 1, 2 and so on in every row."""
+    """Position of each token, [rows or 1, length]; None: 0, 1, 2 and so on in every row."""
     documents: Tensor | None = None
     """Number of the document that each token belongs to, which alone it attends to; None: a row is one."""
 
@@ -79,6 +80,22 @@ class StepBatch:
     def counted(self) -> int:
         """Tokens that have a part in the loss."""
         return sum(part.counted for part in self.parts)
+
+    def divided(self, group: ContextGroup) -> StepBatch:
+        """This rank's part of every sequence, with its positions; documents stay those of the whole.
+
+        Raises InputError if a length cannot be divided among the ranks.
+        """
+        if group.size == 1:
+            return self
+        chunks = 2 * group.size
+        for _, length in self.shapes:
+            if length % chunks:
+                raise InputError(
+                    f"A sequence of {length} tokens cannot be cut into {chunks} equal parts, 2 for each of the"
+                    f" {group.size} context-parallel ranks: give sequences of a multiple of {chunks}."
+                )
+        return StepBatch([_own(part, group) for part in self.parts], self.checksum)
 
     def micro_batches(self, *, scale: float, seed: int) -> tuple[list[Tensor], list[MicroBatch]]:
         """Inputs and what goes with them; every loss is scaled by `scale`, every dropout mask follows from `seed`."""
@@ -136,6 +153,14 @@ def check_entries(names: Iterable[str], owner: str) -> None:
         raise InputError(
             f"{owner} has an entry '{unknown}', which the runtime does not know: it knows {', '.join(ENTRIES)}."
         )
+
+
+def _own(rows: Rows, group: ContextGroup) -> Rows:
+    positions = rows.positions
+    if positions is None:
+        positions = torch.arange(rows.tokens.shape[1], device=rows.tokens.device)[None]
+    tokens, targets, positions = (group.own(tensor, 1) for tensor in (rows.tokens, rows.targets, positions))
+    return Rows(tokens, targets, positions, rows.documents)
 
 
 def _read(batch: Entries, *, has_positions: bool, has_masks: bool) -> Rows:

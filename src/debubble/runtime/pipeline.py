@@ -56,7 +56,8 @@ class Pipeline:
     """This rank's part of a model that trains by its plan.
 
     Every rank constructs its Pipeline after torch.distributed is initialised, or under torchrun: then it is initialised
-    here.  Ranks of one pipeline are consecutive: rank = (replica x devices + device) x tensor + part.
+    here.  Ranks of one pipeline are consecutive: rank = (pipeline x devices + device) x tensor + part, with pipeline =
+    replica x context + slice.
 
     Args:
         model: None, and the units are built from the plan's model, the same on any ranks for the same `seed`; or a
@@ -123,6 +124,7 @@ class Pipeline:
         self._part = build_part(
             plan, self.device, model=model, modules=self._modules, loss=loss, seed=seed, on=self._lanes.device,
             ledger=self._activations, replicas=self.ranks.over_replicas, group=self.ranks.tensor,
+            context=self.ranks.context,
         )  # fmt: skip
         self._interpreter = Interpreter(
             program=program,
@@ -244,6 +246,8 @@ class Pipeline:
         """
         if self.plan.model is None:
             raise InputError("The plan has no language model that could generate tokens.")
+        if self.ranks.context.size > 1:
+            raise InputError("Context parallelism divides whole sequences alone: generate with a plan of context 1.")
         if prompts.dim() != 2 or not prompts.numel():
             raise InputError(f"Prompts have shape [rows, length], not {list(prompts.shape)}.")
         self.finish_update()
@@ -607,7 +611,7 @@ class Pipeline:
         self, batch: StepBatch, targets: int, *, seed: int, step_stage: Callable[[int], None] = lambda stage: None
     ) -> StepState:
         """The in-flight tensors of a step at its start."""
-        tokens, micro_batches = batch.micro_batches(scale=1 / targets, seed=seed)
+        tokens, micro_batches = batch.divided(self.ranks.context).micro_batches(scale=1 / targets, seed=seed)
         return StepState(
             tokens=tokens,
             micro_batches=micro_batches,

@@ -29,7 +29,7 @@ def check_host_memory(plan: Plan, *, offload_to_disk: bool = False) -> str | Non
         InputError: The ranks need more memory than the machine has.
     """
     gpus = torch.cuda.device_count()
-    timeline, copies = plan.simulate(), plan.options.tensor * plan.options.data
+    timeline, copies = plan.simulate(), plan.ranks // plan.devices
     offloaded = 0.0 if offload_to_disk else float(sum(peak_offloaded(timeline))) * copies
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if gpus >= plan.ranks:

@@ -18,6 +18,7 @@ from debubble.ir import InputError, Plan, Program
 from debubble.ir.plan_file import encode
 from debubble.runtime.assembly import tied_devices
 from debubble.runtime.batch import StepBatch
+from debubble.runtime.distributed.context_parallel import ContextGroup
 from debubble.runtime.distributed.data_parallel import Replicas
 from debubble.runtime.distributed.gradient_norm import NormRelay, PartialSums, finish_order, relay_channels
 from debubble.runtime.distributed.tensor_parallel import TensorGroup
@@ -31,33 +32,43 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """The ranks of a plan as one of them sees them: rank = (replica x devices + device) x tensor + part."""
+    """The ranks of a plan as one of them sees them: rank = (pipeline x devices + device) x tensor + part.
+
+    Pipelines are numbered replica x context + slice.
+    """
 
     def __init__(self, plan: Plan, transport: Transport) -> None:
         self._plan, self.transport = plan, transport
         at, self.part = divmod(transport.rank, plan.options.tensor)
-        self.replica, self.device = divmod(at, plan.devices)
+        self._pipeline, self.device = divmod(at, plan.devices)
+        self.replica, self.slice = divmod(self._pipeline, plan.options.context)
+        """Which batch this rank has, and which slice of its sequences."""
         self._one_clock = True
         self._finish_order: tuple[int, ...] = ()
 
-    def rank(self, replica: int, device: int, part: int) -> int:
-        """The rank that is this part of this device in this replica."""
-        return (replica * self._plan.devices + device) * self._plan.options.tensor + part
+    def rank(self, pipeline: int, device: int, part: int) -> int:
+        """The rank that is this part of this device in this pipeline."""
+        return (pipeline * self._plan.devices + device) * self._plan.options.tensor + part
 
     @cached_property
     def rank_of(self) -> Mapping[int, int]:
-        """Device of this replica -> the rank that is this part of it."""
-        return {d: self.rank(self.replica, d, self.part) for d in range(self._plan.devices)}
+        """Device of this pipeline -> the rank that is this part of it."""
+        return {d: self.rank(self._pipeline, d, self.part) for d in range(self._plan.devices)}
 
     @cached_property
     def pipeline(self) -> tuple[int, ...]:
-        """This replica's ranks that are this part of their device."""
+        """This pipeline's ranks that are this part of their device."""
         return tuple(self.rank_of.values())
 
     @cached_property
     def replicas(self) -> tuple[int, ...]:
-        """The ranks that are this part of this device in every replica."""
-        return tuple(self.rank(replica, self.device, self.part) for replica in range(self._plan.options.data))
+        """The ranks that are this part of this device in every pipeline: they share its parameters."""
+        return tuple(self.rank(pipeline, self.device, self.part) for pipeline in self._sizes[0])
+
+    @cached_property
+    def context(self) -> ContextGroup:
+        """The ranks that divide this one's sequences among them."""
+        return ContextGroup(self.transport, self._slices(self.replica, self.device, self.part))
 
     @cached_property
     def over_replicas(self) -> Replicas:
@@ -67,21 +78,22 @@ class Ranks:
     @cached_property
     def tensor(self) -> TensorGroup:
         """The ranks that divide this device's stages among them."""
-        ranks = tuple(self.rank(self.replica, self.device, part) for part in range(self._plan.options.tensor))
+        ranks = tuple(self.rank(self._pipeline, self.device, part) for part in range(self._plan.options.tensor))
         return TensorGroup(self.transport, ranks, self.mesh["tp"] if len(ranks) > 1 and self.mesh else None)
 
     @cached_property
     def mesh(self) -> DeviceMesh | None:
-        """All ranks as torch's own tools see them: dp (replicas) x pp (devices) x tp (parts).
+        """All ranks as torch's own tools see them: dp (replicas) x cp (slices, if any) x pp (devices) x tp (parts).
 
         None where torch.distributed does not carry the messages.
         """
-        replicas, devices, parts = map(len, self._sizes)
-        return self.transport.mesh({"dp": replicas, "pp": devices, "tp": parts})
+        options = self._plan.options
+        slices = {"cp": options.context} if options.context > 1 else {}
+        return self.transport.mesh({"dp": options.data, **slices, "pp": self._plan.devices, "tp": options.tensor})
 
     @cached_property
     def tied(self) -> tuple[int, ...]:
-        """This replica's ranks that each hold a copy of the tied table, if there are two."""
+        """This pipeline's ranks that each hold a copy of the tied table, if there are two."""
         return tuple(sorted(self.rank_of[d] for d in tied_devices(self._plan)))
 
     def first_per_device(self, values: Sequence[T]) -> list[T]:
@@ -111,7 +123,7 @@ class Ranks:
 
     def partial_sums(self, squares: float, loss: float, *, on: torch.device) -> PartialSums:
         """This device's sums, over its parts and all replicas: what is the same on several of them counts once."""
-        counts = self.over_replicas.divided or self.replica == 0
+        counts = self.over_replicas.divided or self._pipeline == 0
         numbers = [squares if counts else 0.0, loss if self.part == 0 else 0.0]
         total = torch.tensor(numbers, dtype=torch.float64, device=on)
         self.sum_over_replicas(total)
@@ -136,24 +148,38 @@ class Ranks:
         self.check_same(self._plan, seed, own_model)
         self._one_clock = len(set(self.transport.gather(socket.gethostname()))) == 1
         self._finish_order = finish_order(program)
-        pipelines, (replicas, devices, parts) = self._pipelines(), self._sizes
+        pipelines, (copies, devices, parts) = self._pipelines(), self._sizes
+        options = self._plan.options
         groups = [*pipelines]
-        groups += [tuple(self.rank(r, d, p) for r in replicas) for d in devices for p in parts]
-        groups += [tuple(self.rank(r, d, p) for p in parts) for r in replicas for d in devices]
+        groups += [tuple(self.rank(c, d, p) for c in copies) for d in devices for p in parts]
+        groups += [tuple(self.rank(c, d, p) for p in parts) for c in copies for d in devices]
+        if options.context > 1:
+            groups += [self._slices(r, d, p) for r in range(options.data) for d in devices for p in parts]
+            groups += [
+                tuple(self.rank(c, d, p) for c in copies[first :: options.context])
+                for first in range(options.context)
+                for d in devices
+                for p in parts
+            ]
         groups += [tuple(sorted(pipeline[d] for d in tied_devices(self._plan))) for pipeline in pipelines]
         channels = message_channels(program)
         self.transport.open([(ranks[a], ranks[b], what) for ranks in pipelines for a, b, what in channels], groups)
 
     @property
     def _sizes(self) -> tuple[range, range, range]:
-        """Replicas, devices and parts."""
+        """Pipelines, devices and parts."""
         options = self._plan.options
-        return range(options.data), range(self._plan.devices), range(options.tensor)
+        return range(options.data * options.context), range(self._plan.devices), range(options.tensor)
 
     def _pipelines(self) -> list[tuple[int, ...]]:
-        """The ranks of every pipeline: of every part in every replica."""
-        replicas, devices, parts = self._sizes
-        return [tuple(self.rank(r, d, p) for d in devices) for r in replicas for p in parts]
+        """The ranks of every pipeline, of every part."""
+        pipelines, devices, parts = self._sizes
+        return [tuple(self.rank(c, d, p) for d in devices) for c in pipelines for p in parts]
+
+    def _slices(self, replica: int, device: int, part: int) -> tuple[int, ...]:
+        """The ranks that divide the sequences of a replica on this part of a device."""
+        context = self._plan.options.context
+        return tuple(self.rank(replica * context + piece, device, part) for piece in range(context))
 
     def check_same(self, plan: Plan, *more: object) -> None:
         """Raise InputError if the ranks are not to run the same."""
@@ -177,7 +203,7 @@ class Ranks:
         self.sum_over_replicas(total)
         if not total:
             raise InputError("The batch has no target to learn from.")
-        return int(total)
+        return int(total) // self._plan.options.context
 
     def agree(self, batch: StepBatch) -> tuple[int, float]:
         """Targets over all replicas, and the moment at which all ranks were ready, on this rank's clock.
@@ -217,7 +243,7 @@ class Ranks:
     @property
     def _replica_size(self) -> int:
         """Ranks of one replica."""
-        return self._plan.devices * self._plan.options.tensor
+        return self._plan.devices * self._plan.options.tensor * self._plan.options.context
 
 
 def shape_words(shapes: Sequence[tuple[int, ...]]) -> str:

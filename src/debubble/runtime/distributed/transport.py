@@ -67,6 +67,9 @@ class Transport(Protocol):
     def broadcast(self, tensor: Tensor, ranks: tuple[int, ...], *, source: int) -> None:
         """Fill the tensor, in place, with that of one of these ranks."""
 
+    def all_gather(self, tensor: Tensor, ranks: tuple[int, ...]) -> list[Tensor]:
+        """The tensors of these ranks, on each of them, in order.  They all call it, with tensors of one shape."""
+
     def gather(self, value: Any) -> list[Any]:
         """Every rank's (small) value, on every rank."""
 
@@ -147,6 +150,13 @@ class Distributed:
         with self._reachable(tensor) as message:
             self._dist.broadcast(message, source, group=self._groups[ranks])
 
+    def all_gather(self, tensor: Tensor, ranks: tuple[int, ...]) -> list[Tensor]:
+        """Collect the tensors of these ranks on each of them, through the host's memory where Gloo cannot read it."""
+        with self._reachable(tensor, received=False) as own:
+            parts = [torch.empty_like(own) for _ in ranks]
+            self._dist.all_gather(parts, own, group=self._groups[ranks])
+        return [part.to(tensor.device) for part in parts]
+
     @contextmanager
     def _reachable(self, tensor: Tensor, *, sent: bool = True, received: bool = True) -> Iterator[Tensor]:
         """The tensor, or what stands for it on the host if Gloo cannot reach it: a copy, read back afterwards."""
@@ -196,6 +206,10 @@ class Alone:
 
     def broadcast(self, tensor: Tensor, ranks: tuple[int, ...], *, source: int) -> None:
         """Leave the tensor as it is."""
+
+    def all_gather(self, tensor: Tensor, ranks: tuple[int, ...]) -> list[Tensor]:
+        """Return this rank's tensor in a list of one."""
+        return [tensor]
 
     def gather(self, value: Any) -> list[Any]:
         """Return this rank's value in a list of one."""
@@ -247,6 +261,10 @@ class Threads:
     def broadcast(self, tensor: Tensor, ranks: tuple[int, ...], *, source: int) -> None:
         """Fill the tensor with that of rank `source`.  Raises PeerError if a rank has failed."""
         tensor.copy_(self._exchange(tensor, ranks)[ranks.index(source)])
+
+    def all_gather(self, tensor: Tensor, ranks: tuple[int, ...]) -> list[Tensor]:
+        """Collect the tensors of these ranks on each of them.  Raises PeerError if a rank has failed."""
+        return self._exchange(tensor, ranks)
 
     def _exchange(self, tensor: Tensor, ranks: tuple[int, ...]) -> list[Tensor]:
         return [sent.receive() for sent in self._hub.exchange(ranks, self.rank, StreamHandoff.of(tensor.clone()))]

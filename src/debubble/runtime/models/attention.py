@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from debubble.models.mixers import Rope
+from debubble.runtime.distributed.context_parallel import WHOLE, ContextGroup
 from debubble.runtime.models.operators import call, capped, widen
 
 
@@ -71,15 +74,51 @@ def attention(
     dropout: float = 0.0,
     seed: int = 0,
     first_head: int = 0,
+    context: ContextGroup = WHOLE,
 ) -> Tensor:
     """Causal attention over [batch, heads, length, head_dim]; k and v may have fewer heads.
 
-    It stays within `documents` [batch, length], if they are given, and within `window` tokens.
+    It stays within `documents` [batch, whole length], if they are given, and within `window` tokens.
     A fused kernel can neither cap the scores nor take the mask of the `dropout` on the attention weights from `seed`:
-    there it is written out.  `first_head`: how many heads of the layer lie before these, on other ranks.
+    there it is written out.  `first_head`: how many heads of the layer lie before these, on other ranks.  `context`:
+    the ranks that divide the sequence.
     """
-    length = q.shape[-2]
-    mask = _visible(length, window=window, documents=documents, device=q.device)
+    attend = partial(
+        _attend, scale=scale, window=window, documents=documents, cap=cap, dropout=dropout, seed=seed,
+        first_head=first_head,
+    )  # fmt: skip
+    if context.size == 1:
+        return attend(q, k, v)
+    return context.attend(q, k, v, partial(_attend_by_chunks, attend=attend, chunks=context.chunks))
+
+
+def _attend_by_chunks(
+    q: Tensor, k: Tensor, v: Tensor, *, attend: Callable[..., Tensor], chunks: tuple[int, int]
+) -> Tensor:
+    """Attention of the queries of two chunks of a sequence, each to the keys up to its own end."""
+    parts = q.chunk(2, dim=-2)
+    ends = [(chunk + 1) * parts[0].shape[-2] for chunk in chunks]
+    return torch.cat(
+        [attend(part, k[..., :end, :], v[..., :end, :]) for part, end in zip(parts, ends, strict=True)], -2
+    )
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None,
+    window: int | None,
+    documents: Tensor | None,
+    cap: float | None,
+    dropout: float,
+    seed: int,
+    first_head: int,
+) -> Tensor:
+    """The attention of queries that stand at the end of the keys."""
+    queries, keys = q.shape[-2], k.shape[-2]
+    mask = _visible(queries, keys, window=window, documents=documents, device=q.device)
     if not dropout and cap is None:
         grouped = k.shape[1] != q.shape[1]
         return functional.scaled_dot_product_attention(
@@ -88,7 +127,7 @@ def attention(
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     if mask is None:
-        mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+        mask = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril()
     scores = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if cap is not None:
         scores = capped(scores, cap)
@@ -96,18 +135,21 @@ def attention(
     return (_drop(weights, dropout, seed, first_head) if dropout else weights) @ v
 
 
-def _visible(length: int, *, window: int | None, documents: Tensor | None, device: torch.device) -> Tensor | None:
-    """The keys that each query sees, [..., queries, keys]; None: all up to its own."""
-    if documents is None and (window is None or window >= length):
+def _visible(
+    queries: int, keys: int, *, window: int | None, documents: Tensor | None, device: torch.device
+) -> Tensor | None:
+    """The keys that each query sees, [..., queries, keys]; None: all up to its own, of as many keys as queries."""
+    if queries == keys and documents is None and (window is None or window >= keys):
         return None
-    place = torch.arange(length, device=device)
-    distance = place[:, None] - place
+    place = torch.arange(keys, device=device)
+    distance = place[keys - queries :, None] - place
     mask = distance >= 0
     if window is not None:
         mask &= distance < window
     if documents is None:
         return mask
-    return (mask & (documents[:, :, None] == documents[:, None, :]))[:, None]
+    documents = documents[:, :keys]
+    return (mask & (documents[:, keys - queries :, None] == documents[:, None, :]))[:, None]
 
 
 def _drop(weights: Tensor, p: float, seed: int, first_head: int) -> Tensor:

@@ -68,7 +68,7 @@ class Gpt2Attention(UnitModule):
         p = self.config.attention_dropout if self.training else 0.0
         core = partial(
             attention, documents=micro_batch.documents, dropout=p, seed=self.seed(micro_batch, 0),
-            first_head=self.group.part * q.shape[1],
+            first_head=self.group.part * q.shape[1], context=self.context,
         )  # fmt: skip
         a = op("core", core, q, k, v).transpose(1, 2).flatten(2)
         y = op("output", self._output, a)

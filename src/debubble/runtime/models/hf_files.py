@@ -73,7 +73,7 @@ def save_pretrained(pipeline: Pipeline, folder: str | Path) -> None:
     family = str((plan.model or {}).get("model_type"))
     tensors = {n: t.contiguous() for name, whole in own.items() for n, t in stored(name, whole, family).items()}
     shard = f"model-{pipeline.device + 1:05}-of-{plan.devices:05}.safetensors"
-    if ranks.replica == ranks.part == 0:
+    if ranks.replica == ranks.slice == ranks.part == 0:
         _write(tensors, folder / shard)
     # Whoever knows of all shards knows that they are written.
     told = ranks.first_per_device(ranks.transport.gather((shard, [(name, t.nbytes) for name, t in tensors.items()])))

@@ -80,7 +80,7 @@ class LlamaAttention(UnitModule):
             attention, scale=config.attention_scale, window=self.layer.window, documents=micro_batch.documents,
             cap=config.attention_cap,
             dropout=config.attention_dropout if self.training else 0.0, seed=self.seed(micro_batch, 0),
-            first_head=self.group.part * q.shape[1],
+            first_head=self.group.part * q.shape[1], context=self.context,
         )  # fmt: skip
         a = op("core", core, q, k, v).transpose(1, 2).flatten(2)
         y = op("output", self._output, a)

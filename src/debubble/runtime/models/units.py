@@ -16,6 +16,7 @@ from types import MappingProxyType
 from torch import Tensor, nn
 
 from debubble.models.config import ModelConfig
+from debubble.runtime.distributed.context_parallel import WHOLE
 from debubble.runtime.distributed.tensor_parallel import ALONE, Cut, TensorGroup, column_cuts, row_cuts
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.memory.recomputation import Operators
@@ -34,9 +35,12 @@ class MicroBatch:
     routing: Routing | None = None
     """Where routers note what they do, if they have an auxiliary loss."""
     positions: Tensor | None = None
-    """Position of each token, [rows, length]; None: 0, 1, 2 and so on in every row."""
+    """Position of each token, [rows or 1, length]; None: 0, 1, 2 and so on in every row."""
     documents: Tensor | None = None
-    """Number of each token's document, [rows, length], within which attention stays; None: a row is one."""
+    """Number of each token's document, within which attention stays; None: a row is one.
+
+    [rows, length], of the whole sequence, also where ranks divide it.
+    """
 
 
 class UnitModule(nn.Module):
@@ -54,6 +58,8 @@ class UnitModule(nn.Module):
     """How many layers in one some of the former are."""
     group = ALONE
     """The ranks that divide the unit among them."""
+    context = WHOLE
+    """The ranks that divide sequences among them."""
     loss: Loss | None = None
     """What the output of the last unit goes into, if there are targets."""
 

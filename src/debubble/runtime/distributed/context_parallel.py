@@ -1,0 +1,94 @@
+"""Context parallelism: the ranks of a group divide every sequence, and attention gathers keys and values.
+
+A sequence is cut into 2n equal chunks, and rank i of n has the chunks i and 2n - 1 - i: so all have as many keys before
+their queries (Llama Team, arXiv:2407.21783, section 3.3.2, which gathers keys and values too).  Gradients of parameters
+are summed over the group as over replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from debubble.runtime.distributed.transport import Alone, Transport
+from debubble.runtime.models.operators import call
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Attention of queries, and the keys and values of the whole sequence."""
+
+
+@dataclass(frozen=True)
+class ContextGroup:
+    """The ranks that divide sequences among them, as one of them sees them."""
+
+    transport: Transport
+    ranks: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of ranks in the group."""
+        return len(self.ranks)
+
+    @property
+    def chunks(self) -> tuple[int, int]:
+        """The two chunks of every sequence, of 2 x `size`, that are this rank's."""
+        return self._chunks(self.ranks.index(self.transport.rank))
+
+    def own(self, x: Tensor, dim: int) -> Tensor:
+        """This rank's two chunks of the whole sequences that lie along a dimension."""
+        return self._own(x, dim, self.ranks.index(self.transport.rank))
+
+    def gather(self, x: Tensor, dim: int) -> Tensor:
+        """The whole sequences of all ranks' chunks along a dimension."""
+        halves = [part.chunk(2, dim) for part in self.transport.all_gather(x.contiguous(), self.ranks)]
+        return torch.cat([first for first, _ in halves] + [second for _, second in reversed(halves)], dim)
+
+    def reduce(self, x: Tensor, dim: int) -> Tensor:
+        """This rank's chunks of the sum of all ranks' tensors."""
+        parts = [self._own(x, dim, index) for index in range(self.size)]
+        for part, rank in zip(parts, self.ranks, strict=True):
+            self.transport.reduce(part, self.ranks, to=rank)
+        return parts[self.ranks.index(self.transport.rank)]
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, attend: Attend) -> Tensor:
+        """Attention of this rank's queries to the whole sequence's keys and values, [..., own length, head_dim] each.
+
+        The backward gathers again and attends again, so that no rank keeps what the others have.
+        """
+        return call(_Attention, q, k, v, attend, self)
+
+    def _own(self, x: Tensor, dim: int, index: int) -> Tensor:
+        chunks = x.chunk(2 * self.size, dim)
+        return torch.cat([chunks[chunk] for chunk in self._chunks(index)], dim)
+
+    def _chunks(self, index: int) -> tuple[int, int]:
+        return index, 2 * self.size - 1 - index
+
+
+WHOLE = ContextGroup(Alone(), (0,))
+"""The group of a rank that has whole sequences."""
+
+
+class _Attention(Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, attend: Attend, group: ContextGroup) -> Tensor:
+        ctx.save_for_backward(q, k, v)
+        ctx.attend, ctx.group = attend, group
+        return attend(q, *group.gather(torch.stack((k, v)), -2))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v = ctx.saved_tensors
+        group: ContextGroup = ctx.group
+        q = q.detach().requires_grad_()
+        keys, values = (t.requires_grad_() for t in group.gather(torch.stack((k, v)), -2))
+        with torch.enable_grad():
+            y = ctx.attend(q, keys, values)
+        of_q, *of_sequence = torch.autograd.grad(y, (q, keys, values), gradients[0])
+        of_k, of_v = group.reduce(torch.stack(of_sequence), -2)
+        return of_q, of_k, of_v, None, None

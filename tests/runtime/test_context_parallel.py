@@ -1,0 +1,155 @@
+"""Context parallelism: ranks that divide every sequence train as one process does, under every other division."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import debubble as db
+from debubble.ir import InputError, Plan
+from debubble.models.runtime_limits import beyond_runtime
+from debubble.runtime import Pipeline
+from tests.support import gloo_ranks
+from tests.support.runtime_cases import (
+    FAMILIES,
+    GPT2,
+    LLAMA,
+    LLAMA_TIED,
+    MIXTRAL,
+    plan_of,
+    reference_gradients,
+    run_threads,
+    tokens_of,
+)
+
+
+def plan_for(config: Any, name: str = "1f1b", *, strategy: str = "none", **options: Any) -> Plan:
+    schedule = db.schedules[name](devices=2, micro_batches=4)
+    return plan_of(schedule, config, strategy=strategy, sequence_length=16, **options)
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=1.0)
+
+
+def step(plan: Plan, batch: Any) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    """Loss, whole gradients and their norm, read off a step of SGD at rate 1."""
+
+    def one(pipeline: Any) -> Any:
+        before = {name: value.clone() for name, value in pipeline.state_dict().items()}
+        count, replica = plan.options.data, pipeline.ranks.replica
+        mine = {name: entry.chunk(count)[replica] for name, entry in batch.items()}
+        loss = pipeline.step(mine)
+        norm = pipeline.optimizer_step(float("inf"))
+        after = pipeline.state_dict()
+        return loss, {name: before[name] - after[name] for name in before}, norm
+
+    answers = run_threads(plan, one, optimizer=sgd)
+    return answers[0][0], {name: g for _, part, _ in answers for name, g in part.items()}, answers[0][2]
+
+
+def batch_of(config: Any, *, rows: int = 4, packed: bool = False) -> dict[str, Tensor]:
+    tokens = tokens_of(config, rows=rows, length=16)
+    batch = {"input_ids": tokens[:, :-1], "targets": tokens[:, 1:].clone()}
+    batch["targets"][0, 3:9] = -100
+    if packed:
+        batch["position_ids"] = torch.cat((torch.arange(5), torch.arange(11))).expand(rows, -1)
+    return batch
+
+
+def assert_trains_as_one_process(plan: Plan, config: Any, *, packed: bool = False) -> None:
+    batch = batch_of(config, rows=4 * plan.options.data, packed=packed)
+    loss, gradients, norm = step(plan, batch)
+    # A replica's micro-batches are not the whole batch's, but losses and gradients are of the mean over all tokens.
+    expected_loss, expected = reference_gradients(config, batch, micro_batches=4)
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
+    tied = {"lm_head.weight"} if config.get("tie_word_embeddings") else set()
+    squares = sum(float(g.square().sum()) for name, g in expected.items() if g is not None and name not in tied)
+    assert float(norm) == pytest.approx(squares**0.5, rel=1e-10)
+    for name, gradient in gradients.items():
+        # The difference of parameters before and after the step has their rounding.
+        assert (gradient - expected[name]).abs().max() <= 1e-11 * max(1.0, float(expected[name].abs().max())), name
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("family", ["llama", "llama-tied", "mistral", "gemma2", "gpt2", "mixtral"])
+def test_two_ranks_for_each_sequence_train_as_one(family: str, packed: bool) -> None:
+    assert_trains_as_one_process(plan_for(FAMILIES[family], context=2), FAMILIES[family], packed=packed)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"context": 4, "zero": 2},
+        {"context": 2, "data": 2, "zero": 1},
+        {"context": 2, "tensor": 2},
+        {"context": 2, "tensor": 2, "data": 2},
+    ],
+)
+def test_it_goes_with_tensor_and_data_parallelism_and_zero(options: Any) -> None:
+    assert_trains_as_one_process(plan_for(LLAMA_TIED, **options), LLAMA_TIED)
+
+
+@pytest.mark.parametrize(("name", "strategy"), [("zb-v", "none"), ("zb-h1", "core"), ("pipeoffload", "full")])
+def test_it_goes_with_split_backwards_recomputation_and_offload(name: str, strategy: str) -> None:
+    assert_trains_as_one_process(plan_for(LLAMA, name, strategy=strategy, context=2), LLAMA, packed=True)
+
+
+def test_a_rank_keeps_its_part_of_the_activations_alone() -> None:
+    batch = batch_of(LLAMA)
+
+    def peak(pipeline: Any) -> int:
+        pipeline.step(batch)
+        return int(pipeline.peak_activation)
+
+    whole, divided = run_threads(plan_for(LLAMA), peak), run_threads(plan_for(LLAMA, context=2), peak)
+    assert all(part <= 0.5 * whole[rank % 2] for rank, part in enumerate(divided))
+
+
+def test_all_ranks_evaluate_whole_sequences() -> None:
+    batch = batch_of(GPT2)
+    losses = [run_threads(plan_for(GPT2, context=c), lambda p: float(p.evaluate([batch])))[0] for c in (1, 2)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-12)
+
+
+def test_it_runs_over_gloo(tmp_path: Any) -> None:
+    plan, tokens = plan_for(LLAMA, context=2), tokens_of(LLAMA, rows=4, length=16)
+    plan.save(tmp_path / "plan.json")
+    folder = gloo_ranks.spawn(4, gloo_ranks.gradients, [tmp_path / "plan.json"], [tokens])
+    expected_loss, expected = reference_gradients(LLAMA, tokens, micro_batches=4)
+    for rank in range(4):
+        [(loss, gradients, _)] = torch.load(folder / f"rank{rank}.pt")
+        torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
+        for name, gradient in gradients.items():
+            assert (gradient - expected[name]).abs().max() <= 1e-12 * expected[name].abs().max(), name
+
+
+def test_a_length_that_cannot_be_divided_is_refused() -> None:
+    with pytest.raises(
+        InputError, match="A sequence of 14 tokens cannot be cut into 4 equal parts, 2 for each of the 2"
+    ):
+        run_threads(plan_for(LLAMA, context=2), lambda pipeline: pipeline.step(tokens_of(LLAMA, rows=4, length=14)))
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "reason"),
+    [
+        ({**GPT2, "resid_pdrop": 0.1}, {}, "context parallelism has no dropout"),
+        ({**MIXTRAL, "output_router_logits": True}, {}, "the routers' auxiliary loss is one over whole sequences"),
+        ({**LLAMA, "model_type": "olmo2"}, {}, "it has context parallelism for its own units alone"),
+        (LLAMA, {"sequence_length": 18}, "18 tokens cannot be cut into 2 x 2 equal parts"),
+    ],
+)
+def test_what_cannot_be_divided_is_said_when_it_is_planned(config: Any, options: Any, reason: str) -> None:
+    run = db.ir.RunOptions(**{"sequence_length": 16, "context": 2, **options})
+    refusal = beyond_runtime(run, config)
+    assert refusal == f"The runtime cannot run this plan, because {reason}: make the plan with context 1 to train it."
+
+
+def test_generation_is_refused() -> None:
+    def generate(pipeline: Pipeline) -> Tensor:
+        return pipeline.generate(torch.zeros(1, 4, dtype=torch.int64), new_tokens=1)
+
+    with pytest.raises(InputError, match="generate with a plan of context 1"):
+        run_threads(plan_for(LLAMA, context=2), generate)
