@@ -297,7 +297,7 @@ class TestTorchHosts:
                     orders[(0, 1, 1, 0)[s]].append(Op(kind, s, j))
         made = exports["torchtitan"](plan(Schedule.of("v", db.Placement.v_shape(2), 2, orders), [1, 1, 1, 1]))
 
-        assert 'pipeline_parallel_schedule="ZBVZeroBubble"' in made.files["plan.py"]
+        assert "'pipeline_parallel_schedule': 'ZBVZeroBubble'" in made.files["plan.py"]
 
     def test_another_placement_is_refused(self) -> None:
         orders = [["0F0", "1F0", "1B0", "0B0"], ["2F0", "2B0"]]
@@ -466,14 +466,13 @@ def test_a_stage_that_ends_within_a_layer_is_refused() -> None:
         exports["megatron"](halved())
 
 
-def test_the_refusal_names_a_planner_only_if_it_answered_with_whole_layers() -> None:
-    rejected = CandidateSummary(planner="megatron-even", rejected="Nothing fits.")
-    answered = CandidateSummary(planner="dapple", schedule="1f1b", makespan=40)
+def test_the_refusal_of_half_a_layer_says_how_to_plan_whole_ones() -> None:
+    of_a_model = replace(halved(()), model=LLAMA)
 
-    with pytest.raises(ExportError, match=r"no planner that was asked .*; plan again with --planner dapple\+"):
-        exports["megatron"](halved((rejected,)))
-    with pytest.raises(ExportError, match=r"plan again with --planner dapple, .* is predicted to take 40"):
-        exports["megatron"](halved((rejected, answered)))
+    with pytest.raises(ExportError, match=r"half of layer 0, .*: plan again with --for megatron, which searches"):
+        exports["megatron"](of_a_model)
+    with pytest.raises(ExportError, match=r"plan again with --planner dapple\+ .*, or plan a MODEL"):
+        exports["megatron"](halved(()))
 
 
 def test_missing_layers_are_named_before_another_order_is() -> None:

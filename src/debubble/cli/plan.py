@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from debubble.planners import Problem
     from debubble.planners.degrees import Job
     from debubble.planners.explanation import Explanation
+    from debubble.planners.nearest import NearestPlan
 
 SCHEMA = 2
 """Version of the JSON object's keys: see `docs/degrees.md`."""
@@ -68,6 +70,22 @@ def plan(
         Path | None,
         typer.Option(help="Write the report here: one page with everything.", rich_help_panel=o.OUTPUT),
     ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            help="Search only what this framework can run: megatron, torchtitan, deepspeed, ... (docs/exports.md).",
+            rich_help_panel=o.QUESTION,
+        ),
+    ] = None,
+    all_targets: Annotated[
+        bool,
+        typer.Option(
+            "--targets",
+            help="Plan for every framework too: what the nearest plan costs in each.",
+            rich_help_panel=o.OUTPUT,
+        ),
+    ] = False,
     costs: o.Costs = None,
     units: o.UnitsFile = None,
     profile: Annotated[
@@ -110,8 +128,9 @@ def plan(
     searches = planners[planner].searches
     _check_call(
         run, model=model, costs=costs, units=units, profile=profile, devices=devices, global_batch=global_batch,
-        tokens=tokens, why=why,
+        tokens=tokens, why=why, target=target, all_targets=all_targets,
     )  # fmt: skip
+    nearest: tuple[NearestPlan, ...] = ()
     doing = f"Searching; the effort is {search.effort:g} s of the reference machine ..." if searches else "Planning ..."
     with log().status(doing) as status:
         if model is not None:
@@ -120,19 +139,24 @@ def plan(
             from debubble.planners.plan_model import plan as plan_model
 
             shape, where = named_model(model), run.require_cluster()
+            plan_for = partial(
+                plan_model, shape, where, global_batch=global_batch, micro_batches=micro_batches, planner=planner,
+                chunks=chunks, memory_limit=memory_limit, profile=profile, progress=SearchProgress(status),
+                **asdict(search), **run.degrees, **run.settings,
+            )  # fmt: skip
             try:
-                result = plan_model(
-                    shape, where, global_batch=global_batch, micro_batches=micro_batches, planner=planner,
-                    chunks=chunks, memory_limit=memory_limit, profile=profile, progress=SearchProgress(status),
-                    **asdict(search), **run.degrees, **run.settings,
-                )  # fmt: skip
+                result = plan_for(target=target)
             except CutOffError:
                 raise
             except InfeasibleError as error:
                 status.update("Nothing fits; trying what would ...")
                 limited = where if memory_limit is None else where.with_limit(memory_limit)
-                job = _job(shape, limited, run, global_batch=global_batch, micro_batches=micro_batches)
+                job = _job(shape, limited, run, global_batch=global_batch, micro_batches=micro_batches, target=target)
                 raise nothing_fits(job, str(error)) from error
+            if all_targets:
+                from debubble.planners.nearest import nearest_plans
+
+                nearest = nearest_plans(result, lambda name: plan_for(target=name))
         else:
             problem = _abstract(
                 costs, units, devices=devices, limit=o.abstract_limit(memory_limit),
@@ -153,7 +177,7 @@ def plan(
 
         write_whole(html, views["html"]([Scene.predicted(result)]))
         log().print(f"The report is in {html}.")
-    _print(result, json=json, details=details, tokens=tokens)
+    _print(result, json=json, details=details, tokens=tokens, nearest=nearest)
 
 
 def _check_call(
@@ -167,6 +191,8 @@ def _check_call(
     global_batch: int | None,
     tokens: float | None,
     why: bool,
+    target: str | None,
+    all_targets: bool,
 ) -> None:
     """Refuse options that do not go together, so that none is ignored; raises InputError."""
     if sum(given is not None for given in (model, costs, units)) != 1:
@@ -174,7 +200,10 @@ def _check_call(
     if tokens is not None and not 0 < tokens < math.inf:
         raise InputError(f"--tokens must be a positive number, not {tokens:g}.")
     if model is None:
-        for name, value in {"global_batch": global_batch, "profile": profile, "tokens": tokens}.items():
+        for name, value in {
+            "global_batch": global_batch, "profile": profile, "tokens": tokens, "for": target,
+            "targets": all_targets or None,
+        }.items():  # fmt: skip
             if value is not None:
                 o.refuse_without_model(name)
         run.refuse_given()
@@ -185,18 +214,27 @@ def _check_call(
 
 
 def _job(
-    model: Model, cluster: Cluster, run: o.ModelRun, *, global_batch: int | None, micro_batches: int | None
+    model: Model,
+    cluster: Cluster,
+    run: o.ModelRun,
+    *,
+    global_batch: int | None,
+    micro_batches: int | None,
+    target: str | None,
 ) -> Job:
     """The job whose degrees were given, or searched."""
     from debubble.planners.degrees import Job
 
     if global_batch is not None:
-        return Job(model=model, cluster=cluster, global_batch=global_batch, options=run.run_options, fixed=run.degrees)
+        return Job(
+            model=model, cluster=cluster, global_batch=global_batch, options=run.run_options, fixed=run.degrees,
+            target=target,
+        )  # fmt: skip
     options, number = run.run_options, 32 if micro_batches is None else micro_batches
     degrees = {name: getattr(options, name) for name in o.DEGREES if name != "pipeline"}
     return Job(
         model=model, cluster=cluster, global_batch=options.data * options.micro_batch_size * number, options=options,
-        fixed={**degrees, "micro_batches": number},
+        fixed={**degrees, "micro_batches": number}, target=target,
     )  # fmt: skip
 
 
@@ -234,15 +272,16 @@ def _what_ifs(plan: Plan, search: o.SearchLimits) -> tuple[WhatIf, ...]:
         return what_ifs(plan, step_time, effort=search.effort, deadline=search.deadline)
 
 
-def _print(plan: Plan, *, json: bool, details: bool, tokens: float | None) -> None:
+def _print(plan: Plan, *, json: bool, details: bool, tokens: float | None, nearest: Sequence[NearestPlan]) -> None:
     from debubble.planners.explanation import explanation
+    from debubble.planners.nearest import plan_runs_in
     from debubble.views.scene import Scene
 
     scene = Scene.predicted(plan)
     if not json:
         from debubble.views.plan_table import render
 
-        console().print(render(plan, scene, tokens=tokens, details=details))
+        console().print(render(plan, scene, tokens=tokens, details=details, nearest=nearest))
         return
     timeline, step_time = scene.timeline, scene.step_time
     searched = {} if plan.degree_search is None else _search_dict(plan.degree_search)
@@ -266,11 +305,14 @@ def _print(plan: Plan, *, json: bool, details: bool, tokens: float | None) -> No
             "recompute": list(plan.recompute),
             "solve_seconds": plan.solve_seconds,
             "cut_off": list(plan.cut_off),
+            "target": plan.target,
+            "runs_in": list(plan_runs_in(plan)),
             "candidates": [asdict(candidate) for candidate in plan.candidates],
             "remarks": list(scene.remarks),
             **explained,
             **(_what_if_dict(plan.what_ifs) if plan.what_ifs else {}),
             **searched,
+            **({"targets": [asdict(each) for each in nearest]} if nearest else {}),
         }
     )
 

@@ -89,11 +89,17 @@ def _vision_units(language: _Builder, vision: VisionTower) -> Iterator[Unit]:
             parts.insert(0, builder.projection(vision.embedding_parameters))
         if layer == tower.layers - 1:
             parts.append(builder.projection(vision.projector_parameters))
-        yield _joined("vision", None, *parts)
+        yield joined_unit("vision", None, *parts)
 
 
-def _joined(kind: str, layer: int | None, *halves: Unit) -> Unit:
-    """The halves of a layer, and perhaps more, as one unit, which recomputes in full or not at all."""
+def joined_unit(kind: str, layer: int | None, *halves: Unit) -> Unit:
+    """The halves of a layer, and perhaps more, as one unit, which recomputes in full or not at all.
+
+    Args:
+        kind: The unit's type.
+        layer: Index of its decoder layer; None: it is none.
+        halves: Its parts, in order.
+    """
     hosts = [half.on_host for half in halves if half.on_host is not None]
     full = [half.strategies["full"] for half in halves]
     return Unit(
@@ -203,7 +209,7 @@ class _Builder:
             case "mlp", int(layer):
                 return self.mlp(layer)
             case "layer", int(layer):
-                return _joined("layer", layer, *self._halves(layer))
+                return joined_unit("layer", layer, *self._halves(layer))
             case "mtp", _:
                 return self.mtp()
             case "embedding", _:
@@ -234,7 +240,7 @@ class _Builder:
         ]
         own = model.mtp_parameters - model.layer_parameters(layer)
         merge = self._unit("mtp", None, merged, own, workspace=0.0)
-        return _joined("mtp", None, merge, *self._halves(layer), _without_states(head))
+        return joined_unit("mtp", None, merge, *self._halves(layer), _without_states(head))
 
     def projection(self, parameters: int) -> Unit:
         """Linear layers of so many parameters between the residual stream and others, as one product."""

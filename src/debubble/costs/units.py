@@ -87,6 +87,18 @@ class Unit:
         """Time per micro-batch of the forward and the whole backward."""
         return self.forward + self.backward_input + self.backward_weight
 
+    def strategy_named(self, operators: str) -> str | None:
+        """The name of the strategy that recomputes what a plan says, of the operators that the unit has.
+
+        None if it has none of them in a strategy of their own.
+        """
+        for name, strategy in self.strategies.items():
+            if operators in (name, strategy.operators):
+                return name
+        known = {part for name in self.strategies for part in name.split("+")}
+        wanted = known.intersection(operators.split("+"))
+        return next((name for name in self.strategies if set(name.split("+")) == wanted), None)
+
 
 class Partition(tuple[tuple[tuple[int, str], ...], ...]):
     """The units of each stage with their strategies of recomputation: per stage (index, strategy), in model order.

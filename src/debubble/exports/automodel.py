@@ -8,21 +8,19 @@ from typing import Any
 import yaml
 
 from debubble.exports.layers import StageLayers, stage_layers
-from debubble.exports.module_names import hf_names, plain_causal_model
-from debubble.exports.options import Decision, Lost, OptionTable, Written, choice, nested, post_validation, written
+from debubble.exports.module_names import hf_names
+from debubble.exports.options import Decision, Lost, OptionTable, Written, by_value, nested, post_validation, written
 from debubble.exports.recomputation import Choice, fastest
 from debubble.exports.registry import Made, exporter
 from debubble.exports.torch_csv import to_csv
 from debubble.exports.torch_hosts import (
-    FSDP_ZERO,
     expert_degree,
     fsdp,
     placing_schedule,
     refuse_mtp,
-    refuse_tied,
     whole_backwards,
 )
-from debubble.ir import ExportError, Plan
+from debubble.ir import Plan
 
 _TARGET = "NeMo Automodel"
 
@@ -61,7 +59,7 @@ def _dtype(plan: Plan) -> Decision:
         }
         for name, dtype in computed.items()
     }
-    return choice("dtype", settings, target=_TARGET)(plan)
+    return by_value("dtype", settings)(plan)
 
 
 def _lora(plan: Plan) -> Decision:
@@ -79,9 +77,9 @@ OPTIONS: OptionTable = {
     ),
     "data": written("distributed.dp_size", lambda plan: plan.options.data),
     "context": written("distributed.cp_size", lambda plan: plan.options.context),
-    "expert": lambda plan: expert_degree(plan, target=_TARGET, name="distributed.ep_size"),
+    "expert": lambda plan: expert_degree(plan, name="distributed.ep_size"),
     "zero": lambda plan: fsdp(plan, target=_TARGET),
-    "optimizer": choice(
+    "optimizer": by_value(
         "optimizer",
         {
             "adamw": {"optimizer._target_": "torch.optim.AdamW"},
@@ -89,7 +87,6 @@ OPTIONS: OptionTable = {
             "momentum": {"optimizer._target_": "torch.optim.SGD", "optimizer.momentum": 0.9},
             "sgd": {"optimizer._target_": "torch.optim.SGD"},
         },
-        target=_TARGET,
     ),
     "dtype": _dtype,
     "lora": _lora,
@@ -97,12 +94,9 @@ OPTIONS: OptionTable = {
 }
 
 
-@exporter("automodel", target=_TARGET, options=OPTIONS, zero=FSDP_ZERO)
+@exporter("automodel", options=OPTIONS)
 def automodel(plan: Plan, settings: Mapping[str, Any]) -> Made:
     """`plan.yaml`, to be merged into a recipe, and `schedule.csv`."""
-    if (why := plain_causal_model(plan.model or {})) is not None:
-        raise ExportError(f"{_TARGET} would train another model over a pipeline: {why}; export to torch or megatron.")
-    refuse_tied(plan, target=_TARGET)
     stages = stage_layers(plan, target=_TARGET)
     refuse_mtp(stages, target=_TARGET)
     schedule = placing_schedule(plan, target=_TARGET)

@@ -17,7 +17,7 @@ from debubble.exports.options import (
     OptionTable,
     Written,
     adapters,
-    choice,
+    by_value,
     nested,
     only_one,
     post_validation,
@@ -78,23 +78,21 @@ def _optimizer(plan: Plan) -> Decision:
 OPTIONS: OptionTable = {
     "micro_batch_size": written("train_micro_batch_size_per_gpu", lambda plan: plan.options.micro_batch_size),
     "sequence_length": _length,
-    "tensor": only_one("tensor", target="DeepSpeed"),
+    "tensor": only_one,
     "data": written(
         "train_batch_size", lambda plan: plan.options.micro_batch_size * plan.micro_batches * plan.options.data
     ),
-    "context": only_one("context", target="DeepSpeed"),
-    "expert": only_one("expert", target="DeepSpeed"),
+    "context": only_one,
+    "expert": only_one,
     "zero": written("zero_optimization.stage", lambda plan: plan.options.zero),
     "optimizer": _optimizer,
-    "dtype": choice(
-        "dtype", {"bf16": {"bf16.enabled": True}, "fp16": {"fp16.enabled": True}, "fp32": {}}, target="DeepSpeed"
-    ),
+    "dtype": by_value("dtype", {"bf16": {"bf16.enabled": True}, "fp16": {"fp16.enabled": True}, "fp32": {}}),
     "lora": adapters,
     "post_validation": post_validation,
 }
 
 
-@exporter("deepspeed", target="DeepSpeed", options=OPTIONS, zero=1)
+@exporter("deepspeed", options=OPTIONS)
 def deepspeed(plan: Plan, settings: Mapping[str, Any]) -> Made:
     """`planned_pipeline.py` and `ds_config.json`."""
     stages = stage_layers(plan, target="DeepSpeed")

@@ -17,19 +17,19 @@ from debubble.exports.layers import PlannedLayer, StageLayers, stage_layers
 from debubble.exports.options import (
     Decision,
     OptionTable,
-    Refused,
     Written,
     adapters,
-    choice,
+    by_value,
     post_validation,
-    scores_kept,
     written,
 )
-from debubble.exports.recomputation import Choice, fastest
+from debubble.exports.recomputation import Choice, LayerStrategies, fastest
 from debubble.exports.reduction import require_order
 from debubble.exports.registry import Made, exporter
 from debubble.ir import Plan
 from debubble.models import Model
+from debubble.targets.frameworks import MEGATRON_MODULES
+from debubble.targets.target import sparse_layers
 
 _TARGET = "Megatron-LM"
 _ON = object()
@@ -52,16 +52,13 @@ def _optimizer(plan: Plan) -> Decision:
         "muon": {"--optimizer": "muon"},
         "momentum": {"--optimizer": "sgd", "--sgd-momentum": 0.9},
         "sgd": {"--optimizer": "sgd", "--sgd-momentum": 0},
+        "adamw-8bit": {"--optimizer": "adam", **moments},
     }
-    if plan.options.zero:
-        settings["adamw-8bit"] = {"--optimizer": "adam", **moments}
-    return choice("optimizer", settings, target=_TARGET)(plan)
+    return by_value("optimizer", settings)(plan)
 
 
 def _dtype(plan: Plan) -> Decision:
     """The costs count on attention that keeps no scores."""
-    if plan.options.dtype == "fp32":
-        return Refused(scores_kept(_TARGET))
     if plan.options.dtype == "fp8":
         return Written({"--bf16": _ON, "--fp8-format": "hybrid", "--attention-backend": "flash"})
     return Written({f"--{plan.options.dtype}": _ON, "--attention-backend": "flash"})
@@ -89,7 +86,7 @@ OPTIONS: OptionTable = {
 }
 
 
-@exporter("megatron", target=_TARGET, options=OPTIONS, zero=1)
+@exporter("megatron", options=OPTIONS)
 def megatron(plan: Plan, settings: Mapping[str, Any]) -> Made:
     """`megatron-arguments.sh`, which sets a bash array."""
     stages = stage_layers(plan, target=_TARGET)
@@ -173,36 +170,18 @@ def _block(stages: Sequence[StageLayers], count: int) -> _Choice:
 
 
 def _selective(plan: Plan, layers: Sequence[PlannedLayer]) -> Iterator[_Choice]:
-    """Choices that recompute the same modules in every layer.
-
-    Transformer Engine fuses the norms of a dense layer into the products behind them: `layernorm` does nothing there,
-    and `mlp` recomputes the second one too.  In a layer with experts the second norm stands alone, `mlp` does nothing,
-    and `moe` or `moe_act` is what recomputes the experts or their activation functions.
-    """
-    model = None if plan.model is None else Model.from_hf(plan.model)
-    sparse = {layer.index for layer in layers if model is not None and model.is_moe(layer.index)}
-    inner = _DENSE if not sparse else _SPARSE if len(sparse) == len(layers) else _DENSE | _SPARSE
-    for (core, cores), (modules, (dense, moe)) in itertools.product(_CORE.items(), inner.items()):
-        if not (cores or modules):
+    """Choices that recompute the same modules in every layer."""
+    sparse = frozenset() if plan.model is None else sparse_layers(Model.from_hf(plan.model))
+    known: list[LayerStrategies] = []
+    for name, setting in MEGATRON_MODULES.items():
+        ways = {layer.index: setting.sparse if layer.index in sparse else setting.dense for layer in layers}
+        strategies = {index: (way.attention, way.mlp) for index, way in ways.items()}
+        if name == "none" or strategies in known:
             continue
-        names = tuple(sorted((*cores, *modules)))
+        known.append(strategies)
+        names = tuple(name.split("+"))
         yield Choice(
             {"--recompute-granularity": "selective", "--recompute-modules": names},
-            {layer.index: (core, moe if layer.index in sparse else dense) for layer in layers},
+            strategies,
             f"{_TARGET} recomputes the same modules in every layer: here {' and '.join(names)}",
         )
-
-
-_CORE = {"none": (), "core": ("core_attn",)}
-"""Strategy of the attention half -> modules."""
-_DENSE = {(): ("none", "none"), ("mlp",): ("norm+mlp", "none")}
-"""Modules of the MLP half -> its strategies in a dense layer and in one with experts."""
-_SPARSE = {
-    (): ("none", "none"),
-    ("layernorm",): ("none", "norm"),
-    ("moe_act",): ("none", "activation+multiply"),
-    ("layernorm", "moe_act"): ("none", "norm+activation+multiply"),
-    ("moe",): ("none", "mlp"),
-    ("layernorm", "moe"): ("none", "norm+mlp"),
-}
-"""Modules of the MLP half -> its strategies, where all layers have experts."""

@@ -15,13 +15,11 @@ from debubble.exports.layers import PlannedLayer, StageLayers, stage_layers
 from debubble.exports.options import (
     Decision,
     OptionTable,
-    Refused,
     Written,
     adapters,
-    choice,
+    by_value,
     nested,
     post_validation,
-    scores_kept,
     written,
 )
 from debubble.exports.recomputation import whole_where_needed
@@ -29,16 +27,9 @@ from debubble.exports.reduction import require_order
 from debubble.exports.registry import Made, exporter
 from debubble.exports.torch_hosts import refuse_mtp
 from debubble.ir import Plan
+from debubble.targets.frameworks import MINDFORMERS_CELLS
 
 _TARGET = "MindFormers"
-_PATTERNS = {
-    "0:norm": (r"attention_norm\.norm", r"input_layernorm"),
-    "1:norm": (r"ffn_norm\.norm", r"pre_mlp_layernorm"),
-    "1:activation": (r"feed_forward\.w1\.activation\.silu", r"mlp\.activation_func\.silu"),
-    "1:multiply": (r"feed_forward\.mul", r"mlp\.mul"),
-}
-"""Operators of the attention half (0) and the MLP half (1) of a layer as cells of MindFormers' older models, and of
-those of its `parallel_core`.  A pattern that matches no cell does nothing."""
 
 
 def _zero(plan: Plan) -> Decision:
@@ -55,8 +46,6 @@ def _zero(plan: Plan) -> Decision:
 def _dtype(plan: Plan) -> Decision:
     """The costs count on attention that keeps no scores."""
     names = {"bf16": "bfloat16", "fp16": "float16"}
-    if plan.options.dtype not in names:
-        return Refused(scores_kept(_TARGET))
     return Written(
         {
             "model.model_config.compute_dtype": names[plan.options.dtype],
@@ -79,14 +68,14 @@ OPTIONS: OptionTable = {
     "context": written("parallel_config.context_parallel", lambda plan: plan.options.context),
     "expert": written("parallel_config.expert_parallel", lambda plan: plan.options.expert),
     "zero": _zero,
-    "optimizer": choice("optimizer", {"adamw": {"optimizer.type": "AdamW"}}, target=_TARGET),
+    "optimizer": by_value("optimizer", {"adamw": {"optimizer.type": "AdamW"}}),
     "dtype": _dtype,
     "lora": adapters,
     "post_validation": post_validation,
 }
 
 
-@exporter("mindformers", target=_TARGET, options=OPTIONS, zero=2)
+@exporter("mindformers", options=OPTIONS)
 def mindformers(plan: Plan, settings: Mapping[str, Any]) -> Made:
     """`plan.yaml`, to be merged into a run's configuration."""
     stages = stage_layers(plan, target=_TARGET)
@@ -123,7 +112,7 @@ def _per_chunk(stages: Sequence[StageLayers], devices: int, count: Callable[[Sta
 
 
 def _expressible(layer: PlannedLayer) -> bool:
-    return layer.whole or layer.operators <= _PATTERNS.keys()
+    return layer.whole or layer.operators <= MINDFORMERS_CELLS.keys()
 
 
 def _recompute(stages: Sequence[StageLayers], devices: int) -> dict[str, Any]:
@@ -131,7 +120,7 @@ def _recompute(stages: Sequence[StageLayers], devices: int) -> dict[str, Any]:
     partly = [layer for stage in stages for layer in stage.layers if not layer.whole]
     patterns = {
         pattern: _per_chunk(stages, devices, lambda stage, name=name: _reach(stage, name))  # type: ignore[misc]
-        for name, cells in _PATTERNS.items()
+        for name, cells in MINDFORMERS_CELLS.items()
         for pattern in cells
         if any(name in layer.operators for layer in partly)
     }

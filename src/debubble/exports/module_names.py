@@ -7,6 +7,7 @@ from typing import Any
 
 from debubble.exports.layers import StageLayers
 from debubble.ir import ExportError
+from debubble.models.module_bases import OTHER_BASES, UNNAMED
 
 
 def hf_names(model: Mapping[str, Any], stages: Sequence[StageLayers]) -> list[list[str]]:
@@ -18,44 +19,11 @@ def hf_names(model: Mapping[str, Any], stages: Sequence[StageLayers]) -> list[li
             stages, ["transformer.wte", "transformer.wpe"], "transformer.h.{}", ["transformer.ln_f", "lm_head"]
         )
     family = str(model.get("model_type"))
-    if family in _UNNAMED:
+    if family in UNNAMED:
         raise ExportError(f"debubble does not know the names of the modules of '{family}'; export to megatron.")
-    base, embedding, layers, last = _OTHERS.get(family, ("model", "embed_tokens", "layers", "norm"))
+    base, embedding, layers, last = OTHER_BASES.get(family, ("model", "embed_tokens", "layers", "norm"))
     names = _names(stages, [f"{base}.{embedding}"], f"{base}.{layers}.{{}}", [f"{base}.{last}", "lm_head"])
     return [[*part, f"{base}.rotary_emb"] for part in names]
-
-
-_OTHERS = {
-    "falcon": ("transformer", "word_embeddings", "h", "ln_f"),
-    "gpt_neox": ("gpt_neox", "embed_in", "layers", "final_layer_norm"),
-    "persimmon": ("model", "embed_tokens", "layers", "final_layernorm"),
-    "phi": ("model", "embed_tokens", "layers", "final_layernorm"),
-}
-"""Families that call the base model, its embedding, layers and last norm otherwise."""
-_UNNAMED = ("bloom", "gptj", "mpt")
-"""Families without rotary embeddings of their own in the base model, or with a norm after the table."""
-
-
-def plain_causal_model(model: Mapping[str, Any]) -> str | None:
-    """Say why a model is not `model.embed_tokens`, `.layers`, `.norm` and `lm_head` in a row; None if it is."""
-    family = str(model.get("model_type"))
-    if family in _OTHERS or family in _UNNAMED or family == "gpt2":
-        return f"the base of '{family}' is not embed_tokens, layers and norm"
-    if family in _UNLIKE:
-        return f"'{family}' {_UNLIKE[family]}"
-    scaled = [name for name in ("embedding_multiplier", "logits_scaling", "logit_scale") if model.get(name, 1) != 1]
-    return f"it leaves out {' and '.join(scaled)}" if scaled else None
-
-
-_UNLIKE = {
-    "cohere": "scales its logits",
-    "cohere2": "scales its logits",
-    "gemma2": "caps its logits",
-    "gemma3_text": "has rotary embeddings of two kinds",
-    "olmo3": "has rotary embeddings of two kinds",
-    "vaultgemma": "caps its logits",
-}
-"""Work of families between the modules, whatever their config says of it."""
 
 
 def torchtitan_names(stages: Sequence[StageLayers]) -> list[list[str]]:

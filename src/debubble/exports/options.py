@@ -1,4 +1,4 @@
-"""Rules for a plan's run options in another framework: each is written, refused, or listed as a loss."""
+"""A plan's run options in another framework: each is written or listed as a loss; targets have refused the others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from debubble.ir import ExportError, Plan, RunOptions
+from debubble.ir import Plan, RunOptions
 from debubble.simulator import Timeline
 
 
@@ -24,14 +24,7 @@ class Lost:
     sentence: str
 
 
-@dataclass(frozen=True)
-class Refused:
-    """The target cannot run the plan without it; the sentence says what to do."""
-
-    sentence: str
-
-
-Decision = Written | Lost | Refused
+Decision = Written | Lost
 
 OptionTable = Mapping[str, Callable[[Plan], Decision]]
 """The rule of one target for every field of RunOptions."""
@@ -40,7 +33,7 @@ OptionTable = Mapping[str, Callable[[Plan], Decision]]
 def settings_of(plan: Plan, table: OptionTable) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The target's settings for a plan's options, and what is lost.
 
-    Only a plan of a model has options.  Raises ExportError for the first that is refused.
+    Only a plan of a model has options.
     """
     settings: dict[str, Any] = {}
     losses: list[str] = []
@@ -52,8 +45,6 @@ def settings_of(plan: Plan, table: OptionTable) -> tuple[dict[str, Any], tuple[s
                 settings |= own
             case Lost(sentence):
                 losses.append(sentence)
-            case Refused(sentence):
-                raise ExportError(sentence)
     return settings, tuple(losses)
 
 
@@ -62,39 +53,14 @@ def written(name: str, value: Callable[[Plan], Any]) -> Callable[[Plan], Decisio
     return lambda plan: Written({name: value(plan)})
 
 
-def choice(option: str, settings: Mapping[str, Mapping[str, Any]], *, target: str) -> Callable[[Plan], Decision]:
-    """The rule of an option for some of whose values the target has settings; the others are refused."""
-
-    def decide(plan: Plan) -> Decision:
-        value = getattr(plan.options, option)
-        if value in settings:
-            return Written(settings[value])
-        return Refused(
-            f"{target} has no {option} '{value}' that this export can write; plan again with"
-            f" --{option} {' or '.join(settings)}."
-        )
-
-    return decide
+def by_value(option: str, settings: Mapping[str, Mapping[str, Any]]) -> Callable[[Plan], Decision]:
+    """The rule of an option for each of whose values the target has settings."""
+    return lambda plan: Written(settings[getattr(plan.options, option)])
 
 
-def only_one(option: str, *, target: str) -> Callable[[Plan], Decision]:
-    """The rule of a parallel degree that the target does not have."""
-
-    def decide(plan: Plan) -> Decision:
-        degree = getattr(plan.options, option)
-        if degree == 1:
-            return Written({})
-        return Refused(f"{target}'s pipeline has no {option} parallelism beside it; plan again with --{option} 1.")
-
-    return decide
-
-
-def scores_kept(target: str) -> str:
-    """Say why a plan in fp32 is refused where attention in fp32 is not fused."""
-    return (
-        f"The plan's memory counts on attention that keeps no scores, which {target} has in bf16 and fp16 alone; plan"
-        " again with --dtype bf16."
-    )
+def only_one(plan: Plan) -> Decision:
+    """The rule of a parallel degree of which the target has no other than 1."""
+    return Written({})
 
 
 def adapters(plan: Plan) -> Decision:

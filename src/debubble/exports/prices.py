@@ -55,7 +55,8 @@ def partition_of(plan: Plan, units: Units) -> Partition:
     """The plan's partition of its model's units."""
     index = count()
     return Partition(
-        [(i, _strategy(units, i, unit)) for unit, i in zip(stage, index, strict=False)] for stage in plan.partition
+        [(i, units.units[i].strategy_named(unit.strategy) or "none") for unit, i in zip(stage, index, strict=False)]
+        for stage in plan.partition
     )
 
 
@@ -86,17 +87,6 @@ def _units(plan: Plan, options: RunOptions) -> Units | None:
     if plan.profile is not None:
         units = profiled(units, plan.profile, model=model, options=options)
     return units if len(units.units) == sum(map(len, plan.partition)) else None
-
-
-def _strategy(units: Units, index: int, planned: PlannedUnit) -> str:
-    """The name of the unit's strategy that recomputes what a plan says, of the operators that the unit has."""
-    strategies = units.units[index].strategies
-    for name, strategy in strategies.items():
-        if planned.strategy in (name, strategy.operators):
-            return name
-    known = {part for name in strategies for part in name.split("+")}
-    wanted = known.intersection(planned.strategy.split("+"))
-    return next((name for name in strategies if set(name.split("+")) == wanted), "none")
 
 
 def to_whole_layers(plan: Plan) -> tuple[Plan, tuple[str, ...]]:

@@ -6,10 +6,8 @@ from dataclasses import dataclass, replace
 
 from debubble.exports.layers import again
 from debubble.exports.prices import slowdown, with_options
-from debubble.ir import ExportError, Kind, OutOfMemoryError, Plan, Schedule
-from debubble.schedules import schedules
-
-_COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W)
+from debubble.ir import ExportError, Kind, OutOfMemoryError, Plan
+from debubble.targets.orders import own_order, without_transfers
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,7 @@ def compute_only(plan: Plan, *, target: str, zero: int) -> Reduction:
     All optimizer states stay on the devices, divided as ZeRO does it up to that level.  Raises ExportError if the plan
     then no longer fits in memory, or if its costs cannot say whether it does.
     """
-    reduced = replace(plan, schedule=_without_transfers(plan.schedule))
+    reduced = replace(plan, schedule=without_transfers(plan.schedule))
     losses = _schedule_losses(plan)
     needed = ["offload"] if plan.schedule.offloaded else []
     if plan.schedule.host_steps or plan.options.zero > zero:
@@ -48,18 +46,6 @@ def compute_only(plan: Plan, *, target: str, zero: int) -> Reduction:
         needs = " and ".join(needed) or "when it recomputes"
         raise ExportError(f"{target} cannot run this plan, whose memory depends on {needs}: {error}") from error
     return Reduction(reduced, tuple(losses))
-
-
-def _without_transfers(s: Schedule) -> Schedule:
-    return replace(
-        s,
-        orders=tuple(tuple(op for op in order if op.kind in _COMPUTE) for order in s.orders),
-        fused_recompute=s.fused_recompute | {stage for stage, _ in s.explicit_recompute},
-        recompute_fraction={},
-        offload_fraction={},
-        peers={},
-        asynchronous=frozenset(),
-    )
 
 
 def _schedule_losses(plan: Plan) -> list[str]:
@@ -99,20 +85,10 @@ def _states(plan: Plan, *, target: str, zero: int) -> tuple[str, str]:
 
 def require_order(plan: Plan, *, target: str, names: tuple[str, ...]) -> str:
     """Find which of the library's schedules this order is.  Raises ExportError if it is none of `names`."""
-    reduced = plan.schedule
-    for name in names:
-        entry = schedules[name]
-        chunks = reduced.placement.chunks
-        if (chunks > 1) != (entry.default_chunks > 1) or reduced.stages != chunks * reduced.devices:
-            continue
-        if chunks > 1 and reduced.micro_batches % reduced.devices:
-            continue
-        built = entry(
-            devices=reduced.devices, micro_batches=reduced.micro_batches, chunks=chunks if chunks > 1 else None
-        )
-        if built.placement == reduced.placement and built.orders == reduced.orders:
-            return name
+    name = own_order(plan.schedule, names)
+    if name is not None:
+        return name
     raise ExportError(
-        f"{target} runs its own {' or '.join(names)} order, and this plan's '{reduced.name}' is another; export it to"
-        f" torch, which takes any order, or choose another plan: {again(plan)}."
+        f"{target} runs its own {' or '.join(names)} order, and this plan's '{plan.schedule.name}' is another; export"
+        f" it to torch, which takes any order, or {again(plan, target)}."
     )

@@ -11,8 +11,10 @@ from debubble.exports.options import OptionTable, settings_of
 from debubble.exports.prices import seconds, to_whole_layers
 from debubble.exports.recomputation import ends_keep
 from debubble.exports.reduction import compute_only
-from debubble.ir import Plan
+from debubble.ir import ExportError, Plan
+from debubble.models import Model
 from debubble.registry import Registry
+from debubble.targets import Target, targets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,27 +48,27 @@ exports: Registry[Exporter] = Registry("debubble.exports", what="export target")
 
 
 def exporter(
-    name: str, *, target: str, options: OptionTable, zero: int, layers: bool = True
+    name: str, *, options: OptionTable, layers: bool = True
 ) -> Callable[[Callable[[Plan, Mapping[str, Any]], Made]], Exporter]:
-    """Register an exporter under a name.
+    """Register the exporter of a target.
 
     Args:
-        name: What `--to` calls it.
-        target: The framework's name in sentences.
+        name: The target's name; what it refuses never reaches the exporter.
         options: For every run option, what becomes of it; the exporter is given the settings.
-        zero: The highest ZeRO level that the target has over a pipeline; of higher ones what fits is reduced to it.
         layers: Whether it partitions by layers; it is then given plans of whole layers, and others are refused.
     """
 
     def register(make: Callable[[Plan, Mapping[str, Any]], Made]) -> Exporter:
         def export(plan: Plan, /) -> Export:
+            target = targets[name]
             if layers:
-                require_layers(plan, target=target)
-            reduction = compute_only(plan, target=target, zero=zero)
+                require_layers(plan, target=target.title)
+            _check(target, plan)
+            reduction = compute_only(plan, target=target.title, zero=target.zero)
             reduced, losses = reduction.plan, list(reduction.losses)
             settings, lost = settings_of(reduced, options)
             if layers:
-                reduced, more = ends_keep(reduced, target=target)
+                reduced, more = ends_keep(reduced, target=target.title)
                 losses += more
             reduced, more = to_whole_layers(reduced)
             losses += more
@@ -78,6 +80,15 @@ def exporter(
         return export
 
     return register
+
+
+def _check(target: Target, plan: Plan) -> None:
+    """Raise ExportError for run options that the target refuses."""
+    if plan.model is None:
+        return
+    why = target.refusal(plan.options, Model.from_hf(plan.model), pipeline=plan.devices)
+    if why is not None:
+        raise ExportError(why)
 
 
 def _unit_losses(plan: Plan) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from debubble.exports.layers import stage_layers
 from debubble.exports.module_names import hf_names
 from debubble.exports.options import Decision, OptionTable, written
 from debubble.exports.registry import Made, exporter
-from debubble.exports.torch_hosts import FSDP_ZERO, whole_backwards
+from debubble.exports.torch_hosts import whole_backwards
 from debubble.ir import ExportError, InputError, Op, Placement, Plan, RunOptions, Schedule, check
 
 
@@ -33,7 +33,7 @@ _SIZES = ("micro_batch_size", "sequence_length")
 """Options that have no default in a script."""
 
 
-@exporter("torch", target="torch", options=OPTIONS, zero=FSDP_ZERO, layers=False)
+@exporter("torch", options=OPTIONS, layers=False)
 def torch(plan: Plan, settings: Mapping[str, Any]) -> Made:
     """`schedule.csv` for `_PipelineScheduleRuntime._load_csv`, and the modules of each stage as JSON."""
     recompute = plan.recompute

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from debubble.exports.layers import StageLayers
-from debubble.exports.options import Decision, Lost, Refused, Written
+from debubble.exports.options import Decision, Lost, Written
 from debubble.exports.prices import slowdown
-from debubble.ir import ExportError, Kind, Op, Placement, Plan
+from debubble.ir import ExportError, Plan
 from debubble.models import Model
-
-FSDP_ZERO = 1
-"""torch's pipelining sums gradients after the last micro-batch, so FSDP divides no more than optimizer states."""
+from debubble.targets import orders
+from debubble.targets.limits import no_further_tokens
+from debubble.targets.orders import placement_kind
 
 
 def placing_schedule(plan: Plan, *, target: str) -> str:
@@ -21,41 +20,24 @@ def placing_schedule(plan: Plan, *, target: str) -> str:
 
     Raises ExportError for a placement that no name stands for.
     """
-    placement = plan.schedule.placement
-    devices, chunks = placement.devices, placement.chunks
-    if placement == Placement.linear(devices):
-        return "1F1B"
-    if placement == Placement.looped(devices, chunks):
-        return "Interleaved1F1B"
-    if chunks == 2 and placement == Placement.v_shape(devices):
-        return "ZBVZeroBubble"
+    kind = placement_kind(plan.schedule.placement)
+    if kind in _PLACING:
+        return _PLACING[kind]
     raise ExportError(
         f"{target} places stages in a loop, or in a V of two per device, and this plan places them as"
-        f" {list(placement.device_of)}; choose a schedule with one of those placements, or export it to torch."
+        f" {list(plan.schedule.placement.device_of)}; choose a schedule with one of those placements, or"
+        " export it to torch."
     )
 
 
-def refuse_tied(plan: Plan, *, target: str) -> None:
-    """Raise ExportError for a model whose head is its embedding, which no host trains over a pipeline."""
-    if plan.model is not None and plan.devices > 1 and _tied(plan.model):
-        raise ExportError(
-            f"{target} does not train tied embeddings over a pipeline; set tie_word_embeddings to false in the model's"
-            " config and plan again."
-        )
-
-
-def _tied(config: Mapping[str, Any]) -> bool:
-    said = config.get("tie_word_embeddings")
-    return Model.from_hf(config).tied if said is None else bool(said)
+_PLACING = {"linear": "1F1B", "looped": "Interleaved1F1B", "v_shape": "ZBVZeroBubble"}
+"""Way of placing stages -> the torch schedule that has it."""
 
 
 def refuse_mtp(stages: Sequence[StageLayers], *, target: str) -> None:
     """Raise ExportError for multi-token-prediction layers, whose modules debubble cannot name in any target."""
     if any(stage.mtp for stage in stages):
-        raise ExportError(
-            f"debubble does not write multi-token-prediction layers for {target}; plan the model without them, or"
-            " export to megatron."
-        )
+        raise ExportError(no_further_tokens(target))
 
 
 def fsdp(plan: Plan, *, target: str) -> Decision:
@@ -65,18 +47,11 @@ def fsdp(plan: Plan, *, target: str) -> Decision:
     return Lost(f"{target} divides the optimizer states (FSDP), which takes less memory than planned.")
 
 
-def expert_degree(plan: Plan, *, target: str, name: str) -> Decision:
+def expert_degree(plan: Plan, *, name: str) -> Decision:
     """Experts are divided over expert- and tensor-parallel ranks, which these targets call expert-parallel both."""
-    if plan.model is None or (experts := Model.from_hf(plan.model).experts) is None:
+    if plan.model is None or Model.from_hf(plan.model).experts is None:
         return Written({})
-    degree = plan.options.expert * plan.options.tensor
-    if experts.count % degree:
-        return Refused(
-            f"{target} gives every rank whole experts, and {experts.count} experts cannot be divided over the"
-            f" {plan.options.expert} expert- x {plan.options.tensor} tensor-parallel ranks; plan again with a smaller"
-            " --tensor."
-        )
-    return Written({name: degree})
+    return Written({name: plan.options.expert * plan.options.tensor})
 
 
 def whole_backwards(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
@@ -90,10 +65,7 @@ def whole_backwards(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
     joined = split & recomputing
     changed, losses = plan, []
     if joined:
-        orders = tuple(
-            tuple(_joined(op, joined) for op in order if not _weights(op, joined)) for order in plan.schedule.orders
-        )
-        changed = replace(plan, schedule=replace(plan.schedule, orders=orders))
+        changed = replace(plan, schedule=orders.whole_backwards(plan.schedule, joined))
         stages = f"stage{'s' * (len(joined) > 1)} {', '.join(map(str, sorted(joined)))}"
         losses.append(
             "torch's I and W would recompute a checkpointed layer once per group of parameters, so they are one B on"
@@ -102,11 +74,3 @@ def whole_backwards(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
     if split - joined:
         losses.append("torch's I and W hold more memory in between than the plan counts on: leave a margin.")
     return changed, tuple(losses)
-
-
-def _weights(op: Op, stages: set[int]) -> bool:
-    return op.kind is Kind.W and op.stage in stages
-
-
-def _joined(op: Op, stages: set[int]) -> Op:
-    return Op(Kind.B, op.stage, op.micro_batch) if op.kind is Kind.I and op.stage in stages else op

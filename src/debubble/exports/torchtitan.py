@@ -12,17 +12,15 @@ from typing import Any
 
 from debubble.exports.layers import stage_layers
 from debubble.exports.module_names import torchtitan_names
-from debubble.exports.options import OptionTable, Written, adapters, choice, nested, post_validation, written
+from debubble.exports.options import OptionTable, Written, adapters, by_value, nested, post_validation, written
 from debubble.exports.recomputation import whole_where_needed
 from debubble.exports.registry import Made, exporter
 from debubble.exports.torch_csv import to_csv
 from debubble.exports.torch_hosts import (
-    FSDP_ZERO,
     expert_degree,
     fsdp,
     placing_schedule,
     refuse_mtp,
-    refuse_tied,
     whole_backwards,
 )
 from debubble.ir import Plan
@@ -65,8 +63,6 @@ def apply(config):
     micro_batches, sizes = batches(config)
     parallelism = replace(
         config.parallelism,
-        pipeline_parallel_degree={devices},
-        pipeline_parallel_schedule="{schedule}",
         pipeline_parallel_schedule_csv=str(Path(__file__).with_name("schedule.csv")),
         module_fqns_per_model_part=MODULES,
         **PARALLELISM,
@@ -106,26 +102,24 @@ OPTIONS: OptionTable = {
         }
     ),
     "context": written("parallelism.context_parallel_degree", lambda plan: plan.options.context),
-    "expert": lambda plan: expert_degree(plan, target="torchtitan", name="parallelism.expert_parallel_degree"),
+    "expert": lambda plan: expert_degree(plan, name="parallelism.expert_parallel_degree"),
     "zero": lambda plan: fsdp(plan, target="torchtitan"),
-    "optimizer": choice("optimizer", {"adamw": {}, "adam": {}}, target="torchtitan"),
-    "dtype": choice(
+    "optimizer": by_value("optimizer", {"adamw": {}, "adam": {}}),
+    "dtype": by_value(
         "dtype",
         {
             "bf16": {"training.dtype": "float32", "training.mixed_precision_param": "bfloat16"},
             "fp32": {"training.dtype": "float32", "training.mixed_precision_param": "float32"},
         },
-        target="torchtitan",
     ),
     "lora": adapters,
     "post_validation": post_validation,
 }
 
 
-@exporter("torchtitan", target="torchtitan", options=OPTIONS, zero=FSDP_ZERO)
+@exporter("torchtitan", options=OPTIONS)
 def torchtitan(plan: Plan, settings: Mapping[str, Any]) -> Made:
     """`plan.py`, which changes a trainer config, and `schedule.csv`."""
-    refuse_tied(plan, target="torchtitan")
     stages = stage_layers(plan, target="torchtitan")
     refuse_mtp(stages, target="torchtitan")
     schedule = placing_schedule(plan, target="torchtitan")
@@ -134,18 +128,17 @@ def torchtitan(plan: Plan, settings: Mapping[str, Any]) -> Made:
     )
     plan, split = whole_backwards(plan)
     tree = nested(settings)
+    parallelism = {"pipeline_parallel_degree": plan.devices, "pipeline_parallel_schedule": schedule}
     recomputed = {
         layer.index for stage in stage_layers(plan, target="torchtitan") for layer in stage.layers if layer.recomputes
     }
     recipe = _RECIPE.format(
         recomputed=_python(recomputed or ()),
         modules=_python(torchtitan_names(stages)),
-        devices=plan.devices,
-        schedule=schedule,
         micro_batches=plan.micro_batches,
         size=tree.get("size"),
         length=tree.get("length"),
-        parallelism=_python(tree.get("parallelism", {})),
+        parallelism=_python(parallelism | tree.get("parallelism", {})),
         training=_python(tree.get("training", {})),
         checkpointing="PlannedAC.Config()" if recomputed else "None",
     )

@@ -87,6 +87,8 @@ class CandidateSummary:
     rejected: str | None = None
     remark: str | None = None
     """The planner's own account of its search."""
+    runs_in: tuple[str, ...] = ()
+    """Names of the targets that run its answer as it is, if it is a model's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +155,8 @@ class Plan:
     """The changes that were planned to say what would help, if that was asked."""
     origin: Origin | None = None
     """The call that made it; None if that was no command."""
+    target: str | None = None
+    """The framework for which it was made, by the name of its target; None: for none in particular."""
 
     @property
     def devices(self) -> int:

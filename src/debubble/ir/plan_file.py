@@ -54,6 +54,7 @@ class PlanFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     degree_search: DegreeSearch | None = None
     what_ifs: list[WhatIf] = []
     origin: Origin | None = None
+    target: str | None = None
 
 
 class _Header(msgspec.Struct):
@@ -112,6 +113,7 @@ def encode(plan: Plan) -> PlanFile:
         degree_search=plan.degree_search,
         what_ifs=list(plan.what_ifs),
         origin=plan.origin,
+        target=plan.target,
     )
 
 
@@ -149,4 +151,5 @@ def decode(file: PlanFile) -> Plan:
         degree_search=file.degree_search,
         what_ifs=tuple(file.what_ifs),
         origin=file.origin,
+        target=file.target,
     )

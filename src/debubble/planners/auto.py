@@ -16,12 +16,25 @@ from debubble.planners.problem import Problem, Solution, closest
 from debubble.planners.process_pool import Answer, searching
 from debubble.planners.progress import Progress, tell
 from debubble.planners.registry import Result, planner, planners, verified
+from debubble.targets.orders import OwnOrders
 
 
 @planner("auto", paper="debubble's own", searches=True)
 def auto(problem: Problem) -> Solution:
     """Ask every planner and keep the fastest plan that fits."""
-    return fastest_of(problem, [name for name in planners if name != "auto"])
+    return fastest_of(problem, asked(problem))
+
+
+def asked(problem: Problem) -> list[str]:
+    """The planners that may answer: all, or, for a target with orders of its own, those that plan such orders."""
+    own = problem.levers is not None and isinstance(problem.levers.orders, OwnOrders)
+    return [name for name in planners if name != "auto" and (name in OF_OWN_ORDERS or not own)]
+
+
+OF_OWN_ORDERS = (
+    "adapipe", "dapple", "dapple+", "megatron-even", "megatron-kwai", "merak", "pipedream", "portfolio", "scope",
+)  # fmt: skip
+"""Planners whose answers are 1F1B or interleaved 1F1B without offload."""
 
 
 def fastest_of(problem: Problem, names: Sequence[str]) -> Solution:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from debubble.costs import Cluster, StepTail, model_units, profiled
 from debubble.costs.parallel_layout import Layout
+from debubble.costs.units import Units
 from debubble.ir import RunOptions
 from debubble.models import Model
 from debubble.planners.problem import ModelUnits, Problem
+from debubble.targets.target import sparse_layers, targets
 
 if TYPE_CHECKING:
     from debubble.search.problem import Objective
@@ -28,21 +30,44 @@ def problem_of(
     cache: bool = False,
     seed: int = 0,
     profile: Mapping[str, Any] | None = None,
+    target: str | None = None,
 ) -> Problem:
     """The problem of one choice of degrees; the arguments are those of `plan`.
 
     Raises:
-        InputError: for degrees that fit neither the model nor the cluster, or leave devices idle.
+        InputError: for degrees that fit neither the model nor the cluster, leave devices idle, or are refused by the
+            target.
     """
     devices = pipeline_devices(cluster, options, pipeline)
-    units = model_units(model, cluster, options, pipeline=devices)
-    if profile is not None:
-        units = profiled(units, profile, model=model, options=options)
+    if target is not None:
+        targets[target].check(options, model, pipeline=devices)
+    units = half_layers(model, cluster, options, pipeline=devices, profile=profile, target=target)
+    levers = None if target is None else targets[target].levers
+    if levers is not None:
+        units = levers.layers(units, sparse_layers(model))
     return Problem(
         devices=devices, micro_batches=micro_batches, workload=ModelUnits(units), chunks=chunks, effort=effort,
         seed=seed, deadline=deadline, cache=cache, objective=objective_of(options),
         tail=StepTail(model=model, cluster=cluster, options=options, pipeline=devices),
+        target=target,
     )  # fmt: skip
+
+
+def half_layers(
+    model: Model,
+    cluster: Cluster,
+    options: RunOptions,
+    *,
+    pipeline: int,
+    profile: Mapping[str, Any] | None = None,
+    target: str | None = None,
+) -> Units:
+    """The units in which plans list a model's stages, with the memory of the target."""
+    units = model_units(model, cluster, options, pipeline=pipeline)
+    if profile is not None:
+        units = profiled(units, profile, model=model, options=options)
+    levers = None if target is None else targets[target].levers
+    return units if levers is None else levers.kept(units)
 
 
 def pipeline_devices(cluster: Cluster, options: RunOptions, pipeline: int | None = None) -> int:

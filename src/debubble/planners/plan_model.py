@@ -13,7 +13,7 @@ from debubble.ir import InputError, Number, Plan, PlannedUnit, RunOptions
 from debubble.ir.degrees import Degrees
 from debubble.models import Model
 from debubble.planners.degrees import Job, search_degrees
-from debubble.planners.model_problem import objective_of, problem_of
+from debubble.planners.model_problem import half_layers, objective_of, problem_of
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.planners.progress import Listener, listening, tell
 from debubble.planners.registry import Result, planners
@@ -35,6 +35,7 @@ def plan(
     cache: bool = False,
     seed: int = 0,
     profile: Path | Mapping[str, Any] | None = None,
+    target: str | None = None,
     progress: Listener | None = None,
     **options: Any,
 ) -> Plan:
@@ -59,6 +60,7 @@ def plan(
         cache: Start from schedules that this machine has found before, and keep the new ones.
         seed: Seed of the searches.
         profile: A units file that `debubble profile` measured, or its content; not with `global_batch`.
+        target: Name of the framework that is to run the plan: only what it can run is searched (see `targets`).
         progress: Called after every choice of degrees that was looked at, and every planner that answered.
         options: Those of RunOptions, such as `sequence_length=4096`.
 
@@ -74,7 +76,7 @@ def plan(
         job = Job(
             model=model, cluster=cluster, global_batch=global_batch, options=RunOptions(**options),
             fixed={name: degree for name, degree in fixed.items() if name in DEGREES and degree is not None},
-            effort=effort, deadline=deadline, cache=cache, seed=seed,
+            effort=effort, deadline=deadline, cache=cache, seed=seed, target=target,
         )  # fmt: skip
         with listening(progress):
             return _searched(job, planner)
@@ -83,10 +85,11 @@ def plan(
     problem = problem_of(
         model, cluster, run, micro_batches=32 if micro_batches is None else micro_batches, pipeline=pipeline,
         chunks=chunks, effort=effort, seed=seed, deadline=deadline, cache=cache, profile=measured,
+        target=target,
     )  # fmt: skip
     with listening(progress):
-        found = solve(problem, planner=planner, model=model.config, cluster=cluster.to_dict(), options=run)
-    return replace(found, profile=measured)
+        result = planners[planner](problem)
+    return replace(_of_model(result, problem, model, cluster, run, measured), profile=measured)
 
 
 DEGREES = frozenset(field.name for field in fields(Degrees))
@@ -95,11 +98,57 @@ DEGREES = frozenset(field.name for field in fields(Degrees))
 
 def _searched(job: Job, planner: str) -> Plan:
     best = search_degrees(job, planner=planner, progress=tell)
-    made = _plan_of(
-        best.result, best.problem, model=job.model.config, cluster=job.cluster.to_dict(),
-        options=job.run_options(best.degrees),
-    )  # fmt: skip
+    made = _of_model(best.result, best.problem, job.model, job.cluster, job.run_options(best.degrees))
     return replace(made, degree_search=best.search)
+
+
+def _of_model(
+    result: Result,
+    problem: Problem,
+    model: Model,
+    cluster: Cluster,
+    options: RunOptions,
+    profile: Mapping[str, Any] | None = None,
+) -> Plan:
+    """The plan of a model, in the half-layers that its whole layers stand for."""
+    plan = replace(_plan_of(result, problem, options), model=model.config, cluster=cluster.to_dict())
+    solution, levers = result.solution, problem.levers
+    if levers is None:
+        return replace(plan, target=problem.target)
+    assert isinstance(problem.workload, ModelUnits)
+    assert solution.partition is not None
+    units = half_layers(
+        model, cluster, options, pipeline=problem.devices, profile=profile, target=problem.target
+    )  # fmt: skip
+    partition = levers.halves(units, problem.workload.units, solution.partition)
+    return replace(
+        plan,
+        costs=units.stage_costs(partition, solution.schedule.placement),
+        partition=units.planned(partition),
+        target=problem.target,
+    )
+
+
+def plan_again(plan_: Plan, *, degrees: bool = False, **search: Any) -> Plan:
+    """The fastest plan for a plan's model, devices, batch and target.
+
+    Args:
+        plan_: A plan of a model.
+        degrees: Whether the degrees of parallelism are open; if not, the plan's are kept.
+        search: Further arguments of `plan`: planner, effort, deadline, cache, seed and progress.
+
+    Raises:
+        InfeasibleError: if nothing fits.
+    """
+    assert plan_.model is not None
+    model, cluster, options = Model.from_hf(plan_.model), Cluster.from_dict(plan_.cluster), vars(plan_.options)
+    batch: dict[str, Any]
+    if degrees:
+        batch = {"global_batch": plan_.degrees.global_batch}
+        kept = {name: value for name, value in options.items() if name not in DEGREES}
+    else:
+        batch, kept = {"micro_batches": plan_.micro_batches, "pipeline": plan_.devices}, options
+    return plan(model, cluster, target=plan_.target, **batch, **kept, **search)
 
 
 def solve(
@@ -111,17 +160,11 @@ def solve(
     options: RunOptions | None = None,
 ) -> Plan:
     """Let a planner solve a problem.  Raises InfeasibleError if it finds nothing that fits."""
-    return _plan_of(planners[planner](problem), problem, model=model, cluster=cluster, options=options or RunOptions())
+    plan = _plan_of(planners[planner](problem), problem, options or RunOptions())
+    return replace(plan, model=model, cluster=cluster)
 
 
-def _plan_of(
-    result: Result,
-    problem: Problem,
-    *,
-    model: Mapping[str, Any] | None,
-    cluster: Mapping[str, Any] | None,
-    options: RunOptions,
-) -> Plan:
+def _plan_of(result: Result, problem: Problem, options: RunOptions) -> Plan:
     return Plan(
         planner=result.planner,
         schedule=result.solution.schedule,
@@ -130,8 +173,6 @@ def _plan_of(
         solve_seconds=result.solve_seconds,
         partition=_planned(problem, result.solution),
         candidates=result.solution.candidates or (result.summary,),
-        model=model,
-        cluster=cluster,
         options=options,
     )
 

@@ -12,6 +12,9 @@ from debubble.costs.units import Partition, Units
 from debubble.ir import CandidateSummary, DebubbleError, InfeasibleError, InputError, Number, Schedule, StageCosts
 from debubble.search.effort import Effort
 from debubble.simulator import Price, Timeline
+from debubble.targets.levers import Levers
+from debubble.targets.orders import OwnOrders
+from debubble.targets.target import targets
 
 if TYPE_CHECKING:
     from debubble.search.problem import Objective
@@ -47,6 +50,8 @@ class Problem:
         seed: Seed of searches that draw at random.
         objective: What the pipeline's part of a step takes: the makespan, or, with post-validation, the longest span.
         tail: What follows the pipeline, if these are a model's units; None: nothing.
+        target: The name of the framework whose levers the plan may use, and whose whole layers the units are; None:
+            everything that debubble plans.
 
     Raises:
         InputError: If the entries do not go together.
@@ -62,6 +67,7 @@ class Problem:
     seed: int = 0
     objective: Objective = "makespan"
     tail: StepTail | None = None
+    target: str | None = None
 
     def __post_init__(self) -> None:
         if self.devices < 1:
@@ -91,6 +97,16 @@ class Problem:
                 return costs
             case ModelUnits(units):
                 return units
+
+    @property
+    def levers(self) -> Levers | None:
+        """The only levers that a plan may use; None: all of them."""
+        return None if self.target is None else targets[self.target].levers
+
+    def allows(self, schedule: str) -> bool:
+        """Tell whether the levers leave a schedule of the library to choose, by its name."""
+        orders = None if self.levers is None else self.levers.orders
+        return not isinstance(orders, OwnOrders) or schedule in orders.names
 
     def begun(self) -> Effort:
         """Start the clock of a search: its effort, with the deadline as its brake."""

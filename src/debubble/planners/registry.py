@@ -15,8 +15,10 @@ from debubble.costs.host_memory import check_host_memory
 from debubble.ir import CandidateSummary, Number
 from debubble.planners.bounds import check_states, lower_bound
 from debubble.planners.problem import ModelUnits, Problem, Solution
+from debubble.planners.restriction import as_run
 from debubble.registry import Registry
 from debubble.simulator import Timeline, simulate
+from debubble.targets.target import runs_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,7 @@ class Result:
         pipeline_bound: A lower bound on the pipeline's part of it.
         solve_seconds: Seconds on the clock that the planner took.
         time: Time of the whole step: makespan or span, as the problem says, and gradients and optimizer after it.
+        runs_in: Names of the targets that run it as it is, if it is a model's.
     """
 
     planner: str
@@ -40,6 +43,7 @@ class Result:
     pipeline_bound: Number
     solve_seconds: float
     time: Number
+    runs_in: tuple[str, ...] = ()
 
     @property
     def makespan(self) -> Number:
@@ -66,6 +70,7 @@ class Result:
             schedule=self.solution.schedule.name,
             solve_seconds=self.solve_seconds,
             remark=self.solution.remark,
+            runs_in=self.runs_in,
         )
 
 
@@ -103,7 +108,7 @@ class PlannerEntry:
 
 
 def verified(name: str, problem: Problem, solution: Solution, solve_seconds: float) -> Result:
-    """Lower a planner's answer under the limit and simulate it.
+    """Lower a planner's answer, as the problem's target runs it, under the limit and simulate it.
 
     Args:
         name: The planner's name.
@@ -116,6 +121,7 @@ def verified(name: str, problem: Problem, solution: Solution, solve_seconds: flo
         InfeasibleError: If it keeps more on a host than there is.
         DeadlockError: If its operations wait for each other.
     """
+    solution = as_run(problem, solution)
     timeline = simulate(solution.schedule, solution.costs)
     if isinstance(problem.workload, ModelUnits) and solution.partition is not None:
         check_host_memory(problem.workload.units, solution.partition, timeline)
@@ -125,10 +131,20 @@ def verified(name: str, problem: Problem, solution: Solution, solve_seconds: flo
         solution=solution,
         timeline=timeline,
         time=problem.step_time(timeline),
+        runs_in=_runs_in(problem, solution),
         lower_bound=problem.step_bound(bound),
         pipeline_bound=bound,
         solve_seconds=solve_seconds,
     )
+
+
+def _runs_in(problem: Problem, solution: Solution) -> tuple[str, ...]:
+    if problem.target is not None:
+        return (problem.target,)
+    if problem.tail is None or solution.partition is None or not isinstance(problem.workload, ModelUnits):
+        return ()
+    stages = problem.workload.units.planned(solution.partition)
+    return runs_in(solution.schedule, stages, problem.tail.options, problem.tail.model)
 
 
 planners: Registry[PlannerEntry] = Registry("debubble.planners", what="planner")

@@ -137,7 +137,7 @@ def _changes(plan: Plan, *, effort: float, deadline: float | None) -> Iterator[_
         assert plan.model is not None
         return problem_of(
             Model.from_hf(plan.model), cluster, plan.options, micro_batches=micro_batches, pipeline=plan.devices,
-            effort=effort, deadline=deadline,
+            effort=effort, deadline=deadline, target=plan.target,
         )  # fmt: skip
 
     same, find = problem(cluster, plan.micro_batches), partial(thorough, names=_planners(plan))

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from debubble.ir import Kind, Plan
 from debubble.planners.explanation import explanation
+from debubble.planners.nearest import NearestPlan, plan_runs_in
 from debubble.planners.what_if import what_if_lines
+from debubble.targets.target import targets
 from debubble.views.memory_table import memory_words
-from debubble.views.rows import configuration_rows, folded_planner_rows, partition_rows, planner_rows
+from debubble.views.rows import configuration_rows, folded_planner_rows, partition_rows, planner_rows, target_rows
 from debubble.views.scene import Scene
 from debubble.views.summary import bound_words, pace_words, why_not_faster
 from debubble.views.terminal import device_table, headline, remark_lines, rich_table, stage_table
 
 
-def render(plan: Plan, scene: Scene, *, tokens: float | None = None, details: bool = True) -> RenderableType:
+def render(
+    plan: Plan,
+    scene: Scene,
+    *,
+    tokens: float | None = None,
+    details: bool = True,
+    nearest: Sequence[NearestPlan] = (),
+) -> RenderableType:
     """The answer in a dozen lines: the step, the pace, the plan, its memory, what binds, and what others found.
 
     Args:
@@ -26,16 +35,19 @@ def render(plan: Plan, scene: Scene, *, tokens: float | None = None, details: bo
         scene: What it was predicted to do.
         tokens: How many tokens are to be trained on; None: the days are not told.
         details: Whether stages, devices and every planner's answer follow.
+        nearest: The plans of all targets, if they were asked for.
     """
     advice = what_if_lines(plan, float(scene.step_time), plan.what_ifs)
     parts: list[RenderableType] = [
-        Text(f"{plan.schedule.name}, planned by {plan.planner}", style="bold"),
+        Text(f"{plan.schedule.name}, planned by {plan.planner}{_for_target(plan)}", style="bold"),
         *([Text(_cut_off(plan), style="bold red")] if plan.cut_off else []),
         Text("\n".join([headline(scene), *_of_a_model(plan, scene, tokens), bound_words(plan, scene), *advice])),
         *remark_lines(scene),
     ]
     if plan.degree_search is not None:
         parts.append(rich_table(configuration_rows(plan.degree_search)))
+    if nearest:
+        parts.append(rich_table(target_rows(nearest, float(scene.step_time))))
     if details:
         parts += _details(plan, scene)
     else:
@@ -78,6 +90,12 @@ def _of_a_model(plan: Plan, scene: Scene, tokens: float | None) -> Iterator[str]
     parts = memory_words(why.memory[why.fullest], reserve=why.reserve)
     yield f"Device {why.fullest} is fullest: {parts}"
     yield why.binding
+    if plan.target is None:
+        yield f"Runs as it is in {', '.join(plan_runs_in(plan)) or 'no framework: see --for'}."
+
+
+def _for_target(plan: Plan) -> str:
+    return "" if plan.target is None else f" for {targets[plan.target].title}"
 
 
 def _partition_words(plan: Plan) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from debubble.formatting import size_words, time_words
 from debubble.ir import CandidateSummary, Plan, PlannedUnit
 from debubble.ir.degrees import DegreeSearch
+from debubble.planners.nearest import NearestPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,28 +33,34 @@ class Rows:
 
 def folded_planner_rows(plan: Plan, *, seconds: bool) -> Rows:
     """The planners' answers, equal ones in one row, fastest first."""
-    planners: dict[tuple[str, str], list[str]] = {}
+    planners: dict[tuple[str, str, str], list[str]] = {}
     for c in _answers(plan):
-        planners.setdefault((time_words(_step(c), seconds=seconds), c.schedule or ""), []).append(c.planner)
+        row = time_words(_step(c), seconds=seconds), c.schedule or "", ", ".join(c.runs_in)
+        planners.setdefault(row, []).append(c.planner)
     rejected = [c.planner for c in plan.candidates if c.rejected]
+    where = _runs_in(plan)
     return Rows(
         title="Planners",
-        columns=("step", "schedule", "planners"),
-        rows=[(step, schedule, ", ".join(names)) for (step, schedule), names in planners.items()],
-        texts=frozenset({"schedule", "planners"}),
+        columns=("step", "schedule", "planners", *where),
+        rows=[
+            (step, schedule, ", ".join(names), *[runs_in] * len(where))
+            for (step, schedule, runs_in), names in planners.items()
+        ],
+        texts=frozenset({"schedule", "planners", *where}),
         caption=f"These have no answer: {', '.join(rejected)}." if rejected else "",
     )
 
 
 def planner_rows(plan: Plan, *, seconds: bool) -> Rows:
     """Every planner's answer, fastest first."""
+    where = _runs_in(plan)
 
     def pipeline(candidate: CandidateSummary) -> float:
         return (candidate.span if plan.options.post_validation else candidate.makespan) or 0
 
     return Rows(
         title="Planners",
-        columns=("planner", "schedule", "step", "pipeline", "gap", "peak memory"),
+        columns=("planner", "schedule", "step", "pipeline", "gap", "peak memory", *where),
         rows=[
             (
                 c.planner,
@@ -62,10 +69,33 @@ def planner_rows(plan: Plan, *, seconds: bool) -> Rows:
                 time_words(pipeline(c), seconds=seconds),
                 "" if c.gap is None else f"{100 * c.gap:.1f}%",
                 size_words(max(c.peak_memory)) if c.peak_memory else "",
+                *[", ".join(c.runs_in)] * len(where),
             )
             for c in _answers(plan)
         ],
-        texts=frozenset({"planner", "schedule"}),
+        texts=frozenset({"planner", "schedule", *where}),
+    )
+
+
+def _runs_in(plan: Plan) -> tuple[str, ...]:
+    """The column that says which frameworks run an answer, where that is known."""
+    return ("runs in",) if any(c.runs_in for c in plan.candidates) else ()
+
+
+def target_rows(plans: Sequence[NearestPlan], step_time: float) -> Rows:
+    """The fastest plan that every target runs, beside a plan whose step takes that many seconds."""
+
+    def row(plan: NearestPlan) -> tuple[str, ...]:
+        if plan.step_time is None:
+            return plan.target, "", "", f"none: {plan.reason}"
+        ratio = f"{100 * (plan.step_time / step_time - 1):+.1f}%"
+        return plan.target, time_words(plan.step_time, seconds=True), ratio, plan.schedule or ""
+
+    return Rows(
+        title="Targets: the nearest plan of each",
+        columns=("runs in", "step", "beside this plan", "schedule"),
+        rows=list(map(row, plans)),
+        texts=frozenset({"runs in", "schedule"}),
     )
 
 

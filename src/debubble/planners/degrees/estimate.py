@@ -100,10 +100,12 @@ def quick_price(problem: Problem) -> float:
 
 def _schedules(problem: Problem) -> list[tuple[str, int]]:
     if problem.chunks is not None:
-        return [("1f1b" if problem.chunks == 1 else "interleaved", problem.chunks)]
-    if problem.devices == 1:
-        return [("1f1b", 1)]
-    return [(name, v) for name, v in QUICK if problem.devices * v <= len(units_of(problem).units)]
+        choices = [("1f1b" if problem.chunks == 1 else "interleaved", problem.chunks)]
+    elif problem.devices == 1:
+        choices = [("1f1b", 1)]
+    else:
+        choices = [(name, v) for name, v in QUICK if problem.devices * v <= len(units_of(problem).units)]
+    return [(name, v) for name, v in choices if problem.allows(name)]
 
 
 def _fitted(problem: Problem, name: str, chunks: int) -> PricedSchedule:

@@ -21,7 +21,7 @@ from typing import Generic, TypeVar
 from debubble.costs.flops import Utilization
 from debubble.ir import DebubbleError, InfeasibleError
 from debubble.ir.degrees import ConfigurationSummary, Degrees, DegreeSearch
-from debubble.planners.auto import fastest_of
+from debubble.planners.auto import asked, fastest_of
 from debubble.planners.degrees.estimate import quick_price, quick_step, rough_step, step_bound
 from debubble.planners.degrees.memory import peak_parts, too_large
 from debubble.planners.degrees.space import Job, configurations
@@ -262,7 +262,7 @@ class _Search:
     def _ask(self, degrees: Degrees) -> None:
         problem = replace(self.problems[degrees], effort=FINAL * self.job.effort)
         large = problem.devices * problem.micro_batches >= LARGE
-        names = ALSO_LARGE if large else [name for name in planners if name != "auto"]
+        names = [name for name in asked(problem) if not large or name in ALSO_LARGE]
         try:
             answer = verified("auto", problem, fastest_of(problem, names), 0.0)
         except DebubbleError as refusal:

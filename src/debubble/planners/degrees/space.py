@@ -23,6 +23,7 @@ from debubble.ir.degrees import Degrees
 from debubble.models import Model
 from debubble.planners.model_problem import problem_of
 from debubble.planners.problem import Problem
+from debubble.targets.target import targets
 
 ZERO_LEVELS = (1, 2, 3)
 """That are tried where there are ranks to divide over."""
@@ -44,6 +45,8 @@ class Job:
     deadline: float | None = None
     cache: bool = False
     seed: int = 0
+    target: str | None = None
+    """The framework that is to run the plan; None: none in particular."""
 
     def __post_init__(self) -> None:
         if self.global_batch < 1:
@@ -70,6 +73,7 @@ class Job:
             self.model, self.cluster, self.run_options(degrees), micro_batches=degrees.micro_batches,
             pipeline=degrees.pipeline, chunks=degrees.chunks, effort=self.effort if effort is None else effort,
             deadline=self.deadline, cache=self.cache, seed=self.seed,
+            target=self.target,
         )  # fmt: skip
 
 
@@ -132,7 +136,7 @@ def _ranked(job: Job, degrees: Degrees) -> Iterator[Degrees]:
     experts = job.model.experts
     shared = [e for e in _divisors(ranks) if experts is not None and experts.count % e == 0] or [1]
     for expert in _choices(job, "expert", shared):
-        for zero in _choices(job, "zero", ZERO_LEVELS if ranks > 1 else (0,)):
+        for zero in _choices(job, "zero", _zero_levels(job) if ranks > 1 else (0,)):
             for size in _choices(job, "micro_batch_size", _powers(batch)):
                 if batch % size == 0:
                     for number in _choices(job, "micro_batches", (batch // size,)):
@@ -143,6 +147,11 @@ def _ranked(job: Job, degrees: Degrees) -> Iterator[Degrees]:
                             )  # fmt: skip
 
 
+def _zero_levels(job: Job) -> tuple[int, ...]:
+    most = max(ZERO_LEVELS) if job.target is None else targets[job.target].zero
+    return tuple(level for level in ZERO_LEVELS if level <= most) or (0,)
+
+
 def _choices(job: Job, name: str, otherwise: tuple[int, ...] | list[int]) -> tuple[int, ...] | list[int]:
     return (job.fixed[name],) if name in job.fixed else otherwise
 
@@ -151,8 +160,11 @@ def _check(job: Job, degrees: Degrees) -> None:
     options = job.run_options(degrees)
     Layout.of(job.cluster, options, degrees.pipeline)
     check(job.model, options)
+    if job.target is not None:
+        targets[job.target].check(options, job.model, pipeline=degrees.pipeline)
     parameter_bytes(options, shards=1, gradient_bytes=MEGATRON.gradient_bytes)
-    units = job.model.layers * (1 if job.model.whole_layers else 2) + 2
+    whole = job.model.whole_layers or (job.target is not None and targets[job.target].levers is not None)
+    units = job.model.layers * (1 if whole else 2) + 2
     stages = degrees.pipeline * (degrees.chunks or 1)
     if stages > units:
         raise InputError(f"{units} model units cannot fill {stages} stages; use fewer pipeline devices or chunks.")

@@ -12,10 +12,12 @@ from itertools import chain, combinations
 
 from debubble.costs.units import Partition, Units
 from debubble.ir import InfeasibleError, Placement, Schedule, StageCosts
-from debubble.planners.partitioning.recomputation import cheapest_stages, cheapest_strategies
+from debubble.planners.partitioning.recomputation import cheapest_alike, cheapest_stages, cheapest_strategies
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.search.effort import REPRICED, RESIMULATED, SCORED, Effort
 from debubble.simulator import Repricer
+from debubble.targets.levers import Levers
+from debubble.targets.recomputation import Alike
 
 NEAR = 1.2
 """Times the best, up to which a neighbouring partition's strategies are worth refining."""
@@ -96,7 +98,7 @@ class PartitionSearch:
         Raises:
             InfeasibleError: If it does not fit.
         """
-        return self.priced(cheapest_strategies(self.repricer, self.units, lengths, self.strategies))
+        return self.priced(self._cheapest(lengths))
 
     def priced(self, partition: Partition) -> PricedSchedule:
         """A partition with its time; the limit is not checked."""
@@ -110,12 +112,26 @@ class PartitionSearch:
         peaks = self.repricer.peak_memory(self._costs(partition), fused_recompute=partition.recomputing)
         return [float(peak) - limit for peak, limit in zip(peaks, self.problem.limits, strict=True)]
 
+    def _cheapest(self, lengths: Sequence[int]) -> Partition:
+        """The least recomputation that fits; raises InfeasibleError if none does."""
+        if self._alike is not None:
+            return cheapest_alike(self.repricer, self.units, lengths, self._alike)
+        return cheapest_strategies(self.repricer, self.units, lengths, self.strategies)
+
+    @property
+    def _alike(self) -> Levers | None:
+        """The levers, where they let no layer recompute in a way of its own."""
+        levers = self.problem.levers
+        return levers if levers is not None and isinstance(levers.recomputation, Alike) else None
+
     def _costs(self, partition: Partition) -> StageCosts:
         return self.units.stage_costs(partition, self.repricer.schedule.placement)
 
     def improve(self, start: PricedSchedule, partition: Partition, effort: Effort) -> PricedSchedule:
         """The fastest point that moves of units and changes of strategies reach from a start of that partition."""
         best, partition = self._move_units(start, partition, effort)
+        if self._alike is not None:
+            return best
         fine = self.refine(best, partition, effort)
         for lengths in _neighbours(partition.lengths, _load(best)):
             if effort.over:
@@ -167,7 +183,7 @@ class PartitionSearch:
         """The cheapest partition of these lengths with its price; None if it does not fit."""
         with self._spending(effort, REPRICED):
             try:
-                partition = cheapest_strategies(self.repricer, self.units, lengths, self.strategies)
+                partition = self._cheapest(lengths)
             except InfeasibleError:
                 return None
             return self.priced(partition), partition

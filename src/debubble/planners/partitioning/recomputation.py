@@ -7,6 +7,7 @@ superfluous is put back.  Peaks come from the schedule's order, not from a formu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -15,6 +16,7 @@ from debubble.costs.units import Partition, Units
 from debubble.errors import InfeasibleError, readable
 from debubble.ir import Kind, Placement, Schedule, StageCosts
 from debubble.simulator import Repricer
+from debubble.targets.levers import Levers
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,44 @@ def cheapest_strategies(
 
     limits = _limits(units.stage_costs(build([]), placement), placement)
     return build(_fewest(increments, peaks, limits, superfluous=_last_of_each_type(units)))
+
+
+def cheapest_alike(repricer: Repricer, units: Units, lengths: Sequence[int], levers: Levers) -> Partition:
+    """Recompute the least that fits in one of the ways in which all layers recompute alike.
+
+    Args:
+        repricer: Prices the order of operations.
+        units: The model, in whole layers.
+        lengths: Units per stage.
+        levers: What the framework can do.
+
+    Returns:
+        The partition of these lengths that takes the shortest step.
+
+    Raises:
+        InfeasibleError: If none of the ways fits, naming the device.
+    """
+    placement = repricer.schedule.placement
+    limits = _limits(units.stage_costs(Partition.cut(units, lengths), placement), placement)
+    fitting: list[tuple[float, Partition]] = []
+    missing = math.inf
+    for ways in levers.together(units, lengths):
+        for partition in ways:
+            costs = units.stage_costs(partition, placement)
+            peaks = repricer.peak_memory(costs, fused_recompute=partition.recomputing)
+            excess = max(float(peak) - limit for peak, limit in zip(peaks, limits, strict=True))
+            if excess <= 0:
+                price = repricer.price(costs, fused_recompute=partition.recomputing)
+                fitting.append((float(price.makespan), partition))
+                break
+            missing = min(missing, excess)
+    if not fitting:
+        raise InfeasibleError(
+            f"{readable(missing)} are missing on the fullest device, in whatever way {levers.title} recomputes; use"
+            " more devices or a larger --tensor degree.",
+            missing=missing,
+        )
+    return min(fitting, key=lambda pair: pair[0])[1]
 
 
 def cheapest_stages(repricer: Repricer, costs: StageCosts) -> frozenset[int]:

@@ -25,8 +25,9 @@ from debubble.planners.partitioning.local_search import (
 from debubble.planners.portfolio.trials import TRIES, Order, Trial, lengths_of, likeness, trials_of
 from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution, closest
 from debubble.planners.registry import planner
+from debubble.planners.restriction import as_run
 from debubble.search.effort import RESIMULATED, Effort
-from debubble.simulator import Repricer
+from debubble.simulator import Repricer, simulate
 
 FINALISTS = 3
 """Orders whose partition is searched."""
@@ -61,7 +62,8 @@ def portfolio(problem: Problem) -> Solution:
     candidates = search.ranked()
     for rank, candidate in enumerate(candidates[:FINALISTS]):
         share = search.effort.part(search.effort.left / (min(FINALISTS, len(candidates)) - rank))
-        candidates[rank] = search.candidate(candidate.order, improve(search.short, candidate.found, effort=share))
+        improved = _as_run(search.short, improve(search.short, candidate.found, effort=share))
+        candidates[rank] = search.candidate(candidate.order, improved)
     return replace(search.fastest(candidates).solution, cut_off=search.effort.cut_off)
 
 
@@ -93,7 +95,7 @@ class _Search:
                 continue
             self.effort.spend(price)
             try:
-                found = self._fitted(trial)
+                found = _as_run(self.short, self._fitted(trial))
             except DebubbleError as error:
                 reasons.append(error)
                 continue
@@ -180,7 +182,7 @@ class _Search:
             if whole and rank >= FINALISTS:
                 break
             try:
-                whole.append(self._in_full(candidate))
+                whole.append(_as_run(self.problem, self._in_full(candidate)))
             except DebubbleError as error:
                 reasons.append(error)
         if not whole:
@@ -200,3 +202,12 @@ class _Search:
                 if max(search.excesses(found.partition)) <= 0:
                     return search.priced(found.partition)
                 return search.fitted(found.partition.lengths)
+
+
+def _as_run(problem: Problem, found: PricedSchedule) -> PricedSchedule:
+    """A schedule as the problem's target runs it; raises DebubbleError if it does not."""
+    if problem.levers is None:
+        return found
+    solution = as_run(problem, found.solution)
+    time = float(problem.time_of(simulate(solution.schedule, solution.costs)))
+    return PricedSchedule(time, solution.schedule, solution.costs, solution.partition)

@@ -1,0 +1,84 @@
+"""NeMo Automodel: its YAML recipe, or the part of one that debubble writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from debubble.imports.job import Job
+from debubble.imports.modules import hub_model, layers_of
+from debubble.imports.registry import Given, Settings, importer
+from debubble.imports.settings import Reader, read_settings
+from debubble.imports.torch_hosts import balanced_layers, chunks_of, order_of, recomputed
+from debubble.ir import InputError, RunOptions
+from debubble.models import Model
+
+_OPTIMIZERS = {"AdamW": "adamw", "Adam": "adam", "FusedAdam": "adamw"}
+_LENGTHS = ("sequence_length", "dataset.seq_length", "dataset.seq_len", "packed_sequence.packed_sequence_size")
+_MAY_COST = ("fp8", "te_", "compile", "offload", "packed", "reshard", "defer_fsdp")
+
+
+@importer("automodel", settings=read_settings, file="plan.yaml")
+def automodel(settings: Settings, path: Path, given: Given) -> Job:
+    """Degrees, stages, order and recomputation of an Automodel recipe."""
+    read = Reader(settings, path)
+    model = given.model or _model(read, path)
+    pipeline = given.pipeline or read.number("distributed.pp_size", 1)
+    tensor, context = read.number("distributed.tp_size", 1), read.number("distributed.cp_size", 1)
+    data = read.get("distributed.dp_size") or max(1, given.cluster.count // (pipeline * tensor * context))
+    size = read.number("distributed.pipeline.pp_microbatch_size", 1)
+    local = read.number("step_scheduler.local_batch_size", size)
+    csv = read.get("distributed.pipeline.pp_schedule_csv")
+    order = order_of(read.get("distributed.pipeline.pp_schedule", "1F1B"), csv, path)
+    parts = read.get("distributed.pipeline.module_fqns_per_model_part")
+    stages = pipeline * chunks_of(order)
+    layers = layers_of(parts) if parts else balanced_layers(model.layers, stages, first_less=0, last_less=0)
+    length = given.sequence_length or next((read.get(name) for name in _LENGTHS if read.get(name)), None)
+    if length is None:
+        raise InputError(f"{path} does not say how long its sequences are: give --sequence-length.")
+    ranks = read.number("distributed.ep_size", 1)
+    policy = str(read.get("distributed.mp_policy.param_dtype", read.get("model.torch_dtype", "bfloat16")))
+    options = RunOptions(
+        micro_batch_size=size,
+        sequence_length=length,
+        tensor=tensor,
+        data=data,
+        context=context,
+        expert=max(1, ranks // tensor) if model.experts is not None else 1,
+        zero=1 if data * context > 1 else 0,
+        optimizer=_optimizer(read),
+        dtype="fp32" if policy.endswith("float32") else "bf16",
+        lora=read.number("peft.dim", 0),
+    )
+    checkpointing = bool(read.get("distributed.activation_checkpointing", False))
+    return Job(
+        target="automodel",
+        model=model,
+        options=options,
+        pipeline=pipeline,
+        micro_batches=given.micro_batches or local // size,
+        layers=layers,
+        order=order,
+        strategies=recomputed(range(model.layers)) if checkpointing else {},
+        unread=tuple(_unread(read)),
+    )
+
+
+def _model(read: Reader, path: Path) -> Model:
+    found = hub_model(str(read.get("model.pretrained_model_name_or_path", "")))
+    if found is None:
+        raise InputError(f"{path} names no model that is known here: give it with --model.")
+    return found
+
+
+def _optimizer(read: Reader) -> str:
+    name = str(read.get("optimizer._target_", "torch.optim.AdamW")).rpartition(".")[2]
+    if name == "SGD":
+        return "momentum" if read.get("optimizer.momentum", 0) else "sgd"
+    return _OPTIMIZERS.get(name, "adamw")
+
+
+def _unread(read: Reader) -> Iterator[str]:
+    left = read.matching(_MAY_COST, read=_LENGTHS)
+    if left:
+        yield f"Not read: {', '.join(left)}."

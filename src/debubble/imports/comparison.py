@@ -1,0 +1,151 @@
+"""A job as it is beside the plan that its framework can run: steps, memory, and the settings to change."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from debubble.exports import exports
+from debubble.formatting import size_words, time_words
+from debubble.imports.registry import Importer, Settings
+from debubble.ir import DebubbleError, OutOfMemoryError, Plan
+from debubble.planners.plan_model import step_time, tail_of
+from debubble.simulator import simulate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What a plan takes.
+
+    Attributes:
+        step_time: Seconds of a step.
+        peak_memory: Bytes on the fullest device, beside what no plan may use.
+        fits: Whether that is within the limit of every device.
+    """
+
+    step_time: float
+    peak_memory: float
+    fits: bool
+
+    @staticmethod
+    def of(plan: Plan) -> Figures:
+        """Simulate a plan, without its memory limit if it exceeds it."""
+        try:
+            timeline, fits = plan.simulate(), True
+        except OutOfMemoryError:
+            timeline, fits = simulate(plan.schedule, plan.costs.with_limit(None)), False
+        seconds = float(step_time(timeline, plan.options, tail=tail_of(plan)))
+        return Figures(step_time=seconds, peak_memory=float(max(timeline.peak_memory)), fits=fits)
+
+    def __str__(self) -> str:
+        much = "" if self.fits else ", which does not fit"
+        return f"{time_words(self.step_time, seconds=True)}, {size_words(self.peak_memory)}{much}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One setting to change: its value now, and then; None: it is not there."""
+
+    name: str
+    now: Any
+    then: Any
+
+    def __str__(self) -> str:
+        if self.then is None:
+            return f"leave out {self.name}"
+        then = _words(self.then)
+        return f"{self.name}{then and f' {then}'}" + ("" if self.now is None else f" (now {_words(self.now) or 'on'})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A job and its better plan.
+
+    Attributes:
+        yours: What the job takes as it is.
+        planned: What the fastest plan takes; None: nothing fits.
+        changes: The settings that make the one the other.
+        reason: Why there is no plan.
+    """
+
+    yours: Figures
+    planned: Figures | None
+    changes: tuple[Change, ...] = ()
+    reason: str | None = None
+
+    def sentences(self) -> Iterator[str]:
+        """The answer, a line for what the plans take and a line for each change."""
+        if self.planned is None:
+            yield f"Yours: {self.yours}.  No plan fits: {self.reason}"
+        elif not self.changes:
+            yield f"Yours: {self.yours}.  Nothing faster was found."
+        else:
+            count = len(self.changes)
+            yield f"Yours: {self.yours}; planned: {self.planned}; change {count} setting{'s' * (count > 1)}:"
+            yield from (f"  {change}" for change in self.changes)
+
+
+def compare(importer: Importer, settings: Settings, yours: Plan, again: Callable[[], Plan]) -> tuple[Comparison, Plan]:
+    """Plan a job again, and say what to change.
+
+    Args:
+        importer: The framework's.
+        settings: The job's settings.
+        yours: The job's plan.
+        again: Makes the fastest plan for the framework.
+
+    Returns:
+        The comparison, and the faster of the two plans.
+    """
+    figures = Figures.of(yours)
+    try:
+        plan = again()
+        planned = Figures.of(plan)
+        if figures.fits and planned.step_time >= figures.step_time * (1 - NEGLIGIBLE):
+            return Comparison(yours=figures, planned=figures), yours
+        changes = tuple(_changes(importer, settings, yours, plan))
+    except DebubbleError as error:
+        return Comparison(yours=figures, planned=None, reason=str(error)), yours
+    return Comparison(yours=figures, planned=planned, changes=changes), plan
+
+
+NEGLIGIBLE = 1e-3
+"""Share of a step by which another plan must be faster to be worth a change."""
+
+
+def _changes(importer: Importer, settings: Settings, yours: Plan, plan: Plan) -> Iterator[Change]:
+    """What the plan's export has otherwise, and what the job's own export has that the plan's has not."""
+    wanted, before = _written(importer, plan), _written(importer, yours)
+    for name, value in wanted.items():
+        now = settings.get(name)
+        same = _words(now) == _words(value) if name in settings else before.get(name) == value
+        if not same:
+            yield Change(name=name, now=now, then=value)
+    for name in before.keys() - wanted.keys():
+        if name in settings:
+            yield Change(name=name, now=settings[name], then=None)
+
+
+def _written(importer: Importer, plan: Plan) -> Mapping[str, Any]:
+    """The settings of a plan's export; none if the framework does not take the plan."""
+    try:
+        made = exports[importer.name](plan)
+    except DebubbleError:
+        if importer.name != plan.target:
+            raise
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in made.files.items():
+            (Path(folder) / name).write_text(content)
+        return importer.settings(Path(folder) / importer.file)
+
+
+def _words(value: Any) -> str:
+    if value is True:
+        return ""
+    if isinstance(value, list | tuple):
+        return " ".join(map(_words, value))
+    return str(value)

@@ -1,0 +1,109 @@
+"""A job as another framework's configuration describes it, and the plan that it is."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from debubble.costs import Cluster
+from debubble.costs.parallel_layout import Layout
+from debubble.costs.units import Partition, Units
+from debubble.ir import InputError, Plan, RunOptions, Schedule
+from debubble.models import Model
+from debubble.planners.bounds import lower_bound
+from debubble.planners.model_problem import half_layers, problem_of
+from debubble.schedules import schedules
+from debubble.targets.levers import LAYERS
+
+Strategies = Mapping[int, tuple[str, str]]
+"""Layer -> the operators that its attention half and its MLP half recompute; those left out recompute nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a configuration says.
+
+    Attributes:
+        target: The framework, by the name of its target.
+        model: The model.
+        options: How it is run.
+        pipeline: Pipeline devices.
+        micro_batches: Micro-batches per step and replica.
+        layers: Decoder layers of every stage, in model order.
+        order: The name of the library's schedule that the framework runs, or the order itself.
+        strategies: What is recomputed.
+        mtp_stage: The stage with the multi-token-prediction layers; None: the last.
+        unread: Sentences on what was not read, or is not priced.
+    """
+
+    target: str
+    model: Model
+    options: RunOptions
+    pipeline: int
+    micro_batches: int
+    layers: Sequence[int]
+    order: str | Schedule
+    strategies: Strategies
+    mtp_stage: int | None = None
+    unread: tuple[str, ...] = ()
+
+    def plan(self, cluster: Cluster) -> Plan:
+        """The plan that the job runs, whether it fits or not.
+
+        Raises:
+            InputError: if the parts do not go together.
+        """
+        if sum(self.layers) != self.model.layers:
+            raise InputError(
+                f"The stages have {sum(self.layers)} layers together, and the model has {self.model.layers}; give the"
+                " right one with --model."
+            )
+        Layout.of(cluster, self.options, self.pipeline).check_all_used(self.options)
+        units = half_layers(self.model, cluster, self.options, pipeline=self.pipeline, target=self.target)
+        partition = self._partition(units)
+        schedule = replace(self._schedule(), fused_recompute=partition.recomputing)
+        problem = problem_of(
+            self.model, cluster, self.options, micro_batches=self.micro_batches, pipeline=self.pipeline
+        )
+        return Plan(
+            planner="imported",
+            schedule=schedule,
+            costs=units.stage_costs(partition, schedule.placement),
+            lower_bound=problem.step_bound(lower_bound(problem)),
+            partition=units.planned(partition),
+            model=self.model.config,
+            cluster=cluster.to_dict(),
+            options=self.options,
+            target=self.target,
+        )
+
+    def _partition(self, units: Units) -> Partition:
+        """The stages: what is before the first layer in the first, what is behind the last layer in the last."""
+        ends = list(accumulate(self.layers))
+        last = len(ends) - 1
+        beside = {"head": last, "mtp": last if self.mtp_stage is None else self.mtp_stage}
+        stages: list[list[tuple[int, str]]] = [[] for _ in ends]
+        for index, unit in enumerate(units.units):
+            if unit.type not in LAYERS or unit.layer is None:
+                stages[beside.get(unit.type, 0)].append((index, "none"))
+                continue
+            wanted = self.strategies.get(unit.layer, ("none", "none"))[unit.type == "mlp"]
+            stages[bisect_right(ends, unit.layer)].append((index, unit.strategy_named(wanted) or "none"))
+        return Partition(stages)
+
+    def _schedule(self) -> Schedule:
+        if isinstance(self.order, Schedule):
+            return self.order
+        chunks = len(self.layers) // self.pipeline
+        return schedules[self.order](
+            devices=self.pipeline, micro_batches=self.micro_batches, chunks=chunks if chunks > 1 else None
+        )
+
+
+def even_layers(layers: int, stages: int) -> tuple[int, ...]:
+    """Equally many layers per stage; raises InputError if they do not divide."""
+    if layers % stages:
+        raise InputError(f"{layers} layers cannot be divided evenly over {stages} stages.")
+    return (layers // stages,) * stages

@@ -1,0 +1,277 @@
+"""Megatron-LM: its command-line arguments, in a script or as it logs them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from debubble.imports.arguments import read_arguments
+from debubble.imports.job import Job, even_layers
+from debubble.imports.registry import Given, Settings, importer
+from debubble.imports.sizes import Sizes
+from debubble.ir import InputError, RunOptions
+from debubble.models import Model
+from debubble.targets.frameworks import MEGATRON_MODULES
+from debubble.targets.target import sparse_layers
+
+_TARGET = "megatron"
+
+
+@importer(_TARGET, settings=read_arguments, file="megatron-arguments.sh")
+def megatron(settings: Settings, path: Path, given: Given) -> Job:
+    """Degrees, stages, order and recomputation of Megatron-LM's arguments, and the model if they describe it."""
+    arguments = Arguments(settings, path)
+    pipeline = given.pipeline or arguments.number("--pipeline-model-parallel-size", 1)
+    tensor = arguments.number("--tensor-model-parallel-size", 1)
+    context = arguments.number("--context-parallel-size", 1)
+    data, left = divmod(given.cluster.count, pipeline * tensor * context)
+    if left or not data:
+        raise InputError(
+            f"{path} divides each replica over {pipeline} x {tensor} x {context} pipeline-, tensor- and"
+            f" context-parallel devices, which do not divide the cluster's {given.cluster.count}."
+        )
+    size = arguments.number("--micro-batch-size", 1)
+    batch = arguments.number("--global-batch-size", size * data * (given.micro_batches or 1))
+    micro_batches = given.micro_batches or batch // (size * data)
+    if micro_batches * size * data != batch and given.micro_batches is None:
+        raise InputError(
+            f"{path}: a global batch of {batch} cannot be divided over {data} replicas of {size} sequences."
+        )
+    model = given.model or _model(arguments)
+    layers, mtp_stage = _stages(arguments, model.layers, pipeline)
+    options = RunOptions(
+        micro_batch_size=size,
+        sequence_length=given.sequence_length or arguments.number("--seq-length"),
+        tensor=tensor,
+        data=data,
+        context=context,
+        expert=arguments.number("--expert-model-parallel-size", 1),
+        zero=_zero(arguments) if data * context > 1 else int("--use-distributed-optimizer" in settings),
+        optimizer=_optimizer(arguments),
+        dtype=_dtype(arguments),
+    )
+    strategies = _strategies(arguments, model, layers)
+    return Job(
+        target=_TARGET,
+        model=model,
+        options=options,
+        pipeline=pipeline,
+        micro_batches=micro_batches,
+        layers=layers,
+        order="interleaved" if len(layers) > pipeline else "1f1b",
+        strategies=strategies,
+        mtp_stage=mtp_stage,
+        unread=tuple(_unread(arguments, options)),
+    )
+
+
+class Arguments:
+    """Arguments that know which of them were asked for."""
+
+    def __init__(self, settings: Settings, path: Path) -> None:
+        self._settings, self._path = settings, path
+        self.asked: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        self.asked.add(name)
+        return name in self._settings
+
+    def text(self, name: str, default: str | None = None) -> str | None:
+        """The value of an argument that has one."""
+        self.asked.add(name)
+        value = self._settings.get(name, default)
+        return value if value is None or isinstance(value, str) else str(value)
+
+    def words(self, name: str) -> tuple[str, ...]:
+        """The words behind an argument."""
+        self.asked.add(name)
+        value = self._settings.get(name, ())
+        return (value,) if isinstance(value, str) else () if value is True else tuple(value)
+
+    def number(self, name: str, default: int | None = None) -> int:
+        """A whole number; raises InputError if it is missing without a default, or is none."""
+        text = self.text(name)
+        if text is None:
+            if default is None:
+                raise InputError(f"{self._path} does not say {name}; give what it describes on the command line.")
+            return default
+        try:
+            return int(text)
+        except ValueError:
+            raise InputError(
+                f"{self._path}: {name} is '{text}', which is no whole number that is known here."
+            ) from None
+
+    @property
+    def left(self) -> dict[str, Any]:
+        """The arguments that nobody asked for."""
+        return {name: value for name, value in self._settings.items() if name not in self.asked}
+
+
+def _model(arguments: Arguments) -> Model:
+    hidden, heads = arguments.number("--hidden-size"), arguments.number("--num-attention-heads")
+    gated = "--swiglu" in arguments
+    # Megatron-LM's own defaults, from its arguments.py.
+    ffn = int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
+    grouped = "--group-query-attention" in arguments
+    positions = arguments.text("--position-embedding-type", "learned_absolute")
+    vocab = arguments.text("--padded-vocab-size") or arguments.text("--vocab-size")
+    if vocab is None:
+        raise InputError(
+            "The arguments do not say --vocab-size, which Megatron-LM takes from the tokenizer: give the model with"
+            " --model, or a log with the padded_vocab_size that it prints."
+        )
+    if "--multi-latent-attention" in arguments or "--moe-layer-freq" in arguments:
+        raise InputError(
+            "Multi-latent attention and patterns of expert layers are not read: give the model with --model."
+        )
+    return Sizes(
+        layers=arguments.number("--num-layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=arguments.number("--num-query-groups", heads) if grouped else heads,
+        head_dim=arguments.number("--kv-channels", hidden // heads),
+        ffn=arguments.number("--ffn-hidden-size", ffn),
+        vocab=int(vocab),
+        gated=gated,
+        rms_norm=arguments.text("--normalization", "LayerNorm") == "RMSNorm",
+        rotary=positions == "rope" or "--use-rotary-position-embeddings" in arguments,
+        tied="--untie-embeddings-and-output-weights" not in arguments,
+        qkv_bias="--add-qkv-bias" in arguments,
+        qk_norm="--qk-layernorm" in arguments,
+        positions=arguments.number("--max-position-embeddings", 4096),
+        experts=arguments.number("--num-experts", 0),
+        experts_per_token=arguments.number("--moe-router-topk", 2),
+        expert_ffn=arguments.number("--moe-ffn-hidden-size", 0) or None,
+    ).model()
+
+
+def _stages(arguments: Arguments, layers: int, pipeline: int) -> tuple[tuple[int, ...], int | None]:
+    """Layers per stage, and the stage of the multi-token-prediction layers."""
+    layout = arguments.text("--pipeline-model-parallel-layout")
+    if layout is not None:
+        stages = _layout(layout)
+        mtp = next((s for s, stage in enumerate(stages) if "m" in stage), None)
+        return tuple(stage.count("t") for stage in stages), mtp
+    per_virtual = arguments.number("--num-layers-per-virtual-pipeline-stage", 0)
+    chunks = arguments.number("--num-virtual-stages-per-pipeline-rank", 0)
+    first = arguments.text("--decoder-first-pipeline-num-layers")
+    last = arguments.text("--decoder-last-pipeline-num-layers")
+    embedding = int("--account-for-embedding-in-pipeline-split" in arguments)
+    loss = int("--account-for-loss-in-pipeline-split" in arguments)
+    if per_virtual:
+        chunks = layers // pipeline // per_virtual
+    chunks = max(chunks, 1)
+    if first is None and last is None:
+        counts = list(even_layers(layers + embedding + loss, pipeline * chunks))
+        counts[0] -= embedding
+        counts[-1] -= loss
+        return tuple(counts), None
+    ends = [None if text is None else int(text) for text in (first, last)]
+    middle = even_layers(layers - sum(end or 0 for end in ends), pipeline - sum(end is not None for end in ends))
+    per_device = [*([] if ends[0] is None else [ends[0]]), *middle, *([] if ends[1] is None else [ends[1]])]
+    parts = [even_layers(count, chunks) for count in per_device]
+    return tuple(part[chunk] for chunk in range(chunks) for part in parts), None
+
+
+def _layout(text: str) -> list[str]:
+    """The stages of a layout string such as `Et*3|(tt|)*29,m|L`, one letter per layer; InputError if it is none."""
+    flat = text.replace(",", "").replace(" ", "")
+    while (group := re.search(r"\(([^()]*)\)(?:\*(\d+))?", flat)) is not None:
+        flat = flat[: group.start()] + group[1] * int(group[2] or 1) + flat[group.end() :]
+    flat = re.sub(r"([EtmL])\*(\d+)", lambda match: match[1] * int(match[2]), flat)
+    if re.fullmatch(r"[EtmL|]+", flat) is None:
+        raise InputError(f"--pipeline-model-parallel-layout is '{text}', which is no layout of E, t, m, L and |.")
+    return flat.split("|")
+
+
+def _zero(arguments: Arguments) -> int:
+    """The ZeRO level of Megatron's distributed optimizer, or of its FSDP."""
+    if "--use-megatron-fsdp" in arguments or "--use-torch-fsdp2" in arguments:
+        strategies = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+        return strategies.get(arguments.text("--data-parallel-sharding-strategy", "no_shard") or "", 3)
+    return int("--use-distributed-optimizer" in arguments)
+
+
+def _optimizer(arguments: Arguments) -> str:
+    name = arguments.text("--optimizer", "adam") or "adam"
+    if name == "sgd":
+        return "momentum" if float(arguments.text("--sgd-momentum", "0.9") or 0) else "sgd"
+    small = arguments.text("--exp-avg-dtype", "fp32") == "fp8" and arguments.text("--exp-avg-sq-dtype") == "fp8"
+    if name == "adam":
+        return "adamw-8bit" if small and "--use-precision-aware-optimizer" in arguments else "adamw"
+    return name
+
+
+def _dtype(arguments: Arguments) -> str:
+    names = [name for name in ("bf16", "fp16") if f"--{name}" in arguments]
+    return "fp8" if arguments.text("--fp8-format") is not None else next(iter(names), "fp32")
+
+
+def _strategies(arguments: Arguments, model: Model, layers: tuple[int, ...]) -> Mapping[int, tuple[str, str]]:
+    """What every layer recomputes."""
+    granularity = arguments.text("--recompute-granularity")
+    if "--recompute-activations" in arguments:
+        granularity = "selective"
+    method, count = arguments.text("--recompute-method"), arguments.number("--recompute-num-layers", 1)
+    modules = frozenset(arguments.words("--recompute-modules") or ("core_attn",))
+    if granularity == "full":
+        most = count if method == "block" else math.inf
+        begins = (end - length for end, length in zip(accumulate(layers), layers, strict=True))
+        return {
+            begin + place: ("full", "full")
+            for begin, length in zip(begins, layers, strict=True)
+            for place in range(length)
+            if place < most
+        }
+    if granularity != "selective":
+        return {}
+    sparse = sparse_layers(model)
+    known = {frozenset(name.split("+")): choice for name, choice in MEGATRON_MODULES.items()}
+    priced = max((names for names in known if names <= modules), key=len, default=frozenset())
+    if not priced:
+        return {}
+    ways = {layer: known[priced].sparse if layer in sparse else known[priced].dense for layer in range(model.layers)}
+    return {layer: (way.attention, way.mlp) for layer, way in ways.items()}
+
+
+def _unread(arguments: Arguments, options: RunOptions) -> Iterator[str]:
+    """Sentences on what changes time or memory and is not in the prediction."""
+    if options.tensor > 1 and "--sequence-parallel" not in arguments:
+        yield "--sequence-parallel is off, and the prediction counts on it: the job keeps more than predicted."
+    if arguments.number("--expert-tensor-parallel-size", options.tensor) != options.tensor:
+        yield "--expert-tensor-parallel-size: experts are predicted as divided over the tensor-parallel ranks."
+    if arguments.text("--recompute-method") == "uniform" and arguments.number("--recompute-num-layers", 1) > 1:
+        yield "--recompute-method uniform is taken for one input kept per layer, not one per group of layers."
+    modules = set(arguments.words("--recompute-modules"))
+    unknown = modules - {name for setting in MEGATRON_MODULES for name in setting.split("+")}
+    if unknown:
+        yield f"--recompute-modules {' '.join(sorted(unknown))} is not priced."
+    for name, sentence in _UNPRICED.items():
+        if name in arguments:
+            yield f"{name}: {sentence}"
+    left = sorted(name for name in arguments.left if _MAY_COST.search(name))
+    if left:
+        yield f"Not read: {' '.join(left)}."
+
+
+_UNPRICED = {
+    "--fine-grained-activation-offloading": "activations are predicted to stay on the devices.",
+    "--optimizer-cpu-offload": "optimizer states are predicted to stay on the devices.",
+    "--overlap-moe-expert-parallel-comm": "all-to-all is predicted to be waited for.",
+    "--microbatch-group-size-per-virtual-pipeline-stage": "groups are predicted to be as long as the pipeline.",
+    "--tp-comm-overlap": "tensor-parallel messages are predicted to be waited for.",
+    "--overlap-grad-reduce": "gradients are predicted to be summed after the pipeline.",
+    "--moe-shared-expert-intermediate-size": "the shared expert is not in the model; give it with --model.",
+}
+"""Arguments that change a step and are not predicted."""
+
+_MAY_COST = re.compile(
+    "recompute|offload|parallel|pipeline|overlap|expert|moe-(layer|shared|router-topk)|fsdp|shard|graph|mamba|hybrid"
+    "|window|encoder|vision|lora|heterogeneous|mtp|multi-latent|linear-attention"
+)
+"""Words in the names of arguments that change time or memory of a step."""

@@ -1,0 +1,121 @@
+"""MindFormers: its YAML configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from debubble.imports.job import Job
+from debubble.imports.registry import Given, Settings, importer
+from debubble.imports.settings import Reader, read_settings
+from debubble.imports.sizes import Sizes
+from debubble.ir import InputError, RunOptions
+from debubble.models import Model
+from debubble.targets.frameworks import MINDFORMERS_CELLS
+
+_MODEL = "model.model_config."
+_SELECTED = "recompute_config.select_recompute"
+_MAY_COST = ("swap", "recompute_slice", "parallel_optimizer_comm", "select_comm", "mp_comm", "fine_grain", "gmm", "moe")
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+
+@importer("mindformers", settings=read_settings, file="plan.yaml")
+def mindformers(settings: Settings, path: Path, given: Given) -> Job:
+    """Degrees, stages, order and recomputation of a MindFormers configuration, and the model if it describes it."""
+    read = Reader(settings, path)
+    model = given.model or _model(read)
+    pipeline = given.pipeline or read.number("parallel_config.pipeline_stage", 1)
+    data = read.number("parallel_config.data_parallel", 1)
+    context = read.number("parallel_config.context_parallel", 1)
+    chunks = read.number(f"{_MODEL}pp_interleave_num", 1)
+    layers = _layers(read, model.layers, pipeline, chunks)
+    divides = "parallel.parallel_optimizer_config.gradient_accumulation_shard"
+    zero = (2 if read.get(divides, False) else 1) if read.get("parallel.enable_parallel_optimizer", False) else 0
+    options = RunOptions(
+        micro_batch_size=read.number("runner_config.batch_size", 1),
+        sequence_length=given.sequence_length or read.number(f"{_MODEL}seq_length"),
+        tensor=read.number("parallel_config.model_parallel", 1),
+        data=data,
+        context=context,
+        expert=read.number("parallel_config.expert_parallel", 1),
+        zero=zero,
+        dtype=_DTYPES.get(str(read.get(f"{_MODEL}compute_dtype", "bfloat16")), "bf16"),
+    )
+    return Job(
+        target="mindformers",
+        model=model,
+        options=options,
+        pipeline=pipeline,
+        micro_batches=given.micro_batches or read.number("parallel_config.micro_batch_num", 1),
+        layers=layers,
+        order="interleaved" if chunks > 1 else "1f1b",
+        strategies=_strategies(settings, read, layers),
+        unread=tuple(_unread(read)),
+    )
+
+
+def _model(read: Reader) -> Model:
+    hidden, heads = read.number(f"{_MODEL}hidden_size"), read.number(f"{_MODEL}num_heads")
+    return Sizes(
+        layers=read.number(f"{_MODEL}num_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=read.number(f"{_MODEL}n_kv_heads", heads),
+        ffn=read.number(f"{_MODEL}intermediate_size"),
+        vocab=read.number(f"{_MODEL}vocab_size"),
+        qkv_bias=bool(read.get(f"{_MODEL}qkv_has_bias", False)),
+    ).model()
+
+
+def _layers(read: Reader, layers: int, pipeline: int, chunks: int) -> tuple[int, ...]:
+    """Layers per stage: an even share, and what `offset` has more; a part of a layer that is left is an error."""
+    offset = read.get(f"{_MODEL}offset", 0)
+    stages = pipeline * chunks
+    more = _per_stage(offset, stages) if isinstance(offset, list) else [int(offset)] * stages
+    counts = tuple(layers // stages + each for each in more)
+    if sum(counts) != layers:
+        raise InputError(f"The offsets make {sum(counts)} layers of {layers}.")
+    return counts
+
+
+def _per_stage(value: Any, stages: int) -> list[int]:
+    """A number, one per device, or a list of these per chunk, as one number per stage."""
+    if isinstance(value, bool) or not isinstance(value, list):
+        return [int(value)] * stages
+    rows: Sequence[Sequence[int]] = value if value and isinstance(value[0], list) else [value]
+    return [number for row in rows for number in row]
+
+
+def _strategies(settings: Settings, read: Reader, layers: Sequence[int]) -> Mapping[int, tuple[str, str]]:
+    """Whole layers from the start of every chunk, then the operators of each pattern."""
+    stages, whole = len(layers), read.get("recompute_config.recompute", False)
+    wholes = list(layers) if whole is True else _per_stage(whole or 0, stages)
+    patterns = {
+        operator: _per_stage(value, stages)
+        for operator, cells in MINDFORMERS_CELLS.items()
+        for cell in cells
+        if (value := settings.get(f"{_SELECTED}.{cell}"))
+    }
+    begins = [end - length for end, length in zip(accumulate(layers), layers, strict=True)]
+    chosen: dict[int, tuple[str, str]] = {}
+    for stage, (begin, length) in enumerate(zip(begins, layers, strict=True)):
+        for place in range(length):
+            named = [operator for operator, reach in patterns.items() if place < reach[stage]]
+            halves = ("full", "full") if place < wholes[stage] else (_half(named, 0), _half(named, 1))
+            if halves != ("none", "none"):
+                chosen[begin + place] = halves
+    return chosen
+
+
+def _half(named: Sequence[str], half: int) -> str:
+    return "+".join(operator[2:] for operator in named if operator[0] == str(half)) or "none"
+
+
+def _unread(read: Reader) -> Iterator[str]:
+    if read.get(_SELECTED) is True:
+        yield "select_recompute as a switch chooses MindFormers' own cells, which is predicted as nothing recomputed."
+    left = read.matching(_MAY_COST, read=())
+    if left:
+        yield f"Not read: {', '.join(left)}."

@@ -1,0 +1,43 @@
+"""torch's pipelining: a schedule as CSV, and the modules of each stage as debubble writes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from debubble.exports import torch_csv
+from debubble.files import read_file
+from debubble.imports.job import Job
+from debubble.imports.modules import layers_of
+from debubble.imports.registry import Given, Settings, importer
+from debubble.imports.torch_hosts import balanced_layers
+from debubble.ir import InputError, RunOptions
+
+
+def _whole(path: Path) -> Settings:
+    return {path.name: read_file(path, "schedule file").decode(errors="replace")}
+
+
+@importer("torch", settings=_whole, file="schedule.csv")
+def torch(settings: Settings, path: Path, given: Given) -> Job:
+    """The order of a CSV; all else is the script's, and given or 1."""
+    if given.model is None or given.sequence_length is None:
+        raise InputError("A schedule file is an order alone: give --model and --sequence-length too.")
+    order = torch_csv.read(path)
+    modules = path.with_name("modules.json")
+    if modules.exists():
+        layers = layers_of(json.loads(read_file(modules, "list of modules")))
+    else:
+        layers = balanced_layers(given.model.layers, order.stages, first_less=0, last_less=0)
+    data = given.cluster.count // order.devices
+    return Job(
+        target="torch",
+        model=given.model,
+        options=RunOptions(sequence_length=given.sequence_length, data=data, zero=int(data > 1)),
+        pipeline=order.devices,
+        micro_batches=order.micro_batches,
+        layers=layers,
+        order=order,
+        strategies={},
+        unread=("What is recomputed is your model's: predicted is that nothing is.",),
+    )

@@ -1,0 +1,56 @@
+"""The frameworks on torch's pipelining: orders by torch's names or as a CSV, stages by the names of their modules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from debubble.exports import torch_csv
+from debubble.ir import InputError, Schedule
+
+ORDERS = {
+    "1f1b": "1f1b",
+    "gpipe": "gpipe",
+    "interleaved1f1b": "interleaved",
+    "loopedbfs": "breadth-first",
+    "zbvzerobubble": "zb-v",
+    "dualpipev": "dualpipe-v",
+}
+"""torch's schedules, in small letters -> those of the library."""
+
+
+def order_of(name: str, csv: str | None, path: Path) -> str | Schedule:
+    """The order of a configuration: its CSV beside the file, or torch's own of that name.
+
+    Raises:
+        InputError: if torch has no such schedule that debubble knows, or the CSV cannot be read.
+    """
+    if csv is not None:
+        return torch_csv.read(path.with_name(Path(csv).name) if not Path(csv).exists() else Path(csv))
+    if name.lower() not in ORDERS:
+        raise InputError(f"{path}: the schedule '{name}' is not known here; there are: {', '.join(ORDERS)}.")
+    return ORDERS[name.lower()]
+
+
+def chunks_of(order: str | Schedule) -> int:
+    """Stages per device where the configuration does not say."""
+    if isinstance(order, Schedule):
+        return order.placement.chunks
+    return 1 if order in ("1f1b", "gpipe") else 2
+
+
+def balanced_layers(layers: int, stages: int, *, first_less: int, last_less: int) -> tuple[int, ...]:
+    """Torch hosts' own split: embedding and head count as so many layers, and the first stages take what is left.
+
+    Source: torchtitan, `generate_llm_fqn_per_model_part`.
+    """
+    total = layers + first_less + last_less
+    counts = [total // stages + (stage < total % stages) for stage in range(stages)]
+    counts[0] -= first_less
+    counts[-1] -= last_less
+    return tuple(counts)
+
+
+def recomputed(layers: Sequence[int], operators: str = "full") -> dict[int, tuple[str, str]]:
+    """These layers, both halves alike."""
+    return dict.fromkeys(layers, (operators, operators))

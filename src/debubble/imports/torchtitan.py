@@ -1,0 +1,149 @@
+"""torchtitan: a TOML or JSON configuration, or the recipe that debubble writes."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from debubble.files import read_file
+from debubble.imports.job import Job
+from debubble.imports.modules import hub_model, layers_of
+from debubble.imports.registry import Given, Settings, importer
+from debubble.imports.settings import Reader, read_settings
+from debubble.imports.torch_hosts import balanced_layers, chunks_of, order_of, recomputed
+from debubble.ir import InputError, RunOptions
+from debubble.models import Model
+
+_DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
+_MAY_COST = ("compile", "float8", "mx", "async_tp", "cpu_offload", "fsdp_reshard", "checkpoint_mode", "memory_budget")
+
+
+def read_recipe(path: Path) -> Mapping[str, Any]:
+    """The settings of a configuration, or of the constants of debubble's own recipe, which is not run.
+
+    Raises:
+        InputError: if it is neither.
+    """
+    if path.suffix != ".py":
+        return read_settings(path)
+    try:
+        tree = ast.parse(read_file(path, "recipe"))
+        constants = {
+            node.targets[0].id: ast.literal_eval(node.value)
+            for node in tree.body
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        }
+    except (SyntaxError, ValueError) as error:
+        raise InputError(f"{path} is no recipe of debubble's, whose settings are constants.") from error
+    if "PARALLELISM" not in constants:
+        raise InputError(f"{path} is no recipe of debubble's: it has no PARALLELISM.")
+    return dict(_of_recipe(constants))
+
+
+def _of_recipe(constants: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in constants["PARALLELISM"].items():
+        yield f"parallelism.{name}", value
+    for name, value in constants["TRAINING"].items():
+        yield f"training.{name}", value
+    yield "parallelism.module_fqns_per_model_part", constants["MODULES"]
+    yield "parallelism.pipeline_parallel_schedule_csv", "schedule.csv"
+    yield "parallelism.num_pp_microbatches", constants["MICRO_BATCHES"]
+    yield "parallelism.pipeline_parallel_microbatch_size", constants["MICRO_BATCH_SIZE"]
+    yield "training.seq_len", constants["SEQUENCE_LENGTH"]
+    yield "activation_checkpoint.layers", sorted(constants["RECOMPUTED_LAYERS"])
+
+
+@importer("torchtitan", settings=read_recipe, file="plan.py")
+def torchtitan(settings: Settings, path: Path, given: Given) -> Job:
+    """Degrees, stages, order and recomputation of a torchtitan configuration."""
+    read = Reader(settings, path)
+    model = given.model or _model(read, path)
+    size = read.number("parallelism.pipeline_parallel_microbatch_size", 1)
+    local = read.number("training.local_batch_size", size)
+    number = given.micro_batches or read.number("parallelism.num_pp_microbatches", local // size)
+    pipeline = given.pipeline or read.number("parallelism.pipeline_parallel_degree", 1)
+    tensor = read.number("parallelism.tensor_parallel_degree", 1)
+    context = read.number("parallelism.context_parallel_degree", 1)
+    replicas = read.number("parallelism.data_parallel_replicate_degree", 1)
+    sharded = read.number("parallelism.data_parallel_shard_degree", -1)
+    if sharded == -1:
+        sharded = max(1, given.cluster.count // (pipeline * tensor * context * replicas))
+    order = order_of(
+        read.get("parallelism.pipeline_parallel_schedule", "1F1B"),
+        read.get("parallelism.pipeline_parallel_schedule_csv") or None,
+        path,
+    )
+    parts = read.get("parallelism.module_fqns_per_model_part")
+    layers = layers_of(parts) if parts else _split(read, model, pipeline, chunks_of(order))
+    ranks = read.number("parallelism.expert_parallel_degree", 1)
+    data = replicas * sharded
+    options = RunOptions(
+        micro_batch_size=size,
+        sequence_length=given.sequence_length or read.number("training.seq_len"),
+        tensor=tensor,
+        data=data,
+        context=context,
+        expert=max(1, ranks // tensor) if model.experts is not None else 1,
+        zero=1 if data * context > 1 else 0,
+        optimizer=str(read.get("optimizer.name", "AdamW")).lower(),
+        dtype=_DTYPES.get(str(read.get("training.mixed_precision_param", "bfloat16")), "bf16"),
+    )
+    return Job(
+        target="torchtitan",
+        model=model,
+        options=options,
+        pipeline=pipeline,
+        micro_batches=number,
+        layers=layers,
+        order=order,
+        strategies=_strategies(read, model),
+        unread=tuple(_unread(read)),
+    )
+
+
+def _model(read: Reader, path: Path) -> Model:
+    name, flavor = read.get("model.name", ""), read.get("model.flavor", "")
+    short = {"llama3": "llama3.1"}.get(name, name)
+    found = hub_model(f"{short}-{flavor}")
+    if found is None:
+        raise InputError(f"{path} does not describe its model in a way that is known here: give it with --model.")
+    return found
+
+
+def _split(read: Reader, model: Model, pipeline: int, chunks: int) -> tuple[int, ...]:
+    """Torchtitan's own split into stages."""
+    first = read.number("parallelism.pipeline_parallel_first_stage_less_layers", 1)
+    last = read.number("parallelism.pipeline_parallel_last_stage_less_layers", 1)
+    per_stage = read.number("parallelism.pipeline_parallel_layers_per_stage", 0)
+    stages = -(-(model.layers + first + last) // per_stage) if per_stage else pipeline * chunks
+    if stages % pipeline:
+        raise InputError(f"{stages} stages cannot be divided over {pipeline} pipeline devices.")
+    return balanced_layers(model.layers, stages, first_less=first, last_less=last)
+
+
+def _strategies(read: Reader, model: Model) -> dict[int, tuple[str, str]]:
+    planned = read.get("activation_checkpoint.layers")
+    if planned is not None:
+        return recomputed(planned)
+    mode, option = read.get("activation_checkpoint.mode", "none"), str(_selective(read))
+    if mode == "full":
+        return recomputed(range(model.layers))
+    if mode != "selective":
+        return {}
+    if option.isdigit():
+        return recomputed(range(int(option) - 1, model.layers, int(option)))
+    return recomputed(range(model.layers), "norm+activation+multiply")
+
+
+def _selective(read: Reader) -> Any:
+    return read.get("activation_checkpoint.selective_ac_option", "op")
+
+
+def _unread(read: Reader) -> Iterator[str]:
+    if read.get("activation_checkpoint.mode") == "selective" and not str(_selective(read)).isdigit():
+        yield "Selective checkpointing by operators is predicted as that of norms, activation functions and multiplies."
+    left = read.matching(_MAY_COST, read=())
+    if left:
+        yield f"Not read: {', '.join(left)}."

@@ -1,0 +1,51 @@
+"""The plan for every target that is nearest to a plan: what running the model there costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from debubble.ir import DebubbleError, Plan
+from debubble.models import Model
+from debubble.planners.plan_model import step_time, tail_of
+from debubble.targets.target import runs_in, targets
+
+
+@dataclass(frozen=True, kw_only=True)
+class NearestPlan:
+    """What a target takes for the same input."""
+
+    target: str
+    step_time: float | None
+    """Seconds of a step; None: it has no plan."""
+    schedule: str | None = None
+    reason: str | None = None
+    """Why it has no plan."""
+
+
+def plan_runs_in(plan: Plan) -> tuple[str, ...]:
+    """Names of the targets that run a plan as it is; none for a plan of abstract costs."""
+    if plan.model is None:
+        return ()
+    return runs_in(plan.schedule, plan.partition, plan.options, Model.from_hf(plan.model))
+
+
+def nearest_plans(plan: Plan, again: Callable[[str], Plan]) -> tuple[NearestPlan, ...]:
+    """The fastest plan of every target, fastest first: the plan itself where the target runs it.
+
+    Args:
+        plan: A model's plan.
+        again: Makes the plan of the same input for a target, by its name.
+    """
+    as_it_is = plan_runs_in(plan)
+    found = [_nearest(name, plan if name in as_it_is else None, again) for name in targets]
+    return tuple(sorted(found, key=lambda each: (each.step_time is None, each.step_time)))
+
+
+def _nearest(name: str, plan: Plan | None, again: Callable[[str], Plan]) -> NearestPlan:
+    try:
+        plan = again(name) if plan is None else plan
+    except DebubbleError as error:
+        return NearestPlan(target=name, step_time=None, reason=str(error))
+    seconds = float(step_time(plan.simulate(), plan.options, tail=tail_of(plan)))
+    return NearestPlan(target=name, step_time=seconds, schedule=plan.schedule.name)

@@ -1,0 +1,106 @@
+"""Orders of operations that a framework runs: its own, or any that it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from debubble.ir import Kind, Op, Placement, Schedule
+from debubble.schedules import schedules
+
+COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W)
+
+
+@dataclass(frozen=True)
+class OwnOrders:
+    """The framework makes its order itself, which is that of one of these schedules of the library."""
+
+    names: tuple[str, ...]
+
+    def refusal(self, schedule: Schedule) -> str | None:
+        """Say what the framework runs instead of an order of F, B, I and W; None if it runs this one."""
+        if own_order(schedule, self.names) is not None:
+            return None
+        return f"runs its own {' or '.join(self.names)} order"
+
+    def as_run(self, schedule: Schedule, recomputing: Collection[int]) -> Schedule:
+        """The schedule as it is: these orders split no backward of a stage that recomputes."""
+        return schedule
+
+
+@dataclass(frozen=True)
+class GivenOrders:
+    """The framework takes any order of F, B, I and W on stages that lie in one of these ways."""
+
+    placements: frozenset[str] | None = None
+    """Of `linear`, `looped` and `v_shape` (two stages per device); None: any."""
+
+    def refusal(self, schedule: Schedule) -> str | None:
+        """Say how the framework places stages instead; None if it can place them so."""
+        if self.placements is None or placement_kind(schedule.placement) in self.placements:
+            return None
+        return "places stages in a loop, or in a V of two per device"
+
+    def as_run(self, schedule: Schedule, recomputing: Collection[int]) -> Schedule:
+        """The schedule without I and W on the stages that recompute (see `whole_backwards`)."""
+        return whole_backwards(schedule, recomputing)
+
+
+Orders = OwnOrders | GivenOrders
+
+
+def own_order(schedule: Schedule, names: Collection[str]) -> str | None:
+    """The first of these schedules of the library that has this very order; None if none has."""
+    placement = schedule.placement
+    chunks = placement.chunks
+    for name in names:
+        entry = schedules[name]
+        if (chunks > 1) != (entry.default_chunks > 1) or schedule.stages != chunks * schedule.devices:
+            continue
+        if chunks > 1 and schedule.micro_batches % schedule.devices:
+            continue
+        built = entry(
+            devices=schedule.devices, micro_batches=schedule.micro_batches, chunks=chunks if chunks > 1 else None
+        )
+        if built.placement == placement and built.orders == schedule.orders:
+            return name
+    return None
+
+
+def placement_kind(placement: Placement) -> str | None:
+    """`linear`, `looped` or `v_shape`; None for any other placement."""
+    devices, chunks = placement.devices, placement.chunks
+    if placement == Placement.linear(devices):
+        return "linear"
+    if placement == Placement.looped(devices, chunks):
+        return "looped"
+    return "v_shape" if chunks == 2 and placement == Placement.v_shape(devices) else None
+
+
+def without_transfers(schedule: Schedule) -> Schedule:
+    """The schedule's F, B, I and W alone: no offload, no step among them, and recomputation within the backward."""
+    return replace(
+        schedule,
+        orders=tuple(tuple(op for op in order if op.kind in COMPUTE) for order in schedule.orders),
+        fused_recompute=schedule.fused_recompute | {stage for stage, _ in schedule.explicit_recompute},
+        recompute_fraction={},
+        offload_fraction={},
+        peers={},
+        asynchronous=frozenset(),
+    )
+
+
+def whole_backwards(schedule: Schedule, stages: Collection[int]) -> Schedule:
+    """The schedule with one B in place of I and W on these stages.
+
+    torch splits a backward by its graph: a checkpointed layer recomputes once for every group of parameters, in I and
+    in W.  As one B it recomputes once.
+    """
+
+    def whole(op: Op) -> Op | None:
+        if op.stage not in stages or op.kind not in (Kind.I, Kind.W):
+            return op
+        return Op(Kind.B, op.stage, op.micro_batch) if op.kind is Kind.I else None
+
+    orders = tuple(tuple(new for op in order if (new := whole(op)) is not None) for order in schedule.orders)
+    return schedule if orders == schedule.orders else replace(schedule, orders=orders)

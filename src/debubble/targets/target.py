@@ -1,0 +1,90 @@
+"""The targets' registry: what each framework can run of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from debubble.ir import InputError, PlannedUnit, RunOptions, Schedule
+from debubble.ir.ops import Kind
+from debubble.models import Model
+from debubble.registry import Registry
+from debubble.targets.levers import Levers
+from debubble.targets.orders import without_transfers
+
+Rule = Callable[[RunOptions, Model], str | None]
+"""A sentence that says why a run with these options of that model is refused; None: this rule does not refuse it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A framework for which debubble plans.
+
+    Attributes:
+        name: What `--for` and `--to` call it.
+        title: Its name in sentences.
+        zero: The highest ZeRO level that it has over a pipeline.
+        rules: What of a run it refuses, beside a higher ZeRO level.
+        levers: What a plan may choose; None: everything.
+        for_pipelines: Rules that hold for pipelines of several devices alone.
+    """
+
+    name: str
+    title: str
+    zero: int
+    rules: Sequence[Rule] = ()
+    for_pipelines: Sequence[Rule] = ()
+    levers: Levers | None = None
+
+    def refusal(self, options: RunOptions, model: Model, *, pipeline: int) -> str | None:
+        """Say why it runs no plan with these options, whatever its ZeRO level; None if it does."""
+        rules = (*self.rules, *(self.for_pipelines if pipeline > 1 else ()))
+        return next((why for rule in rules if (why := rule(options, model)) is not None), None)
+
+    def check(self, options: RunOptions, model: Model, *, pipeline: int) -> None:
+        """Raise InputError if it runs no plan with these options."""
+        why = self.refusal(options, model, pipeline=pipeline)
+        if why is None and options.zero > self.zero:
+            why = (
+                f"{self.title} divides model states as ZeRO-{self.zero} over a pipeline at most; plan again with --zero"
+                f" {self.zero}."
+            )
+        if why is not None:
+            raise InputError(why)
+
+    def runs(
+        self,
+        schedule: Schedule,
+        stages: Sequence[Sequence[PlannedUnit]],
+        options: RunOptions,
+        model: Model,
+    ) -> bool:
+        """Tell whether it runs a plan as it is, nothing changed."""
+        pipeline = schedule.devices
+        if options.zero > self.zero or self.refusal(options, model, pipeline=pipeline) is not None:
+            return False
+        if self.levers is None:
+            return True
+        plain = without_transfers(schedule)
+        fused = frozenset(s for s, stage in enumerate(stages) if any(unit.strategy != "none" for unit in stage))
+        if plain.orders != schedule.orders or any(op.kind is Kind.R for op in schedule.operations):
+            return False
+        if self.levers.orders.as_run(schedule, fused).orders != schedule.orders:
+            return False
+        expressed = self.levers.expresses(stages, sparse_layers(model))
+        return expressed and self.levers.orders.refusal(schedule) is None
+
+
+targets: Registry[Target] = Registry("debubble.targets", what="target")
+
+
+def sparse_layers(model: Model) -> frozenset[int]:
+    """The layers with experts."""
+    return frozenset(layer for layer in range(model.layers) if model.is_moe(layer))
+
+
+def runs_in(
+    schedule: Schedule, stages: Sequence[Sequence[PlannedUnit]], options: RunOptions, model: Model
+) -> tuple[str, ...]:
+    """Names of the targets that run a model's plan as it is."""
+    return tuple(name for name, target in targets.items() if target.runs(schedule, stages, options, model))

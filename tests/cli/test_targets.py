@@ -1,0 +1,69 @@
+"""`plan --for` and `plan --targets` as a user calls them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from debubble.cli import main
+from debubble.targets import targets
+
+TINY = ("plan", "llama-tiny", "--cluster", "2xA100-80GB", "--micro-batches", "4", "--planner", "adapipe")
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Call `debubble` with arguments; returns (exit code, standard output, standard error)."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["debubble", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+def test_a_plan_says_for_whom_it_was_made_and_who_runs_it(run: Any) -> None:
+    code, out, _ = run(*TINY, "--for", "megatron", "--json")
+    answer = json.loads(out)
+
+    assert code == 0
+    assert answer["target"] == "megatron"
+    assert {"megatron", "debubble", "torch"} <= set(answer["runs_in"])
+    assert [candidate["runs_in"] for candidate in answer["candidates"]] == [["megatron"]]
+
+
+def test_the_table_of_planners_says_what_runs_in_which_framework(run: Any) -> None:
+    _, out, _ = run(*TINY)
+
+    assert "runs in" in out
+    assert "Runs as it is in debubble, torch" in out
+
+
+def test_targets_tells_what_the_nearest_plan_of_each_costs(run: Any) -> None:
+    _, out, _ = run(*TINY, "--targets", "--json")
+    rows = json.loads(out)["targets"]
+
+    assert {row["target"] for row in rows} == set(targets)
+    assert [row["step_time"] for row in rows] == sorted(row["step_time"] for row in rows)
+
+
+@pytest.mark.parametrize("option", [("--for", "megatron"), ("--targets",)])
+def test_targets_are_of_models_alone(run: Any, option: tuple[str, ...], tmp_path: Any) -> None:
+    costs = tmp_path / "costs.json"
+    costs.write_text('{"stages": 2, "forward": 1}')
+    code, _, error = run("plan", "--costs", str(costs), "--devices", "2", *option)
+
+    assert code == 2
+    assert f"{option[0]} is an option of a MODEL" in error
+
+
+def test_what_a_framework_lacks_is_refused_with_what_to_do(run: Any) -> None:
+    code, _, error = run(*TINY, "--for", "deepspeed", "--pipeline", "1", "--tensor", "2")
+
+    assert code == 2
+    assert "DeepSpeed's pipeline has no tensor parallelism beside it; plan again with --tensor 1." in error

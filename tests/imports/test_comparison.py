@@ -1,0 +1,77 @@
+"""`debubble import` as a user calls it: yours, planned, and what to change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from debubble.cli import main
+from debubble.ir import Plan
+from tests.imports.test_megatron import SCRIPT
+
+RECOMPUTING = SCRIPT.replace(
+    "EXTRA", "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Call `debubble import megatron` on a script; returns (exit code, standard output, standard error)."""
+
+    def call(text: str, *arguments: str) -> tuple[int, str, str]:
+        (tmp_path / "job.sh").write_text(text)
+        command = ["import", "megatron", str(tmp_path / "job.sh"), "--planner", "adapipe", *arguments]
+        monkeypatch.setattr("sys.argv", ["debubble", *command])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+def test_the_answer_compares_and_names_the_settings_to_change(run: Any, tmp_path: Path) -> None:
+    code, out, _ = run(RECOMPUTING, "--cluster", "4xA100-80GB", "--json", "-o", str(tmp_path / "plan.json"))
+    answer = json.loads(out)
+    changes = {change["name"]: (change["now"], change["then"]) for change in answer["changes"]}
+
+    assert code == 0
+    assert answer["planned"]["step_time"] < answer["yours"]["step_time"]
+    assert answer["planned"]["fits"]
+    assert changes["--recompute-granularity"] == ("full", None)
+    assert changes["--pipeline-model-parallel-layout"][0] is None
+    assert Plan.load(tmp_path / "plan.json").target == "megatron"
+
+
+def test_the_answer_is_a_sentence_and_a_line_per_setting(run: Any) -> None:
+    _, out, _ = run(RECOMPUTING, "--cluster", "4xA100-80GB")
+
+    assert "Yours: " in out
+    assert "; planned: " in out
+    assert "  leave out --recompute-granularity\n" in out
+
+
+def test_a_job_that_does_not_fit_is_predicted_all_the_same(run: Any) -> None:
+    _, out, _ = run(SCRIPT, "--cluster", "4xA100-40GB", "--as-it-is")
+
+    assert ", which does not fit." in out
+
+
+def test_where_nothing_fits_the_reason_is_given(run: Any) -> None:
+    code, out, _ = run(SCRIPT, "--cluster", "4xL4")
+
+    assert code == 0
+    assert "No plan fits: The model's states alone need" in out
+
+
+def test_the_best_job_is_left_alone(run: Any, tmp_path: Path) -> None:
+    planned = tmp_path / "planned.json"
+    run(RECOMPUTING, "--cluster", "4xA100-80GB", "-o", str(planned))
+    layout = json.loads(run(RECOMPUTING, "--cluster", "4xA100-80GB", "--json")[1])["changes"]
+    new = next(change["then"] for change in layout if change["name"].endswith("layout"))
+    _, out, _ = run(SCRIPT.replace("EXTRA", f"--pipeline-model-parallel-layout '{new}'"), "--cluster", "4xA100-80GB")
+
+    assert "Nothing faster was found." in out

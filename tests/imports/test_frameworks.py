@@ -1,0 +1,114 @@
+"""Configurations as other frameworks' users write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import debubble as db
+from debubble.imports import imports
+from debubble.imports.job import Job
+from debubble.imports.registry import Given
+from debubble.ir import InputError
+
+TITAN = """
+[model]
+name = "llama3"
+flavor = "8B"
+
+[training]
+local_batch_size = 8
+seq_len = 8192
+
+[parallelism]
+pipeline_parallel_degree = 4
+pipeline_parallel_schedule = "Interleaved1F1B"
+tensor_parallel_degree = 2
+
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "2"
+"""
+AUTOMODEL = """
+model:
+  pretrained_model_name_or_path: meta-llama/Meta-Llama-3-8B
+distributed:
+  pp_size: 4
+  activation_checkpointing: true
+  pipeline: {pp_schedule: 1f1b, pp_microbatch_size: 2}
+step_scheduler: {local_batch_size: 16}
+dataset: {seq_length: 2048}
+"""
+MINDFORMERS = """
+model:
+  model_config: {num_layers: 32, hidden_size: 4096, num_heads: 32, n_kv_heads: 8, intermediate_size: 14336,
+    vocab_size: 128256, seq_length: 8192, offset: [1, 0, 0, -1], compute_dtype: bfloat16}
+parallel_config: {data_parallel: 1, model_parallel: 1, pipeline_stage: 4, micro_batch_num: 16}
+runner_config: {batch_size: 1}
+recompute_config: {recompute: [3, 2, 1, 0]}
+"""
+
+
+def job(framework: str, folder: Path, name: str, text: str, *, cluster: str = "4xA100-80GB", **given: Any) -> Job:
+    file = folder / name
+    file.write_text(text)
+    importer = imports[framework]
+    return importer.job(importer.settings(file), file, Given(cluster=db.Cluster.parse(cluster), **given))
+
+
+def test_a_torchtitan_configuration(tmp_path: Path) -> None:
+    read = job("torchtitan", tmp_path, "llama3.toml", TITAN, cluster="16xH100-80GB")
+
+    assert read.model.config["num_hidden_layers"] == 32
+    assert (read.pipeline, read.options.tensor, read.options.data, read.options.zero) == (4, 2, 2, 1)
+    assert (read.micro_batches, read.options.micro_batch_size, read.options.sequence_length) == (8, 1, 8192)
+    assert read.order == "interleaved"
+    # 34 layers with embedding and head, over eight stages.
+    assert read.layers == (4, 5, 4, 4, 4, 4, 4, 3)
+    assert sorted(read.strategies) == list(range(1, 32, 2))
+
+
+def test_an_automodel_recipe(tmp_path: Path) -> None:
+    read = job("automodel", tmp_path, "recipe.yaml", AUTOMODEL)
+
+    assert read.model.parameters == db.models["llama3-8b"].parameters
+    assert (read.micro_batches, read.options.micro_batch_size, read.options.sequence_length) == (8, 2, 2048)
+    assert read.layers == (8, 8, 8, 8)
+    assert len(read.strategies) == 32
+
+
+def test_a_mindformers_configuration(tmp_path: Path) -> None:
+    read = job("mindformers", tmp_path, "run.yaml", MINDFORMERS)
+
+    assert read.model.parameters == db.models["llama3-8b"].parameters
+    assert read.layers == (9, 8, 8, 7)
+    assert sorted(read.strategies) == [0, 1, 2, 9, 10, 17]
+
+
+def test_a_deepspeed_configuration_says_that_stages_are_the_scripts(tmp_path: Path) -> None:
+    text = '{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 8, "bf16": {"enabled": true}}'
+    read = job("deepspeed", tmp_path, "ds.json", text, model=db.models["llama3-8b"], pipeline=4, sequence_length=4096)
+
+    assert (read.micro_batches, read.options.micro_batch_size, read.options.dtype) == (8, 2, "bf16")
+    assert read.layers == (8, 8, 8, 8)
+    assert read.unread[0].startswith("Stages and recomputation are your script's")
+
+
+@pytest.mark.parametrize(
+    ("framework", "name", "text", "said"),
+    [
+        ("torchtitan", "a.toml", "[model]\nname = 'mine'\n", "give it with --model"),
+        ("torchtitan", "a.toml", "not toml", "is no TOML"),
+        ("torchtitan", "a.py", "import os\n", "no recipe of debubble's"),
+        ("automodel", "a.yaml", "model: {}\n", "names no model that is known here"),
+        ("automodel", "a.yaml", "[1, 2]\n", "has no settings by name"),
+        ("deepspeed", "a.json", "{}", "does not describe the model"),
+        ("mindformers", "a.yaml", "runner_config: {batch_size: 1}\n", "hidden_size is missing"),
+        ("automodel", "a.ini", "", "no configuration that is read here"),
+    ],
+)
+def test_what_is_missing_is_said_in_a_sentence(framework: str, name: str, text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=said):
+        job(framework, tmp_path, name, text)

@@ -1,0 +1,150 @@
+"""Megatron-LM's arguments as people have them: in scripts, in quotes, in arrays, in logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import debubble as db
+from debubble.imports import imports
+from debubble.imports.arguments import read_arguments
+from debubble.imports.job import Job
+from debubble.imports.registry import Given
+from debubble.ir import InputError
+
+SCRIPT = """#!/bin/bash
+# Pretrain Llama-3 8B
+PP=4
+SIZES=(
+    --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336   # as published
+    --num-attention-heads 32 --group-query-attention --num-query-groups 8
+    --vocab-size 128256 --position-embedding-type rope --normalization RMSNorm --swiglu
+    --untie-embeddings-and-output-weights
+)
+GPT_ARGS="
+    --seq-length 4096 --pipeline-model-parallel-size $PP
+    --micro-batch-size 1 --global-batch-size=16 --bf16
+"
+torchrun --nproc_per_node 4 pretrain_gpt.py "${SIZES[@]}" $GPT_ARGS \\
+    --train-iters ${ITERATIONS:-1000} --lr 1e-4 EXTRA
+echo done
+"""
+LOG = """using world size: 4, data-parallel size: 1
+------------------------ arguments ------------------------
+  bf16 ............................................ True
+  global_batch_size ............................... 16
+  group_query_attention ........................... True
+  hidden_size ..................................... 4096
+  ffn_hidden_size ................................. 14336
+  micro_batch_size ................................ 1
+  normalization ................................... RMSNorm
+  num_attention_heads ............................. 32
+  num_layers ...................................... 32
+  num_query_groups ................................ 8
+  padded_vocab_size ............................... 128256
+  pipeline_model_parallel_size .................... 4
+  position_embedding_type ......................... rope
+  recompute_granularity ........................... None
+  recompute_modules ............................... ['core_attn']
+  seq_length ...................................... 4096
+  sequence_parallel ............................... False
+  swiglu .......................................... True
+  untie_embeddings_and_output_weights ............. True
+"""
+
+
+def job(folder: Path, text: str, *, cluster: str = "4xA100-80GB", **given: Any) -> Job:
+    file = folder / "job.sh"
+    file.write_text(text)
+    importer = imports["megatron"]
+    return importer.job(importer.settings(file), file, Given(cluster=db.Cluster.parse(cluster), **given))
+
+
+def test_a_script_is_read_with_its_variables_arrays_and_quotes(tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text(SCRIPT)
+
+    arguments = read_arguments(tmp_path / "job.sh")
+
+    assert arguments["--pipeline-model-parallel-size"] == "4"
+    assert arguments["--global-batch-size"] == "16"
+    assert arguments["--swiglu"] is True
+    assert arguments["--train-iters"] == "1000"
+    assert arguments["--bf16"] is True
+
+
+@pytest.mark.parametrize("text", [SCRIPT, LOG], ids=["script", "log"])
+def test_the_model_and_the_pipeline_are_those_of_the_arguments(text: str, tmp_path: Path) -> None:
+    read = job(tmp_path, text)
+
+    assert read.model.parameters == db.models["llama3-8b"].parameters
+    assert (read.pipeline, read.micro_batches, read.layers, read.order) == (4, 16, (8, 8, 8, 8), "1f1b")
+    assert read.strategies == {}
+    assert read.unread == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "layers"),
+    [
+        ("--pipeline-model-parallel-layout 'Et*6|(t*9|)*2t*8L'", (6, 9, 9, 8)),
+        ("--num-layers-per-virtual-pipeline-stage 4", (4,) * 8),
+        ("--num-virtual-stages-per-pipeline-rank 2", (4,) * 8),
+        ("--decoder-first-pipeline-num-layers 5 --decoder-last-pipeline-num-layers 7", (5, 10, 10, 7)),
+    ],
+)
+def test_layers_per_stage_are_read(arguments: str, layers: tuple[int, ...], tmp_path: Path) -> None:
+    assert job(tmp_path, SCRIPT.replace("EXTRA", arguments)).layers == layers
+
+
+def test_embedding_and_loss_count_as_layers_where_the_job_says_so(tmp_path: Path) -> None:
+    accounted = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split --num-layers 30"
+
+    assert job(tmp_path, SCRIPT.replace("EXTRA", accounted)).layers == (7, 8, 8, 7)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "recomputed"),
+    [
+        ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", {("full", "full"): 32}),
+        ("--recompute-granularity full --recompute-method block --recompute-num-layers 2", {("full", "full"): 8}),
+        ("--recompute-activations", {("core", "none"): 32}),
+        ("--recompute-granularity selective --recompute-modules mlp", {("none", "norm+mlp"): 32}),
+    ],
+)
+def test_recomputation_is_read(arguments: str, recomputed: dict[tuple[str, str], int], tmp_path: Path) -> None:
+    strategies = list(job(tmp_path, SCRIPT.replace("EXTRA", arguments)).strategies.values())
+
+    assert {way: strategies.count(way) for way in set(strategies)} == recomputed
+
+
+def test_what_is_not_priced_is_listed(tmp_path: Path) -> None:
+    text = SCRIPT.replace(
+        "EXTRA", "--tensor-model-parallel-size 2 --fine-grained-activation-offloading --enable-cuda-graph"
+    )
+    unread = job(tmp_path, text, cluster="8xA100-80GB").unread
+
+    assert [sentence.split()[0].rstrip(":") for sentence in unread] == [
+        "--sequence-parallel",
+        "--fine-grained-activation-offloading",
+        "Not",
+    ]
+    assert unread[-1] == "Not read: --enable-cuda-graph."
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("echo hello\n", "has no arguments such as --num-layers 32"),
+        ("pretrain --num-layers 'x\n", "cannot be read as a shell script"),
+        (SCRIPT.replace("--num-layers 32", "--num-layers $LAYERS"), "--num-layers is '[$]LAYERS', which is no whole"),
+        (SCRIPT.replace("--vocab-size 128256", ""), "do not say --vocab-size"),
+        (SCRIPT.replace("--swiglu", ""), "a model without SwiGLU"),
+        (SCRIPT.replace("EXTRA", "--pipeline-model-parallel-layout 'Et|x'"), "no layout of E, t, m, L"),
+        (SCRIPT.replace("PP=4", "PP=3"), "do not divide the cluster's 4"),
+        (SCRIPT.replace("=16", "=15.5"), "--global-batch-size is '15.5'"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_a_sentence(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=said):
+        job(tmp_path, text)

@@ -1,0 +1,147 @@
+"""Every target accepts the plans that are made for it, and says of others what its exporter says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+
+import debubble as db
+from debubble.exports import exports
+from debubble.ir import ExportError, InputError, Plan, RunOptions
+from debubble.models import Model
+from debubble.planners.nearest import plan_runs_in
+from debubble.targets import targets
+from tests.exports.hand_plans import LLAMA, MIXTRAL, Strategy, full, plain, priced
+
+FRAMEWORKS = [name for name in targets if name != "debubble"]
+
+
+def accepted(plan: Plan, target: str) -> bool:
+    """Whether the export is neither refused nor slower than planned."""
+    try:
+        losses = exports[target](plan).losses
+    except ExportError:
+        return False
+    return not any("times as long" in loss or "do not say" in loss for loss in losses)
+
+
+JOBS: dict[str, dict[str, Any]] = {
+    "llama3-8b": {"memory_limit": "50GiB"},
+    "mixtral-8x7b": {"data": 4, "zero": 1, "expert": 4},
+}
+PAIRS = [(model, target) for model in JOBS for target in FRAMEWORKS if (model, target) != ("mixtral-8x7b", "deepspeed")]
+
+
+@pytest.mark.parametrize(("model", "target"), PAIRS)
+def test_a_target_runs_the_plan_that_was_made_for_it(model: str, target: str) -> None:
+    made = db.plan(
+        db.models[model], db.Cluster.parse(f"{4 * JOBS[model].get('data', 1)}xA100-80GB"), micro_batches=8,
+        sequence_length=4096, planner="portfolio", effort=0.3, target=target, **JOBS[model],
+    )  # fmt: skip
+
+    assert made.target == target
+    assert target in plan_runs_in(made)
+    assert accepted(made, target)
+
+
+WAYS: dict[str, Strategy] = {
+    "none": plain,
+    "first": full(0, 2),
+    "two": full(0, 1),
+    "last": full(1, 3),
+    "all": full(0, 1, 2, 3),
+    "core": lambda layer: ("core", "none"),
+    "norm": lambda layer: ("norm", "norm"),
+    "mlp": lambda layer: ("none", "norm+mlp"),
+    "one norm": lambda layer: ("norm", "none") if layer == 0 else ("none", "none"),
+}
+SCHEDULES = ("1f1b", "gpipe", "zb-h1", "interleaved", "zb-v")
+
+
+@pytest.mark.parametrize("config", [LLAMA, MIXTRAL], ids=["dense", "sparse"])
+@pytest.mark.parametrize("way", list(WAYS))
+def test_a_target_says_that_it_runs_what_its_exporter_takes_unchanged(way: str, config: dict[str, Any]) -> None:
+    for name in SCHEDULES:
+        chunks = db.schedules[name].default_chunks
+        schedule = db.schedules[name](devices=4 // chunks, micro_batches=8)
+        plan = priced(WAYS[way], layers=(1, 1, 1, 1), config=config, schedule=schedule)
+        if chunks == 1 and name == "1f1b":
+            plan = priced(WAYS[way], config=config)
+
+        known = {target: target in plan_runs_in(plan) for target in FRAMEWORKS if target != "torch"}
+
+        assert known == {target: accepted(plan, target) for target in known}, name
+
+
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "tensor": (1, 2),
+    "context": (1, 2),
+    "expert": (1, 2),
+    "optimizer": ("adamw", "adam", "adamw-8bit", "lion", "muon", "momentum", "sgd"),
+    "dtype": ("bf16", "fp16", "fp32"),
+}
+
+
+@pytest.mark.parametrize("target", FRAMEWORKS)
+@pytest.mark.parametrize("option", list(CHOICES))
+def test_options_are_refused_in_planning_with_the_sentence_of_the_export(option: str, target: str) -> None:
+    for value, zero in product(CHOICES[option], (0, 1)):
+        options = RunOptions(**{"data": 2, "zero": zero, option: value})
+        config = MIXTRAL if option == "expert" else LLAMA
+        model = Model.from_hf(config)
+        plan = replace(priced(config=config, data=2, zero=zero, tensor=2), options=options)
+        refusal = targets[target].refusal(options, model, pipeline=2)
+
+        if refusal is None:
+            assert exports[target](replace(plan, profile=None)).files
+            targets[target].check(options, model, pipeline=2)
+        else:
+            with pytest.raises(ExportError) as of_export:
+                exports[target](plan)
+            with pytest.raises(InputError) as of_plan:
+                targets[target].check(options, model, pipeline=2)
+            assert str(of_export.value) == str(of_plan.value) == refusal
+
+
+def test_a_higher_zero_level_than_the_target_has_is_refused_before_planning() -> None:
+    with pytest.raises(InputError, match=r"Megatron-LM divides model states as ZeRO-1 .* plan again with --zero 1"):
+        db.plan(
+            db.models["llama-tiny"], db.Cluster.parse("4xA100-80GB"), data=2, zero=2, planner="adapipe",
+            target="megatron",
+        )  # fmt: skip
+
+
+def test_debubbles_own_runtime_refuses_what_it_does_not_run() -> None:
+    with pytest.raises(InputError, match="no context parallelism"):
+        db.plan(
+            db.models["llama-tiny"], db.Cluster.parse("4xA100-80GB"), context=2, planner="adapipe", target="debubble"
+        )
+
+
+def test_a_search_of_degrees_takes_only_those_that_the_target_has() -> None:
+    made = db.plan(
+        db.models["llama3.2-1b"], db.Cluster.parse("4xA100-80GB"), global_batch=8, sequence_length=1024,
+        planner="adapipe", target="deepspeed", effort=0.5,
+    )  # fmt: skip
+    assert made.degree_search is not None
+
+    degrees = [each.degrees for each in made.degree_search.configurations]
+    assert {(each.tensor, each.context, each.expert) for each in degrees} == {(1, 1, 1)}
+    assert {each.zero for each in degrees} <= {0, 1}
+    assert accepted(made, "deepspeed")
+
+
+def test_every_target_but_the_runtime_has_an_exporter() -> None:
+    assert set(targets) - {"debubble"} == set(exports)
+
+
+def test_a_plan_file_keeps_the_target(tmp_path: Any) -> None:
+    made = db.plan(
+        db.models["llama-tiny"], db.Cluster.parse("2xA100-80GB"), micro_batches=4, planner="adapipe", target="torch"
+    )
+    made.save(tmp_path / "plan.json")
+
+    assert Plan.load(tmp_path / "plan.json").target == "torch"
