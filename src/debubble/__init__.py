@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from debubble.runtime import Pipeline
     from debubble.schedules import schedules
     from debubble.simulator import Timeline, simulate
+    from debubble.views.notebook import Report, inline_html, show
 
 __version__ = "0.1.0"
 
@@ -51,6 +52,7 @@ _HOME = {
     "Plan": "ir",
     "Problem": "planners",
     "Program": "ir",
+    "Report": "views.notebook",
     "Schedule": "ir",
     "ScheduleError": "ir",
     "SolverError": "ir",
@@ -58,11 +60,13 @@ _HOME = {
     "Timeline": "simulator",
     "Trace": "ir",
     "hardware": "costs",
+    "inline_html": "views.notebook",
     "lower": "ir",
     "models": "models",
     "plan": "planners.plan_model",
     "planners": "planners",
     "schedules": "schedules",
+    "show": "views.notebook",
     "simulate": "simulator",
 }
 
@@ -80,6 +84,7 @@ __all__ = [
     "Plan",
     "Problem",
     "Program",
+    "Report",
     "Schedule",
     "ScheduleError",
     "SolverError",
@@ -88,11 +93,13 @@ __all__ = [
     "Trace",
     "__version__",
     "hardware",
+    "inline_html",
     "lower",
     "models",
     "plan",
     "planners",
     "schedules",
+    "show",
     "simulate",
 ]
 

@@ -17,7 +17,7 @@ from debubble.ir.schedule import Schedule
 from debubble.ir.stage_costs import Number, StageCosts
 
 if TYPE_CHECKING:
-    from debubble import Timeline
+    from debubble import Report, Timeline
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Origin:
     version: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Plan:
     """A schedule for given devices, the partition of the model, and the predicted costs.
 
@@ -209,6 +209,22 @@ class Plan:
         import debubble
 
         return debubble.simulate(self.schedule, self.costs)
+
+    def show(self) -> Report:
+        """The report as one page, which a notebook shows and `save` writes."""
+        import debubble
+
+        return debubble.show(self)
+
+    def __repr__(self) -> str:
+        chunks = self.schedule.placement.chunks
+        stages = f"{self.devices} devices" + (f" x {chunks} chunks" if chunks > 1 else "")
+        return f"Plan({self.schedule.name} by {self.planner}: {stages}, {self.micro_batches} micro-batches)"
+
+    def _repr_html_(self) -> str:
+        import debubble
+
+        return debubble.inline_html(self)
 
     def save(self, path: str | Path) -> None:
         """Write the plan file, whole or not at all."""

@@ -46,7 +46,7 @@ class OpArrays(NamedTuple):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Schedule:
     """An order of one training step.
 
@@ -76,6 +76,15 @@ class Schedule:
     offload_fraction: Mapping[int, Number] = field(default_factory=dict, hash=False)
     peers: Mapping[int, int] = field(default_factory=dict, hash=False)
     asynchronous: frozenset[int] = frozenset()
+
+    def __repr__(self) -> str:
+        shape = f"{self.devices} devices, {self.stages} stages, {self.micro_batches} micro-batches"
+        return f"Schedule({self.name}: {shape}, {sum(map(len, self.orders))} operations)"
+
+    def _repr_html_(self) -> str:
+        import debubble
+
+        return debubble.inline_html(self)
 
     @property
     def devices(self) -> int:

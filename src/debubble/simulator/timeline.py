@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from debubble.ir import Kind, Lane, Number, Op, Program
 from debubble.ir.arrays import Ints, Numbers, exact
 from debubble.ir.ops import BACKWARDS, CODE
 from debubble.ir.program import LANE_CODE, NO_PEER
+
+if TYPE_CHECKING:
+    from debubble import Report
 
 WORK = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.S)
 """The kinds that keep the compute lane busy, as opposed to a blocking message."""
@@ -38,7 +41,7 @@ class TimedOperation(NamedTuple):
         return self.end - self.start
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Timeline:
     """Start and end of every instruction of `program`, from time 0.  Times are in the unit of the costs."""
 
@@ -50,6 +53,22 @@ class Timeline:
     def of(program: Program, starts: Sequence[Number], ends: Sequence[Number]) -> Timeline:
         """The timeline with these starts and ends of the instructions."""
         return Timeline(program=program, start=exact(starts), end=exact(ends))
+
+    def __repr__(self) -> str:
+        schedule = self.program.schedule
+        count = f"{schedule.devices} devices, {len(self.start)} operations"
+        return f"Timeline({schedule.name}: {count}, makespan {float(self.makespan):.6g})"
+
+    def _repr_html_(self) -> str:
+        import debubble
+
+        return debubble.inline_html(self)
+
+    def show(self) -> Report:
+        """The report as one page, which a notebook shows and `save` writes."""
+        import debubble
+
+        return debubble.show(self)
 
     @cached_property
     def starts(self) -> tuple[Number, ...]:

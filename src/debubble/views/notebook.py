@@ -1,0 +1,133 @@
+"""Plans, timelines and schedules in notebooks: a small picture for each cell, and the whole report on demand."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from debubble.files import write_whole
+from debubble.formatting import size_words
+from debubble.ir import Kind, Lane, Plan, Schedule, StageCosts
+from debubble.planners.explanation import explanation
+from debubble.simulator import Timeline, simulate
+from debubble.views.html import html
+from debubble.views.palette import KIND_COLORS, KIND_WORDS, LIGHT, ink_on, shade
+from debubble.views.scene import Scene
+from debubble.views.summary import bound_words, pace_words, present_kinds
+from debubble.views.terminal import headline
+
+WIDTH, ROW = 900, 20
+"""Pixels."""
+
+MOST_BARS = 4000
+"""More operations than this make a cell slow: the picture then has the first of them."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The report as one page: a notebook shows it, `save` writes it."""
+
+    content: bytes
+
+    def save(self, path: str | Path) -> None:
+        """Write the page, whole or not at all."""
+        write_whole(Path(path), self.content)
+
+    def __repr__(self) -> str:
+        return f"Report({len(self.content):,} bytes; save it as an HTML file, or show it in a notebook)"
+
+    def _repr_html_(self) -> str:
+        page = base64.b64encode(self.content).decode()
+        return f'<iframe src="data:text/html;base64,{page}" width="100%" height="900" style="border: 0"></iframe>'
+
+
+def show(*sources: Plan | Timeline) -> Report:
+    """Draw the report of a plan or a timeline, or of two beside each other.
+
+    Args:
+        sources: What to show.
+
+    Returns:
+        The page, which a notebook shows.
+
+    Example:
+        >>> plan = db.plan(db.models["llama-tiny"], db.Cluster.parse("2xA100-80GB"), planner="dapple")
+        >>> b"Does it fit?" in db.show(plan).content
+        True
+    """
+    return Report(html([_scene(source) for source in sources]))
+
+
+def _scene(source: Plan | Timeline) -> Scene:
+    if isinstance(source, Plan):
+        return Scene.predicted(source)
+    return Scene.of(source, title=f"Simulated: {source.program.schedule.name}")
+
+
+def inline_html(source: Plan | Timeline | Schedule) -> str:
+    """A headline and a small picture, for the output of a notebook's cell.
+
+    Args:
+        source: What to draw; a schedule alone is drawn with all times 1.
+    """
+    if isinstance(source, Schedule):
+        timeline = simulate(source, StageCosts.of(stages=source.stages, offload=1))
+        scene = Scene.of(timeline, title=f"{source.name}, drawn with all times 1")
+    else:
+        scene = _scene(source)
+    words = [f"{headline(scene)}."]
+    if isinstance(source, Plan):
+        why = explanation(source, scene.timeline, float(scene.step_time))
+        words += [] if why is None else [f"{pace_words(why)}.", why.binding]
+        words.append(bound_words(source, scene))
+    lines = "".join(f"<p style='margin: 2px 0'>{escape(line)}</p>" for line in [*words, *scene.remarks])
+    return f"<div><b>{escape(scene.title)}</b>{lines}{_picture(scene)}</div>"
+
+
+def _picture(scene: Scene) -> str:
+    """The compute lanes as SVG, with idle time by cause and the peak of each device."""
+    first, last = scene.extent
+    chunks = scene.timeline.program.schedule.placement.chunks
+    left, right = 60, 80
+    scale = (WIDTH - left - right) / (last - first)
+    height = ROW * scene.devices + 24
+    shapes = []
+    for device in range(scene.devices):
+        y = device * ROW
+        shapes.append(f'<text x="0" y="{y + 14}">device {device}</text>')
+        shapes.append(f'<text x="{WIDTH - right + 6}" y="{y + 14}">{size_words(scene.peak_memory[device])}</text>')
+        for bubble in scene.bubbles[device]:
+            words = f"idle: {bubble.cause.value}"
+            at, wide = left + (float(bubble.start) - first) * scale, float(bubble.duration) * scale
+            shapes.append(_bar(at, y, wide, LIGHT.causes[bubble.cause], words))
+    computed = [o for o in scene.timeline.operations if o.lane is Lane.COMPUTE and o.duration]
+    drawn = sorted(computed, key=lambda o: o.start)[:MOST_BARS]
+    for o in drawn:
+        color = shade(KIND_COLORS[o.op.kind], scene.chunk_of(o.op.stage), chunks=chunks)
+        at, wide, y = left + (float(o.start) - first) * scale, float(o.duration) * scale, o.device * ROW
+        shapes.append(_bar(at, y, wide, color, o.name))
+        label = str(o.op.micro_batch)
+        if wide > 5 + 6.5 * len(label):
+            shapes.append(
+                f'<text x="{at + wide / 2:.1f}" y="{y + 13}" text-anchor="middle" fill="{ink_on(color)}">{label}</text>'
+            )
+    x = left
+    for kind in present_kinds([scene]):
+        if kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.S):
+            shapes.append(f'<rect x="{x}" y="{height - 16}" width="10" height="10" fill="{KIND_COLORS[kind]}"/>')
+            shapes.append(f'<text x="{x + 14}" y="{height - 7}">{KIND_WORDS[kind]}</text>')
+            x += 30 + 7 * len(KIND_WORDS[kind])
+    left_out = len(computed) - len(drawn)
+    note = f"<p style='margin: 2px 0'>{left_out:,} later operations are left out: show() has all.</p>" * bool(left_out)
+    return (
+        f'<svg width="{WIDTH}" height="{height}" font-family="sans-serif" font-size="11" fill="currentColor" role="img"'
+        f' aria-label="{escape(headline(scene))}">{"".join(shapes)}</svg>{note}'
+    )
+
+
+def _bar(x: float, y: float, width: float, color: str, words: str) -> str:
+    wide = max(width - 0.8 * (width > 3), 0.3)
+    place = f'x="{x:.1f}" y="{y + 1}" width="{wide:.1f}" height="{ROW - 3}"'
+    return f'<rect {place} fill="{color}"><title>{words}</title></rect>'
