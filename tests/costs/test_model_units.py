@@ -288,6 +288,15 @@ def test_states_on_the_host_leave_weights_and_gradients() -> None:
     )
 
 
+def test_whole_experts_are_divided_over_tensor_parallel_ranks_too() -> None:
+    m = models["mixtral-8x7b"]
+    experts, dense = m.expert_parameters(0), m.mlp_parameters(0) - m.expert_parameters(0)
+    options = RunOptions(tensor=2, data=4, expert=8, expert_tensor=1, zero=1)
+    unit = layer(model_units(m, A100S, options))[1]
+
+    assert unit.static == pytest.approx(dense / 2 * (6 + 12 / 4) + experts / 8 * (6 + 12), rel=1e-12)
+
+
 def test_experts_are_divided_over_expert_parallel_ranks() -> None:
     m = models["mixtral-8x7b"]
     experts = m.expert_parameters(0)
@@ -378,6 +387,8 @@ def test_messages_leave_the_node_when_the_run_does() -> None:
         ({"zero": 4}, None, "ZeRO has the levels 0, 1, 2 and 3, not 4"),
         ({"data": 2, "expert": 2}, None, "0 experts cannot be divided over 2"),
         ({"expert": 2}, None, "2 expert-parallel ranks do not divide the 1 x 1"),
+        ({"tensor": 2, "expert": 4, "expert_tensor": 1}, None, "4 expert-parallel x 1 expert-tensor-parallel ranks do"),
+        ({"tensor": 2, "expert_tensor": 1}, None, "0 columns of an expert cannot be divided over 1 expert-tensor"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_with_a_sentence(

@@ -90,6 +90,15 @@ def tail(schedule: Schedule | None = None, **options: int) -> float:
     return step_tail(MODEL, cluster(), RunOptions(**options), pipeline=2, schedule=schedule)  # type: ignore[arg-type]
 
 
+def test_experts_that_no_other_rank_has_are_neither_summed_nor_gathered_in_the_tail() -> None:
+    moe = models["mixtral-8x7b"]
+    experts = sum(moe.expert_parameters(layer) for layer in range(moe.layers))
+    dense = moe.parameters - experts
+    seconds = step_tail(moe, cluster(), RunOptions(data=8, zero=1, expert=8), pipeline=1)
+    stepped = 30 * moe.parameters / 8 / MEMORY
+    assert seconds == pytest.approx(LATENCY + (4 + 2) * dense * 7 / 8 / LINK + LAUNCH + stepped, rel=1e-9)
+
+
 def test_gradients_that_the_program_sums_are_not_in_the_tail() -> None:
     on_device = MODEL.parameters / 2
     gathered, stepped = 2 * on_device * 3 / 4 / LINK, 30 * on_device / 4 / MEMORY

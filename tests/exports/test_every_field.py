@@ -32,6 +32,7 @@ OPTIONS: Mapping[str, tuple[dict[str, Any], Any]] = {
     "data": ({}, 2),
     "context": ({}, 2),
     "expert": ({"data": 2}, 2),
+    "expert_tensor": ({"tensor": 2}, 1),
     "zero": ({"data": 2}, 1),
     "optimizer": ({}, "sgd"),
     "dtype": ({}, "fp32"),
@@ -41,8 +42,14 @@ OPTIONS: Mapping[str, tuple[dict[str, Any], Any]] = {
 """Option -> the options beside it, and a value that is not its default."""
 
 
-@pytest.mark.parametrize("target", list(exports))
-@pytest.mark.parametrize("name", [field.name for field in fields(RunOptions)])
+IMPLIED = {("expert_tensor", "deepspeed")}
+"""Options that have one value only where the target runs what is beside them: here tensor parallelism."""
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [(field.name, target) for field in fields(RunOptions) for target in exports if (field.name, target) not in IMPLIED],
+)
 def test_a_run_option_is_written_refused_or_reported(name: str, target: str) -> None:
     beside, value = OPTIONS[name]
     plain = said(priced(config=MIXTRAL, **beside), target)

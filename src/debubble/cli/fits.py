@@ -66,6 +66,7 @@ def fits(
         for each in found
         if common("context", each.degrees.context, 1)
         and common("expert", each.degrees.expert, 1)
+        and (each.degrees.expert_tensor is None or "expert_tensor" in fixed)
         and common("tensor", each.degrees.tensor, node)
     ] or found
     console().print(render_footprints(shown, reserve=reserve, left_out=len(found) - len(shown)))

@@ -42,7 +42,7 @@ ModelName = Annotated[
 ]
 PlanFile = Annotated[Path, typer.Argument(help="A plan file.", metavar="PLAN")]
 
-DEGREES = ("pipeline", "tensor", "data", "context", "expert", "zero", "micro_batch_size")
+DEGREES = ("pipeline", "tensor", "data", "context", "expert", "expert_tensor", "zero", "micro_batch_size")
 
 
 def refuse_without_model(name: str) -> NoReturn:
@@ -80,6 +80,9 @@ class ModelRun(OptionGroup):
     data: Annotated[int | None, typer.Option(help="Data-parallel degree.")] = None
     context: Annotated[int | None, typer.Option(help="Context-parallel degree.")] = None
     expert: Annotated[int | None, typer.Option(help="Expert-parallel degree, within the data-parallel ranks.")] = None
+    expert_tensor: Annotated[
+        int | None, typer.Option(help="Ranks that divide each expert (default: the tensor-parallel degree).")
+    ] = None
     micro_batch_size: Annotated[int | None, typer.Option(help="Sequences per micro-batch.")] = None
     sequence_length: SequenceLength = 4096
     optimizer: Annotated[

@@ -40,6 +40,9 @@ class EfficiencyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     attention: tuple[tuple[float, float], ...] | None = None
     attention_backward: tuple[tuple[float, float], ...] | None = None
     memory: float | None = None
+    fp8: float | None = None
+    grouped_weight: float | None = None
+    permute: float | None = None
     link: float | None = None
     network: float | None = None
     host: float | None = None

@@ -30,6 +30,12 @@ class Efficiency:
     """Forward of a fused attention core, by query rows (sequences x tokens x heads)."""
     attention_backward: Table
     memory: float = 0.8
+    fp8: float = 0.88
+    """Share of the fp8 peak that products in fp8 reach, in units of bf16's share of its peak."""
+    grouped_weight: float = 0.7
+    """Pace of weight gradients of several experts in one kernel, as a share of a single product's."""
+    permute: float = 0.25
+    """Of the memory bandwidth, by kernels that sort tokens by expert."""
     link: float = 0.7
     network: float = 0.7
     host: float = 0.75
@@ -37,24 +43,32 @@ class Efficiency:
     """Seconds that every operator takes on top of its work."""
 
 
-# Micro-benchmarks published with SimuMax for A100 (PCIe) and B200, averaged over the layouts of forward and backward.
-# Products on the SXM A100 are taken 10% faster (fits Korthikanti et al.'s layer times), on B200 7% slower (clocks under
-# sustained load); Hopper's tables are fitted to Megatron-Kwai's H800 runs.
+# Micro-benchmarks published with SimuMax for A100 (PCIe) and B200, averaged over the layouts of forward and backward;
+# its shares of permutations and grouped weight gradients are A100's and B200's, others are by analogy.  Products on the
+# SXM A100 are taken 10% faster (fits Korthikanti et al.'s layer times), on B200 7% slower (clocks under sustained
+# load).  Hopper's products are those that XLA publishes for H100 (xla/service/gpu/model/matmul_interpolator_data.h,
+# sm_90), which are short runs, times 0.82 (clocks under sustained load; fits NVIDIA's dense runs in docs/published.md).
+# Its attention is cuDNN 9's in Shah et al. 2024 (FlashAttention-3, figures 5 and 6) times the same.  Products in fp8
+# reach 0.709 of the peak where bf16 reaches 0.803 (Bekman, ml-engineering, "Maximum Achievable Matmul FLOPS", H100).
 AMPERE = Efficiency(
     matmul=((128, 0.22), (256, 0.42), (512, 0.64), (1024, 0.70), (2048, 0.77), (4096, 0.80)),
     attention=((16384, 0.26), (32768, 0.39), (65536, 0.48), (131072, 0.54), (262144, 0.56)),
     attention_backward=((16384, 0.34), (32768, 0.38), (65536, 0.42), (131072, 0.45), (262144, 0.47)),
+    grouped_weight=0.82,
+    permute=0.19,
 )
 HOPPER = Efficiency(
-    matmul=((128, 0.17), (256, 0.31), (512, 0.46), (1024, 0.56), (2048, 0.60), (4096, 0.62)),
-    attention=((16384, 0.18), (32768, 0.28), (65536, 0.36), (131072, 0.40), (262144, 0.42)),
-    attention_backward=((16384, 0.20), (32768, 0.25), (65536, 0.30), (131072, 0.32), (262144, 0.34)),
+    matmul=((128, 0.21), (256, 0.37), (512, 0.51), (1024, 0.60), (2048, 0.64), (4096, 0.66)),
+    attention=((16384, 0.21), (32768, 0.33), (65536, 0.43), (131072, 0.47), (262144, 0.50)),
+    attention_backward=((16384, 0.25), (32768, 0.31), (65536, 0.37), (131072, 0.39), (262144, 0.42)),
 )
 BLACKWELL = Efficiency(
     matmul=((128, 0.17), (256, 0.23), (512, 0.41), (1024, 0.48), (2048, 0.46), (4096, 0.45)),
     attention=((16384, 0.08), (32768, 0.16), (65536, 0.29), (131072, 0.37), (262144, 0.43), (524288, 0.48)),
     attention_backward=((16384, 0.17), (32768, 0.32), (65536, 0.37), (131072, 0.38), (262144, 0.39)),
     memory=0.66,
+    grouped_weight=0.58,
+    permute=0.50,
 )
 OTHER = Efficiency(
     matmul=((128, 0.30), (512, 0.50), (2048, 0.65)),

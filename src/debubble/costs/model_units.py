@@ -171,6 +171,11 @@ def check(model: ModelConfig, options: RunOptions) -> None:
     if options.expert > 1 and (model.experts is None or model.experts.count % options.expert):
         count = 0 if model.experts is None else model.experts.count
         raise InputError(f"{count} experts cannot be divided over {options.expert} expert-parallel ranks.")
+    if options.expert_tensor is not None and (model.experts is None or model.experts.ffn % options.expert_tensor):
+        width = 0 if model.experts is None else model.experts.ffn
+        raise InputError(
+            f"{width} columns of an expert cannot be divided over {options.expert_tensor} expert-tensor-parallel ranks."
+        )
 
 
 class _ShardWaits(NamedTuple):
@@ -440,11 +445,12 @@ class _Builder:
         o, gradient_bytes = options or self.shapes.options, self.shapes.framework.gradient_bytes
         shards = o.data * o.context
         each = parameter_bytes(o, shards=shards, gradient_bytes=gradient_bytes)
-        of_experts = parameter_bytes(o, shards=shards / o.expert, gradient_bytes=gradient_bytes)
+        between = o.expert * o.expert_shards
+        of_experts = parameter_bytes(o, shards=o.tensor * shards / between, gradient_bytes=gradient_bytes)
         if o.lora:
-            frozen = (parameters / o.tensor, each.frozen), (experts / o.tensor / o.expert, of_experts.frozen)
+            frozen = (parameters / o.tensor, each.frozen), (experts / between, of_experts.frozen)
             return [*frozen, (adapters / o.tensor, each)]
-        return [(parameters / o.tensor, each), (experts / o.tensor / o.expert, of_experts)]
+        return [(parameters / o.tensor, each), (experts / between, of_experts)]
 
     def _layer_gradients(self, layer: int) -> float:
         """A layer's weight gradients before they are added up."""
@@ -454,13 +460,14 @@ class _Builder:
             return s.element * adapters / s.options.tensor
         experts = model.expert_parameters(layer)
         dense = model.layer_parameters(layer) - experts
-        return s.element * (dense + experts / s.options.expert) / s.options.tensor
+        return s.element * (dense / s.options.tensor + experts / s.options.expert / s.options.expert_shards)
 
     def _workspace(self, layer: int) -> float:
         s, model = self.shapes, self.shapes.model
         mlp, experts = model.per_layer[layer].mlp, model.expert_parameters(layer)
         width = mlp.ffn * mlp.per_token if isinstance(mlp, Experts) else model.ffn
-        whole = model.layer_parameters(layer) - experts + experts / s.options.expert
+        between = s.options.expert * s.options.expert_shards / s.options.tensor
+        whole = model.layer_parameters(layer) - experts + experts / between
         # The layer that computes and the next one, which is gathered meanwhile.
         gathered = 2 * self._gathered(whole)
         return self._layer_gradients(layer) + 2 * s.element * s.tokens * width / s.options.tensor + gathered

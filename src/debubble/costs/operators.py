@@ -36,6 +36,12 @@ class Framework:
     """Full recomputation of both halves of a layer keeps one input, not two."""
     gradient_bytes: int = 4
     """Per parameter, in mixed precision."""
+    tensor_overlap: bool = False
+    """Tensor-parallel collectives beside the products that they feed or follow (Megatron's --tp-comm-overlap)."""
+    dispatches_once: bool = False
+    """A token travels once to a device and to a node, however many of its experts are there (DeepEP)."""
+    dispatch_overlap: bool = False
+    """Tokens travel beside the experts' computing of another micro-batch (DualPipe)."""
 
 
 MEGATRON = Framework()
@@ -102,19 +108,31 @@ def matmul(
     out: bool = False,
     saved: float = 0.0,
     layers: int = 1,
+    experts: float = 1,
 ) -> Operator:
     """Linear layers between the residual stream and `local` columns on this device; `out`: back into the stream.
 
     Their two gradients are two more products of the same size; the weights' needs their input and their output's
-    gradient.  With LoRA, `layers` of them (0: none may) have adapters, whose weights alone have a gradient.  The head
-    and routers stay in bf16 where the others are in fp8 (Transformer Engine's recipes).
+    gradient, and adds up in the framework's gradients.  With LoRA, `layers` of them (0: none may) have adapters, whose
+    weights alone have a gradient.  The head and routers stay in bf16 where the others are in fp8 (Transformer Engine's
+    recipes).  With several `experts` each has a product of its own for its share of the tokens.
     """
     h, e, speed, rank = shapes.model.hidden, shapes.element, shapes.speed, shapes.options.lora
     inner, outer = (local, h) if out else (h, local)
-    multiply = speed.matmul if name in ("logits", "router") else speed.linear
-    forward, backward = multiply(tokens, inner, outer), multiply(tokens, outer, inner)
+    each, whole = tokens / experts, name in ("logits", "router")
+
+    def multiply(m: float, k: float, n: float, *, cast: float = 0.0, added: float = 0.0) -> float:
+        if whole:
+            return speed.matmul(m, k, n, count=experts, added=added)
+        return speed.linear(m, k, n, count=experts, added=added, cast=cast)
+
+    forward = multiply(each, inner, outer, cast=tokens * inner)
+    backward = multiply(each, outer, inner, cast=tokens * outer)
     if not rank:
-        weight, held = multiply(inner, tokens, outer), e * tokens * (h / shapes.division + local)
+        added = 2 * shapes.framework.gradient_bytes * experts * h * local
+        weight, held = multiply(inner, each, outer, added=added), e * tokens * (h / shapes.division + local)
+        if experts > 1:
+            weight /= speed.hardware.efficiency.grouped_weight
         return Operator(
             name=name, forward=forward, backward_input=backward, backward_weight=weight, saved=saved, held=held
         )
@@ -136,8 +154,8 @@ def product(shapes: Shapes, name: str, *, inner: float, outer: float, saved: flo
     n, speed = shapes.tokens, shapes.speed
     return Operator(
         name=name,
-        forward=speed.linear(n, inner, outer),
-        backward_input=speed.linear(n, outer, inner),
+        forward=speed.linear(n, inner, outer, cast=n * inner),
+        backward_input=speed.linear(n, outer, inner, cast=n * outer),
         backward_weight=speed.linear(inner, n, outer),
         saved=saved,
         held=shapes.element * n * (inner + outer),
@@ -162,11 +180,11 @@ def collectives(shapes: Shapes) -> Operator:
     """The all-gather before and the reduce-scatter after a half-layer's products.
 
     Backward there is one more gather with sequence parallelism; Megatron runs all but the first beside products, which
-    hides half of their time.
+    hides half of their time.  Beside the products that need them they are hidden but for one of `tensor` pieces.
     """
     t, node = shapes.options.tensor, shapes.speed.hardware.devices_per_node
     size = shapes.element * shapes.tokens * shapes.model.hidden
-    once = shapes.speed.gather(size, t, beside=min(t, node))
+    once = shapes.speed.gather(size, t, beside=min(t, node)) / (t if shapes.framework.tensor_overlap else 1)
     return Operator(name="collectives", forward=2 * once, backward_input=(2 if shapes.division > 1 else 1) * once)
 
 
@@ -315,33 +333,70 @@ def mlp(shapes: Shapes, layer: int) -> Iterator[Operator]:
     """The operators of an MLP half-layer, dense or a mixture of experts."""
     m, o = shapes.model, shapes.options
     yield norm(shapes)
-    yield collectives(shapes)
     if isinstance(experts := m.per_layer[layer].mlp, Experts):
         yield from _experts(shapes, experts)
     else:
+        yield collectives(shapes)
         yield from _body(shapes, tokens=shapes.tokens, ffn=m.ffn / o.tensor)
     yield from _end(shapes)
 
 
 def _experts(shapes: Shapes, experts: Experts) -> Iterator[Operator]:
-    """Routed evenly: every token passes through `per_token` experts, and travels there and back."""
-    m, o, e = shapes.model, shapes.options, shapes.element
-    h, routed = m.hidden, shapes.tokens * experts.per_token
-    travelling = e * routed * h / o.tensor
-    beside = min(o.expert, max(1, shapes.speed.hardware.devices_per_node // o.tensor))
-    moved = shapes.speed.gather(travelling, o.expert, beside=beside)
-    yield matmul(shapes, "router", tokens=shapes.tokens, local=experts.count, layers=0)
-    yield Operator(name="dispatch", forward=2 * moved, backward_input=2 * moved, saved=2 * travelling)
-    yield from _body(shapes, tokens=routed, ffn=experts.ffn / o.tensor)
+    """Routed evenly: every token passes through `per_token` experts, and travels there and back.
+
+    A device routes its share of the residual stream: it sorts copies of the tokens by expert, sends them, and where
+    several ranks divide an expert, gathers what these got (Megatron-LM's all-to-all dispatcher).  Back it is the other
+    way round.
+    """
+    m, o, e, speed = shapes.model, shapes.options, shapes.element, shapes.speed
+    h, own = m.hidden, shapes.tokens / o.tensor
+    sent, shards = own * experts.per_token, o.expert_shards
+    routed = sent * shards
+    sorting = speed.permute(e * h * (own + sent))
+    gathering = speed.gather(e * h * routed, shards, beside=min(shards, speed.hardware.devices_per_node))
+    body = list(_body(shapes, tokens=routed, ffn=experts.ffn / shards, experts=experts.count / o.expert))
+    travel = 2 * _dispatch(shapes, experts, tokens=own)
+    beside = sum(op.forward for op in body) if shapes.framework.dispatch_overlap else 0.0
+    moved = 2 * (sorting + gathering) + max(0.0, travel - beside)
+    yield matmul(shapes, "router", tokens=own, local=experts.count, layers=0)
+    yield Operator(name="dispatch", forward=moved, backward_input=moved, saved=e * h * (sent + routed))
+    yield from body
     if experts.shared:
+        yield collectives(shapes)
         yield from _body(shapes, tokens=shapes.tokens, ffn=experts.shared / o.tensor)
 
 
-def _body(shapes: Shapes, *, tokens: float, ffn: float) -> Iterator[Operator]:
+DIRECT = 0.95
+"""Share of the network's bandwidth that DeepEP reaches (its README: 43 to 58 GB/s over cards of 50 GB/s)."""
+
+
+def _dispatch(shapes: Shapes, experts: Experts, *, tokens: float) -> float:
+    """Seconds in which a device's tokens get to the devices of their experts: one copy per expert, device or node."""
+    o, speed, k = shapes.options, shapes.speed, experts.per_token
+    size = shapes.element * tokens * shapes.model.hidden
+    beside = max(1, min(o.expert, speed.hardware.devices_per_node // o.expert_shards))
+    nodes = o.expert / beside
+    others = size * (nodes - 1) / nodes
+    if shapes.framework.dispatches_once:
+        copies, crossings = _places(o.expert, experts), _places(nodes, experts)
+        within = size * copies * (beside - 1) / beside
+        return speed.all_to_all(within=within, crossing=others * crossings, network=DIRECT)
+    return speed.all_to_all(within=size * k * (beside - 1) / o.expert, crossing=others * k)
+
+
+def _places(count: float, experts: Experts) -> float:
+    """How many of so many devices or nodes a token's experts are on, on average: n (1 - (1 - 1/n)^k)."""
+    reached = max(1.0, count * experts.reach)
+    return reached * (1 - (1 - 1 / reached) ** experts.per_token)
+
+
+def _body(shapes: Shapes, *, tokens: float, ffn: float, experts: float = 1) -> Iterator[Operator]:
     m, e = shapes.model, shapes.element
     size = tokens * ffn
     up, adapted = m.matrices - 1, m.experts is None
-    yield matmul(shapes, "mlp", tokens=tokens, local=up * ffn, saved=e * up * size, layers=up * adapted)
+    yield matmul(
+        shapes, "mlp", tokens=tokens, local=up * ffn, saved=e * up * size, layers=up * adapted, experts=experts
+    )  # fmt: skip
     if not m.gated:
         yield elementwise(shapes, "activation", forward=2 * size, backward=3 * size, saved=e * size)
     elif shapes.framework.fused_activation:
@@ -349,7 +404,7 @@ def _body(shapes: Shapes, *, tokens: float, ffn: float) -> Iterator[Operator]:
     else:
         yield elementwise(shapes, "activation", forward=2 * size, backward=3 * size, saved=e * size)
         yield elementwise(shapes, "multiply", forward=3 * size, backward=5 * size, saved=e * size)
-    yield matmul(shapes, "output", tokens=tokens, local=ffn, out=True, layers=int(adapted))
+    yield matmul(shapes, "output", tokens=tokens, local=ffn, out=True, layers=int(adapted), experts=experts)
 
 
 CMB = "norm+activation+multiply"

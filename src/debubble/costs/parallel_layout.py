@@ -23,15 +23,23 @@ class Layout:
     @staticmethod
     def of(cluster: Cluster, options: RunOptions, pipeline: int | None) -> Layout:
         """Raises InputError if the degrees do not fit the cluster; `pipeline` None: all that remain."""
-        for name in ("tensor", "context", "data", "expert"):
-            if getattr(options, name) < 1:
-                raise InputError(f"The {name}-parallel degree must be at least 1, not {getattr(options, name)}.")
-        if (options.data * options.context) % options.expert:
+        for name in ("tensor", "context", "data", "expert", "expert_tensor"):
+            degree = getattr(options, name)
+            if degree is not None and degree < 1:
+                raise InputError(f"The {name.replace('_', '-')}-parallel degree must be at least 1, not {degree}.")
+        ranks = options.tensor * options.context * options.data
+        if options.expert_tensor not in (None, options.tensor):
+            if options.tensor % options.expert_shards or ranks % (options.expert * options.expert_shards):
+                raise InputError(
+                    f"{options.expert} expert-parallel x {options.expert_shards} expert-tensor-parallel ranks do not"
+                    f" divide the {options.tensor} tensor- x {options.data} data- x {options.context} context-parallel"
+                    " ones."
+                )
+        elif (options.data * options.context) % options.expert:
             raise InputError(
                 f"{options.expert} expert-parallel ranks do not divide the {options.data} x {options.context} data- and"
                 " context-parallel ones."
             )
-        ranks = options.tensor * options.context * options.data
         if pipeline is None:
             if cluster.count % ranks:
                 raise InputError(
@@ -72,7 +80,7 @@ class Layout:
         replica = options.tensor * options.context
         for pipeline in range(self.pipeline, 0, -1):
             data, rest = divmod(count, pipeline * replica)
-            if not rest and (data * options.context) % options.expert == 0:
+            if not rest and (replica * data) % (options.expert * options.expert_shards) == 0:
                 shorter = {"pipeline": pipeline} if pipeline < self.pipeline else {}
                 yield {**shorter, "data": data}
                 return

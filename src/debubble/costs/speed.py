@@ -48,30 +48,43 @@ class Speed:
         """Operations per second of linear layers at most."""
         return self.hardware.fp8_flops if self.fp8 else self.peak
 
-    def linear(self, m: float, k: float, n: float) -> float:
-        """An (m, k) matrix times a (k, n) one in a linear layer, in fp8 if the run is.
+    def linear(self, m: float, k: float, n: float, *, count: float = 1, added: float = 0.0, cast: float = 0) -> float:
+        """As many (m, k) matrices times (k, n) ones as `count`, in linear layers, in fp8 if the run is.
 
-        Both operands are read in bf16 and written in fp8 before (3 bytes per number); the share of the peak is that of
-        bf16, as none was measured.
+        Before, `cast` numbers are read in bf16 and written in fp8 twice, by rows and by columns (4 bytes).  These are
+        inputs forward and their outputs' gradients backward, of which weights' gradients use the columns; weights are
+        cast once per step (Transformer Engine).
         """
         if not self.fp8:
-            return self.matmul(m, k, n)
+            return self.matmul(m, k, n, count=count, added=added)
         hw = self.hardware
-        compute = 2 * m * k * n / (self.product_peak * share(hw.efficiency.matmul, min(m, k, n)))
-        casts = self.stream(3 * (m * k + k * n))
-        return casts + max(compute + hw.efficiency.launch, self.stream(m * k + k * n + self.element * m * n))
+        pace = self.product_peak * hw.efficiency.fp8 * share(hw.efficiency.matmul, min(m, k, n))
+        compute = 2 * count * m * k * n / pace
+        casts = self.stream(4 * cast)
+        traffic = count * (m * k + k * n) + (added or self.element * count * m * n)
+        return casts + max(compute + hw.efficiency.launch, self.stream(traffic))
 
-    def matmul(self, m: float, k: float, n: float) -> float:
-        """An (m, k) matrix times a (k, n) one in the run's 16- or 32-bit numbers."""
+    def matmul(self, m: float, k: float, n: float, *, count: float = 1, added: float = 0.0) -> float:
+        """As many (m, k) matrices times (k, n) ones as `count`, in the run's 16- or 32-bit numbers, by one kernel.
+
+        Results are written, or, if that moves `added` bytes, added to what is in memory.
+        """
         hw = self.hardware
-        compute = 2 * m * k * n / (self.peak * share(hw.efficiency.matmul, min(m, k, n)))
-        return max(compute + hw.efficiency.launch, self.stream(self.element * (m * k + k * n + m * n)))
+        compute = 2 * count * m * k * n / (self.peak * share(hw.efficiency.matmul, min(m, k, n)))
+        traffic = self.element * count * (m * k + k * n) + (added or self.element * count * m * n)
+        return max(compute + hw.efficiency.launch, self.stream(traffic))
 
     def stream(self, size: float) -> float:
         """Read and write that many bytes of device memory altogether."""
         if not size:
             return 0.0
         return self.hardware.efficiency.launch + size / self.traffic
+
+    def permute(self, size: float) -> float:
+        """Read and write that many bytes altogether in the order of experts."""
+        return self.hardware.efficiency.launch + size / (
+            self.hardware.memory_bandwidth * self.hardware.efficiency.permute
+        )
 
     @property
     def traffic(self) -> float:
@@ -89,6 +102,26 @@ class Speed:
             return 0.0
         latency, bandwidth = self.ring(ranks, beside=beside)
         return latency + size * (ranks - 1) / ranks / bandwidth
+
+    def all_to_all(self, *, within: float, crossing: float, network: float | None = None) -> float:
+        """All-to-all in which every rank sends so many bytes to others of its node, and so many to other nodes.
+
+        What leaves a node goes through each rank's own network card, at the same time as the rest over the node's
+        links; the longer one counts.
+
+        Args:
+            within: Bytes that a rank sends to others of its node.
+            crossing: Bytes that it sends to other nodes; 0: all ranks share one.
+            network: Share of the network's bandwidth that these reach; None: the hardware's.
+        """
+        if not within + crossing:
+            return 0.0
+        hw = self.hardware
+        inside = within / (hw.link_bandwidth * hw.efficiency.link)
+        if not crossing:
+            return hw.link_latency + inside
+        reached = hw.network_bandwidth * (hw.efficiency.network if network is None else network)
+        return hw.network_latency + max(inside, crossing / reached)
 
     def ring(self, ranks: int, *, beside: int) -> tuple[float, float]:
         """Latency and bytes per second of such a ring.

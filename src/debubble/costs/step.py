@@ -184,25 +184,32 @@ class StepTail:
         options = self.options
         layout = Layout.of(self.cluster, options, self.pipeline)
         speed = Speed.of(self.cluster.slowest, options.dtype)
-        trained, in_matrices = _trained(self.model, options.lora)
-        parameters = trained / layout.pipeline / options.tensor
+        trained, in_matrices, in_experts = _trained(self.model, options.lora)
+        between = options.expert * options.expert_shards
+        dense = (trained - in_experts) / layout.pipeline / options.tensor
+        experts = in_experts / layout.pipeline / between
         ranks = options.data * options.context
+        replicas = options.tensor * ranks // between
         scattered = scattered_bytes(options, gradient=self.framework.gradient_bytes if speed.element == 2 else 4)
         gathered = speed.element if options.zero else 0
         # ZeRO-3 scatters and gathers with every micro-batch, inside the pipeline.
-        moved = 0.0 if options.zero >= 3 else parameters * (scattered * unsummed + gathered)
-        reduce = speed.gather(moved, ranks, beside=beside(speed, options))
-        shards = ranks if options.zero else 1
-        stepped = parameters / shards * unstepped
-        matrices = in_matrices / layout.pipeline / options.tensor / shards * unstepped
+        moved = 0.0 if options.zero >= 3 else scattered * unsummed + gathered
+        neighbours = beside(speed, options)
+        reduce = sum(
+            speed.gather(parameters * moved, count, beside=min(count, neighbours))
+            for parameters, count in ((dense, ranks), (experts, replicas))
+        )
+        stepped = (dense / ranks + experts / replicas if options.zero else dense + experts) * unstepped
+        matrices = stepped * in_matrices / trained
         launch = speed.hardware.efficiency.launch if stepped else 0.0
         return reduce + launch + step_seconds(self.model, speed, options, self.framework, stepped, matrices=matrices)
 
 
 @lru_cache
-def _trained(model: ModelConfig, lora: int) -> tuple[int, int]:
-    """Parameters that are trained, and those of them in matrices."""
-    return model.trained_parameters(lora), model.matrix_parameters(lora)
+def _trained(model: ModelConfig, lora: int) -> tuple[int, int, int]:
+    """Parameters that are trained, those of them in matrices, and those in experts, of which LoRA trains none."""
+    experts = 0 if lora else sum(model.expert_parameters(layer) for layer in range(model.layers))
+    return model.trained_parameters(lora), model.matrix_parameters(lora), experts
 
 
 def step_seconds(

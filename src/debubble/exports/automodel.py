@@ -19,6 +19,7 @@ from debubble.exports.torch_hosts import (
     placing_schedule,
     refuse_mtp,
     whole_backwards,
+    whole_experts,
 )
 from debubble.ir import Plan
 
@@ -78,6 +79,7 @@ OPTIONS: OptionTable = {
     "data": written("distributed.dp_size", lambda plan: plan.options.data),
     "context": written("distributed.cp_size", lambda plan: plan.options.context),
     "expert": lambda plan: expert_degree(plan, name="distributed.ep_size"),
+    "expert_tensor": whole_experts,
     "zero": lambda plan: fsdp(plan, target=_TARGET),
     "optimizer": by_value(
         "optimizer",

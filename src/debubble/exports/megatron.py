@@ -65,8 +65,13 @@ def _dtype(plan: Plan) -> Decision:
 
 
 def _expert(plan: Plan) -> Decision:
-    """Experts are divided over tensor-parallel ranks too, which is Megatron's default."""
     return Written({"--expert-model-parallel-size": plan.options.expert} if plan.options.expert > 1 else {})
+
+
+def _expert_tensor(plan: Plan) -> Decision:
+    """Tensor-parallel ranks divide every expert by default."""
+    shards = plan.options.expert_tensor
+    return Written({} if shards is None else {"--expert-tensor-parallel-size": shards})
 
 
 OPTIONS: OptionTable = {
@@ -78,6 +83,7 @@ OPTIONS: OptionTable = {
     ),
     "context": written("--context-parallel-size", lambda plan: plan.options.context),
     "expert": _expert,
+    "expert_tensor": _expert_tensor,
     "zero": lambda plan: Written({"--use-distributed-optimizer": _ON} if plan.options.zero else {}),
     "optimizer": _optimizer,
     "dtype": _dtype,

@@ -63,6 +63,11 @@ def only_one(plan: Plan) -> Decision:
     return Written({})
 
 
+def divided_experts(plan: Plan) -> Decision:
+    """The rule of `expert_tensor` where tensor-parallel ranks always divide every expert."""
+    return Written({})
+
+
 def adapters(plan: Plan) -> Decision:
     """LoRA, for targets whose adapters the user configures."""
     rank = plan.options.lora

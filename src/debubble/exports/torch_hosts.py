@@ -51,7 +51,12 @@ def expert_degree(plan: Plan, *, name: str) -> Decision:
     """Experts are divided over expert- and tensor-parallel ranks, which these targets call expert-parallel both."""
     if plan.model is None or Model.from_hf(plan.model).experts is None:
         return Written({})
-    return Written({name: plan.options.expert * plan.options.tensor})
+    return Written({name: plan.options.expert * plan.options.expert_shards})
+
+
+def whole_experts(plan: Plan) -> Decision:
+    """Every rank has whole experts in these targets, whatever the plan; `expert_degree` counts its shards as ranks."""
+    return Written({})
 
 
 def whole_backwards(plan: Plan) -> tuple[Plan, tuple[str, ...]]:

@@ -22,6 +22,7 @@ from debubble.exports.torch_hosts import (
     placing_schedule,
     refuse_mtp,
     whole_backwards,
+    whole_experts,
 )
 from debubble.ir import Plan
 
@@ -103,6 +104,7 @@ OPTIONS: OptionTable = {
     ),
     "context": written("parallelism.context_parallel_degree", lambda plan: plan.options.context),
     "expert": lambda plan: expert_degree(plan, name="parallelism.expert_parallel_degree"),
+    "expert_tensor": whole_experts,
     "zero": lambda plan: fsdp(plan, target="torchtitan"),
     "optimizer": by_value("optimizer", {"adamw": {}, "adam": {}}),
     "dtype": by_value(

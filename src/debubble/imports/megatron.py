@@ -50,6 +50,7 @@ def megatron(settings: Settings, path: Path, given: Given) -> Job:
         data=data,
         context=context,
         expert=arguments.number("--expert-model-parallel-size", 1),
+        expert_tensor=_expert_tensor(arguments, tensor),
         zero=_zero(arguments) if data * context > 1 else int("--use-distributed-optimizer" in settings),
         optimizer=_optimizer(arguments),
         dtype=_dtype(arguments),
@@ -239,12 +240,16 @@ def _strategies(arguments: Arguments, model: Model, layers: tuple[int, ...]) -> 
     return {layer: (way.attention, way.mlp) for layer, way in ways.items()}
 
 
+def _expert_tensor(arguments: Arguments, tensor: int) -> int | None:
+    """Ranks that divide each expert; None: the tensor-parallel ones."""
+    shards = arguments.number("--expert-tensor-parallel-size", tensor)
+    return None if shards == tensor else shards
+
+
 def _unread(arguments: Arguments, options: RunOptions) -> Iterator[str]:
     """Sentences on what changes time or memory and is not in the prediction."""
     if options.tensor > 1 and "--sequence-parallel" not in arguments:
         yield "--sequence-parallel is off, and the prediction counts on it: the job keeps more than predicted."
-    if arguments.number("--expert-tensor-parallel-size", options.tensor) != options.tensor:
-        yield "--expert-tensor-parallel-size: experts are predicted as divided over the tensor-parallel ranks."
     if arguments.text("--recompute-method") == "uniform" and arguments.number("--recompute-num-layers", 1) > 1:
         yield "--recompute-method uniform is taken for one input kept per layer, not one per group of layers."
     modules = set(arguments.words("--recompute-modules"))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 
-@dataclass(frozen=True, order=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Degrees:
     """The division of a global batch and a model over devices."""
 
@@ -15,7 +15,9 @@ class Degrees:
     data: int = 1
     context: int = 1
     expert: int = 1
-    """Expert-parallel ranks, out of the data- and context-parallel ones."""
+    """Ranks between which a layer's experts are divided, out of all ranks of a pipeline device."""
+    expert_tensor: int | None = None
+    """Ranks that divide each expert; None: as many as `tensor`."""
     zero: int = 0
     """ZeRO level over the data- and context-parallel ranks."""
     micro_batch_size: int = 1
@@ -46,6 +48,8 @@ class Degrees:
         names = ("pipeline", "tensor", "data", "context", "expert")
         divided = [f"{name} {getattr(self, name)}" for name in names if getattr(self, name) > 1]
         yield from divided or ["one device"]
+        if self.expert_tensor is not None:
+            yield f"expert-tensor {self.expert_tensor}"
         if self.zero:
             yield f"ZeRO-{self.zero}"
         yield f"{self.micro_batches} micro-batch{'es' * (self.micro_batches != 1)} of {self.micro_batch_size}"

@@ -44,7 +44,9 @@ class RunOptions:
         tensor: Ranks that divide each layer.
         data: Replicas of the pipeline.
         context: Ranks that divide each sequence.
-        expert: Expert-parallel ranks, out of the data- and context-parallel ones.
+        expert: Ranks between which a layer's experts are divided, out of the data- and context-parallel ones (and of
+            the tensor-parallel ones, as far as these do not divide each expert).
+        expert_tensor: Ranks that divide each expert; None: as many as `tensor`.
         zero: What replicas divide: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too.
         optimizer: `adamw`, `adam`, `adamw-8bit`, `lion`, `muon`, `momentum` or `sgd`.
         dtype: Of computing: `bf16`, `fp16`, `fp32`, or `fp8` for products beside bf16 activations.
@@ -58,11 +60,17 @@ class RunOptions:
     data: int = 1
     context: int = 1
     expert: int = 1
+    expert_tensor: int | None = None
     zero: int = 0
     optimizer: str = "adamw"
     dtype: str = "bf16"
     lora: int = 0
     post_validation: bool = False
+
+    @property
+    def expert_shards(self) -> int:
+        """Ranks of each expert, which divide its inner width."""
+        return self.tensor if self.expert_tensor is None else self.expert_tensor
 
 
 Status = Literal["found", "cut off", "rejected"]
@@ -168,7 +176,8 @@ class Plan:
         """The division of model and batch over the devices."""
         o = self.options
         return Degrees(
-            pipeline=self.devices, tensor=o.tensor, data=o.data, context=o.context, expert=o.expert, zero=o.zero,
+            pipeline=self.devices, tensor=o.tensor, data=o.data, context=o.context, expert=o.expert,
+            expert_tensor=o.expert_tensor, zero=o.zero,
             micro_batch_size=o.micro_batch_size, micro_batches=self.micro_batches,
             chunks=self.schedule.placement.chunks,
         )  # fmt: skip

@@ -34,6 +34,8 @@ class Experts:
     """Whether experts and router have biases (gpt-oss)."""
     renormalised: bool = False
     """Whether the weights of a token's experts sum to 1."""
+    reach: float = 1.0
+    """Share of the experts among which those of a token are, where routing is limited to groups (DeepSeek-V3)."""
 
     def parameters(self, hidden: int, matrices: int) -> int:
         """Parameters of the experts alone, which expert parallelism divides."""

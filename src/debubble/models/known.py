@@ -194,6 +194,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     ),
     "deepseek-v3": _deepseek(
         heads=128, experts=256, dense=3, vocab=129280, model_type="deepseek_v3", num_nextn_predict_layers=1,
+        n_group=8, topk_group=4,
     ),
     "kimi-k2": _deepseek(heads=64, experts=384, dense=1, vocab=163840, model_type="kimi_k2"),
     "glm-4.5": _glm45(92, hidden=5120, ffn=12288, inner=1536, experts=160, dense=3, norm=True),

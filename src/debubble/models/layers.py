@@ -34,7 +34,8 @@ def first_dense(
     config: Entries, *, count: int, ffn: int, shared: int, per_token: int, dense: int
 ) -> list[Mlp | Experts]:
     """Per layer, an MLP in the first `dense` ones and then experts, `shared` of which every token passes through."""
-    experts = Experts(count=count, per_token=per_token, ffn=ffn, shared=shared * ffn)
+    reach = config.number("topk_group", 1) / config.number("n_group", 1)
+    experts = Experts(count=count, per_token=per_token, ffn=ffn, shared=shared * ffn, reach=reach)
     return [Mlp() if layer < dense else experts for layer in range(config.layers())]
 
 

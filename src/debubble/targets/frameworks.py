@@ -10,6 +10,7 @@ from debubble.ir import RunOptions
 from debubble.models import Model
 from debubble.targets.levers import Levers
 from debubble.targets.limits import (
+    divided_experts,
     fused_attention,
     next_token_alone,
     one_of,
@@ -182,6 +183,7 @@ _add(
         title="MindFormers",
         zero=2,
         rules=(
+            divided_experts(title="MindFormers"),
             one_of("optimizer", ("adamw",), title="MindFormers"),
             fused_attention(("bf16", "fp16"), title="MindFormers"),
             next_token_alone(title="MindFormers"),

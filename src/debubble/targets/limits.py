@@ -55,13 +55,25 @@ def whole_experts(*, title: str) -> Rule:
     """Experts that are divided by rank, expert- and tensor-parallel ones alike."""
 
     def rule(options: RunOptions, model: Model) -> str | None:
-        degree = options.expert * options.tensor
+        degree = options.expert * options.expert_shards
         if model.experts is None or model.experts.count % degree == 0:
             return None
         return (
             f"{title} gives every rank whole experts, and {model.experts.count} experts cannot be divided over the"
-            f" {options.expert} expert- x {options.tensor} tensor-parallel ranks; plan again with a smaller --tensor."
+            f" {options.expert} expert- x {options.expert_shards} tensor-parallel ranks; plan again with a smaller"
+            " --tensor."
         )
+
+    return rule
+
+
+def divided_experts(*, title: str) -> Rule:
+    """Experts that tensor-parallel ranks divide as they do everything else."""
+
+    def rule(options: RunOptions, model: Model) -> str | None:
+        if options.expert_shards == options.tensor:
+            return None
+        return f"{title} divides every expert over the tensor-parallel ranks; plan again without --expert-tensor."
 
     return rule
 

@@ -46,7 +46,18 @@ def test_what_is_fixed_is_kept() -> None:
 def test_experts_are_divided_over_data_and_context_ranks_alone() -> None:
     choices = configurations(job(model=MIXTRAL))
     assert {c.expert for c in choices} == {1, 2, 4, 8}
-    assert all((c.data * c.context) % c.expert == 0 for c in choices)
+    assert all((c.data * c.context) % c.expert == 0 for c in choices if c.expert_tensor is None)
+
+
+def test_whole_experts_are_divided_over_tensor_ranks_too() -> None:
+    whole = [c for c in configurations(job(model=MIXTRAL)) if c.expert_tensor == 1]
+    assert all(c.tensor > 1 and (c.tensor * c.data * c.context) % c.expert == 0 for c in whole)
+    assert any(c.expert > c.data * c.context for c in whole)
+
+
+def test_micro_batches_have_every_size_that_divides_a_replicas_batch() -> None:
+    choices = configurations(job(batch=6 * 8, tensor=1, context=1, pipeline=1, zero=1))
+    assert {c.micro_batch_size for c in choices} == {1, 2, 3, 6}
     assert {c.expert for c in configurations(job())} == {1}
 
 

@@ -6,13 +6,14 @@ Two choices are left out because another one is never slower and never larger:
   all-reduce, and divides states and step (`costs.step`);
 * any ZeRO level but 0 where there is nothing to divide over.
 
-Micro-batch sizes are powers of two.  What an option fixes is kept.
+What an option fixes is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from typing import TypeVar, cast
 
 from debubble.costs import MEGATRON, Cluster
 from debubble.costs.model_units import check
@@ -39,7 +40,7 @@ class Job:
     """Sequences per step."""
     options: RunOptions = field(default_factory=RunOptions)
     """Sequence length, optimizer, dtype, LoRA and post-validation; its degrees are not looked at."""
-    fixed: Mapping[str, int] = field(default_factory=dict)
+    fixed: Mapping[str, int | None] = field(default_factory=dict)
     """Degrees by name (those of `Degrees`) that are not searched."""
     effort: float = 10.0
     deadline: float | None = None
@@ -52,7 +53,7 @@ class Job:
         if self.global_batch < 1:
             raise InputError(f"A step needs a global batch of at least one sequence, not {self.global_batch}.")
         for name, degree in self.fixed.items():
-            if degree < (0 if name == "zero" else 1):
+            if degree is not None and degree < (0 if name == "zero" else 1):
                 raise InputError(f"--{name.replace('_', '-')} must be at least 1, not {degree}.")
 
     @property
@@ -64,7 +65,7 @@ class Job:
         """The run's options with these degrees."""
         return replace(
             self.options, tensor=degrees.tensor, data=degrees.data, context=degrees.context, expert=degrees.expert,
-            zero=degrees.zero, micro_batch_size=degrees.micro_batch_size,
+            expert_tensor=degrees.expert_tensor, zero=degrees.zero, micro_batch_size=degrees.micro_batch_size,
         )  # fmt: skip
 
     def problem(self, degrees: Degrees, *, effort: float | None = None) -> Problem:
@@ -90,7 +91,7 @@ def smallest_batches(job: Job) -> list[Degrees]:
             smallest[alike] = degrees
     divided = [degrees for degrees in smallest.values() if degrees.zero == ZERO_LEVELS[0]]
     undivided = [] if "zero" in job.fixed else [replace(degrees, zero=0) for degrees in divided]
-    return sorted([*smallest.values(), *undivided])
+    return sorted([*smallest.values(), *undivided], key=lambda degrees: [each or 0 for each in astuple(degrees)])
 
 
 def configurations(job: Job) -> list[Degrees]:
@@ -133,16 +134,14 @@ def _divided(job: Job) -> Iterator[Degrees]:
 def _ranked(job: Job, degrees: Degrees) -> Iterator[Degrees]:
     """Expert degrees, ZeRO levels and micro-batches for these ranks."""
     ranks, batch = degrees.data * degrees.context, job.global_batch // degrees.data
-    experts = job.model.experts
-    shared = [e for e in _divisors(ranks) if experts is not None and experts.count % e == 0] or [1]
-    for expert in _choices(job, "expert", shared):
+    for divided in _experts_divided(job, degrees):
         for zero in _choices(job, "zero", _zero_levels(job) if ranks > 1 else (0,)):
-            for size in _choices(job, "micro_batch_size", _powers(batch)):
+            for size in _choices(job, "micro_batch_size", _divisors(batch)):
                 if batch % size == 0:
                     for number in _choices(job, "micro_batches", (batch // size,)):
                         if number * size == batch:
                             yield replace(
-                                degrees, expert=expert, zero=zero, micro_batch_size=size, micro_batches=number,
+                                divided, zero=zero, micro_batch_size=size, micro_batches=number,
                                 chunks=job.fixed.get("chunks"),
                             )  # fmt: skip
 
@@ -152,8 +151,23 @@ def _zero_levels(job: Job) -> tuple[int, ...]:
     return tuple(level for level in ZERO_LEVELS if level <= most) or (0,)
 
 
-def _choices(job: Job, name: str, otherwise: tuple[int, ...] | list[int]) -> tuple[int, ...] | list[int]:
-    return (job.fixed[name],) if name in job.fixed else otherwise
+def _experts_divided(job: Job, degrees: Degrees) -> Iterator[Degrees]:
+    """Every expert is divided by the tensor-parallel ranks, or whole, and all ranks divide the experts between them."""
+    experts, ranks = job.model.experts, degrees.data * degrees.context
+    whole = (1,) if experts is not None and degrees.tensor > 1 else ()
+    for shards in _choices(job, "expert_tensor", (None, *whole)):
+        among = ranks if shards is None else degrees.tensor * ranks // shards
+        shared = [e for e in _divisors(among) if experts is not None and experts.count % e == 0] or [1]
+        for expert in _choices(job, "expert", shared):
+            yield replace(degrees, expert=expert, expert_tensor=shards)
+
+
+T = TypeVar("T")
+
+
+def _choices(job: Job, name: str, otherwise: Sequence[T]) -> Sequence[T]:
+    """The value that an option fixes, which has the type of the others, or these."""
+    return (cast("T", job.fixed[name]),) if name in job.fixed else otherwise
 
 
 def _check(job: Job, degrees: Degrees) -> None:
@@ -172,8 +186,3 @@ def _check(job: Job, degrees: Degrees) -> None:
 
 def _divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
-
-
-def _powers(most: int) -> tuple[int, ...]:
-    """Powers of two up to a number."""
-    return tuple(1 << n for n in range(most.bit_length()))

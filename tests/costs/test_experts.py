@@ -1,0 +1,100 @@
+"""Costs of mixtures of experts: sorting, travelling and grouped products."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from debubble.costs import MEGATRON, Cluster, Framework
+from debubble.costs.operators import DIRECT, Operator, Shapes, collectives, mlp
+from debubble.costs.speed import Speed
+from debubble.ir import RunOptions
+from debubble.models import models
+from debubble.models.config import Experts, ModelConfig
+
+MIXTRAL = models["mixtral-8x7b"]
+LENGTH = 4096
+SIZE = 2 * LENGTH * MIXTRAL.hidden
+"""Bytes of a micro-batch's tokens."""
+
+
+def shapes(cluster: str, *, framework: Framework = MEGATRON, model: ModelConfig = MIXTRAL, **options: Any) -> Shapes:
+    speed = Speed.of(Cluster.parse(cluster).slowest, "bf16")
+    return Shapes(
+        model=model, options=RunOptions(sequence_length=LENGTH, **options), framework=framework, speed=speed
+    )  # fmt: skip
+
+
+def dispatch(of: Shapes) -> Operator:
+    return next(op for op in mlp(of, 0) if op.name == "dispatch")
+
+
+def sorting(of: Shapes) -> float:
+    """Seconds of sorting tokens into copies for two experts each, and back."""
+    hw = of.speed.hardware
+    return 2 * (hw.efficiency.launch + 3 * SIZE / of.options.tensor / (hw.memory_bandwidth * hw.efficiency.permute))
+
+
+def test_experts_on_one_device_cost_the_sorting_of_their_tokens_alone() -> None:
+    alone = shapes("8xH100-80GB")
+    assert dispatch(alone).forward == pytest.approx(sorting(alone), rel=1e-12)
+
+
+def test_copies_within_a_node_travel_over_its_links() -> None:
+    beside = shapes("8xH100-80GB", data=8, expert=8)
+    hw = beside.speed.hardware
+    travel = hw.link_latency + 2 * SIZE * 7 / 8 / (hw.link_bandwidth * hw.efficiency.link)
+    assert dispatch(beside).forward == pytest.approx(sorting(beside) + 2 * travel, rel=1e-12)
+
+
+def test_copies_to_other_nodes_go_through_one_network_card_each() -> None:
+    across = shapes("16xA10G", data=16, expert=8)
+    two_nodes = replace(
+        across, speed=Speed(replace(across.speed.hardware, devices_per_node=4, link_bandwidth=1e15), 2)
+    )  # fmt: skip
+    hw = two_nodes.speed.hardware
+    travel = hw.network_latency + 2 * SIZE / 2 / (hw.network_bandwidth * hw.efficiency.network)
+    assert dispatch(two_nodes).forward == pytest.approx(sorting(two_nodes) + 2 * travel, rel=1e-9)
+
+
+def test_a_token_that_is_dispatched_once_crosses_to_a_node_once() -> None:
+    once = shapes("16xA10G", data=16, expert=8, framework=replace(MEGATRON, dispatches_once=True))
+    two_nodes = replace(once, speed=Speed(replace(once.speed.hardware, devices_per_node=4, link_bandwidth=1e15), 2))
+    hw = two_nodes.speed.hardware
+    nodes = 2 * (1 - (1 - 1 / 2) ** 2)
+    travel = hw.network_latency + SIZE * nodes / 2 / (hw.network_bandwidth * DIRECT)
+    assert dispatch(two_nodes).forward == pytest.approx(sorting(two_nodes) + 2 * travel, rel=1e-9)
+
+
+def test_travel_that_other_computing_hides_leaves_the_sorting() -> None:
+    hidden = shapes("8xH100-80GB", data=8, expert=8, framework=replace(MEGATRON, dispatch_overlap=True))
+    assert dispatch(hidden).forward == pytest.approx(sorting(hidden), rel=1e-12)
+
+
+def test_experts_of_a_group_are_on_fewer_nodes() -> None:
+    assert isinstance(experts := models["deepseek-v3"].per_layer[-1].mlp, Experts)
+    assert experts.reach == 0.5
+
+
+def test_each_expert_has_a_product_of_its_own() -> None:
+    few = shapes("8xH100-80GB")
+    up = next(op for op in mlp(few, 0) if op.name == "mlp")
+    tokens, columns = 2 * LENGTH / 8, 2 * 14336
+    assert up.forward == few.speed.matmul(tokens, 4096, columns, count=8)
+    gradients = few.speed.matmul(4096, tokens, columns, count=8, added=2 * 4 * 8 * 4096 * columns)
+    assert up.backward_weight == pytest.approx(gradients / few.speed.hardware.efficiency.grouped_weight)
+
+
+def test_whole_experts_get_the_tokens_of_one_tensor_parallel_rank_without_gathering_them() -> None:
+    divided, whole = (shapes("8xH100-80GB", tensor=4, expert_tensor=shards) for shards in (None, 1))
+    gathered = divided.speed.gather(2 * SIZE, 4, beside=4)
+    assert dispatch(divided).forward == pytest.approx(sorting(divided) + 2 * gathered, rel=1e-12)
+    assert dispatch(whole).forward == pytest.approx(sorting(whole), rel=1e-12)
+
+
+def test_overlapped_collectives_leave_one_piece() -> None:
+    exposed = shapes("8xH100-80GB", tensor=4)
+    hidden = replace(exposed, framework=replace(MEGATRON, tensor_overlap=True))
+    assert collectives(hidden).forward == collectives(exposed).forward / 4
