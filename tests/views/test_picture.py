@@ -2,7 +2,13 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 
+import pytest
+
+from debubble.ir import InputError
+from debubble.simulator import Cause
 from debubble.views import Scene, views
+from debubble.views.palette import DARK
+from debubble.views.picture import picture
 from tests.views.scenes import small_plan, surrounded, trace_of
 
 
@@ -35,7 +41,7 @@ def test_two_scenes_are_drawn_under_each_other_on_one_scale() -> None:
     plan = small_plan()
     axes = figure(Scene.beside(plan, trace_of(plan, slower=2))).axes
 
-    assert len(axes) == 4
+    assert len(axes) == 2
     assert {a.get_xlim() for a in axes} == {(0, 38)}
 
 
@@ -57,9 +63,37 @@ def test_a_plan_without_a_limit_or_memory_is_drawn_too() -> None:
 def test_a_limit_far_above_the_peak_is_said_instead_of_drawn() -> None:
     from debubble.views.picture import figure
 
-    near, far = (figure([Scene.predicted(small_plan(memory_limit=limit))]).axes[1] for limit in (6, 60))
+    near, far = (figure([Scene.predicted(small_plan(memory_limit=limit))]).axes[0] for limit in (6, 60))
 
-    assert near.get_ylim()[1] > 6
-    assert [text.get_text() for text in near.texts] == []
-    assert far.get_ylim()[1] < 6
-    assert [text.get_text() for text in far.texts] == ["limit 60"]
+    assert [len(axes.lines) for axes in (near, far)] == [2, 0]
+    assert "3\nof 60" in [text.get_text() for text in far.texts]
+
+
+@pytest.mark.parametrize(("size", "inches"), [("slide", 14), ("page", 7), ("column", 3.4)])
+def test_a_picture_is_as_wide_as_its_place(size: str, inches: float) -> None:
+    content = picture([Scene.predicted(small_plan())], "png", size=size)
+
+    assert int.from_bytes(content[16:20], "big") == inches * 150
+
+
+def test_a_dark_picture_has_dark_paper_and_the_causes_of_the_theme() -> None:
+    content = picture([Scene.predicted(small_plan())], "svg", theme="dark").decode()
+
+    assert DARK.paper in content
+    assert DARK.causes[Cause.WARM_UP] in content
+
+
+def test_the_same_plan_gives_the_same_pdf() -> None:
+    scene = Scene.predicted(small_plan())
+
+    assert views["pdf"]([scene]).startswith(b"%PDF")
+    assert views["pdf"]([scene]) == views["pdf"]([scene])
+
+
+def test_an_unknown_theme_or_size_is_refused() -> None:
+    scene = Scene.predicted(small_plan())
+
+    with pytest.raises(InputError, match="There is no theme 'pink' of pictures; there are: light, dark"):
+        picture([scene], "png", theme="pink")
+    with pytest.raises(InputError, match="There is no size 'huge' of pictures; there are: slide, page, column"):
+        picture([scene], "png", size="huge")

@@ -41,7 +41,7 @@ def test_show_prints_tables(plan: Path) -> None:
 
 
 def test_show_writes_every_picture_that_is_asked_for(plan: Path, trace: Path, tmp_path: Path) -> None:
-    files = {name: tmp_path / "pictures" / f"step.{name}" for name in ("html", "png", "svg", "perfetto")}
+    files = {name: tmp_path / "pictures" / f"step.{name}" for name in ("html", "png", "svg", "pdf", "perfetto")}
     options = [word for name, path in files.items() for word in (f"--{name}", path)]
 
     result = run("show", plan, "--trace", trace, *options, "--json")
@@ -70,8 +70,8 @@ def test_show_refuses_three_plans_and_two_with_a_trace(plan: Path, trace: Path) 
 def test_show_writes_any_view_of_the_registry_by_its_name(plan: Path, tmp_path: Path) -> None:
     run("show", plan, "--view", f"perfetto={tmp_path / 'named.json'}", "--perfetto", tmp_path / "own.json")
     assert (tmp_path / "named.json").read_bytes() == (tmp_path / "own.json").read_bytes()
-    with pytest.raises(InputError, match="There is no view 'pdf'"):
-        run("show", plan, "--view", "pdf=step.pdf")
+    with pytest.raises(InputError, match="There is no view 'gif'"):
+        run("show", plan, "--view", "gif=step.gif")
     with pytest.raises(InputError, match="--view html: write NAME=FILE"):
         run("show", plan, "--view", "html")
 

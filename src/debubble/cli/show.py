@@ -25,6 +25,11 @@ def show(
     html: Annotated[Path | None, typer.Option(help="Write the report: one interactive page, one file.")] = None,
     png: Annotated[Path | None, typer.Option(help="Write a picture.")] = None,
     svg: Annotated[Path | None, typer.Option(help="Write a vector picture.")] = None,
+    pdf: Annotated[Path | None, typer.Option(help="Write a vector picture for papers.")] = None,
+    theme: Annotated[str, typer.Option(help="Colours of the pictures: light or dark.")] = "light",
+    size: Annotated[
+        str, typer.Option(help="Width and fonts of the pictures: slide, page (both columns of a paper) or column.")
+    ] = "slide",
     perfetto: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev.")] = None,
     view: Annotated[
         list[str] | None,
@@ -36,6 +41,7 @@ def show(
     from debubble.files import write_whole
     from debubble.ir import Plan, Trace
     from debubble.views import Scene, views
+    from debubble.views.picture import picture
     from debubble.views.summary import as_dict
     from debubble.views.terminal import render_scene
 
@@ -45,8 +51,10 @@ def show(
     scenes: Sequence[Scene] = [Scene.predicted(plan) for plan in loaded]
     if trace is not None:
         scenes = Scene.beside(loaded[0], Trace.load(trace))
-    files = [("html", html), ("png", png), ("svg", svg), ("perfetto", perfetto), *map(_named_file, view or ())]
+    files = [("html", html), ("perfetto", perfetto), *map(_named_file, view or ())]
+    pictures = [("png", png), ("svg", svg), ("pdf", pdf)]
     contents = {path: views[name](scenes) for name, path in files if path is not None}
+    contents |= {path: picture(scenes, form, theme=theme, size=size) for form, path in pictures if path is not None}
     for path, content in contents.items():
         write_whole(path, content)
         log().print(f"Wrote {path}.")

@@ -1,15 +1,25 @@
-"""PNG and SVG pictures: a Gantt chart with the memory curves under it, one above the other per scene."""
+"""PNG, SVG and PDF pictures for papers, slides and reports: compute, transfers and memory of each device."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from debubble.errors import InputError
 from debubble.formatting import size_words
 from debubble.ir import Kind, Lane
 from debubble.simulator import Cause
-from debubble.views.palette import KIND_COLORS, KIND_WORDS, LIGHT, PHASE_COLOR, ink_on, shade
+from debubble.views.palette import (
+    KIND_COLORS,
+    KIND_WORDS,
+    PHASE_COLOR,
+    THEMES,
+    Theme,
+    ink_on,
+    shade,
+)
 from debubble.views.registry import view
 from debubble.views.scene import Scene
 from debubble.views.summary import present_causes, present_kinds
@@ -19,65 +29,119 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH = 14.0
-"""Inches.  Everything else follows."""
 
-_ROW = 0.34
-"""Height of one device, inches."""
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """Measures of a picture: inches, and points of its fonts."""
 
-_MEMORY = 1.25
-_HEAD = 0.95
-"""Heights of the memory panel, and of a scene's title and axis, inches."""
+    width: float
+    row: float
+    """Height of one device with its memory."""
+    head: float
+    """Height of a scene's title and axis."""
+    title: float
+    text: float
+    number: float
+    """Font of the micro-batches within bars."""
+    legend_columns: int
+
+
+SIZES = {
+    "slide": Size(width=14.0, row=0.62, head=0.95, title=11, text=9, number=7.5, legend_columns=9),
+    "page": Size(width=7.0, row=0.42, head=0.75, title=8, text=7, number=5.5, legend_columns=6),
+    "column": Size(width=3.4, row=0.36, head=0.7, title=7, text=6, number=4.5, legend_columns=3),
+}
+"""`page` is the whole width of a page of two columns, `column` one of them."""
+
+COMPUTE, TRANSFER, MEMORY = (0.04, 0.46), (0.52, 0.1), (0.66, 0.3)
+"""Top and height of the lanes and of the memory of a device, as shares of its row."""
 
 
 @view("png")
 def png(scenes: Sequence[Scene]) -> bytes:
     """A picture for slides and reports."""
-    return _saved(figure(scenes), "png")
+    return picture(scenes, "png")
 
 
 @view("svg")
 def svg(scenes: Sequence[Scene]) -> bytes:
     """A vector picture, with text as text."""
-    return _saved(figure(scenes), "svg")
+    return picture(scenes, "svg")
 
 
-def figure(scenes: Sequence[Scene]) -> Figure:
+@view("pdf")
+def pdf(scenes: Sequence[Scene]) -> bytes:
+    """A vector picture for papers."""
+    return picture(scenes, "pdf")
+
+
+def picture(scenes: Sequence[Scene], form: str, *, theme: str = "light", size: str = "slide") -> bytes:
+    """Draw a picture file.
+
+    Args:
+        scenes: What to draw, one above the other on one time scale.
+        form: `png`, `svg` or `pdf`.
+        theme: `light` or `dark`.
+        size: `slide`, `page` or `column`.
+
+    Raises:
+        InputError: If there is no such theme or size.
+    """
+    for what, name, known in (("theme", theme, THEMES), ("size", size, SIZES)):
+        if name not in known:
+            raise InputError(f"There is no {what} '{name}' of pictures; there are: {', '.join(known)}.")
+    return _saved(figure(scenes, theme=THEMES[theme], size=SIZES[size]), form)
+
+
+def figure(scenes: Sequence[Scene], *, theme: Theme = THEMES["light"], size: Size = SIZES["slide"]) -> Figure:
     """The picture as a matplotlib figure, to change or to embed."""
     from matplotlib.figure import Figure
 
-    heights = [height for scene in scenes for height in (_ROW * scene.devices, _MEMORY)]
-    total = sum(heights) + _HEAD * len(scenes) + 0.8
-    result = Figure(figsize=(WIDTH, total), facecolor="white", layout="constrained")
-    axes = result.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
-    first = min(scene.extent[0] for scene in scenes)
-    last = max(scene.extent[1] for scene in scenes)
-    for scene, gantt, memory in zip(scenes, axes[::2], axes[1::2], strict=True):
-        gantt.set_xlim(first, last)
-        _draw_gantt(gantt, scene, inches_per_time=(WIDTH - 1.2) / (last - first))
-        _draw_memory(memory, scene)
-    axes[-1].set_xlabel("seconds" if scenes[-1].seconds else "time")
-    _legend(result, scenes)
+    heights = [size.row * scene.devices for scene in scenes]
+    legend = 0.2 + 0.16 * -(-len(_legend_entries(scenes, theme)) // size.legend_columns) * size.text / 8
+    total = sum(heights) + size.head * len(scenes) + legend
+    result = Figure(figsize=(size.width, total), facecolor=theme.paper, layout="constrained")
+    panels = result.subplots(len(scenes), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
+    first, last = min(scene.extent[0] for scene in scenes), max(scene.extent[1] for scene in scenes)
+    for scene, axes in zip(scenes, panels, strict=True):
+        axes.set_xlim(first, last)
+        _draw_scene(axes, scene, theme, size, inches_per_time=(size.width - 1.2) / (last - first))
+    panels[-1].set_xlabel("seconds" if scenes[-1].seconds else "time", fontsize=size.text, color=theme.muted)
+    result.legend(
+        handles=_legend_entries(scenes, theme), loc="outside lower center", ncols=size.legend_columns,
+        fontsize=size.text - 0.5, frameon=False, labelcolor=theme.ink, columnspacing=1.0, handlelength=1.0,
+    )  # fmt: skip
     return result
 
 
-def _draw_gantt(axes: Axes, scene: Scene, *, inches_per_time: float) -> None:
-    axes.set_title(f"{scene.title}\n", loc="left", fontsize=11, fontweight="bold", pad=0)
-    axes.text(0, 1.0, headline(scene) + "\n ", transform=axes.transAxes, fontsize=9, va="center", color="#4c5666")
-    axes.set_ylim(scene.devices - 0.42, -0.58)
-    axes.set_yticks(range(scene.devices), [str(device) for device in range(scene.devices)])
-    axes.set_ylabel("device")
-    axes.tick_params(length=0, labelbottom=False)
+def _draw_scene(axes: Axes, scene: Scene, theme: Theme, size: Size, *, inches_per_time: float) -> None:
+    axes.set_facecolor(theme.paper)
+    axes.set_title(f"{scene.title}\n", loc="left", fontsize=size.title, fontweight="bold", color=theme.ink, pad=2)
+    words = headline(scene)
+    if size.width < SIZES["page"].width:
+        words = words.partition(",")[0].partition(" (")[0]
+    axes.text(
+        0, 1.0, words + "\n ", transform=axes.transAxes, fontsize=size.text, va="center", color=theme.muted
+    )  # fmt: skip
+    axes.set_ylim(scene.devices + 0.02, -0.02)
+    middles = [device + COMPUTE[0] + COMPUTE[1] / 2 for device in range(scene.devices)]
+    axes.set_yticks(middles, [str(device) for device in range(scene.devices)])
+    axes.set_ylabel("device", fontsize=size.text, color=theme.muted)
+    axes.tick_params(length=0, labelsize=size.text, colors=theme.muted, labelbottom=True)
     axes.spines[:].set_visible(False)
+    axes.grid(axis="x", color=theme.grid, linewidth=0.5)
+    axes.set_axisbelow(True)
     for device in range(scene.devices):
-        _draw_device(axes, scene, device, inches_per_time)
+        _draw_device(axes, scene, device, theme, size, inches_per_time)
+        _draw_memory(axes, scene, device, theme, size)
 
 
-def _draw_device(axes: Axes, scene: Scene, device: int, inches_per_time: float) -> None:
+def _draw_device(axes: Axes, scene: Scene, device: int, theme: Theme, size: Size, inches_per_time: float) -> None:
     """Compute above, all transfers in a thin line below."""
+    lane = (device + COMPUTE[0], COMPUTE[1])
     for cause in Cause:
         idle = [(float(b.start), float(b.duration)) for b in scene.bubbles[device] if b.cause is cause]
-        axes.broken_barh(idle, (device - 0.4, 0.66), color=LIGHT.causes[cause], linewidth=0)
+        axes.broken_barh(idle, lane, color=theme.causes[cause], linewidth=0)
     chunks = scene.timeline.program.schedule.placement.chunks
     bars: dict[tuple[str, bool], list[tuple[float, float]]] = {}
     recompute: dict[str, list[tuple[float, float]]] = {}
@@ -91,63 +155,66 @@ def _draw_device(axes: Axes, scene: Scene, device: int, inches_per_time: float) 
                 part = (start, share * duration)
                 recompute.setdefault(shade(KIND_COLORS[Kind.R], chunk, chunks=chunks), []).append(part)
             label = str(o.op.micro_batch)
-            if computes and duration * inches_per_time > 0.04 + 0.075 * len(label):
+            if computes and duration * inches_per_time > (0.04 + 0.075 * len(label)) * size.number / 7.5:
+                where = (start + duration / 2, device + COMPUTE[0] + COMPUTE[1] / 2)
                 ink = ink_on(color)
-                where = (start + duration / 2, device - 0.06)
-                axes.text(*where, label, ha="center", va="center", fontsize=7.5, color=ink, clip_on=True)
+                axes.text(*where, label, ha="center", va="center", fontsize=size.number, color=ink, clip_on=True)
     for (color, computes), spans in bars.items():
-        height = (device - 0.4, 0.66) if computes else (device + 0.3, 0.13)
-        # Bars that are hardly wider than their edges would drown in white.
+        # Bars that are hardly wider than their edges would drown in them.
         wide = computes and min(duration for _, duration in spans) * inches_per_time > 0.05
-        axes.broken_barh(spans, height, facecolor=color, edgecolor="white", linewidth=0.4 if wide else 0)
+        place = lane if computes else (device + TRANSFER[0], TRANSFER[1])
+        axes.broken_barh(spans, place, facecolor=color, edgecolor=theme.paper, linewidth=0.4 if wide else 0)
     around = [(phase.start, phase.end - phase.start) for phase in scene.phases if phase.device == device]
-    axes.broken_barh(around, (device - 0.2, 0.26), facecolor=PHASE_COLOR, linewidth=0)
+    axes.broken_barh(around, (device + 0.2, 0.2), facecolor=PHASE_COLOR, linewidth=0)
     for color, spans in recompute.items():
-        axes.broken_barh(spans, (device - 0.4, 0.66), facecolor=color, linewidth=0)
+        axes.broken_barh(spans, lane, facecolor=color, linewidth=0)
 
 
-def _draw_memory(axes: Axes, scene: Scene) -> None:
-    """One step curve per device, from dark (first) to light (last), and the limits."""
-    most = max(float(peak) for peak in scene.peak_memory)
-    unit, scale = ("GiB", 2**30) if most >= 2**30 else ("MiB", 2**20) if most >= 2**20 else ("", 1)
-    for device, curve in enumerate(scene.memory):
-        points = dict((float(time), float(level) / scale) for time, level in curve)
-        points[float(scene.timeline.makespan)] = float(curve[-1][1]) / scale
-        color = shade("#2b5c8f", device, chunks=max(scene.devices, 2))
-        axes.step(list(points), list(points.values()), where="post", color=color, linewidth=1)
-    limits = sorted({float(limit) for limit in scene.limits if limit is not None})
-    for limit in limits:
-        axes.axhline(limit / scale, color=LIGHT.limit, linewidth=1, linestyle=(0, (5, 4)))
-    if limits and limits[-1] > scene.highest:
-        words = f"limit {size_words(limits[-1])}"
-        axes.text(0.995, 0.96, words, transform=axes.transAxes, ha="right", va="top", color=LIGHT.limit, fontsize=8)
-    axes.set_ylim(0, 1.12 * scene.highest / scale or 1)
-    axes.set_ylabel(f"memory{f' ({unit})' if unit else ''}", fontsize=9)
-    axes.tick_params(labelbottom=True, labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="x", color="#eef0f4")
+def _draw_memory(axes: Axes, scene: Scene, device: int, theme: Theme, size: Size) -> None:
+    """The memory of a device below its lanes, with its peak and its limit on the right."""
+    top, height = MEMORY
+    floor, scale = device + top + height, height / (1.06 * scene.highest or 1)
+    points = {float(time): float(level) for time, level in scene.memory[device]}
+    points[float(scene.timeline.makespan)] = float(scene.memory[device][-1][1])
+    levels = [floor - scale * level for level in points.values()]
+    axes.fill_between(list(points), levels, floor, step="post", color=theme.memory, alpha=0.4, linewidth=0)
+    peak, limit = scene.peak_memory[device], scene.limits[device]
+    words = size_words(peak) if limit is None else f"{size_words(peak)}\nof {size_words(limit)}"
+    axes.text(
+        1.005, floor - height / 2 - 0.1, words, transform=axes.get_yaxis_transform(), fontsize=size.number, va="center",
+        color=theme.muted,
+    )  # fmt: skip
+    if limit is not None and limit <= scene.highest:
+        start, end = 0.0, float(scene.timeline.makespan)
+        axes.plot([start, end], [floor - scale * float(limit)] * 2, color=theme.limit, linewidth=0.8, dashes=(5, 4))
 
 
-def _legend(result: Figure, scenes: Sequence[Scene]) -> None:
+def _legend_entries(scenes: Sequence[Scene], theme: Theme) -> list[object]:
+    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    handles = [Patch(facecolor=KIND_COLORS[kind], label=KIND_WORDS[kind]) for kind in present_kinds(scenes)]
-    handles += [
-        Patch(facecolor=LIGHT.causes[cause], edgecolor="#c3cad6", linewidth=0.5, label=f"idle: {cause.value}")
+    entries: list[object] = [
+        Patch(facecolor=KIND_COLORS[kind], label=KIND_WORDS[kind]) for kind in present_kinds(scenes)
+    ]
+    entries += [
+        Patch(facecolor=theme.causes[cause], edgecolor=theme.grid, linewidth=0.5, label=f"idle: {cause.value}")
         for cause in present_causes(scenes)
     ]
     if any(scene.phases for scene in scenes):
-        handles.append(Patch(facecolor=PHASE_COLOR, label="around the program"))
-    columns = len(handles) if len(handles) <= 9 else (len(handles) + 1) // 2
-    result.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
+        entries.append(Patch(facecolor=PHASE_COLOR, label="around the program"))
+    entries.append(Patch(facecolor=theme.memory, alpha=0.4, label="memory"))
+    if any(limit is not None and limit <= scene.highest for scene in scenes for limit in scene.limits):
+        entries.append(Line2D([], [], color=theme.limit, linewidth=0.8, dashes=(5, 4), label="limit"))
+    return entries
 
 
 def _saved(drawn: Figure, form: str) -> bytes:
     import matplotlib
 
     file = io.BytesIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "debubble"}):
+    settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "debubble", "pdf.fonttype": 42}
+    with matplotlib.rc_context(settings):
         # Without a date the same plan gives the same file.
-        metadata = {"Date": None} if form == "svg" else {}
+        metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form, {})
         drawn.savefig(file, format=form, dpi=150, metadata=metadata)
     return file.getvalue()
