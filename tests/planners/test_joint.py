@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import numpy as np
@@ -12,12 +11,14 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.costs import Strategy, Unit, Units
+from debubble.costs.units import HostStates
 from debubble.ir import InfeasibleError, OutOfMemoryError, Placement
 from debubble.planners import planners
-from debubble.planners.joint.annealing import Walk, random_point
-from debubble.planners.joint.levers import Levers
-from debubble.planners.joint.list_scheduler import makespan
+from debubble.planners.joint.annealing import Walk
+from debubble.planners.joint.levers import Levers, Point
+from debubble.planners.joint.list_scheduler import makespan, place
 from debubble.planners.problem import FixedStages, ModelUnits, Problem
+from debubble.search.effort import Effort
 
 STRATEGIES = {
     "none": Strategy(8),
@@ -49,6 +50,13 @@ def problem_of(
     return Problem(workload=ModelUnits(units), devices=devices, micro_batches=micro_batches, effort=effort)
 
 
+def drawn(levers: Levers, seed: int) -> Walk:
+    """A walk at its first random point."""
+    walk = Walk(levers, seed)
+    walk.draw(Effort(0))
+    return walk
+
+
 def levers_of(problem: Problem, placement: Placement) -> Levers:
     assert isinstance(problem.workload, ModelUnits)
     return Levers(problem, problem.workload.units, placement)
@@ -67,12 +75,45 @@ def test_the_list_scheduler_takes_the_time_that_the_simulator_says_where_nothing
 ) -> None:
     forwards = tuple(1 + (7 * n % 5) / 4 for n in range(12))
     levers = levers_of(problem_of(bandwidth=None, micro_batches=micro_batches, forwards=forwards), placement)
-    point = random_point(levers, random.Random(seed))
-    table, lacking = levers.table(point)
-    time, missing = makespan(table, micro_batches, np.array(point.policy), np.array(point.most))
-    assert (lacking, missing) == (0, 0)
+    walk = drawn(levers, seed)
+    solution = levers.solution(walk.best)
+    assert walk.least == pytest.approx(float(db.simulate(solution.schedule, solution.costs).makespan), rel=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(placements(), st.integers(0, 10**6), st.sets(st.integers(0, 11)))
+def test_the_list_scheduler_knows_steps_on_the_host(placement: Placement, seed: int, hosted: set[int]) -> None:
+    host = HostStates(static=1, gradients=2, parameters=1, step=5)
+    problem = problem_of(bandwidth=8)
+    assert isinstance(problem.workload, ModelUnits)
+    units = problem.workload.units
+    units = replace(units, units=tuple(replace(unit, on_host=host) for unit in units.units))
+    levers = Levers(replace(problem, workload=ModelUnits(units)), units, placement)
+    stages = range(placement.stages)
+    point = replace(drawn(levers, seed).best, shares=(0,) * len(stages), hosted=tuple(s in hosted for s in stages))
+    table, _ = levers.table(point)
+    time, missing = makespan(table, problem.micro_batches, np.array(point.policy), np.array(point.most))
     solution = levers.solution(point)
+    assert missing == 0
     assert time == pytest.approx(float(db.simulate(solution.schedule, solution.costs).makespan), rel=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(placements(), st.integers(0, 10**6), st.integers(60, 200), st.floats(0.5, 2))
+def test_a_list_schedule_is_given_up_only_where_it_takes_longer_than_it_may(
+    placement: Placement, seed: int, limit: int, part: float
+) -> None:
+    levers = levers_of(problem_of(limit=limit), placement)
+    point = drawn(levers, seed).best
+    table, _ = levers.table(point)
+    policy, most = np.array(point.policy), np.array(point.most)
+    time, missing = makespan(table, 6, policy, most)
+    if missing:
+        return
+    nothing = np.empty((0, 3), dtype=np.int64), np.empty(0)
+    _, found, _ = place(*table, 6, policy, most, part * time, *nothing)
+    assert found in (time, np.inf)
+    assert found == time or part < 1
 
 
 @settings(max_examples=100, deadline=None)
@@ -81,8 +122,7 @@ def test_an_order_that_the_list_scheduler_completes_is_a_correct_schedule_within
     placement: Placement, seed: int, limit: int, shared: bool
 ) -> None:
     levers = levers_of(problem_of(limit=limit, link_groups=((0, 1),) if shared else ()), placement)
-    chance = random.Random(seed)
-    walk = Walk(levers, random_point(levers, chance), chance)
+    walk = drawn(levers, seed)
     if walk.least > levers.longest:
         return
     solution = levers.solution(walk.best)
@@ -95,14 +135,14 @@ def test_a_device_with_several_stages_is_balanced_as_a_whole() -> None:
     forwards = (1.0,) * 11 + (4.0,)
     levers = levers_of(problem_of(forwards=forwards), Placement.v_shape(3, 2))
     work = np.zeros(3)
-    for stage, device in zip(levers.partition(random_point(levers, random.Random(0))), (0, 1, 2, 2, 1, 0), strict=True):
+    for stage, device in zip(levers.partition(drawn(levers, 0).best), (0, 1, 2, 2, 1, 0), strict=True):
         work[device] += 3 * sum(forwards[index] for index, _ in stage)
     assert work.tolist() == [15, 15, 15]
 
 
 def test_levels_of_recomputation_follow_the_price_of_a_byte() -> None:
     levers = levers_of(problem_of(), Placement.looped(3))
-    point = random_point(levers, random.Random(0))
+    point: Point = drawn(levers, 0).best
     names = [
         {name for stage in levers.partition(replace(point, levels=(level,) * 3)) for _, name in stage}
         for level in range(levers.levels)

@@ -44,6 +44,9 @@ def test_evaluator_equals_simulation_on_any_schedule(data: st.DataObject, object
     if data.draw(st.booleans()):
         costs = costs.replace(communication=Fraction(1, 3), forward=[Fraction(f) / 7 for f in costs.forward])
     costs = costs.with_limit(data.draw(st.none() | st.integers(5, 60)))
+    if data.draw(st.booleans()):
+        shared = data.draw(st.lists(st.integers(0, schedule.devices - 1), unique=True, max_size=schedule.devices))
+        costs = costs.replace(link_groups=[shared])
     expected = simulated(schedule, costs, objective)
     found = evaluated(OrderProblem.of(schedule, costs, objective=objective), schedule)
     # Simulation mixes floats and fractions where a share is moved; whole numbers agree to the last bit.

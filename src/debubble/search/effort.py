@@ -20,6 +20,8 @@ MOVE, MOVE_PER_PAIR = 2e-6, 35e-9
 """Seconds of a move of the local search, and in addition for every pair of a stage and a micro-batch."""
 MOVE_RECOMPUTING = 2
 """Factor of that time where recomputation is a choice: every move is evaluated from the start."""
+MOVE_BY_ARRIVAL = 4
+"""Factor of that time where devices share links to the host, whose turns go by arrival."""
 START = 250e-6
 """Seconds, per pair, to construct a list schedule and to simulate it."""
 SIMULATION = 170e-6
@@ -131,14 +133,16 @@ class Brake:
         self._end += seconds
 
 
-def price_of_move(pairs: int, *, recompute: bool = False) -> float:
+def price_of_move(pairs: int, *, recompute: bool = False, by_arrival: bool = False) -> float:
     """Price a move of the local search.
 
     Args:
         pairs: Stages times micro-batches.
         recompute: Recomputation is a choice.
+        by_arrival: Devices share links to the host.
 
     Returns:
         Seconds of the reference machine.
     """
-    return (MOVE + MOVE_PER_PAIR * pairs) * (MOVE_RECOMPUTING if recompute else 1)
+    factor = (MOVE_RECOMPUTING if recompute else 1) * (MOVE_BY_ARRIVAL if by_arrival else 1)
+    return (MOVE + MOVE_PER_PAIR * pairs) * factor

@@ -7,15 +7,18 @@ whose time and memory together cost least, so that level 0 recomputes nothing an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 
 import numpy as np
 
 from debubble.costs.units import Partition, Unit, Units
-from debubble.ir import Placement, Schedule
-from debubble.planners.joint.list_scheduler import Ints, StageTable, schedule
+from debubble.ir import Kind, Number, Op, Placement, Schedule
+from debubble.planners.joint.list_scheduler import COLUMNS, Floats, Ints, StageTable, schedule
+from debubble.planners.joint.walking import ENTRIES, QUARTERS, Space, fill
 from debubble.planners.problem import Problem, Solution
 
 
@@ -28,6 +31,7 @@ class Point:
         levels: Per stage, its level of recomputation.
         shares: Per stage, the quarters of its activations that it offloads.
         most: Per stage, the micro-batches that may be in flight.
+        hosted: Per stage, whether its optimizer's states and step are the host's.
         policy: The list scheduler's entries.
     """
 
@@ -35,11 +39,36 @@ class Point:
     levels: tuple[int, ...]
     shares: tuple[int, ...]
     most: tuple[int, ...]
+    hosted: tuple[bool, ...]
     policy: tuple[float, ...]
 
+    @property
+    def rows(self) -> Ints:
+        """What it says of stages, as the walk has it."""
+        return np.array((self.counts, self.levels, self.shares, self.most, self.hosted), dtype=np.int64)
 
-QUARTERS = 4
-"""Shares of a stage's activations are counted in quarters."""
+    @staticmethod
+    def of(rows: Ints, policy: Floats) -> Point:
+        """The point of a walk's arrays."""
+        counts, levels, shares, most, hosted = rows.tolist()
+        return Point(
+            tuple(counts), tuple(levels), tuple(shares), tuple(most), tuple(map(bool, hosted)), tuple(policy.tolist())
+        )
+
+
+LONGEST = 2.5
+"""Units of the longest stage that the search tries, in times of the mean."""
+BOUNDLESS = 1e30
+"""Bytes of a device without a limit."""
+BACKLOGS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 1e9)
+PATIENCES = (0.0, 0.25, 0.5, 0.75, 1.0)
+AGES = (0.0, 0.3, 1.0, 3.0, 10.0)
+PREFETCHES = (1.0, 2.0, 3.0, 4.0, 6.0)
+
+
+def policy_choices(stages: int) -> tuple[Sequence[float], ...]:
+    """What each entry of a policy may be, in the order of the list scheduler's entries."""
+    return BACKLOGS, PATIENCES, [float(operations) for operations in range(1, 2 * stages)], PREFETCHES, AGES
 
 
 SPARE = 0.95
@@ -51,10 +80,7 @@ class Levers:
 
     def __init__(self, problem: Problem, units: Units, placement: Placement) -> None:
         self.problem, self.placement, self.units = problem, placement, units
-        self.levels = len(self._strategies)
         self.device_of = np.array(placement.device_of)
-        self.crosses = [*(a != b for a, b in pairwise(placement.device_of)), False]
-        self._rows: dict[tuple[int, int, int], tuple[float, ...]] = {}
         group_of = {d: g for g, group in enumerate(self.units.link_groups) for d in group}
         links = [group_of.get(d, len(group_of) + d) for d in range(placement.devices)]
         lanes = {link: n for n, link in enumerate(dict.fromkeys(links))}
@@ -64,6 +90,61 @@ class Levers:
         self.limits = np.array(problem.limits)
         self.longest = 4 * problem.micro_batches * float(self.units.work)
         """Longer than any step that is not stuck."""
+
+    @cached_property
+    def space(self) -> Space:
+        """What the compiled walk needs to know."""
+        units, stages = self.units, self.placement.stages
+        longest = min(len(units.units) - stages + 1, round(LONGEST * len(units.units) / stages) + 2)
+        choices = policy_choices(stages)
+        table = np.zeros((len(choices), max(map(len, choices))))
+        for n, entry in enumerate(choices):
+            table[n, : len(entry)] = entry
+        return Space(
+            rows=np.full((self.levels, len(units.units), longest + 1, ENTRIES), -1.0),
+            device_of=self.device_of,
+            limits=np.where(np.isinf(self.limits), BOUNDLESS, self.limits),
+            down=self.down,
+            up=self.up,
+            choices=table,
+            options=np.array([*map(len, choices)]),
+            micro_batches=self.problem.micro_batches,
+            static=float(units.static),
+            communication=float(units.communication),
+            pace=math.inf if units.offload_bandwidth is None else 1 / float(units.offload_bandwidth),
+            longest=self.longest,
+            hostable=int(units.hostable),
+        )
+
+    def fill(self, level: int, begin: int, count: int) -> None:
+        """Fill a row of the table: a stage of so many units, from one on, at a level."""
+        stage = self._stage(begin, begin + count, level)
+        sums = self.units.stage_sums(stage)
+        recomputes = any(name != "none" for _, name in stage)
+        again = min(sums.workspace_before_i, sums.activation - sums.kept) if recomputes else 0
+        row = self.space.rows[level, begin, count]
+        row[1:] = (
+            sums.backward_input + (sums.recompute if recomputes else 0), sums.backward_weight,
+            sums.kept if recomputes else sums.activation, again, sums.after_input, sums.static, sums.workspace,
+            sums.static_on_host, *self._host_times(begin, begin + count),
+        )  # fmt: skip
+        # It says that the row is known.
+        row[0] = sums.forward
+
+    def _host_times(self, begin: int, end: int) -> tuple[Number, Number, Number]:
+        """Times in which parameters come from the host, gradients go there, and it steps, for the units of a stage."""
+        if not self.units.hostable:
+            return 0, 0, 0
+        assert self.units.offload_bandwidth is not None
+        held = [unit.on_host for unit in self.units.units[begin:end] if unit.on_host is not None]
+        loads, drains = sum(h.parameters for h in held), sum(h.gradients for h in held)
+        bandwidth = self.units.offload_bandwidth
+        return loads / bandwidth, drains / bandwidth, sum(h.step for h in held)
+
+    @cached_property
+    def levels(self) -> int:
+        """The number of levels of recomputation."""
+        return len(self._strategies)
 
     @cached_property
     def _strategies(self) -> list[list[str]]:
@@ -128,41 +209,11 @@ class Levers:
 
     def table(self, point: Point) -> tuple[StageTable, float]:
         """The point as the list scheduler sees it, and the bytes that its states lack on the fullest device."""
-        rows, begin = [], 0
-        static = np.full(self.placement.devices, float(self.units.static))
-        workspace = np.zeros(self.placement.devices)
-        bandwidth = self.units.offload_bandwidth
-        for s, (count, level, share) in enumerate(zip(point.counts, point.levels, point.shares, strict=True)):
-            forward, backward, weight, kept, again, after, states, space = self._row(begin, begin + count, level)
-            begin += count
-            d = self.placement.device_of[s]
-            static[d] += states
-            workspace[d] = max(workspace[d], space)
-            moved = 0.0 if bandwidth is None else kept * share / QUARTERS
-            time = 0.0 if not moved or bandwidth is None else moved / float(bandwidth)
-            send = float(self.units.communication) if self.crosses[s] else 0.0
-            before = kept + again
-            grows = max(after - before, 0.0)
-            rows.append(
-                (forward, backward, weight, send, kept, again + grows, max(before - after, 0.0), after, moved, time)
-            )
-        room = self.limits - static - workspace
-        return StageTable(np.array(rows), self.device_of, room, self.down, self.up), float(max(0.0, -room.min()))
-
-    def _row(self, begin: int, end: int, level: int) -> tuple[float, ...]:
-        """Times and bytes of a stage: F, I, W, kept, restored before I, left after I, states, workspace."""
-        key = begin, end, level
-        if key not in self._rows:
-            stage = self._stage(begin, end, level)
-            sums = self.units.stage_sums(stage)
-            recomputes = any(name != "none" for _, name in stage)
-            again = min(float(sums.workspace_before_i), float(sums.activation - sums.kept)) if recomputes else 0.0
-            self._rows[key] = (
-                float(sums.forward), float(sums.backward_input + (sums.recompute if recomputes else 0)),
-                float(sums.backward_weight), float(sums.kept if recomputes else sums.activation), again,
-                float(sums.after_input), float(sums.static), float(sums.workspace),
-            )  # fmt: skip
-        return self._rows[key]
+        for (begin, end), level in zip(pairwise(accumulate(point.counts, initial=0)), point.levels, strict=True):
+            self.fill(level, begin, end - begin)
+        stages, room = np.zeros((self.placement.stages, COLUMNS)), np.zeros(self.placement.devices)
+        lacking = fill(self.space, point.rows, stages, room, np.zeros(3, np.int64))
+        return StageTable(stages, self.device_of, room, self.down, self.up), lacking
 
     def solution(self, point: Point) -> Solution:
         """The schedule of a point with its costs, as the list scheduler orders it."""
@@ -177,9 +228,25 @@ class Levers:
             fused_recompute=partition.recomputing,
             offload_fraction={s: share / QUARTERS for s, share in enumerate(point.shares) if 0 < share < QUARTERS},
         )
+        hosted = [s for s, on_host in enumerate(point.hosted) if on_host]
         return Solution(
-            schedule=ordered, costs=self.units.stage_costs(partition, self.placement), partition=partition
-        )  # fmt: skip
+            schedule=step_on_host(ordered, hosted),
+            costs=self.units.stage_costs(partition, self.placement, on_host=hosted),
+            partition=partition,
+        )
+
+
+def step_on_host(schedule: Schedule, stages: Collection[int]) -> Schedule:
+    """Step these stages on the host: P before everything, in the order of use, D and S behind the last W."""
+    orders = []
+    for held, order in zip(schedule.placement.stages_of, schedule.orders, strict=True):
+        woven = [Op(Kind.P, stage, 0) for stage in held if stage in stages]
+        for op in order:
+            woven.append(op)
+            if op.stage in stages and op.kind is Kind.W and op.micro_batch == schedule.micro_batches - 1:
+                woven += [Op(kind, op.stage, op.micro_batch) for kind in (Kind.D, Kind.S)]
+        orders.append(tuple(woven))
+    return replace(schedule, orders=tuple(orders))
 
 
 def _prices(unit: Unit) -> list[float]:

@@ -26,9 +26,11 @@ Ints = NDArray[np.int64]
 F, I, W, O, L = range(5)  # noqa: E741 - the field's letters
 KINDS = (Kind.F, Kind.I, Kind.W, Kind.O, Kind.L)
 
-FORWARD, INPUT, WEIGHT, SEND, KEPT, WORKSPACE, FREED, AFTER, MOVED, TRANSFER = range(10)
+COLUMNS = 13
+FORWARD, INPUT, WEIGHT, SEND, KEPT, WORKSPACE, FREED, AFTER, MOVED, TRANSFER, LOAD, DRAIN, STEP = range(COLUMNS)
 """Columns of the table of stages: times of F, I and W; time of a message to the next stage; bytes that F leaves, that I
-allocates, that I frees and that W frees; bytes that O moves, and the time it takes."""
+allocates, that I frees and that W frees; bytes that O moves, and the time it takes; times in which parameters come
+from the host, gradients go there, and the optimizer steps there, 0 where the optimizer's states are on the device."""
 
 BACKLOG, PATIENCE, HORIZON, PREFETCH, AGE = range(5)
 """Entries of a policy: weight gradients that a device lets wait at most; the part of a weight gradient's time by which
@@ -95,14 +97,14 @@ def schedule(table: StageTable, micro_batches: int, policy: Floats, most: Ints) 
     """
     count = len(table.stages) * micro_batches
     operations, keys = np.empty((5 * count, 3), dtype=np.int64), np.empty(5 * count)
-    placed, makespan, missing = _place(*table, micro_batches, policy, most, operations, keys)
+    placed, makespan, missing = place(*table, micro_batches, policy, most, np.inf, operations, keys)
     return ListSchedule(makespan, missing, operations[:placed], keys[:placed])
 
 
 def makespan(table: StageTable, micro_batches: int, policy: Floats, most: Ints) -> tuple[float, int]:
     """The time of the step, and how many operations could not be placed."""
     nothing = np.empty((0, 3), dtype=np.int64), np.empty(0)
-    _, time, missing = _place(*table, micro_batches, policy, most, *nothing)
+    _, time, missing = place(*table, micro_batches, policy, most, np.inf, *nothing)
     return time, missing
 
 
@@ -201,10 +203,14 @@ def _oldest_weight(own: Ints, next_w: Ints, next_i: Ints, period: float, depth: 
 
 
 @jit
-def _place(
+def place(
     stages: Floats, device_of: Ints, room: Floats, down: Ints, up: Ints, m: int, policy: Floats, most: Ints,
-    operations: Ints, keys: Floats,
+    threshold: float, operations: Ints, keys: Floats,
 ) -> tuple[int, float, int]:  # fmt: skip
+    """Place all operations, and say how many, when the last one ends, and how many compute operations are missing.
+
+    It is given up, with an infinite time and nothing missing, as soon as the step must end behind the threshold.
+    """
     S, P = len(stages), len(room)
     recorded = len(keys) > 0
     never = np.inf
@@ -218,7 +224,6 @@ def _place(
     next_l = np.zeros(S, np.int64)
     data, gradient = np.full((S, m), never), np.full((S, m), never)
     back = np.full((S, m), never)
-    data[0, :] = 0.0
     started = np.zeros(m, np.int64)  # operations of each micro-batch's chain, F down and I up, that have started
     used = np.zeros(P)
     free = np.zeros(P)
@@ -235,6 +240,23 @@ def _place(
     for s in range(S):
         need = stages[s, WORKSPACE] + stages[s, MOVED]
         reserve[device_of[s]] = max(reserve[device_of[s]], need)
+
+    # Least time of what is to come: on the device, and of the micro-batch behind its F or I.
+    rest, behind = np.zeros(P), np.zeros((2, S))
+    for s in range(S):
+        rest[device_of[s]] += m * (stages[s, FORWARD] + stages[s, INPUT] + stages[s, WEIGHT])
+        behind[I, s] = stages[0, WEIGHT] if s == 0 else behind[I, s - 1] + stages[s - 1, SEND] + stages[s - 1, INPUT]
+    for s in range(S - 1, -1, -1):
+        above = 0.0 if s == S - 1 else stages[s, SEND] + stages[s + 1, FORWARD] + behind[F, s + 1]
+        behind[F, s] = stages[s, INPUT] + behind[I, s] if s == S - 1 else above
+
+    # Parameters that come from the host are needed by their stage's first forward.
+    loaded, stepped = np.zeros(S), np.zeros(P)
+    for s in range(S):
+        if stages[s, STEP] > 0:
+            lanes[up[device_of[s]]] += stages[s, LOAD]
+            loaded[s] = lanes[up[device_of[s]]]
+    data[0, :] = loaded[0]
 
     left = 3 * S * m
     placed = 0
@@ -299,7 +321,7 @@ def _place(
             in_flight[d] += 1
             started[j] = max(started[j], s + 1)
             if s + 1 < S:
-                arrival = end + stages[s, SEND]
+                arrival = max(end + stages[s, SEND], loaded[s + 1])
                 data[s + 1, j] = arrival
                 there = device_of[s + 1]
             else:
@@ -342,6 +364,11 @@ def _place(
             waiting_w[d] -= 1
             arrival = end
             there = d
+            if j == m - 1 and stages[s, STEP] > 0:
+                begin = max(end, lanes[down[d]])
+                lanes[down[d]] = begin + stages[s, DRAIN]
+                stepped[d] = max(lanes[down[d]], stepped[d]) + stages[s, STEP]
+                last = max(last, stepped[d])
         if recorded:
             operations[placed, 0], operations[placed, 1], operations[placed, 2] = kind, s, j
             keys[placed] = now
@@ -349,6 +376,10 @@ def _place(
         free[d] = wake[d] = end
         last = max(last, end)
         left -= 1
+        rest[d] -= end - now
+        least = end + (rest[d] if kind == W else max(rest[d], behind[kind, s]))
+        if least > threshold:
+            return placed, never, 0
         if there != d:
             wake[there] = min(wake[there], max(arrival, free[there]))
         if kind != W:

@@ -1,14 +1,15 @@
-"""`joint`: partition, chunks, placement, recomputation, offload and order, all in one search.
+"""`joint`: partition, chunks, placement, recomputation, offload, steps on the host and order, all in one search.
 
 Not from a paper.  The published planners use some levers each: OptPipe orders and offloads, SCOPE partitions and
 recomputes, ChronosPipe chooses what recomputes and what goes to the host.  Here a point is a choice of all of them
 at once (`levers.py`), and a compiled list scheduler (`list_scheduler.py`) orders and prices it in a fraction of a
 millisecond.  For each number of chunks, looped and in V, random points come first; the best go on by simulated
-annealing (`annealing.py`), of which after every round fewer are left; and of the best the order is searched by the
-engine of `search/`.  Every schedule that counts is lowered under the limit and simulated exactly.
+annealing (`annealing.py`, compiled in `walking.py`), of which after a round fewer are left; and of the best the order
+is searched by the engine of `search/`.  Two walks go side by side, on the two cores that efforts are counted in.
+Every schedule that counts is lowered under the limit and simulated exactly.
 
 Half-layers are not cut, a stage's units share one price of recomputation, and of its activations it offloads quarters.
-Backwards are split everywhere.  Optimizer states stay on the devices.  Points are scored by makespans with messages
+Backwards are split everywhere.  Points are scored by makespans with messages
 that overlap computing, also where the span counts or messages block; the plans that are kept are simulated as asked.
 """
 

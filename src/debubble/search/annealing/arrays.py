@@ -216,6 +216,12 @@ def arrays_of(problem: OrderProblem, *, block: PeriodicBlock | None = None) -> K
         "begin": _zeros(problem.devices),
         "window": np.array(block.windows if block else (0,) * problem.devices, dtype=np.int64),
         "kept_begin": _zeros(problem.devices),
+        "stale": _zeros(problem.devices),
+        "head": _zeros(3 * problem.devices if costs.link_groups else 0),
+        **{
+            name: _zeros(len(KINDS) * size if costs.link_groups else 0)
+            for name in ("follow", "place", "offload", "behind", "freeing")
+        },
     }
     layout = KernelLayout(
         stages=problem.stages,
@@ -230,7 +236,7 @@ def arrays_of(problem: OrderProblem, *, block: PeriodicBlock | None = None) -> K
         exclusive=int(costs.communication_model == "exclusive"),
         half_duplex=int(costs.host_link == "half-duplex"),
         span=int(problem.objective == "span"),
-        resumable=int(not costs.link_groups),
+        by_arrival=int(bool(costs.link_groups)),
         periods=block.periods if block else 0,
         step=block.step if block else 0,
         **_begins(floats),
@@ -265,9 +271,16 @@ def _state(problem: OrderProblem) -> tuple[dict[str, Floats], dict[str, Ints]]:
     devices = problem.devices
     names = ("reserved", "last_freed", "rest", "first", "begun", "free", "accounted")
     links = devices * devices if problem.costs.communication_model == "exclusive" else 0
-    floats = {**{name: np.zeros(devices) for name in names}, "link": np.zeros(links)}
+    lanes = 3 * devices if problem.costs.link_groups else 0
+    floats = {
+        **{name: np.zeros(devices) for name in names},
+        "link": np.zeros(links),
+        "ready": np.zeros(lanes),
+        "clock": np.zeros(1),
+    }
     counts = {name: _zeros(devices) for name in ("cursor", "compute", "oldest", "known", "newest")}
-    return floats, {**counts, "transfer": _zeros(2 * devices), "downward": _zeros(1)}
+    by_lane = {name: _zeros(lanes) for name in ("ready_why", "next", "previous")}
+    return floats, {**counts, "transfer": _zeros(2 * devices), "downward": _zeros(1), **by_lane}
 
 
 def _facts(a: KernelLayout) -> Ints:

@@ -1,9 +1,8 @@
 """The compiled evaluator: what `lower` and `simulate` say of lists of operations, without building a Program.
 
 It walks the lists as the lanes would, with the same static admission (ir/lowering/admission.py) and the same
-arithmetic, and stops as soon as the result cannot be better than a threshold.  Link groups are walked in the order of
-the lists' progress, which may differ from lowering's order of arrival: results are simulated again before anyone sees
-them.
+arithmetic, and stops as soon as the result cannot be better than a threshold.  Where devices share links to the host
+the lanes are walked in the order of time instead (arrivals.py).
 
 Everywhere `a` is the KernelLayout, `x` the block of floats and `n` that of whole numbers.  A device's walk keeps what
 it changes at every operation in local variables, and writes it to the blocks at the end of its turn.
@@ -13,6 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from debubble.search.annealing.admission import admit_compute, admit_reload
+from debubble.search.annealing.arrivals import begin_by_arrival
 from debubble.search.annealing.incremental import delay, go_to_end, mark, met
 from debubble.search.annealing.layout import (
     NEEDED,
@@ -66,46 +67,6 @@ def choose_rows(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints) -> None:
             if R * size <= op < O * size:
                 for other in range(op - R * size, 7 * size, size):
                     n[a.facts + 4 * other + ROW] = (other + 7 * size) // a.grain
-
-
-@inlined
-def freed_by(a: KernelLayout, x: Floats, n: Ints, offload: int) -> float:
-    """Bytes that an offload frees at its end."""
-    freed: float = x[a.freed + n[a.facts + 4 * offload + ROW]]
-    return freed
-
-
-@inlined
-def admit_compute(a: KernelLayout, x: Floats, n: Ints, d: int, reserved: float, most: float) -> tuple[float, int]:
-    """(what is reserved, the last offload to wait for or -1) once as many have ended that no more than `most` is."""
-    waited = -1
-    while reserved > most and n[a.oldest + d] < n[a.newest + d]:
-        waited = n[a.queue + d * a.queued + n[a.oldest + d]]
-        freed = freed_by(a, x, n, waited)
-        reserved -= freed
-        if n[a.known + d] > n[a.oldest + d]:
-            x[a.accounted + d] -= freed
-        n[a.oldest + d] += 1
-    return reserved, waited
-
-
-@inlined
-def admit_reload(a: KernelLayout, x: Floats, n: Ints, d: int, needed: float) -> tuple[float, int]:
-    """(what is still needed, the last offload to wait for or -1) where memory lacks `needed` for a reload.
-
-    It may count on what earlier reloads waited for.
-    """
-    if n[a.known + d] < n[a.oldest + d]:
-        n[a.known + d] = n[a.oldest + d]
-    needed -= x[a.accounted + d]
-    waited = -1
-    while needed > 0 and n[a.known + d] < n[a.newest + d]:
-        waited = n[a.queue + d * a.queued + n[a.known + d]]
-        freed = freed_by(a, x, n, waited)
-        needed -= freed
-        x[a.accounted + d] += freed
-        n[a.known + d] += 1
-    return needed, waited
 
 
 @inlined
@@ -230,6 +191,8 @@ def evaluate(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, t
     Leaves ends and causes in the blocks.
     """
     reset(a, x, n, orders, lengths)
+    if a.by_arrival:
+        return begin_by_arrival(a, x, n, orders, lengths, threshold)
     return walk(a, x, n, orders, lengths, threshold, INFINITY)
 
 

@@ -64,6 +64,7 @@ def keep(a: KernelLayout, x: Floats, n: Ints, at: int) -> None:
     for index in range(at + 1, end):
         copy_mark(a, x, n, MARKS + index, index)
     n[a.marked] = end + behind
+    n[a.stale : a.stale + a.devices] = 0
 
 
 @jit

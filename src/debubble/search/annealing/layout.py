@@ -59,8 +59,8 @@ class KernelLayout(NamedTuple):
     """Count of the floats that are the state of all devices."""
     device_ints: int
     """Count of the whole numbers that are."""
-    resumable: int
-    """1 if an evaluation may begin in the middle: a link group's turns depend on how it got there."""
+    by_arrival: int
+    """1 if devices share links to the host, which they take in the order in which their transfers are ready."""
     periods: int
     """Periods of the block; 0 if there is none."""
     step: int
@@ -106,6 +106,10 @@ class KernelLayout(NamedTuple):
     """[d]: what the offloads from `oldest` to `known` free."""
     link: int
     """[d, d]: when the last message has gone, if messages are exclusive."""
+    ready: int
+    """[d, lane], with link groups: when the lane's next operation can start but for the link; infinite if not known."""
+    clock: int
+    """With link groups: when the last operation was ready that has taken its turn."""
     # In the block of whole numbers.
     device_of: int
     """[stage]"""
@@ -131,6 +135,12 @@ class KernelLayout(NamedTuple):
     """[d]: end of the queue."""
     downward: int
     """1 if the next round over the devices begins with the last."""
+    ready_why: int
+    """[d, lane], with link groups: the operation that its being ready hangs on."""
+    next: int
+    """[d, lane], with link groups: the lane's next operation, -1 for none."""
+    previous: int
+    """[d, lane], with link groups: the lane's last operation, -1 before the first."""
     begin: int
     """[d]: where the periodic block begins in the list."""
     window: int
@@ -155,6 +165,21 @@ class KernelLayout(NamedTuple):
     kept_causes: int
     """Its causes and queues."""
     kept_begin: int
+    # What walks by arrival need beside (arrivals.py); without link groups all but `stale` are empty.
+    stale: int
+    """[d]: 1 if the tables below are those of another list than the accepted one."""
+    head: int
+    """[d, lane]: the lane's first operation, -1 for none."""
+    follow: int
+    """[op]: the operation behind it on its lane."""
+    place: int
+    """[op]: its place in the list."""
+    offload: int
+    """[op]: the offload whose memory it waits for, -1 for none."""
+    behind: int
+    """[op]: of a reload, the compute operation before it in the list, -1 for none."""
+    freeing: int
+    """[op]: of a reload, 1 if it waits for the end of that operation, whose memory it needs."""
 
 
 C = TypeVar("C", bound=Callable[..., object])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from debubble.search.annealing.arrivals import go_on_by_arrival
 from debubble.search.annealing.evaluate import INFINITY, evaluate, length_of, walk
 from debubble.search.annealing.incremental import SAME, START, common_mark, keep, put_back, resume
 from debubble.search.annealing.layout import B, F, Floats, I, Ints, KernelLayout, L, O, R, jit
@@ -294,12 +295,18 @@ def mean_backward(a: KernelLayout, x: Floats) -> float:
 
 @jit
 def measure(
-    a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, at: int, threshold: float, latest: float
-) -> float:
-    """Evaluate lists that begin as the accepted ones do, from a mark on."""
+    a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, tried: Ints, tried_lengths: Ints, at: int,
+    threshold: float, latest: float,
+) -> tuple[float, int]:  # fmt: skip
+    """Evaluate lists that begin as the accepted ones do, from a mark on; also return the mark that it went on from."""
+    if at != START and a.by_arrival:
+        value, at = go_on_by_arrival(a, x, n, orders, lengths, tried, tried_lengths, at, threshold, latest)
+        if at != START:
+            return value, at
     if at == START:
-        return evaluate(a, x, n, orders, lengths, threshold)
-    return walk(a, x, n, orders, lengths, threshold, latest)
+        return evaluate(a, x, n, tried, tried_lengths, threshold), at
+    resume(a, x, n, orders, lengths, at)
+    return walk(a, x, n, tried, tried_lengths, threshold, latest), at
 
 
 @jit
@@ -327,12 +334,12 @@ def anneal(
         if at == SAME:
             n[a.kept_begin : a.kept_begin + a.devices] = n[a.begin : a.begin + a.devices]
             continue
-        if recompute or not a.resumable:
+        if recompute:
             at, n[a.marked] = START, 0
-        if at != START:
-            resume(a, x, n, orders, lengths, at)
         allowed = cost - temperature * np.log((1 + draw(random, 1000000)) / 1000000.0)
-        tried_value = measure(a, x, n, tried, tried_lengths, at, allowed, (allowed - cost) / weight)
+        tried_value, at = measure(
+            a, x, n, orders, lengths, tried, tried_lengths, at, allowed, (allowed - cost) / weight
+        )
         price = tried_value + weight * mean_backward(a, x) if tried_value < INFINITY else INFINITY
         if price > allowed:
             put_back(a, x, n)

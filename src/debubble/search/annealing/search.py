@@ -145,7 +145,9 @@ def improve(
     from debubble.search.annealing.walker import Walker
 
     effort = effort or Effort(math.inf)
-    price = price_of_move(problem.stages * problem.micro_batches, recompute=problem.recompute)
+    price = price_of_move(
+        problem.stages * problem.micro_batches, recompute=problem.recompute, by_arrival=bool(problem.costs.link_groups)
+    )
     steps = effort.moves(price) if steps is None else steps
     walkers = [Walker.of(problem, best, seed=seed * 7919 + worker, block=block) for worker in range(workers)]
     done, before = 0, best.seconds

@@ -1,0 +1,260 @@
+"""The compiled walk of the joint search: a point as arrays, its neighbours, and simulated annealing among them.
+
+A point is a row of whole numbers, one per stage and choice (`COUNT` to `HOSTED`), with the entries of a policy.  What a
+stage costs at a level is looked up in a table that Python fills as the walk asks for it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from debubble.planners.joint.list_scheduler import COLUMNS, Floats, Ints, place
+from debubble.search.annealing.layout import jit
+from debubble.search.annealing.moves import draw
+
+CHOICES = 5
+COUNT, LEVEL, SHARE, MOST, HOSTED = range(CHOICES)
+"""Per stage: its units, its level of recomputation, the quarters of its activations that it offloads, the micro-batches
+that may be in flight, and 1 if its optimizer is the host's."""
+
+ENTRIES = 12
+T_FORWARD, T_INPUT, T_WEIGHT, B_KEPT, B_AGAIN, B_AFTER, B_STATES, B_SPACE, B_HOSTED, T_LOAD, T_DRAIN, T_STEP = range(
+    ENTRIES
+)
+"""What the table knows of a stage: times of F, of I with recomputation and of W; bytes that F keeps, that come back
+before I, and that remain after it; bytes of its states, of its workspace, and of its states where the host steps; times
+of a step on the host."""
+
+QUARTERS = 4
+"""Shares of a stage's activations are counted in quarters."""
+MANY = 10**6
+"""As many micro-batches in flight as memory allows."""
+REFUSED = 1e300
+"""The score of what is worse than it may be."""
+
+SHIFTS, LEVELS, SHARES, TRADES, FLIGHTS, HOSTS = 30, 52, 74, 74, 82, 82
+"""Of 100 moves, those below the first number shift units between stages; then they change levels, shares of offload,
+both of two stages of a device in opposite directions, micro-batches in flight, and who steps; the others change the
+policy."""
+CHUNK = 5
+"""One in so many changes is made to all stages of a chunk."""
+
+
+class Space(NamedTuple):
+    """What a walk needs to know of its problem, all of it constant but the table, which grows.
+
+    Attributes:
+        rows: [level, first unit, units]: the entries above; negative where they are not known yet.
+        device_of: Per stage, its device.
+        limits: Per device, bytes.
+        down: Per device, its link's lane to the host.
+        up: Per device, its lane from the host.
+        choices: Per entry of a policy, what it may be.
+        options: Per entry of a policy, how many these are.
+        micro_batches: Their number.
+        static: Bytes on every device.
+        communication: Time of a message.
+        pace: Time to move a byte to the host; infinite if nothing can be moved.
+        longest: Longer than any step that is not stuck.
+        hostable: 1 if the host may step.
+    """
+
+    rows: Floats
+    device_of: Ints
+    limits: Floats
+    down: Ints
+    up: Ints
+    choices: Floats
+    options: Ints
+    micro_batches: int
+    static: float
+    communication: float
+    pace: float
+    longest: float
+    hostable: int
+
+
+@jit
+def fill(a: Space, point: Ints, stages: Floats, room: Floats, missing: Ints) -> float:
+    """Write a point's stages and its devices' room as the list scheduler sees them.
+
+    Returns the bytes that the fullest device lacks for its states; -1 if the table lacks a row, which is noted.
+    """
+    S, P = point.shape[1], len(a.limits)
+    room[:] = a.limits - a.static
+    space = np.zeros(P)
+    begin = 0
+    for s in range(S):
+        count, level = point[COUNT, s], point[LEVEL, s]
+        row = a.rows[level, begin, count]
+        if row[T_FORWARD] < 0:
+            missing[0], missing[1], missing[2] = level, begin, count
+            return -1.0
+        begin += count
+        d = a.device_of[s]
+        hosted = point[HOSTED, s] > 0
+        room[d] -= row[B_HOSTED] if hosted else row[B_STATES]
+        space[d] = max(space[d], row[B_SPACE])
+        before = row[B_KEPT] + row[B_AGAIN]
+        moved = row[B_KEPT] * point[SHARE, s] / QUARTERS
+        stage = stages[s]
+        stage[0], stage[1], stage[2] = row[T_FORWARD], row[T_INPUT], row[T_WEIGHT]
+        stage[3] = a.communication if s + 1 < S and a.device_of[s + 1] != d else 0.0
+        stage[4] = row[B_KEPT]
+        stage[5] = row[B_AGAIN] + max(row[B_AFTER] - before, 0.0)
+        stage[6], stage[7] = max(before - row[B_AFTER], 0.0), row[B_AFTER]
+        stage[8] = moved
+        stage[9] = moved * a.pace if moved > 0 else 0.0
+        stage[10] = row[T_LOAD] if hosted else 0.0
+        stage[11] = row[T_DRAIN] if hosted else 0.0
+        stage[12] = row[T_STEP] if hosted else 0.0
+    room -= space
+    lacking: float = max(0.0, -room.min())
+    return lacking
+
+
+@jit
+def score(
+    a: Space, point: Ints, policy: Floats, stages: Floats, room: Floats, missing: Ints, threshold: float,
+    operations: Ints, keys: Floats,
+) -> float:  # fmt: skip
+    """The time of the step; more than any step takes where something does not fit; -1 if the table lacks a row."""
+    lacking = fill(a, point, stages, room, missing)
+    if lacking < 0:
+        return -1.0
+    if lacking > 0:
+        beyond: float = a.longest * (10 + lacking / a.limits.min())
+        return beyond
+    _, time, left = place(
+        stages, a.device_of, room, a.down, a.up, a.micro_batches, policy, point[MOST], threshold, operations, keys
+    )
+    if left > 0:
+        return a.longest * (2 + left / (3 * len(stages) * a.micro_batches))
+    return min(time, REFUSED)
+
+
+@jit
+def change(point: Ints, choice: int, to: int, s: int, devices: int, random: Ints) -> None:
+    """Change one stage's entry, or the same for all stages of its chunk."""
+    if draw(random, CHUNK) == 0:
+        first = s // devices * devices
+        point[choice, first : first + devices] = to
+    else:
+        point[choice, s] = to
+
+
+@jit
+def neighbour(a: Space, point: Ints, policy: Floats, random: Ints) -> None:
+    """Change a point at random, in place."""
+    S, P = point.shape[1], len(a.limits)
+    levels = a.rows.shape[0]
+    dice, s = draw(random, 100), draw(random, S)
+    offloads = a.pace < np.inf
+    if dice < SHIFTS:
+        other = s + 2 * draw(random, 2) - 1 if draw(random, 2) == 0 else draw(random, S)
+        by = 1
+        if 0 <= other < S and point[COUNT, s] > by and point[COUNT, other] + by < a.rows.shape[2]:
+            point[COUNT, s] -= by
+            point[COUNT, other] += by
+    elif dice < LEVELS:
+        step = 2 * draw(random, 2) - 1
+        change(point, LEVEL, min(max(point[LEVEL, s] + step, 0), levels - 1), s, P, random)
+    elif dice < SHARES and offloads:
+        change(point, SHARE, draw(random, QUARTERS + 1), s, P, random)
+    elif dice < TRADES:
+        other = draw(random, S)
+        if a.device_of[other] == a.device_of[s] and other != s:
+            choice, most = (SHARE, QUARTERS) if offloads and draw(random, 2) == 0 else (LEVEL, levels - 1)
+            if point[choice, s] > 0 and point[choice, other] < most:
+                point[choice, s] -= 1
+                point[choice, other] += 1
+    elif dice < FLIGHTS:
+        to = MANY if draw(random, 10) < 3 else 1 + draw(random, 2 * S - 1)
+        change(point, MOST, to, s, P, random)
+    elif dice < HOSTS and a.hostable:
+        change(point, HOSTED, 1 - point[HOSTED, s], s, P, random)
+    else:
+        n = draw(random, len(policy))
+        policy[n] = a.choices[n, draw(random, a.options[n])]
+
+
+@jit
+def random_point(a: Space, counts: Ints, point: Ints, policy: Floats, random: Ints) -> None:
+    """Write a point whose stages have one level and one share per chunk, with a random policy."""
+    S, P = point.shape[1], len(a.limits)
+    levels, chunks = a.rows.shape[0], point.shape[1] // len(a.limits)
+    offloads = a.pace < np.inf
+    level, share = np.zeros(chunks, np.int64), np.zeros(chunks, np.int64)
+    for k in range(chunks):
+        level[k] = draw(random, levels)
+        if offloads and draw(random, 10) < 6:
+            share[k] = draw(random, QUARTERS + 1)
+    if draw(random, 2) == 0:
+        # What a step needs last, the shallow chunks' activations, is worth the most time to bring back.
+        level, share = np.sort(level)[::-1], np.sort(share)[::-1]
+    hosted = a.hostable > 0 and chunks > 1 and draw(random, 4) == 0
+    for s in range(S):
+        point[COUNT, s], point[MOST, s] = counts[s], MANY
+        point[LEVEL, s], point[SHARE, s] = level[s // P], share[s // P]
+        point[HOSTED, s] = 1 if hosted and s // P == chunks - 1 else 0
+    for n in range(len(policy)):
+        policy[n] = a.choices[n, draw(random, a.options[n])]
+
+
+@jit
+def sample(
+    a: Space, counts: Ints, best: Ints, best_policy: Floats, values: Floats, missing: Ints, begin: int, end: int,
+    random: Ints,
+) -> int:  # fmt: skip
+    """Draw the random points from `begin` to `end`, and keep the best; returns as `anneal` does."""
+    S = best.shape[1]
+    stages, room = np.zeros((S, COLUMNS)), np.zeros(len(a.limits))
+    operations, keys = np.empty((0, 3), np.int64), np.empty(0)
+    point, policy = best.copy(), best_policy.copy()
+    for step in range(begin, end):
+        before = random[0]
+        random_point(a, counts, point, policy, random)
+        found = score(a, point, policy, stages, room, missing, values[1], operations, keys)
+        if found < 0:
+            random[0] = before
+            return step
+        if found < values[1]:
+            values[1] = found
+            best[:], best_policy[:] = point, policy
+    return end
+
+
+@jit
+def anneal(
+    a: Space, point: Ints, policy: Floats, best: Ints, best_policy: Floats, values: Floats, missing: Ints, begin: int,
+    end: int, steps: int, warm: float, cold: float, random: Ints,
+) -> int:  # fmt: skip
+    """Walk from step `begin` to `end` of `steps` that cool from one temperature to another, parts of the step's time.
+
+    `values` are the score of the point and of the best.  Returns the step at which a row was lacking, or `end`; the
+    move is tried again once there is the row.
+    """
+    S = point.shape[1]
+    stages, room = np.zeros((S, COLUMNS)), np.zeros(len(a.limits))
+    operations, keys = np.empty((0, 3), np.int64), np.empty(0)
+    tried, tried_policy = point.copy(), policy.copy()
+    for step in range(begin, end):
+        temperature = warm * (cold / warm) ** (step / steps)
+        before = random[0]
+        neighbour(a, tried, tried_policy, random)
+        allowed = values[0] * (1 - temperature * np.log((1 + draw(random, 1000000)) / 1000000.0))
+        found = score(a, tried, tried_policy, stages, room, missing, allowed, operations, keys)
+        if found < 0:
+            random[0] = before
+            return step
+        if found <= allowed:
+            values[0] = found
+            point[:], policy[:] = tried, tried_policy
+            if found < values[1]:
+                values[1] = found
+                best[:], best_policy[:] = tried, tried_policy
+        else:
+            tried[:], tried_policy[:] = point, policy
+    return end
