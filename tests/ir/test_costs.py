@@ -68,7 +68,7 @@ def test_entries_for_another_number_of_devices_or_micro_batches_are_refused_wher
         ({"forward": True}, "must be a number or a list of numbers"),
         ({"speed": 1}, "no entry 'speed'"),
         ({"stages": 0}, "at least one stage"),
-        ({"communication_model": "magic"}, "latency, exclusive or blocking"),
+        ({"communication_model": "magic"}, "latency, exclusive, receiver or blocking"),
         ({"reload": 1}, "no meaning without 'offload'"),
         ({"forward": float("nan")}, "must not be negative or infinite"),
         ({"forward": 10**400}, "'forward' must not be more than 1e\\+18"),

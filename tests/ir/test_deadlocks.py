@@ -45,6 +45,9 @@ def inputs(schedule: Schedule, op: Op) -> set[Op]:
 def goes_before(schedule: Schedule, costs: StageCosts, earlier: Op, later: Op) -> bool:
     """Whether both are on one lane of one device, or direction of one link, in that order."""
     device_of = schedule.placement.device_of
+    if later.kind in SENDS and costs.communication_model == "receiver":
+        there = device_of[later.stage + (1 if later.kind is Kind.SEND_F else -1)]
+        return device_of[earlier.stage] == there and schedule.computes(earlier)
     if device_of[earlier.stage] != device_of[later.stage]:
         return False
     order = schedule.orders[device_of[later.stage]]
@@ -59,7 +62,7 @@ def goes_before(schedule: Schedule, costs: StageCosts, earlier: Op, later: Op) -
     return TRANSFERS.get(earlier.kind) == TRANSFERS.get(later.kind)
 
 
-@pytest.mark.parametrize("model", ["latency", "exclusive", "blocking"])
+@pytest.mark.parametrize("model", ["latency", "exclusive", "receiver", "blocking"])
 @given(data=st.data())
 def test_each_operation_of_a_reported_cycle_waits_for_the_next(model: str, data: st.DataObject) -> None:
     schedule = data.draw(random_schedules(deadlocks=True))

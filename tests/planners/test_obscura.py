@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from fractions import Fraction
 from typing import Any
 
@@ -315,3 +316,23 @@ def test_several_chunks_are_refused(planner: str) -> None:
 def test_operator_strategies_need_model_units() -> None:
     with pytest.raises(DebubbleError, match="give model units"):
         planners["ohp-cmb"](Problem(devices=2, micro_batches=4, workload=FixedStages(StageCosts.of(stages=2))))
+
+
+@pytest.mark.parametrize(
+    ("size", "micro_batches", "said"),
+    [
+        ("13B", 16, "1F1B fits, and is left alone"),
+        ("18B", 16, "it adjusts stage 0 (k = 0), x = 1, lambda_k = 2, beta = 1; nothing recomputes"),
+        ("28B", 16, "it adjusts stages 0 to 5 (k = 5), x = 1, lambda_k = 1, beta = 1;"),
+    ],
+)
+def test_the_planner_says_what_it_chose(size: str, micro_batches: int, said: str) -> None:
+    remark = planners["obscura"].find(obscura_fit.problem("Llama-2", size, micro_batches)).remark
+    assert remark is not None
+    assert remark.startswith(said)
+
+
+def test_the_planner_says_how_much_recomputation_is_hidden_and_how_good_its_estimate_was() -> None:
+    remark = planners["obscura"].find(obscura_fit.problem("Llama-2", "28B", 16)).remark
+    assert remark is not None
+    assert re.search(r"; \d+% of the recomputation is hidden; its step model is off by -?\d+\.\d%$", remark)

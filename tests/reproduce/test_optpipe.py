@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from debubble.ir import StageCosts
-from debubble.reproduce.optpipe.pictures import draw
-from debubble.reproduce.optpipe.report import PRINTED, Row, advantage, many_micro_batches, room, row, toy, toy_table
 from debubble.reproduce.optpipe.runs import BASELINES, METHODS, Setting, attempt, samples_needed, searched
-from debubble.reproduce.registry import Table
+from debubble.reproduce.optpipe.tables import PRINTED, Row, advantage, many_micro_batches, room, row, toy, toy_table
 from debubble.schedules import schedules
 from debubble.simulator import Timeline, simulate
 
@@ -120,23 +116,3 @@ def test_figure_6_says_what_is_saved_against_what_moves_nothing() -> None:
     assert [row[5:7] for row in table.rows] == [(16.7, 4.8), (16.7, 0.0)]
     assert "ours is 16.7% there and 16.7% over all rows" in table.note
     assert "OptPipe saves 0 to 4.8%." in table.note
-
-
-def test_the_three_figures_are_drawn(tmp_path: Path) -> None:
-    memory = Table(
-        title="Figure 5", columns=(), basis="fitted",
-        rows=(
-            (4, "1.5B", 16, 4, "PipeOffload", 8.9, 12.1, 16.4, "yes"),
-            (4, "1.5B", 16, 4, "OptPipe", 37.4, 39.3, 41.1, "yes"),
-        ),
-    )  # fmt: skip
-    columns = ("micro-batches", "PipeOffload ms", "AdaOffload ms", "zb limited ms", "OptPipe ms")
-    many = Table(
-        title="Figure 6", columns=columns, basis="measured",
-        rows=((16, 2551.0, 2551.0, 2158.0, 2150.0), (32, 4893.0, 4893.0, 3912.0, 3900.0)),
-    )  # fmt: skip
-    timeline = attempt(SMALL[0], "PipeOffload", room(4, "1.5B"))
-    assert timeline is not None
-    places = draw(tmp_path / "pictures", toy={"PipeOffload": timeline}, memory=memory, many=many)
-    assert [place.name for place in places] == [f"optpipe-figure-{number}.png" for number in (4, 5, 6)]
-    assert all(place.read_bytes().startswith(b"\x89PNG") for place in places)

@@ -49,6 +49,18 @@ def test_an_exclusive_link_carries_one_message_at_a_time() -> None:
     assert [timeline.by_name[name].start for name in ("1F0", "1F1")] == [6, 11]
 
 
+def test_a_message_for_a_receiver_that_waits_moves_once_it_is_asked_for_and_leaves_the_sender_free() -> None:
+    costs = StageCosts.of(stages=2, communication=5, communication_model="receiver")
+    timeline = timeline_of("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1", costs=costs, micro_batches=2)
+    assert [timeline.by_name[name].start for name in ("0F1", "1F0", "1B0", "1F1", "0B0")] == [1, 6, 7, 14, 14]
+
+
+def test_a_recomputation_runs_beside_the_message_that_its_backward_waits_for() -> None:
+    costs = StageCosts.of(stages=2, forward=1, communication=5, communication_model="receiver")
+    timeline = timeline_of("0F0 0R0 0B0", "1F0 1B0", costs=costs, micro_batches=1)
+    assert [timeline.by_name[name].start for name in ("1F0", "1B0", "0R0", "0B0")] == [6, 7, 1, 14]
+
+
 def test_a_blocking_message_keeps_both_compute_lanes_busy() -> None:
     costs = StageCosts.of(stages=2, communication=5, communication_model="blocking")
     timeline = timeline_of("0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1", costs=costs, micro_batches=2)

@@ -4,6 +4,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+import debubble as db
 from debubble.ir import InputError
 from debubble.simulator import Cause
 from debubble.views import Scene, views
@@ -97,3 +98,19 @@ def test_an_unknown_theme_or_size_is_refused() -> None:
         picture([scene], "png", theme="pink")
     with pytest.raises(InputError, match="There is no size 'huge' of pictures; there are: slide, page, column"):
         picture([scene], "png", size="huge")
+
+
+def test_transfers_down_and_up_have_lines_of_their_own() -> None:
+    from debubble.views.picture import TRANSFER, figure
+
+    costs = db.StageCosts.of(stages=3, offload=2.5, recompute=0.5, activation_recomputed=1)
+    schedule = db.schedules["obscura"](devices=3, micro_batches=13, adjusted_stages=1, swapped_blocks=3)
+    gantt = figure([Scene.of(db.simulate(schedule, costs), title="swapped")]).axes[0]
+    top, height = TRANSFER
+    tops = {
+        round(box.y0, 3)
+        for bars in gantt.collections
+        for box in (path.get_extents() for path in bars.get_paths())
+        if top - 0.01 < box.y0 < top + height and box.y1 < top + height
+    }
+    assert tops == {round(top, 3), round(top + height / 2, 3)}

@@ -54,6 +54,6 @@ def export_names(incomplete: str) -> list[str]:
 
 def report_names(incomplete: str) -> list[str]:
     """Papers whose tables are computed, and all of them."""
-    from debubble.reproduce import reports
+    from debubble.reproduce import papers
 
-    return _beginning([*reports, "all"], incomplete)
+    return _beginning([*papers, "all"], incomplete)

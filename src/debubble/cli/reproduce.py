@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import re
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +16,9 @@ from debubble.cli.names import report_names
 from debubble.cli.output import Json, console, log, print_json
 
 if TYPE_CHECKING:
-    from debubble.reproduce import Report, Table
+    from collections.abc import Iterator, Sequence
+
+    from debubble.reproduce import Report, Result, Table
 
 BASIS = {
     "exact": "exact: follows from the construction, as the paper has it",
@@ -22,6 +26,7 @@ BASIS = {
     "modelled": "modelled: computed without fitting; differs from the paper's figure",
     "measured": "measured: the paper's figure needs its hardware; a cost model cannot confirm it",
 }
+PAGE = Path("papers.html")
 
 
 @app.command(rich_help_panel="Look")
@@ -32,58 +37,145 @@ def reproduce(
             help="obscura, optpipe, scope or chronospipe; or all of them: all.", autocompletion=report_names
         ),
     ],
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help=f"Write every figure and table into one page (all: {PAGE})."),
+    ] = None,
+    markdown: Annotated[
+        Path | None,
+        typer.Option("--markdown", metavar="FILE", help="Write the table of all claims."),
+    ] = None,
     pictures: Annotated[
-        Path | None, typer.Option("--pictures", metavar="DIR", help="Also draw the figures into this folder.")
+        Path | None, typer.Option("--pictures", metavar="DIR", help="Also draw the figures into this folder, as SVG.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Compute the papers' tables and figures, and print theirs beside ours."""
-    from debubble.reproduce import reports
+    """Compute the papers' figures, tables and claims, and print theirs beside ours."""
+    from debubble.reproduce import papers
 
-    chosen = list(reports) if paper == "all" else [reports.full_name(paper)]
-    computations = [reports[name] for name in chosen]
-    if pictures is not None:
-        pictures.mkdir(parents=True, exist_ok=True)
+    chosen = list(papers) if paper == "all" else [papers.full_name(paper)]
+    page = html or (PAGE if paper == "all" else None)
     results: list[Report] = []
-    for name, compute in zip(chosen, computations, strict=True):
-        log().print(f"Computing {name} ...")
-        results.append(compute(pictures))
+    for report in _computed(chosen, draw=page is not None or pictures is not None):
+        results.append(report)
         if not json:
-            _print(results[-1])
+            _print(report)
+    if pictures is not None:
+        _write_pictures(pictures, results)
+    if page is not None or markdown is not None:
+        _write_pages(page, markdown, results)
     if json:
         print_json({"reports": [_plain(report) for report in results]})
 
 
+def _computed(names: Sequence[str], *, draw: bool) -> Iterator[Report]:
+    """The reports in their order, computed side by side where there are several."""
+    from debubble.reproduce import report
+
+    for name in names:
+        log().print(f"Computing {name} ...")
+    if len(names) == 1:
+        yield report(names[0], draw=draw)
+        return
+    with ProcessPoolExecutor(max_workers=2, mp_context=get_context("spawn")) as pool:
+        for future in [pool.submit(report, name, draw=draw) for name in names]:
+            yield future.result()
+
+
+def _write_pictures(folder: Path, reports: Sequence[Report]) -> None:
+    from debubble.files import write_whole
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for report in reports:
+        for result in report.results:
+            for number, picture in enumerate(result.pictures, 1):
+                place = re.sub(r"[^a-z0-9]+", "-", result.place.lower()).strip("-")
+                more = f"-{number}" if len(result.pictures) > 1 else ""
+                write_whole(folder / f"{report.name}-{place}{more}.svg", picture)
+
+
+def _write_pages(page: Path | None, markdown: Path | None, reports: Sequence[Report]) -> None:
+    from debubble.files import write_whole
+    from debubble.reproduce import pages
+
+    if page is not None:
+        write_whole(page, pages.html(reports).encode())
+        log().print(f"Wrote {page}.")
+    if markdown is not None:
+        write_whole(markdown, pages.markdown(reports).encode())
+        log().print(f"Wrote {markdown}.")
+
+
 def _print(report: Report) -> None:
     out = console()
-    out.print(f"\n[bold]{report.paper}[/bold]")
-    for table in report.tables:
-        out.print(_rich(table))
+    out.print(f"\n[bold]{report.title}[/bold]")
+    for result in report.results:
+        _print_result(result)
+
+
+def _print_result(result: Result) -> None:
+    out = console()
+    out.print(f"\n[bold]{result.place}[/bold]: {result.what}")
+    for claim in result.claims:
+        out.print(f"  {claim.statement}", markup=False)
+        figures = f"the paper: {claim.paper}; ours: {claim.ours}; " if claim.ours else ""
+        out.print(f"    {figures}{claim.verdict}", style="dim", markup=False)
+    for table in result.tables:
+        for part in split(table, out.width):
+            out.print(part)
         out.print(f"  {BASIS.get(table.basis, table.basis)}", style="dim")
         if table.note:
-            out.print(f"  {table.note}", style="dim")
-    for picture in report.pictures:
-        out.print(f"  drawn: {picture}")
+            out.print(f"  {table.note}", style="dim", markup=False)
 
 
-def _rich(table: Table) -> RichTable:
-    drawn = RichTable(title=table.title, title_justify="left", title_style="bold")
-    for column in table.columns:
-        drawn.add_column(column, overflow="fold")
-    for row in table.rows:
-        drawn.add_row(*map(_text, row))
-    return drawn
+def split(table: Table, width: int) -> Iterator[RichTable]:
+    """The table, in parts that fit beside each other's key columns into so many characters."""
+    from debubble.reproduce.pages import shown
+
+    texts = [[shown(cell) for cell in row] for row in table.rows]
+    widths = [max([_longest_word(name), *(len(row[at]) for row in texts)]) + 3 for at, name in enumerate(table.columns)]
+    keys = list(range(table.keys))
+    room = width - 1 - sum(widths[at] for at in keys)
+    parts: list[list[int]] = [[]]
+    for at in range(table.keys, len(table.columns)):
+        if parts[-1] and sum(widths[other] for other in parts[-1]) + widths[at] > room:
+            parts.append([])
+        parts[-1].append(at)
+    for number, part in enumerate(parts):
+        title = table.title if number == 0 else f"{table.title} (continued)"
+        drawn = RichTable(title=title, title_justify="left", title_style="bold")
+        for at in (*keys, *part):
+            drawn.add_column(table.columns[at], min_width=min(widths[at] - 3, 24), overflow="fold")
+        for row in texts:
+            drawn.add_row(*(row[at] for at in (*keys, *part)))
+        yield drawn
 
 
-def _text(cell: Any) -> str:
-    if cell is None:
-        return "-"
-    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+def _longest_word(name: str) -> int:
+    return max(map(len, name.split()), default=0)
 
 
 def _plain(report: Report) -> dict[str, Any]:
+    from dataclasses import asdict
+
     return {
-        "paper": report.paper,
-        "tables": [asdict(table) for table in report.tables],
-        "pictures": [str(picture) for picture in report.pictures],
+        "name": report.name,
+        "title": report.title,
+        "entries": [
+            {
+                "place": result.place,
+                "what": result.what,
+                "claims": [
+                    {
+                        "statement": claim.statement,
+                        "paper": claim.paper,
+                        "ours": claim.ours,
+                        "verdict": str(claim.verdict),
+                    }
+                    for claim in result.claims
+                ],
+                "tables": [asdict(table) for table in result.tables],
+            }
+            for result in report.results
+        ],
     }

@@ -190,6 +190,9 @@ _add("A100-80GB", **_AMPERE, memory=80 * GIB, memory_bandwidth=2039e9, link_band
      source="NVIDIA A100 datasheet (SXM4, 80 GB); DGX A100: 8 HDR cards, two GPUs per PCIe switch, 2 TB")  # fmt: skip
 _add("A800-80GB", **_AMPERE, memory=80 * GIB, memory_bandwidth=2039e9, link_bandwidth=200e9, host_memory=256 * GIB,
      source="NVIDIA A800 datasheet (SXM4, 80 GB; NVLink at 400 GB/s both ways)")  # fmt: skip
+_add("A800-PCIe-80GB", **_AMPERE, memory=80 * GIB, memory_bandwidth=1935e9, link_bandwidth=PCIE4,
+     link_latency=PCIE_LATENCY, host_memory=256 * GIB,
+     source="NVIDIA A800 datasheet (PCIe 4, 80 GB); messages over PCIe: NVLink bridges join pairs alone")  # fmt: skip
 _add("H100-80GB", **_HOPPER, memory=80 * GIB, memory_bandwidth=3350e9, link_bandwidth=450e9,
      source="NVIDIA H100 datasheet (SXM5); DGX H100: one NDR card and PCIe 5 link per GPU, 2 TB")  # fmt: skip
 _add("H100-PCIe-80GB", **{**_HOPPER, "flops": 756e12, "fp8_flops": 1513e12, "network_bandwidth": _INFINIBAND_200},

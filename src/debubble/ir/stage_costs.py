@@ -15,7 +15,7 @@ from debubble.errors import InputError
 Number = int | float | Fraction
 PerStage = tuple[Number, ...]
 
-CommunicationModel = Literal["latency", "exclusive", "blocking"]
+CommunicationModel = Literal["latency", "exclusive", "receiver", "blocking"]
 HostLink = Literal["full-duplex", "half-duplex"]
 
 MOST_STAGES = 2**16
@@ -151,7 +151,7 @@ class StageCosts:
             raise InputError("'reload' has no meaning without 'offload'.")
         if communication_model not in get_args(CommunicationModel):
             raise InputError(
-                f"communication_model is '{communication_model}'; it must be latency, exclusive or blocking."
+                f"communication_model is '{communication_model}'; it must be latency, exclusive, receiver or blocking."
             )
         if host_link not in get_args(HostLink):
             raise InputError(f"host_link is '{host_link}'; it must be full-duplex or half-duplex.")

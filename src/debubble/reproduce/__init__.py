@@ -1,5 +1,5 @@
-"""The papers' tables and figures beside ours: one file per paper, each a function that returns a Report."""
+"""The papers' figures, tables and claims beside ours: one file or folder per paper, each a Paper in the registry."""
 
-from debubble.reproduce.registry import Report, Table, report, reports
+from debubble.reproduce.registry import Entry, Exhibit, Paper, Report, Result, Table, papers, report
 
-__all__ = ["Report", "Table", "report", "reports"]
+__all__ = ["Entry", "Exhibit", "Paper", "Report", "Result", "Table", "papers", "report"]

@@ -1,19 +1,25 @@
-"""Reproductions: tables with the paper's figure beside ours, and how far each can be trusted."""
+"""Papers: what each of their figures, tables and sections says, computed anew beside it.
+
+A paper is a list of entries, one for each of its figures, tables and sections with a figure in it.  Its entries' claims
+are the one account of what came out: the page `docs/papers.md`, the report of `debubble reproduce` and the tests read
+them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from debubble.registry import Registry
+from debubble.reproduce.claims import Claim
+from debubble.reproduce.drawings import Drawing, svg
 
 Cell = str | int | float | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """One table or figure of a paper.
+    """Figures of ours, some of them beside the paper's.
 
     Attributes:
         title: Its headline.
@@ -23,6 +29,8 @@ class Table:
             (with the fitted inputs named in `note`), `modelled` (nothing fitted, and not the paper's figure; `note`
             says how they differ), or `measured` (the paper's figure needs hardware; a cost model cannot confirm it).
         note: Sentences under the table.
+        keys: The first columns, which say what a row is about; they are repeated where the columns do not fit beside
+            each other.
     """
 
     title: str
@@ -30,25 +38,82 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     basis: str
     note: str = ""
+    keys: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exhibit:
+    """What was computed for one figure, table or section: what the paper claims there, our figures, and drawings."""
+
+    claims: tuple[Claim, ...]
+    tables: tuple[Table, ...] = ()
+    drawings: tuple[Drawing, ...] = ()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A figure, table or section of a paper.
+
+    Attributes:
+        place: Where it is, such as `Figure 5`.
+        what: What it shows.
+        compute: Computes it.
+        slow: True if that takes more than a few seconds.
+    """
+
+    place: str
+    what: str
+    compute: Callable[[], Exhibit]
+    slow: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paper:
+    """A paper, entry by entry in its order."""
+
+    name: str
+    title: str
+    entries: tuple[Entry, ...]
+
+    def entry(self, place: str) -> Entry:
+        """The entry of a place."""
+        return next(entry for entry in self.entries if entry.place == place)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """An entry that was computed, its drawings as SVG files."""
+
+    place: str
+    what: str
+    claims: tuple[Claim, ...]
+    tables: tuple[Table, ...] = ()
+    pictures: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """All tables of one paper, and the pictures that were drawn."""
+    """All that was computed of one paper."""
 
-    paper: str
-    tables: tuple[Table, ...]
-    pictures: tuple[Path, ...] = ()
-
-
-reports: Registry[Callable[[Path | None], Report]] = Registry("debubble.reproduce", what="paper")
-"""Name -> function that computes the report, and draws its pictures into the folder if one is given."""
+    name: str
+    title: str
+    results: tuple[Result, ...]
 
 
-def report(name: str) -> Callable[[Callable[[Path | None], Report]], Callable[[Path | None], Report]]:
-    """Register a paper's reproduction under the name that `debubble reproduce` takes."""
+papers: Registry[Paper] = Registry("debubble.reproduce", what="paper")
+"""Name -> paper, by the names that `debubble reproduce` takes."""
 
-    def register(compute: Callable[[Path | None], Report]) -> Callable[[Path | None], Report]:
-        return reports.add(name, compute)
 
-    return register
+def reproduced(entry: Entry, *, draw: bool) -> Result:
+    """Compute an entry, and draw it if asked to."""
+    exhibit = entry.compute()
+    pictures = tuple(map(svg, exhibit.drawings)) if draw else ()
+    return Result(place=entry.place, what=entry.what, claims=exhibit.claims, tables=exhibit.tables, pictures=pictures)
+
+
+def report(name: str, *, draw: bool = False) -> Report:
+    """Compute all of a paper."""
+    paper = papers[name]
+    return Report(
+        name=paper.name, title=paper.title, results=tuple(reproduced(entry, draw=draw) for entry in paper.entries)
+    )

@@ -53,8 +53,8 @@ SIZES = {
 }
 """`page` is the whole width of a page of two columns, `column` one of them."""
 
-COMPUTE, TRANSFER, MEMORY = (0.04, 0.46), (0.52, 0.1), (0.66, 0.3)
-"""Top and height of the lanes and of the memory of a device, as shares of its row."""
+COMPUTE, TRANSFER, MEMORY = (0.04, 0.46), (0.52, 0.12), (0.66, 0.3)
+"""Top and height of compute, of all transfers and of the memory of a device, as shares of its row."""
 
 
 @view("png")
@@ -90,7 +90,7 @@ def picture(scenes: Sequence[Scene], form: str, *, theme: str = "light", size: s
     for what, name, known in (("theme", theme, THEMES), ("size", size, SIZES)):
         if name not in known:
             raise InputError(f"There is no {what} '{name}' of pictures; there are: {', '.join(known)}.")
-    return _saved(figure(scenes, theme=THEMES[theme], size=SIZES[size]), form)
+    return encoded(figure(scenes, theme=THEMES[theme], size=SIZES[size]), form)
 
 
 def figure(scenes: Sequence[Scene], *, theme: Theme = THEMES["light"], size: Size = SIZES["slide"]) -> Figure:
@@ -137,37 +137,49 @@ def _draw_scene(axes: Axes, scene: Scene, theme: Theme, size: Size, *, inches_pe
 
 
 def _draw_device(axes: Axes, scene: Scene, device: int, theme: Theme, size: Size, inches_per_time: float) -> None:
-    """Compute above, all transfers in a thin line below."""
-    lane = (device + COMPUTE[0], COMPUTE[1])
+    """Compute above, a thin line for each lane of transfers below."""
+    compute = (device + COMPUTE[0], COMPUTE[1])
     for cause in Cause:
         idle = [(float(b.start), float(b.duration)) for b in scene.bubbles[device] if b.cause is cause]
-        axes.broken_barh(idle, lane, color=theme.causes[cause], linewidth=0)
+        axes.broken_barh(idle, compute, color=theme.causes[cause], linewidth=0)
     chunks = scene.timeline.program.schedule.placement.chunks
-    bars: dict[tuple[str, bool], list[tuple[float, float]]] = {}
+    lines = _transfer_lines(scene)
+    bars: dict[tuple[str, Lane], list[tuple[float, float]]] = {}
     recompute: dict[str, list[tuple[float, float]]] = {}
     for o in scene.timeline.operations:
         if o.device == device and o.end > o.start:
             chunk = scene.chunk_of(o.op.stage)
-            start, duration, computes = float(o.start), float(o.duration), o.lane is Lane.COMPUTE
+            start, duration = float(o.start), float(o.duration)
             color = shade(KIND_COLORS[o.op.kind], chunk, chunks=chunks)
-            bars.setdefault((color, computes), []).append((start, duration))
+            bars.setdefault((color, o.lane), []).append((start, duration))
             if share := scene.recompute_share(o):
                 part = (start, share * duration)
                 recompute.setdefault(shade(KIND_COLORS[Kind.R], chunk, chunks=chunks), []).append(part)
             label = str(o.op.micro_batch)
-            if computes and duration * inches_per_time > (0.04 + 0.075 * len(label)) * size.number / 7.5:
+            wide = duration * inches_per_time > (0.04 + 0.075 * len(label)) * size.number / 7.5
+            if o.lane is Lane.COMPUTE and wide:
                 where = (start + duration / 2, device + COMPUTE[0] + COMPUTE[1] / 2)
                 ink = ink_on(color)
                 axes.text(*where, label, ha="center", va="center", fontsize=size.number, color=ink, clip_on=True)
-    for (color, computes), spans in bars.items():
+    for (color, lane), spans in bars.items():
         # Bars that are hardly wider than their edges would drown in them.
-        wide = computes and min(duration for _, duration in spans) * inches_per_time > 0.05
-        place = lane if computes else (device + TRANSFER[0], TRANSFER[1])
-        axes.broken_barh(spans, place, facecolor=color, edgecolor=theme.paper, linewidth=0.4 if wide else 0)
+        wide = lane is Lane.COMPUTE and min(duration for _, duration in spans) * inches_per_time > 0.05
+        top, height = lines.get(lane, COMPUTE)
+        edge = 0.4 if wide else 0
+        axes.broken_barh(spans, (device + top, height), facecolor=color, edgecolor=theme.paper, linewidth=edge)
     around = [(phase.start, phase.end - phase.start) for phase in scene.phases if phase.device == device]
     axes.broken_barh(around, (device + 0.2, 0.2), facecolor=PHASE_COLOR, linewidth=0)
     for color, spans in recompute.items():
-        axes.broken_barh(spans, lane, facecolor=color, linewidth=0)
+        axes.broken_barh(spans, compute, facecolor=color, linewidth=0)
+
+
+def _transfer_lines(scene: Scene) -> dict[Lane, tuple[float, float]]:
+    """Top and height of the line of each lane but compute, as shares of its device's row."""
+    used = {o.lane for o in scene.timeline.operations if o.end > o.start and o.lane is not Lane.COMPUTE}
+    lanes = [lane for lane in Lane if lane in used]
+    top, height = TRANSFER
+    each = height / max(len(lanes), 1)
+    return {lane: (top + at * each, 0.85 * each) for at, lane in enumerate(lanes)}
 
 
 def _draw_memory(axes: Axes, scene: Scene, device: int, theme: Theme, size: Size) -> None:
@@ -208,7 +220,8 @@ def _legend_entries(scenes: Sequence[Scene], theme: Theme) -> list[object]:
     return entries
 
 
-def _saved(drawn: Figure, form: str) -> bytes:
+def encoded(drawn: Figure, form: str) -> bytes:
+    """The figure as a file of that form; the same figure gives the same bytes."""
     import matplotlib
 
     file = io.BytesIO()

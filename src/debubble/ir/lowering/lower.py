@@ -120,6 +120,8 @@ class _Lowering:
         asynchronous = np.isin(np.minimum(producer_stage, consumer), [*schedule.asynchronous])
         self.blocking = ~asynchronous & (costs.communication_model == "blocking")
         """Per message, True if it takes the compute lanes of both ends."""
+        self.awaited = ~asynchronous & (costs.communication_model == "receiver")
+        """Per message, True if it moves only once its receiver is at the operation that needs it."""
         self.lane[self.send[self.blocking]] = self.lane[self.receive[self.blocking]] = COMPUTE
         self._price()
 
@@ -188,7 +190,7 @@ class _Lowering:
             placed = self._rendezvous()
             for queue in np.flatnonzero(lane == COMPUTE):
                 lists[queue] = placed[self.device[heads[queue]]]
-        asynchronous = _one_of(lane, SEND, RECV) & (self.costs.communication_model == "latency")
+        asynchronous = _one_of(lane, SEND, RECV) & (self.costs.communication_model in ("latency", "receiver"))
         return QueueArrays(
             device=self.device[heads],
             lane=lane,
@@ -216,6 +218,8 @@ class _Lowering:
     def _wait_for_messages(self, queues: QueueArrays) -> None:
         self._wait(self.send, self.producer)
         self._wait(self.receive[~self.blocking], self.send[~self.blocking])
+        if self.awaited.any():
+            self._wait(*self._posted())
         if self.blocking.any():
             # Both ends start at the same time: once both lanes are free.
             send, receive = self.send[self.blocking], self.receive[self.blocking]
@@ -225,6 +229,24 @@ class _Lowering:
             before[queues.instructions[queues.first[:-1]]] = NONE
             waits = before[receive] != NONE
             self._wait(send[waits], before[receive[waits]])
+
+    def _posted(self) -> tuple[Ints, Ints]:
+        """Sends of awaited messages, and what their receivers compute before they wait for them.
+
+        A recomputation right before the backward that needs the message runs beside it.
+        """
+        kind, device = self.operations.kind, self.operations.device
+        computes = np.flatnonzero(self._computes)
+        before = np.full(len(kind) + 1, NONE)  # its last entry stands for NONE
+        first = np.diff(device[computes], prepend=NONE) != 0
+        before[computes] = np.where(first, NONE, np.roll(computes, 1))
+        sends, received = self.send[self.awaited], self.receive[self.awaited]
+        here = self.stage[received], self.micro_batch[received]
+        backward = np.where(self.index[I, *here] != NONE, self.index[I, *here], self.index[B, *here])
+        last = before[np.where(self.kind[received] == RECV_F, self.index[F, *here], backward)]
+        recompute = self.index[R, *here]
+        last = np.where((recompute != NONE) & (last == recompute), before[recompute], last)
+        return sends[last != NONE], last[last != NONE]
 
     def _wait_for_data(self) -> None:
         kind, stage, micro_batch, device = self.operations

@@ -56,7 +56,7 @@ def obscura(problem: Problem) -> Solution:
     stages = Stages.even(problem)
     untouched = _better(None, stages.solution(_plain(problem), stages.named("none")))
     if untouched is not None:
-        return untouched.solution
+        return replace(untouched.solution, remark="1F1B fits, and is left alone")
     best = fastest(candidate for start in _starts(stages) for candidate in candidates(start))
     for bound, build in alternatives(stages):
         if best is None or bound < best.makespan:
@@ -66,7 +66,33 @@ def obscura(problem: Problem) -> Solution:
     if best.candidate is not None:
         best = fastest(adjusted_partitions(best.candidate), best)
     assert best is not None
-    return best.solution
+    return replace(best.solution, remark=_choice(best))
+
+
+def _choice(best: SimulatedSolution) -> str:
+    """What was chosen, in the paper's symbols, how much recomputation it hides, and how good the estimate was."""
+    share = _hidden_share(best)
+    hidden = "nothing recomputes" if share is None else f"{100 * share:.0f}% of the recomputation is hidden"
+    if best.candidate is None:
+        return f"its fastest is {best.solution.schedule.name}, one of the paper's alternatives; {hidden}"
+    c = best.candidate.configuration
+    k = c.adjusted - 1
+    adjusted = f"it adjusts stage{'s 0 to' if k else ''} {k} (k = {k})" if c.adjusted else "it adjusts no stage"
+    swapped = f"lambda_k = {c.blocks}, beta = {c.fraction}" if c.blocks else "nothing swapped"
+    cheap = [str(s) for s, choice in enumerate(best.candidate.choices) if s >= c.adjusted and choice.recompute]
+    others = f", others that recompute: {', '.join(cheap)}" if cheap else ""
+    off = round(100 * (best.candidate.estimate / float(best.makespan) - 1), 1) + 0.0
+    return f"{adjusted}, x = {c.migrated}, {swapped}{others}; {hidden}; its step model is off by {off:.1f}%"
+
+
+def _hidden_share(best: SimulatedSolution) -> float | None:
+    """The share of recomputation, on the stage with most of it, that does not lengthen the step; None without any."""
+    schedule, costs = best.solution.schedule, best.solution.costs
+    most = max(simulate(schedule, costs).recompute)
+    if not most:
+        return None
+    without = simulate(schedule, costs.replace(recompute=0)).makespan
+    return max(0.0, 1.0 - float((best.makespan - without) / most))
 
 
 def fastest(tried: Iterable[FittedConfiguration], best: SimulatedSolution | None = None) -> SimulatedSolution | None:

@@ -1,7 +1,5 @@
-"""ChronosPipe's tables and figures beside ours."""
+"""ChronosPipe's figures, tables and claims beside ours."""
 
-from debubble.reproduce.chronospipe.report import chronospipe
+from debubble.reproduce.chronospipe import paper
 
-__all__ = [
-    "chronospipe",
-]
+__all__ = ["paper"]

@@ -1,7 +1,5 @@
-"""Obscura's tables and figures beside ours."""
+"""Obscura's figures, tables and claims beside ours."""
 
-from debubble.reproduce.obscura.report import obscura
+from debubble.reproduce.obscura import paper
 
-__all__ = [
-    "obscura",
-]
+__all__ = ["paper"]

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from debubble.costs import Cluster, model_units
 from debubble.costs.units import Strategy, Unit, Units
 from debubble.ir import RunOptions
-from debubble.models import models
+from debubble.models import Model, models
 from debubble.planners.problem import ModelUnits, Problem
 
 DEVICES = 8
@@ -65,6 +65,12 @@ def computed_forward(size: str) -> float:
     """Seconds of a stage's forward by our own cost model: an eighth of a Llama-2's layers on an A100-80GB."""
     attention, mlp = _computed_layer(f"llama2-{size.lower()}")
     return float(attention.forward + mlp.forward) * LAYERS[size] / DEVICES
+
+
+def of_layers(family: str, layers: int) -> Model:
+    """A model of the evaluation's width with so many layers."""
+    key = "num_hidden_layers" if family == "Llama-2" else "n_layer"
+    return Model.from_hf({**models["llama2-13b" if family == "Llama-2" else "gpt3-13b"].config, key: layers})
 
 
 def _computed_layer(name: str) -> Sequence[Unit]:

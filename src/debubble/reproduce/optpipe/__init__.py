@@ -1,7 +1,5 @@
-"""OptPipe's tables and figures beside ours."""
+"""OptPipe's figures, tables and claims beside ours."""
 
-from debubble.reproduce.optpipe.report import optpipe
+from debubble.reproduce.optpipe import paper
 
-__all__ = [
-    "optpipe",
-]
+__all__ = ["paper"]

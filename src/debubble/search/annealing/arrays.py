@@ -178,11 +178,13 @@ def arrays_of(problem: OrderProblem, *, block: PeriodicBlock | None = None) -> K
         block: The part of the lists that stays periodic, if any.
 
     Raises:
-        InputError: Messages are blocking.
+        InputError: Messages wait for their receivers.
     """
     costs = problem.costs
-    if costs.communication_model == "blocking":
-        raise InputError("The search does not handle 'blocking' messages; use 'exclusive' or 'latency'.")
+    if costs.communication_model in ("receiver", "blocking"):
+        raise InputError(
+            f"The search does not handle '{costs.communication_model}' messages; use 'exclusive' or 'latency'."
+        )
     queued, size = problem.micro_batches * problem.placement.chunks, problem.stages * problem.micro_batches
     times, causes = (len(KINDS) + 2) * size + 3, len(KINDS) * size + problem.devices * queued
     fixed_floats, scale = _costs(problem)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal, NamedTuple
@@ -233,18 +234,32 @@ class MilpModel:
         self._add(rows[0] >= rows[1] + rows[2] - 1)
         return True
 
-    def _tighten(self, deadline: float) -> None:
-        """Lazy triangles: solve the relaxation, add what it violates, until nothing is or half of the time is over."""
+    def relaxation(self) -> float:
+        """The bound of the linear relaxation, with the triangles that it violates if they are lazy."""
+        with self._relaxed():
+            while True:
+                result = mathopt.solve(self.model, mathopt.SolverType.GLOP)
+                if self.reductions.triangles != "lazy" or not self._add_violated(result.variable_values()):
+                    return float(result.objective_value())
+
+    @contextmanager
+    def _relaxed(self) -> Iterator[None]:
+        """Let binary variables take any value from 0 to 1."""
         variables = [variable for variable in self.model.variables() if variable.integer]
         for variable in variables:
             variable.integer = False
-        half = time.monotonic() + (deadline - time.monotonic()) / 2
-        while time.monotonic() < half:
-            result = self._solve(half)
-            if result.termination.reason.name != "OPTIMAL" or not self._add_violated(result.variable_values()):
-                break
+        yield
         for variable in variables:
             variable.integer = True
+
+    def _tighten(self, deadline: float) -> None:
+        """Lazy triangles: solve the relaxation, add what it violates, until nothing is or half of the time is over."""
+        half = time.monotonic() + (deadline - time.monotonic()) / 2
+        with self._relaxed():
+            while time.monotonic() < half:
+                result = self._solve(half)
+                if result.termination.reason.name != "OPTIMAL" or not self._add_violated(result.variable_values()):
+                    break
 
     def _add_violated(self, solution: Any) -> int:
         values = {pair: mathopt.evaluate_expression(p, solution) for pair, p in self.before.items()}

@@ -1,0 +1,79 @@
+"""What came out of all papers as pages: `docs/papers.md`, and one HTML file with every figure and table."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Sequence
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from debubble.reproduce.claims import Claim, Differs, Same
+from debubble.reproduce.registry import Cell, Report, Result
+
+INTRODUCTION = """\
+# The papers beside ours
+
+Every figure, table and section with a figure in it of the four papers that debubble started from, with what it claims,
+the paper's figures, ours, and how they compare. *Same* means that ours, rounded to the digits that the paper prints, is
+what it prints or lies in the range that it prints; that is computed, not judged. Where a figure is fitted to another
+one of the paper the table in the report says so.
+
+`debubble reproduce all --markdown docs/papers.md` computes all of it and writes this page; with the same call
+`papers.html` has every figure drawn beside its tables. The tests compute each entry and compare it with this page.
+"""
+
+
+def shown(cell: Cell) -> str:
+    """A cell as a person reads it."""
+    if cell is None:
+        return "-"
+    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+
+
+def is_same(claim: Claim) -> bool:
+    """Tell whether ours is the paper's."""
+    return isinstance(claim.verdict, Same)
+
+
+def summary(reports: Sequence[Report]) -> str:
+    """How many claims are the same, differ, and have no figure of ours."""
+    claims = [claim for report in reports for result in report.results for claim in result.claims]
+    same = sum(map(is_same, claims))
+    differ = sum(isinstance(claim.verdict, Differs) for claim in claims)
+    return f"{same} of {len(claims)} claims are the same, {differ} differ, {len(claims) - same - differ} cannot be had."
+
+
+def rows(result: Result) -> list[str]:
+    """The rows of an entry in the table of its paper."""
+    place = f"**{result.place}**: {result.what}"
+    texts = []
+    for claim in result.claims:
+        cells = (place, claim.statement, claim.paper, claim.ours, str(claim.verdict))
+        texts.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
+        place = ""
+    return texts
+
+
+def markdown(reports: Sequence[Report]) -> str:
+    """The page of all claims."""
+    parts = [INTRODUCTION, summary(reports), ""]
+    for report in reports:
+        parts += [f"## {report.title}", "", "| where | claim | the paper | ours | |", "| --- | --- | --- | --- | --- |"]
+        parts += [row for result in report.results for row in rows(result)]
+        parts.append("")
+    return "\n".join(parts)
+
+
+def html(reports: Iterable[Report]) -> str:
+    """The page of all claims, figures and tables, in one file."""
+    environment = Environment(
+        loader=PackageLoader("debubble.reproduce"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    listed = list(reports)
+    return environment.get_template("papers.html").render(
+        reports=listed,
+        summary=summary(listed),
+        shown=shown,
+        same=is_same,
+        encoded=lambda picture: base64.b64encode(picture).decode(),
+    )

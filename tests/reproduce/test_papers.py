@@ -1,0 +1,109 @@
+"""Every figure and table of the papers has an entry, and what each entry gives is what docs/papers.md says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from debubble.cli.reproduce import split
+from debubble.reproduce import Entry, Exhibit, Paper, Report, Result, Table, pages, papers
+from debubble.reproduce.claims import compared, unavailable
+from debubble.reproduce.drawings import Bars, Cells, Lines, svg
+from debubble.reproduce.registry import reproduced
+
+PAGE = (Path(__file__).parents[2] / "docs/papers.md").read_text()
+FIGURES = {"obscura": range(1, 17), "chronospipe": range(1, 17), "optpipe": range(1, 7)}
+TABLES = {"obscura": (1,), "optpipe": (1, 2)}
+ENTRIES = [
+    pytest.param(paper, entry.place, marks=[pytest.mark.slow] if entry.slow else [], id=f"{paper}: {entry.place}")
+    for paper in papers
+    for entry in papers[paper].entries
+]
+
+
+@pytest.mark.parametrize(("paper", "place"), ENTRIES)
+def test_an_entry_gives_what_the_page_says(paper: str, place: str) -> None:
+    result = reproduced(papers[paper].entry(place), draw=False)
+    for row in pages.rows(result):
+        assert row in PAGE.splitlines()
+
+
+@pytest.mark.parametrize("paper", papers)
+def test_the_page_has_the_entries_of_the_registry_in_their_order(paper: str) -> None:
+    section = PAGE.split(f"## {papers[paper].title}\n")[1].split("\n## ")[0]
+    places = re.findall(r"^\| \*\*(.*?)\*\*: (.*?) \|", section, re.MULTILINE)
+    assert places == [(entry.place, entry.what) for entry in papers[paper].entries]
+
+
+@pytest.mark.parametrize("paper", FIGURES)
+def test_every_figure_and_table_of_a_paper_has_an_entry(paper: str) -> None:
+    places = {entry.place for entry in papers[paper].entries}
+    figures = {int(number) for place in places if (number := place.removeprefix("Figure ").rstrip("ab")).isdigit()}
+    assert figures == set(FIGURES[paper])
+    assert {f"Table {number}" for number in TABLES.get(paper, ())} <= places
+
+
+def made(*claims: str) -> Report:
+    """A report whose claims are the same, or cannot be had if their statement says so."""
+    made_of = tuple(
+        unavailable(text, because="no one knows") if "missing" in text else compared(text, paper=("1",), ours=[1])
+        for text in claims
+    )
+    table = Table(title="A table", columns=("a", "b"), rows=((1.23456, None),), basis="exact")
+    result = Result(place="Figure 1", what="an example", claims=made_of, tables=(table,), pictures=(b"<svg/>",))
+    return Report(name="paper", title="A paper", results=(result,))
+
+
+def test_the_summary_counts_the_claims() -> None:
+    assert pages.summary([made("one", "two", "missing")]) == ("2 of 3 claims are the same, 0 differ, 1 cannot be had.")
+
+
+def test_the_page_in_markdown_names_a_place_once() -> None:
+    text = pages.markdown([made("one", "missing | two")])
+    assert "| **Figure 1**: an example | one | 1 | 1 | same |" in text
+    assert "|  | missing / two |  |  | cannot be had because no one knows |" in text
+
+
+def test_the_page_in_html_has_every_table_and_picture() -> None:
+    text = pages.html([made("one")])
+    assert "<td>1.235</td><td>-</td>" in text
+    assert 'src="data:image/svg+xml;base64,PHN2Zy8+"' in text
+
+
+def test_a_table_that_is_too_wide_is_split_beside_its_keys() -> None:
+    columns = ("method", *(f"stage {number}" for number in range(12)))
+    table = Table(title="Memory", columns=columns, rows=(("DAPPLE", *(100.5 + s for s in range(12))),), basis="exact")
+    console = Console(width=80, record=True, quiet=True)
+    parts = list(split(table, 80))
+    for part in parts:
+        console.print(part)
+    text = console.export_text()
+    assert len(parts) > 1
+    assert all(f"{100.5 + number:.4g}" in text for number in range(12))
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("DAPPLE") == len(parts)
+
+
+def test_the_same_drawing_gives_the_same_bytes() -> None:
+    drawings = (
+        Bars(title="Bars", groups=("a", "b"), series={"x": (1, None), "y": (2, 3)}, unit="s", paper={"x": (2, None)}),
+        Bars(title="Stacked", groups=("a",), series={"x": (1,), "y": (2,)}, unit="s", stacked=True, limit=2),
+        Lines(title="Lines", across="m", x=(1, 2), series={"x": (1, None)}, unit="s", paper={"x": (None, 2)}),
+        Cells(title="Cells", labels=("a", "b"), cells=(("on", "off"), ("off", "on")), colors={"on": "k", "off": "w"}),
+    )
+    for drawing in drawings:
+        assert svg(drawing) == svg(drawing)
+        assert b"<svg" in svg(drawing)
+
+
+def test_an_entry_is_drawn_only_if_asked() -> None:
+    bars = Bars(title="Bars", groups=("a",), series={"x": (1,)}, unit="s")
+    paper = Paper(
+        name="p", title="P", entries=(Entry("Figure 1", "bars", lambda: Exhibit(claims=(), drawings=(bars,))),)
+    )
+    entry = paper.entry("Figure 1")
+    assert reproduced(entry, draw=False).pictures == ()
+    assert len(reproduced(entry, draw=True).pictures) == 1
