@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from debubble.costs.units import Strategy, Unit, Units
-from debubble.ir import DeadlockError, DebubbleError, InfeasibleError, StageCosts
+from debubble.ir import DeadlockError, DebubbleError, InfeasibleError, InputError, StageCosts
 from debubble.planners import FixedStages, ModelUnits, Problem, planners
 from debubble.planners.bpipe import bpipe_variants
 from debubble.planners.obscura.configurations import Configuration, candidates
@@ -20,7 +21,7 @@ from debubble.planners.obscura.planner import adjustments
 from debubble.planners.obscura.step_model import Swapping, identify, step_time, swapping_cost
 from debubble.planners.partitioning.fixed_partition import Stages
 from debubble.planners.partitioning.pareto import front
-from debubble.planners.problem import Solution
+from debubble.planners.problem import Solution, peer_bandwidth
 from debubble.reproduce.obscura import fit as obscura_fit
 from debubble.schedules import schedules
 from debubble.simulator import simulate
@@ -336,3 +337,39 @@ def test_the_planner_says_how_much_recomputation_is_hidden_and_how_good_its_esti
     remark = planners["obscura"].find(obscura_fit.problem("Llama-2", "28B", 16)).remark
     assert remark is not None
     assert re.search(r"; \d+% of the recomputation is hidden; its step model is off by -?\d+\.\d%$", remark)
+
+
+def swapping_problem() -> Problem:
+    """Units under a limit that makes stage 0 swap, with messages of known time."""
+    given = obscura_fit.problem("Llama-2", "23B", 16)
+    assert isinstance(given.workload, ModelUnits)
+    units = replace(given.workload.units, communication=Fraction(1, 20))
+    return replace(given, workload=ModelUnits(units))
+
+
+def test_activations_that_leave_for_peers_move_at_the_links_pace_and_stay_within_the_peers_limits() -> None:
+    problem = swapping_problem().swapping("peer")
+    result = planners["obscura"](problem)
+    schedule = result.solution.schedule
+    assert schedule.offloaded
+    assert set(schedule.peers.items()) <= {(s, 7 - s) for s in range(4)}
+    assert max(result.timeline.peak_memory) <= 80
+    units = problem.workload.units if isinstance(problem.workload, ModelUnits) else None
+    assert units is not None
+    assert units.offload_bandwidth == peer_bandwidth(units)
+
+
+def test_without_a_place_to_go_no_activation_leaves() -> None:
+    result = planners["obscura"](swapping_problem().swapping("none"))
+    assert not result.solution.schedule.offloaded
+
+
+@pytest.mark.parametrize("planner", ["dapple+", "scope"])
+def test_planners_that_know_no_peers_refuse_them(planner: str) -> None:
+    with pytest.raises(InputError, match="cannot swap to peers; bpipe and obscura can"):
+        planners[planner](swapping_problem().swapping("peer"))
+
+
+def test_the_link_to_a_peer_must_have_a_time() -> None:
+    with pytest.raises(InputError, match="needs the time of messages"):
+        obscura_fit.problem("Llama-2", "23B", 16).swapping("peer")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from debubble.planners.degrees import Job
     from debubble.planners.explanation import Explanation
     from debubble.planners.nearest import NearestPlan
+    from debubble.planners.problem import Swap
 
 SCHEMA = 2
 """Version of the JSON object's keys: see `docs/degrees.md`."""
@@ -97,6 +98,9 @@ def plan(
     devices: o.Devices = None,
     chunks: o.Chunks = None,
     memory_limit: o.MemoryLimit = None,
+    swap: Annotated[
+        str, typer.Option(metavar="host/peer/none", help="Where activations may go (peer: --planner obscura or bpipe).")
+    ] = "host",
     search: o.SearchLimits,
     tokens: Annotated[
         float | None,
@@ -128,7 +132,7 @@ def plan(
     searches = planners[planner].searches
     _check_call(
         run, model=model, costs=costs, units=units, profile=profile, devices=devices, global_batch=global_batch,
-        tokens=tokens, why=why, target=target, all_targets=all_targets,
+        tokens=tokens, why=why, target=target, all_targets=all_targets, swap=swap,
     )  # fmt: skip
     nearest: tuple[NearestPlan, ...] = ()
     doing = f"Searching; the effort is {search.effort:g} s of the reference machine ..." if searches else "Planning ..."
@@ -141,8 +145,8 @@ def plan(
             shape, where = named_model(model), run.require_cluster()
             plan_for = partial(
                 plan_model, shape, where, global_batch=global_batch, micro_batches=micro_batches, planner=planner,
-                chunks=chunks, memory_limit=memory_limit, profile=profile, progress=SearchProgress(status),
-                **asdict(search), **run.degrees, **run.settings,
+                chunks=chunks, memory_limit=memory_limit, profile=profile, swap=_swap(swap),
+                progress=SearchProgress(status), **asdict(search), **run.degrees, **run.settings,
             )  # fmt: skip
             try:
                 result = plan_for(target=target)
@@ -162,7 +166,7 @@ def plan(
                 costs, units, devices=devices, limit=o.abstract_limit(memory_limit),
                 micro_batches=32 if micro_batches is None else micro_batches, chunks=chunks,
                 objective="span" if run.post_validation else "makespan", **asdict(search),
-            )  # fmt: skip
+            ).swapping(_swap(swap))  # fmt: skip
             with listening(SearchProgress(status, seconds=False)):
                 result = solve(problem, planner=planner, options=RunOptions(post_validation=run.post_validation))
     if result.degree_search is not None and result.degree_search.interrupted:
@@ -193,6 +197,7 @@ def _check_call(
     why: bool,
     target: str | None,
     all_targets: bool,
+    swap: str,
 ) -> None:
     """Refuse options that do not go together, so that none is ignored; raises InputError."""
     if sum(given is not None for given in (model, costs, units)) != 1:
@@ -209,8 +214,19 @@ def _check_call(
         run.refuse_given()
     elif devices is not None:
         raise InputError("--devices is for --costs and --units; give a MODEL's devices with --cluster and --pipeline.")
-    if why and (model is None or profile is not None):
-        raise InputError("--why plans changes of a MODEL on a --cluster, without --profile; leave it out here.")
+    if why and (model is None or profile is not None or swap != "host"):
+        raise InputError(
+            "--why plans changes of a MODEL on a --cluster, without --profile and --swap; leave it out here."
+        )
+
+
+def _swap(name: str) -> Swap:
+    """Where activations may go; raises InputError for anything else."""
+    match name:
+        case "host" | "peer" | "none":
+            return name
+        case _:
+            raise InputError(f"--swap must be host, peer or none, not '{name}'.")
 
 
 def _job(

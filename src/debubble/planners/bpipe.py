@@ -9,13 +9,13 @@ from dataclasses import replace
 
 from debubble.ir import InfeasibleError
 from debubble.planners.partitioning.fixed_partition import Stages
-from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution
+from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution, peer_bandwidth
 from debubble.planners.registry import planner
 from debubble.schedules.bpipe import bpipe as bpipe_schedule
 from debubble.simulator import simulate
 
 
-@planner("bpipe", paper="BPipe, ICML 2023")
+@planner("bpipe", paper="BPipe, ICML 2023", peers=True)
 def bpipe(problem: Problem) -> Solution:
     """1F1B on the even partition, early stages keeping activations on late ones; MLP recomputation only if needed."""
     keeping, recomputing = bpipe_variants(problem)
@@ -50,6 +50,5 @@ def _between_devices(problem: Problem, solution: Solution) -> Solution:
                 raise InfeasibleError("BPipe moves activations between devices; the costs have no 'offload' time.")
             return solution
         case ModelUnits(units):
-            message = min((u.strategies["full"].activation for u in units.units if "full" in u.strategies), default=0)
-            pace = units.communication / message if message else 0
+            pace = 1 / peer_bandwidth(units) if units.communication else 0
             return replace(solution, costs=costs.replace(offload=[pace * a for a in costs.activation], reload=None))

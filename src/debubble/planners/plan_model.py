@@ -14,7 +14,7 @@ from debubble.ir.degrees import Degrees
 from debubble.models import Model
 from debubble.planners.degrees import Job, search_degrees
 from debubble.planners.model_problem import half_layers, objective_of, problem_of
-from debubble.planners.problem import ModelUnits, Problem, Solution
+from debubble.planners.problem import ModelUnits, Problem, Solution, Swap
 from debubble.planners.progress import Listener, listening, tell
 from debubble.planners.registry import Result, planners
 from debubble.simulator import Timeline
@@ -36,6 +36,7 @@ def plan(
     seed: int = 0,
     profile: Path | Mapping[str, Any] | None = None,
     target: str | None = None,
+    swap: Swap = "host",
     progress: Listener | None = None,
     **options: Any,
 ) -> Plan:
@@ -61,6 +62,8 @@ def plan(
         seed: Seed of the searches.
         profile: A units file that `debubble profile` measured, or its content; not with `global_batch`.
         target: Name of the framework that is to run the plan: only what it can run is searched (see `targets`).
+        swap: Where activations may go: `host`, `peer` (the paired device; the planners obscura and bpipe) or `none`;
+            not with `global_batch`.
         progress: Called after every choice of degrees that was looked at, and every planner that answered.
         options: Those of RunOptions, such as `sequence_length=4096`.
 
@@ -72,6 +75,8 @@ def plan(
     if global_batch is not None:
         if profile is not None:
             raise InputError("A profile is of one choice of degrees: give it without a global batch.")
+        if swap != "host":
+            raise InputError("Where activations go can be chosen for given degrees alone: leave out the global batch.")
         fixed = {"pipeline": pipeline, "chunks": chunks, "micro_batches": micro_batches, **options}
         job = Job(
             model=model, cluster=cluster, global_batch=global_batch, options=RunOptions(**options),
@@ -87,6 +92,9 @@ def plan(
         chunks=chunks, effort=effort, seed=seed, deadline=deadline, cache=cache, profile=measured,
         target=target,
     )  # fmt: skip
+    if swap != "host" and target is not None:
+        raise InputError("Where activations go follows from the target; leave out the swap or the target.")
+    problem = problem.swapping(swap)
     with listening(progress):
         result = planners[planner](problem)
     return replace(_of_model(result, problem, model, cluster, run, measured), profile=measured)

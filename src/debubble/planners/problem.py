@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 from debubble.costs import StepTail
 from debubble.costs.units import Partition, Units
@@ -18,6 +18,10 @@ from debubble.targets.target import targets
 
 if TYPE_CHECKING:
     from debubble.search.problem import Objective
+
+
+Swap = Literal["host", "peer", "none"]
+"""Where activations may go: to the host, to the paired device p - 1 - s over the link between devices, or nowhere."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class Problem:
         tail: What follows the pipeline, if these are a model's units; None: nothing.
         target: The name of the framework whose levers the plan may use, and whose whole layers the units are; None:
             everything that debubble plans.
+        peers: Whether activations leave for the paired device rather than for the host; not every planner can.
 
     Raises:
         InputError: If the entries do not go together.
@@ -68,6 +73,7 @@ class Problem:
     objective: Objective = "makespan"
     tail: StepTail | None = None
     target: str | None = None
+    peers: bool = False
 
     def __post_init__(self) -> None:
         if self.devices < 1:
@@ -107,6 +113,24 @@ class Problem:
         """Tell whether the levers leave a schedule of the library to choose, by its name."""
         orders = None if self.levers is None else self.levers.orders
         return not isinstance(orders, OwnOrders) or schedule in orders.names
+
+    def swapping(self, swap: Swap) -> Problem:
+        """The problem whose activations may go there, and nowhere else.
+
+        Raises:
+            InputError: If messages between devices take no time, so that the link to a peer is not known.
+        """
+        if swap == "host":
+            return self
+        match self.workload:
+            case FixedStages(costs):
+                workload: FixedStages | ModelUnits = self.workload
+                if swap == "none":
+                    workload = FixedStages(costs.replace(offload=None, reload=None))
+            case ModelUnits(units):
+                bandwidth = None if swap == "none" else peer_bandwidth(units)
+                workload = ModelUnits(replace(units, offload_bandwidth=bandwidth, link_groups=()))
+        return replace(self, workload=workload, peers=swap == "peer")
 
     def begun(self) -> Effort:
         """Start the clock of a search: its effort, with the deadline as its brake."""
@@ -176,6 +200,18 @@ class Solution:
     candidates: tuple[CandidateSummary, ...] = ()
     remark: str | None = None
     cut_off: bool = False
+
+
+def peer_bandwidth(units: Units) -> Number:
+    """Bytes per second between two devices: a message, which takes `communication`, is what a full recomputation keeps.
+
+    Raises:
+        InputError: If the units do not say how long a message takes.
+    """
+    message = min((u.strategies["full"].activation for u in units.units if "full" in u.strategies), default=0)
+    if not message or not units.communication:
+        raise InputError("Swapping to a peer needs the time of messages and units that recompute fully; use the host.")
+    return message / units.communication
 
 
 def closest(reasons: Sequence[DebubbleError]) -> DebubbleError:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from debubble.costs.host_memory import check_host_memory
-from debubble.ir import CandidateSummary, Number
+from debubble.ir import CandidateSummary, InputError, Number
 from debubble.planners.bounds import check_states, lower_bound
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.planners.restriction import as_run
@@ -83,12 +83,14 @@ class PlannerEntry:
         find: The function that answers problems.
         paper: Its source.
         searches: True if it uses the problem's effort, rather than answering at once.
+        peers: True if it can keep activations on other devices.
     """
 
     name: str
     find: Callable[[Problem], Solution]
     paper: str
     searches: bool
+    peers: bool = False
 
     @property
     def summary(self) -> str:
@@ -100,7 +102,11 @@ class PlannerEntry:
 
         Raises:
             InfeasibleError: If nothing fits.
+            InputError: If activations are to go to peers, and the planner cannot do that.
         """
+        if problem.peers and not self.peers:
+            able = " and ".join(sorted(name for name in planners if planners[name].peers))
+            raise InputError(f"The planner '{self.name}' cannot swap to peers; {able} can.")
         check_states(problem)
         start = time.perf_counter()
         solution = self.find(problem)
@@ -151,7 +157,7 @@ planners: Registry[PlannerEntry] = Registry("debubble.planners", what="planner")
 
 
 def planner(
-    name: str, *, paper: str, searches: bool = False
+    name: str, *, paper: str, searches: bool = False, peers: bool = False
 ) -> Callable[[Callable[[Problem], Solution]], Callable[[Problem], Solution]]:
     """Register a planner.
 
@@ -159,10 +165,11 @@ def planner(
         name: Its name in `db.planners`.
         paper: Its source.
         searches: Whether it uses the problem's effort; such planners run in processes of their own under `auto`.
+        peers: Whether it can keep activations on other devices.
     """
 
     def register(find: Callable[[Problem], Solution]) -> Callable[[Problem], Solution]:
-        planners.add(name, PlannerEntry(name, find, paper, searches))
+        planners.add(name, PlannerEntry(name, find, paper, searches, peers))
         return find
 
     return register

@@ -101,6 +101,7 @@ class FittedConfiguration:
             migrated_forwards=c.migrated,
             swapped_blocks=c.blocks,
             swapped_fraction=c.fraction,
+            destination="peer" if problem.peers else "host",
         )
         return self.stages.solution(schedule, self.choices)
 
@@ -118,7 +119,7 @@ def configurations(stages: Stages) -> Iterator[Configuration]:
     for adjusted in sorted({identify(stages, cheap) for cheap in cheap_choices(stages)} - {0}):
         for migrated in _spread(range(1 if adjusted < p else 0, most_migrated(p, adjusted) + 1)):
             yield Configuration(adjusted=adjusted, migrated=migrated)
-            if stages.costs.offload is None:
+            if stages.costs.offload is None or (stages.problem.peers and adjusted > p // 2):
                 continue
             for blocks in _spread(range(1, min(p - adjusted + 1 + migrated, m) - 1)):
                 for fraction in FRACTIONS:
@@ -154,7 +155,20 @@ def fits(stages: Stages, configuration: Configuration) -> Iterator[FittedConfigu
     alike = tuple(_cheapest(stages, configuration, s, alive[s], at_least=needed) for s in range(adjusted))
     for chosen in (own, alike) if alike != own else (own,):
         if None not in chosen:
-            yield candidate(stages, configuration, [choice for choice in (*chosen, *others) if choice is not None])
+            choices = [choice for choice in (*chosen, *others) if choice is not None]
+            if not stages.problem.peers or _peers_have_room(stages, configuration, choices):
+                yield candidate(stages, configuration, choices)
+
+
+def _peers_have_room(stages: Stages, configuration: Configuration, choices: Sequence[StageRecomputation]) -> bool:
+    """Tell whether each stage's paired device holds what the stage sends there beside its own activations."""
+    p, m = stages.problem.devices, stages.problem.micro_batches
+    alive, away = configuration.alive(p, m), configuration.away(p, m)
+    for s in range(configuration.adjusted):
+        host, guests = choices[p - 1 - s], float(configuration.fraction) * away[s] * choices[s].kept
+        if alive[p - 1 - s] * host.kept + host.workspace + guests > stages.budget(p - 1 - s):
+            return False
+    return True
 
 
 def _cheapest(

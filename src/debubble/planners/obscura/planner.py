@@ -50,7 +50,7 @@ class SimulatedSolution:
     candidate: FittedConfiguration | None = None
 
 
-@planner("obscura", paper="Obscura, ATC 2025")
+@planner("obscura", paper="Obscura, ATC 2025", peers=True)
 def obscura(problem: Problem) -> Solution:
     """Hide recomputation and swapping in the bubbles of the stages that lack memory."""
     stages = Stages.even(problem)
