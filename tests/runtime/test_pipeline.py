@@ -364,7 +364,7 @@ def test_plans_that_cannot_run_are_refused() -> None:
         run_threads(plan, lambda _: None, ranks=3)
     with pytest.raises(InputError, match="or make the plan for a model"):
         run_threads(replace(plan, model=None), lambda _: None)
-    with pytest.raises(InputError, match="computes in fp32, bf16, fp64, not in 'fp8'"):
+    with pytest.raises(InputError, match="computes in fp32, bf16, fp16, fp64, not in 'fp8'"):
         run_threads(plan_of(schedule_1f1b(), LLAMA, dtype="fp8"), lambda _: None)
     with pytest.raises(InputError, match="make the plan with expert 1"):
         run_threads(plan_of(schedule_1f1b(), LLAMA, data=2, expert=2), lambda _: None)

@@ -10,7 +10,7 @@ from debubble.ir.plan import RunOptions
 from debubble.models.config import ModelConfig
 from debubble.models.mixers import Attention
 
-DTYPES = ("fp32", "bf16", "fp64")
+DTYPES = ("fp32", "bf16", "fp16", "fp64")
 """The dtypes in which the runtime computes."""
 ROPES = ("default", "linear", "llama3")
 """The rotary scalings that its own units have."""
@@ -38,6 +38,12 @@ def beyond_runtime(options: RunOptions, model: Mapping[str, Any] | None) -> str 
         )
     elif options.dtype not in DTYPES:
         reason = f"it computes in {', '.join(DTYPES)}, not in '{options.dtype}': make the plan with one of them."
+    elif options.dtype == "fp16" and options.post_validation:
+        reason = (
+            "fp16 skips steps, so it cannot update before the norm is known: make the plan without post-validation."
+        )
+    elif options.dtype == "fp16" and config is not None and config.router_balance:
+        reason = "fp16 has a scaled loss, and the routers' auxiliary loss has no scale: make the plan with bf16."
     elif options.lora and config is not None and config.whole_layers:
         reason = f"it has no LoRA for '{config.family}', which runs with transformers' modules: make the plan without."
     return None if reason is None else f"The runtime cannot run this plan, because {reason}"

@@ -27,7 +27,7 @@ from debubble.runtime.models.routing import Balance
 from debubble.runtime.models.units import UnitModule
 from debubble.runtime.parameters.stage_parameters import ParameterPairs, StageWeights
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 """Data types by their names in plans (see `runtime_limits`)."""
 
 

@@ -45,6 +45,7 @@ from debubble.runtime.models.lora import Adapters
 from debubble.runtime.models.loss import Loss, check_loss, cross_entropy
 from debubble.runtime.models.modules import sequence_of
 from debubble.runtime.models.operators import add_gradient
+from debubble.runtime.parameters.loss_scale import LossScale
 from debubble.runtime.parameters.optimizers import DeviceOptimizers, MakeOptimizer, scale_gradients
 from debubble.runtime.parameters.post_validation import PostValidation, StepResult
 
@@ -111,6 +112,9 @@ class Pipeline:
         self.rolled_back = 0
         """Devices whose hosts took their steps back in the last `optimizer_step`."""
 
+        self.loss_scale = LossScale() if plan.options.dtype == "fp16" else None
+        """Of the loss in an fp16 run."""
+
         self._modules = sequence_of(model, plan) if plan.model is None else None
         self._balance = balance_of(plan)
         self._hidden = 0 if plan.model is None else ModelConfig.from_hf(plan.model).hidden
@@ -140,6 +144,11 @@ class Pipeline:
 
         self._optimizers = DeviceOptimizers(plan, self._part, optimizer, shares_table=self.ranks.shares_table)
         self._check_optimizers()
+        if self.loss_scale is not None and (optimizer is None or self._optimizers.on_device):
+            raise InputError(
+                "fp16 skips the steps whose gradients overflow: give Pipeline an `optimizer`, call `optimizer_step`,"
+                " and let the plan step no stage on its device."
+            )
         self._validation: PostValidation | None = None
         self._update = self._optimizers.tentative_update()
         self._needs_update = False
@@ -275,8 +284,8 @@ class Pipeline:
     def optimizer_step(self, max_norm: float | None = None) -> Tensor | None:
         """Clip, step the optimizers that the plan has not stepped, and clear the gradients.
 
-        If the norm is inf or NaN, no parameter changes.  What hosts have stepped by then is taken back and stepped
-        again where the norm says so.
+        If the norm is inf or NaN, no parameter changes; in fp16 the loss scale follows.  What hosts have stepped by
+        then is taken back and stepped again where the norm says so.
 
         Args:
             max_norm: Largest norm of all gradients over all ranks; None: they are not clipped.
@@ -292,10 +301,12 @@ class Pipeline:
                 "The plan steps stages on their devices before the norm of all gradients is known: clip them with"
                 " `post_validated_step`, or train without clipping."
             )
-        total = PartialSums() if max_norm is None else self._total()
+        total = PartialSums() if max_norm is None and self.loss_scale is None else self._total()
         clip = math.inf if max_norm is None else max_norm
         with self.status.phase(UPDATES, local=True):
             self._update.finish(total, clip)
+        if self.loss_scale is not None:
+            self.loss_scale.update(finite=total.finite)
         stands = total.harmless(clip)
         # Where gradients are clipped, they often are for many steps: the next step's hosts then wait for the norm.
         self._update, self._needs_update = self._optimizers.tentative_update(optimistic=stands), False
@@ -316,9 +327,11 @@ class Pipeline:
             The result of the step before this one; None at first.
 
         Raises:
-            InputError: As by `step`; that a replica's ranks have different batches may be found by `finish_update`
-                alone.
+            InputError: As by `step`, and in fp16; that a replica's ranks have different batches may be found by
+                `finish_update` alone.
         """
+        if self.loss_scale is not None:
+            raise InputError("fp16 skips steps: it cannot update before the norm is known, so call `step`.")
         self._check_updated()
         self.status.begin_step()
         validation = self._validation = self._validation or PostValidation(
@@ -600,18 +613,25 @@ class Pipeline:
         """The state of a step that starts now, with the working copies of the masters as they are."""
         with self.status.phase("readies parameters", local=False):
             for weights in self._part.weights.values():
+                weights.loss_scale = self._scale
                 weights.refresh()
         seed = zlib.crc32(f"{self.seed} {self.steps_taken} {self.ranks.replica}".encode())
         self._activations.start_step()
         self._messages.start_step()
         self._lanes.start_step()
-        return self._state(batch, targets, seed=seed, step_stage=step_stage)
+        return self._state(batch, targets, seed=seed, scale=self._scale, step_stage=step_stage)
 
     def _state(
-        self, batch: StepBatch, targets: int, *, seed: int, step_stage: Callable[[int], None] = lambda stage: None
+        self,
+        batch: StepBatch,
+        targets: int,
+        *,
+        seed: int,
+        scale: float = 1.0,
+        step_stage: Callable[[int], None] = lambda stage: None,
     ) -> StepState:
         """The in-flight tensors of a step at its start."""
-        tokens, micro_batches = batch.divided(self.ranks.context).micro_batches(scale=1 / targets, seed=seed)
+        tokens, micro_batches = batch.divided(self.ranks.context).micro_batches(scale=scale / targets, seed=seed)
         return StepState(
             tokens=tokens,
             micro_batches=micro_batches,
@@ -660,10 +680,14 @@ class Pipeline:
 
     def _mean_loss(self, state: StepState) -> Tensor:
         with self.status.phase("sums the loss", local=False):
-            total = state.loss(on=self._lanes.device)
+            total = state.loss(on=self._lanes.device) / self._scale
             self.ranks.sum_over_replicas(total)
             self.ranks.sum_over_pipeline(total)
             return total.to(self._loss_dtype)
+
+    @property
+    def _scale(self) -> float:
+        return 1.0 if self.loss_scale is None else self.loss_scale.value
 
     @property
     def _loss_dtype(self) -> torch.dtype:

@@ -209,6 +209,8 @@ def validates_after(wanted: bool | None, plan: Plan) -> bool:
             f"The plan steps stage {min(on_device)} on its device before the norm of all gradients is known: plan and"
             " train it with --post-validation."
         )
+    if validates and plan.options.dtype == "fp16":
+        raise InputError("fp16 skips steps, so it cannot update before the norm is known: train without.")
     if validates and not plan.options.post_validation:
         _check_copies(plan)
     return validates

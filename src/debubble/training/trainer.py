@@ -217,6 +217,8 @@ class TrainingRun:
         load(newest, state_of(self.pipeline))
         self.step = self.pipeline.steps_taken = progress.step
         self.samples = progress.samples
+        if progress.loss_scale is not None and self.pipeline.loss_scale is not None:
+            self.pipeline.loss_scale.value, self.pipeline.loss_scale.steps_since = progress.loss_scale
 
     def steps(self) -> Iterator[StepReport]:
         """Take the steps that remain, saving checkpoints between them."""
@@ -311,12 +313,14 @@ class TrainingRun:
 
     def _progress(self) -> RunProgress:
         assert self.plan.model is not None
+        scale = self.pipeline.loss_scale
         return RunProgress(
             step=self.step,
             samples=self.samples,
             seed=self.options.seed,
             model=self.plan.model,
             recipe=self.options.recipe,
+            loss_scale=None if scale is None else (scale.value, scale.steps_since),
         )
 
 

@@ -39,7 +39,7 @@ def scaled_loss(output: Tensor, *, loss: Loss, targets: Tensor, scale: float) ->
         raise InputError(f"The loss must be one number, summed over the targets, but has shape {list(total.shape)}.")
     if output.requires_grad and not total.requires_grad:
         raise InputError("The loss has no gradient: compute it from the output with torch's operators.")
-    return total * scale
+    return widen(total) * scale
 
 
 def check_loss(loss: Loss, plan: Plan) -> None:

@@ -1,7 +1,7 @@
 """The parameters of one stage: those that compute, their masters, and where gradients add up.
 
 A stage computes with *working* parameters in the run's dtype.  The optimizer sees *masters*: the same tensors in fp32
-or fp64; for bf16, fp32 copies.  Gradients of bf16 parameters are taken after every backward and summed in fp32.
+or fp64; for bf16 and fp16, fp32 copies.  Gradients of these are taken after every backward and summed in fp32.
 A stage whose step is the host's has its masters there: D brings the gradients down, P the parameters up.
 Where replicas divide the optimizer states (ZeRO), a master is this replica's rows of the parameter.  Where the ranks of
 a device divide the parameter, the optimizer sees the master as a DTensor (see dtensors.py).
@@ -116,6 +116,8 @@ class StageWeights:
         self._pairs = [pair for pair in dict.fromkeys(named.values()) if pair.master.requires_grad]
         self._views = [pairs.optimizer_views[pair.master] for pair in self._pairs]
         self.on_host = on_host
+        self.loss_scale = 1.0
+        """Factor of the gradients that backwards give, which masters do not have."""
         self._sums: Sums = [None] * len(self._pairs)
         self._set_aside: dict[Op, Sums] = {}
         self._reduced: Sums = [None] * len(self._pairs)
@@ -233,6 +235,8 @@ class StageWeights:
             if gradient is not None:
                 view = self._views[index]
                 used_here(gradient)  # the lane that sums over replicas may have made it
+                if self.loss_scale != 1.0:
+                    gradient.mul_(1 / self.loss_scale)
                 add_gradient(view, viewed_like(view, _moved(gradient, master.device)))
                 self._reduced[index] = None
 

@@ -35,6 +35,8 @@ class RunProgress:
     """The model's config, to refuse a checkpoint of another one."""
     recipe: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the optimizer and of its learning rate's schedule, by the options' names."""
+    loss_scale: tuple[float, int] | None = None
+    """Of an fp16 run, and the steps since it changed."""
 
 
 def checkpoints(folder: Path) -> list[Path]:

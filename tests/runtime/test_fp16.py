@@ -1,0 +1,73 @@
+"""fp16 with a scaled loss: gradients near fp32's, and steps that overflow are skipped."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import debubble as db
+from debubble.ir import InputError
+from debubble.models.runtime_limits import beyond_runtime
+from debubble.runtime.parameters.loss_scale import LossScale
+from tests.runtime.test_pipeline import ADAMW, host_stepped
+from tests.support.runtime_cases import LLAMA_TIED, MIXTRAL, plan_of, run_threads, tokens_of
+
+
+def plan_for(dtype: str, name: str = "zb-h1", **options: Any) -> Any:
+    return plan_of(db.schedules[name](devices=2, micro_batches=4), LLAMA_TIED, dtype=dtype, **options)
+
+
+def test_the_scale_halves_on_overflow_and_doubles_after_an_interval_without() -> None:
+    scale, values = LossScale(value=8.0, growth_interval=2), []
+    for finite in (True, False, True, True, True, False):
+        scale.update(finite=finite)
+        values.append(scale.value)
+    assert values == [8.0, 4.0, 4.0, 8.0, 8.0, 4.0]
+
+
+@pytest.mark.parametrize("options", [{}, {"data": 2, "zero": 2}, {"context": 2, "sequence_length": 12}])
+def test_losses_and_the_first_norm_are_near_those_of_fp32(options: Any) -> None:
+    def train(pipeline: Any) -> Any:
+        if pipeline.loss_scale is not None:
+            pipeline.loss_scale.value = 2.0**8  # the model's gradients are so large that more would overflow
+        count, replica = options.get("data", 1), pipeline.ranks.replica
+        batches = [tokens_of(LLAMA_TIED, rows=4 * count, seed=step).chunk(count)[replica] for step in range(4)]
+        return [(float(pipeline.step(batch)), float(pipeline.optimizer_step(1.0))) for batch in batches]
+
+    found, expected = (run_threads(plan_for(d, **options), train, optimizer=ADAMW)[0] for d in ("fp16", "fp32"))
+    # fp16 has eleven bits.
+    assert [loss for loss, _ in found] == pytest.approx([loss for loss, _ in expected], rel=2e-3)
+    assert found[0][1] == pytest.approx(expected[0][1], rel=2e-3)
+
+
+@pytest.mark.parametrize("steps_on_host", [False, True])
+def test_a_step_that_overflows_changes_nothing_but_the_scale(steps_on_host: bool) -> None:
+    schedule = db.schedules["1f1b"](devices=2, micro_batches=4)
+    plan = plan_of(host_stepped(schedule) if steps_on_host else schedule, {**LLAMA_TIED, "tie_word_embeddings": False})
+    plan = type(plan)(**{**vars(plan), "options": type(plan.options)(dtype="fp16")})
+
+    def train(pipeline: Any) -> Any:
+        before = {name: value.clone() for name, value in pipeline.state_dict().items()}
+        pipeline.loss_scale.value = 2.0**40
+        norms = []
+        for _ in range(2):
+            pipeline.step(tokens_of(LLAMA_TIED, rows=4))
+            norms.append(pipeline.optimizer_step(1.0))
+            same = all(torch.equal(value, before[name]) for name, value in pipeline.state_dict().items())
+            assert same is not bool(torch.isfinite(norms[-1]))
+            pipeline.loss_scale.value = min(pipeline.loss_scale.value, 2.0**16 if len(norms) == 1 else 2.0**40)
+        return norms, pipeline.loss_scale.value
+
+    for (first, second), value in run_threads(plan, train, optimizer=ADAMW):
+        assert not torch.isfinite(first)
+        assert torch.isfinite(second)
+        assert value == 2.0**16
+
+
+def test_what_cannot_skip_a_step_is_refused() -> None:
+    with pytest.raises(InputError, match="give Pipeline an `optimizer`, call `optimizer_step`"):
+        run_threads(plan_for("fp16"), lambda _: None)
+    with pytest.raises(InputError, match="cannot update before the norm is known"):
+        run_threads(plan_for("fp16"), lambda p: p.post_validated_step(tokens_of(LLAMA_TIED, rows=4)), optimizer=ADAMW)
+    refusal = beyond_runtime(db.ir.RunOptions(dtype="fp16"), {**MIXTRAL, "output_router_logits": True})
+    assert "the routers' auxiliary loss has no scale" in str(refusal)
