@@ -16,6 +16,7 @@ from debubble.ir import InfeasibleError, Placement, StageCosts
 from debubble.planners import FixedStages, ModelUnits, Problem, planners
 from debubble.planners.optpipe import initial
 from debubble.schedules import schedules
+from debubble.search.annealing.search import best_starts
 from debubble.search.effort import Effort
 from debubble.search.problem import OrderProblem
 from debubble.simulator import simulate
@@ -64,7 +65,7 @@ def test_units_are_partitioned_and_ordered_within_memory() -> None:
 def test_optpipe_searches_several_chunks() -> None:
     problem = Problem(devices=2, micro_batches=4, workload=FixedStages(costs(4, 5, 3)), chunks=2, effort=2)
     result = planners["optpipe"](problem)
-    assert result.solution.schedule.placement.device_of == (0, 1, 0, 1)
+    assert result.solution.schedule.placement in (Placement.looped(2, 2), Placement.v_shape(2, 2))
     assert result.lower_bound <= result.makespan
 
 
@@ -98,6 +99,34 @@ def test_several_chunks_start_from_pipeoffload_in_their_placement() -> None:
     stages = costs(8, 10, 2)
     problem = OrderProblem(placement=Placement.looped(4, 2), micro_batches=8, costs=stages, offload=True)
     assert [schedule.name for schedule in initial(problem, Effort(10))] == ["pipeoffload"]
+
+
+@pytest.mark.parametrize("limit", [4, 6, 8, 10])
+def test_no_schedule_of_two_chunks_is_faster(limit: int) -> None:
+    stages = costs(8, None, limit)
+    problem = Problem(devices=4, micro_batches=8, chunks=2, workload=FixedStages(stages), effort=0)
+    found = planners["optpipe"](problem)
+    for name, entry in schedules.items():
+        if entry.default_chunks == 2 and name != "pipeoffload":
+            schedule = entry(devices=4, micro_batches=8, costs=stages)
+            try:
+                assert found.makespan <= simulate(schedule, stages).makespan, name
+            except InfeasibleError:
+                continue
+    assert found.lower_bound <= found.makespan
+
+
+@pytest.mark.parametrize("limit", [7, 6])
+def test_two_chunks_below_1f1bs_memory_start_near_the_bound(limit: int) -> None:
+    """Eight devices, where 1F1B holds eight micro-batches: without offload, and the gap that is left by the starts."""
+    stages = StageCosts.of(
+        stages=16, forward=10, backward_input=10, backward_weight=10, communication=1, activation=2,
+        activation_after_input=1, memory_limit=4 * limit,
+    )  # fmt: skip
+    problem = OrderProblem(placement=Placement.v_shape(8, 2), micro_batches=32, costs=stages)
+    *_, best = best_starts(problem, effort=Effort(10))
+    assert best.value <= {7: 2051, 6: 2162}[limit]
+    assert best.bound == 1997
 
 
 def test_what_recomputes_by_itself_has_no_published_start() -> None:

@@ -43,12 +43,12 @@ class PlacedStages:
         return Solution(schedule=schedule, costs=self.costs, partition=self.partition, lower_bound=lower_bound)
 
 
-def placed_stages(problem: Problem) -> Iterator[PlacedStages]:
+def placed_stages(problem: Problem, placement: Placement | None = None) -> Iterator[PlacedStages]:
     """The fixed stages; or the even and the balanced partition of the units, nothing recomputed.
 
-    `chunks` stages per device in looped placement, one by default.
+    In looped placement with `chunks` stages per device, one by default, if no other is asked for.
     """
-    placement = Placement.looped(problem.devices, problem.chunks or 1)
+    placement = placement or Placement.looped(problem.devices, problem.chunks or 1)
     match problem.workload:
         case FixedStages(costs):
             yield PlacedStages(costs=costs, partition=None, placement=placement, objective=problem.objective)

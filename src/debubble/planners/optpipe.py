@@ -29,13 +29,21 @@ from debubble.search.problem import Incumbent, OrderProblem
 
 TRIED = 12
 """Schedules that are built and simulated for the starts, at most about."""
+OF_CHUNKS = (
+    "zb-v", "v-half", "v-min", "dualpipe-v",
+    "interleaved", "interleaved-less-memory", "group-interleaved", "breadth-first",
+)  # fmt: skip
+"""Schedules of several chunks that move and recompute nothing; each answers the problems of its own placement."""
 
 
 @planner("optpipe", paper="OptPipe", searches=True)
 def optpipe(problem: Problem) -> Solution:
     """Search the order of all operations, what to offload and what to recompute, until it is proven or time is up."""
     effort, cached = problem.begun(), False
-    choices = list(placed_stages(problem))
+    chunks = problem.chunks or 1
+    placements = dict.fromkeys(make(problem.devices, chunks) for make in (Placement.looped, Placement.v_shape))
+    choices = [stages for placement in placements for stages in placed_stages(problem, placement)]
+    bounds: list[Number] = []
     best: tuple[Incumbent, PlacedStages] | None = None
     reason: DebubbleError | None = None
     for rank, stages in enumerate(choices):
@@ -43,15 +51,17 @@ def optpipe(problem: Problem) -> Solution:
             candidate, from_cache = _ordered(problem, stages, effort.part(effort.left / (len(choices) - rank)))
         except InfeasibleError as error:
             reason = error
+            bounds.append(0)
             continue
         cached = cached or from_cache
+        bounds.append(candidate.bound)
         if best is None or candidate.value < best[0].value:
             best = candidate, stages
     if best is None:
         raise InfeasibleError(str(reason))
     incumbent, stages = best
-    # Another partition, or another number of chunks, may beat this one's bound.
-    bound = incumbent.bound if isinstance(problem.workload, FixedStages) else 0
+    # Another partition, or another number of chunks, may beat these bounds.
+    bound = min(bounds) if isinstance(problem.workload, FixedStages) else 0
     remark = "its search began with a schedule from this machine's cache" if cached else None
     return replace(
         stages.solution(incumbent.schedule, lower_bound=bound), remark=remark, cut_off=effort.cut_off
@@ -77,10 +87,10 @@ def _ordered(problem: Problem, stages: PlacedStages, effort: Effort) -> tuple[In
 def initial(problem: OrderProblem, effort: Effort) -> list[Schedule]:
     """The published schedules that answer the problem, fastest first: no search from them ends behind one of them.
 
-    With a link to the host they are PipeOffload and, for one stage per device, AdaOffload; with or without a link and
-    one stage per device, `zb`, which moves nothing.  None of them recomputes or moves parts of activations.  Where more
-    effort is left than that takes, `zb` searches its own order too, as that schedule does by default, unless the bound
-    of orders that move nothing says that it cannot be the fastest start.
+    With a link to the host they are PipeOffload and, for one stage per device, AdaOffload; with or without a link, `zb`
+    for one stage per device and those in OF_CHUNKS for several, which move nothing.  None of them recomputes or moves
+    parts of activations.  Where more effort is left than that takes, `zb` searches its own order too, as that schedule
+    does by default, unless the bound of orders that move nothing says that it cannot be the fastest start.
     """
     if problem.fused_recompute or problem.offload_fraction or problem.asynchronous:
         return []
@@ -94,6 +104,9 @@ def initial(problem: OrderProblem, effort: Effort) -> list[Schedule]:
         schedules_built.append(build("adaoffload"))
     if linear:
         schedules_built.append(build("zb", steps=0))
+    else:
+        published = (build(name, chunks=problem.placement.chunks) for name in OF_CHUNKS)
+        schedules_built.extend(made for made in published if made is not None and made.placement == problem.placement)
     starts = _fastest_first(problem, filter(None, schedules_built))
     moves_nothing = lower_bound(replace(problem, offload=False, recompute=False))
     if linear and effort.left > SEARCHED and (not starts or problem.value(starts[0]) > moves_nothing):
@@ -112,11 +125,14 @@ def _fastest_first(problem: OrderProblem, candidates: Iterable[Schedule]) -> lis
 
 
 def _built(problem: OrderProblem, name: str, **options: Any) -> Schedule | None:
-    """A schedule of the library for the problem; None if it does not fit."""
+    """A schedule of the library for the problem; None if it does not fit, or has another number of chunks."""
+    entry = schedules[name]
+    given = entry.accepted(objective=problem.objective, **options)
+    if "chunks" not in entry.options and problem.placement.chunks != entry.default_chunks:
+        return None
     try:
-        return schedules[name](
-            devices=problem.devices, micro_batches=problem.micro_batches, costs=problem.costs,
-            objective=problem.objective, **options,
+        return entry(
+            devices=problem.devices, micro_batches=problem.micro_batches, costs=problem.costs, **given
         )  # fmt: skip
     except InfeasibleError:
         return None

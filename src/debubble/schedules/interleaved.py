@@ -5,6 +5,10 @@ Source: Narayanan et al., Megatron-LM, SC 2021, section 2.2.
 A device does its forwards group by group: p micro-batches on chunk 0, then the same on chunk 1, and so on; its
 backwards likewise from the last chunk down.  It warms up with 2 (p - d - 1) + (v - 1) p forwards.
 
+MindSpore's order (its documentation of pipeline parallelism, "interleaved pipeline scheduler") has p - d - 1 forwards
+less of warm-up: no device holds more than in 1F1B.  Where messages take no time it is as fast; where they do, a device
+waits for what Megatron's further forwards hide.
+
 Megatron refuses an m that p does not divide.  Here the micro-batches are cut into groups of nearly equal size, none
 shorter than p unless m itself is: then no group waits for its own pass through the other devices.
 """
@@ -36,21 +40,48 @@ def interleaved(*, devices: int, micro_batches: int, chunks: int = 2, costs: Sta
         costs: Not read; the order is the same for any.
     """
     sizes = group_sizes(micro_batches, devices)
+    ahead = [2 * (devices - d - 1) + (chunks - 1) * max(sizes) + 1 for d in range(devices)]
+    return _in_groups("interleaved", chunks, sizes, ahead)
+
+
+@schedule(
+    "interleaved-less-memory",
+    paper="MindSpore's documentation",
+    bubble="(p - 1)(f + b) / v where messages take no time",
+    memory="p, for m a multiple of p",
+    default_chunks=2,
+    peak=lambda p, m, v: min(Fraction(m), Fraction(p + (v - 1) * max(group_sizes(m, p)), v)),
+)
+def interleaved_less_memory(
+    *, devices: int, micro_batches: int, chunks: int = 2, costs: StageCosts | None = None
+) -> Schedule:
+    """MindSpore's interleaved 1F1B in 1F1B's memory: p - d - 1 forwards less of warm-up.
+
+    Args:
+        devices: Pipeline devices, p.
+        micro_batches: Micro-batches of a step, m.
+        chunks: Stages per device, v.
+        costs: Not read; the order is the same for any.
+    """
+    sizes = group_sizes(micro_batches, devices)
+    ahead = [devices - d + (chunks - 1) * max(sizes) for d in range(devices)]
+    return _in_groups("interleaved-less-memory", chunks, sizes, ahead)
+
+
+def _in_groups(name: str, chunks: int, sizes: Sequence[int], ahead: Sequence[int]) -> Schedule:
+    """Interleaved 1F1B with so many forwards on each device before its first backward."""
+    devices = len(ahead)
     forwards = turns(sizes, range(chunks))
     backwards = turns(sizes, range(chunks)[::-1])
     orders = []
-    for d in range(devices):
-        ahead = 2 * (devices - d - 1) + (chunks - 1) * max(sizes) + 1
-        order = [Op(Kind.F, c * devices + d, j) for c, j in forwards[:ahead]]
+    for d, first in enumerate(ahead):
+        order = [Op(Kind.F, c * devices + d, j) for c, j in forwards[:first]]
         for k, (c, j) in enumerate(backwards):
             order.append(Op(Kind.B, c * devices + d, j))
-            order += [Op(Kind.F, c * devices + d, j) for c, j in forwards[ahead + k : ahead + k + 1]]
+            order += [Op(Kind.F, c * devices + d, j) for c, j in forwards[first + k : first + k + 1]]
         orders.append(tuple(order))
     return Schedule(
-        name="interleaved",
-        placement=Placement.looped(devices, chunks),
-        micro_batches=micro_batches,
-        orders=tuple(orders),
+        name=name, placement=Placement.looped(devices, chunks), micro_batches=sum(sizes), orders=tuple(orders)
     )
 
 

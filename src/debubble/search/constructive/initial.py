@@ -7,7 +7,7 @@ for, list schedules come within a few messages of the lower bound.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -15,6 +15,7 @@ from debubble.ir import Kind, Number, Op, Schedule
 from debubble.search.bounds import idle_allowed, round_trip
 from debubble.search.constructive.list_scheduling import GapFilling, ListSchedule, ListScheduler
 from debubble.search.constructive.offloading import Pair, movable_pairs, offload_to_fit, recompute_to_fit
+from debubble.search.constructive.zero_bubble import RULES, best_order, greedy_schedules
 from debubble.search.problem import OrderProblem
 
 PACES = (Fraction(0), Fraction(1, 4), Fraction(1, 2))
@@ -32,6 +33,8 @@ def initial_schedules(problem: OrderProblem) -> Iterator[Schedule]:
     Returns:
         List schedules, what needs the least memory last; some may not fit the limit.
     """
+    if problem.placement.chunks > 1:
+        yield from schedules_of_chunks(problem)
     if problem.offload:
         yield from offloading_schedules(problem)
         yield from offloading_schedules(problem, idle=idle_allowed(problem))
@@ -50,6 +53,33 @@ def initial_schedules(problem: OrderProblem) -> Iterator[Schedule]:
             if dropped is not None:
                 yield dropped
     yield one_at_a_time(problem)
+
+
+def schedules_of_chunks(problem: OrderProblem) -> Iterator[Schedule]:
+    """Construct schedules of several chunks per device: building blocks and greedy rules, which count on little memory.
+
+    Where activations may leave memory, both are also planned with what the host lends, and made to fit.
+
+    Args:
+        problem: What is ordered.
+    """
+    if not problem.split:
+        return
+    free = _rooms_left(problem)
+    rooms = [free, *(list(room) for room in _with_host_rooms(problem))] if problem.offload else [free]
+    for room in rooms:
+        built = best_order(
+            "searched", problem.placement, problem.micro_batches, problem.costs, room, objective=problem.objective
+        )
+        greedy = greedy_schedules(problem.placement, problem.micro_batches, problem.costs, room, RULES)
+        ruled = min(greedy, default=None, key=lambda outcome: getattr(outcome, problem.objective))
+        for found in (built, ruled):
+            if found is None:
+                continue
+            orders = found.orders
+            fitted = offload_to_fit(problem, orders) if problem.offload else problem.schedule("searched", orders)
+            if fitted is not None:
+                yield fitted
 
 
 def list_schedule(
@@ -79,13 +109,18 @@ def offloading_schedules(problem: OrderProblem, *, idle: Sequence[Number] | None
         idle: Time that each device may lose behind its first backward before it fills every gap; any by default.  With
             what the bound allows, the device that is the bottleneck stays busy, at the cost of others.
     """
-    for room in dict.fromkeys(_with_host(problem, pace) for pace in PACES):
+    for room in _with_host_rooms(problem):
         for least_gap in LEAST_GAPS:
             timetable = list_schedule(problem, room, GapFilling(least_gap, None if idle is None else tuple(idle)))
             if timetable is not None:
                 moved = offload_to_fit(problem, timetable.orders, eager=movable_pairs(problem, timetable))
                 if moved is not None:
                     yield moved
+
+
+def _with_host_rooms(problem: OrderProblem) -> Iterable[tuple[Number | None, ...]]:
+    """Bytes of activations per device with those that may be away at a time, at each pace."""
+    return dict.fromkeys(_with_host(problem, pace) for pace in PACES)
 
 
 def _with_host(problem: OrderProblem, pace: Fraction) -> tuple[Number | None, ...]:
@@ -131,13 +166,15 @@ def one_at_a_time(problem: OrderProblem) -> Schedule:
     )
 
 
+def _rooms_left(problem: OrderProblem) -> list[Number | None]:
+    """Bytes that the limit leaves for activations, per device; None for any number."""
+    limits = [problem.costs.limit_of(d) for d in range(problem.devices)]
+    return [None if limit is None else limit - problem.costs.static_of(d) for d, limit in enumerate(limits)]
+
+
 def _rooms(problem: OrderProblem) -> Iterator[list[Number | None]]:
     """Bytes of activations per device to plan with: the limit, 1F1B's, and, if R can free memory, up to twice it."""
-    costs, p = problem.costs, problem.devices
-    limits = [costs.limit_of(d) for d in range(p)]
-    free: list[Number | None] = [
-        None if limit is None else limit - costs.static_of(d) for d, limit in enumerate(limits)
-    ]
+    costs, p, free = problem.costs, problem.devices, _rooms_left(problem)
     whole = [sum(costs.activation[s] for s in device_stages) for device_stages in problem.placement.stages_of]
     yield free
     one_f_one_b: list[Number | None] = [size * (p - d) for d, size in enumerate(whole)]
