@@ -43,7 +43,10 @@ $(VENV)/.docs-ready: $(VENV)/.ready
 docs: $(VENV)/.docs-ready ## build the documentation in build/docs; warnings are errors
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
 
+docs-check: $(VENV)/.ready ## run the commands of README and docs (many minutes)
+	$(BIN)/python docs/run_commands.py
+
 clean: ## remove what was built
 	rm -rf $(VENV) build dist runs
 
-.PHONY: help setup run test test-slow check docs clean
+.PHONY: help setup run test test-slow check docs docs-check clean

@@ -5,11 +5,16 @@ from __future__ import annotations
 import doctest
 import importlib
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+import typer
+from docs.run_commands import commands
 
 import debubble as db
+from debubble.cli.app import with_all_commands
+from debubble.cli.help import CommandGroup
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted(file for file in (ROOT / "src").rglob("*.py") if ">>> " in file.read_text())
@@ -43,3 +48,28 @@ def test_every_page_stands_in_the_contents_of_the_site() -> None:
 def test_every_example_of_a_docstring_gives_what_it_says(file: Path) -> None:
     module = importlib.import_module(".".join(file.relative_to(ROOT / "src").with_suffix("").parts))
     assert doctest.testmod(module, extraglobs={"db": db, **vars(importlib.import_module("debubble.ir"))}).failed == 0
+
+
+@pytest.mark.parametrize(("page", "command"), [(p.name, c) for p in PAGES for c in commands(p)])
+def test_every_command_of_a_page_is_called_correctly(page: str, command: str) -> None:
+    words = shlex.split(command)[1:]
+    group = typer.main.get_command(with_all_commands())
+    assert isinstance(group, CommandGroup)
+    context = typer.Context(group)
+    name, called, rest = group.resolve_command(context, words)
+    assert called is not None
+
+    called.make_context(name, rest, parent=context)
+
+
+def test_every_page_of_commands_names_some() -> None:
+    named = {page.name for page in PAGES if commands(page)}
+
+    assert {"README.md", "start.md", "how-to.md", "views.md", "training.md"} <= named
+
+
+def test_every_word_of_the_glossary_is_explained_once() -> None:
+    words = re.findall(r"^(\S.*)\n: ", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+
+    assert len(words) == len(set(words)) > 40
+    assert words == sorted(words, key=str.lower)

@@ -59,14 +59,19 @@ def _root(
     pass
 
 
-def main() -> None:
-    """Entry point of `debubble`."""
+def with_all_commands() -> App:
+    """The application, once every module beside this one has added its command."""
     import debubble.cli
 
     for module in pkgutil.iter_modules(debubble.cli.__path__):
         importlib.import_module(f"debubble.cli.{module.name}")
+    return app
+
+
+def main() -> None:
+    """Entry point of `debubble`."""
     try:
-        app()
+        with_all_commands()()
     except DebubbleError as error:
         if "--json" in sys.argv:
             json.dump({"error": str(error), "kind": type(error).__name__}, sys.stdout)

@@ -16,7 +16,7 @@ from debubble.cli.progress import SearchProgress
 from debubble.ir import InputError
 
 
-@app.command("import")
+@app.command("import", rich_help_panel="Take along")
 @o.with_option_groups
 def import_(
     target: Annotated[str, typer.Argument(help="The framework, such as megatron; see docs/imports.md.")],
