@@ -8,7 +8,7 @@ from debubble.ir import Plan, StageCosts
 from debubble.ir.trace import TraceEvent, TraceStep
 from debubble.training.online.controller import Controller, Policy
 from debubble.training.online.journal import Journal
-from debubble.training.online.scheduler import better_plans
+from debubble.training.online.scheduler import BetterOrder, better_orders
 from tests.support.runtime_cases import LLAMA, plan_of
 
 QUICK = Policy(settling=1, window=3)
@@ -39,11 +39,11 @@ class Finished:
     """A search that ran to its end when it began."""
 
     plan: Plan
-    found: list[Plan] = field(default_factory=list)
+    found: list[BetterOrder] = field(default_factory=list)
     failed: str | None = None
     closed: bool = False
 
-    def newest(self) -> Plan | None:
+    def newest(self) -> BetterOrder | None:
         return self.found.pop() if self.found else None
 
     def failure(self) -> str | None:
@@ -55,7 +55,7 @@ class Finished:
 
 def solved(plan: Plan) -> Finished:
     """What the search finds for a plan."""
-    return Finished(plan, list(better_plans(plan, effort=1.0))[-1:])
+    return Finished(plan, list(better_orders(plan, effort=1.0))[-1:])
 
 
 @dataclass

@@ -1,13 +1,13 @@
 """When an online run searches, switches, and takes a switch back."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from debubble.ir import Plan, StageCosts
+from debubble.training.online.scheduler import BetterOrder
 from tests.support.online_cases import (
     UNIT,
     Finished,
@@ -51,12 +51,7 @@ def test_a_switch_that_measures_worse_is_taken_back_and_not_tried_again(plan: An
 def test_after_a_switch_back_only_a_faster_order_is_tried(plan: Any, tmp_path: Path) -> None:
     better, best = (ordered(plan, name) for name in ("1f1b", "zb-h1"))
     times = {"gpipe": 15.0, "1f1b": 16.0, "zb-h1": 14.0}
-    candidates = solved(plan).found[-1].candidates
-
-    def as_found(other: Any, makespan: Any) -> Any:
-        return replace(other, candidates=(replace(candidates[0], makespan=makespan), candidates[1]))
-
-    found = [as_found(best, 13.0), as_found(ordered(plan, "1f1b"), 14.0), as_found(better, 14.0)]
+    found = [BetterOrder(order, makespan, 15.0) for order, makespan in ((best, 13.0), (better, 14.0), (better, 14.0))]
     controller = controlled(plan, tmp_path, search=lambda p: Finished(p, found))
     Machine(controller, UNIT, seconds=times).run(24)
     assert [e.schedule for e in controller.journal.entries if e.event == "adopted"] == ["1f1b", "zb-h1"]

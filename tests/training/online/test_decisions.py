@@ -8,7 +8,7 @@ import pytest
 import debubble as db
 from debubble.ir import InputError, Kind, Op, Schedule, StageCosts
 from debubble.training.online.measurement import drift, effect, measured_costs
-from debubble.training.online.scheduler import better_plans, check_searchable, summation
+from debubble.training.online.scheduler import better_orders, check_searchable, summation
 from tests.support.online_cases import UNIT, gpipe_plan, ordered, traced
 from tests.support.runtime_cases import LLAMA, LLAMA_TIED, plan_of
 
@@ -133,14 +133,14 @@ def test_a_table_tied_on_one_device_adds_up_the_gradients_of_two_stages() -> Non
 def test_the_search_finds_faster_orders_with_the_same_sums_within_the_limit() -> None:
     plan = gpipe_plan(UNIT.with_limit(4), micro_batches=8)
     plan = ordered(plan, "1f1b")
-    found = list(better_plans(plan, effort=5.0))
-    times = [float(p.simulate().makespan) for p in found]
+    found = list(better_orders(plan, effort=5.0))
+    times = [float(better.plan.simulate().makespan) for better in found]
     assert times == sorted(set(times), reverse=True)
     assert times[-1] == 25  # 3 m + p - 1: zero bubble but for the warm-up
     for better in found:
-        assert summation(plan, better.schedule) == summation(plan, plan.schedule)
-        assert max(better.simulate().peak_memory) <= 4
-        assert [c.makespan for c in better.candidates] == [better.simulate().makespan, 27]
+        assert summation(plan, better.plan.schedule) == summation(plan, plan.schedule)
+        assert max(better.plan.simulate().peak_memory) <= 4
+        assert (better.makespan, better.makespan_before) == (better.plan.simulate().makespan, 27)
 
 
 def test_a_plan_with_optimizer_steps_or_peers_is_refused() -> None:

@@ -27,7 +27,7 @@ def test_it_answers_with_its_newest_plan_once(plan: Any) -> None:
     search.wait()
     newest = search.newest()
     assert newest is not None
-    assert newest.simulate().makespan == 13
+    assert newest.makespan == newest.plan.simulate().makespan == 13
     assert search.newest() is None
     assert search.failure() is None
     search.close()

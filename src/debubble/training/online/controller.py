@@ -25,6 +25,7 @@ from debubble.ir.trace import TraceStep
 from debubble.runtime.pipeline import Pipeline
 from debubble.training.online.journal import Journal, JournalEntry
 from debubble.training.online.measurement import SwitchEffect, drift, effect, measured_costs
+from debubble.training.online.scheduler import BetterOrder
 from debubble.training.online.search_process import SearchProcess, leave_core, spare_core
 
 
@@ -47,8 +48,8 @@ class Policy:
 class OrderSearch(Protocol):
     """A search that goes on by itself (see `SearchProcess`)."""
 
-    def newest(self) -> Plan | None:
-        """The best plan found, if it is newer than at the last call; else None."""
+    def newest(self) -> BetterOrder | None:
+        """The best order found, if it is newer than at the last call; else None."""
 
     def failure(self) -> str | None:
         """The reason why the search has failed, as text; None if it has not."""
@@ -88,8 +89,8 @@ class Controller:
         self._before: StageCosts | None = None
         """Costs that the window before this one measured."""
         self._search: OrderSearch | None = None
-        self._found: Plan | None = None
-        """Newest plan of the search."""
+        self._found: BetterOrder | None = None
+        """Newest answer of the search."""
         self._predicted: float | None = None
         """Seconds per step of what runs, as the search sees it; None while what runs is what it started from."""
         self._best_rejected = math.inf
@@ -157,16 +158,14 @@ class Controller:
         self._found = self._search.newest() or self._found
         if self._found is None:
             return None
-        after, start = (candidate.makespan for candidate in self._found.candidates)
-        assert after is not None
-        assert start is not None
-        predicted = SwitchEffect(before=self._predicted or start, after=after, noise=0.0)
+        after = self._found.makespan
+        predicted = SwitchEffect(before=self._predicted or self._found.makespan_before, after=after, noise=0.0)
         if after > (1 - self._policy.least_gain) * min(predicted.before, self._best_rejected):
             return None
         self._trial = SwitchTrial(self.plan, predicted, self._seconds)
         self._predicted = after
-        self._note(step, "adopted", self._found, predicted=predicted)
-        return self._found
+        self._note(step, "adopted", self._found.plan, predicted=predicted)
+        return self._found.plan
 
     def _note(
         self, step: int, event: str, running: Plan, *, predicted: SwitchEffect, measured: SwitchEffect | None = None

@@ -16,11 +16,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from debubble.errors import InputError
-from debubble.ir import CandidateSummary, Kind, Plan, Schedule
+from debubble.files import write_whole
+from debubble.ir import Kind, Plan, Schedule
+from debubble.ir.plan_file import PlanFile, decode, encode
 from debubble.models import Model
 
 Terms = list[tuple[str, int]]
@@ -72,11 +76,40 @@ def check_searchable(plan: Plan) -> None:
         raise InputError("--online orders offloads to the host, but the plan's go to peer devices: train it without.")
 
 
-def better_plans(plan: Plan, *, effort: float, seed: int = 0) -> Iterator[Plan]:
-    """Plans that are faster and faster for the plan's costs: other orders of the same stages, with equal losses.
+@dataclass(frozen=True)
+class BetterOrder:
+    """Another order of a plan's stages, which is faster for the same costs."""
 
-    The search starts from the plan and from those published schedules that add up in the same order.  The candidates of
-    each are itself and the plan that it started from.
+    plan: Plan
+    makespan: float
+    """Seconds per step that are predicted for it."""
+    makespan_before: float
+    """Seconds per step of the plan that its search began with."""
+
+
+class _File(msgspec.Struct):
+    """A BetterOrder on disk."""
+
+    plan: PlanFile
+    makespan: float
+    makespan_before: float
+
+
+def save_order(order: BetterOrder, path: Path) -> None:
+    """Write a file that `load_order` reads."""
+    write_whole(path, msgspec.json.encode(_File(encode(order.plan), order.makespan, order.makespan_before)))
+
+
+def load_order(path: Path) -> BetterOrder:
+    """Read what `save_order` has written."""
+    file = msgspec.json.decode(path.read_bytes(), type=_File)
+    return BetterOrder(decode(file.plan), file.makespan, file.makespan_before)
+
+
+def better_orders(plan: Plan, *, effort: float, seed: int = 0) -> Iterator[BetterOrder]:
+    """Orders that are faster and faster for the plan's costs, of the same stages and with equal losses.
+
+    The search starts from the plan and from those published schedules that add up in the same order.
     """
     from debubble.planners.optpipe import initial
     from debubble.search.effort import Effort
@@ -91,24 +124,22 @@ def better_plans(plan: Plan, *, effort: float, seed: int = 0) -> Iterator[Plan]:
         schedule = replace(found.schedule, name="searched")
         if found.value < best and summation(plan, schedule) == sums:
             best = found.value
-            yield replace(
+            better = replace(
                 plan,
                 planner="optpipe",
                 schedule=schedule,
                 lower_bound=found.bound,
                 solve_seconds=time.perf_counter() - begin,
-                candidates=(
-                    CandidateSummary(planner="optpipe", makespan=float(best), schedule=schedule.name),
-                    CandidateSummary(planner=plan.planner, makespan=float(start), schedule=plan.schedule.name),
-                ),
+                candidates=(),
             )
+            yield BetterOrder(better, float(best), float(start))
 
 
 def main(folder: Path, effort: float) -> None:
     """Search until the optimum is proven or the effort is spent."""
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
-    for better in better_plans(Plan.load(folder / PLAN), effort=effort):
-        better.save(folder / FOUND)
+    for better in better_orders(Plan.load(folder / PLAN), effort=effort):
+        save_order(better, folder / FOUND)
 
 
 def _end_with_parent(folder: Path) -> None:

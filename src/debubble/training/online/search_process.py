@@ -13,7 +13,7 @@ from pathlib import Path
 
 from debubble.ir import Plan
 from debubble.processes import PYTHON
-from debubble.training.online.scheduler import FOUND, PLAN
+from debubble.training.online.scheduler import FOUND, PLAN, BetterOrder, load_order
 
 
 def spare_core(processes: int) -> int | None:
@@ -71,8 +71,8 @@ class SearchProcess:
         """Process id of the search."""
         return self._process.pid
 
-    def newest(self) -> Plan | None:
-        """The best plan found, if it is newer than at the last call."""
+    def newest(self) -> BetterOrder | None:
+        """The best order found, if it is newer than at the last call."""
         try:
             written = (self.folder / FOUND).stat().st_mtime_ns
         except FileNotFoundError:
@@ -80,7 +80,7 @@ class SearchProcess:
         if written == self._seen:
             return None
         self._seen = written
-        return Plan.load(self.folder / FOUND)
+        return load_order(self.folder / FOUND)
 
     def failure(self) -> str | None:
         """The reason why the process ended before its time; None while it runs, and if it has done its work."""
