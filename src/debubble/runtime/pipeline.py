@@ -33,8 +33,9 @@ from debubble.runtime.distributed.gradient_norm import PartialSums
 from debubble.runtime.distributed.sharding import TensorShard, local_tensor
 from debubble.runtime.distributed.topology import Ranks, default_device, default_transport, shape_words
 from debubble.runtime.distributed.transport import Transport
-from debubble.runtime.execution.interpreter import Interpreter, StepState
+from debubble.runtime.execution.interpreter import Interpreter
 from debubble.runtime.execution.lanes import lanes_of
+from debubble.runtime.execution.operations import StepState, TensorOperations
 from debubble.runtime.execution.stage import Stage
 from debubble.runtime.execution.status import RankStatus
 from debubble.runtime.execution.synchronization import ExecutedInstruction, trace_events
@@ -130,17 +131,17 @@ class Pipeline:
             ledger=self._activations, replicas=self.ranks.over_replicas, group=self.ranks.tensor,
             context=self.ranks.context,
         )  # fmt: skip
-        self._interpreter = Interpreter(
+        self._operations = TensorOperations(
             program=program,
             device=self.device,
-            stages=self._part.stages,
             transport=transport,
             rank_of=self.ranks.rank_of,
             lanes=self._lanes,
             messages=self._messages,
+            stages=self._part.stages,
             weights=self._part.weights,
-            status=self.status,
         )
+        self._interpreter = Interpreter(self._operations, self.status)
 
         self._optimizers = DeviceOptimizers(plan, self._part, optimizer, shares_table=self.ranks.shares_table)
         self._check_optimizers()
@@ -406,7 +407,8 @@ class Pipeline:
             raise InputError("The plan is not another order of the stages that run: only such a one can follow.")
         program = lower(plan.schedule, plan.costs)
         self.ranks.check_same(plan)
-        self._interpreter = replace(self._interpreter, program=program)
+        self._operations = replace(self._operations, program=program)
+        self._interpreter = Interpreter(self._operations, self.status)
         self.plan = plan
 
     # Parameters
@@ -553,12 +555,13 @@ class Pipeline:
 
         Its messages count apart: those of the last step are measured.
         """
-        return replace(
-            self._interpreter,
+        operations = replace(
+            self._operations,
             program=lower_forwards(self.plan.schedule, self.plan.costs),
             messages=Ledger(self._lanes.device),
             evaluating=True,
         )
+        return Interpreter(operations, self.status)
 
     @contextmanager
     def _evaluation_mode(self) -> Iterator[None]:

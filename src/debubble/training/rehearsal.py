@@ -19,8 +19,9 @@ from debubble.ir.trace import TraceStep
 from debubble.models.config import ModelConfig
 from debubble.runtime.assembly import DTYPES
 from debubble.runtime.distributed.transport import Distributed, Transport
-from debubble.runtime.execution.interpreter import Interpreter, StepState
+from debubble.runtime.execution.interpreter import Interpreter
 from debubble.runtime.execution.lanes import CpuLanes
+from debubble.runtime.execution.operations import Operations, StepState
 from debubble.runtime.execution.synchronization import trace_events
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.memory.peer import message_channels
@@ -56,12 +57,13 @@ def rehearse(plan: Plan, *, steps: int, transport: Transport) -> Trace:
     """Run the plan's program that often, as this rank.  Every rank gets the whole trace."""
     program = lower(plan.schedule, plan.costs)
     transport.open(message_channels(program), [])
-    sleeper = Sleeper.of(program, transport)
+    operations = SleepingOperations.of(program, transport)
+    interpreter = Interpreter(operations)
     parts: list[Trace] = []
     for step in range(steps):
         origin = max(transport.gather(time.perf_counter()))
-        executed = sleeper.run(messages(plan))
-        events = trace_events(executed, sleeper.lanes, device=transport.rank, origin=origin)
+        executed = interpreter.run(messages(plan))
+        events = trace_events(executed, operations.lanes, device=transport.rank, origin=origin)
         mine = Trace(devices=plan.devices, steps=(TraceStep(step=step, events=events),))
         parts.append(Trace.joined([Trace.from_json(part) for part in transport.gather(mine.to_json())]))
     return Trace(devices=plan.devices, steps=tuple(step for part in parts for step in part.steps))
@@ -82,54 +84,43 @@ def messages(plan: Plan) -> StepState:
     )
 
 
-class Sleeper(Interpreter):
-    """The runtime's interpreter with messages alone: everything else sleeps."""
+@dataclass
+class SleepingOperations(Operations):
+    """Messages alone: everything else sleeps for as long as the plan says."""
 
     @classmethod
-    def of(cls, program: Program, transport: Transport) -> Sleeper:
-        """The interpreter of one rank, in a pipeline whose devices are the ranks."""
+    def of(cls, program: Program, transport: Transport) -> SleepingOperations:
+        """The operations of one rank, in a pipeline whose devices are the ranks."""
         return cls(
             program=program,
             device=transport.rank,
-            stages={},
             transport=transport,
             rank_of={device: device for device in range(program.devices)},
             lanes=CpuLanes(),
             messages=Ledger(torch.device("cpu")),
-            weights={},
         )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._completed_gradients = {}  # there are none
+    def perform(self, instruction: Instruction, state: StepState) -> None:
+        """Sleep, take the input of a forward or backward, and hand on its output; move what goes to a peer."""
+        op, stages = instruction.op, self.program.schedule.stages
+        to_peer = self.peer_offload.host is not None
+        if op.kind is Kind.O and to_peer:
+            self.peer_offload.send(op, self.peer_offload.buffer(_moved(self.program, op)))
+            return
+        if op.kind is Kind.L and to_peer:
+            self.peer_offload.fetch(op)
+            return
+        time.sleep(float(instruction.duration))
+        if op.kind not in (Kind.F, Kind.B, Kind.I):
+            return
+        first, last = (0, stages - 1) if op.kind is Kind.F else (stages - 1, 0)
+        if op.stage != first:
+            self.take_input(op, state)
+        if op.stage != last:
+            self.hand_on(op, torch.empty(state.boundary[op.micro_batch], dtype=state.dtype), state)
 
-    def _execute(self, instruction: Instruction, state: StepState) -> None:
-        op = instruction.op
-        match op.kind:
-            case Kind.SEND_F | Kind.SEND_B | Kind.RECV_F | Kind.RECV_B:
-                super()._execute(instruction, state)
-            case Kind.O if self._peer_offload.host is not None:
-                self._peer_offload.send(op, self._peer_offload.buffer(_moved(self.program, op)))
-            case Kind.L if self._peer_offload.host is not None:
-                self._peer_offload.fetch(op)
-            case _:
-                time.sleep(float(instruction.duration))
-                self._pass_on(op, state)
-
-    def _pass_on(self, op: Op, state: StepState) -> None:
-        """Take the input of a forward or backward, and hand on its output."""
-        schedule, stage, j = self.program.schedule, op.stage, op.micro_batch
-        message = torch.empty(state.boundary[j], dtype=state.dtype)
-        if op.kind is Kind.F:
-            if stage:
-                self._take_input(op, state)
-            if stage + 1 < schedule.stages:
-                self._hand_on(Op(Kind.F, stage + 1, j), Op(Kind.SEND_F, stage, j), message, state)
-        elif op.kind in (Kind.B, Kind.I):
-            if stage + 1 < schedule.stages:
-                self._take_input(op, state)
-            if stage:
-                self._hand_on(schedule.backward_of(stage - 1, j), Op(Kind.SEND_B, stage, j), message, state)
+    def set_aside(self, op: Op) -> None:
+        """Do nothing: there are no gradients."""
 
 
 def _moved(program: Program, op: Op) -> int:
