@@ -115,10 +115,10 @@ def test_a_higher_zero_level_than_the_target_has_is_refused_before_planning() ->
 
 
 def test_debubbles_own_runtime_refuses_what_it_does_not_run() -> None:
-    with pytest.raises(InputError, match="no context parallelism"):
-        db.plan(
-            db.models["llama-tiny"], db.Cluster.parse("4xA100-80GB"), context=2, planner="adapipe", target="debubble"
-        )
+    options = RunOptions(dtype="fp8")
+
+    with pytest.raises(InputError, match="The runtime cannot run this plan, because it computes in"):
+        targets["debubble"].check(options, db.models["llama-tiny"], pipeline=2)
 
 
 def test_a_search_of_degrees_takes_only_those_that_the_target_has() -> None:

@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from debubble.exports import megatron_bridge
 from debubble.exports.layers import PlannedLayer, StageLayers, stage_layers
 from debubble.exports.options import (
     Decision,
@@ -32,7 +33,7 @@ from debubble.targets.frameworks import MEGATRON_MODULES
 from debubble.targets.target import sparse_layers
 
 _TARGET = "Megatron-LM"
-_ON = object()
+_ON = True
 """The value of an option that takes none."""
 
 
@@ -94,25 +95,33 @@ OPTIONS: OptionTable = {
 
 @exporter("megatron", options=OPTIONS)
 def megatron(plan: Plan, settings: Mapping[str, Any]) -> Made:
-    """`megatron-arguments.sh`, which sets a bash array."""
+    """`megatron-arguments.sh`, which sets a bash array, and `megatron_bridge.py`, which changes a Bridge recipe."""
     stages = stage_layers(plan, target=_TARGET)
     require_order(plan, target=_TARGET, names=("1f1b", "interleaved"))
-    layers = sum(len(stage.layers) for stage in stages)
     mtp = sum(stage.mtp for stage in stages)
     plan, recompute, losses = fastest(plan, _ladders(plan, stages), target=_TARGET)
     if mtp and recompute:
         losses = (*losses, "Megatron-LM recomputes no multi-token-prediction layer.")
     if plan.model is None:
         losses = (f"A step has {plan.micro_batches} micro-batches, of which --global-batch-size decides.", *losses)
-    arguments = {
-        "--num-layers": layers,
+    arguments = {**arguments_of(plan, stages, settings), **recompute}
+    files = {
+        "megatron-arguments.sh": _script(arguments),
+        "megatron_bridge.py": megatron_bridge.recipe(arguments, chunks=plan.schedule.placement.chunks),
+    }
+    return Made(files, plan, losses)
+
+
+def arguments_of(plan: Plan, stages: Sequence[StageLayers], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Megatron-LM's arguments for a plan's stages and settings, without recomputation."""
+    mtp = sum(stage.mtp for stage in stages)
+    return {
+        "--num-layers": sum(len(stage.layers) for stage in stages),
         **({"--mtp-num-layers": mtp} if mtp else {}),
         "--pipeline-model-parallel-size": plan.devices,
         "--pipeline-model-parallel-layout": layout(stages),
         **settings,
-        **recompute,
     }
-    return Made({"megatron-arguments.sh": _script(arguments)}, plan, losses)
 
 
 def _script(arguments: Mapping[str, Any]) -> str:

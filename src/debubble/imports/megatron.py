@@ -18,12 +18,15 @@ from debubble.models import Model
 from debubble.targets.frameworks import MEGATRON_MODULES
 from debubble.targets.target import sparse_layers
 
-_TARGET = "megatron"
 
-
-@importer(_TARGET, settings=read_arguments, file="megatron-arguments.sh")
+@importer("megatron", settings=read_arguments, file="megatron-arguments.sh")
 def megatron(settings: Settings, path: Path, given: Given) -> Job:
     """Degrees, stages, order and recomputation of Megatron-LM's arguments, and the model if they describe it."""
+    return job_of(settings, path, given, target="megatron")
+
+
+def job_of(settings: Settings, path: Path, given: Given, *, target: str) -> Job:
+    """The job of Megatron-LM's arguments in a framework that takes them."""
     arguments = Arguments(settings, path)
     pipeline = given.pipeline or arguments.number("--pipeline-model-parallel-size", 1)
     tensor = arguments.number("--tensor-model-parallel-size", 1)
@@ -57,13 +60,13 @@ def megatron(settings: Settings, path: Path, given: Given) -> Job:
     )
     strategies = _strategies(arguments, model, layers)
     return Job(
-        target=_TARGET,
+        target=target,
         model=model,
         options=options,
         pipeline=pipeline,
         micro_batches=micro_batches,
         layers=layers,
-        order="interleaved" if len(layers) > pipeline else "1f1b",
+        order=_order(arguments, chunks=len(layers) // pipeline),
         strategies=strategies,
         mtp_stage=mtp_stage,
         unread=tuple(_unread(arguments, options)),
@@ -213,8 +216,22 @@ def _dtype(arguments: Arguments) -> str:
     return "fp8" if arguments.text("--fp8-format") is not None else next(iter(names), "fp32")
 
 
+def _order(arguments: Arguments, *, chunks: int) -> str:
+    """Megatron's own order, or that of Primus's pipeline."""
+    named = {"zero-bubble": "zb-h1", "1f1b": "1f1b", "1f1b-interleaved": "interleaved" if chunks > 1 else "1f1b"}
+    algorithm = arguments.text("--pp-algorithm") if "--patch-primus-pipeline" in arguments else None
+    if algorithm is None:
+        return "interleaved" if chunks > 1 else "1f1b"
+    if algorithm not in named:
+        raise InputError(f"The order '{algorithm}' of Primus is not known here; there are: {', '.join(named)}.")
+    return named[algorithm]
+
+
 def _strategies(arguments: Arguments, model: Model, layers: tuple[int, ...]) -> Mapping[int, tuple[str, str]]:
     """What every layer recomputes."""
+    numbers = arguments.words("--recompute-layer-ids")
+    if numbers:
+        return {int(number): ("full", "full") for number in numbers}
     granularity = arguments.text("--recompute-granularity")
     if "--recompute-activations" in arguments:
         granularity = "selective"

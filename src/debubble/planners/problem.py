@@ -9,11 +9,20 @@ from typing import TYPE_CHECKING, Literal
 
 from debubble.costs import StepTail
 from debubble.costs.units import Partition, Units
-from debubble.ir import CandidateSummary, DebubbleError, InfeasibleError, InputError, Number, Schedule, StageCosts
+from debubble.ir import (
+    CandidateSummary,
+    DebubbleError,
+    InfeasibleError,
+    InputError,
+    Number,
+    Placement,
+    Schedule,
+    StageCosts,
+)
 from debubble.search.effort import Effort
 from debubble.simulator import Price, Timeline
 from debubble.targets.levers import Levers
-from debubble.targets.orders import OwnOrders
+from debubble.targets.orders import GivenOrders, OwnOrders, placement_kind
 from debubble.targets.target import targets
 
 if TYPE_CHECKING:
@@ -109,10 +118,14 @@ class Problem:
         """The only levers that a plan may use; None: all of them."""
         return None if self.target is None else targets[self.target].levers
 
-    def allows(self, schedule: str) -> bool:
-        """Tell whether the levers leave a schedule of the library to choose, by its name."""
-        orders = None if self.levers is None else self.levers.orders
-        return not isinstance(orders, OwnOrders) or schedule in orders.names
+    def allows(self, schedule: str, placement: Placement | None = None) -> bool:
+        """Tell whether the levers leave a schedule of that name to choose, on stages that lie so."""
+        match None if self.levers is None else self.levers.orders:
+            case OwnOrders(names):
+                return schedule in names
+            case GivenOrders(placements) if placements is not None and placement is not None:
+                return placement_kind(placement) in placements
+        return True
 
     def swapping(self, swap: Swap) -> Problem:
         """The problem whose activations may go there, and nowhere else.

@@ -23,7 +23,7 @@ from debubble.targets.limits import (
 )
 from debubble.targets.orders import GivenOrders, OwnOrders
 from debubble.targets.recomputation import NOTHING, WHOLE, Alike, Choice, EachLayer, Way, same
-from debubble.targets.target import Target, targets
+from debubble.targets.target import Rule, Target, targets
 
 LOOPS = frozenset({"linear", "looped", "v_shape"})
 
@@ -59,14 +59,17 @@ MEGATRON_MODULES = _selective()
 """Setting -> what it recomputes; the modules are joined by `+`."""
 
 
-def _eight_bits_divided(options: RunOptions, model: Model) -> str | None:
-    if options.optimizer != "adamw-8bit" or options.zero:
-        return None
-    others = " or ".join(name for name in MOMENTS if name != "adamw-8bit")
-    return (
-        "Megatron-LM has no optimizer 'adamw-8bit' that debubble can write; plan again with --zero 1, or with"
-        f" --optimizer {others}."
-    )
+def _eight_bits_divided(title: str) -> Rule:
+    def rule(options: RunOptions, model: Model) -> str | None:
+        if options.optimizer != "adamw-8bit" or options.zero:
+            return None
+        others = " or ".join(name for name in MOMENTS if name != "adamw-8bit")
+        return (
+            f"{title} has no optimizer 'adamw-8bit' that debubble can write; plan again with --zero 1, or with"
+            f" --optimizer {others}."
+        )
+
+    return rule
 
 
 def _torch_levers(title: str, placements: frozenset[str] | None, recomputation: EachLayer | Alike) -> Levers:
@@ -127,7 +130,7 @@ _add(
         title="Megatron-LM",
         zero=1,
         rules=(
-            _eight_bits_divided,
+            _eight_bits_divided("Megatron-LM"),
             fused_attention(("bf16", "fp16", "fp8"), title="Megatron-LM"),
             text_alone(title="Megatron-LM"),
         ),
@@ -135,6 +138,23 @@ _add(
             title="Megatron-LM",
             orders=OwnOrders(("1f1b", "interleaved")),
             recomputation=Alike(MEGATRON_MODULES, block=True),
+        ),
+    )
+)
+_add(
+    Target(
+        name="primus",
+        title="AMD Primus",
+        zero=1,
+        rules=(
+            _eight_bits_divided("AMD Primus"),
+            fused_attention(("bf16", "fp16", "fp8"), title="AMD Primus"),
+            text_alone(title="AMD Primus"),
+        ),
+        levers=Levers(
+            title="AMD Primus",
+            orders=OwnOrders(("1f1b", "interleaved", "zb-h1")),
+            recomputation=EachLayer(WHOLE),
         ),
     )
 )

@@ -133,19 +133,16 @@ def _orders(problem: Problem) -> list[Order]:
     orders = [
         Order(name, _placement_of(name, p, chunks), to_limit)
         for name, entry in schedules.items()
-        if problem.allows(name)
         for chunks in problem.chunk_choices
         if "chunks" in entry.options or entry.default_chunks == chunks
         for to_limit in ((False, True) if "memory_limit" in entry.options else (False,))
     ]
-    if not problem.allows(LIST):
-        return orders
     looped = [Placement.looped(p, chunks) for chunks in problem.chunk_choices]
     # Fixed stages are costs of a placement that the caller has in mind, which is looped if anything.
     vees = [Placement.v_shape(p, v) for v in problem.chunk_choices if isinstance(problem.workload, ModelUnits)]
     limits = (False, True) if problem.memory_limit is not None else (False,)
     listed = [Order(LIST, place, to_limit) for place in dict.fromkeys((*looped, *vees)) for to_limit in limits]
-    return [*listed, *orders]
+    return [order for order in (*listed, *orders) if problem.allows(order.schedule, order.placement)]
 
 
 @cache

@@ -1,0 +1,83 @@
+"""Megatron-Bridge: the same settings as a Python function that changes a recipe's ConfigContainer.
+
+Bridge has Megatron-LM's names without dashes, spread over the parts of its configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pprint import pformat
+from typing import Any
+
+_PARTS = {
+    "train": ("--micro-batch-size", "--global-batch-size"),
+    "ddp": ("--use-distributed-optimizer",),
+    "optimizer": (
+        "--optimizer", "--sgd-momentum", "--use-precision-aware-optimizer", "--exp-avg-dtype", "--exp-avg-sq-dtype",
+        "--use-distributed-optimizer",
+    ),
+}  # fmt: skip
+"""Part of the configuration -> the arguments that it has; all others are the model's."""
+_PRECISION = {"--bf16": "bf16_mixed", "--fp16": "fp16_mixed"}
+_FP8 = "bf16_with_fp8_delayed_scaling_mixed"
+_ELSEWHERE = ("--num-layers", "--fp8-format", "--attention-backend", *_PRECISION)
+
+_RECIPE = '''\
+"""A plan of debubble for Megatron-Bridge: `apply` changes a recipe's configuration."""
+
+PRECISION = {precision}
+MODEL = {model}
+TRAIN = {train}
+DDP = {ddp}
+OPTIMIZER = {optimizer}
+
+
+def apply(cfg):
+    """The configuration with the plan; its model stays the recipe's."""
+    for name in ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"):
+        setattr(cfg.model, name, None)
+    for name in ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"):
+        setattr(cfg.model, name, False)
+    for part, settings in ((cfg.model, MODEL), (cfg.train, TRAIN), (cfg.ddp, DDP), (cfg.optimizer, OPTIMIZER)):
+        for name, value in settings.items():
+            setattr(part, name, value)
+    if "seq_length" in MODEL:
+        length = "seq_length" if hasattr(cfg.dataset, "seq_length") else "sequence_length"
+        setattr(cfg.dataset, length, MODEL["seq_length"])
+    if PRECISION is not None:
+        cfg.mixed_precision = PRECISION
+    return cfg
+'''
+
+
+def recipe(arguments: Mapping[str, Any], *, chunks: int) -> str:
+    """The recipe's override for Megatron-LM's arguments.
+
+    Args:
+        arguments: Name -> value; True for an argument that has none.
+        chunks: Stages per device.
+    """
+    precision = next((name for flag, name in _PRECISION.items() if flag in arguments), None)
+    parts = {
+        part: {_name(flag): arguments[flag] for flag in flags if flag in arguments} for part, flags in _PARTS.items()
+    }
+    elsewhere = {flag for flags in _PARTS.values() for flag in flags} | set(_ELSEWHERE)
+    model = {_name(flag): _plain(value) for flag, value in arguments.items() if flag not in elsewhere}
+    model["virtual_pipeline_model_parallel_size"] = chunks if chunks > 1 else None
+    for name in ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"):
+        model.setdefault(name, None)
+    return _RECIPE.format(
+        precision=repr(_FP8 if "--fp8-format" in arguments else precision),
+        model=pformat(model, width=110, sort_dicts=False),
+        train=pformat(parts["train"], width=110),
+        ddp=pformat(parts["ddp"], width=110),
+        optimizer=pformat(parts["optimizer"], width=110),
+    )
+
+
+def _name(flag: str) -> str:
+    return flag[2:].replace("-", "_")
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,77 @@
+"""Megatron-Bridge and Primus: Megatron-LM's settings in their own forms."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import yaml
+
+import debubble as db
+from debubble.exports import exports
+from debubble.ir import Plan
+from tests.exports.hand_plans import MIXTRAL, full, interleaved, priced
+
+
+def changed(plan: Plan) -> Any:
+    """A Bridge recipe's configuration that the written function has changed."""
+    scope: dict[str, Any] = {}
+    exec(exports["megatron"](plan).files["megatron_bridge.py"], scope)
+    parts = {name: SimpleNamespace() for name in ("model", "train", "ddp", "optimizer")}
+    cfg = SimpleNamespace(**parts, dataset=SimpleNamespace(sequence_length=1), mixed_precision=None)
+    return scope["apply"](cfg)
+
+
+def test_a_bridge_recipe_gets_the_plan_in_its_parts() -> None:
+    cfg = changed(priced(full(0, 2), data=2, tensor=2, zero=1))
+
+    assert cfg.model.pipeline_model_parallel_layout == "Et*2|t*2L"
+    assert cfg.model.virtual_pipeline_model_parallel_size is None
+    assert (cfg.model.tensor_model_parallel_size, cfg.model.sequence_parallel) == (2, True)
+    assert (cfg.model.recompute_granularity, cfg.model.recompute_method, cfg.model.recompute_num_layers) == (
+        "full",
+        "block",
+        1,
+    )
+    assert (cfg.train.micro_batch_size, cfg.train.global_batch_size) == (1, 16)
+    assert cfg.ddp.use_distributed_optimizer
+    assert cfg.optimizer.optimizer == "adam"
+    assert (cfg.dataset.sequence_length, cfg.mixed_precision) == (2048, "bf16_mixed")
+
+
+def test_what_a_bridge_recipe_had_for_its_stages_and_recomputation_is_taken_back() -> None:
+    cfg = changed(priced())
+
+    assert cfg.model.num_layers_in_first_pipeline_stage is None
+    assert cfg.model.account_for_loss_in_pipeline_split is False
+    assert cfg.model.recompute_modules is None
+
+
+def test_modules_and_virtual_stages_reach_a_bridge_recipe() -> None:
+    sparse = changed(priced(lambda layer: ("none", "norm+mlp"), config=MIXTRAL))
+
+    assert sparse.model.recompute_modules == ["layernorm", "moe"]
+    assert changed(interleaved([1, 1, 1, 1])).model.virtual_pipeline_model_parallel_size == 2
+
+
+def overrides(plan: Plan) -> dict[str, Any]:
+    config = yaml.safe_load(exports["primus"](plan).files["plan.yaml"])
+    found: dict[str, Any] = config["modules"]["pre_trainer"]["overrides"]
+    return found
+
+
+def test_primus_recomputes_the_very_layers_of_the_plan() -> None:
+    made = exports["primus"](priced(full(0, 3)))
+
+    assert made.losses == ()
+    written = overrides(priced(full(0, 3)))
+    assert written["recompute_layer_ids"] == [0, 3]
+    assert (written["recompute_granularity"], written["recompute_method"]) == ("full", None)
+    assert written["pipeline_model_parallel_layout"] == "Et*2|t*2L"
+
+
+def test_primus_runs_zb_h1_by_its_own_pipeline() -> None:
+    written = overrides(priced(schedule=db.schedules["zb-h1"](devices=2, micro_batches=8)))
+
+    assert (written["patch_primus_pipeline"], written["pp_algorithm"]) == (True, "zero-bubble")
+    assert "patch_primus_pipeline" not in overrides(priced())
