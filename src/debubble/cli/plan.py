@@ -315,6 +315,7 @@ def _print(plan: Plan, *, json: bool, details: bool, tokens: float | None, neare
             "makespan": timeline.makespan,
             "span": timeline.span,
             "lower_bound": plan.lower_bound,
+            "bound_argument": plan.bound_argument,
             "gap": max(0.0, float((step_time - plan.lower_bound) / step_time)),
             "peak_memory": list(timeline.peak_memory),
             "partition": [[asdict(unit) for unit in stage] for stage in plan.partition],

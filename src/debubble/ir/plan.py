@@ -146,6 +146,8 @@ class Plan:
     costs: StageCosts
     lower_bound: Number
     """No plan's step for the same input takes less."""
+    bound_argument: str | None = None
+    """What that bound counts, in words; None: nothing is known of it."""
     solve_seconds: float = 0.0
     partition: tuple[tuple[PlannedUnit, ...], ...]
     """Per stage, its units; a stage that was given by its costs alone is one unit of type `stage`."""

@@ -45,6 +45,7 @@ class PlanFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     costs: dict[str, Any]
     partition: list[list[PlannedUnit]]
     lower_bound: Annotated[float, msgspec.Meta(ge=0)]
+    bound_argument: str | None = None
     solve_seconds: float = 0.0
     candidates: list[CandidateSummary] = []
     model: dict[str, Any] | None = None
@@ -103,6 +104,7 @@ def encode(plan: Plan) -> PlanFile:
         ),
         costs=plan.costs.to_dict(),
         lower_bound=float(plan.lower_bound),
+        bound_argument=plan.bound_argument,
         solve_seconds=plan.solve_seconds,
         partition=[list(units) for units in plan.partition],
         candidates=list(plan.candidates),
@@ -141,6 +143,7 @@ def decode(file: PlanFile) -> Plan:
         schedule=schedule,
         costs=costs,
         lower_bound=file.lower_bound,
+        bound_argument=file.bound_argument,
         solve_seconds=file.solve_seconds,
         partition=tuple(map(tuple, file.partition)),
         candidates=tuple(file.candidates),

@@ -2,10 +2,68 @@
 
 from __future__ import annotations
 
+import weakref
+from dataclasses import dataclass
+
 from debubble.costs import Units
 from debubble.errors import readable
 from debubble.ir import InfeasibleError, Number, StageCosts
 from debubble.planners.problem import FixedStages, ModelUnits, Problem
+from debubble.planners.relaxations import Pieces, granular_bound, pieces_of_stages, pieces_of_units, ramps_bound
+
+WORK = "work and the path of one micro-batch"
+GRANULAR = "the work of the busiest device where units are dealt whole and states fit"
+RAMPS = "work, and what memory and links let start before the first backward and end after the last forward"
+
+OF_ORDERS = "every order of these stages, by a search of bounds"
+"""The argument of a bound that a planner of given stages found itself."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A time that no plan's pipeline beats, and the argument that says so, in words."""
+
+    time: Number
+    argument: str
+
+
+def proven_bound(problem: Problem) -> Bound:
+    """The best of the bounds that hold for every plan.
+
+    Args:
+        problem: The problem; its bound is worked out once.
+    """
+    known = _proven.get(id(problem))
+    if known is None or known[0]() is not problem:
+        known = _proven[id(problem)] = weakref.ref(problem), _best_bound(problem)
+    return known[1]
+
+
+_proven: dict[int, tuple[weakref.ref[Problem], Bound]] = {}
+"""Bounds by the identity of their problems, which have no hash."""
+
+
+def _best_bound(problem: Problem) -> Bound:
+    best = Bound(lower_bound(problem), WORK)
+    pieces = _pieces(problem)
+    if isinstance(problem.workload, ModelUnits):
+        best = max(best, Bound(granular_bound(pieces), GRANULAR), key=lambda bound: bound.time)
+    # Both ramps are counted in one time for all devices, and for micro-batches that are alike.
+    if problem.objective == "makespan" and problem.entries.micro_batch_scale is None:
+        best = max(best, Bound(ramps_bound(pieces), RAMPS), key=lambda bound: bound.time)
+    return best
+
+
+def _pieces(problem: Problem) -> Pieces:
+    scales = problem.entries.micro_batch_scale
+    count = problem.micro_batches if scales is None else float(sum(scales))
+    match problem.workload:
+        case FixedStages(costs):
+            rooms = [limit - float(costs.static_of(d)) for d, limit in enumerate(problem.limits)]
+            return pieces_of_stages(costs, rooms=rooms, micro_batches=count)
+        case ModelUnits(units):
+            rooms = [limit - float(units.static) for limit in problem.limits]
+            return pieces_of_units(units, rooms=rooms, micro_batches=count)
 
 
 def lower_bound(problem: Problem) -> Number:

@@ -178,6 +178,7 @@ def _plan_of(result: Result, problem: Problem, options: RunOptions) -> Plan:
         schedule=result.solution.schedule,
         costs=result.solution.costs,
         lower_bound=result.lower_bound,
+        bound_argument=result.bound_argument,
         solve_seconds=result.solve_seconds,
         partition=_planned(problem, result.solution),
         candidates=result.solution.candidates or (result.summary,),

@@ -102,10 +102,10 @@ class Problem:
                     f"The costs are for {self.workload.costs.stages} stages, but {self.devices} devices"
                     f" with {self.chunks or 1} chunks each have {stages}."
                 )
-        self._entries.check_for(devices=self.devices, micro_batches=self.micro_batches)
+        self.entries.check_for(devices=self.devices, micro_batches=self.micro_batches)
 
     @property
-    def _entries(self) -> StageCosts | Units:
+    def entries(self) -> StageCosts | Units:
         """The costs or units, which share the entries that hold for all stages."""
         match self.workload:
             case FixedStages(costs):
@@ -165,7 +165,7 @@ class Problem:
     @property
     def memory_limit(self) -> tuple[Number, ...] | None:
         """Bytes per device, or one entry for all devices; None: no limit."""
-        return self._entries.memory_limit
+        return self.entries.memory_limit
 
     @property
     def limits(self) -> list[float]:
@@ -178,7 +178,7 @@ class Problem:
     @property
     def equally_long(self) -> bool:
         """True if all micro-batches cost the same."""
-        return self._entries.micro_batch_scale is None
+        return self.entries.micro_batch_scale is None
 
     @property
     def chunk_choices(self) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from debubble.costs.host_memory import check_host_memory
 from debubble.ir import CandidateSummary, InputError, Number
-from debubble.planners.bounds import check_states, lower_bound
+from debubble.planners.bounds import OF_ORDERS, check_states, proven_bound
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.planners.restriction import as_run
 from debubble.registry import Registry
@@ -31,6 +31,7 @@ class Result:
         timeline: The simulated step.
         lower_bound: Time that no plan's step for the same problem beats.
         pipeline_bound: A lower bound on the pipeline's part of it.
+        bound_argument: What these bounds count, in words.
         solve_seconds: Seconds on the clock that the planner took.
         time: Time of the whole step: makespan or span, as the problem says, and gradients and optimizer after it.
         runs_in: Names of the targets that run it as it is, if it is a model's.
@@ -41,6 +42,7 @@ class Result:
     timeline: Timeline
     lower_bound: Number
     pipeline_bound: Number
+    bound_argument: str
     solve_seconds: float
     time: Number
     runs_in: tuple[str, ...] = ()
@@ -131,7 +133,8 @@ def verified(name: str, problem: Problem, solution: Solution, solve_seconds: flo
     timeline = simulate(solution.schedule, solution.costs)
     if isinstance(problem.workload, ModelUnits) and solution.partition is not None:
         check_host_memory(problem.workload.units, solution.partition, timeline)
-    bound = max(solution.lower_bound, lower_bound(problem))
+    proven = proven_bound(problem)
+    bound = max(solution.lower_bound, proven.time)
     return Result(
         planner=name,
         solution=solution,
@@ -140,6 +143,7 @@ def verified(name: str, problem: Problem, solution: Solution, solve_seconds: flo
         runs_in=_runs_in(problem, solution),
         lower_bound=problem.step_bound(bound),
         pipeline_bound=bound,
+        bound_argument=proven.argument if proven.time == bound else OF_ORDERS,
         solve_seconds=solve_seconds,
     )
 

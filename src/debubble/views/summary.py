@@ -173,7 +173,8 @@ def bound_words(plan: Plan, scene: Scene) -> str:
     gap = max(0.0, float((scene.step_time - plan.lower_bound) / scene.step_time))
     which = "No plan with these degrees" if plan.degree_search is not None else "No plan"
     bound = time_words(plan.lower_bound, seconds=scene.seconds)
-    return f"{which} takes less than {bound}: the gap is {100 * gap:.1f}%."
+    counted = "" if plan.bound_argument is None else f"  The bound counts {plan.bound_argument}."
+    return f"{which} takes less than {bound}: the gap is {100 * gap:.1f}%.{counted}"
 
 
 def pace_words(why: Explanation) -> str:

@@ -1,0 +1,186 @@
+"""No plan beats the bounds: held against everything that small problems can be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import debubble as db
+from debubble.costs import Strategy, Unit, Units
+from debubble.costs.units import HostStates
+from debubble.ir import DebubbleError, InfeasibleError
+from debubble.planners import planners
+from debubble.planners.bounds import GRANULAR, RAMPS, WORK, lower_bound, proven_bound
+from debubble.planners.problem import FixedStages, ModelUnits, Problem
+from debubble.planners.relaxations import Piece, Pieces, granular_bound, ramps_bound
+
+
+@st.composite
+def pieces(draw: st.DrawFn) -> Pieces:
+    """Few pieces of few kinds, on two or three devices."""
+    kinds = draw(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 4)), min_size=1, max_size=3))
+    chosen = draw(st.lists(st.sampled_from(kinds), min_size=3, max_size=7))
+    return Pieces(
+        pieces=tuple(Piece(work, 0, 0, states, states, 0, 0, ((1, 0),)) for work, states in chosen),
+        rooms=tuple(draw(st.lists(st.integers(4, 16), min_size=2, max_size=3))),
+        micro_batches=draw(st.integers(1, 3)),
+        communication=0,
+        bytes_per_second=0,
+    )
+
+
+@given(pieces())
+@settings(max_examples=300, deadline=None)
+def test_the_granular_bound_is_the_best_of_all_ways_to_deal_units(a: Pieces) -> None:
+    devices = range(len(a.rooms))
+    best = float("inf")
+    for dealt in product(devices, repeat=len(a.pieces)):
+        work, states = [0.0] * len(devices), [0.0] * len(devices)
+        for device, piece in zip(dealt, a.pieces, strict=True):
+            work[device] += piece.work
+            states[device] += piece.hosted
+        if all(held <= room for held, room in zip(states, a.rooms, strict=True)):
+            best = min(best, max(work))
+    assert granular_bound(a) == pytest.approx(a.micro_batches * best, rel=1e-8)
+
+
+def uniform(**changes: object) -> Piece:
+    piece = Piece(1, 1, 1, 0, 0, 0, 1, ((2, 0), (1, 1)))
+    return replace(piece, **changes)  # type: ignore[arg-type]
+
+
+def test_with_room_for_everything_the_ramps_cost_no_more_than_the_arrival_of_the_first_forward() -> None:
+    a = Pieces((uniform(),) * 4, (100, 100), micro_batches=8, communication=0, bytes_per_second=0)
+    # Device 1 begins a unit's forward later, at least.
+    assert ramps_bound(a) == pytest.approx(4 * 8 * 3 / 2 + 0.5)
+
+
+def test_memory_that_lets_few_forwards_in_is_idle_time_or_recomputation() -> None:
+    a = Pieces((uniform(strategies=((2, 0),)),) * 4, (4, 4), micro_batches=8, communication=0, bytes_per_second=0)
+    # Only four activations are there at a time: four of the 8 forwards, and 4 x 2 of the 2 x 5 operations that fit into
+    # the last stretch.
+    assert ramps_bound(a) == pytest.approx((4 * 8 * 3 + (8 - 4) + (10 - 8)) / 2)
+    assert ramps_bound(replace(a, bytes_per_second=10.0)) < ramps_bound(a)
+
+
+def random_stages(data: st.DataObject, stages: int) -> db.StageCosts:
+    each = st.lists(st.integers(1, 4), min_size=stages, max_size=stages)
+    return db.StageCosts.of(
+        stages=stages,
+        forward=data.draw(each),
+        backward_input=data.draw(each),
+        backward_weight=data.draw(each),
+        recompute=data.draw(each),
+        activation=4,
+        activation_after_input=2,
+        activation_recomputed=1,
+        communication=data.draw(st.integers(0, 2)),
+        offload=data.draw(st.sampled_from([None, 2, 5])),
+        memory_limit=data.draw(st.sampled_from([4, 6, 8, 13])),
+    )
+
+
+@given(st.data())
+@settings(max_examples=12, deadline=None)
+def test_no_schedule_of_given_stages_beats_the_bound(data: st.DataObject) -> None:
+    check_stages(data)
+
+
+@pytest.mark.slow
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_no_schedule_of_many_given_stages_beats_the_bound(data: st.DataObject) -> None:
+    check_stages(data)
+
+
+def check_stages(data: st.DataObject) -> None:
+    """The search of orders, which proves the optimum of problems as small as these, is never below the bound."""
+    chunks = data.draw(st.integers(1, 2))
+    costs = random_stages(data, 2 * chunks)
+    problem = Problem(
+        workload=FixedStages(costs), devices=2, chunks=chunks, micro_batches=data.draw(st.integers(1, 4)), effort=0.3
+    )
+    try:
+        found = planners["optpipe"](problem)
+    except InfeasibleError:
+        return
+    assert found.time >= proven_bound(problem).time
+
+
+def units_of(data: st.DataObject) -> Units:
+    host = data.draw(
+        st.sampled_from([None, HostStates(static=1, gradients=1, parameters=1, step=data.draw(st.integers(1, 6)))])
+    )
+    units = tuple(
+        Unit(
+            type="layer", layer=None, forward=data.draw(st.integers(1, 4)), backward_input=data.draw(st.integers(1, 4)),
+            backward_weight=data.draw(st.integers(1, 4)), static=3, on_host=host,
+            strategies={"none": Strategy(4), "full": Strategy(1, data.draw(st.integers(1, 3)))},
+        )
+        for _ in range(data.draw(st.integers(4, 7)))
+    )  # fmt: skip
+    return Units(
+        units=units,
+        communication=data.draw(st.integers(0, 1)),
+        offload_bandwidth=data.draw(st.sampled_from([1, 2, 4])),
+        link_groups=data.draw(st.sampled_from([(), ((0, 1),)])),
+        memory_limit=(data.draw(st.integers(10, 30)),),
+    )
+
+
+@given(st.data())
+@settings(max_examples=15, deadline=None)
+def test_no_plan_of_a_model_beats_the_bound(data: st.DataObject) -> None:
+    check_units(data)
+
+
+@pytest.mark.slow
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_no_plan_of_many_models_beats_the_bound(data: st.DataObject) -> None:
+    check_units(data)
+
+
+def check_units(data: st.DataObject) -> None:
+    problem = Problem(
+        workload=ModelUnits(units_of(data)), devices=2, micro_batches=data.draw(st.integers(1, 6)), effort=0.2
+    )
+    for name in ("joint", "chronos", "adapipe"):
+        try:
+            found = planners[name](problem)
+        except DebubbleError:
+            continue
+        assert found.time >= proven_bound(problem).time
+
+
+def test_the_bound_says_what_it_counts() -> None:
+    units = tuple(
+        Unit(
+            type="layer", layer=None, forward=1, backward_input=1, backward_weight=1, static=1,
+            strategies={"none": Strategy(4)},
+        )
+        for _ in range(3)
+    )  # fmt: skip
+    even = Problem(workload=ModelUnits(Units(units=units)), devices=3, micro_batches=9)
+    assert proven_bound(even).argument == WORK
+    odd = replace(even, devices=2)
+    assert proven_bound(odd).argument == GRANULAR
+    assert float(proven_bound(odd).time) == pytest.approx(54)
+    stages = db.StageCosts.of(stages=4, memory_limit=1, recompute=8)
+    tight = Problem(workload=FixedStages(stages), devices=4, micro_batches=8)
+    assert proven_bound(tight).argument == RAMPS
+    assert proven_bound(tight).time > lower_bound(tight)
+
+
+def test_the_ramps_do_not_see_the_order_between_them() -> None:
+    costs = db.StageCosts.of(
+        stages=2, forward=2, backward_input=2, backward_weight=2, recompute=9, activation=1, memory_limit=1
+    )
+    problem = Problem(workload=FixedStages(costs), devices=2, micro_batches=4, effort=1)
+    best = planners["optpipe"](problem)
+    assert (best.time, best.lower_bound) == (40, 40)
+    assert float(proven_bound(problem).time) == pytest.approx(27.1, abs=0.05)
