@@ -8,6 +8,7 @@ import torch
 import debubble as db
 from debubble.ir import InputError
 from debubble.runtime.batch import read_batch
+from tests.support.generic_cases import GENERIC
 from tests.support.runtime_cases import (
     GEMMA2,
     GPT2_UNTIED,
@@ -151,6 +152,25 @@ def test_micro_batches_may_differ_in_rows_and_length() -> None:
     batches = [tokens_of(LLAMA, rows=2 - j % 2, length=5 + j, seed=j) for j in range(4)]
     plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), LLAMA)
     assert_same_gradients(plan, LLAMA, batches)
+
+
+def test_micro_batches_may_differ_for_transformers_modules() -> None:
+    pytest.importorskip("transformers")
+    from tests.support.hf_reference import exactly, hf_model
+
+    config = GENERIC["olmo2"]
+    model, batches = hf_model(config), [tokens_of(config, rows=2 - j % 2, length=5 + j, seed=j) for j in range(4)]
+    with exactly(), torch.no_grad():
+        losses = [
+            torch.nn.functional.cross_entropy(
+                model(b[:, :-1]).logits.flatten(0, 1), b[:, 1:].flatten(), reduction="sum"
+            )
+            for b in batches
+        ]
+    expected = float(sum(losses)) / sum(b[:, 1:].numel() for b in batches)
+    plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), config)
+    for loss in run_threads(plan, lambda pipeline: float(pipeline.step(batches)), model=model):
+        assert loss == pytest.approx(expected, rel=1e-6)  # its own rotary tables are in fp32
 
 
 def test_routers_whose_loss_counts_pads_take_no_padding() -> None:

@@ -5,11 +5,24 @@ from typing import Any
 import pytest
 import torch
 
+import debubble as db
 from debubble.ir import InputError, PlannedUnit
 from debubble.models import ModelConfig
 from debubble.runtime.models.build import ReferenceModel, build_unit
 from debubble.runtime.models.units import MicroBatch
-from tests.support.runtime_cases import GPT2, LLAMA, LLAMA3_ROPE, MISTRAL, QWEN2, QWEN3
+from tests.support.runtime_cases import (
+    FAMILIES,
+    GPT2,
+    LLAMA,
+    LLAMA3_ROPE,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    plan_of,
+    reference_gradients,
+    run_threads,
+    tokens_of,
+)
 
 transformers = pytest.importorskip("transformers")
 
@@ -78,3 +91,25 @@ def test_a_unit_that_is_no_part_of_the_model_is_refused() -> None:
         build_unit(LLAMA, PlannedUnit("mlp", 9))
     with pytest.raises(InputError, match="cannot build a unit of type 'dense'"):
         build_unit(LLAMA, PlannedUnit("dense", 0))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
+def test_autocast_changes_units_in_a_pipeline_as_it_does_in_one_process(family: str) -> None:
+    config = FAMILIES[family]
+    batch = tokens_of(config, rows=4)
+
+    def one(pipeline: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = pipeline.step(batch)
+        return loss, {name: p.grad for name, p in pipeline.named_parameters()}
+
+    plan = plan_of(db.schedules["zb-h1"](devices=2, micro_batches=4), config, dtype="fp32")
+    answers = run_threads(plan, one)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected_loss, expected = reference_gradients(config, batch, micro_batches=4, dtype=torch.float32)
+    torch.testing.assert_close(answers[0][0], expected_loss.float(), rtol=1e-6, atol=0)
+    for _, gradients in answers:
+        for name, gradient in gradients.items():
+            assert gradient.dtype == torch.float32
+            if name != "lm_head.weight":  # a tied table goes by the embedding's name
+                assert (gradient - expected[name]).norm() <= 1e-2 * expected[name].norm(), name

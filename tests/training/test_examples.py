@@ -10,12 +10,21 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_example_of_a_loop_of_ones_own_learns_under_torchrun(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    ended = subprocess.run(
-        [*launcher, str(ROOT / "examples/own_loop.py")], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+@pytest.mark.parametrize(
+    ("example", "needs", "launcher"),
+    [
+        ("own_loop.py", "torch", TORCHRUN),
+        pytest.param("accelerate_loop.py", "accelerate", TORCHRUN, marks=pytest.mark.slow),
+        pytest.param("lightning_loop.py", "lightning_fabric", [], marks=pytest.mark.slow),
+    ],
+)
+def test_the_example_of_a_loop_learns(example: str, needs: str, launcher: list[str], tmp_path: Path) -> None:
+    pytest.importorskip(needs)
+    command = [sys.executable, *launcher, str(ROOT / "examples" / example)]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     losses = [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", ended.stdout)]
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert len(losses) == 10
