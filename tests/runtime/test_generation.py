@@ -7,6 +7,7 @@ import torch
 
 import debubble as db
 from debubble.ir import InputError
+from tests.support.generic_cases import GENERIC
 from tests.support.hf_reference import exactly, hf_model
 from tests.support.runtime_cases import GPT2, LLAMA, MIXTRAL, plan_of, run_threads, tokens_of
 
@@ -21,6 +22,7 @@ BALANCED = {**MIXTRAL, "output_router_logits": True}
         (LLAMA, "1f1b", {"tensor": 2}),
         ({**GPT2, "resid_pdrop": 0.3}, "interleaved", {}),
         (BALANCED, "1f1b", {}),
+        (GENERIC["olmo2"], "1f1b", {}),
     ],
 )
 def test_the_likeliest_tokens_are_those_of_transformers(config: Any, name: str, options: Any) -> None:
