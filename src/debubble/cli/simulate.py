@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,7 +59,7 @@ def simulate(
     Degrees that are not given are 1 (ZeRO 0, the pipeline all other devices).
     """
     from debubble import simulate as simulated
-    from debubble.planners.remarks import model_remarks, timeline_remarks
+    from debubble.planners.remarks import timeline_remarks
     from debubble.schedules import schedules
     from debubble.views.scene import Scene
 
@@ -74,24 +74,17 @@ def simulate(
             plan = replace(plan, costs=plan.costs.with_limit(o.abstract_limit(memory_limit)))
         scene = replace(Scene.predicted(plan), title=plan.schedule.name)
     elif source is not None and schedule is not None:
-        from debubble.costs import step_tail
         from debubble.models import named_model
-        from debubble.planners.fixed_configuration import fixed_configuration
+        from debubble.views.simulated import configuration_scene
 
         if costs is not None:
             raise InputError("Give either MODEL or --costs, not both.")
         if devices is not None:
             raise InputError("--devices is for --costs; give a MODEL's devices with --cluster and --pipeline.")
-        model, cluster, options = named_model(source), run.require_cluster(), run.run_options
-        chosen, stage_costs = fixed_configuration(
-            model, cluster, schedule=schedule, micro_batches=micro_batches, pipeline=run.pipeline, chunks=chunks,
-            recompute=recompute, memory_limit=memory_limit, schedule_options=_given(option), **asdict(options),
-        )  # fmt: skip
-        timeline = simulated(chosen, stage_costs)
-        scene = Scene.of(
-            timeline, title=chosen.name, seconds=True, post_validation=run.post_validation,
-            tail=step_tail(model, cluster, options, pipeline=run.pipeline, schedule=chosen),
-            remarks=model_remarks(timeline, options, model=model, cluster=cluster),
+        scene = configuration_scene(
+            named_model(source), run.require_cluster(), run.run_options, schedule=schedule, micro_batches=micro_batches,
+            pipeline=run.pipeline, chunks=chunks, recompute=recompute, memory_limit=memory_limit,
+            schedule_options=_given(option),
         )  # fmt: skip
     else:
         run.refuse_given()

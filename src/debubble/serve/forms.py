@@ -1,0 +1,82 @@
+"""What the workbench's forms say, as calls of `debubble plan` and as simulations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from debubble.costs import Cluster
+from debubble.ir import InputError, RunOptions
+from debubble.models import named_model
+from debubble.views import Scene
+from debubble.views.simulated import configuration_scene
+
+MOST_TRIED = 20_000
+"""Operations of a simulation that is drawn at once: larger ones would not follow a slider."""
+
+
+class SearchForm(msgspec.Struct, forbid_unknown_fields=True):
+    """The fields of the form that starts a search; an empty text is a field that was not filled in."""
+
+    model: str
+    cluster: str
+    planner: str = "auto"
+    global_batch: int | None = None
+    micro_batches: int | None = None
+    sequence_length: int = 4096
+    pipeline: int | None = None
+    tensor: int | None = None
+    data: int | None = None
+    memory_limit: str = ""
+    effort: float = 5.0
+
+    @property
+    def arguments(self) -> list[str]:
+        """The arguments of `debubble plan`; every value is joined to its option, so that none can be taken for one."""
+        if not (self.model and self.cluster):
+            raise InputError("Choose a model and a cluster.")
+        given = {name.replace("_", "-"): getattr(self, name) for name in self.__struct_fields__ if name != "model"}
+        options = [f"--{name}={value}" for name, value in given.items() if value is not None and value != ""]
+        return ["plan", *options, "--", self.model]
+
+
+class TrialForm(msgspec.Struct, forbid_unknown_fields=True):
+    """The fields of the form that simulates one schedule."""
+
+    model: str
+    cluster: str
+    schedule: str = "1f1b"
+    micro_batches: int = 8
+    sequence_length: int = 4096
+    tensor: int = 1
+    data: int = 1
+    recompute: str = ""
+    memory_limit: str = ""
+
+    def scene(self) -> Scene:
+        """Simulate it.  Raises a DebubbleError with a sentence if it does not fit or makes no sense."""
+        cluster = Cluster.parse(self.cluster)
+        if cluster.count * self.micro_batches > MOST_TRIED:
+            raise InputError(f"{cluster.count} devices and {self.micro_batches} micro-batches are too many to follow.")
+        run = RunOptions(sequence_length=self.sequence_length, tensor=self.tensor, data=self.data)
+        return configuration_scene(
+            named_model(self.model), cluster, run, schedule=self.schedule, micro_batches=self.micro_batches,
+            recompute=self.recompute or None, memory_limit=self.memory_limit or None,
+        )  # fmt: skip
+
+
+def read_form(content: bytes, form: type[Any]) -> Any:
+    """Read a form's JSON; numbers may be texts, and empty texts are fields that were not filled in.
+
+    Raises:
+        InputError: If a field is wrong.
+    """
+    try:
+        fields = msgspec.json.decode(content)
+        if not isinstance(fields, Mapping):
+            raise InputError("A form is one JSON object.")
+        return msgspec.convert({k: v for k, v in fields.items() if v != ""}, form, strict=False)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise InputError(f"The form is wrong: {error}.") from error

@@ -1,0 +1,114 @@
+"""Searches of the workbench: each is a process of `debubble plan` in a folder of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from debubble.ir import InputError, Plan
+from debubble.processes import PYTHON
+
+State = Literal["running", "done", "failed"]
+
+AT_ONCE = 2
+"""Searches that may run at the same time: each of them uses all cores."""
+
+
+@dataclass
+class Search:
+    """One process, with what it has said so far."""
+
+    number: int
+    folder: Path
+    process: subprocess.Popen[str]
+    lines: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._reader = threading.Thread(target=self._follow, daemon=True)
+        self._reader.start()
+
+    def _follow(self) -> None:
+        """Keep its lines until it ends."""
+        assert self.process.stderr is not None
+        with self.process.stderr as lines:
+            for line in lines:
+                self.lines.append(line.rstrip())
+
+    @property
+    def state(self) -> State:
+        """How it is."""
+        code = self.process.poll()
+        return "running" if code is None else "done" if code == 0 else "failed"
+
+    @property
+    def error(self) -> str | None:
+        """The sentence that it ended with, if it failed."""
+        if self.state != "failed":
+            return None
+        self._reader.join()
+        said = [line.partition(": ")[2] for line in self.lines if line.startswith(("debubble: ", "Error: "))]
+        return said[-1] if said else "The search ended without an answer."
+
+    @property
+    def plan(self) -> Plan:
+        """What it found.  Raises InputError if it has not found it yet."""
+        if self.state != "done":
+            raise InputError("This search has no plan.")
+        return Plan.load(self.folder / "plan.json")
+
+    def stop(self) -> None:
+        """End it as Ctrl-C does: a search of degrees keeps the best so far."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGINT)
+
+    def end(self) -> None:
+        """End it at once."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self._reader.join()
+
+
+class Searches:
+    """All searches of one workbench; they end with it."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="debubble-serve-")
+        self._all: list[Search] = []
+        self._lock = threading.Lock()
+
+    def start(self, arguments: Sequence[str]) -> Search:
+        """Start `debubble` with these arguments.  Raises InputError if too many run already."""
+        with self._lock:
+            if sum(search.state == "running" for search in self._all) >= AT_ONCE:
+                raise InputError(f"{AT_ONCE} searches run already: wait, or stop one.")
+            number = len(self._all)
+            folder = Path(self._folder.name) / str(number)
+            folder.mkdir()
+            command = [*PYTHON, "-m", "debubble", arguments[0], "--output=plan.json", *arguments[1:]]
+            process = subprocess.Popen(
+                command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                text=True, start_new_session=True,
+            )  # fmt: skip
+            search = Search(number, folder, process)
+            self._all.append(search)
+        return search
+
+    def __getitem__(self, number: int) -> Search:
+        """Return a search.  Raises InputError if there is none of that number."""
+        if not 0 <= number < len(self._all):
+            raise InputError(f"There is no search {number}.")
+        return self._all[number]
+
+    def close(self) -> None:
+        """End all of them and remove their files."""
+        for search in self._all:
+            search.end()
+        self._folder.cleanup()

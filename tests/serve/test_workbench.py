@@ -1,0 +1,201 @@
+"""The workbench, end to end over HTTP: what it answers, what it refuses, and what a search gives."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+import pytest
+
+from debubble.ir import InputError
+from debubble.processes import PYTHON
+from debubble.serve import Workbench
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+TINY = {"model": "llama-tiny", "cluster": "2xA100-80GB", "micro_batches": "4", "sequence_length": "128"}
+
+
+@pytest.fixture
+def workbench() -> Iterator[Workbench]:
+    with Workbench() as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+class Client:
+    """A browser's requests."""
+
+    def __init__(self, address: str) -> None:
+        url = urlsplit(address)
+        self.place = url.netloc
+        self.token = parse_qs(url.query)["token"][0]
+
+    def ask(
+        self,
+        path: str,
+        *,
+        form: Any = None,
+        content: bytes | None = None,
+        headers: dict[str, str] | None = None,
+        **query: Any,
+    ) -> tuple[int, bytes]:
+        body = content if form is None else json.dumps(form).encode()
+        method = "GET" if body is None else "POST"
+        parameters = urlencode({"token": self.token, **query})
+        with closing(HTTPConnection(self.place, timeout=60)) as connection:
+            connection.request(method, f"/{path}?{parameters}", body, {"Host": self.place, **(headers or {})})
+            response = connection.getresponse()
+            return response.status, response.read()
+
+    def found(self, form: dict[str, str]) -> int:
+        """Start a search and wait for its end; returns its number."""
+        status, answer = self.ask("search", form=form)
+        assert status == 200, answer
+        number: int = json.loads(answer)["number"]
+        while json.loads(self.ask("search", number=number)[1])["state"] == "running":
+            time.sleep(0.05)
+        return number
+
+
+@pytest.fixture
+def client(workbench: Workbench) -> Client:
+    return Client(workbench.address)
+
+
+def test_it_listens_on_this_machine_alone(workbench: Workbench) -> None:
+    assert workbench.server_address[0] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("headers", "query"),
+    [
+        ({}, {"token": "wrong"}),
+        ({"Host": "evil.example"}, {}),
+        ({"Origin": "https://evil.example"}, {}),
+    ],
+)
+def test_strangers_are_refused(client: Client, headers: dict[str, str], query: dict[str, Any]) -> None:
+    assert client.ask("", headers=headers, **query)[0] == 403
+    assert client.ask("search", form=TINY, headers=headers, **query)[0] == 403
+
+
+def test_the_page_has_forms_with_all_names(client: Client) -> None:
+    status, page = client.ask("")
+
+    assert status == 200
+    for name in ("llama2-13b", "8xA100-80GB", "portfolio", "zb-h1", "megatron"):
+        assert name in page.decode()
+
+
+def test_a_search_gives_report_plan_and_export(client: Client) -> None:
+    number = client.found({**TINY, "planner": "dapple"})
+
+    assert json.loads(client.ask("search", number=number)[1])["state"] == "done"
+    assert b"Does it fit?" in client.ask("report", number=number)[1]
+    assert json.loads(client.ask("plan", number=number)[1])["planner"] == "dapple"
+    assert b"Side by side" in client.ask("compare", number=number, other=number)[1]
+    with zipfile.ZipFile(io.BytesIO(client.ask("export", number=number, to="torch")[1])) as archive:
+        assert "torch/schedule.csv" in archive.namelist()
+        assert "torch/what-is-lost.txt" in archive.namelist()
+
+
+def test_a_search_that_fails_says_why_in_a_sentence(client: Client) -> None:
+    number = client.found({**TINY, "model": "llama9"})
+
+    state = json.loads(client.ask("search", number=number)[1])
+    assert state["state"] == "failed"
+    assert "llama9" in state["error"]
+    assert client.ask("report", number=number)[0] == 422
+
+
+def test_the_page_answers_while_a_search_runs_and_a_search_can_be_stopped(client: Client) -> None:
+    _, answer = client.ask("search", form={**TINY, "planner": "auto", "effort": "60"})
+    number = json.loads(answer)["number"]
+
+    assert client.ask("")[0] == 200
+    assert json.loads(client.ask("search", number=number)[1])["state"] == "running"
+    client.ask("stop", form={}, number=number)
+    while json.loads(client.ask("search", number=number)[1])["state"] == "running":
+        time.sleep(0.05)
+
+
+def test_a_trial_is_simulated_at_once(client: Client) -> None:
+    form = {"model": "llama-tiny", "cluster": "2xA100-80GB", "schedule": "1f1b", "sequence_length": "128"}
+    few, many = (json.loads(client.ask("trial", form={**form, "micro_batches": m})[1]) for m in (2, 16))
+
+    assert float(few["figures"]["bubble"].rstrip("%")) > float(many["figures"]["bubble"].rstrip("%"))
+    assert "<canvas" in few["page"]
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "sentence"),
+    [
+        ("trial", b'{"model": "llama-tiny", "cluster": "2xA100-80GB", "micro_batches": "many"}', "The form is wrong"),
+        ("trial", b'{"model": "llama2-70b", "cluster": "2xA100-80GB"}', "GiB"),
+        ("trial", b'{"model": "llama-tiny", "cluster": "2xA100-80GB", "micro_batches": 99999}', "too many to follow"),
+        ("search", b"[1]", "A form is one JSON object"),
+        ("search", b"{", "The form is wrong"),
+        ("search", b'{"model": "", "cluster": "2xA100-80GB"}', "The form is wrong"),
+    ],
+)
+def test_bad_input_is_a_sentence(client: Client, path: str, content: bytes, sentence: str) -> None:
+    status, answer = client.ask(path, content=content)
+
+    assert status == 422
+    assert sentence in json.loads(answer)["error"]
+
+
+def test_a_value_is_never_taken_for_an_option(client: Client) -> None:
+    number = client.found({**TINY, "planner": "dapple", "model": "--help"})
+
+    assert "--help" in json.loads(client.ask("search", number=number)[1])["error"]
+
+
+def test_what_is_not_there_is_said(client: Client) -> None:
+    assert client.ask("nothing")[0] == 404
+    assert client.ask("report", number=7)[0] == 422
+    assert client.ask("report")[0] == 422
+
+
+def test_a_port_that_is_taken_is_refused_with_a_sentence(workbench: Workbench) -> None:
+    with pytest.raises(InputError, match=r"Nothing can listen on 127\.0\.0\.1"):
+        Workbench(port=workbench.server_address[1])
+
+
+def test_the_command_prints_its_address_and_ends_its_searches_when_it_is_asked_to_end() -> None:
+    command = [*PYTHON, "-m", "debubble", "serve", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        address = json.loads("".join(process.stdout.readline() for _ in range(3)))["address"]
+        client = Client(address)
+        status, _ = client.ask("search", form={**TINY, "planner": "auto", "effort": "60"})
+        process.terminate()
+        _, said = process.communicate(timeout=60)
+
+    assert status == 200
+    assert said == "The workbench is closed.\n"
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_a_browser_runs_the_workbench(workbench: Workbench, tmp_path: Path) -> None:
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom"]
+    command = [str(CHROMIUM), *options, workbench.address]
+    drawn = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+
+    # Its script writes what the sliders say: 16 micro-batches, 90% of 80 GB.
+    assert "<output>16</output>" in drawn
+    assert "<output>72.0GiB</output>" in drawn
