@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from debubble.cli import main
+from debubble.ir import Plan
 
 
 @pytest.fixture
@@ -254,3 +256,23 @@ def test_plan_records_its_call_and_writes_the_report(run: Any, tmp_path: Path) -
     assert f"The report is in {page}." in log.replace("\n", "")
     assert json.loads(plan.read_text())["origin"]["command"] == f"debubble {' '.join(call)} --html {page}"
     assert f"debubble {' '.join(call)} --html {page}" in page.read_text()
+
+
+def test_robust_plans_say_how_they_degrade(run: Any, tmp_path: Path) -> None:
+    file, made = tmp_path / "costs.json", tmp_path / "plan.json"
+    file.write_text(json.dumps({"stages": 2, "forward": 1, "communication": 0.5}))
+    call = ["plan", "--costs", str(file), "--devices", "2", "--micro-batches", "4", "--planner", "dapple", "--robust"]
+    answer = json.loads(run(*call, "--json")[1])
+    judged = answer["robustness"]
+    assert judged == answer["candidates"][0]["robustness"]
+    assert judged["worst"] > judged["expected"] > answer["step_time"] == 17
+    assert "one device 10% slower" in " ".join(run(*call, "-o", str(made))[1].split())
+    saved = Plan.load(made).robustness
+    assert saved is not None
+    assert asdict(saved) == judged
+
+
+def test_a_robust_plan_of_open_degrees_is_refused(run: Any) -> None:
+    code, _, error = run("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--global-batch", "32", "--robust")
+    assert code == 2
+    assert "leave out the global batch" in " ".join(error.split())

@@ -101,6 +101,14 @@ def plan(
     swap: Annotated[
         str, typer.Option(metavar="host/peer/none", help="Where activations may go (peer: --planner obscura or bpipe).")
     ] = "host",
+    robust: Annotated[
+        bool,
+        typer.Option(
+            "--robust",
+            help="Choose by the mean step under noise, a slow device and slow links, and say how plans degrade.",
+            rich_help_panel=o.QUESTION,
+        ),
+    ] = False,
     search: o.SearchLimits,
     tokens: Annotated[
         float | None,
@@ -145,7 +153,7 @@ def plan(
             shape, where = named_model(model), run.require_cluster()
             plan_for = partial(
                 plan_model, shape, where, global_batch=global_batch, micro_batches=micro_batches, planner=planner,
-                chunks=chunks, memory_limit=memory_limit, profile=profile, swap=_swap(swap),
+                chunks=chunks, memory_limit=memory_limit, profile=profile, swap=_swap(swap), robust=robust,
                 progress=SearchProgress(status), **asdict(search), **run.degrees, **run.settings,
             )  # fmt: skip
             try:
@@ -167,6 +175,7 @@ def plan(
                 micro_batches=32 if micro_batches is None else micro_batches, chunks=chunks,
                 objective="span" if run.post_validation else "makespan", **asdict(search),
             ).swapping(_swap(swap))  # fmt: skip
+            problem = replace(problem, robust=robust)
             with listening(SearchProgress(status, seconds=False)):
                 result = solve(problem, planner=planner, options=RunOptions(post_validation=run.post_validation))
     if result.degree_search is not None and result.degree_search.interrupted:
@@ -324,6 +333,7 @@ def _print(plan: Plan, *, json: bool, details: bool, tokens: float | None, neare
             "cut_off": list(plan.cut_off),
             "target": plan.target,
             "runs_in": list(plan_runs_in(plan)),
+            **({} if plan.robustness is None else {"robustness": asdict(plan.robustness)}),
             "candidates": [asdict(candidate) for candidate in plan.candidates],
             "remarks": list(scene.remarks),
             **explained,

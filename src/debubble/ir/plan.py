@@ -78,6 +78,27 @@ Status = Literal["found", "cut off", "rejected"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Robustness:
+    """What a plan's whole step takes when times are not as predicted, in the costs' unit of time.
+
+    Attributes:
+        draws: Disturbed steps that were simulated.
+        expected: The mean under all disturbances together.
+        worst: What 95% of these steps do not exceed.
+        jitter: The mean if only the operations' times scatter.
+        straggler: The mean if only one device is slow.
+        links: The mean if only messages, reductions and copies are slow.
+    """
+
+    draws: int
+    expected: float
+    worst: float
+    jitter: float
+    straggler: float
+    links: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class CandidateSummary:
     """One planner's answer, or why it has none."""
 
@@ -97,6 +118,8 @@ class CandidateSummary:
     """The planner's own account of its search."""
     runs_in: tuple[str, ...] = ()
     """Names of the targets that run its answer as it is, if it is a model's."""
+    robustness: Robustness | None = None
+    """Its step under disturbances, if plans were judged by them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +190,12 @@ class Plan:
     """The call that made it; None if that was no command."""
     target: str | None = None
     """The framework for which it was made, by the name of its target; None: for none in particular."""
+
+    @property
+    def robustness(self) -> Robustness | None:
+        """The step under disturbances, if the plan was chosen by it: of all candidates it has the least."""
+        judged = [c.robustness for c in self.candidates if c.robustness is not None]
+        return min(judged, key=lambda judgement: judgement.expected, default=None)
 
     @property
     def devices(self) -> int:

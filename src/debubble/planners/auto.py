@@ -47,7 +47,7 @@ def fastest_of(problem: Problem, names: Sequence[str]) -> Solution:
     results = [answer for answer in answers.values() if isinstance(answer, Result)]
     if not results:
         raise closest([answer for answer in answers.values() if isinstance(answer, DebubbleError)])
-    best = min(results, key=lambda result: result.time)
+    best = min(results, key=lambda result: result.score)
     return Solution(
         schedule=best.solution.schedule,
         costs=best.solution.costs,
@@ -56,7 +56,7 @@ def fastest_of(problem: Problem, names: Sequence[str]) -> Solution:
         candidates=tuple(
             sorted(
                 (_summary(name, answer) for name, answer in answers.items()),
-                key=lambda c: (c.step_time is None, c.step_time),
+                key=lambda c: (c.step_time is None, c.robustness.expected if c.robustness else c.step_time),
             )
         ),
     )
@@ -70,7 +70,7 @@ def _ask_all(problem: Problem, names: Sequence[str]) -> Mapping[str, Result | De
     def take(name: str, ask: Callable[[], Result]) -> None:
         answers[name] = _answer(ask)
         results = [answer for answer in answers.values() if isinstance(answer, Result)]
-        best = min(results, key=lambda result: result.time, default=None)
+        best = min(results, key=lambda result: result.score, default=None)
         tell(
             Progress(
                 stage="Planning", done=len(answers), total=len(others), counted="planners",

@@ -37,6 +37,7 @@ def plan(
     profile: Path | Mapping[str, Any] | None = None,
     target: str | None = None,
     swap: Swap = "host",
+    robust: bool = False,
     progress: Listener | None = None,
     **options: Any,
 ) -> Plan:
@@ -64,6 +65,8 @@ def plan(
         target: Name of the framework that is to run the plan: only what it can run is searched (see `targets`).
         swap: Where activations may go: `host`, `peer` (the paired device; the planners obscura and bpipe) or `none`;
             not with `global_batch`.
+        robust: Compare plans by their mean step under disturbances (noise, a slow device, slow links), not by the
+            predicted one; not with `global_batch`.
         progress: Called after every choice of degrees that was looked at, and every planner that answered.
         options: Those of RunOptions, such as `sequence_length=4096`.
 
@@ -77,6 +80,8 @@ def plan(
             raise InputError("A profile is of one choice of degrees: give it without a global batch.")
         if swap != "host":
             raise InputError("Where activations go can be chosen for given degrees alone: leave out the global batch.")
+        if robust:
+            raise InputError("Robust plans are of given degrees: leave out the global batch, and give micro-batches.")
         fixed = {"pipeline": pipeline, "chunks": chunks, "micro_batches": micro_batches, **options}
         job = Job(
             model=model, cluster=cluster, global_batch=global_batch, options=RunOptions(**options),
@@ -94,7 +99,7 @@ def plan(
     )  # fmt: skip
     if swap != "host" and target is not None:
         raise InputError("Where activations go follows from the target; leave out the swap or the target.")
-    problem = problem.swapping(swap)
+    problem = replace(problem.swapping(swap), robust=robust)
     with listening(progress):
         result = planners[planner](problem)
     return replace(_of_model(result, problem, model, cluster, run, measured), profile=measured)

@@ -66,6 +66,7 @@ class Problem:
         target: The name of the framework whose levers the plan may use, and whose whole layers the units are; None:
             everything that debubble plans.
         peers: Whether activations leave for the paired device rather than for the host; not every planner can.
+        robust: Whether plans are compared by their mean step under disturbances (see `planners.robustness`).
 
     Raises:
         InputError: If the entries do not go together.
@@ -83,6 +84,7 @@ class Problem:
     tail: StepTail | None = None
     target: str | None = None
     peers: bool = False
+    robust: bool = False
 
     def __post_init__(self) -> None:
         if self.devices < 1:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from debubble.costs.host_memory import check_host_memory
-from debubble.ir import CandidateSummary, InputError, Number
+from debubble.ir import CandidateSummary, InputError, Number, Robustness
 from debubble.planners.bounds import OF_ORDERS, check_states, proven_bound
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.planners.restriction import as_run
@@ -35,6 +35,7 @@ class Result:
         solve_seconds: Seconds on the clock that the planner took.
         time: Time of the whole step: makespan or span, as the problem says, and gradients and optimizer after it.
         runs_in: Names of the targets that run it as it is, if it is a model's.
+        robustness: Its step under disturbances, if the problem asks for plans that stand them.
     """
 
     planner: str
@@ -46,6 +47,12 @@ class Result:
     solve_seconds: float
     time: Number
     runs_in: tuple[str, ...] = ()
+    robustness: Robustness | None = None
+
+    @property
+    def score(self) -> Number:
+        """What plans are compared by: the step, or its mean under disturbances where the problem asks for that."""
+        return self.time if self.robustness is None else self.robustness.expected
 
     @property
     def makespan(self) -> Number:
@@ -73,6 +80,7 @@ class Result:
             solve_seconds=self.solve_seconds,
             remark=self.solution.remark,
             runs_in=self.runs_in,
+            robustness=self.robustness,
         )
 
 
@@ -145,7 +153,22 @@ def verified(name: str, problem: Problem, solution: Solution, solve_seconds: flo
         pipeline_bound=bound,
         bound_argument=proven.argument if proven.time == bound else OF_ORDERS,
         solve_seconds=solve_seconds,
+        robustness=_robustness(problem, solution, timeline),
     )
+
+
+def _robustness(problem: Problem, solution: Solution, timeline: Timeline) -> Robustness | None:
+    if not problem.robust:
+        return None
+    if solution.candidates:
+        # It is one of them, and was chosen by this.
+        judged = [c.robustness for c in solution.candidates if c.robustness is not None]
+        return min(judged, key=lambda judgement: judgement.expected)
+    # The evaluator is compiled, which nobody needs who only lists planners.
+    from debubble.planners.robustness import robustness
+
+    tail = problem.step_time(timeline) - problem.time_of(timeline)
+    return robustness(timeline.program, objective=problem.objective, tail=tail, seed=problem.seed)
 
 
 def _runs_in(problem: Problem, solution: Solution) -> tuple[str, ...]:

@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from debubble.formatting import time_words
 from debubble.ir import Kind, Plan
 from debubble.planners.explanation import explanation
 from debubble.planners.nearest import NearestPlan, plan_runs_in
+from debubble.planners.robustness import JITTER, LINKS, STRAGGLER
 from debubble.planners.what_if import what_if_lines
 from debubble.targets.target import targets
 from debubble.views.memory_table import memory_words
@@ -41,7 +43,17 @@ def render(
     parts: list[RenderableType] = [
         Text(f"{plan.schedule.name}, planned by {plan.planner}{_for_target(plan)}", style="bold"),
         *([Text(_cut_off(plan), style="bold red")] if plan.cut_off else []),
-        Text("\n".join([headline(scene), *_of_a_model(plan, scene, tokens), bound_words(plan, scene), *advice])),
+        Text(
+            "\n".join(
+                [
+                    headline(scene),
+                    *_of_a_model(plan, scene, tokens),
+                    bound_words(plan, scene),
+                    *_judgement(plan, scene),
+                    *advice,
+                ]
+            )
+        ),
         *remark_lines(scene),
     ]
     if plan.degree_search is not None:
@@ -92,6 +104,26 @@ def _of_a_model(plan: Plan, scene: Scene, tokens: float | None) -> Iterator[str]
     yield why.binding
     if plan.target is None:
         yield f"Runs as it is in {', '.join(plan_runs_in(plan)) or 'no framework: see --for'}."
+
+
+def _judgement(plan: Plan, scene: Scene) -> Iterator[str]:
+    """The line on the step under disturbances, if the plan was chosen by it."""
+    judged, step = plan.robustness, float(scene.step_time)
+    if judged is None:
+        return
+    expected, worst = (time_words(time, seconds=scene.seconds) for time in (judged.expected, judged.worst))
+    shares = ", ".join(
+        f"{100 * (time / step - 1):+.1f}% by {cause}"
+        for cause, time in (
+            (f"{100 * JITTER:.0f}% noise", judged.jitter),
+            (f"one device {100 * STRAGGLER:.0f}% slower", judged.straggler),
+            (f"links up to {1 + LINKS:g} times as slow", judged.links),
+        )
+    )
+    yield (
+        f"Disturbed: {expected} on average ({100 * (judged.expected / step - 1):+.1f}%), above {worst} one time in"
+        f" twenty; {shares} ({judged.draws} draws)."
+    )
 
 
 def _for_target(plan: Plan) -> str:

@@ -33,18 +33,19 @@ class Rows:
 
 def folded_planner_rows(plan: Plan, *, seconds: bool) -> Rows:
     """The planners' answers, equal ones in one row, fastest first."""
-    planners: dict[tuple[str, str, str], list[str]] = {}
+    planners: dict[tuple[str, tuple[str, ...], str, str], list[str]] = {}
     for c in _answers(plan):
-        row = time_words(_step(c), seconds=seconds), c.schedule or "", ", ".join(c.runs_in)
+        judged = _judgement(plan, c, seconds=seconds)
+        row = time_words(_step(c), seconds=seconds), judged, c.schedule or "", ", ".join(c.runs_in)
         planners.setdefault(row, []).append(c.planner)
     rejected = [c.planner for c in plan.candidates if c.rejected]
     where = _runs_in(plan)
     return Rows(
         title="Planners",
-        columns=("step", "schedule", "planners", *where),
+        columns=("step", *_judged(plan), "schedule", "planners", *where),
         rows=[
-            (step, schedule, ", ".join(names), *[runs_in] * len(where))
-            for (step, schedule, runs_in), names in planners.items()
+            (step, *judged, schedule, ", ".join(names), *[runs_in] * len(where))
+            for (step, judged, schedule, runs_in), names in planners.items()
         ],
         texts=frozenset({"schedule", "planners", *where}),
         caption=f"These have no answer: {', '.join(rejected)}." if rejected else "",
@@ -60,12 +61,13 @@ def planner_rows(plan: Plan, *, seconds: bool) -> Rows:
 
     return Rows(
         title="Planners",
-        columns=("planner", "schedule", "step", "pipeline", "gap", "peak memory", *where),
+        columns=("planner", "schedule", "step", *_judged(plan), "pipeline", "gap", "peak memory", *where),
         rows=[
             (
                 c.planner,
                 c.schedule or "",
                 time_words(_step(c), seconds=seconds),
+                *_judgement(plan, c, seconds=seconds),
                 time_words(pipeline(c), seconds=seconds),
                 "" if c.gap is None else f"{100 * c.gap:.1f}%",
                 size_words(max(c.peak_memory)) if c.peak_memory else "",
@@ -74,6 +76,22 @@ def planner_rows(plan: Plan, *, seconds: bool) -> Rows:
             for c in _answers(plan)
         ],
         texts=frozenset({"planner", "schedule", *where}),
+    )
+
+
+def _judged(plan: Plan) -> tuple[str, ...]:
+    """The columns of a plan that was chosen by its step under disturbances."""
+    return () if plan.robustness is None else ("disturbed", "worst 5%")
+
+
+def _judgement(plan: Plan, candidate: CandidateSummary, *, seconds: bool) -> tuple[str, ...]:
+    """The entries of these columns."""
+    if plan.robustness is None:
+        return ()
+    if candidate.robustness is None:
+        return "", ""
+    return tuple(
+        time_words(time, seconds=seconds) for time in (candidate.robustness.expected, candidate.robustness.worst)
     )
 
 
@@ -100,7 +118,12 @@ def target_rows(plans: Sequence[NearestPlan], step_time: float) -> Rows:
 
 
 def _answers(plan: Plan) -> list[CandidateSummary]:
-    return sorted((c for c in plan.candidates if c.makespan is not None), key=_step)
+    """The candidates with an answer, in the order in which they were preferred."""
+
+    def score(candidate: CandidateSummary) -> float:
+        return _step(candidate) if candidate.robustness is None else candidate.robustness.expected
+
+    return sorted((c for c in plan.candidates if c.makespan is not None), key=score)
 
 
 def _step(candidate: CandidateSummary) -> float:
