@@ -160,9 +160,9 @@ def verified(name: str, problem: Problem, solution: Solution, solve_seconds: flo
 def _robustness(problem: Problem, solution: Solution, timeline: Timeline) -> Robustness | None:
     if not problem.robust:
         return None
-    if solution.candidates:
+    judged = [c.robustness for c in solution.candidates if c.robustness is not None]
+    if judged:
         # It is one of them, and was chosen by this.
-        judged = [c.robustness for c in solution.candidates if c.robustness is not None]
         return min(judged, key=lambda judgement: judgement.expected)
     # The evaluator is compiled, which nobody needs who only lists planners.
     from debubble.planners.robustness import robustness
