@@ -1,0 +1,26 @@
+"""A schedule of one's own: 1F1B that starts with one forward more on every device but the last.
+
+`python examples/own_schedule.py` compares it with 1F1B where messages take time.
+"""
+
+import debubble as db
+from debubble.schedules.registry import schedule
+
+
+@schedule("eager-1f1b", paper="an example", bubble="that of 1f1b or less", memory="p - s + 1 on stage s")
+def eager(*, devices: int, micro_batches: int, costs: db.StageCosts | None = None) -> db.Schedule:
+    """Per stage p - s forwards instead of p - s - 1, then one backward and one forward in turn."""
+    orders = []
+    for s in range(devices):
+        ahead = min(devices - s if s < devices - 1 else 0, micro_batches)
+        order = [f"{s}F{j}" for j in range(ahead)]
+        for j in range(micro_batches):
+            order += [f"{s}F{ahead + j}"] * (ahead + j < micro_batches) + [f"{s}B{j}"]
+        orders.append(order)
+    return db.Schedule.of("eager-1f1b", db.Placement.linear(devices), micro_batches, orders)
+
+
+costs = db.StageCosts.of(stages=4, forward=1, backward_input=1, backward_weight=1, activation=1, communication=0.5)
+for name in ("1f1b", "eager-1f1b"):
+    timeline = db.simulate(db.schedules[name](devices=4, micro_batches=8, costs=costs), costs)
+    print(f"{name}: {timeline.makespan} per step, memory {timeline.peak_memory}")
