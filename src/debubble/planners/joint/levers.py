@@ -237,14 +237,17 @@ class Levers:
 
 
 def step_on_host(schedule: Schedule, stages: Collection[int]) -> Schedule:
-    """Step these stages on the host: P before everything, in the order of use, D and S behind the last W."""
+    """Step these stages on the host: P before everything, in the order of use, D and S behind the last backward."""
+    if not stages:
+        return schedule
     orders = []
     for held, order in zip(schedule.placement.stages_of, schedule.orders, strict=True):
+        last = {op.stage: at for at, op in enumerate(order) if op.stage in stages and op.kind in (Kind.B, Kind.W)}
         woven = [Op(Kind.P, stage, 0) for stage in held if stage in stages]
-        for op in order:
+        for at, op in enumerate(order):
             woven.append(op)
-            if op.stage in stages and op.kind is Kind.W and op.micro_batch == schedule.micro_batches - 1:
-                woven += [Op(kind, op.stage, op.micro_batch) for kind in (Kind.D, Kind.S)]
+            if last.get(op.stage) == at:
+                woven += [Op(kind, op.stage, schedule.micro_batches - 1) for kind in (Kind.D, Kind.S)]
         orders.append(tuple(woven))
     return replace(schedule, orders=tuple(orders))
 

@@ -12,7 +12,7 @@ from debubble.costs.units import Units
 from debubble.ir import DebubbleError, InfeasibleError, Kind, Number, Placement, Schedule
 from debubble.planners.joint.annealing import Walk
 from debubble.planners.joint.levers import Levers, step_on_host
-from debubble.planners.problem import Problem, Solution
+from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.search.bounds import lower_bound
 from debubble.search.effort import SIMULATION, Effort
 from debubble.search.problem import Incumbent, OrderProblem
@@ -28,6 +28,9 @@ ORDERED = 2
 """Plans whose order is searched with the effort that is left."""
 CORES = 2
 """Walks side by side: the reference machine has so many cores."""
+GOING_ON = 0.2
+"""The part of the effort with which the orders of the fastest answers are searched, whoever gave them."""
+REMARK = "the order of the fastest answer, searched further"
 
 
 def search(problem: Problem, units: Units) -> Solution:
@@ -49,9 +52,9 @@ def search(problem: Problem, units: Units) -> Solution:
     for count, share, warm, cold in ROUNDS:
         walks = sorted(walks, key=lambda walk: walk.least)[:count]
         _side_by_side([partial(walk.run, warm=warm, cold=cold) for walk in walks], effort, share * problem.effort)
-    found = _simulated(problem, units, walks, effort)[:ORDERED]
+    found = _simulated(problem, walks, effort)[:ORDERED]
     improved: list[tuple[Number, Solution]] = []
-    searches = [partial(_improve_order, problem, units, value, solution, improved) for value, solution in found]
+    searches = [partial(_improve_order, problem, value, solution, improved) for value, solution in found]
     _side_by_side(searches, effort, effort.left)
     _, best = min([*found, *improved], key=lambda entry: entry[0])
     return replace(best, cut_off=effort.cut_off)
@@ -83,7 +86,7 @@ def _placements(problem: Problem, units: Units) -> list[Placement]:
     return placements
 
 
-def _simulated(problem: Problem, units: Units, walks: Sequence[Walk], effort: Effort) -> list[tuple[Number, Solution]]:
+def _simulated(problem: Problem, walks: Sequence[Walk], effort: Effort) -> list[tuple[Number, Solution]]:
     """The walks' best plans that fit, by the time of their step, the fastest first."""
     solutions: list[tuple[Number, Solution]] = []
     reason: DebubbleError | None = None
@@ -91,7 +94,7 @@ def _simulated(problem: Problem, units: Units, walks: Sequence[Walk], effort: Ef
         solution = walk.levers.solution(walk.best)
         effort.spend(SIMULATION * walk.levers.placement.stages * problem.micro_batches)
         try:
-            solutions.append((_step_time(problem, units, solution), solution))
+            solutions.append((_step_time(problem, solution), solution))
         except DebubbleError as error:
             reason = error
     if not solutions:
@@ -103,38 +106,63 @@ def _simulated(problem: Problem, units: Units, walks: Sequence[Walk], effort: Ef
     return sorted(solutions, key=lambda entry: entry[0])
 
 
-def _step_time(problem: Problem, units: Units, solution: Solution) -> Number:
+def _step_time(problem: Problem, solution: Solution) -> Number:
     """The time of the step; raises a DebubbleError if the solution does not fit."""
     timeline = simulate(solution.schedule, solution.costs)
-    assert solution.partition is not None
-    check_host_memory(units, solution.partition, timeline)
+    if isinstance(problem.workload, ModelUnits) and solution.partition is not None:
+        check_host_memory(problem.workload.units, solution.partition, timeline)
     return problem.step_time(timeline)
 
 
+def go_on(problem: Problem, answers: Sequence[Solution]) -> Solution | None:
+    """Search the orders of the fastest answers with a part of the effort, whoever gave them.
+
+    Args:
+        problem: The problem.
+        answers: Answers that fit, the fastest first.
+
+    Returns:
+        The fastest plan that was found; None if it is no better than the first answer.
+    """
+    if problem.levers is not None or problem.effort <= 0:
+        # A target has orders of its own.
+        return None
+    effort = Effort.starting(GOING_ON * problem.effort, problem.deadline)
+    improved: list[tuple[Number, Solution]] = []
+    tasks = [
+        partial(_improve_order, problem, _step_time(problem, solution), solution, improved)
+        for solution in answers[:ORDERED]
+    ]
+    _side_by_side(tasks, effort, effort.left)
+    value, best = min(improved, key=lambda entry: entry[0], default=(None, None))
+    if value is None or best is None or value >= _step_time(problem, answers[0]):
+        return None
+    return replace(best, lower_bound=0, candidates=(), remark=REMARK, cut_off=effort.cut_off)
+
+
 def _improve_order(
-    problem: Problem,
-    units: Units,
-    value: Number,
-    solution: Solution,
-    improved: list[tuple[Number, Solution]],
-    effort: Effort,
+    problem: Problem, value: Number, solution: Solution, improved: list[tuple[Number, Solution]], effort: Effort
 ) -> None:
     """Search better orders of a solution, whose step takes `value`, and add the best if it is better."""
-    from debubble.search.annealing.search import improve
+    from debubble.search.annealing.search import improve, split_backwards
 
     hosted = solution.schedule.host_steps
     start = _without_host_steps(solution.schedule)
-    orders = OrderProblem.of(start, solution.costs, objective=problem.objective)
-    best = Incumbent(schedule=start, value=orders.value(start), bound=lower_bound(orders), source="start")
-    for better in improve(orders, best, effort=effort, seed=problem.seed):
-        best = better
-    better_solution = replace(solution, schedule=step_on_host(best.schedule, hosted))
     try:
-        better_value = _step_time(problem, units, better_solution)
+        orders = OrderProblem.of(start, solution.costs, objective=problem.objective)
+        best = Incumbent(schedule=start, value=orders.value(start), bound=lower_bound(orders), source="start")
+        split = split_backwards(start)
+        if split != start and (time := orders.value(split)) <= best.value:
+            best = replace(best, schedule=split, value=time)
+        for better in improve(orders, best, effort=effort, seed=problem.seed):
+            best = better
+        found = replace(solution, schedule=step_on_host(best.schedule, hosted))
+        time = _step_time(problem, found)
     except DebubbleError:
+        # The order search does not know gradient reduction, nor messages that block, nor peers.
         return
-    if better_value < value:
-        improved.append((better_value, better_solution))
+    if time < value:
+        improved.append((time, found))
 
 
 def _without_host_steps(schedule: Schedule) -> Schedule:
