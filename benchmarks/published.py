@@ -5,8 +5,8 @@
 
 `predicted` is the step of the published configuration with what the run's framework fuses, hides and recomputes,
 whether it fits or not.  `priced` is that configuration as `plan` prices it: Megatron-LM's defaults, and the least
-recomputation that fits; None: it does not fit.  `planned` is the step of the best plan for the same model, devices and
-batch.
+recomputation that fits; None: it does not fit.  `planned` is the step of the fastest quick plan of all degrees for the
+same model, devices and batch, from which `plan` searches on.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from published_runs import RUNS, PublishedRun
 from debubble.costs import StepTail, model_units
 from debubble.costs.units import Partition
 from debubble.ir import DebubbleError, Placement
-from debubble.planners.degrees import search_degrees
 from debubble.planners.degrees.estimate import quick_step
+from debubble.planners.degrees.search import quickest
 from debubble.planners.partitioning.balance import balanced_counts
 from debubble.planners.problem import ModelUnits, Problem
 from debubble.schedules import schedules
@@ -76,7 +76,7 @@ def priced(run: PublishedRun) -> float | None:
 
 def row(run: PublishedRun, *, effort: float) -> dict[str, Any]:
     """One run's figures."""
-    best = search_degrees(replace(run.job, effort=effort))
+    best = quickest(replace(run.job, effort=effort))
     summary = best.search.configurations[0]
     return {
         "name": run.name, "kind": run.kind, "cluster": run.cluster.to_dict()["devices"], "dtype": run.dtype,
@@ -121,8 +121,9 @@ def page(rows: list[dict[str, Any]]) -> str:
         "Seconds per step.  *Predicted* is the published configuration with what its framework fuses, hides and"
         " recomputes, whether it fits or not (where a source does not say what is recomputed, the least that fits).",
         "*Priced* is the same configuration as `plan` prices it: Megatron-LM's defaults, and the least recomputation"
-        " that fits in 90% of the memory (`-`: nothing fits).  *Planned* is the best plan that `plan --global-batch`"
-        " finds for the model, the devices and the batch, and the ratio is priced over planned.",
+        " that fits in 90% of the memory (`-`: nothing fits).  *Planned* is the fastest quick plan of all choices of"
+        " degrees for the model, the devices and the batch, which is where `plan --global-batch` begins; the ratio is"
+        " priced over planned.",
         "",
         "Not in the prediction: layers of DeepSeek-V3 recompute parts in these runs, and debubble prices them whole or"
         " not at all (none here); kernels that wait for the host, which weighs most where layers are small (gpt-oss)"

@@ -9,7 +9,7 @@ import typer
 
 from debubble.cli.app import app
 from debubble.cli.options import PlanFile
-from debubble.cli.output import Json, console, print_json
+from debubble.cli.output import Json, console, print_answer
 from debubble.cli.progress import told_after_a_while
 
 
@@ -26,6 +26,6 @@ def compare(
 
     result = comparison.compare(Plan.load(plan), Trace.load(trace))
     if json:
-        print_json(comparison.as_dict(result))
+        print_answer(**comparison.as_dict(result))
     else:
         console().print(comparison.render(result))

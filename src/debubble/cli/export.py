@@ -10,7 +10,7 @@ import typer
 from debubble.cli.app import app
 from debubble.cli.names import export_names
 from debubble.cli.options import PlanFile
-from debubble.cli.output import Json, console, print_json
+from debubble.cli.output import Json, console, print_answer
 from debubble.cli.progress import told_after_a_while
 
 
@@ -41,7 +41,7 @@ def export(
     for name, content in made.files.items():
         write_whole(folder / name, content.encode())
     if json:
-        print_json({"target": to, "files": [str(folder / name) for name in made.files], "losses": list(made.losses)})
+        print_answer(target=to, files=[str(folder / name) for name in made.files], losses=list(made.losses))
         return
     for name in made.files:
         console().print(f"Wrote {folder / name}.", soft_wrap=True)

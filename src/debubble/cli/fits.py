@@ -9,7 +9,7 @@ import typer
 
 from debubble.cli import options as o
 from debubble.cli.app import app
-from debubble.cli.output import Json, console, print_json
+from debubble.cli.output import Json, console, print_answer
 from debubble.cli.progress import told_after_a_while
 from debubble.ir import RunOptions
 
@@ -54,7 +54,7 @@ def fits(
             }
             for each in found
         ]
-        print_json({"schema": 2, "reserve": reserve, "footprints": rows})
+        print_answer(reserve=reserve, footprints=rows)
         return
     node = devices.slowest.devices_per_node
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from debubble.cli.app import app
-from debubble.cli.output import Json, console, print_json
+from debubble.cli.output import Json, console, print_answer
 
 
 @app.command(rich_help_panel="Lists")
@@ -16,7 +16,7 @@ def hardware(json: Json = False) -> None:
     from debubble.costs import hardware as registry
 
     if json:
-        print_json({"hardware": [asdict(device) for device in registry.values()]})
+        print_answer(hardware=[asdict(device) for device in registry.values()])
         return
     rates = Table(
         "device",

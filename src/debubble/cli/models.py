@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from debubble.cli.app import app
-from debubble.cli.output import Json, console, print_json
+from debubble.cli.output import Json, console, print_answer
 
 
 @app.command(rich_help_panel="Lists")
@@ -14,25 +14,23 @@ def models(json: Json = False) -> None:
     from debubble.models import models as registry
 
     if json:
-        print_json(
-            {
-                "models": [
-                    {
-                        "name": name,
-                        "family": m.family,
-                        "parameters": m.parameters,
-                        "active_parameters": m.active_parameters,
-                        "layers": m.layers,
-                        "hidden": m.hidden,
-                        "heads": m.heads,
-                        "kv_heads": m.kv_heads,
-                        "ffn": m.ffn,
-                        "vocab": m.vocab,
-                        "experts": 0 if m.experts is None else m.experts.count,
-                    }
-                    for name, m in registry.items()
-                ]
-            }
+        print_answer(
+            models=[
+                {
+                    "name": name,
+                    "family": m.family,
+                    "parameters": m.parameters,
+                    "active_parameters": m.active_parameters,
+                    "layers": m.layers,
+                    "hidden": m.hidden,
+                    "heads": m.heads,
+                    "kv_heads": m.kv_heads,
+                    "ffn": m.ffn,
+                    "vocab": m.vocab,
+                    "experts": 0 if m.experts is None else m.experts.count,
+                }
+                for name, m in registry.items()
+            ]
         )
         return
     columns = ("model", "size", "layers", "hidden", "heads", "kv", "ffn", "vocab", "experts")

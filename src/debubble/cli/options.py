@@ -79,7 +79,7 @@ class ModelRun(OptionGroup):
     tensor: Annotated[int | None, typer.Option(help="Tensor-parallel degree.")] = None
     data: Annotated[int | None, typer.Option(help="Data-parallel degree.")] = None
     context: Annotated[int | None, typer.Option(help="Context-parallel degree.")] = None
-    expert: Annotated[int | None, typer.Option(help="Expert-parallel degree, within the data-parallel ranks.")] = None
+    expert: Annotated[int | None, typer.Option(help="Ranks between which a layer's experts are divided.")] = None
     expert_tensor: Annotated[
         int | None, typer.Option(help="Ranks that divide each expert (default: the tensor-parallel degree).")
     ] = None

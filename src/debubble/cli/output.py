@@ -25,6 +25,15 @@ def log() -> Console:
     return Console(stderr=True, highlight=False)
 
 
+SCHEMA = 2
+"""Version of the keys of all answers: see `answers.py`."""
+
+
+def print_answer(**entries: Any) -> None:
+    """Print one JSON object with the version of its keys, and nothing else."""
+    print_json({"schema": SCHEMA, **entries})
+
+
 def print_json(value: Any) -> None:
     """Print one JSON object and nothing else."""
     json.dump(value, sys.stdout, indent=1, default=_plain)

@@ -15,23 +15,20 @@ from debubble.cli import options as o
 from debubble.cli.app import app
 from debubble.cli.names import model_names, planner_names
 from debubble.cli.origin import this_call
-from debubble.cli.output import Json, console, log, print_json
+from debubble.cli.output import Json, console, log, print_answer
 from debubble.cli.progress import SearchProgress
 from debubble.files import write_whole
 from debubble.ir import CutOffError, InfeasibleError, InputError, Plan, RunOptions, WhatIf
 
 if TYPE_CHECKING:
     from debubble.costs import Cluster
-    from debubble.ir.degrees import DegreeSearch
+    from debubble.ir.degrees import ConfigurationSummary, DegreeSearch
     from debubble.models import Model
     from debubble.planners import Problem
     from debubble.planners.degrees import Job
     from debubble.planners.explanation import Explanation
     from debubble.planners.nearest import NearestPlan
     from debubble.planners.problem import Swap
-
-SCHEMA = 2
-"""Version of the JSON object's keys: see `docs/degrees.md`."""
 
 
 @app.command(rich_help_panel="Plan")
@@ -126,6 +123,14 @@ def plan(
             "--why", help="Plan again without each lever, and with what might help.", rich_help_panel=o.OUTPUT
         ),
     ] = False,
+    pareto: Annotated[
+        bool,
+        typer.Option(
+            "--pareto",
+            help="Plan with less and less memory too: the front of time and memory.",
+            rich_help_panel=o.OUTPUT,
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Find the fastest plan that fits: schedule, partition, recomputation and offload together.
@@ -140,8 +145,9 @@ def plan(
     searches = planners[planner].searches
     _check_call(
         run, model=model, costs=costs, units=units, profile=profile, devices=devices, global_batch=global_batch,
-        tokens=tokens, why=why, target=target, all_targets=all_targets, swap=swap,
+        tokens=tokens, why=why, target=target, all_targets=all_targets, swap=swap, pareto=pareto,
     )  # fmt: skip
+    front: tuple[ConfigurationSummary, ...] = ()
     nearest: tuple[NearestPlan, ...] = ()
     doing = f"Searching; the effort is {search.effort:g} s of the reference machine ..." if searches else "Planning ..."
     with log().status(doing) as status:
@@ -165,6 +171,13 @@ def plan(
                 limited = where if memory_limit is None else where.with_limit(memory_limit)
                 job = _job(shape, limited, run, global_batch=global_batch, micro_batches=micro_batches, target=target)
                 raise nothing_fits(job, str(error)) from error
+            if pareto:
+                from debubble.planners.degrees import pareto_front
+
+                status.update("Planning with less memory ...")
+                limited = where if memory_limit is None else where.with_limit(memory_limit)
+                job = _job(shape, limited, run, global_batch=global_batch, micro_batches=micro_batches, target=target)
+                front = pareto_front(replace(job, effort=search.effort), _configuration(result))
             if all_targets:
                 from debubble.planners.nearest import nearest_plans
 
@@ -190,7 +203,7 @@ def plan(
 
         write_whole(html, views["html"]([Scene.predicted(result)]))
         log().print(f"The report is in {html}.")
-    _print(result, json=json, details=details, tokens=tokens, nearest=nearest)
+    _print(result, json=json, details=details, tokens=tokens, nearest=nearest, front=front)
 
 
 def _check_call(
@@ -207,6 +220,7 @@ def _check_call(
     target: str | None,
     all_targets: bool,
     swap: str,
+    pareto: bool,
 ) -> None:
     """Refuse options that do not go together, so that none is ignored; raises InputError."""
     if sum(given is not None for given in (model, costs, units)) != 1:
@@ -216,13 +230,15 @@ def _check_call(
     if model is None:
         for name, value in {
             "global_batch": global_batch, "profile": profile, "tokens": tokens, "for": target,
-            "targets": all_targets or None,
+            "targets": all_targets or None, "pareto": pareto or None,
         }.items():  # fmt: skip
             if value is not None:
                 o.refuse_without_model(name)
         run.refuse_given()
     elif devices is not None:
         raise InputError("--devices is for --costs and --units; give a MODEL's devices with --cluster and --pipeline.")
+    if pareto and (profile is not None or swap != "host"):
+        raise InputError("--pareto plans a MODEL on a --cluster, without --profile and --swap; leave it out here.")
     if why and (model is None or profile is not None or swap != "host"):
         raise InputError(
             "--why plans changes of a MODEL on a --cluster, without --profile and --swap; leave it out here."
@@ -288,6 +304,15 @@ def _abstract(
     return Problem(workload=workload, devices=devices, chunks=chunks, **entries)
 
 
+def _configuration(plan: Plan) -> ConfigurationSummary:
+    """A model's plan as one choice of degrees."""
+    from debubble.planners.explanation import Explanation
+    from debubble.views import Scene
+
+    scene = Scene.predicted(plan)
+    return Explanation(plan, scene.timeline, float(scene.step_time)).configuration
+
+
 def _what_ifs(plan: Plan, search: o.SearchLimits) -> tuple[WhatIf, ...]:
     from debubble.planners.what_if import what_ifs
     from debubble.views import Scene
@@ -297,7 +322,15 @@ def _what_ifs(plan: Plan, search: o.SearchLimits) -> tuple[WhatIf, ...]:
         return what_ifs(plan, step_time, effort=search.effort, deadline=search.deadline)
 
 
-def _print(plan: Plan, *, json: bool, details: bool, tokens: float | None, nearest: Sequence[NearestPlan]) -> None:
+def _print(
+    plan: Plan,
+    *,
+    json: bool,
+    details: bool,
+    tokens: float | None,
+    nearest: Sequence[NearestPlan],
+    front: Sequence[ConfigurationSummary],
+) -> None:
     from debubble.planners.explanation import explanation
     from debubble.planners.nearest import plan_runs_in
     from debubble.views.scene import Scene
@@ -306,15 +339,14 @@ def _print(plan: Plan, *, json: bool, details: bool, tokens: float | None, neare
     if not json:
         from debubble.views.plan_table import render
 
-        console().print(render(plan, scene, tokens=tokens, details=details, nearest=nearest))
+        console().print(render(plan, scene, tokens=tokens, details=details, nearest=nearest, front=front))
         return
     timeline, step_time = scene.timeline, scene.step_time
     searched = {} if plan.degree_search is None else _search_dict(plan.degree_search)
     why = explanation(plan, timeline, float(step_time))
     explained = {} if why is None else _explanation_dict(plan, why, tokens)
-    print_json(
-        {
-            "schema": SCHEMA,
+    print_answer(
+        **{
             "planner": plan.planner,
             "schedule": plan.schedule.name,
             "devices": plan.devices,
@@ -339,6 +371,7 @@ def _print(plan: Plan, *, json: bool, details: bool, tokens: float | None, neare
             **explained,
             **(_what_if_dict(plan.what_ifs) if plan.what_ifs else {}),
             **searched,
+            **({"pareto": [asdict(each) for each in front]} if front else {}),
             **({"targets": [asdict(each) for each in nearest]} if nearest else {}),
         }
     )

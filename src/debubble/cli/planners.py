@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from debubble.cli.app import app
-from debubble.cli.output import Json, console, print_json
+from debubble.cli.output import Json, console, print_answer
 
 
 @app.command(rich_help_panel="Lists")
@@ -16,7 +16,7 @@ def planners(json: Json = False) -> None:
 
     entries = [registry[name] for name in sorted(registry)]
     if json:
-        print_json({"planners": [{"name": e.name, "paper": e.paper, "summary": e.summary} for e in entries]})
+        print_answer(planners=[{"name": e.name, "paper": e.paper, "summary": e.summary} for e in entries])
         return
     table = Table.grid(padding=(0, 2, 1, 0))
     for e in entries:

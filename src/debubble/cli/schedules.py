@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from debubble.cli.app import app
-from debubble.cli.output import Json, console, print_json
+from debubble.cli.output import Json, console, print_answer
 
 
 @app.command(rich_help_panel="Lists")
@@ -28,7 +28,7 @@ def schedules(json: Json = False) -> None:
             }
             for e in entries
         ]
-        print_json({"schedules": listed})
+        print_answer(schedules=listed)
         return
     table = Table.grid(padding=(0, 2, 1, 0))
     for e in entries:

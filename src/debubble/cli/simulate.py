@@ -11,7 +11,7 @@ import typer
 from debubble.cli import options as o
 from debubble.cli.app import app
 from debubble.cli.names import schedule_names
-from debubble.cli.output import Json, console, print_json
+from debubble.cli.output import Json, console, print_answer
 from debubble.cli.progress import told_after_a_while
 from debubble.ir import InputError, Plan, Schedule, StageCosts
 
@@ -106,24 +106,22 @@ def _show(scene: Scene, *, json: bool) -> None:
     if json:
         from debubble.simulator import by_cause
 
-        print_json(
-            {
-                "schedule": schedule.name,
-                "step_time": scene.step_time,
-                "makespan": timeline.makespan,
-                "span": timeline.span,
-                "ideal_fraction": timeline.ideal_fraction,
-                "bubble_fraction": timeline.bubble_fraction,
-                "forward_bubbles": list(timeline.forward_bubbles),
-                "backward_bubbles": list(timeline.backward_bubbles),
-                "bubbles": [{cause.value: t for cause, t in by_cause(idle).items() if t} for idle in scene.bubbles],
-                "peak_memory": list(timeline.peak_memory),
-                "devices": schedule.devices,
-                "stages": schedule.stages,
-                "micro_batches": schedule.micro_batches,
-                "operations": len(timeline.operations),
-                "remarks": list(scene.remarks),
-            }
+        print_answer(
+            schedule=schedule.name,
+            step_time=scene.step_time,
+            makespan=timeline.makespan,
+            span=timeline.span,
+            ideal_fraction=timeline.ideal_fraction,
+            bubble_fraction=timeline.bubble_fraction,
+            forward_bubbles=list(timeline.forward_bubbles),
+            backward_bubbles=list(timeline.backward_bubbles),
+            bubbles=[{cause.value: t for cause, t in by_cause(idle).items() if t} for idle in scene.bubbles],
+            peak_memory=list(timeline.peak_memory),
+            devices=schedule.devices,
+            stages=schedule.stages,
+            micro_batches=schedule.micro_batches,
+            operations=len(timeline.operations),
+            remarks=list(scene.remarks),
         )
         return
     from debubble.views.terminal import render_scene

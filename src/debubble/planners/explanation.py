@@ -9,7 +9,7 @@ from debubble.costs import Cluster, StepTail, model_units
 from debubble.costs.flops import Utilization
 from debubble.costs.units import Partition, Units
 from debubble.ir import Kind, Plan
-from debubble.ir.degrees import MemoryParts
+from debubble.ir.degrees import ConfigurationSummary, MemoryParts
 from debubble.models import Model
 from debubble.planners.degrees.memory import parts_at_peak
 from debubble.simulator import Cause, Timeline, bubbles
@@ -109,6 +109,21 @@ class Explanation:
         plan = self.plan
         partition = Partition.cut(self.units, map(len, plan.partition))
         return tuple(parts_at_peak(self.units, partition, plan.schedule, plan.costs, self.timeline.peak_memory))
+
+    @property
+    def configuration(self) -> ConfigurationSummary:
+        """The plan as one choice of degrees, with its step, pace and memory."""
+        plan, fullest = self.plan, self.memory[self.fullest]
+        return ConfigurationSummary(
+            degrees=plan.degrees,
+            step_time=self.step_time,
+            tokens_per_second_per_device=self.tokens_per_second_per_device,
+            mfu=self.mfu,
+            peak_memory=fullest.total,
+            memory=fullest,
+            planner=plan.planner,
+            schedule=plan.schedule.name,
+        )
 
     @property
     def fullest(self) -> int:

@@ -10,13 +10,21 @@ from rich.text import Text
 
 from debubble.formatting import time_words
 from debubble.ir import Kind, Plan
+from debubble.ir.degrees import ConfigurationSummary
 from debubble.planners.explanation import explanation
 from debubble.planners.nearest import NearestPlan, plan_runs_in
 from debubble.planners.robustness import JITTER, LINKS, STRAGGLER
 from debubble.planners.what_if import what_if_lines
 from debubble.targets.target import targets
 from debubble.views.memory_table import memory_words
-from debubble.views.rows import configuration_rows, folded_planner_rows, partition_rows, planner_rows, target_rows
+from debubble.views.rows import (
+    configuration_rows,
+    folded_planner_rows,
+    pareto_rows,
+    partition_rows,
+    planner_rows,
+    target_rows,
+)
 from debubble.views.scene import Scene
 from debubble.views.summary import bound_words, pace_words, why_not_faster
 from debubble.views.terminal import device_table, headline, remark_lines, rich_table, stage_table
@@ -29,6 +37,7 @@ def render(
     tokens: float | None = None,
     details: bool = True,
     nearest: Sequence[NearestPlan] = (),
+    front: Sequence[ConfigurationSummary] = (),
 ) -> RenderableType:
     """The answer in a dozen lines: the step, the pace, the plan, its memory, what binds, and what others found.
 
@@ -38,6 +47,7 @@ def render(
         tokens: How many tokens are to be trained on; None: the days are not told.
         details: Whether stages, devices and every planner's answer follow.
         nearest: The plans of all targets, if they were asked for.
+        front: The Pareto front of time and memory, if it was asked for.
     """
     advice = what_if_lines(plan, float(scene.step_time), plan.what_ifs)
     parts: list[RenderableType] = [
@@ -58,6 +68,8 @@ def render(
     ]
     if plan.degree_search is not None:
         parts.append(rich_table(configuration_rows(plan.degree_search)))
+    if front:
+        parts.append(rich_table(pareto_rows(front)))
     if nearest:
         parts.append(rich_table(target_rows(nearest, float(scene.step_time))))
     if details:

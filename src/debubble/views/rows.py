@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from debubble.formatting import size_words, time_words
 from debubble.ir import CandidateSummary, Plan, PlannedUnit
-from debubble.ir.degrees import DegreeSearch
+from debubble.ir.degrees import ConfigurationSummary, DegreeSearch
 from debubble.planners.nearest import NearestPlan
 
 
@@ -131,24 +131,54 @@ def _step(candidate: CandidateSummary) -> float:
     return (candidate.makespan if candidate.step_time is None else candidate.step_time) or 0
 
 
+CONFIGURATION_COLUMNS = ("degrees", "step", "tokens/s/GPU", "MFU", "memory")
+
+
 def configuration_rows(search: DegreeSearch) -> Rows:
-    """The best choices of degrees, fastest first."""
+    """The best choices of degrees, fastest first; those that take the same step are one row, of the least memory."""
     left = f"; {search.unplanned} were not looked at within the effort" if search.unplanned else ""
     return Rows(
         title=f"Degrees: the best {len(search.configurations)} of {search.legal}",
-        columns=("degrees", "step", "tokens/s/GPU", "MFU", "memory"),
-        rows=[
-            (
-                str(c.degrees),
-                time_words(c.step_time, seconds=True),
-                f"{c.tokens_per_second_per_device:,.0f}",
-                f"{100 * c.mfu:.1f}%",
-                size_words(c.peak_memory),
-            )
-            for c in search.configurations
-        ],
+        columns=CONFIGURATION_COLUMNS,
+        rows=[_configuration_row(equal) for equal in _equal_steps(search.configurations)],
         texts=frozenset({"degrees"}),
         caption=f"{search.too_large} do not fit, {search.slower} cannot be faster{left}.",
+    )
+
+
+def pareto_rows(front: Sequence[ConfigurationSummary]) -> Rows:
+    """The Pareto front of time and memory, fastest first."""
+    return Rows(
+        title="Time and memory",
+        columns=CONFIGURATION_COLUMNS,
+        rows=[_configuration_row([point]) for point in front],
+        texts=frozenset({"degrees"}),
+        caption="No choice that was planned is both faster and smaller than one of these; the first is the plan.",
+    )
+
+
+def _equal_steps(configurations: Sequence[ConfigurationSummary]) -> Iterator[list[ConfigurationSummary]]:
+    """Runs of configurations whose steps differ by less than a millionth, fastest first."""
+    run: list[ConfigurationSummary] = []
+    for each in configurations:
+        if run and each.step_time > run[0].step_time * (1 + 1e-6):
+            yield run
+            run = []
+        run.append(each)
+    if run:
+        yield run
+
+
+def _configuration_row(equal: Sequence[ConfigurationSummary]) -> tuple[str, ...]:
+    """One row for choices that take the same step."""
+    c = min(equal, key=lambda each: each.peak_memory)
+    others = f" (as fast: {'; '.join(str(each.degrees) for each in equal if each is not c)})" if len(equal) > 1 else ""
+    return (
+        f"{c.degrees}{others}",
+        time_words(c.step_time, seconds=True),
+        f"{c.tokens_per_second_per_device:,.0f}",
+        f"{100 * c.mfu:.1f}%",
+        size_words(c.peak_memory),
     )
 
 

@@ -1,6 +1,7 @@
 """The search of degrees: how a model and a global batch are best divided over all devices of a cluster."""
 
 from debubble.planners.degrees.memory import Footprint, footprints
+from debubble.planners.degrees.pareto import pareto_front
 from debubble.planners.degrees.remedies import nothing_fits
 from debubble.planners.degrees.search import search_degrees
 from debubble.planners.degrees.space import Job, configurations
@@ -11,5 +12,6 @@ __all__ = [
     "configurations",
     "footprints",
     "nothing_fits",
+    "pareto_front",
     "search_degrees",
 ]

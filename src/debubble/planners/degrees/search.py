@@ -137,6 +137,13 @@ def search_degrees(job: Job, *, planner: str = "auto", progress: Callable[[Progr
     return search.best()
 
 
+def quickest(job: Job) -> Best:
+    """The fastest quick plan of all choices of degrees; the errors are those of `search_degrees`."""
+    search = _Search(job, "auto", lambda _: None)
+    search.rank()
+    return search.best()
+
+
 def thorough(problem: Problem, *, names: Sequence[str] = ("adapipe", "portfolio")) -> Solution:
     """The fastest answer of the quick plan and these planners, one after another in this process."""
     answers: list[Result] = []
@@ -192,6 +199,17 @@ class _Search:
 
     def run(self) -> None:
         """All three steps; what they find stays when they are interrupted."""
+        self.rank()
+        if self.planner != "auto":
+            self._plan_side_by_side(self.ranking.best(BEST), self.planner, share=1.0)
+            return
+        self._plan_side_by_side(self.ranking.best(BEST), thorough, share=THOROUGH)
+        if not self.results:
+            self._rescue()
+        self._finish()
+
+    def rank(self) -> None:
+        """The first two steps: rule out by memory, and rank by quick plans."""
         for degrees in self.legal:
             problem = self.job.problem(degrees)
             reason = too_large(problem)
@@ -216,13 +234,6 @@ class _Search:
             guess=lambda degrees: rough_step(self.problems[degrees]), step=step, count=BEST, ranking=self.ranking,
             over=lambda: effort.over,
         )  # fmt: skip
-        if self.planner != "auto":
-            self._plan_side_by_side(self.ranking.best(BEST), self.planner, share=1.0)
-            return
-        self._plan_side_by_side(self.ranking.best(BEST), thorough, share=THOROUGH)
-        if not self.results:
-            self._rescue()
-        self._finish()
 
     def _plan_side_by_side(
         self, choices: Iterable[Degrees], find: str | Callable[[Problem], Solution], *, share: float

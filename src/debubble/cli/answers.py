@@ -1,0 +1,251 @@
+"""The JSON objects that `--json` prints, as types: what each key is, and the JSON schema of all of them.
+
+A key that is added leaves the version as it is; one that goes, or means something else, raises it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from debubble.costs.known_hardware import Hardware
+from debubble.ir import CandidateSummary, PlannedUnit
+from debubble.ir.degrees import ConfigurationSummary, Degrees, MemoryParts
+from debubble.planners.explanation import CauseSeconds
+from debubble.planners.nearest import NearestPlan
+
+Seconds = Annotated[float, Meta(description="Seconds, or the unit of an abstract costs file.")]
+Bytes = Annotated[float, Meta(description="Bytes, or the unit of an abstract costs file.")]
+
+
+class Answer(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Any answer; `schema` is the version of its keys."""
+
+    schema: Literal[2]
+
+
+class Change(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A change of a plan that was planned."""
+
+    change: str
+    step_time: Annotated[float | None, Meta(description="Seconds of a step; null: nothing fits.")]
+    seconds_per_sequence: Annotated[float | None, Meta(description="The step's seconds over its sequences.")]
+
+
+class Search(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Numbers of choices of degrees."""
+
+    legal: Annotated[int, Meta(description="That divide model, batch and devices.")]
+    too_large: Annotated[int, Meta(description="That do not fit.")]
+    slower: Annotated[int, Meta(description="That cannot be among the best.")]
+    planned: int
+    unplanned: Annotated[int, Meta(description="That were left when the effort was spent.")]
+    interrupted: bool
+
+
+class PlanAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
+    """`debubble plan --json`."""
+
+    planner: str
+    schedule: str
+    devices: Annotated[int, Meta(description="Of the pipeline.")]
+    chunks: Annotated[int, Meta(description="Stages per pipeline device.")]
+    micro_batches: int
+    step_time: Annotated[Seconds, Meta(description="The whole step.")]
+    makespan: Annotated[Seconds, Meta(description="The pipeline's, over all lanes.")]
+    span: Annotated[Seconds, Meta(description="The longest of a pipeline device's computing.")]
+    lower_bound: Annotated[Seconds, Meta(description="Of the step.")]
+    bound_argument: Annotated[str | None, Meta(description="What the bound counts.")]
+    gap: Annotated[float, Meta(description="How far the step is above its bound, as a share of it.")]
+    peak_memory: Annotated[list[Bytes], Meta(description="Per pipeline device.")]
+    partition: Annotated[list[list[PlannedUnit]], Meta(description="Per stage, its units with their strategies.")]
+    recompute: Annotated[list[str], Meta(description="Per stage, a summary of its units' strategies.")]
+    solve_seconds: Annotated[float, Meta(description="How long the planner took.")]
+    cut_off: Annotated[list[str], Meta(description="Planners that the deadline stopped.")]
+    target: Annotated[str | None, Meta(description="The framework that the plan was searched for.")]
+    runs_in: Annotated[list[str], Meta(description="Frameworks that run the plan as it is.")]
+    candidates: Annotated[list[CandidateSummary], Meta(description="Every planner's answer, or why it has none.")]
+    remarks: Annotated[list[str], Meta(description="Sentences to know.")]
+    degrees: Degrees | UnsetType = UNSET
+    tokens_per_second: Annotated[float | UnsetType, Meta(description="Of all devices together.")] = UNSET
+    tokens_per_second_per_device: float | UnsetType = UNSET
+    mfu: Annotated[float | UnsetType, Meta(description="Model FLOPs utilization, a fraction.")] = UNSET
+    days: Annotated[float | UnsetType, Meta(description="That training on --tokens takes.")] = UNSET
+    memory: Annotated[
+        list[MemoryParts] | UnsetType, Meta(description="Bytes per pipeline device at its peak, by part.")
+    ] = UNSET
+    reserve: Annotated[float | UnsetType, Meta(description="Bytes of a device that no plan may use.")] = UNSET
+    why: Annotated[list[CauseSeconds] | UnsetType, Meta(description="Where the step's seconds go, largest first.")] = (
+        UNSET
+    )
+    binds: Annotated[str | UnsetType, Meta(description="What binds, as a sentence.")] = UNSET
+    levers: Annotated[list[Change] | UnsetType, Meta(description="With --why: without a lever of the plan.")] = UNSET
+    advice: Annotated[list[Change] | UnsetType, Meta(description="With --why: what might help.")] = UNSET
+    configurations: Annotated[
+        list[ConfigurationSummary] | UnsetType, Meta(description="The best choices of degrees, the plan's first.")
+    ] = UNSET
+    search: Search | UnsetType = UNSET
+    pareto: Annotated[
+        list[ConfigurationSummary] | UnsetType,
+        Meta(description="With --pareto: the front of time and memory, the plan first."),
+    ] = UNSET
+    targets: Annotated[
+        list[NearestPlan] | UnsetType, Meta(description="With --targets: the plan of every framework.")
+    ] = UNSET
+
+
+class FootprintAnswer(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Memory of the fullest device for one choice of degrees."""
+
+    degrees: Degrees
+    fits: Literal["yes", "with recomputation", "no"]
+    memory: Annotated[MemoryParts, Meta(description="Bytes by part, if nothing is recomputed.")]
+    memory_recomputed: Annotated[MemoryParts, Meta(description="Bytes by part, if everything is.")]
+    memory_limit: Annotated[float, Meta(description="Bytes that a plan may use.")]
+
+
+class FitsAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
+    """`debubble fits --json`."""
+
+    reserve: Annotated[float, Meta(description="Bytes of a device that no plan may use.")]
+    footprints: list[FootprintAnswer]
+
+
+class SimulateAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
+    """`debubble simulate --json`."""
+
+    schedule: str
+    step_time: Seconds
+    makespan: Seconds
+    span: Seconds
+    ideal_fraction: Annotated[float, Meta(description="The busiest device's computing over the makespan.")]
+    bubble_fraction: Annotated[float, Meta(description="Idle time of compute lanes over all of their time.")]
+    forward_bubbles: Annotated[list[Seconds], Meta(description="Idle before a forward, per device.")]
+    backward_bubbles: Annotated[list[Seconds], Meta(description="Idle before a backward, per device.")]
+    bubbles: Annotated[list[dict[str, float]], Meta(description="Idle seconds by cause, per device.")]
+    peak_memory: Annotated[list[Bytes], Meta(description="Per device.")]
+    devices: int
+    stages: int
+    micro_batches: int
+    operations: int
+    remarks: list[str]
+
+
+class PairAnswer(Struct, forbid_unknown_fields=True, kw_only=True):
+    """One figure, predicted and measured."""
+
+    predicted: float
+    measured: float
+    ratio: Annotated[float | None, Meta(description="Measured over predicted; null: nothing was predicted.")]
+
+
+class OperationAnswer(PairAnswer, forbid_unknown_fields=True, kw_only=True):
+    """Seconds of one operation, such as `2F5`."""
+
+    operation: str
+
+
+class CompareAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
+    """`debubble compare --json`."""
+
+    step: Annotated[int, Meta(description="Number of the typical measured step.")]
+    steps: Annotated[list[int], Meta(description="Those among which it is typical.")]
+    cores: Annotated[float | None, Meta(description="That the devices shared; null: each had its own.")]
+    makespan: PairAnswer
+    bubble_fraction: PairAnswer
+    kinds: Annotated[dict[str, PairAnswer], Meta(description="Mean seconds of an operation of each kind.")]
+    busy: Annotated[list[PairAnswer], Meta(description="Seconds per device.")]
+    peak_memory: Annotated[list[PairAnswer], Meta(description="Bytes per device.")]
+    worst: Annotated[list[OperationAnswer], Meta(description="Operations that are furthest from their prediction.")]
+    drift: Annotated[str, Meta(description="A sentence on the largest difference.")]
+    around: Annotated[dict[str, float], Meta(description="Mean seconds per device before and after the program.")]
+    seconds: Annotated[float, Meta(description="Time of the measured step with all that.")]
+
+
+class ExportAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
+    """`debubble export --json`."""
+
+    target: str
+    files: list[str]
+    losses: Annotated[list[str], Meta(description="What the target cannot express.")]
+
+
+class HardwareAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
+    """`debubble hardware --json`."""
+
+    hardware: list[Hardware]
+
+
+class ModelAnswer(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A model that is known by name."""
+
+    name: str
+    family: str
+    parameters: int
+    active_parameters: Annotated[int, Meta(description="That a token passes through.")]
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+    experts: Annotated[int, Meta(description="Per layer; 0: none.")]
+
+
+class ModelsAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
+    """`debubble models --json`."""
+
+    models: list[ModelAnswer]
+
+
+class PlannerAnswer(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A planner."""
+
+    name: str
+    paper: str
+    summary: str
+
+
+class PlannersAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
+    """`debubble planners --json`."""
+
+    planners: list[PlannerAnswer]
+
+
+class ScheduleAnswer(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A schedule."""
+
+    name: str
+    paper: str
+    bubble: str
+    memory: str
+    chunks: int
+    options: list[str]
+    summary: str
+
+
+class SchedulesAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
+    """`debubble schedules --json`."""
+
+    schedules: list[ScheduleAnswer]
+
+
+ANSWERS: dict[str, type[Answer]] = {
+    "plan": PlanAnswer,
+    "fits": FitsAnswer,
+    "simulate": SimulateAnswer,
+    "compare": CompareAnswer,
+    "export": ExportAnswer,
+    "hardware": HardwareAnswer,
+    "models": ModelsAnswer,
+    "planners": PlannersAnswer,
+    "schedules": SchedulesAnswer,
+}
+"""Command -> what its `--json` prints."""
+
+
+def json_schema(command: str) -> dict[str, Any]:
+    """The JSON schema (draft 2020-12) of what a command prints with `--json`."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(ANSWERS[command])}

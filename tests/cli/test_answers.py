@@ -1,0 +1,79 @@
+"""What `--json` prints is what its schema says: no key more, no key less, and the schemas in the docs are these."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from debubble.cli import main
+from debubble.cli.answers import ANSWERS, json_schema
+
+DOCS = Path(__file__).parents[2] / "docs" / "schemas"
+SMALL = ("--cluster", "4xA100-80GB", "--sequence-length", "128", "--effort", "1", "--micro-batches", "4")
+
+
+def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> dict[str, Any]:
+    """The JSON object that a command prints."""
+    monkeypatch.setattr("sys.argv", ["debubble", *arguments, "--json"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code in (0, None)
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        ("plan", ("llama-tiny", *SMALL)),
+        ("plan", ("llama-tiny", *SMALL, "--planner", "dapple", "--why", "--tokens", "1e9", "--pareto")),
+        ("plan", ("llama-tiny", *SMALL[:-2], "--global-batch", "8", "--planner", "dapple", "--for", "megatron")),
+        ("plan", ("--costs", "COSTS", "--devices", "2", "--micro-batches", "4", "--planner", "dapple")),
+        ("fits", ("llama-tiny", "--cluster", "4xA100-80GB", "--sequence-length", "128")),
+        ("fits", ("mixtral-8x7b", "--cluster", "16xH100-80GB")),
+        ("simulate", ("llama-tiny", "--cluster", "4xA100-80GB", "--sequence-length", "128", "--schedule", "zb-h1")),
+        ("hardware", ()),
+        ("models", ()),
+        ("planners", ()),
+        ("schedules", ()),
+    ],
+)
+def test_an_answer_has_the_keys_of_its_schema_and_no_others(
+    command: str,
+    arguments: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    costs = tmp_path / "costs.json"
+    costs.write_text('{"stages": 2, "forward": 1, "backward_input": 1, "backward_weight": 1, "activation": 1}')
+    given = [str(costs) if argument == "COSTS" else argument for argument in arguments]
+    answer = printed(capsys, monkeypatch, command, *given)
+
+    assert json.loads(msgspec.json.encode(msgspec.convert(answer, ANSWERS[command]))) == answer
+
+
+@pytest.mark.parametrize("command", list(ANSWERS))
+def test_the_schemas_in_the_docs_are_those_of_the_answers(command: str) -> None:
+    written = json.loads((DOCS / f"{command}.json").read_text())
+    assert written == json.loads(json.dumps(json_schema(command))), (
+        f"debubble schema {command} > docs/schemas/{command}.json"
+    )
+
+
+def test_the_command_prints_a_schema_and_names_those_that_there_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["debubble", "schema", "fits"])
+    with pytest.raises(SystemExit):
+        main()
+    assert json.loads(capsys.readouterr().out) == json.loads((DOCS / "fits.json").read_text())
+    monkeypatch.setattr("sys.argv", ["debubble", "schema", "train"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "There is no schema for 'train'; there are: plan, fits," in " ".join(capsys.readouterr().err.split())

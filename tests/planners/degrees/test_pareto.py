@@ -1,0 +1,39 @@
+"""The Pareto front of time and memory: no point is both slower and larger than another."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import debubble as db
+from debubble.ir import RunOptions
+from debubble.ir.degrees import ConfigurationSummary
+from debubble.planners.degrees import Job, pareto_front
+from debubble.planners.degrees.search import quickest
+
+
+def job(**fixed: int) -> Job:
+    return Job(
+        model=db.models["llama3.2-1b"], cluster=db.Cluster.parse("4xL40S"), global_batch=8, fixed=fixed, effort=20.0,
+        options=RunOptions(sequence_length=2048),
+    )  # fmt: skip
+
+
+def fastest(asked: Job) -> ConfigurationSummary:
+    return quickest(asked).search.configurations[0]
+
+
+def test_points_get_slower_and_smaller_and_the_first_is_the_plan() -> None:
+    best = fastest(job())
+    front = pareto_front(job(), best)
+    assert front[0] == best
+    assert len(front) > 2
+    for faster, smaller in pairwise(front):
+        assert faster.step_time < smaller.step_time
+        assert smaller.peak_memory <= 0.8 * faster.peak_memory
+
+
+def test_what_is_fixed_stays_and_where_less_memory_fits_nothing_the_front_ends() -> None:
+    asked = job(pipeline=4, tensor=1, data=1, context=1)
+    front = pareto_front(asked, fastest(asked))
+    assert {point.degrees.pipeline for point in front} == {4}
+    assert len(front) < 6
