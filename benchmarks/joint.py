@@ -1,11 +1,12 @@
 """What searching all levers at once brings: `joint` beside every other planner on five ordinary settings.
 
-    python benchmarks/joint.py [--seeds 0,1,2] [--effort 10] [--only A,D] [--json FILE] [--docs]
+    python benchmarks/joint.py [--seeds 0,1,2] [--effort 10] [--only A,D] [--study] [--json FILE] [--docs]
 
 Prints, per setting, the fastest other planner's step and that of `joint` for each seed, both simulated under the limit,
 the bound on any plan's step, and processor seconds of `joint`.  Efforts are work, so that steps do not depend on the
-machine.  With --json, settings that the file already has are run again and replaced; --docs writes the table of
-docs/joint.md from the file and runs nothing.
+machine.  With --json, settings that the file already has are run again and replaced; --docs writes the tables of
+docs/joint.md from the file and runs nothing.  --study takes each lever away from `joint`, and gives it less and more
+effort, with the first of the seeds.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from provenance import commit, provenance
 import debubble as db
 from debubble.ir import DebubbleError, RunOptions
 from debubble.planners.plan_model import problem_of
-from debubble.planners.problem import Problem
+from debubble.planners.problem import ModelUnits, Problem
 
 PAGE = Path(__file__).parents[1] / "docs" / "joint.md"
 BEGIN, END = "<!-- settings: written by benchmarks/joint.py --docs -->", "<!-- end of settings -->"
+STUDY, END_STUDY = "<!-- study: written by benchmarks/joint.py --docs -->", "<!-- end of study -->"
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,66 @@ def measured(name: str, *, seeds: list[int], effort: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def without(problem: Problem, lever: str) -> Problem:
+    """The problem without one of the levers."""
+    assert isinstance(problem.workload, ModelUnits)
+    if lever == "chunks":
+        return replace(problem, chunks=1)
+    units = problem.workload.units
+    match lever:
+        case "transfers to the host":
+            units = replace(units, offload_bandwidth=None)
+        case "optimizer steps on the host":
+            units = replace(units, units=tuple(replace(unit, on_host=None) for unit in units.units))
+        case "recomputation":
+            kept = tuple(replace(unit, strategies={"none": unit.strategies["none"]}) for unit in units.units)
+            units = replace(units, units=kept)
+    return replace(problem, workload=ModelUnits(units))
+
+
+LEVERS = ("chunks", "recomputation", "transfers to the host", "optimizer steps on the host")
+EFFORTS = (1.0, 3.0, 10.0, 30.0)
+
+
+def step_of(problem: Problem) -> float | None:
+    """The step that `joint` finds; None if nothing fits."""
+    try:
+        return float(db.planners["joint"](problem).time)
+    except DebubbleError:
+        return None
+
+
+def studied(name: str, *, seed: int, effort: float) -> dict[str, Any]:
+    """A row: the step without each lever, and by effort."""
+    setting = SETTINGS[name]
+    whole = setting.problem(effort=effort, seed=seed)
+    by_effort = {str(each): step_of(setting.problem(effort=each, seed=seed)) for each in EFFORTS}
+    steps = {lever: step_of(without(whole, lever)) for lever in LEVERS}
+    return {
+        "setting": name, "effort": effort, "seed": seed, "without": steps, "by_effort": by_effort, "commit": commit(),
+    }  # fmt: skip
+
+
+def study_page(rows: list[dict[str, Any]]) -> str:
+    """The tables of levers and of efforts."""
+
+    def step(value: float | None) -> str:
+        return "does not fit" if value is None else f"{value:.3f}"
+
+    levers = [f"| {row['setting']} | {' | '.join(step(row['without'][lever]) for lever in LEVERS)} |" for row in rows]
+    efforts = [
+        f"| {row['setting']} | {' | '.join(step(row['by_effort'][str(effort)]) for effort in EFFORTS)} |"
+        for row in rows
+    ]
+    return "\n".join(
+        [
+            f"| setting | without {' | without '.join(LEVERS)} |", "| --- " * (1 + len(LEVERS)) + "|", *levers, "",
+            f"| setting | {' | '.join(f'effort {effort:g}' for effort in EFFORTS)} |",
+            "| --- " * (1 + len(EFFORTS)) + "|", *efforts,
+        ]
+    )  # fmt: skip
+
+
 def page(rows: list[dict[str, Any]]) -> str:
     """The table of docs/joint.md, and what it says on average."""
     lines = [
@@ -113,6 +175,7 @@ def main() -> None:
     parser.add_argument("--effort", type=float, default=10.0)
     parser.add_argument("--only", default=",".join(SETTINGS))
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--study", action="store_true")
     parser.add_argument("--docs", action="store_true")
     chosen = parser.parse_args()
     content: dict[str, Any] = {"runs": {}, "rows": []}
@@ -120,21 +183,30 @@ def main() -> None:
         content = json.loads(chosen.json.read_text())
     if chosen.docs:
         text = PAGE.read_text()
-        before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
-        PAGE.write_text(f"{before}\n{page(content['rows'])}\n{after}")
+        for begin, end, table in (
+            (BEGIN, END, page(content["rows"])),
+            (STUDY, END_STUDY, study_page(content.get("study", []))),
+        ):
+            before, after = text[: text.index(begin) + len(begin)], text[text.index(end) :]
+            text = f"{before}\n{table}\n{after}"
+        PAGE.write_text(text)
         return
     # The kernels' compilation is kept on disk; it is no part of a search.
     db.planners["joint"](replace(SETTINGS["E"].problem(effort=0.5, seed=0)))
+    seeds = [int(seed) for seed in chosen.seeds.split(",")]
+    kind = "study" if chosen.study else "rows"
     for name in chosen.only.split(","):
-        row = measured(name, seeds=[int(seed) for seed in chosen.seeds.split(",")], effort=chosen.effort)
+        if chosen.study:
+            row = studied(name, seed=seeds[0], effort=chosen.effort)
+        else:
+            row = measured(name, seeds=seeds, effort=chosen.effort)
         print(row, flush=True)
-        content["rows"] = sorted(
-            [r for r in content["rows"] if r["setting"] != name] + [row], key=lambda r: r["setting"]
-        )
+        others = [r for r in content.get(kind, []) if r["setting"] != name]
+        content[kind] = sorted([*others, row], key=lambda r: r["setting"])
         content["runs"][row["commit"]] = provenance()
         if chosen.json is not None:
             chosen.json.write_text(json.dumps(content, indent=1) + "\n")
-    print(page(content["rows"]))
+    print(study_page(content["study"]) if chosen.study else page(content["rows"]))
 
 
 if __name__ == "__main__":
