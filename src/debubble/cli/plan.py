@@ -98,6 +98,13 @@ def plan(
     swap: Annotated[
         str, typer.Option(metavar="host/peer/none", help="Where activations may go (peer: --planner obscura or bpipe).")
     ] = "host",
+    lengths: Annotated[
+        Path | None,
+        typer.Option(
+            help="Lengths of the data set's sequences, in tokens: micro-batches differ, and are balanced and ordered.",
+            rich_help_panel=o.QUESTION,
+        ),
+    ] = None,
     robust: Annotated[
         bool,
         typer.Option(
@@ -145,7 +152,7 @@ def plan(
     searches = planners[planner].searches
     _check_call(
         run, model=model, costs=costs, units=units, profile=profile, devices=devices, global_batch=global_batch,
-        tokens=tokens, why=why, target=target, all_targets=all_targets, swap=swap, pareto=pareto,
+        tokens=tokens, why=why, target=target, all_targets=all_targets, swap=swap, pareto=pareto, lengths=lengths,
     )  # fmt: skip
     front: tuple[ConfigurationSummary, ...] = ()
     nearest: tuple[NearestPlan, ...] = ()
@@ -159,8 +166,9 @@ def plan(
             shape, where = named_model(model), run.require_cluster()
             plan_for = partial(
                 plan_model, shape, where, global_batch=global_batch, micro_batches=micro_batches, planner=planner,
-                chunks=chunks, memory_limit=memory_limit, profile=profile, swap=_swap(swap), robust=robust,
-                progress=SearchProgress(status), **asdict(search), **run.degrees, **run.settings,
+                chunks=chunks, memory_limit=memory_limit, profile=profile, swap=_swap(swap),
+                robust=robust, lengths=lengths, progress=SearchProgress(status), **asdict(search), **run.degrees,
+                **run.settings,
             )  # fmt: skip
             try:
                 result = plan_for(target=target)
@@ -221,6 +229,7 @@ def _check_call(
     all_targets: bool,
     swap: str,
     pareto: bool,
+    lengths: Path | None,
 ) -> None:
     """Refuse options that do not go together, so that none is ignored; raises InputError."""
     if sum(given is not None for given in (model, costs, units)) != 1:
@@ -230,18 +239,20 @@ def _check_call(
     if model is None:
         for name, value in {
             "global_batch": global_batch, "profile": profile, "tokens": tokens, "for": target,
-            "targets": all_targets or None, "pareto": pareto or None,
+            "targets": all_targets or None, "pareto": pareto or None, "lengths": lengths,
         }.items():  # fmt: skip
             if value is not None:
                 o.refuse_without_model(name)
         run.refuse_given()
     elif devices is not None:
         raise InputError("--devices is for --costs and --units; give a MODEL's devices with --cluster and --pipeline.")
-    if pareto and (profile is not None or swap != "host"):
-        raise InputError("--pareto plans a MODEL on a --cluster, without --profile and --swap; leave it out here.")
-    if why and (model is None or profile is not None or swap != "host"):
+    if pareto and (profile is not None or swap != "host" or lengths is not None):
         raise InputError(
-            "--why plans changes of a MODEL on a --cluster, without --profile and --swap; leave it out here."
+            "--pareto plans a MODEL on a --cluster, without --profile, --swap and --lengths; leave it out here."
+        )
+    if why and (model is None or profile is not None or swap != "host" or lengths is not None):
+        raise InputError(
+            "--why plans changes of a MODEL on a --cluster, without --profile, --swap and --lengths; leave it out here."
         )
 
 

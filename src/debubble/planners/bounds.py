@@ -81,20 +81,20 @@ def lower_bound(problem: Problem) -> Number:
 
 
 def _bound_of_units(problem: Problem, units: Units) -> Number:
-    m = problem.micro_batches
-    path = sum(u.forward + u.backward_input for u in units.units)
+    m = problem.whole_micro_batches
+    path = problem.shortest * sum(u.forward + u.backward_input for u in units.units)
     return max(m * units.work / problem.devices, path, m * max(u.work for u in units.units))
 
 
 def _bound_of_stages(problem: Problem, costs: StageCosts) -> Number:
-    m = problem.micro_batches
-    path = sum(f + i for f, i in zip(costs.forward, costs.backward_input, strict=True))
+    m = problem.whole_micro_batches
+    path = problem.shortest * sum(f + i for f, i in zip(costs.forward, costs.backward_input, strict=True))
     bound: Number = max(path, m * sum(costs.work(s) for s in range(costs.stages)) / problem.devices)
     if costs.stages == problem.devices and problem.objective == "makespan":
         arrival: Number = 0
         for s in range(costs.stages):
             bound = max(bound, arrival + m * costs.work(s))
-            arrival += costs.forward[s] + costs.communication[s]
+            arrival += problem.shortest * (costs.forward[s] + costs.communication[s])
     if problem.objective == "span":
         bound = max(bound, *(m * costs.work(s) for s in range(costs.stages)))
     return bound

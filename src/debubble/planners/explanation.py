@@ -62,8 +62,10 @@ class Explanation:
 
     @property
     def tokens(self) -> int:
-        """Tokens per step."""
-        return self.plan.degrees.global_batch * self.plan.options.sequence_length
+        """Tokens per step, without padding where micro-batches differ in length."""
+        full = self.plan.degrees.global_batch * self.plan.options.sequence_length
+        scales = self.plan.costs.micro_batch_scale
+        return full if scales is None else round(full * float(sum(scales)) / len(scales))
 
     @property
     def tokens_per_second(self) -> float:

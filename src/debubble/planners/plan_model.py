@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from debubble.costs import Cluster, model_units, read_profile, step_tail
+from debubble.costs.lengths import read_lengths, typical_step
 from debubble.costs.units import Partition
 from debubble.ir import InputError, Number, Plan, PlannedUnit, RunOptions
 from debubble.ir.degrees import Degrees
 from debubble.models import Model
 from debubble.planners.degrees import Job, search_degrees
+from debubble.planners.micro_batch_order import with_lengths
 from debubble.planners.model_problem import half_layers, objective_of, problem_of
 from debubble.planners.problem import ModelUnits, Problem, Solution, Swap
 from debubble.planners.progress import Listener, listening, tell
@@ -38,6 +40,7 @@ def plan(
     target: str | None = None,
     swap: Swap = "host",
     robust: bool = False,
+    lengths: Path | Mapping[int, int] | None = None,
     progress: Listener | None = None,
     **options: Any,
 ) -> Plan:
@@ -67,6 +70,8 @@ def plan(
             not with `global_batch`.
         robust: Compare plans by their mean step under disturbances (noise, a slow device, slow links), not by the
             predicted one; not with `global_batch`.
+        lengths: The lengths of the sequences: a file (see `costs.lengths.read_lengths`), or how many sequences have
+            so many tokens; None: all have `sequence_length`.  Not with `global_batch`.
         progress: Called after every choice of degrees that was looked at, and every planner that answered.
         options: Those of RunOptions, such as `sequence_length=4096`.
 
@@ -82,6 +87,8 @@ def plan(
             raise InputError("Where activations go can be chosen for given degrees alone: leave out the global batch.")
         if robust:
             raise InputError("Robust plans are of given degrees: leave out the global batch, and give micro-batches.")
+        if lengths is not None:
+            raise InputError("Lengths are dealt to micro-batches of given degrees: leave out the global batch.")
         fixed = {"pipeline": pipeline, "chunks": chunks, "micro_batches": micro_batches, **options}
         job = Job(
             model=model, cluster=cluster, global_batch=global_batch, options=RunOptions(**options),
@@ -100,9 +107,22 @@ def plan(
     if swap != "host" and target is not None:
         raise InputError("Where activations go follows from the target; leave out the swap or the target.")
     problem = replace(problem.swapping(swap), robust=robust)
+    if lengths is not None:
+        if target is not None:
+            raise InputError("No target can be told the lengths of micro-batches: leave out the lengths or the target.")
+        problem = with_lengths(problem, _dealt(lengths, run, problem.micro_batches))
     with listening(progress):
         result = planners[planner](problem)
     return replace(_of_model(result, problem, model, cluster, run, measured), profile=measured)
+
+
+def _dealt(lengths: Path | Mapping[int, int], run: RunOptions, micro_batches: int) -> list[float]:
+    """The sizes of a typical step's micro-batches."""
+    histogram = read_lengths(lengths) if isinstance(lengths, Path) else lengths
+    return typical_step(
+        histogram, micro_batches=micro_batches, micro_batch_size=run.micro_batch_size,
+        sequence_length=run.sequence_length, replicas=run.data,
+    )  # fmt: skip
 
 
 DEGREES = frozenset(field.name for field in fields(Degrees))

@@ -183,6 +183,17 @@ class Problem:
         return self.entries.micro_batch_scale is None
 
     @property
+    def whole_micro_batches(self) -> Number:
+        """The micro-batches of a step, counted by their length where they differ."""
+        scales = self.entries.micro_batch_scale
+        return self.micro_batches if scales is None else sum(scales)
+
+    @property
+    def shortest(self) -> Number:
+        """The length of the shortest micro-batch, over that of a whole one."""
+        return min(self.entries.micro_batch_scale or (1,))
+
+    @property
     def chunk_choices(self) -> tuple[int, ...]:
         """The numbers of chunks that a planner may choose from."""
         if self.chunks is not None:

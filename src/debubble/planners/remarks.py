@@ -11,13 +11,19 @@ from debubble.simulator import Cause, Timeline, bubbles, by_cause
 MUCH_BUBBLE = 0.5
 """Share of the devices' time above which a bubble is remarked on."""
 
+PROPORTIONAL = (
+    "Micro-batches differ in length and are priced in proportion to their tokens, which overrates the attention of"
+    " short ones; of several replicas the one with the longest is counted."
+)
+
 
 def plan_remarks(plan: Plan, timeline: Timeline) -> tuple[str, ...]:
     """The remarks on a plan, whose predicted timeline this is."""
     if plan.model is None or plan.cluster is None:
         return timeline_remarks(timeline)
     model, cluster = Model.from_hf(plan.model), Cluster.from_dict(plan.cluster)
-    return model_remarks(timeline, plan.options, model=model, cluster=cluster, profiled=plan.profile is not None)
+    said = model_remarks(timeline, plan.options, model=model, cluster=cluster, profiled=plan.profile is not None)
+    return said if plan.costs.micro_batch_scale is None else (PROPORTIONAL, *said)
 
 
 def model_remarks(

@@ -162,6 +162,11 @@ def check_any_whole(folder: Path, damaged: Sequence[DamagedError]) -> None:
 def check(options: TrainOptions) -> Plan:
     """The plan, if this run can be done.  Raises InputError with one sentence if not."""
     plan = runnable(options.plan)
+    if plan.costs.micro_batch_scale is not None:
+        raise InputError(
+            "The plan counts on micro-batches of its own lengths, but `train` cuts the data into equal ones: plan"
+            " without --lengths, or give batches of these lengths to Pipeline."
+        )
     _check_numbers(options)
     _check_optimizer(options, plan)
     if options.tensorboard is not None and find_spec("tensorboard") is None:

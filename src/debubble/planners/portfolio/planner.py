@@ -136,7 +136,7 @@ class _Search:
 
     def _work(self, trial: Trial) -> float:
         """Time that the busiest device works in a step, without recomputation."""
-        return self.problem.micro_batches * max(loads(self._cut(trial)[1], trial.order.placement))
+        return float(self.problem.whole_micro_batches) * max(loads(self._cut(trial)[1], trial.order.placement))
 
     def _cut(self, trial: Trial) -> tuple[tuple[int, ...], StageCosts]:
         """Units per stage of a trial, and the stages' costs without recomputation."""

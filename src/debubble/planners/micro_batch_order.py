@@ -1,0 +1,71 @@
+"""The order of micro-batches of different lengths, chosen before anything else is planned.
+
+Short ones should come first and last, where they fill and drain the pipeline, but how they should follow each other in
+between depends on the times.  So orders are simulated with 1F1B on balanced stages: all of a few micro-batches; of more
+some, the best of which is improved by exchanging two micro-batches, half of the step apart at first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import permutations
+from math import factorial
+
+from debubble.costs.lengths import orders_of
+from debubble.costs.units import Partition
+from debubble.ir import Placement
+from debubble.planners.partitioning.balance import balanced_counts
+from debubble.planners.problem import ModelUnits, Problem
+from debubble.schedules.one_f_one_b import one_f_one_b
+from debubble.simulator import Repricer
+
+TRIED = 400
+"""Orders that are simulated, about."""
+
+
+def with_lengths(problem: Problem, scales: Sequence[float]) -> Problem:
+    """The problem with micro-batches of these sizes, in a good order.
+
+    Args:
+        problem: A problem of model units whose micro-batches are alike.
+        scales: Per micro-batch, its size over that of a full one.
+
+    Returns:
+        The problem, in which every planner keeps to the order.
+    """
+    assert isinstance(problem.workload, ModelUnits)
+    units = problem.workload.units
+    order = _best_order(problem, scales)
+    return replace(problem, workload=ModelUnits(replace(units, micro_batch_scale=order)))
+
+
+def _best_order(problem: Problem, scales: Sequence[float]) -> tuple[float, ...]:
+    assert isinstance(problem.workload, ModelUnits)
+    units, p, m = problem.workload.units, problem.devices, len(scales)
+    placement = Placement.linear(p)
+    costs = units.stage_costs(Partition.cut(units, balanced_counts(units, p)), placement).with_limit(None)
+    repricer = Repricer(one_f_one_b(devices=p, micro_batches=m))
+
+    def time(order: tuple[float, ...]) -> float:
+        return float(problem.time_of(repricer.price(costs.replace(micro_batch_scale=order))))
+
+    if factorial(m) <= TRIED:
+        return min(sorted(set(permutations(scales))), key=time)
+    fastest, best = min((time(order), order) for order in orders_of(scales))
+    tried, distance = 0, m // 2
+    while distance and tried < TRIED:
+        improved = False
+        for i in range(m - distance):
+            j = i + distance
+            if best[i] == best[j] or tried >= TRIED:
+                continue
+            tried += 1
+            changed = list(best)
+            changed[i], changed[j] = changed[j], changed[i]
+            value = time(tuple(changed))
+            if value < fastest * (1 - 1e-9):
+                fastest, best, improved = value, tuple(changed), True
+        if not improved:
+            distance //= 2
+    return best

@@ -1,0 +1,77 @@
+"""Lengths of sequences: how they are read, and the micro-batches of a typical step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from debubble.costs.lengths import orders_of, read_lengths, typical_step
+from debubble.ir import InputError
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"512": 2, "1024": 1}',
+        "[1024, 512, 512]",
+        "512\n1024\n\n512\n",
+        '{"length": 1024}\n{"length": 512}\n{"length": 512}\n',
+        "\n".join(f'{{"input_ids": {[1] * length}}}' for length in (512, 1024, 512)),
+    ],
+)
+def test_every_form_of_lengths_is_read_alike(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "lengths"
+    file.write_text(text)
+    assert read_lengths(file) == {512: 2, 1024: 1}
+
+
+@pytest.mark.parametrize("text", ["", "a text", '{"text": "a text"}', "[-1]", '{"512": 0}', "[[1]]", "[1.5]"])
+def test_what_says_no_length_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "lengths"
+    file.write_text(text)
+    with pytest.raises(InputError, match="give a JSON object of lengths and counts"):
+        read_lengths(file)
+
+
+def test_a_step_of_single_sequences_has_the_quantiles_of_the_histogram() -> None:
+    scales = typical_step({100: 1, 200: 2, 400: 1}, micro_batches=4, micro_batch_size=1, sequence_length=400)
+    assert scales == [1, 0.5, 0.5, 0.25]
+
+
+def test_sequences_are_dealt_so_that_micro_batches_are_even() -> None:
+    scales = typical_step({100: 1, 200: 1, 300: 1, 400: 1}, micro_batches=2, micro_batch_size=2, sequence_length=400)
+    assert scales == [500 / 800, 500 / 800]
+
+
+def test_of_every_round_of_replicas_the_longest_counts() -> None:
+    histogram = {100: 1, 200: 1, 300: 1, 400: 1}
+    scales = typical_step(histogram, micro_batches=2, micro_batch_size=1, sequence_length=400, replicas=2)
+    assert scales == [1, 0.5]
+
+
+def test_a_sequence_that_is_longer_than_asked_for_is_refused() -> None:
+    with pytest.raises(InputError, match="401 tokens, but --sequence-length is 400"):
+        typical_step({401: 1}, micro_batches=2, micro_batch_size=2, sequence_length=400)
+
+
+@given(
+    histogram=st.dictionaries(st.integers(1, 64), st.integers(1, 9), min_size=1),
+    m=st.integers(1, 8),
+    size=st.integers(1, 4),
+    replicas=st.integers(1, 3),
+)
+def test_no_micro_batch_is_longer_than_a_full_one(histogram: dict[int, int], m: int, size: int, replicas: int) -> None:
+    scales = typical_step(
+        histogram, micro_batches=m, micro_batch_size=size, sequence_length=64, replicas=replicas
+    )  # fmt: skip
+    assert len(scales) == m
+    assert all(0 < scale <= 1 for scale in scales)
+    assert scales == sorted(scales, reverse=True)
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=9))
+def test_orders_only_rearrange(scales: list[int]) -> None:
+    assert all(sorted(order) == sorted(scales) for order in orders_of(scales))

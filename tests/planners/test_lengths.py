@@ -1,0 +1,98 @@
+"""Micro-batches of different lengths: their order, and the plans that keep to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from itertools import permutations
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import debubble as db
+from debubble.costs.lengths import orders_of
+from debubble.costs.units import Partition, Strategy, Unit, Units
+from debubble.ir import InfeasibleError, InputError, Placement
+from debubble.planners import ModelUnits, Problem, planners
+from debubble.planners.bounds import lower_bound
+from debubble.planners.micro_batch_order import with_lengths
+from debubble.schedules import schedules
+from debubble.simulator import simulate
+from debubble.views.scene import Scene
+
+LAYER = Unit(
+    type="dense", layer=0, forward=4, backward_input=5, backward_weight=3, static=10,
+    strategies={"none": Strategy(8), "cmb": Strategy(6, 1), "mlp": Strategy(4, 3), "full": Strategy(1, 4)},
+)  # fmt: skip
+UNITS = Units(units=(LAYER,) * 8, communication=1, offload_bandwidth=4, memory_limit=(200,))
+PROBLEM = Problem(workload=ModelUnits(UNITS), devices=4, micro_batches=5, effort=0.2, deadline=1e6)
+
+
+def one_f_one_b(order: tuple[float, ...]) -> float:
+    units = replace(UNITS, micro_batch_scale=order, memory_limit=None)
+    costs = units.stage_costs(Partition.cut(units, [2, 2, 2, 2]), Placement.linear(4))
+    return float(simulate(schedules["1f1b"](devices=4, micro_batches=len(order)), costs).makespan)
+
+
+@given(scales=st.lists(st.sampled_from([0.125, 0.25, 0.5, 0.75, 1.0]), min_size=5, max_size=5))
+@settings(max_examples=25, deadline=None)
+def test_the_order_of_a_few_is_the_best_of_all(scales: list[float]) -> None:
+    problem = with_lengths(PROBLEM, scales)
+    assert isinstance(problem.workload, ModelUnits)
+    order = problem.workload.units.micro_batch_scale
+    assert order is not None
+    assert sorted(order) == sorted(scales)
+    best = min(one_f_one_b(other) for other in set(permutations(scales)))
+    assert one_f_one_b(tuple(map(float, order))) == pytest.approx(best)
+
+
+@given(scales=st.lists(st.sampled_from([0.125, 0.25, 0.5, 0.75, 1.0]), min_size=8, max_size=8))
+@settings(max_examples=10, deadline=None)
+def test_the_order_of_many_is_no_slower_than_any_simple_one(scales: list[float]) -> None:
+    problem = with_lengths(replace(PROBLEM, micro_batches=8), scales)
+    assert isinstance(problem.workload, ModelUnits)
+    order = tuple(map(float, problem.workload.units.micro_batch_scale or ()))
+    assert sorted(order) == sorted(scales)
+    assert one_f_one_b(order) <= min(map(one_f_one_b, orders_of(scales))) + 1e-9
+
+
+def test_the_bound_counts_micro_batches_by_their_length() -> None:
+    problem = with_lengths(PROBLEM, [0.25] * 5)
+    assert lower_bound(problem) == pytest.approx(0.25 * float(lower_bound(PROBLEM)))
+
+
+@pytest.mark.parametrize("name", sorted(planners))
+def test_every_planner_keeps_to_the_lengths_or_says_that_it_cannot(name: str) -> None:
+    problem = with_lengths(PROBLEM, [1.0, 0.5, 0.5, 0.25, 0.25])
+    assert isinstance(problem.workload, ModelUnits)
+    said: list[str] = []
+    try:
+        result = planners[name](problem)
+    except InfeasibleError as error:
+        said.append(str(error))
+    if said:
+        assert name == "joint"
+        assert said == ["Micro-batches of different lengths are not searched jointly."]
+        return
+    assert result.solution.costs.micro_batch_scale == problem.workload.units.micro_batch_scale
+    assert result.lower_bound <= result.time
+    assert result.time == simulate(result.solution.schedule, result.solution.costs).makespan
+
+
+def test_a_plan_for_lengths_counts_their_tokens_and_says_what_is_approximate() -> None:
+    model, cluster = db.models["llama3-8b"], db.Cluster.parse("4xA100-80GB")
+    ask = partial(db.plan, model, cluster, micro_batches=4, planner="dapple", sequence_length=1024)
+    full, short = ask(), ask(lengths={1024: 1, 512: 3})
+    assert sorted(map(float, short.costs.micro_batch_scale or ())) == [0.5, 0.5, 0.5, 1]
+    assert short.simulate().makespan < full.simulate().makespan
+    assert any("in proportion to their tokens" in remark for remark in Scene.predicted(short).remarks)
+
+
+@pytest.mark.parametrize(
+    ("given_", "said"), [({"global_batch": 8}, "global batch"), ({"target": "megatron"}, "target")]
+)
+def test_lengths_are_refused_where_they_cannot_be_kept(given_: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        db.plan(db.models["llama3-8b"], db.Cluster.parse("4xA100-80GB"), lengths={512: 1}, **given_)
