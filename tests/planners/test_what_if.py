@@ -36,6 +36,17 @@ def test_every_change_is_planned_and_none_that_keeps_the_plan_is_slower() -> Non
     assert not twice.lever
 
 
+def test_one_more_node_has_more_replicas_and_takes_less_per_sequence() -> None:
+    cluster = db.Cluster.from_dict({"devices": "4xA100-80GB", "devices_per_node": 2})
+    plan = db.plan(db.models["llama3.2-1b"], cluster, planner="dapple", micro_batches=4, pipeline=2, data=2, zero=1)
+    step = float(step_time(plan.simulate(), plan.options, tail=tail_of(plan)))
+    changes = {change.change: change for change in what_ifs(plan, step, effort=0.5)}
+    node = changes["one more node (6 devices)"]
+    assert node.step_time is not None
+    assert node.seconds_per_sequence == node.step_time / (3 * 4)
+    assert node.seconds_per_sequence < step / (2 * 4)
+
+
 def test_changes_are_told_per_sequence() -> None:
     plan, step = planned("dapple")
     without = WhatIf(change="no offload", lever=True, step_time=None, seconds_per_sequence=None)

@@ -149,6 +149,13 @@ class Cluster:
         """A copy where a plan may use that much of every device."""
         return Cluster.from_dict({**self.file, "memory_limit": memory_limit})
 
+    def with_count(self, count: int) -> Cluster | None:
+        """The cluster with so many devices; None if they are of several types, or have limits of their own."""
+        names = {type_.name for type_ in self.types}
+        if len(names) > 1 or isinstance(self.file.get("memory_limit"), list):
+            return None
+        return Cluster.from_dict({**self.file, "devices": f"{count}x{names.pop()}"})
+
     @property
     def count(self) -> int:
         """The number of devices."""

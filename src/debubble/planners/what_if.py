@@ -54,7 +54,7 @@ def what_ifs(plan: Plan, step_time: float, *, effort: float, deadline: float | N
                 time = float("inf")
             time = min(time, step_time) if change.keeps_plan else time
             fits = time < float("inf")
-            batch = plan.degrees.global_batch * change.problem.micro_batches / plan.micro_batches
+            batch = plan.degrees.global_batch * change.problem.micro_batches / plan.micro_batches * change.replicas
             found.append(
                 WhatIf(
                     change=words,
@@ -128,16 +128,18 @@ class _Change:
     lever: bool = False
     keeps_plan: bool = False
     """Whether the plan itself is an answer to the changed problem."""
+    replicas: float = 1.0
+    """How many times as many replicas there are."""
 
 
 def _changes(plan: Plan, *, effort: float, deadline: float | None) -> Iterator[_Change]:
     cluster = Cluster.from_dict(plan.cluster)
 
-    def problem(cluster: Cluster, micro_batches: int) -> Problem:
+    def problem(cluster: Cluster, micro_batches: int, *, data: int = plan.options.data) -> Problem:
         assert plan.model is not None
         return problem_of(
-            Model.from_hf(plan.model), cluster, plan.options, micro_batches=micro_batches, pipeline=plan.devices,
-            effort=effort, deadline=deadline, target=plan.target,
+            Model.from_hf(plan.model), cluster, replace(plan.options, data=data), micro_batches=micro_batches,
+            pipeline=plan.devices, effort=effort, deadline=deadline, target=plan.target,
         )  # fmt: skip
 
     same, find = problem(cluster, plan.micro_batches), partial(thorough, names=_planners(plan))
@@ -162,6 +164,11 @@ def _changes(plan: Plan, *, effort: float, deadline: float | None) -> Iterator[_
         links = {name: FASTER_LINKS * getattr(cluster.slowest, name) for name in names}
         faster = problem(Cluster.from_dict({**cluster.to_dict(), **links}), plan.micro_batches)
         yield _Change(words="links twice as fast", problem=faster, find=find, keeps_plan=True)
+    larger = cluster.with_count(cluster.count + cluster.slowest.devices_per_node)
+    if larger is not None and larger.count % (plan.degrees.devices // plan.options.data) == 0:
+        data = plan.options.data * larger.count // cluster.count
+        more, times = problem(larger, plan.micro_batches, data=data), data / plan.options.data
+        yield _Change(words=f"one more node ({larger.count} devices)", problem=more, find=find, replicas=times)
     yield _Change(words="twice the micro-batches", problem=problem(cluster, 2 * plan.micro_batches), find=find)
     if plan.micro_batches % 2 == 0:
         yield _Change(words="half the micro-batches", problem=problem(cluster, plan.micro_batches // 2), find=find)

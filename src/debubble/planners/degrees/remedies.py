@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from debubble.costs import Cluster, model_units
+from debubble.costs import model_units
 from debubble.errors import readable
 from debubble.ir import DebubbleError, InfeasibleError, RunOptions
 from debubble.ir.degrees import Degrees
@@ -20,7 +20,7 @@ TRIED = 1.0
 """Seconds of the reference machine for the quick plans of one change, once one of them fits."""
 HOPEFUL = 40
 """Choices of degrees that are tried per change, those with the best guesses."""
-MULTIPLES = (2, 4, 8, 16)
+MULTIPLES = (2, 3, 4, 5, 6, 8, 12, 16)
 """How many times as many devices are tried."""
 LORA_RANK = 16
 MOST = 3
@@ -84,10 +84,10 @@ def _remedies(job: Job) -> Iterator[Remedy]:
     if not job.options.lora:
         yield from _remedy(f"--lora {LORA_RANK}", replace(job, options=replace(job.options, lora=LORA_RANK)))
     for multiple in MULTIPLES:
-        larger = _larger(job.cluster, multiple)
+        larger = job.cluster.with_count(multiple * job.cluster.count)
         if larger is not None:
-            name, cluster = larger
-            fitting = list(_remedy(f"--cluster {name}", replace(job, cluster=cluster, fixed={})))
+            change = f"--cluster {larger.to_dict()['devices']}"
+            fitting = list(_remedy(change, replace(job, cluster=larger, fixed={})))
             yield from fitting
             if fitting:
                 break
@@ -106,16 +106,6 @@ def _remedy(change: str, job: Job) -> Iterator[Remedy]:
 def _with(job: Job, **options: str) -> Job:
     changed: RunOptions = replace(job.options, **options)  # type: ignore[arg-type]
     return replace(job, options=changed)
-
-
-def _larger(cluster: Cluster, multiple: int) -> tuple[str, Cluster] | None:
-    """A cluster of so many times the devices; None for one of several types or with limits per device."""
-    names = {type_.name for type_ in cluster.types}
-    file = cluster.to_dict()
-    if len(names) > 1 or isinstance(file.get("memory_limit"), list):
-        return None
-    devices = f"{cluster.count * multiple}x{names.pop()}"
-    return devices, Cluster.from_dict({**file, "devices": devices})
 
 
 def _best(job: Job) -> tuple[Degrees, float] | None:
