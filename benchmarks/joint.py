@@ -187,8 +187,9 @@ def main() -> None:
             (BEGIN, END, page(content["rows"])),
             (STUDY, END_STUDY, study_page(content.get("study", []))),
         ):
-            before, after = text[: text.index(begin) + len(begin)], text[text.index(end) :]
-            text = f"{before}\n{table}\n{after}"
+            if begin in text:
+                before, after = text[: text.index(begin) + len(begin)], text[text.index(end) :]
+                text = f"{before}\n{table}\n{after}"
         PAGE.write_text(text)
         return
     # The kernels' compilation is kept on disk; it is no part of a search.
