@@ -132,6 +132,7 @@ class Soak:
             self.events.append(
                 Event(what, before, process.returncode, resumed, lines[-1] if lines else "", len(left), seconds)
             )
+            print(self.events[-1], file=sys.stderr, flush=True)
             process = self._start()
         out, _ = process.communicate(timeout=10 * PATIENCE)
         losses: list[float] = json.loads(out)["losses"]
@@ -196,11 +197,10 @@ class Soak:
 
     def fill_disk(self, process: subprocess.Popen[str]) -> str:
         """A disk without room for another checkpoint."""
-        with (self.checkpoints / "stuff").open("wb") as file:
+        with (self.checkpoints / "stuff").open("wb", buffering=0) as file:
             try:
                 while True:
                     file.write(bytes(4096))
-                    file.flush()
             except OSError:
                 return "filled the disk"
 

@@ -101,3 +101,26 @@ def test_two_ranks_validate_what_one_does(options: TrainOptions, plan_file: Any)
 def test_what_cannot_be_validated_is_one_sentence(options: TrainOptions, entries: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         check(replace(options, **entries))
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_prompt_is_continued_and_training_is_the_same(options: TrainOptions) -> None:
+    alone = train_alone(replace(options, validation=None))
+    prompted = train_alone(replace(options, validation=None, prompt="Nine", sample_tokens=3))
+    samples = prompted.as_dict()["samples"]
+    assert [step for step, _ in samples] == [2, 4, 5]
+    assert all(sample.startswith("Nine") and len(sample) >= 5 for _, sample in samples)
+    assert [r.loss for r in prompted.reports] == [r.loss for r in alone.reports]
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"prompt": ""}, "--prompt is empty"),
+        ({"prompt": "Nine", "dataset": "json:loads", "data": None, "validation": None}, "does not go with --dataset"),
+        ({"prompt": "Nine", "sample_tokens": 0}, "--sample-tokens must be at least 1"),
+    ],
+)
+def test_a_prompt_that_cannot_be_continued_is_refused(options: TrainOptions, entries: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        check(replace(options, **entries))

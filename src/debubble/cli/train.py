@@ -18,6 +18,8 @@ def train(
     dataset: opt.Dataset = None,
     validation: opt.Validation = None,
     validate_every: opt.ValidateEvery = 100,
+    prompt: opt.Prompt = None,
+    sample_tokens: opt.SampleTokens = 40,
     load: opt.Load = None,
     save: opt.Save = None,
     steps: opt.Steps = None,
@@ -56,6 +58,7 @@ def train(
     options = TrainOptions(
         plan=plan, data=data, tokenizer=tokenizer, dataset=dataset, post_validation=post_validation, seed=seed,
         load=tuple(load or ()), save=save, validation=validation, validate_every=validate_every,
+        prompt=prompt, sample_tokens=sample_tokens,
         checkpoint=checkpoint, save_every=save_every, keep=keep, resume=resume, auto_resume=auto_resume,
         hang_timeout=hang_timeout, offload_to=offload_to, tensorboard=tensorboard, wandb=wandb, trace=trace, html=html,
         online=online, json=json,

@@ -30,6 +30,8 @@ Validation = Annotated[
     ),
 ]
 ValidateEvery = Annotated[int, typer.Option(help="Steps between validations.")]
+Prompt = Annotated[str | None, typer.Option(help="Text that the model continues at each validation interval.")]
+SampleTokens = Annotated[int, typer.Option(help="Tokens that follow the prompt.")]
 Load = Annotated[
     list[Path] | None,
     typer.Option(help="Folder of a Hugging Face checkpoint to start from; again for LoRA adapters on top of it."),

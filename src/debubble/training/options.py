@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from debubble.errors import readable
 from debubble.ir import InputError, Kind, Plan
+from debubble.models.config import ModelConfig
 from debubble.models.runtime_limits import beyond_runtime
 from debubble.planners.plan_model import undo_bytes
 from debubble.training.checkpoint.folder import DamagedError, RunProgress, checkpoints, glance, latest, progress_of
-from debubble.training.data.text import VOCABULARY, Corpus, Sequences
+from debubble.training.data.text import VOCABULARY, Corpus, Sequences, encoded
 from debubble.training.data.tokenizer import HfTokenizer
 from debubble.training.online.journal import Journal
 from debubble.training.online.scheduler import check_searchable
@@ -38,6 +39,10 @@ class TrainOptions:
     """Text file or directory whose loss is computed beside the training's, with `dataset` a `module:function`, too."""
     validate_every: int = 100
     """Steps between validations; the last step always has one."""
+    prompt: str | None = None
+    """Text that the model continues after every validation interval; None: none."""
+    sample_tokens: int = 40
+    """Tokens that follow the prompt."""
     steps: int = 100
     learning_rate: float | None = None
     """Its peak; None: 3e-3 from initial weights, 1e-5 from loaded ones."""
@@ -174,6 +179,8 @@ def check(options: TrainOptions) -> Plan:
     if options.wandb is not None and find_spec("wandb") is None:
         raise InputError("--wandb needs Weights & Biases: install the package wandb.")
     _check_data(options, plan)
+    if options.prompt is not None:
+        _check_prompt(options, options.prompt, plan)
     validates_after(options.post_validation, plan)
     if options.online:
         check_searchable(plan)
@@ -190,7 +197,7 @@ def check(options: TrainOptions) -> Plan:
 
 
 def _check_numbers(options: TrainOptions) -> None:
-    for name in ("steps", "validate_every", "save_every", "keep"):
+    for name in ("steps", "validate_every", "sample_tokens", "save_every", "keep"):
         if getattr(options, name) < 1:
             raise InputError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(options, name)}.")
     for option, value in {
@@ -293,14 +300,19 @@ def journal_of(options: TrainOptions) -> Journal:
     return Journal(log=folder / f"{options.plan.stem}.online.jsonl", plan=folder / f"{options.plan.stem}.online.json")
 
 
+def tokenizer_of(options: TrainOptions, plan: Plan) -> HfTokenizer | None:
+    """The tokenizer of the options; None: tokens are bytes."""
+    assert plan.model is not None
+    return None if options.tokenizer is None else HfTokenizer(options.tokenizer, end=_end_of_text(plan.model))
+
+
 def sequences_of(options: TrainOptions, plan: Plan, data: Path | None) -> Sequences:
     """A text as samples of the run.  Raises InputError if the data or the model's vocabulary does not do."""
     assert plan.model is not None
-    vocabulary = int(plan.model.get("vocab_size", VOCABULARY))
-    if options.tokenizer is None:
-        tokenizer, needed, kind = None, VOCABULARY, "text as bytes"
+    vocabulary, tokenizer = int(plan.model.get("vocab_size", VOCABULARY)), tokenizer_of(options, plan)
+    if tokenizer is None:
+        needed, kind = VOCABULARY, "text as bytes"
     else:
-        tokenizer = HfTokenizer(options.tokenizer, end=_end_of_text(plan.model))
         needed, kind = tokenizer.vocabulary, f"the tokenizer {options.tokenizer}"
     if vocabulary < needed:
         raise InputError(f"The model's vocabulary has {vocabulary} tokens, but {kind} needs {needed}.")
@@ -326,6 +338,24 @@ def _check_data(options: TrainOptions, plan: Plan) -> None:
     named_dataset(options.dataset)
     if options.validation is not None:
         named_dataset(options.validation, option="--validation")
+
+
+def _check_prompt(options: TrainOptions, prompt: str, plan: Plan) -> None:
+    """Refuse a prompt that the model cannot continue."""
+    assert plan.model is not None
+    if options.dataset is not None:
+        raise InputError("--prompt is text, as --data is: it does not go with --dataset.")
+    if plan.options.context > 1:
+        raise InputError("--prompt needs whole sequences, which the plan divides: plan with --context 1.")
+    length = len(encoded(prompt, tokenizer_of(options, plan)))
+    positions = ModelConfig.from_hf(plan.model).positions
+    if not length:
+        raise InputError("--prompt is empty: give some text.")
+    if positions and length + options.sample_tokens > positions:
+        raise InputError(
+            f"The prompt's {length} tokens and {options.sample_tokens} more are beyond the model's {positions}"
+            " positions: give a shorter prompt, or fewer --sample-tokens."
+        )
 
 
 def _check_checkpoints(options: TrainOptions, folder: Path, plan: Plan) -> None:

@@ -36,6 +36,8 @@ class StepReport:
     """Devices that had updated their parameters too early and took it back."""
     validation_loss: float | None = None
     """Mean loss of the validation set after the step, if it was computed."""
+    sample: str | None = None
+    """The prompt with what the model has made of it after the step, if it was asked."""
     news: tuple[str, ...] = ()
     """Sentences on the update, and on switches of the schedule after this step."""
 
@@ -76,6 +78,8 @@ class Display(AbstractContextManager["Display"]):
             self._console.print(f"step {report.step}/{self._steps}   {report}", soft_wrap=True)
         if report.validation_loss is not None:
             self._console.print(f"step {report.step}: validation loss {report.validation_loss:.3f}", soft_wrap=True)
+        if report.sample is not None:
+            self._console.print(f"step {report.step}: {report.sample!r}", soft_wrap=True, markup=False)
         for sentence in report.news:
             self._console.print(sentence, soft_wrap=True)
 

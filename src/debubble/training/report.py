@@ -63,6 +63,7 @@ class TrainingSummary:
             "steps": self.reports[-1].step,
             "losses": [report.loss for report in self.reports],
             "validation_losses": [[r.step, r.validation_loss] for r in self.reports if r.validation_loss is not None],
+            "samples": [[r.step, r.sample] for r in self.reports if r.sample is not None],
             "rolled_back": [report.step for report in self.reports if report.rolled_back],
             "tokens_per_second": self.tokens_per_second,
             "mfu": self.reports[-1].mfu,

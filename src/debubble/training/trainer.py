@@ -33,11 +33,20 @@ from debubble.training.data.datasets import (
     samples_of,
     validation_of,
 )
+from debubble.training.data.text import decoded, encoded
 from debubble.training.memory_check import explained
 from debubble.training.metrics import NO_WORK, DeviceWork, bubble_fraction
 from debubble.training.online.controller import OnlineScheduler
 from debubble.training.optimizer import learning_rate, set_learning_rate
-from debubble.training.options import TrainOptions, journal_of, maker_of, plan_of, settled_by, validates_after
+from debubble.training.options import (
+    TrainOptions,
+    journal_of,
+    maker_of,
+    plan_of,
+    settled_by,
+    tokenizer_of,
+    validates_after,
+)
 from debubble.training.progress import Display, StepReport, TensorBoard, WeightsAndBiases
 from debubble.training.report import TrainingSummary, available_cores, compared
 from debubble.training.watchdog import SAVING, Watchdog
@@ -99,6 +108,9 @@ def news_of(result: StepResult) -> tuple[str, ...]:
         sentences.append("a gradient was inf or NaN: no parameter was updated")
     return tuple(f"step {result.step + 1}: {sentence}" for sentence in sentences)
 
+
+TEMPERATURE = 0.8
+"""Of the samples that a prompt is continued with."""
 
 METRICS_INTERVAL = 10
 """Steps between all-rank memory and bubble metrics."""
@@ -200,6 +212,8 @@ class TrainingRun:
         """Samples seen."""
         self.traces: list[Trace] = []
         self._validation = validation_of(options, plan)
+        self._tokenizer = tokenizer_of(options, plan)
+        self._prompt = None if options.prompt is None else encoded(options.prompt, self._tokenizer)
         self._pending_reports: deque[StepReport] = deque()
         """Reports of steps whose results are not known yet."""
         self._peaks: tuple[float, ...] = ()
@@ -246,8 +260,15 @@ class TrainingRun:
         self.step += 1
         self.samples += self.rows * self.plan.options.data
         # Whatever asks all ranks makes them wait for each other: not in every step, if they need not otherwise.
-        validation = self._validation if self._every(o.validate_every) else None
-        together = traced or validation is not None or self._every(o.save_every) or self.step % METRICS_INTERVAL == 1
+        looks = self._every(o.validate_every)
+        validation, prompt = (self._validation, self._prompt) if looks else (None, None)
+        together = (
+            traced
+            or validation is not None
+            or prompt is not None
+            or self._every(o.save_every)
+            or self.step % METRICS_INTERVAL == 1
+        )
         try:
             observe = partial(self._observe, traced=traced, together=together)
             results = self._updating.step(batch, observe, finish=together)
@@ -256,6 +277,7 @@ class TrainingRun:
         seconds = perf_counter() - start
         news = self._switch_order(self.online, seconds) if self.online is not None and self.step < o.steps else ()
         validation_loss = None if validation is None else float(self.pipeline.evaluate(validation.batches(replica)))
+        sample = None if prompt is None else self._continued(prompt)
         tokens_per_second = self.rows * self.plan.options.data * self.plan.options.sequence_length / seconds
         self._pending_reports.append(
             StepReport(
@@ -268,6 +290,7 @@ class TrainingRun:
                 mfu=None if self._utilization is None else self._utilization.mfu(tokens_per_second),
                 bubble_fraction=self._bubble,
                 validation_loss=validation_loss,
+                sample=sample,
                 news=news,
             )
         )
@@ -275,6 +298,13 @@ class TrainingRun:
             report = self._pending_reports.popleft()
             news = (*news_of(result), *report.news)
             yield replace(report, loss=result.loss, rolled_back=result.rolled_back, news=news)
+
+    def _continued(self, prompt: Sequence[int]) -> str:
+        """The prompt and a sample of what follows it."""
+        tokens = self.pipeline.generate(
+            torch.tensor([prompt]), new_tokens=self.options.sample_tokens, temperature=TEMPERATURE, seed=self.step
+        )
+        return decoded(tokens[0].tolist(), self._tokenizer)
 
     def _observe(self, *, traced: bool, together: bool) -> None:
         """Measure the step that has just been taken."""

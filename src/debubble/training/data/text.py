@@ -7,6 +7,7 @@ checkpoint must remember of the data is one number.
 from __future__ import annotations
 
 import sysconfig
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,18 @@ class Corpus:
             return Corpus(np.frombuffer(b"\0".join([*(file.read_bytes() for file in files), b""]), dtype=np.uint8))
         except OSError as error:
             raise InputError(f"The data {error.filename} cannot be read: {error.strerror}.") from error
+
+
+def encoded(text: str, tokenizer: HfTokenizer | None) -> list[int]:
+    """The tokens of a text: the tokenizer's, or bytes."""
+    return list(text.encode()) if tokenizer is None else tokenizer.encode(text)
+
+
+def decoded(tokens: Sequence[int], tokenizer: HfTokenizer | None) -> str:
+    """The text of some tokens; what is none is a replacement character."""
+    if tokenizer is not None:
+        return tokenizer.decode(tokens)
+    return bytes(token if token < VOCABULARY else 0xFF for token in tokens).decode(errors="replace")
 
 
 def _files(path: Path | None) -> list[Path]:

@@ -66,6 +66,16 @@ class HfTokenizer:
         found: int | None = None if text is None else self._tokenizer.token_to_id(text)
         return self.end if found is None else found
 
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a short text."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of some tokens."""
+        text: str = self._tokenizer.decode(list(tokens))
+        return text
+
     def tokens(self, files: Sequence[Path]) -> npt.NDArray[Any]:
         """All files after each other, each ended by the separator; kept on disk and read as it is needed."""
         dtype = np.dtype(np.uint16 if self.vocabulary <= 2**16 else np.uint32)
