@@ -21,7 +21,7 @@ def export(
     to: Annotated[
         str,
         typer.Option(
-            help="torch, torchtitan, automodel, megatron, deepspeed or mindformers; see docs/exports.md.",
+            help="torch, torchtitan, automodel, megatron, primus, deepspeed or mindformers; see docs/exports.md.",
             autocompletion=export_names,
         ),
     ],

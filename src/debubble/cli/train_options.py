@@ -4,91 +4,147 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
+from debubble.cli.options import OptionGroup
 from debubble.errors import InputError
 
-Plan = Annotated[Path, typer.Argument(help="A plan file, made for a MODEL.")]
-Data = Annotated[
-    Path | None,
-    typer.Option(help="Text file or directory (default: the sources of Python's standard library)."),
-]
-Tokenizer = Annotated[
-    Path | None, typer.Option(help="Hugging Face tokenizer.json or its folder (default: tokens are bytes).")
-]
-Dataset = Annotated[
-    str | None,
-    typer.Option(help="module:function that takes the plan and returns a Dataset, instead of --data."),
-]
-Validation = Annotated[
-    str | None,
-    typer.Option(
-        help="Text file or directory whose loss is computed, without training on it; with --dataset: module:function."
-    ),
-]
-ValidateEvery = Annotated[int, typer.Option(help="Steps between validations.")]
-Prompt = Annotated[str | None, typer.Option(help="Text that the model continues at each validation interval.")]
-SampleTokens = Annotated[int, typer.Option(help="Tokens that follow the prompt.")]
-Load = Annotated[
-    list[Path] | None,
-    typer.Option(help="Folder of a Hugging Face checkpoint to start from; again for LoRA adapters on top of it."),
-]
-Save = Annotated[
-    Path | None,
-    typer.Option(help="Folder for a Hugging Face checkpoint (of LoRA adapters: peft's) of the trained model."),
-]
-Steps = Annotated[
-    int | None, typer.Option(help="Training steps, those before a resumed checkpoint included (default: 100).")
-]
-LearningRate = Annotated[
-    float | None, typer.Option("--lr", help="Peak of the learning rate (default: 3e-3; with --load 1e-5).")
-]
-Warmup = Annotated[int | None, typer.Option(help="Steps until the peak (default: 10).")]
-LrSchedule = Annotated[
-    str | None,
-    typer.Option(help="After the warm-up, to a tenth of the peak: cosine (default), linear, wsd; or constant."),
-]
-Optimizer = Annotated[
-    str | None,
-    typer.Option(help="adamw, adam, momentum, sgd, or module:Class (default: what the plan was made for)."),
-]
-OptimizerOption = Annotated[
-    list[str] | None, typer.Option(help="Argument of the optimizer's class, such as betas=[0.9,0.99]; repeatable.")
-]
-WeightDecay = Annotated[float | None, typer.Option(help="Weight decay of matrices (default: 0.01).")]
-Clip = Annotated[float | None, typer.Option(help="Largest global norm of the gradients (default: 1).")]
-PostValidation = Annotated[
-    bool | None,
-    typer.Option(
-        "--post-validation/--no-post-validation",
-        help="Update before the gradients' norm is known, and take it back where that was wrong (default: only"
-        " for plans made with it; what hosts step does so in any case).",
-    ),
-]
-Seed = Annotated[int, typer.Option(help="Of the initial weights and the order of the data.")]
-Checkpoint = Annotated[Path | None, typer.Option(help="Folder for checkpoints.")]
-SaveEvery = Annotated[int, typer.Option(help="Steps between checkpoints.")]
-Keep = Annotated[int, typer.Option(help="Checkpoints to keep.")]
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on from the newest checkpoint, with its settings where none are given.")
-]
-AutoResume = Annotated[
-    bool, typer.Option("--auto-resume", help="The same, or start where there is none: for torchrun's restarts.")
-]
-HangTimeout = Annotated[
-    float, typer.Option(help="Seconds in which no operation of any rank ends, after which the run does.")
-]
-OffloadTo = Annotated[
-    Path | None, typer.Option(help="Folder on a fast disk for offloaded activations (default: host memory).")
-]
-Tensorboard = Annotated[Path | None, typer.Option(help="Folder for TensorBoard's scalars.")]
-Wandb = Annotated[str | None, typer.Option(help="Project of Weights & Biases for the same.")]
-Trace = Annotated[Path | None, typer.Option(help="Write the trace of the last steps here.")]
-Html = Annotated[Path | None, typer.Option(help="Write the predicted and measured timelines here.")]
-Online = Annotated[bool, typer.Option("--online", help="Search a better order beside the training, and go on with it.")]
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingData(OptionGroup):
+    """What is trained on, and what is validated."""
+
+    section: ClassVar[str] = "Data"
+
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Text file or directory (default: the sources of Python's standard library)."),
+    ] = None
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Hugging Face tokenizer.json or its folder (default: tokens are bytes).")
+    ] = None
+    dataset: Annotated[
+        str | None,
+        typer.Option(help="module:function that takes the plan and returns a Dataset, instead of --data."),
+    ] = None
+    validation: Annotated[
+        str | None,
+        typer.Option(help="Text file or directory whose loss is computed beside; with --dataset: module:function."),
+    ] = None
+    validate_every: Annotated[int, typer.Option(help="Steps between validations.")] = 100
+    prompt: Annotated[str | None, typer.Option(help="Text that the model continues at each validation interval.")] = (
+        None
+    )
+    sample_tokens: Annotated[int, typer.Option(help="Tokens that follow the prompt.")] = 40
+    seed: Annotated[int, typer.Option(help="Of the initial weights and the order of the data.")] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights(OptionGroup):
+    """Where the weights come from and go to."""
+
+    section: ClassVar[str] = "Weights"
+
+    load: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder of a Hugging Face checkpoint to start from; again for LoRA adapters on top of it."),
+    ] = None
+    save: Annotated[
+        Path | None,
+        typer.Option(help="Folder for a Hugging Face checkpoint (of LoRA adapters: peft's) of the trained model."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(OptionGroup):
+    """The settings that a checkpoint remembers; None: not given."""
+
+    section: ClassVar[str] = "Recipe"
+
+    steps: Annotated[
+        int | None, typer.Option(help="Training steps, those before a resumed checkpoint included (default: 100).")
+    ] = None
+    learning_rate: Annotated[
+        float | None, typer.Option("--lr", help="Peak of the learning rate (default: 3e-3; with --load 1e-5).")
+    ] = None
+    warmup: Annotated[int | None, typer.Option(help="Steps until the peak (default: 10).")] = None
+    lr_schedule: Annotated[
+        str | None,
+        typer.Option(help="After the warm-up, to a tenth of the peak: cosine (default), linear, wsd; or constant."),
+    ] = None
+    optimizer: Annotated[
+        str | None,
+        typer.Option(help="adamw, adam, momentum, sgd, or module:Class (default: what the plan was made for)."),
+    ] = None
+    optimizer_option: Annotated[
+        list[str] | None, typer.Option(help="Argument of the optimizer's class, such as betas=[0.9,0.99]; repeatable.")
+    ] = None
+    weight_decay: Annotated[float | None, typer.Option(help="Weight decay of matrices (default: 0.01).")] = None
+    clip: Annotated[float | None, typer.Option(help="Largest global norm of the gradients (default: 1).")] = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings by the names that a checkpoint has; those that were not given are None."""
+        names = ("steps", "learning_rate", "warmup", "lr_schedule", "optimizer", "weight_decay", "clip")
+        return {name: getattr(self, name) for name in names} | {"optimizer_settings": settings(self.optimizer_option)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoints(OptionGroup):
+    """When the run is kept, and how it goes on."""
+
+    section: ClassVar[str] = "Checkpoints"
+
+    checkpoint: Annotated[Path | None, typer.Option(help="Folder for checkpoints.")] = None
+    save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 100
+    keep: Annotated[int, typer.Option(help="Checkpoints to keep.")] = 2
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint, with its settings where none are given.")
+    ] = False
+    auto_resume: Annotated[
+        bool, typer.Option("--auto-resume", help="The same, or start where there is none: for torchrun's restarts.")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution(OptionGroup):
+    """How the steps are run."""
+
+    section: ClassVar[str] = "Execution"
+
+    post_validation: Annotated[
+        bool | None,
+        typer.Option(
+            "--post-validation/--no-post-validation",
+            help="Update before the gradients' norm is known, and take it back where that was wrong (default: only"
+            " for plans made with it; what hosts step does so in any case).",
+        ),
+    ] = None
+    offload_to: Annotated[
+        Path | None, typer.Option(help="Folder on a fast disk for offloaded activations (default: host memory).")
+    ] = None
+    hang_timeout: Annotated[
+        float, typer.Option(help="Seconds in which no operation of any rank ends, after which the run does.")
+    ] = 600
+    online: Annotated[
+        bool, typer.Option("--online", help="Search a better order beside the training, and go on with it.")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records(OptionGroup):
+    """What is written beside the checkpoints."""
+
+    section: ClassVar[str] = "Records"
+
+    tensorboard: Annotated[Path | None, typer.Option(help="Folder for TensorBoard's scalars.")] = None
+    wandb: Annotated[str | None, typer.Option(help="Project of Weights & Biases for the same.")] = None
+    trace: Annotated[Path | None, typer.Option(help="Write the trace of the last steps here.")] = None
+    html: Annotated[Path | None, typer.Option(help="Write the predicted and measured timelines here.")] = None
 
 
 def settings(given: Sequence[str] | None) -> dict[str, Any] | None:
