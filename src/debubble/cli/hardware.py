@@ -40,7 +40,7 @@ def hardware(json: Json = False) -> None:
         rates.add_row(
             d.name, f"{d.memory / 2**30:.3g}", f"{d.flops / 1e12:g}", fp8, *(f"{b / 1e9:g}" for b in bandwidths)
         )
-        sources.add_row(f" {d.name}", d.source)
+        sources.add_row(f" {d.name}", f"{d.source} {d.url}".rstrip())
     console().print(
         rates, "\n Bandwidths are GB/s and direction, between devices (link), nodes and to the host.\n", sources
     )

@@ -122,6 +122,8 @@ class Hardware:
     """How many neighbours share one link to the host."""
     efficiency: Efficiency
     source: str
+    url: str = ""
+    """The maker's page with these figures; empty: it publishes none."""
 
 
 hardware: Registry[Hardware] = Registry("debubble.costs", what="hardware")
@@ -185,94 +187,126 @@ _INSTINCT = {
 _TPU = {"host_bandwidth": PCIE3, "host_memory": 64 * GIB, "devices_per_node": 256}
 
 _add("A100-40GB", **_AMPERE, memory=40 * GIB, memory_bandwidth=1555e9, link_bandwidth=300e9, host_memory=128 * GIB,
-     source="NVIDIA A100 datasheet (SXM4, 40 GB); DGX A100: 8 HDR cards, two GPUs per PCIe switch, 1 TB")  # fmt: skip
+     source="NVIDIA A100 datasheet (SXM4, 40 GB); DGX A100: 8 HDR cards, two GPUs per PCIe switch, 1 TB",
+     url="https://www.nvidia.com/en-us/data-center/a100/")  # fmt: skip
 _add("A100-80GB", **_AMPERE, memory=80 * GIB, memory_bandwidth=2039e9, link_bandwidth=300e9, host_memory=256 * GIB,
-     source="NVIDIA A100 datasheet (SXM4, 80 GB); DGX A100: 8 HDR cards, two GPUs per PCIe switch, 2 TB")  # fmt: skip
+     source="NVIDIA A100 datasheet (SXM4, 80 GB); DGX A100: 8 HDR cards, two GPUs per PCIe switch, 2 TB",
+     url="https://www.nvidia.com/en-us/data-center/a100/")  # fmt: skip
 _add("A800-80GB", **_AMPERE, memory=80 * GIB, memory_bandwidth=2039e9, link_bandwidth=200e9, host_memory=256 * GIB,
      source="NVIDIA A800 datasheet (SXM4, 80 GB; NVLink at 400 GB/s both ways)")  # fmt: skip
 _add("A800-PCIe-80GB", **_AMPERE, memory=80 * GIB, memory_bandwidth=1935e9, link_bandwidth=PCIE4,
      link_latency=PCIE_LATENCY, host_memory=256 * GIB,
      source="NVIDIA A800 datasheet (PCIe 4, 80 GB); messages over PCIe: NVLink bridges join pairs alone")  # fmt: skip
 _add("H100-80GB", **_HOPPER, memory=80 * GIB, memory_bandwidth=3350e9, link_bandwidth=450e9,
-     source="NVIDIA H100 datasheet (SXM5); DGX H100: one NDR card and PCIe 5 link per GPU, 2 TB")  # fmt: skip
+     source="NVIDIA H100 datasheet (SXM5); DGX H100: one NDR card and PCIe 5 link per GPU, 2 TB",
+     url="https://www.nvidia.com/en-us/data-center/h100/")  # fmt: skip
 _add("H100-PCIe-80GB", **{**_HOPPER, "flops": 756e12, "fp8_flops": 1513e12, "network_bandwidth": _INFINIBAND_200},
      memory=81559 * _MIB, memory_bandwidth=2039e9, link_bandwidth=PCIE5, link_latency=PCIE_LATENCY,
      devices_per_switch=2,
-     source="NVIDIA H100 PCIe product brief; messages over PCIe 5, as NVLink bridges join pairs alone")  # fmt: skip
+     source="NVIDIA H100 PCIe product brief; messages over PCIe 5, as NVLink bridges join pairs alone",
+     url="https://www.nvidia.com/content/dam/en-zz/Solutions/gtcs22/data-center/h100/PB-11133-001_v01.pdf")  # fmt: skip
 _add("H100-NVL-94GB", **{**_HOPPER, "flops": 835e12, "fp8_flops": 1671e12}, memory=95830 * _MIB,
      memory_bandwidth=3938e9, link_bandwidth=PCIE5, link_latency=PCIE_LATENCY, devices_per_switch=2,
-     source="NVIDIA H100 NVL product brief; messages over PCIe 5, as NVLink bridges join pairs alone")  # fmt: skip
+     source="NVIDIA H100 NVL product brief; messages over PCIe 5, as NVLink bridges join pairs alone",
+     url="https://www.nvidia.com/en-us/data-center/h100/")  # fmt: skip
 _add("H800-80GB", **_HOPPER, memory=80 * GIB, memory_bandwidth=3350e9, link_bandwidth=200e9,
      source="NVIDIA H800 datasheet (SXM5; NVLink at 400 GB/s both ways)")  # fmt: skip
 _add("H20-96GB", **{**_HOPPER, "flops": 148e12, "fp8_flops": 296e12}, memory=97871 * _MIB, memory_bandwidth=4000e9,
      link_bandwidth=450e9, source="NVIDIA H20 specifications (SXM5, 96 GB), as published by server makers")  # fmt: skip
 _add("H200-141GB", **_HOPPER, memory=140 * GIB, memory_bandwidth=4800e9, link_bandwidth=450e9,
-     source="NVIDIA H200 datasheet (SXM); 143771 MiB reported by the driver")  # fmt: skip
+     source="NVIDIA H200 datasheet (SXM); 143771 MiB reported by the driver",
+     url="https://www.nvidia.com/en-us/data-center/h200/")  # fmt: skip
 _add("GH200-96GB", **{**_HOPPER, "flops": 989.5e12, "host_bandwidth": 450e9, "host_memory": 480 * GIB},
      memory=97871 * _MIB, memory_bandwidth=4000e9, link_bandwidth=450e9, devices_per_node=1,
-     source="NVIDIA GH200 datasheet (HBM3; NVLink-C2C at 900 GB/s both ways to 480 GB of a Grace)")  # fmt: skip
+     source="NVIDIA GH200 datasheet (HBM3; NVLink-C2C at 900 GB/s both ways to 480 GB of a Grace)",
+     url="https://www.nvidia.com/en-us/data-center/grace-hopper-superchip/")  # fmt: skip
 _add("B200-192GB", **_BLACKWELL, memory=179 * GIB, memory_bandwidth=7700e9,
-     source="NVIDIA HGX B200 datasheet; 183359 MiB reported by the driver")  # fmt: skip
+     source="NVIDIA HGX B200 datasheet; 183359 MiB reported by the driver",
+     url="https://www.nvidia.com/en-us/data-center/hgx/")  # fmt: skip
 _add("GB200-192GB", **{**_BLACKWELL, "flops": 2500e12, "fp8_flops": 5000e12, "host_bandwidth": 225e9,
                        "host_memory": 240 * GIB},
      memory=185 * GIB, memory_bandwidth=8000e9, devices_per_node=72,
-     source="NVIDIA GB200 NVL72 datasheet (186 GB; a Grace of 480 GB and its NVLink-C2C for two GPUs)")  # fmt: skip
+     source="NVIDIA GB200 NVL72 datasheet (186 GB; a Grace of 480 GB and its NVLink-C2C for two GPUs)",
+     url="https://www.nvidia.com/en-us/data-center/gb200-nvl72/")  # fmt: skip
 _add("B300-288GB", **{**_BLACKWELL, "network_bandwidth": _INFINIBAND_800}, memory=268 * GIB, memory_bandwidth=8000e9,
-     source="NVIDIA HGX B300 datasheet (2.1 TB and 72 PFLOP/s sparse fp8 for 8; ConnectX-8)")  # fmt: skip
+     source="NVIDIA HGX B300 datasheet (2.1 TB and 72 PFLOP/s sparse fp8 for 8; ConnectX-8)",
+     url="https://www.nvidia.com/en-us/data-center/hgx/")  # fmt: skip
 _add("L40S-48GB", **_PCIE_4_CARD, efficiency=AMPERE, memory=45 * GIB, flops=362e12, fp8_flops=733e12,
      memory_bandwidth=864e9,
-     source="NVIDIA L40S datasheet (PCIe 4, no NVLink); 46068 MiB reported by the driver")  # fmt: skip
+     source="NVIDIA L40S datasheet (PCIe 4, no NVLink); 46068 MiB reported by the driver",
+     url="https://www.nvidia.com/en-us/data-center/l40s/")  # fmt: skip
 _add("L4-24GB", **_PCIE_4_CARD, memory=23034 * _MIB, flops=121e12, fp8_flops=242.5e12, memory_bandwidth=300e9,
-     source="NVIDIA L4 datasheet (PCIe 4, no NVLink; half the peaks, which are sparse)")  # fmt: skip
+     source="NVIDIA L4 datasheet (PCIe 4, no NVLink; half the peaks, which are sparse)",
+     url="https://www.nvidia.com/en-us/data-center/l4/")  # fmt: skip
 _add("A40-48GB", **_PCIE_4_CARD, efficiency=AMPERE, memory=46068 * _MIB, flops=149.7e12, memory_bandwidth=696e9,
-     source="NVIDIA A40 datasheet; messages over PCIe 4, as NVLink bridges join pairs alone")  # fmt: skip
+     source="NVIDIA A40 datasheet; messages over PCIe 4, as NVLink bridges join pairs alone",
+     url="https://www.nvidia.com/en-us/data-center/a40/")  # fmt: skip
 _add("A10G-24GB", **_PCIE_4_CARD, efficiency=AMPERE, memory=23028 * _MIB, flops=70e12, memory_bandwidth=600e9,
-     source="NVIDIA A10G datasheet (AWS g5; PCIe 4, no NVLink)")  # fmt: skip
+     source="NVIDIA A10G datasheet (AWS g5; PCIe 4, no NVLink)",
+     url="https://aws.amazon.com/ec2/instance-types/g5/")  # fmt: skip
 _add("A6000-48GB", **_WORKSTATION, efficiency=AMPERE, memory=49140 * _MIB, flops=154.8e12, memory_bandwidth=768e9,
      link_bandwidth=PCIE4, host_bandwidth=PCIE4,
-     source="NVIDIA RTX A6000 datasheet; messages over PCIe 4, as NVLink bridges join pairs alone")  # fmt: skip
+     source="NVIDIA RTX A6000 datasheet; messages over PCIe 4, as NVLink bridges join pairs alone",
+     url="https://www.nvidia.com/en-us/design-visualization/rtx-a6000/")  # fmt: skip
 _add("RTX6000-Ada-48GB", **_WORKSTATION, efficiency=AMPERE, memory=49140 * _MIB, flops=364.2e12, fp8_flops=728.5e12,
      memory_bandwidth=960e9, link_bandwidth=PCIE4, host_bandwidth=PCIE4,
-     source="NVIDIA RTX 6000 Ada datasheet (PCIe 4, no NVLink; half the peaks, which are sparse)")  # fmt: skip
+     source="NVIDIA RTX 6000 Ada datasheet (PCIe 4, no NVLink; half the peaks, which are sparse)",
+     url="https://www.nvidia.com/en-us/design-visualization/rtx-6000/")  # fmt: skip
 _add("RTX6000-PRO-96GB", **_WORKSTATION, memory=97887 * _MIB, flops=503.8e12, fp8_flops=1007.6e12,
      memory_bandwidth=1792e9, link_bandwidth=PCIE5, host_bandwidth=PCIE5,
-     source="NVIDIA RTX PRO Blackwell whitepaper (RTX PRO 6000; fp32 accumulation; PCIe 5, no NVLink)")  # fmt: skip
+     source="NVIDIA RTX PRO Blackwell whitepaper (RTX PRO 6000; fp32 accumulation; PCIe 5, no NVLink)",
+     url="https://www.nvidia.com/en-us/products/workstations/professional-desktop-gpus/rtx-pro-6000/")  # fmt: skip
 _add("RTX3090-24GB", **_WORKSTATION, efficiency=AMPERE, memory=24 * GIB, flops=71e12, memory_bandwidth=936e9,
      link_bandwidth=PCIE4, host_bandwidth=PCIE4,
-     source="NVIDIA GA102 whitepaper (fp32 accumulation); messages over PCIe 4")  # fmt: skip
+     source="NVIDIA GA102 whitepaper (fp32 accumulation); messages over PCIe 4",
+     url="https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf")  # fmt: skip
 _add("RTX4090-24GB", **_WORKSTATION, efficiency=AMPERE, memory=24564 * _MIB, flops=165.2e12, fp8_flops=330.3e12,
      memory_bandwidth=1008e9, link_bandwidth=PCIE4, host_bandwidth=PCIE4,
-     source="NVIDIA Ada whitepaper (fp32 accumulation; PCIe 4, no NVLink)")  # fmt: skip
+     source="NVIDIA Ada whitepaper (fp32 accumulation; PCIe 4, no NVLink)",
+     url="https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf")  # fmt: skip
 _add("RTX5090-32GB", **_WORKSTATION, memory=32 * GIB, flops=209.5e12, fp8_flops=419e12, memory_bandwidth=1792e9,
      link_bandwidth=PCIE5, host_bandwidth=PCIE5,
-     source="NVIDIA RTX Blackwell whitepaper (bf16 with fp32 accumulation; PCIe 5, no NVLink)")  # fmt: skip
+     source="NVIDIA RTX Blackwell whitepaper (bf16 with fp32 accumulation; PCIe 5, no NVLink)",
+     url="https://images.nvidia.com/aem-dam/Solutions/geforce/blackwell/"
+         "nvidia-rtx-blackwell-gpu-architecture.pdf")  # fmt: skip
 _add("V100-32GB", memory=32 * GIB, flops=112e12, bf16=False, memory_bandwidth=900e9, link_bandwidth=PCIE3,
      link_latency=PCIE_LATENCY, network_bandwidth=_ETHERNET_100, host_bandwidth=PCIE3, devices_per_switch=2,
-     host_memory=64 * GIB, source="NVIDIA V100 datasheet (PCIe, 32 GB; fp16, as it has no bf16)")  # fmt: skip
+     host_memory=64 * GIB, source="NVIDIA V100 datasheet (PCIe, 32 GB; fp16, as it has no bf16)",
+     url="https://images.nvidia.com/content/technologies/volta/pdf/"
+         "volta-v100-datasheet-update-us-1165301-r5.pdf")  # fmt: skip
 _add("T4-16GB", memory=15360 * _MIB, flops=65e12, bf16=False, memory_bandwidth=320e9, link_bandwidth=PCIE3,
      link_latency=PCIE_LATENCY, network_bandwidth=_ETHERNET_100, host_bandwidth=PCIE3, devices_per_switch=2,
-     host_memory=48 * GIB, source="NVIDIA T4 datasheet (fp16, as it has no bf16; PCIe 3)")  # fmt: skip
+     host_memory=48 * GIB, source="NVIDIA T4 datasheet (fp16, as it has no bf16; PCIe 3)",
+     url="https://www.nvidia.com/en-us/data-center/tesla-t4/")  # fmt: skip
 _add("MI300X-192GB", **_INSTINCT, memory=192 * GIB, memory_bandwidth=5300e9,
-     source="AMD Instinct MI300X data sheet (7 Infinity Fabric links of 64 GB/s, all used by a ring of 8)")  # fmt: skip
+     source="AMD Instinct MI300X data sheet (7 Infinity Fabric links of 64 GB/s, all used by a ring of 8)",
+     url="https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html")  # fmt: skip
 _add("MI325X-256GB", **_INSTINCT, memory=256 * GIB, memory_bandwidth=6000e9,
-     source="AMD Instinct MI325X data sheet (7 Infinity Fabric links of 64 GB/s, all used by a ring of 8)")  # fmt: skip
+     source="AMD Instinct MI325X data sheet (7 Infinity Fabric links of 64 GB/s, all used by a ring of 8)",
+     url="https://www.amd.com/en/products/accelerators/instinct/mi300/mi325x.html")  # fmt: skip
 _add("MI355X-288GB", **{**_INSTINCT, "flops": 2516.6e12, "fp8_flops": 5033.2e12, "link_bandwidth": 7 * 76.8e9},
      memory=288 * GIB, memory_bandwidth=8000e9,
-     source="AMD Instinct MI355X data sheet (7 links of 76.8 GB/s, all used by a ring of 8)")  # fmt: skip
+     source="AMD Instinct MI355X data sheet (7 links of 76.8 GB/s, all used by a ring of 8)",
+     url="https://www.amd.com/en/products/accelerators/instinct/mi350/mi355x.html")  # fmt: skip
 _add("TPU-v5e-16GB", **_TPU, memory=16 * 10**9, flops=197e12, memory_bandwidth=819e9, link_bandwidth=200e9,
      network_bandwidth=3.125e9,
-     source="Google Cloud TPU v5e documentation (ICI at 400 GB/s both ways; a node is a pod of 256)")  # fmt: skip
+     source="Google Cloud TPU v5e documentation (ICI at 400 GB/s both ways; a node is a pod of 256)",
+     url="https://cloud.google.com/tpu/docs/v5e")  # fmt: skip
 _add("TPU-v5p-95GB", **{**_TPU, "devices_per_node": 8960, "host_memory": 112 * GIB},
      memory=95 * 10**9, flops=459e12, memory_bandwidth=2765e9, link_bandwidth=600e9, network_bandwidth=6.25e9,
-     source="Google Cloud TPU v5p documentation (ICI at 1,200 GB/s both ways; a node is a pod of 8,960)")  # fmt: skip
+     source="Google Cloud TPU v5p documentation (ICI at 1,200 GB/s both ways; a node is a pod of 8,960)",
+     url="https://cloud.google.com/tpu/docs/v5p")  # fmt: skip
 _add("TPU-v6e-32GB", **{**_TPU, "host_memory": 192 * GIB}, memory=32 * 10**9, flops=918e12,
-     memory_bandwidth=1640e9, link_bandwidth=400e9,
+     memory_bandwidth=1638e9, link_bandwidth=400e9,
      network_bandwidth=12.5e9,
-     source="Google Cloud TPU v6e documentation (ICI at 800 GB/s both ways; a node is a pod of 256)")  # fmt: skip
+     source="Google Cloud TPU v6e documentation (ICI at 800 GB/s both ways; a node is a pod of 256)",
+     url="https://cloud.google.com/tpu/docs/v6e")  # fmt: skip
 _add("Trainium2-96GB", memory=96 * GIB, flops=667e12, fp8_flops=1299e12, memory_bandwidth=2900e9,
      link_bandwidth=512e9, network_bandwidth=_INFINIBAND_200, host_bandwidth=PCIE4, devices_per_node=16,
      host_memory=128 * GIB,
-     source="AWS Neuron documentation, Trainium2 (NeuronLink at 1 TB/s both ways; 16 chips, 2 TB)")  # fmt: skip
+     source="AWS Neuron documentation, Trainium2 (NeuronLink at 1 TB/s both ways; 16 chips, 2 TB)",
+     url="https://awsdocs-neuron.readthedocs-hosted.com/en/latest/about-neuron/arch/neuron-hardware/"
+         "trainium2.html")  # fmt: skip
 _add("Ascend-910-64GB", memory=64 * GIB, flops=376e12, memory_bandwidth=1600e9, link_bandwidth=196e9,
      network_bandwidth=_INFINIBAND_200, host_bandwidth=PCIE5,
      source="Atlas 800T A2 (Ascend 910B2) as reported publicly; Huawei publishes no full datasheet")  # fmt: skip
