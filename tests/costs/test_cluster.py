@@ -157,4 +157,4 @@ def test_a_file_that_is_nested_too_deeply_is_refused_with_a_sentence(tmp_path: P
 
 def test_every_device_of_a_maker_that_publishes_figures_names_the_page_that_has_them() -> None:
     without = {name for name, device in hardware.items() if not device.url.startswith("https://")}
-    assert without == {"A800-80GB", "H800-80GB", "H20-96GB", "Ascend-910-64GB", "CPU"}
+    assert without == {"A800-80GB", "A800-PCIe-80GB", "H800-80GB", "H20-96GB", "Ascend-910-64GB", "CPU"}
