@@ -29,7 +29,7 @@ from debubble.planners.partitioning.balance import even_counts
 from debubble.planners.scope.layer_types import layer_runs
 from debubble.planners.scope.monolithic import solve
 from debubble.planners.scope.planner import DUAL, TRI, megatron_schedule
-from debubble.reproduce.scope import Case, problem_of
+from debubble.reproduce.scope.tables import Case, problem_of
 from debubble.search.effort import Effort
 from debubble.simulator import Repricer
 

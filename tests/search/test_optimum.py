@@ -11,13 +11,14 @@ import pytest
 
 from debubble.ir import DebubbleError, Kind, Number, Op, Placement, StageCosts
 from debubble.ir.stage_costs import HostLink
+from debubble.schedules import schedules
 from debubble.search.annealing.search import search
 from debubble.search.bounds import lower_bound
 from debubble.search.cp_solver import solver_of, status_of
 from debubble.search.effort import Effort
 from debubble.search.exact.cp_model import build
 from debubble.search.exact.cp_sat import device_bound, solve
-from debubble.search.exact.milp import Reductions, solve_milp
+from debubble.search.exact.milp import MilpModel, Reductions, milp_incumbents, solve_milp
 from debubble.search.problem import Incumbent, Objective, OrderProblem
 from debubble.simulator import simulate
 
@@ -171,6 +172,23 @@ def test_the_milp_with_offload_proves_the_optimum(host_link: HostLink) -> None:
     assert answer.incumbent is not None
     assert answer.incumbent.value == 12
     assert answer.bound == pytest.approx(12)
+
+
+@pytest.mark.parametrize("host_link", ["full-duplex", "half-duplex"])
+def test_the_milp_begins_with_a_given_schedule_and_ends_with_the_optimum(host_link: HostLink) -> None:
+    problem = instance(3, 3, ONE, 0, 1, 2, host_link=host_link)
+    start = schedules["adaoffload"](devices=3, micro_batches=3, costs=problem.costs)
+    first, *_, last = milp_incumbents(problem, seconds=60, start=start)
+    assert (first.schedule, first.value) == (start, problem.value(start))
+    assert (last.value, last.optimal) == (12, True)
+
+
+def test_a_given_schedule_is_a_solution_of_the_milp() -> None:
+    problem = instance(4, 8, (10, 10, 10), 1, 10, 3)
+    start = schedules["adaoffload"](devices=4, micro_batches=8, costs=problem.costs)
+    model = MilpModel(problem, Reductions(), "SCIP")
+    model.build()
+    assert model.admits(start)
 
 
 def test_transitivity_and_one_direction_make_the_milp_smaller() -> None:

@@ -149,34 +149,35 @@ def _prices(
     inst: Instance, device: DeviceInstance, load: Sequence[int], opened: Open
 ) -> tuple[list[float], list[float]] | None:
     """The dual of the device program's linear relaxation, without what recomputation brings back."""
-    from ortools.linear_solver import pywraplp
+    from ortools.math_opt.python import mathopt
 
-    solver = pywraplp.Solver.CreateSolver("GLOP")
-    layers = {key: solver.NumVar(0, solver.infinity(), "") for key in _keys(inst, opened)}
+    program = mathopt.Model()
+    layers = {key: program.add_variable(lb=0) for key in _keys(inst, opened)}
 
     def row(low: float, high: float, entries: Mapping[Any, float]) -> Any:
-        constraint = solver.Constraint(low, high)
+        constraint = program.add_linear_constraint(lb=low, ub=high)
         for key, entry in entries.items():
-            constraint.SetCoefficient(layers[key], entry)
+            constraint.set_coefficient(layers[key], entry)
         return constraint
 
     for run, number in enumerate(load):
         row(number, number, {key: 1 for key in layers if key[1] == run})
     memory = [
         row(
-            -solver.infinity(),
+            -math.inf,
             device.room / RESOLUTION,
             {(c, r, o): (kept[r][o][c] + device.static[r]) / RESOLUTION for c, r, o in layers},
         )
         for kept in device.kept
     ]
-    filling = [row(1, solver.infinity(), {key: 1 for key in layers if key[0] == c}) for c in range(inst.chunks)]
-    objective = solver.Objective()
-    for (_, r, o), v in layers.items():
-        objective.SetCoefficient(v, inst.times[r][o] / RESOLUTION)
-    if solver.Solve() != solver.OPTIMAL:
+    filling = [row(1, math.inf, {key: 1 for key in layers if key[0] == c}) for c in range(inst.chunks)]
+    for (_, r, o), layer in layers.items():
+        program.objective.set_linear_coefficient(layer, inst.times[r][o] / RESOLUTION)
+    result = mathopt.solve(program, mathopt.SolverType.GLOP)
+    if result.termination.reason is not mathopt.TerminationReason.OPTIMAL:
         return None
+    dual = result.dual_values()
     return (
-        [max(0.0, -constraint.dual_value()) for constraint in memory],
-        [max(0.0, constraint.dual_value()) * RESOLUTION for constraint in filling],
+        [max(0.0, -dual[constraint]) for constraint in memory],
+        [max(0.0, dual[constraint]) * RESOLUTION for constraint in filling],
     )

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Literal, NamedTuple
 
@@ -29,8 +29,10 @@ from ortools.math_opt.python import mathopt
 
 from debubble.ir import InfeasibleError, InputError, Kind, Number, Op, Schedule
 from debubble.search.problem import Incumbent, OrderProblem
+from debubble.simulator import simulate
 
-Backend = Literal["SCIP", "HIGHS"]
+Backend = Literal["SCIP", "HIGHS", "GUROBI"]
+"""GUROBI where it is installed and licensed."""
 COMPUTE = (Kind.F, Kind.I, Kind.W)
 Transfer = tuple[Op, Any, float]
 """A forward whose activation is moved, the variable of the transfer's start, and its time."""
@@ -66,6 +68,7 @@ def solve_milp(
     seconds: float,
     backend: Backend = "SCIP",
     reductions: Reductions | None = None,
+    start: Schedule | None = None,
 ) -> MilpResult:
     """Solve the program.
 
@@ -74,6 +77,7 @@ def solve_milp(
         seconds: Time limit on the clock.
         backend: The solver.
         reductions: What makes the program smaller; all but triangles by default.
+        start: A schedule of the problem from which the solver begins (section 4.1.3), such as AdaOffload's.
 
     Raises:
         InputError: The program does not model the problem: several stages per device, fused backwards, recomputation,
@@ -90,7 +94,7 @@ def solve_milp(
     begin = time.monotonic()
     program = MilpModel(problem, reductions or Reductions(), backend)
     program.build()
-    bound = max(program.solve(seconds), 0.0)
+    bound = max(program.solve(seconds, start), 0.0)
     schedule = program.schedule()
     incumbent = None
     if schedule is not None:
@@ -98,6 +102,40 @@ def solve_milp(
         incumbent = Incumbent(schedule=schedule, value=value, bound=min(bound, value), source="milp")
     binaries, rows = sum(v.integer for v in program.model.variables()), program.model.get_num_linear_constraints()
     return MilpResult(incumbent, bound, binaries, rows, time.monotonic() - begin)
+
+
+def milp_incumbents(
+    problem: OrderProblem, *, seconds: float, start: Schedule, backend: Backend = "SCIP"
+) -> Iterator[Incumbent]:
+    """Better and better schedules, in rounds that double in time, each beginning with the last one's schedule.
+
+    Args:
+        problem: What is ordered.
+        seconds: Time limit on the clock, of all rounds.
+        start: The schedule that the first round begins with; it is the first of the stream.
+        backend: The solver.
+
+    Raises:
+        InputError: The program does not model the problem.
+    """
+    best = Incumbent(schedule=start, value=problem.value(start), bound=0, source="start")
+    yield best
+    deadline, share = time.monotonic() + seconds, seconds / 16
+    while not best.optimal and (left := deadline - time.monotonic()) > 0:
+        answer = solve_milp(problem, seconds=min(left, share), backend=backend, start=best.schedule)
+        bound = max(float(best.bound), answer.bound)
+        if answer.incumbent is not None and answer.incumbent.value < best.value:
+            best = answer.incumbent
+        best = replace(best, bound=min(bound, best.value))
+        yield best
+        share *= 2
+
+
+_SOLVERS = {
+    "SCIP": mathopt.SolverType.GSCIP,
+    "HIGHS": mathopt.SolverType.HIGHS,
+    "GUROBI": mathopt.SolverType.GUROBI,
+}
 
 
 @dataclass
@@ -119,6 +157,10 @@ class MilpModel:
     """H: the first one's offload has ended before the second one's reload starts."""
     counted: dict[tuple[Op, Op], Any] = field(default_factory=dict)
     """N: the first one's reload is counted when the second, a forward, starts."""
+    events: list[tuple[Any, Op, Op]] = field(default_factory=list)
+    """Other binary variables: the first operation has ended when the second starts."""
+    begun: list[tuple[Any, Op, Op]] = field(default_factory=list)
+    """And: the first operation starts before the second, a transfer or a forward."""
 
     def build(self) -> None:
         """Create the model with its variables, constraints and objective."""
@@ -143,21 +185,59 @@ class MilpModel:
         if problem.offload:
             self._shared_links()
 
-    def solve(self, seconds: float) -> float:
+    def solve(self, seconds: float, start: Schedule | None = None) -> float:
         """Run the solver, in rounds while lazy triangles are violated; returns the proven bound."""
         deadline = time.monotonic() + seconds
         if self.reductions.triangles == "lazy":
             self._tighten(deadline)
-        result = self._solve(deadline)
+        result = self._solve(deadline, () if start is None else (self._hint(start),))
         if result.termination.reason.name == "INFEASIBLE":
             raise InfeasibleError("The MILP has no solution: nothing fits the memory limit.")
         self.values = result.variable_values() if result.has_primal_feasible_solution() else None
         return float(result.dual_bound())
 
-    def _solve(self, deadline: float) -> Any:
-        solver = mathopt.SolverType.GSCIP if self.backend == "SCIP" else mathopt.SolverType.HIGHS
+    def _solve(self, deadline: float, hints: Sequence[Any] = ()) -> Any:
+        solver = _SOLVERS[self.backend]
         limit = timedelta(seconds=max(0.001, deadline - time.monotonic()))
-        return mathopt.solve(self.model, solver, params=mathopt.SolveParameters(time_limit=limit))
+        parameters = mathopt.ModelSolveParameters(solution_hints=list(hints))
+        return mathopt.solve(
+            self.model, solver, params=mathopt.SolveParameters(time_limit=limit), model_params=parameters
+        )
+
+    def admits(self, schedule: Schedule) -> bool:
+        """Tell whether the schedule's times and orders are a solution of the program, or can be completed to one.
+
+        The program keeps the schedule's orders afterwards.
+        """
+        hint = self._hint(schedule)
+        for variable, value in hint.variable_values.items():
+            if variable.integer:
+                variable.lower_bound = variable.upper_bound = value
+        result = mathopt.solve(self.model, mathopt.SolverType.GSCIP)
+        if not result.has_primal_feasible_solution():
+            return False
+        return bool(result.objective_value() <= hint.variable_values[self.span] * (1 + 1e-9))
+
+    def _hint(self, schedule: Schedule) -> Any:
+        """The schedule's times and orders as values of the variables; times of transfers that it lacks stay open."""
+        timeline = simulate(schedule, self.problem.costs)
+        times = {o.op: (float(o.start), float(o.end)) for o in timeline.operations}
+        values: dict[Any, float] = {self.span: float(self.problem.value(schedule))}
+        values.update({variable: times[op][1] for op, variable in self.end.items()})
+        orders = [(before, a, b) for (a, b), before in self.before.items() if isinstance(before, mathopt.Variable)]
+        for forward, away in self.away.items():
+            out, back = _transferred(Kind.O, forward), _transferred(Kind.L, forward)
+            values[away] = float(out in times)
+            if out in times:
+                values[self.out[forward]], values[self.back[forward]] = times[out][0], times[back][0]
+        ends = [(v, _transferred(Kind.O, x), _transferred(Kind.L, y)) for (x, y), v in self.offload_first.items()]
+        for variable, a, b in (*orders, *self.events, *ends):
+            values[variable] = float(a in times and b in times and times[a][1] <= times[b][0] + 1e-9)
+        for variable, a, b in self.begun:
+            # Of a forward and a reload that start together the forward counts as the first.
+            tie = 1e-9 if a.kind is Kind.F else -1e-9
+            values[variable] = float(a in times and b in times and times[a][0] < times[b][0] + tie)
+        return mathopt.SolutionHint(variable_values=values)
 
     def schedule(self) -> Schedule | None:
         """The schedule of the solution, offloads in the order of their ends (see cp_model.schedule_of)."""
@@ -322,6 +402,7 @@ class MilpModel:
         done = self._binary()
         self._add(done <= self.away[y])
         self._add(self.out[y] + self._transfer(y.stage)[0] <= self._start(x) + self.big * (1 - done))
+        self.events.append((done, _transferred(Kind.O, y), x))
         return done
 
     def _reloaded(self, y: Op, x: Op) -> Any:
@@ -330,6 +411,7 @@ class MilpModel:
         self._add(counts <= self.away[y])
         self._add(self.back[y] >= self._start(x) - self.big * (counts + 1 - self.away[y]))
         self.counted[y, x] = counts
+        self.begun.append((counts, _transferred(Kind.L, y), x))
         return counts
 
     def _at_reload(self, y: Op, forwards: list[Op], room: float, size: float, freed: dict[Kind, float]) -> None:
@@ -340,11 +422,13 @@ class MilpModel:
                 ended = self._binary()
                 self._add(self.end[Op(c, y.stage, x.micro_batch)] <= self.back[y] + self.big * (1 - ended))
                 resident -= amount * ended
+                self.events.append((ended, Op(c, y.stage, x.micro_batch), _transferred(Kind.L, y)))
             if x == y:
                 continue
             counts = self._binary()
             self._add(self._start(x) >= self.back[y] - self.big * (counts + 1 - self.away[y]))
             self._add(self.counted[y, x] + counts >= self.away[y])
+            self.begun.append((counts, x, _transferred(Kind.L, y)))
             resident += size * counts - size * self.offload_first[x, y]
             if x.micro_batch < y.micro_batch:
                 resident += size * self.away[x]
@@ -390,3 +474,8 @@ class MilpModel:
         first, free = self._binary(), self.big * (2 - self.away[x] - self.away[y])
         self._add(start_y >= start_x + time_x - self.big * (1 - first) - free)
         self._add(start_x >= start_y + time_y - self.big * first - free)
+
+
+def _transferred(kind: Kind, forward: Op) -> Op:
+    """The offload or reload of what a forward leaves."""
+    return Op(kind, forward.stage, forward.micro_batch)
