@@ -3,12 +3,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+FRAMEWORKS := .venv-frameworks
 TORCH ?= torch==2.13.0
 
 .DEFAULT_GOAL := help
 
 help: ## show this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -30,6 +31,16 @@ test-slow: $(VENV)/.ready ## run the slow extras
 test-cuda: $(VENV)/.ready ## run the tests that need a GPU
 	$(BIN)/pytest tests/cuda -m cuda
 
+$(FRAMEWORKS)/.ready:
+	$(PYTHON) -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/pip install --quiet "$(TORCH)"
+	$(FRAMEWORKS)/bin/pip install --quiet triton megatron-core==0.16.1 torchtitan==0.3.0 deepspeed==0.19.8 nemo-automodel==0.7.0
+	$(FRAMEWORKS)/bin/pip install --quiet --editable ".[torch,hf,dev]"
+	touch $@
+
+test-frameworks: $(FRAMEWORKS)/.ready ## run the other frameworks' own code on the exports, in a venv of its own
+	$(FRAMEWORKS)/bin/pytest tests/exports/test_frameworks.py -rs --timeout 1200
+
 check: $(VENV)/.ready ## ruff, mypy and the contracts of the imports
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -49,4 +60,4 @@ docs-check: $(VENV)/.ready ## run the commands of README and docs (many minutes)
 clean: ## remove what was built
 	rm -rf $(VENV) build dist runs
 
-.PHONY: help setup run test test-slow check docs docs-check clean
+.PHONY: help setup run test test-slow test-frameworks check docs docs-check clean

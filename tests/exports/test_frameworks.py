@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
+import debubble as db
 from debubble.exports import exports
 from debubble.exports.layers import stage_layers
 from debubble.exports.megatron import layout
-from debubble.ir import Plan
+from debubble.ir import Kind, Plan
 from tests.exports.hand_plans import MIXTRAL, full, interleaved, one_f_one_b, priced
 
 PLANS = [priced(full(1)), priced(config=MIXTRAL, data=2, expert=2, tensor=2, zero=1, micro_batch_size=3)]
@@ -73,6 +75,46 @@ def test_megatron_reads_the_layout(plan: Plan) -> None:
     assert [names.count("decoder") for names in layers] == [len(stage.layers) for stage in stages]
     assert layers[0][0] == "embedding"
     assert layers[-1][-1] == "loss"
+
+
+MEGATRON_PLANS = [
+    pytest.param(priced(full(0, 2), tensor=2, data=2, zero=1), id="block"),
+    pytest.param(priced(lambda layer: ("core", "norm+mlp")), id="selective"),
+    pytest.param(priced(lambda layer: ("none", "norm+mlp"), config=MIXTRAL, data=2, expert=2, zero=1), id="experts"),
+    pytest.param(interleaved([3, 1, 2, 2]), id="interleaved"),
+]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # On its own defaults.
+@pytest.mark.parametrize("plan", MEGATRON_PLANS)
+def test_megatron_core_takes_the_settings_of_the_model(plan: Plan) -> None:
+    """They are the Bridge recipe's, whose model is a TransformerConfig."""
+    transformer = pytest.importorskip("megatron.core.transformer.transformer_config", exc_type=ImportError)
+    scope: dict[str, Any] = {}
+    exec(exports["megatron"](plan).files["megatron_bridge.py"], scope)
+    settings = {name: value for name, value in scope["MODEL"].items() if name != "seq_length"}
+    layers = sum(unit.type == "attention" for stage in plan.partition for unit in stage)
+    experts = {"num_moe_experts": 4, "moe_grouped_gemm": True} if plan.options.expert > 1 else {}
+
+    config = transformer.TransformerConfig(
+        num_layers=layers, hidden_size=64, num_attention_heads=4, bf16=True, pipeline_dtype=torch.bfloat16,
+        add_bias_linear=False, **experts, **settings,
+    )  # fmt: skip
+
+    config.pipeline_model_parallel_layout.validate_layer_layout(layers, 0)
+    assert config.virtual_pipeline_model_parallel_size == settings["virtual_pipeline_model_parallel_size"]
+
+
+@pytest.mark.parametrize(("devices", "chunks"), [(2, 2), (4, 2), (4, 3)])
+def test_megatron_core_orders_chunks_as_the_library_does(devices: int, chunks: int) -> None:
+    """Its table has the forwards of a device in their order: (micro-batch, chunk)."""
+    schedules = pytest.importorskip("megatron.core.pipeline_parallel.schedules", exc_type=ImportError)
+    interleaved_1f1b = db.schedules["interleaved"](devices=devices, micro_batches=4 * devices, chunks=chunks)
+
+    table = schedules.get_schedule_table(4 * devices, chunks, devices)
+
+    forwards = [op for op in interleaved_1f1b.orders[0] if op.kind is Kind.F]
+    assert [(op.micro_batch, op.stage // devices) for op in forwards] == table
 
 
 TRAINING = """

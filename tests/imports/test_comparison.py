@@ -75,3 +75,43 @@ def test_the_best_job_is_left_alone(run: Any, tmp_path: Path) -> None:
     _, out, _ = run(SCRIPT.replace("EXTRA", f"--pipeline-model-parallel-layout '{new}'"), "--cluster", "4xA100-80GB")
 
     assert "Nothing faster was found." in out
+
+
+def test_stages_of_deepspeed_are_among_the_changes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "ds_config.json"
+    config.write_text(
+        '{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 8, "bf16": {"enabled": true}}'
+    )
+    command = [
+        "import",
+        "deepspeed",
+        str(config),
+        "--model",
+        "llama3-8b",
+        "--pipeline",
+        "4",
+        "--sequence-length",
+        "4096",
+    ]
+    monkeypatch.setattr(
+        "sys.argv",
+        [
+            "debubble",
+            *command,
+            "--sequence-length",
+            "4096",
+            "--cluster",
+            "4xA100-80GB",
+            "--planner",
+            "adapipe",
+            "--json",
+        ],
+    )
+    with pytest.raises(SystemExit):
+        main()
+    answer = json.loads(capsys.readouterr().out)
+
+    assert answer["planned"]["step_time"] < answer["yours"]["step_time"]
+    assert "planned_pipeline.py: BOUNDS" in {change["name"] for change in answer["changes"]}

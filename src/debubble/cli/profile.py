@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,9 +36,19 @@ def profile(
         Path | None, typer.Option(help="Folder that a run's activations will be offloaded to (default: host memory).")
     ] = None,
     repetitions: Annotated[int, typer.Option(help="Measurements of everything; medians count.")] = 10,
+    from_trace: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from-trace",
+            help="A torch.profiler trace (of every rank) or Megatron-LM log of a run; MODEL is the plan that ran.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Measure forward, backward, recomputation and bytes of every unit, and the links, for `plan --profile`."""
+    if from_trace:
+        _from_trace(Path(model), from_trace, output, json=json)
+        return
     from debubble.costs.files import units_to_dict
     from debubble.ir import RunOptions
     from debubble.models import named_model
@@ -58,6 +69,29 @@ def profile(
         print_json(units_to_dict(units))
     else:
         console().print(_table(units))
+
+
+def _from_trace(plan: Path, traces: list[Path], output: Path, *, json: bool) -> None:
+    """Write the units that another framework's measurements of a plan make."""
+    from debubble.costs.files import units_to_dict
+    from debubble.files import write_whole
+    from debubble.imports.measurements import fitted, read_measurements
+    from debubble.ir import Plan
+
+    fit = fitted(Plan.load(plan), read_measurements(traces))
+    content = units_to_dict(fit.units)
+    write_whole(output, dumps(content, indent=1).encode() + b"\n")
+    log().print(f"The measured units are in {output}.")
+    if json:
+        print_json({**content, "factors": fit.factors, "predicted": fit.predicted, "measured": fit.measured})
+        return
+    for stage, (forward, backward) in enumerate(fit.factors):
+        console().print(f"Stage {stage}: forward {forward:.3f}, backward {backward:.3f} times as long as computed.")
+    if fit.measured is not None and fit.error is not None:
+        console().print(
+            f"With them the plan is predicted to take {fit.predicted:.4g} s per step; it took {fit.measured:.4g} s, so"
+            f" the fit is {100 * fit.error:+.1f}% off."
+        )
 
 
 def _table(units: Units) -> Table:

@@ -56,8 +56,8 @@ class Change:
     def __str__(self) -> str:
         if self.then is None:
             return f"leave out {self.name}"
-        then = _words(self.then)
-        return f"{self.name}{then and f' {then}'}" + ("" if self.now is None else f" (now {_words(self.now) or 'on'})")
+        then, now = _short(_words(self.then)), _short(_words(self.now))
+        return f"{self.name}{then and f' {then}'}" + ("" if self.now is None else f" (now {now or 'on'})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,8 @@ class Comparison:
     def sentences(self) -> Iterator[str]:
         """The answer, a line for what the plans take and a line for each change."""
         if self.planned is None:
-            yield f"Yours: {self.yours}.  No plan fits: {self.reason}"
+            found = "faster plan was found" if self.yours.fits else "plan fits"
+            yield f"Yours: {self.yours}.  No {found}: {self.reason}"
         elif not self.changes:
             yield f"Yours: {self.yours}.  Nothing faster was found."
         else:
@@ -121,7 +122,7 @@ def _changes(importer: Importer, settings: Settings, yours: Plan, plan: Plan) ->
     wanted, before = _written(importer, plan), _written(importer, yours)
     for name, value in wanted.items():
         now = settings.get(name)
-        same = _words(now) == _words(value) if name in settings else before.get(name) == value
+        same = _words(now) == _words(value) if name in settings else before.get(name) == value and not _file(value)
         if not same:
             yield Change(name=name, now=now, then=value)
     for name in before.keys() - wanted.keys():
@@ -141,6 +142,19 @@ def _written(importer: Importer, plan: Plan) -> Mapping[str, Any]:
         for name, content in made.files.items():
             (Path(folder) / name).write_text(content)
         return importer.settings(Path(folder) / importer.file)
+
+
+def _file(value: Any) -> bool:
+    """Tell whether a setting names a file of the export, whose content is the plan's."""
+    return str(value).endswith(".csv")
+
+
+def _short(words: str) -> str:
+    """The words, or their beginning: lists of modules fill pages, and an export writes them."""
+    return words if len(words) <= MOST_LETTERS else f"{words[:MOST_LETTERS]} ..."
+
+
+MOST_LETTERS = 80
 
 
 def _words(value: Any) -> str:

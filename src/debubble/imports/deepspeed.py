@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,15 @@ _MODULE = "planned_pipeline.py"
 _MAY_COST = ("offload", "overlap", "activation_checkpointing", "compression", "partition")
 
 
-@importer("deepspeed", settings=read_settings, file="ds_config.json")
+def read_config(path: Path) -> Mapping[str, Any]:
+    """The settings of a configuration, and the constants of debubble's pipeline module beside it."""
+    module = path.with_name(_MODULE)
+    constants = _constants(module) if module.exists() else {}
+    planned = {name: sorted(value) for name, value in constants.items()}
+    return {**read_settings(path), **{f"{_MODULE}: {name}": value for name, value in planned.items()}}
+
+
+@importer("deepspeed", settings=read_config, file="ds_config.json")
 def deepspeed(settings: Settings, path: Path, given: Given) -> Job:
     """Batch, ZeRO level and dtype of a DeepSpeed configuration; stages and recomputation of debubble's module."""
     read = Reader(settings, path)
@@ -27,11 +35,9 @@ def deepspeed(settings: Settings, path: Path, given: Given) -> Job:
         raise InputError("A DeepSpeed configuration does not describe the model: give it with --model.")
     if given.sequence_length is None:
         raise InputError("A DeepSpeed configuration does not say how long sequences are: give --sequence-length.")
-    module = path.with_name(_MODULE)
-    planned = _constants(module) if module.exists() else {}
+    bounds = read.get(f"{_MODULE}: BOUNDS")
     layers = given.model.layers
-    if planned:
-        bounds = planned["BOUNDS"]
+    if bounds:
         counts = [end - begin for begin, end in pairwise(bounds)]
         counts[0] -= 1
         counts[-1] -= 1
@@ -60,8 +66,8 @@ def deepspeed(settings: Settings, path: Path, given: Given) -> Job:
         micro_batches=number,
         layers=tuple(counts),
         order="1f1b",
-        strategies=recomputed([index - 1 for index in planned.get("RECOMPUTED_LAYERS", ())]),
-        unread=tuple(_unread(read, planned=bool(planned))),
+        strategies=recomputed([index - 1 for index in read.get(f"{_MODULE}: RECOMPUTED_LAYERS", ())]),
+        unread=tuple(_unread(read, planned=bool(bounds))),
     )
 
 

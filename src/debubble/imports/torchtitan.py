@@ -16,6 +16,8 @@ from debubble.imports.torch_hosts import balanced_layers, chunks_of, order_of, r
 from debubble.ir import InputError, RunOptions
 from debubble.models import Model
 
+RECOMPUTED = "plan.py: RECOMPUTED_LAYERS"
+"""The setting of debubble's own recipe, in place of a checkpointing mode."""
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 _MAY_COST = ("compile", "float8", "mx", "async_tp", "cpu_offload", "fsdp_reshard", "checkpoint_mode", "memory_budget")
 
@@ -52,7 +54,7 @@ def _of_recipe(constants: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "parallelism.num_pp_microbatches", constants["MICRO_BATCHES"]
     yield "parallelism.pipeline_parallel_microbatch_size", constants["MICRO_BATCH_SIZE"]
     yield "training.seq_len", constants["SEQUENCE_LENGTH"]
-    yield "activation_checkpoint.layers", sorted(constants["RECOMPUTED_LAYERS"])
+    yield RECOMPUTED, sorted(constants["RECOMPUTED_LAYERS"])
 
 
 @importer("torchtitan", settings=read_recipe, file="plan.py")
@@ -124,7 +126,7 @@ def _split(read: Reader, model: Model, pipeline: int, chunks: int) -> tuple[int,
 
 
 def _strategies(read: Reader, model: Model) -> dict[int, tuple[str, str]]:
-    planned = read.get("activation_checkpoint.layers")
+    planned = read.get(RECOMPUTED)
     if planned is not None:
         return recomputed(planned)
     mode, option = read.get("activation_checkpoint.mode", "none"), str(_selective(read))

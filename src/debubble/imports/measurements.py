@@ -1,0 +1,198 @@
+"""Other frameworks' measurements of a plan that ran, and the units that they make.
+
+A Kineto trace of torch.profiler, which torchtitan writes per rank, has torch's pipelined operations by name (`PP:2F5`);
+Megatron-LM's log has what all forwards and all backwards of a step took on the slowest rank.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from debubble.costs import Cluster
+from debubble.costs.units import Partition, Strategy, Unit, Units
+from debubble.files import read_file
+from debubble.ir import InputError, Kind, Plan
+from debubble.models import Model
+from debubble.planners.model_problem import half_layers
+from debubble.planners.plan_model import step_time, tail_of
+
+_OPERATION = re.compile(r"PP:(\d+)([FBIW])\d+")
+_TIMER = re.compile(r"(forward|backward)-compute \.*: \([\d.]+, ([\d.]+)\)")
+_ITERATION = re.compile(r"elapsed time per iteration \(ms\): ([\d.]+)")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds that parts of a step took.
+
+    Attributes:
+        operations: Of an F, B, I or W of a stage, the median over micro-batches and steps.
+        totals: Of all forwards (F) and all backwards (B) of a step on the slowest device, the median over steps.
+        step: Of a whole step; None: that was not measured.
+    """
+
+    operations: Mapping[tuple[Kind, int], float]
+    totals: Mapping[Kind, float]
+    step: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """Units with what was measured, and how well they fit.
+
+    Attributes:
+        units: The model's units; their bytes stay computed.
+        factors: Per stage, measured over computed seconds of its forward and of its backward.
+        predicted: Seconds of a step that the plan takes with them.
+        measured: Seconds of a step that it took; None: that was not measured.
+    """
+
+    units: Units
+    factors: tuple[tuple[float, float], ...]
+    predicted: float
+    measured: float | None
+
+    @property
+    def error(self) -> float | None:
+        """The share by which the prediction is off; None if no step was measured."""
+        return None if self.measured is None else self.predicted / self.measured - 1
+
+
+def read_measurements(paths: Sequence[Path]) -> Measured:
+    """What traces of all ranks, or logs, measured.
+
+    Raises:
+        InputError: if a file cannot be read, or none measured an operation or a timer.
+    """
+    durations: dict[tuple[Kind, int], list[float]] = {}
+    totals: dict[Kind, list[float]] = {}
+    steps: list[float] = []
+    for path in paths:
+        text = _text(path)
+        if text.lstrip().startswith("{"):
+            events = _events(text, path)
+            for key, seconds in _operations(events):
+                durations.setdefault(key, []).append(seconds)
+            steps += [event["dur"] / 1e6 for event in events if str(event.get("name")).startswith("ProfilerStep#")]
+        else:
+            for name, slowest in _TIMER.findall(text):
+                totals.setdefault(Kind.F if name == "forward" else Kind.B, []).append(float(slowest) / 1e3)
+            steps += [float(elapsed) / 1e3 for elapsed in _ITERATION.findall(text)]
+    if not durations and not totals:
+        raise InputError(
+            "The files have neither operations of torch's pipelining (PP:2F5) nor Megatron-LM's timers of"
+            " forward-compute and backward-compute (--timing-log-level 2)."
+        )
+    return Measured(
+        operations={key: median(values) for key, values in durations.items()},
+        totals={kind: median(values) for kind, values in totals.items()},
+        step=median(steps) if steps else None,
+    )
+
+
+def fitted(plan: Plan, measured: Measured) -> Fit:
+    """The units of a plan's model whose times are those that were measured when it ran.
+
+    The units of a stage keep their shares of its time.
+
+    Args:
+        plan: The plan that ran.
+        measured: What was measured.
+
+    Raises:
+        InputError: if the plan is of no model, or a stage of it was not measured.
+    """
+    if plan.model is None or plan.cluster is None:
+        raise InputError("Only a MODEL's plan can be fitted to a trace; this one is of abstract costs.")
+    factors = tuple(_factors(plan, measured))
+    units = half_layers(
+        Model.from_hf(plan.model), Cluster.from_dict(plan.cluster), plan.options, pipeline=plan.devices,
+        target=plan.target,
+    )  # fmt: skip
+    stage_of = [stage for stage, held in enumerate(plan.partition) for _ in held]
+    scaled = replace(units, units=tuple(_scaled(unit, *factors[stage_of[i]]) for i, unit in enumerate(units.units)))
+    names = iter(unit.strategy for stage in plan.partition for unit in stage)
+    index = iter(range(len(stage_of)))
+    partition = Partition(
+        [(i := next(index), units.units[i].strategy_named(next(names)) or "none") for _ in stage]
+        for stage in plan.partition
+    )
+    costs = scaled.stage_costs(partition, plan.schedule.placement, on_host=plan.schedule.host_steps)
+    again = replace(plan, costs=costs.with_limit(None))
+    predicted = float(step_time(again.simulate(), plan.options, tail=tail_of(plan)))
+    return Fit(units=scaled, factors=factors, predicted=predicted, measured=measured.step)
+
+
+def _text(path: Path) -> str:
+    content = read_file(path, "trace")
+    try:
+        return (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is neither a trace nor a log: {error}.") from error
+
+
+def _events(text: str, path: Path) -> list[dict[str, Any]]:
+    try:
+        events = json.loads(text)["traceEvents"]
+    except (ValueError, KeyError) as error:
+        raise InputError(f"{path} is no trace of torch.profiler: it has no traceEvents.") from error
+    return [event for event in events if isinstance(event, dict) and event.get("ph") == "X" and "dur" in event]
+
+
+def _operations(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[tuple[Kind, int], float]]:
+    """The pipelined operations, as the GPU ran them where the trace has that."""
+    named = [(match, event) for event in events if (match := _OPERATION.fullmatch(str(event.get("name"))))]
+    on_gpu = [pair for pair in named if pair[1].get("cat") == "gpu_user_annotation"]
+    for match, event in on_gpu or named:
+        yield (Kind(match[2]), int(match[1])), event["dur"] / 1e6
+
+
+def _factors(plan: Plan, measured: Measured) -> Iterator[tuple[float, float]]:
+    """Per stage, measured over computed seconds of forward and backward."""
+    costs, schedule = plan.costs, plan.schedule
+    again = [float(costs.recompute[s]) if s in schedule.fused_recompute else 0.0 for s in range(schedule.stages)]
+    forward = [float(seconds) for seconds in costs.forward]
+    backward = [
+        float(costs.backward_input[s]) + float(costs.backward_weight[s]) + again[s] for s in range(schedule.stages)
+    ]
+    if measured.totals:
+        busiest = [
+            max(sum(times[s] for s in held) for held in schedule.placement.stages_of) * plan.micro_batches
+            for times in (forward, backward)
+        ]
+        both = [measured.totals.get(kind, 0.0) / time for kind, time in zip((Kind.F, Kind.B), busiest, strict=True)]
+        if not all(both):
+            raise InputError("The log has timers of forwards or of backwards alone: both are needed.")
+        yield from [(both[0], both[1])] * schedule.stages
+        return
+    for stage in range(schedule.stages):
+        halves = [measured.operations.get((kind, stage)) for kind in (Kind.I, Kind.W)]
+        whole = measured.operations.get((Kind.B, stage))
+        seconds = whole if whole is not None else None if None in halves else sum(half or 0.0 for half in halves)
+        ran = measured.operations.get((Kind.F, stage))
+        if ran is None or seconds is None:
+            raise InputError(f"The traces have no forward and backward of stage {stage}: give those of all ranks.")
+        yield ran / forward[stage], seconds / backward[stage]
+
+
+def _scaled(unit: Unit, forward: float, backward: float) -> Unit:
+    """A unit with other times; what it recomputes is part of the backward."""
+    strategies = {name: _slower(strategy, backward) for name, strategy in unit.strategies.items()}
+    return replace(
+        unit,
+        forward=unit.forward * forward,
+        backward_input=unit.backward_input * backward,
+        backward_weight=unit.backward_weight * backward,
+        strategies=strategies,
+    )
+
+
+def _slower(strategy: Strategy, factor: float) -> Strategy:
+    return replace(strategy, recompute=strategy.recompute * factor)
