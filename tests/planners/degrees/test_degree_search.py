@@ -13,7 +13,7 @@ from debubble.ir import DebubbleError, RunOptions
 from debubble.ir.degrees import Degrees
 from debubble.planners import planners
 from debubble.planners.degrees import Job, configurations, search_degrees
-from debubble.planners.degrees.estimate import quick_step, rough_step, step_bound
+from debubble.planners.degrees.estimate import deepened_step, quick_step, rough_step, step_bound
 from debubble.planners.degrees.memory import too_large
 from debubble.planners.degrees.search import BEST, Ranking, rank
 from debubble.planners.progress import Progress
@@ -106,6 +106,14 @@ def test_ctrl_c_before_anything_fits_goes_through() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         search_degrees(job(), progress=interrupt)
+
+
+def test_more_chunks_are_taken_as_long_as_they_make_the_step_faster() -> None:
+    asked = job("llama2-13b", "8xA100-80GB", batch=16, sequence_length=2048)
+    problem = asked.problem(Degrees(pipeline=8, micro_batches=16))
+    step, plan = deepened_step(problem)
+    assert plan.schedule.placement.chunks > 2
+    assert step < quick_step(problem)[0]
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -21,6 +22,8 @@ from debubble.simulator import Repricer
 
 QUICK = (("1f1b", 1), ("interleaved", 2))
 """Schedules of the quick plan, with their chunks."""
+DEEPER = (4, 6, 8, 12, 16)
+"""Chunks that are tried where two are faster than one."""
 
 
 def step_bound(problem: Problem) -> float:
@@ -90,6 +93,26 @@ def quick_step(problem: Problem) -> tuple[float, Solution]:
         raise closest(reasons) if reasons else InfeasibleError("No schedule has that many chunks.")
     step, best = min(found, key=lambda pair: pair[0])
     return step, Solution(schedule=best.schedule, costs=best.costs, partition=best.partition)
+
+
+def deepened_step(problem: Problem) -> tuple[float, Solution]:
+    """Seconds of a step of the quick plan with as many chunks as make it faster, and that plan.
+
+    Raises:
+        InfeasibleError: as `quick_step` does.
+    """
+    step, best = quick_step(problem)
+    if problem.chunks is not None or best.schedule.placement.chunks < 2:
+        return step, best
+    for chunks in DEEPER:
+        try:
+            deeper, plan = quick_step(replace(problem, chunks=chunks))
+        except DebubbleError:
+            break
+        if deeper >= step:
+            break
+        step, best = deeper, plan
+    return step, best
 
 
 def quick_price(problem: Problem) -> float:

@@ -22,7 +22,7 @@ from debubble.costs.flops import Utilization
 from debubble.ir import DebubbleError, InfeasibleError
 from debubble.ir.degrees import ConfigurationSummary, Degrees, DegreeSearch
 from debubble.planners.auto import asked, fastest_of
-from debubble.planners.degrees.estimate import quick_price, quick_step, rough_step, step_bound
+from debubble.planners.degrees.estimate import deepened_step, quick_price, quick_step, rough_step, step_bound
 from debubble.planners.degrees.memory import peak_parts, too_large
 from debubble.planners.degrees.space import Job, configurations
 from debubble.planners.problem import Problem, Solution, closest
@@ -141,6 +141,8 @@ def quickest(job: Job) -> Best:
     """The fastest quick plan of all choices of degrees; the errors are those of `search_degrees`."""
     search = _Search(job, "auto", lambda _: None)
     search.rank()
+    for degrees in search.ranking.best(BEST):
+        search.ranking.steps[degrees], search.quick[degrees] = deepened_step(search.problems[degrees])
     return search.best()
 
 
@@ -151,7 +153,7 @@ def thorough(problem: Problem, *, names: Sequence[str] = ("adapipe", "portfolio"
     for name in (QUICK, *names):
         try:
             if name == QUICK:
-                answers.append(verified(name, problem, quick_step(problem)[1], 0.0))
+                answers.append(verified(name, problem, deepened_step(problem)[1], 0.0))
             else:
                 answers.append(planners[name](problem))
         except DebubbleError as reason:
