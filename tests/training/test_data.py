@@ -1,14 +1,20 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from debubble.ir import InputError
+from debubble.training.data.datasets import TextSamples, samples_of
 from debubble.training.data.text import Corpus, Sequences
 from debubble.training.data.tokenizer import HfTokenizer
+from debubble.training.options import TrainOptions, check
+from tests.support.runtime_cases import reference_gradients
+from tests.support.training_cases import train_alone
 
 
 def test_files_of_a_directory_follow_each_other_in_order_each_ended_by_a_zero(tmp_path: Path) -> None:
@@ -122,3 +128,31 @@ def test_a_long_text_is_tokenized_in_pieces_that_end_at_line_ends(
 def test_what_is_no_tokenizer_is_one_sentence(texts: Any) -> None:
     with pytest.raises(InputError, match=r"1\.txt has no tokenizer that can be read"):
         Corpus.load(texts, HfTokenizer(texts / "1.txt"))
+
+
+def test_positions_of_texts_that_are_separate_count_from_the_beginning_of_each() -> None:
+    sequences = Sequences(corpus=Corpus(np.array([5, 0, 6, 7, 0, 8, 9])), sequence_length=6)
+    batch = TextSamples(sequences, separator=0).batch(0, count=1)
+    assert not isinstance(batch, torch.Tensor)
+    assert batch["input_ids"].tolist() == [[5, 0, 6, 7, 0, 8]]
+    assert batch["targets"].tolist() == [[0, 6, 7, 0, 8, 9]]
+    assert batch["position_ids"].tolist() == [[0, 1, 0, 1, 2, 0]]
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_run_on_separate_texts_has_the_loss_of_one_process(plan_file: Any, tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    for i in range(30):
+        (tmp_path / "texts" / f"{i:02}.txt").write_text(f"{i} green bottles, hanging on the wall")
+    options = TrainOptions(plan=plan_file(1), data=tmp_path / "texts", steps=1, warmup=1, separate_texts=True)
+    plan = check(options)
+    first = samples_of(options, plan).batch(0, count=4)
+    expected, _ = reference_gradients(plan.model, first, micro_batches=4, dtype=torch.float32)
+    assert train_alone(options).reports[0].loss == pytest.approx(float(expected), rel=1e-6)
+    together = train_alone(replace(options, separate_texts=False)).reports[0].loss
+    assert together != pytest.approx(float(expected), rel=1e-6)
+
+
+def test_separate_texts_of_a_dataset_are_refused(plan_file: Any) -> None:
+    with pytest.raises(InputError, match="give the items of a --dataset 'position_ids'"):
+        check(TrainOptions(plan=plan_file(1), dataset="json:loads", separate_texts=True))

@@ -27,6 +27,10 @@ class TrainingData(OptionGroup):
     tokenizer: Annotated[
         Path | None, typer.Option(help="Hugging Face tokenizer.json or its folder (default: tokens are bytes).")
     ] = None
+    separate_texts: Annotated[
+        bool,
+        typer.Option("--separate-texts", help="Tokens attend to their own text alone, of those packed in a sequence."),
+    ] = False
     dataset: Annotated[
         str | None,
         typer.Option(help="module:function that takes the plan and returns a Dataset, instead of --data."),

@@ -33,6 +33,8 @@ class TrainOptions:
     """Text file or directory; None: the Python standard library's sources."""
     tokenizer: Path | None = None
     """Hugging Face tokenizer: a `tokenizer.json` or its folder; None: tokens are bytes."""
+    separate_texts: bool = False
+    """Whether tokens attend to those of their own text alone, and count positions from its beginning."""
     dataset: str | None = None
     """`module:function`, which takes the plan and returns a Dataset, instead of text."""
     validation: str | None = None
@@ -179,6 +181,8 @@ def check(options: TrainOptions) -> Plan:
     if options.wandb is not None and find_spec("wandb") is None:
         raise InputError("--wandb needs Weights & Biases: install the package wandb.")
     _check_data(options, plan)
+    if options.separate_texts:
+        separator_of(options, plan)
     if options.prompt is not None:
         _check_prompt(options, options.prompt, plan)
     validates_after(options.post_validation, plan)
@@ -304,6 +308,25 @@ def tokenizer_of(options: TrainOptions, plan: Plan) -> HfTokenizer | None:
     """The tokenizer of the options; None: tokens are bytes."""
     assert plan.model is not None
     return None if options.tokenizer is None else HfTokenizer(options.tokenizer, end=_end_of_text(plan.model))
+
+
+def separator_of(options: TrainOptions, plan: Plan) -> int | None:
+    """The token that ends a text where tokens attend to their own text alone; None: they attend to all before them.
+
+    Raises InputError if the model's units take no positions, or there is no such token.
+    """
+    assert plan.model is not None
+    if not options.separate_texts:
+        return None
+    if options.dataset is not None:
+        raise InputError("--separate-texts is for --data: give the items of a --dataset 'position_ids'.")
+    if ModelConfig.from_hf(plan.model).whole_layers:
+        raise InputError("--separate-texts needs positions, which transformers' modules count by themselves.")
+    tokenizer = tokenizer_of(options, plan)
+    separator = 0 if tokenizer is None else tokenizer.separator
+    if separator is None:
+        raise InputError("--separate-texts needs a token that ends a text, which neither tokenizer nor model names.")
+    return separator
 
 
 def sequences_of(options: TrainOptions, plan: Plan, data: Path | None) -> Sequences:

@@ -14,12 +14,11 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 from rich.console import Console
-from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from debubble.costs.flops import Utilization
 from debubble.ir import InputError, Plan, Trace
 from debubble.runtime import Batch
-from debubble.runtime.failures import DeviceMemoryError, RunError, exit_rank
+from debubble.runtime.failures import DeviceMemoryError, RunError
 from debubble.runtime.parameters.post_validation import StepResult
 from debubble.runtime.pipeline import Pipeline
 from debubble.training.checkpoint.folder import RunProgress
@@ -49,7 +48,7 @@ from debubble.training.options import (
 )
 from debubble.training.progress import Display, StepReport, TensorBoard, WeightsAndBiases
 from debubble.training.report import TrainingSummary, available_cores, compared
-from debubble.training.watchdog import SAVING, Watchdog
+from debubble.training.watchdog import SAVING, watch
 
 
 class Synchronous:
@@ -161,7 +160,7 @@ def train(options: TrainOptions, *, dataset: Dataset | None = None) -> TrainingS
             shown.append(stack.enter_context(WeightsAndBiases(options.wandb, options.recipe)))
         if run.online is not None:
             stack.enter_context(run.online)
-        stack.enter_context(run.watchdog())
+        stack.enter_context(watch(run.pipeline, patience=options.hang_timeout))
         for report in run.steps():
             reports.append(report)
             for place in shown:
@@ -325,17 +324,6 @@ class TrainingRun:
             # The plan is compared with its own steps alone.
             self.plan, self.traces = plan, []
         return tuple(map(str, online.entries[before:]))
-
-    def watchdog(self) -> Watchdog:
-        """Ends this rank if the run hangs."""
-        return Watchdog(
-            self.pipeline.status,
-            store=PrefixStore("watchdog", _get_default_store()),
-            rank=dist.get_rank(),
-            ranks=dist.get_world_size(),
-            patience=self.options.hang_timeout,
-            exit_rank=exit_rank,
-        )
 
     def _every(self, interval: int) -> bool:
         """Tell whether this step is one of every so many, or the last."""

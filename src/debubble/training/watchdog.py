@@ -15,10 +15,11 @@ from threading import Event, Thread
 from types import TracebackType
 from typing import NamedTuple
 
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
 from debubble.runtime.execution.status import RankStatus
-from debubble.runtime.failures import EndedError, RunError, report_failure, signal_listener
+from debubble.runtime.failures import EndedError, RunError, exit_rank, report_failure, signal_listener
+from debubble.runtime.pipeline import Pipeline
 
 SAVING = "writes a checkpoint"
 """A phase that may take long."""
@@ -28,6 +29,22 @@ SHOWN = 4
 
 class HangError(RunError):
     """No operation has begun or ended for too long; the sentence says in which rank, and what the others wait for."""
+
+
+def watch(pipeline: Pipeline, *, patience: float = 600) -> Watchdog:
+    """Make the context of a training loop in which a rank ends if the run hangs.
+
+    All ranks enter it, on their main threads; torch.distributed is initialised.
+
+    Args:
+        pipeline: This rank's.
+        patience: Seconds in which no operation begins or ends, on any rank, after which the run hangs.
+    """
+    store = PrefixStore("watchdog", _get_default_store())
+    transport = pipeline.ranks.transport
+    return Watchdog(
+        pipeline.status, store=store, rank=transport.rank, ranks=transport.size, patience=patience, exit_rank=exit_rank
+    )
 
 
 class Heartbeat(NamedTuple):

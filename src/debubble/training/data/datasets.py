@@ -27,7 +27,7 @@ from debubble.ir import DebubbleError, InputError, Plan
 from debubble.runtime.batch import IGNORED, Entries, check_entries
 from debubble.runtime.launcher import end_with_parent
 from debubble.training.data.text import Sequences, shuffled
-from debubble.training.options import TrainOptions, sequences_of
+from debubble.training.options import TrainOptions, separator_of, sequences_of
 from debubble.training.user_code import current_folder_last, named
 
 
@@ -47,11 +47,24 @@ class TextSamples:
     """Windows of a text."""
 
     sequences: Sequences
+    separator: int | None = None
+    """The token that ends a text where tokens attend to their own text alone; None: to all before them."""
     separate = False
 
-    def batch(self, first: int, *, count: int) -> Tensor:
-        """[count, length + 1]."""
-        return torch.from_numpy(self.sequences.batch(first, count=count))
+    def batch(self, first: int, *, count: int) -> Entries:
+        """[count, length + 1], or a mapping with positions."""
+        return _with_positions(torch.from_numpy(self.sequences.batch(first, count=count)), self.separator)
+
+
+def _with_positions(tokens: Tensor, separator: int | None) -> Entries:
+    """The tokens of windows, with positions that count from the beginning of each text if there is a separator."""
+    if separator is None:
+        return tokens
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    place = torch.arange(inputs.shape[1]).expand_as(inputs)
+    begins = torch.nn.functional.pad(inputs[:, :-1] == separator, (1, 0), value=True)
+    begun = torch.where(begins, place, 0).cummax(1).values
+    return {"input_ids": inputs, "targets": targets, "position_ids": place - begun}
 
 
 class ValidationSource(Protocol):
@@ -68,13 +81,15 @@ class TextWindows:
     """All windows of a text."""
 
     sequences: Sequences
+    separator: int | None = None
+    """As of `TextSamples`."""
 
     def __len__(self) -> int:
         return self.sequences.per_epoch
 
-    def rows(self, places: Sequence[int]) -> Tensor:
-        """[places, length + 1]."""
-        return torch.from_numpy(self.sequences.windows(np.array(places)))
+    def rows(self, places: Sequence[int]) -> Entries:
+        """[places, length + 1], or a mapping with positions."""
+        return _with_positions(torch.from_numpy(self.sequences.windows(np.array(places))), self.separator)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +211,7 @@ def samples_of(options: TrainOptions, plan: Plan, dataset: Dataset | None = None
         with current_folder_last():  # the function may import more from there
             dataset = named_dataset(options.dataset)(plan)
     if dataset is None:
-        return TextSamples(sequences_of(options, plan, options.data))
+        return TextSamples(sequences_of(options, plan, options.data), separator_of(options, plan))
     return DatasetSamples(dataset=dataset, sequence_length=plan.options.sequence_length, seed=options.seed)
 
 
@@ -206,7 +221,7 @@ def validation_of(options: TrainOptions, plan: Plan) -> ValidationSet | None:
         return None
     source: ValidationSource
     if options.dataset is None:
-        source = TextWindows(sequences_of(options, plan, Path(options.validation)))
+        source = TextWindows(sequences_of(options, plan, Path(options.validation)), separator_of(options, plan))
     else:
         with current_folder_last():
             dataset = named_dataset(options.validation, option="--validation")(plan)
