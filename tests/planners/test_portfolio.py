@@ -89,11 +89,15 @@ def test_list_orders_keep_to_the_limit(limit: int, v: bool) -> None:
     assert max(simulate(order, costs).peak_memory) <= limit
 
 
-def test_the_fastest_plan_of_gpt3_on_64_stages_is_near_what_its_layers_allow() -> None:
-    """Half layers cannot be cut, and some device has two of attention, one of MLP and the head: 11.02 ms."""
+def test_the_plan_of_gpt3_on_64_stages_is_near_what_its_half_layers_allow() -> None:
+    """They are three for each device; one device has two of attention, one of MLP and the head, or another has four."""
     problem = gpt3_on_64()
+    assert isinstance(problem.workload, ModelUnits)
+    work = {unit.type: float(unit.work) for unit in problem.workload.units.units}
+    busiest = 2 * work["attention"] + work["mlp"] + work["head"]
+    assert busiest < 3 * work["attention"] + work["mlp"]
     result = planners["portfolio"](problem)
-    assert result.time < 2.87
+    assert 256 * busiest < result.time < 1.02 * 256 * busiest
     assert not result.solution.cut_off
 
 
