@@ -75,15 +75,18 @@ def priced(run: PublishedRun) -> float | None:
 
 
 def row(run: PublishedRun, *, effort: float) -> dict[str, Any]:
-    """One run's figures."""
-    best = quickest(replace(run.job, effort=effort))
-    summary = best.search.configurations[0]
+    """One run's figures; without an effort nothing is planned."""
+    planned: dict[str, Any] = {"planned": None, "plan": "", "left": None}
+    if effort:
+        best = quickest(replace(run.job, effort=effort)).search
+        summary = best.configurations[0]
+        plan = f"{summary.degrees}; {summary.schedule}"
+        planned = {"planned": summary.step_time, "plan": plan, "left": best.unplanned}
     return {
         "name": run.name, "kind": run.kind, "cluster": run.cluster.to_dict()["devices"], "dtype": run.dtype,
         "batch": run.degrees.global_batch, "sequence_length": run.sequence_length, "degrees": str(run.degrees),
         "recompute": run.recompute, "source": run.source, "published": run.seconds, "predicted": predicted(run),
-        "priced": priced(run), "planned": summary.step_time, "plan": f"{summary.degrees}; {summary.schedule}",
-        "left": best.search.unplanned,
+        "priced": priced(run), **planned,
     }  # fmt: skip
 
 
@@ -150,11 +153,12 @@ def _summary(rows: list[dict[str, Any]]) -> list[str]:
             f"* {len(errors)} {kind} runs: the median error is {100 * median(errors):.1f}%, the worst"
             f" {100 * max(errors):.1f}%; {within} are within {100 * goal:.0f}%."
         )
-    compared = [each for each in rows if each["priced"] is not None]
+    compared = [each for each in rows if each["priced"] is not None and each["planned"] is not None]
+    unpriced = sum(each["priced"] is None for each in rows)
     faster = sum(each["planned"] <= each["priced"] * (1 + 1e-9) for each in compared)
     lines.append(
         f"* The plan is at least as fast as the published configuration, by debubble's own prices, for {faster} of the"
-        f" {len(compared)} that fit; {len(rows) - len(compared)} do not fit by its memory rule."
+        f" {len(compared)} that fit and were planned; {unpriced} do not fit by its memory rule."
     )
     return lines
 
@@ -164,16 +168,15 @@ def _error(each: dict[str, Any]) -> float:
 
 
 def _line(number: int, each: dict[str, Any]) -> str:
-    fits = each["priced"] is not None
+    both = each["priced"] is not None and each["planned"] is not None
     cells = [
         str(number),
         f"{each['name']}, {each['cluster']}, {each['dtype']}, {each['batch']} x {each['sequence_length']}",
         each["degrees"],
         *(f"{each[key]:.4g}" for key in ("published", "predicted")),
         f"{100 * _error(each):+.1f}%",
-        f"{each['priced']:.4g}" if fits else "-",
-        f"{each['planned']:.4g}",
-        f"{each['priced'] / each['planned']:.2f}" if fits else "-",
+        *("-" if each[key] is None else f"{each[key]:.4g}" for key in ("priced", "planned")),
+        f"{each['priced'] / each['planned']:.2f}" if both else "-",
         each["plan"],
     ]
     return f"| {' | '.join(cells)} |"

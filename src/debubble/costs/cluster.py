@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -161,7 +162,7 @@ class Cluster:
         """The number of devices."""
         return len(self.types)
 
-    @property
+    @cached_property
     def slowest(self) -> Hardware:
         """The type that sets the pace: the one with the lowest peak."""
         return min(self.types, key=lambda t: (t.flops, t.memory_bandwidth))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from debubble.costs.cluster import Cluster
@@ -178,6 +179,13 @@ def check(model: ModelConfig, options: RunOptions) -> None:
         )
 
 
+@lru_cache(maxsize=64)
+def _first_alike(layers: tuple[Layer, ...]) -> tuple[int, ...]:
+    """For each layer, the index of the first one that is equal to it."""
+    first: dict[Layer, int] = {}
+    return tuple(first.setdefault(layer, index) for index, layer in enumerate(layers))
+
+
 class _ShardWaits(NamedTuple):
     """Seconds that a unit waits for the collectives of ZeRO-2 and ZeRO-3, beyond its own computing."""
 
@@ -196,12 +204,14 @@ class _Builder:
 
     def units(self) -> Iterator[Unit]:
         """Units of the language model in order; those of equal layers are priced once."""
-        priced: dict[tuple[str, Layer | None], Unit] = {}
-        for planned in self.shapes.model.units:
+        model = self.shapes.model
+        alike = _first_alike(model.per_layer)
+        priced: dict[tuple[str, int | None], Unit] = {}
+        for planned in model.units:
             if planned.type == "vision":
                 continue
             layer = planned.layer
-            kind = planned.type, None if layer is None else self.shapes.model.per_layer[layer]
+            kind = planned.type, None if layer is None else alike[layer]
             if kind not in priced:
                 priced[kind] = self.unit(planned)
             # Not `replace`, which takes three times as long: a search of degrees builds thousands of models.
