@@ -124,9 +124,9 @@ def page(rows: list[dict[str, Any]]) -> str:
         "Seconds per step.  *Predicted* is the published configuration with what its framework fuses, hides and"
         " recomputes, whether it fits or not (where a source does not say what is recomputed, the least that fits).",
         "*Priced* is the same configuration as `plan` prices it: Megatron-LM's defaults, and the least recomputation"
-        " that fits in 90% of the memory (`-`: nothing fits).  *Planned* is the fastest quick plan of all choices of"
-        " degrees for the model, the devices and the batch, which is where `plan --global-batch` begins; the ratio is"
-        " priced over planned.",
+        " that fits in 90% of the memory (`-`: nothing fits).  *Planned* is what the search of degrees found for"
+        " the model, the devices and the batch, by quick plans at least (`-`: not planned yet); the ratio is priced"
+        " over planned.",
         "",
         "Not in the prediction: layers of DeepSeek-V3 recompute parts in these runs, and debubble prices them whole or"
         " not at all (none here); kernels that wait for the host, which weighs most where layers are small (gpt-oss)"
