@@ -14,8 +14,8 @@ from debubble.reproduce.registry import Entry, Exhibit, Paper, Table, papers
 from debubble.views import Scene
 
 LINK = (
-    "an activation takes several forwards over PCIe here, and our PipeOffload is the library's best, which moves no"
-    " more than the link has time for"
+    "an activation takes several forwards over PCIe here: where memory is short PipeOffload, which moves most of them,"
+    " waits for the link, and where it is not our PipeOffload moves few"
 )
 
 

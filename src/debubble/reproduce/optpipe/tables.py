@@ -296,7 +296,7 @@ def many_micro_batches(rows: tuple[Row, ...]) -> Table:
         rows=cells,
         basis="measured",
         note=f"The paper claims about 17% against PipeOffload at 256; ours is {saving(last, 'PipeOffload')}% there and"
-        f" {span_of(against['PipeOffload'])} over all rows. An activation takes 6 to 7 forwards over PCIe here (the"
-        " smaller the hidden size, the more), so that moving little pays: against zb under the same limit, which moves"
-        f" nothing, OptPipe saves {span_of(against['zb limited'])}.",
+        f" {span_of(against['PipeOffload'])} over all rows. An activation takes several forwards over PCIe here,"
+        " so that moving little pays: against zb under the same limit, which moves nothing,"
+        f" OptPipe saves {span_of(against['zb limited'])}.",
     )  # fmt: skip
