@@ -1,12 +1,12 @@
 """What searching all levers at once brings: `joint` beside every other planner on five ordinary settings.
 
-    python benchmarks/joint.py [--seeds 0,1,2] [--effort 10] [--only A,D] [--study] [--json FILE] [--docs]
+    python benchmarks/joint.py [--seeds 0,1,2] [--effort 10] [--only A,D] [--joint] [--study] [--json FILE] [--docs]
 
 Prints, per setting, the fastest other planner's step and that of `joint` for each seed, both simulated under the limit,
 the bound on any plan's step, and processor seconds of `joint`.  Efforts are work, so that steps do not depend on the
 machine.  With --json, settings that the file already has are run again and replaced; --docs writes the tables of
 docs/joint.md from the file and runs nothing.  --study takes each lever away from `joint`, and gives it less and more
-effort, with the first of the seeds.
+effort, with the first of the seeds.  --joint runs `joint` alone, and keeps the others' steps that the file has.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ SETTINGS = {
 }
 
 
-def measured(name: str, *, seeds: list[int], effort: float) -> dict[str, Any]:
-    """A row: the best of the other planners, and `joint` by seed."""
+def measured(name: str, *, seeds: list[int], effort: float, known: dict[str, Any] | None) -> dict[str, Any]:
+    """A row: the best of the other planners, or what is known of them, and `joint` by seed."""
     setting = SETTINGS[name]
-    others: dict[str, float] = {}
-    for planner in db.planners:
+    others: dict[str, float] = {} if known is None else known["others"]
+    for planner in db.planners if known is None else ():
         if planner not in ("auto", "joint"):
             try:
                 others[planner] = float(db.planners[planner](setting.problem(effort=effort, seed=0)).time)
@@ -81,8 +81,13 @@ def measured(name: str, *, seeds: list[int], effort: float) -> dict[str, Any]:
         bound = float(result.lower_bound)
     return {
         "setting": name, "effort": effort, "bound": bound, "others": others, "seeds": seeds, "joint": steps,
-        "cpu": seconds, "commit": commit(),
+        "cpu": seconds, "commit": commit(), "others_commit": commit() if known is None else _commit_of_others(known),
     }  # fmt: skip
+
+
+def _commit_of_others(row: dict[str, Any]) -> str:
+    """The version that a row's other planners were run with."""
+    return str(row.get("others_commit", row["commit"]))
 
 
 def without(problem: Problem, lever: str) -> Problem:
@@ -166,7 +171,9 @@ def page(rows: list[dict[str, Any]]) -> str:
         if not slower
         else f"slower than another planner with some seed in {', '.join(slower)}"
     )
-    return "\n".join([*lines, "", f"Saved and gap are of the slowest seed.  `joint` is {verdict}."])
+    older = [row["setting"] for row in rows if _commit_of_others(row) != row["commit"]]
+    kept = f"  The other planners' steps in {', '.join(older)} are an earlier version's." if older else ""
+    return "\n".join([*lines, "", f"Saved and gap are of the slowest seed.  `joint` is {verdict}.{kept}"])
 
 
 def main() -> None:
@@ -175,6 +182,7 @@ def main() -> None:
     parser.add_argument("--effort", type=float, default=10.0)
     parser.add_argument("--only", default=",".join(SETTINGS))
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--joint", action="store_true")
     parser.add_argument("--study", action="store_true")
     parser.add_argument("--docs", action="store_true")
     chosen = parser.parse_args()
@@ -200,7 +208,8 @@ def main() -> None:
         if chosen.study:
             row = studied(name, seed=seeds[0], effort=chosen.effort)
         else:
-            row = measured(name, seeds=seeds, effort=chosen.effort)
+            known = next((r for r in content["rows"] if chosen.joint and r["setting"] == name), None)
+            row = measured(name, seeds=seeds, effort=chosen.effort, known=known)
         print(row, flush=True)
         others = [r for r in content.get(kind, []) if r["setting"] != name]
         content[kind] = sorted([*others, row], key=lambda r: r["setting"])
