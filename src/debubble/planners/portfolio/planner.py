@@ -60,8 +60,9 @@ def portfolio(problem: Problem) -> Solution:
     """Try every schedule with every number of chunks, partition and recompute to fit."""
     search = _Search(problem, problem.begun())
     candidates = search.ranked()
+    spare = search.effort.part(search.effort.left - search.price_in_full(candidates[0]))
     for rank, candidate in enumerate(candidates[:FINALISTS]):
-        share = search.effort.part(search.effort.left / (min(FINALISTS, len(candidates)) - rank))
+        share = spare.part(spare.left / (min(FINALISTS, len(candidates)) - rank))
         improved = _as_run(search.short, improve(search.short, candidate.found, effort=share))
         candidates[rank] = search.candidate(candidate.order, improved)
     return replace(search.fastest(candidates).solution, cut_off=search.effort.cut_off)
@@ -179,8 +180,10 @@ class _Search:
         whole: list[PricedSchedule] = []
         reasons: list[DebubbleError] = []
         for rank, candidate in enumerate(candidates):
-            if whole and rank >= FINALISTS:
+            price = self.price_in_full(candidate)
+            if whole and (rank >= FINALISTS or price > self.effort.left):
                 break
+            self.effort.spend(price)
             try:
                 whole.append(_as_run(self.problem, self._in_full(candidate)))
             except DebubbleError as error:
@@ -188,6 +191,12 @@ class _Search:
         if not whole:
             raise closest(reasons)
         return min(whole, key=lambda found: found.time)
+
+    def price_in_full(self, candidate: Candidate) -> float:
+        """Effort of building and fitting a candidate with all micro-batches; 0 where the short step has them all."""
+        if self.short is self.problem:
+            return 0.0
+        return Trial(candidate.order, "even").price(self.problem.micro_batches)
 
     def _in_full(self, candidate: Candidate) -> PricedSchedule:
         """The candidate with all micro-batches; raises DebubbleError if that does not fit."""
