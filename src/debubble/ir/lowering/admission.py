@@ -152,8 +152,10 @@ class Admission:
     def _advice(self, position: int, missing: Number) -> str:
         """The cheapest change: recomputing the fewest stages if that suffices, else larger devices."""
         saved: dict[int, Number] = {}
+        # Searches run into their limit often: the device's own list is much shorter than the whole schedule.
+        explicit = {(stage, j) for kind, stage, j in self._order if kind is Kind.R}
         for stage, j in self._live(position):
-            if not self.schedule.recomputes(stage, j):
+            if stage not in self.schedule.fused_recompute and (stage, j) not in explicit:
                 saved[stage] = saved.get(stage, 0) + self.costs.dropped(stage) * self.costs.scale_of(j)
         chosen: list[int] = []
         for stage in sorted(saved, key=lambda s: (-saved[s], s)):
