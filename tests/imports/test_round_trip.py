@@ -21,14 +21,15 @@ JOBS: dict[str, dict[str, Any]] = {
     "chunks": {"planner": "portfolio", "effort": 0.1},
     "replicas": {"data": 2, "zero": 1, "micro_batch_size": 2, "planner": "adapipe"},
     "tensor": {"tensor": 2, "data": 2, "zero": 1, "planner": "adapipe"},
+    "experts": {"tensor": 2, "data": 2, "zero": 1, "expert": 4, "expert_tensor": 1, "planner": "adapipe"},
 }
 
 
 def planned(target: str, job: str) -> Plan:
     options = JOBS[job]
     ranks = options.get("data", 1) * options.get("tensor", 1)
-    cluster = db.Cluster.parse(f"{4 * ranks}xA100-80GB")
-    model = db.models["qwen3-8b" if ranks > 1 else "llama3.2-3b"]
+    cluster = db.Cluster.parse(f"{4 * ranks}xH200")
+    model = db.models["qwen3-30b-a3b" if "expert" in options else "qwen3-8b" if ranks > 1 else "llama3.2-3b"]
     untied = Model.from_hf({**model.config, "tie_word_embeddings": False})
     return db.plan(untied, cluster, micro_batches=8, sequence_length=4096, target=target, **options)
 
@@ -51,8 +52,11 @@ PAIRS = [
     (target, job)
     for target in imports
     for job in JOBS
-    # DeepSpeed has no tensor parallelism, and a CSV says neither what is recomputed nor of how many sequences.
-    if (target, job) != ("deepspeed", "tensor") and (target != "torch" or job == "chunks")
+    # DeepSpeed has no tensor parallelism, a CSV says neither what is recomputed nor of how many sequences, and only
+    # Megatron's arguments tell ranks that divide the experts from those that divide each expert.
+    if (target, job) != ("deepspeed", "tensor")
+    and (target != "torch" or job == "chunks")
+    and (job != "experts" or target in ("megatron", "primus"))
 ]
 
 

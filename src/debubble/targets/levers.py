@@ -216,8 +216,15 @@ def _layers(stage: Sequence[PlannedUnit]) -> list[list[PlannedUnit]]:
 
 
 def _alike(ours: str, planned: str) -> bool:
-    """Tell whether two names stand for the same operators; one kernel has both `activation` and `multiply`."""
-    return ours == planned or set(ours.split("+")) - {"activation"} == set(planned.split("+")) - {"activation"}
+    """Tell whether two names stand for the same operators.
+
+    One kernel has `activation` and `multiply`, which a plan names by the one that its MLP has.
+    """
+    return _operators(ours) == _operators(planned)
+
+
+def _operators(names: str) -> set[str]:
+    return {"activation" if name == "multiply" else name for name in names.split("+")}
 
 
 def _is_block(stages: Sequence[Sequence[frozenset[str]]]) -> bool:
