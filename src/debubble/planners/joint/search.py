@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from debubble.costs.host_memory import check_host_memory
 from debubble.costs.units import Units
@@ -52,21 +53,23 @@ def search(problem: Problem, units: Units) -> Solution:
     for count, share, warm, cold in ROUNDS:
         walks = sorted(walks, key=lambda walk: walk.least)[:count]
         _side_by_side([partial(walk.run, warm=warm, cold=cold) for walk in walks], effort, share * problem.effort)
-    found = _simulated(problem, walks, effort)[:ORDERED]
-    improved: list[tuple[Number, Solution]] = []
-    searches = [partial(_improve_order, problem, value, solution, improved) for value, solution in found]
-    _side_by_side(searches, effort, effort.left)
-    _, best = min([*found, *improved], key=lambda entry: entry[0])
+    simulated = _simulated(problem, walks, effort)[:ORDERED]
+    improved = _improved_orders(problem, simulated, effort)
+    _, best = min([*simulated, *improved], key=lambda entry: entry[0])
     return replace(best, cut_off=effort.cut_off)
 
 
-def _side_by_side(searches: Sequence[Callable[[Effort], None]], effort: Effort, seconds: float) -> None:
+T = TypeVar("T")
+
+
+def _side_by_side(searches: Sequence[Callable[[Effort], T]], effort: Effort, seconds: float) -> list[T]:
     """Run searches on all cores, each with an equal share of what the cores can do in so many seconds."""
     share = min(seconds, effort.left) * min(CORES / len(searches), 1)
     with ThreadPoolExecutor(CORES) as pool:
-        for done in [pool.submit(search, Effort(share, brake=effort.brake)) for search in searches]:
-            done.result()
+        running = [pool.submit(search, Effort(share, brake=effort.brake)) for search in searches]
+        results = [search.result() for search in running]
     effort.spend(seconds)
+    return results
 
 
 def _placements(problem: Problem, units: Units) -> list[Placement]:
@@ -128,22 +131,26 @@ def go_on(problem: Problem, answers: Sequence[Solution]) -> Solution | None:
         # A target has orders of its own.
         return None
     effort = Effort.starting(GOING_ON * problem.effort, problem.deadline)
-    improved: list[tuple[Number, Solution]] = []
-    tasks = [
-        partial(_improve_order, problem, _step_time(problem, solution), solution, improved)
-        for solution in answers[:ORDERED]
-    ]
-    _side_by_side(tasks, effort, effort.left)
+    simulated = [(_step_time(problem, solution), solution) for solution in answers[:ORDERED]]
+    improved = _improved_orders(problem, simulated, effort)
     value, best = min(improved, key=lambda entry: entry[0], default=(None, None))
     if value is None or best is None or value >= _step_time(problem, answers[0]):
         return None
     return replace(best, lower_bound=0, candidates=(), remark=REMARK, cut_off=effort.cut_off)
 
 
+def _improved_orders(
+    problem: Problem, simulated: Sequence[tuple[Number, Solution]], effort: Effort
+) -> list[tuple[Number, Solution]]:
+    """Search better orders of some solutions beside the times of their steps with the effort that is left."""
+    searches = [partial(_improve_order, problem, value, solution) for value, solution in simulated]
+    return [better for better in _side_by_side(searches, effort, effort.left) if better is not None]
+
+
 def _improve_order(
-    problem: Problem, value: Number, solution: Solution, improved: list[tuple[Number, Solution]], effort: Effort
-) -> None:
-    """Search better orders of a solution, whose step takes `value`, and add the best if it is better."""
+    problem: Problem, value: Number, solution: Solution, effort: Effort
+) -> tuple[Number, Solution] | None:
+    """Search better orders of a solution, whose step takes `value`; None if none is faster."""
     from debubble.search.annealing.search import improve, split_backwards
 
     hosted = solution.schedule.host_steps
@@ -160,9 +167,8 @@ def _improve_order(
         time = _step_time(problem, found)
     except DebubbleError:
         # The order search does not know gradient reduction, nor messages that block, nor peers.
-        return
-    if time < value:
-        improved.append((time, found))
+        return None
+    return (time, found) if time < value else None
 
 
 def _without_host_steps(schedule: Schedule) -> Schedule:
