@@ -29,7 +29,7 @@ def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize(
     ("command", "arguments"),
     [
-        ("plan", ("llama-tiny", *SMALL)),
+        ("plan", ("llama-tiny", *SMALL[:-4], "--effort", "0.1", "--micro-batches", "4")),
         ("plan", ("llama-tiny", *SMALL, "--planner", "dapple", "--why", "--tokens", "1e9", "--pareto")),
         ("plan", ("llama-tiny", *SMALL[:-2], "--global-batch", "8", "--planner", "dapple", "--for", "megatron")),
         ("plan", ("--costs", "COSTS", "--devices", "2", "--micro-batches", "4", "--planner", "dapple")),

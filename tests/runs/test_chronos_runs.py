@@ -43,7 +43,7 @@ def units() -> Any:
 
 @pytest.fixture(scope="module")
 def limit(units: Any) -> Any:
-    return peak_of(plan_for("dapple", LLAMA8, units=units, dtype="fp32")) * 7 // 10
+    return peak_of(plan_for("dapple", LLAMA8, units=units, dtype="fp32")) * 5 // 10
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +116,8 @@ def test_its_counted_peaks_are_within_the_limit(plan: Any, trained: Any, limit: 
         assert static < peak <= limit
 
 
-def test_the_host_steps_deep_chunks_beside_compute(plan: Any, trained: Any) -> None:
-    assert on_lanes(trained[0][3], (Lane.HOST,)) == {f"{stage}S7" for stage in range(4, 8)}
+def test_the_host_steps_all_chunks_beside_compute(plan: Any, trained: Any) -> None:
+    assert on_lanes(trained[0][3], (Lane.HOST,)) == {f"{stage}S7" for stage in range(8)}
     assert overlapping(plan, lanes=(Lane.HOST,))
 
 

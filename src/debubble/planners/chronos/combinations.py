@@ -33,7 +33,7 @@ class Combination:
         group: Micro-batches whose gradients are reduced together.
         offloaded: Shallow chunks whose activations go to the host.
         hosted: Deep chunks whose optimizer states and step are the host's.  The paper leaves the first one on the
-            device; all of them are tried too, for models that fit in no other way.
+            device; all of them are tried, too.
     """
 
     chunks: int
