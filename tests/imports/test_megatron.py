@@ -81,7 +81,13 @@ def test_the_model_and_the_pipeline_are_those_of_the_arguments(text: str, tmp_pa
     assert read.model.parameters == db.models["llama3-8b"].parameters
     assert (read.pipeline, read.micro_batches, read.layers, read.order) == (4, 16, (8, 8, 8, 8), "1f1b")
     assert read.strategies == {}
-    assert read.unread == ()
+
+
+def test_arguments_that_cost_nothing_are_named(tmp_path: Path) -> None:
+    text = SCRIPT.replace("EXTRA", "")
+
+    free = "--lr --nproc-per-node --train-iters"
+    assert job(tmp_path, text).unread == (f"Taken to cost neither time nor memory: {free}.",)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +134,9 @@ def test_what_is_not_priced_is_listed(tmp_path: Path) -> None:
         "--sequence-parallel",
         "--fine-grained-activation-offloading",
         "Not",
+        "Taken",
     ]
-    assert unread[-1] == "Not read: --enable-cuda-graph."
+    assert unread[-2] == "Not read: --enable-cuda-graph."
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def job_of(settings: Settings, path: Path, given: Given, *, target: str) -> Job:
         context=context,
         expert=arguments.number("--expert-model-parallel-size", 1),
         expert_tensor=_expert_tensor(arguments, tensor),
-        zero=_zero(arguments) if data * context > 1 else int("--use-distributed-optimizer" in settings),
+        zero=_zero(arguments) if data * context > 1 else int("--use-distributed-optimizer" in arguments),
         optimizer=_optimizer(arguments),
         dtype=_dtype(arguments),
     )
@@ -276,9 +276,17 @@ def _unread(arguments: Arguments, options: RunOptions) -> Iterator[str]:
     for name, sentence in _UNPRICED.items():
         if name in arguments:
             yield f"{name}: {sentence}"
-    left = sorted(name for name in arguments.left if _MAY_COST.search(name))
-    if left:
-        yield f"Not read: {' '.join(left)}."
+    costly = sorted(name for name in arguments.left if _MAY_COST.search(name))
+    if costly:
+        yield f"Not read: {' '.join(costly)}."
+    free = sorted(arguments.left.keys() - {*costly})
+    if free:
+        more = f" and {len(free) - _NAMED} more" if len(free) > _NAMED else ""
+        yield f"Taken to cost neither time nor memory: {' '.join(free[:_NAMED])}{more}."
+
+
+_NAMED = 12
+"""Arguments that are named in a sentence: a log lists hundreds."""
 
 
 _UNPRICED = {
