@@ -125,7 +125,7 @@ def _changes(importer: Importer, settings: Settings, yours: Plan, plan: Plan) ->
         same = _words(now) == _words(value) if name in settings else before.get(name) == value and not _file(value)
         if not same:
             yield Change(name=name, now=now, then=value)
-    for name in before.keys() - wanted.keys():
+    for name in sorted(before.keys() - wanted.keys()):
         if name in settings:
             yield Change(name=name, now=settings[name], then=None)
 
