@@ -140,3 +140,15 @@ def test_no_choice_that_was_pruned_is_better(asked: Any) -> None:
     assert ranking.slower > 0
     exhaustive = sorted(steps(wanted).values())[:BEST]
     assert [ranking.steps[degrees] for degrees in ranking.best(BEST)] == exhaustive
+
+
+def test_a_choice_that_no_quick_plan_fits_is_planned_where_it_promises_much_more() -> None:
+    tight = Job(
+        model=db.models["llama3-8b"], cluster=db.Cluster.parse("4xL40S-48GB"), global_batch=64, options=RunOptions(),
+        fixed={"tensor": 1, "context": 1, "micro_batch_size": 1}, effort=0.2,
+    )  # fmt: skip
+
+    best = search_degrees(tight)
+
+    assert str(best.degrees) == "pipeline 4, 64 micro-batches of 1"
+    assert best.search.too_large + best.search.planned + best.search.slower <= best.search.legal

@@ -12,10 +12,12 @@ All of it is counted in work, so that the same call gives the same plan on every
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Generic, TypeVar
 
 from debubble.costs.flops import Utilization
@@ -24,7 +26,7 @@ from debubble.ir.degrees import ConfigurationSummary, Degrees, DegreeSearch
 from debubble.planners.auto import asked, fastest_of
 from debubble.planners.degrees.estimate import deepened_step, quick_price, quick_step, rough_step, step_bound
 from debubble.planners.degrees.memory import peak_parts, too_large
-from debubble.planners.degrees.space import Job, configurations
+from debubble.planners.degrees.space import Job, configurations, smallest_batches
 from debubble.planners.problem import Problem, Solution, closest
 from debubble.planners.process_pool import Answer, Task, side_by_side
 from debubble.planners.progress import Progress
@@ -45,6 +47,8 @@ WORKER = 0.5
 """Effort of a planner from which it is worth a process of its own, in seconds."""
 RESCUED = 4
 """Choices that are asked planners with offload where no quick plan fits."""
+MUCH_FASTER = 1.1
+"""How many times as fast such a choice must promise to be, where others fit."""
 
 QUICK = "degrees"
 """What a quick plan names as its planner."""
@@ -206,8 +210,7 @@ class _Search:
             self._plan_side_by_side(self.ranking.best(BEST), self.planner, share=1.0)
             return
         self._plan_side_by_side(self.ranking.best(BEST), thorough, share=THOROUGH)
-        if not self.results:
-            self._rescue()
+        self._rescue()
         self._finish()
 
     def rank(self) -> None:
@@ -259,10 +262,24 @@ class _Search:
                 self._report()
 
     def _rescue(self) -> None:
-        """Ask planners with offload for the choices with the lowest bounds, as no quick plan fits any."""
-        hopeful = sorted(self.problems, key=lambda degrees: step_bound(self.problems[degrees]))
-        for degrees in hopeful[:RESCUED]:
-            self._ask(degrees)
+        """Plan choices that no quick plan fits, if there are no others or these promise much more.
+
+        The planners have uneven stages or offload, and micro-batches are as small as they may be.
+        """
+        steps = self._steps()
+        best = min(steps.values(), default=math.inf)
+        promised = {d: self._filled(d) for d in smallest_batches(self.job) if d in self.ranking.refused}
+        hopeful = sorted((d for d in promised if promised[d] * MUCH_FASTER < best), key=lambda d: promised[d])[:RESCUED]
+        if steps:
+            self._plan_side_by_side(hopeful, partial(thorough, names=("adapipe", "chronos")), share=THOROUGH)
+        else:
+            for degrees in hopeful:
+                self._ask(degrees)
+
+    def _filled(self, degrees: Degrees) -> float:
+        """The bound of a choice's step, with the time that 1F1B takes to fill and drain the pipeline."""
+        problem = self.problems[degrees]
+        return step_bound(problem) * (problem.micro_batches + problem.devices - 1) / problem.micro_batches
 
     def _finish(self) -> None:
         """Give the fastest choice to `auto`, unless it is optimal."""
@@ -313,7 +330,7 @@ class _Search:
         found = DegreeSearch(
             configurations=tuple(self._summary(degrees) for degrees in shown),
             legal=len(self.legal),
-            too_large=len(self.too_large) + len(self.ranking.refused),
+            too_large=len(self.too_large) + len(self.ranking.refused.keys() - self.results.keys()),
             slower=self.ranking.slower,
             planned=len(self.ranking.steps),
             unplanned=self.ranking.left,
