@@ -116,6 +116,13 @@ def test_a_plan_is_shown_with_its_layers_and_the_other_planners() -> None:
     assert "Device 0 lacks 3." in text
 
 
+def test_a_plan_says_whose_optimizers_are_on_the_host() -> None:
+    plan = small_plan()
+    plan = replace(plan, schedule=offload_states(plan.schedule, chunks=[0]))
+
+    assert "all optimizers on the host" in printed(render_plan(plan, Scene.predicted(plan)))
+
+
 def headline_of(plan: Plan, **changes: Any) -> str:
     return headline(replace(Scene.predicted(plan), **changes))
 

@@ -152,7 +152,11 @@ def _partition_words(plan: Plan) -> str:
     recompute = f"recomputing {', '.join(again)}" if again else "no recomputation"
     offloaded = sum(op.kind is Kind.O for op in plan.schedule.operations)
     offload = f", {offloaded} activations offloaded" if offloaded else ""
-    stages = len(plan.partition)
+    stages, stepped = len(plan.partition), len(plan.schedule.host_steps)
+    if stepped:
+        offload += (
+            ", all optimizers on the host" if stepped == stages else f", {stepped} stages' optimizers on the host"
+        )
     return f"{stages} stage{'s' * (stages != 1)} of {units} unit{'s' * (units != '1')}, {recompute}{offload}"
 
 
