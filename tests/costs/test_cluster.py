@@ -92,7 +92,7 @@ def test_a_cluster_comes_back_from_its_dictionary() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("72GiB", 72 * GIB), ("80GB", 80 * 10**9), ("512", 512), (7.5, 7), ("1.5 MiB", 3 * 2**19)]
+    ("text", "size"), [("72GiB", 72 * GIB), ("80GB", 80 * 10**9), ("2000", 2000), (7.5, 7), ("1.5 MiB", 3 * 2**19)]
 )
 def test_sizes_are_read_with_their_units(text: float | str, size: int) -> None:
     assert parse_size(text) == size
@@ -115,6 +115,7 @@ def test_sizes_are_read_with_their_units(text: float | str, size: int) -> None:
         ({"devices": "2xCPU", "memory_limit": [1]}, "memory_limit lists 1 sizes for 2 devices"),
         ({"devices": "2xCPU", "memory_limit": "lots"}, "'lots' is no size"),
         ({"devices": "2xCPU", "memory_limit": 0}, "must be positive"),
+        ({"devices": "2xCPU", "memory_limit": "30"}, "A memory of 30 bytes holds nothing; give a unit, such as 30GiB."),
         ({"devices": "2xCPU", "link_bandwidth": 0}, "link_bandwidth must be positive"),
         ({"devices": "2xCPU", "devices_per_node": 0}, "devices_per_node must be positive"),
         ({"devices": "2xCPU", "host_link": "simplex"}, "must be full-duplex or half-duplex"),
