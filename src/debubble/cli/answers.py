@@ -50,13 +50,13 @@ class PlanAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
 
     planner: str
     schedule: str
-    devices: Annotated[int, Meta(description="Of the pipeline.")]
+    devices: Annotated[int, Meta(description="Devices of the pipeline.")]
     chunks: Annotated[int, Meta(description="Stages per pipeline device.")]
     micro_batches: int
     step_time: Annotated[Seconds, Meta(description="The whole step.")]
     makespan: Annotated[Seconds, Meta(description="The pipeline's, over all lanes.")]
     span: Annotated[Seconds, Meta(description="The longest of a pipeline device's computing.")]
-    lower_bound: Annotated[Seconds, Meta(description="Of the step.")]
+    lower_bound: Annotated[Seconds, Meta(description="No step takes less, by `bound_argument`.")]
     bound_argument: Annotated[str | None, Meta(description="What the bound counts.")]
     gap: Annotated[float, Meta(description="How far the step is above its bound, as a share of it.")]
     peak_memory: Annotated[list[Bytes], Meta(description="Per pipeline device.")]
@@ -69,7 +69,7 @@ class PlanAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
     candidates: Annotated[list[CandidateSummary], Meta(description="Every planner's answer, or why it has none.")]
     remarks: Annotated[list[str], Meta(description="Sentences to know.")]
     degrees: Degrees | UnsetType = UNSET
-    tokens_per_second: Annotated[float | UnsetType, Meta(description="Of all devices together.")] = UNSET
+    tokens_per_second: Annotated[float | UnsetType, Meta(description="Tokens per second of all devices together.")] = UNSET
     tokens_per_second_per_device: float | UnsetType = UNSET
     mfu: Annotated[float | UnsetType, Meta(description="Model FLOPs utilization, a fraction.")] = UNSET
     days: Annotated[float | UnsetType, Meta(description="That training on --tokens takes.")] = UNSET

@@ -1,4 +1,4 @@
-"""What shells complete: names that begin with what was typed."""
+"""Completions for shells: names that begin with what was typed."""
 
 from __future__ import annotations
 

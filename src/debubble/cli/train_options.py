@@ -16,7 +16,7 @@ from debubble.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingData(OptionGroup):
-    """What is trained on, and what is validated."""
+    """The data for training and for validation."""
 
     section: ClassVar[str] = "Data"
 
@@ -141,7 +141,7 @@ class Execution(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class Records(OptionGroup):
-    """What is written beside the checkpoints."""
+    """The records that a run writes beside its checkpoints."""
 
     section: ClassVar[str] = "Records"
 

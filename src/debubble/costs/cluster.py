@@ -94,7 +94,7 @@ class ClusterFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit
 MOST_DEVICES = 1_000_000
 """More than any cluster has."""
 SMALLEST = 1e-12
-"""Of rates, latencies and shares; nothing real is smaller, and nothing that is divided by it overflows."""
+"""The range of rates, latencies and shares; nothing real is smaller, and nothing that is divided by it overflows."""
 
 
 @dataclass(frozen=True, kw_only=True)

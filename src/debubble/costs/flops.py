@@ -36,7 +36,7 @@ class Utilization:
 
     flops_per_token: float
     peak: float
-    """Of all devices together, in the run's dtype, by the plan's cluster."""
+    """The peak of all devices together, in the run's dtype, by the plan's cluster."""
 
     @staticmethod
     def of(plan: Plan) -> Utilization | None:

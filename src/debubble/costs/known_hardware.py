@@ -35,7 +35,7 @@ class Efficiency:
     grouped_weight: float = 0.7
     """Pace of weight gradients of several experts in one kernel, as a share of a single product's."""
     permute: float = 0.25
-    """Of the memory bandwidth, by kernels that sort tokens by expert."""
+    """The share of the memory bandwidth that kernels reach that sort tokens by expert."""
     link: float = 0.7
     network: float = 0.7
     host: float = 0.75

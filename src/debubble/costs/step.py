@@ -46,7 +46,7 @@ class ParameterBytes:
     gradient: float
     optimizer: float
     summed: float
-    """Of a whole gradient, which the ranks that share the parameter sum; 0 if it is not trained."""
+    """Bytes of a whole gradient, which the ranks that share the parameter sum; 0 if it is not trained."""
     shards: float
     """How many these are."""
 
@@ -120,7 +120,7 @@ def step_traffic(options: RunOptions, *, gradient_bytes: int) -> int:
 
 
 NEWTON_SCHULZ_STEPS = 5
-"""Of Muon, by its authors' default."""
+"""Muon's iterations, by its authors' default."""
 
 
 def step_operations(options: RunOptions, *, side: int) -> int:

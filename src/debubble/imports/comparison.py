@@ -118,7 +118,7 @@ NEGLIGIBLE = 1e-3
 
 
 def _changes(importer: Importer, settings: Settings, yours: Plan, plan: Plan) -> Iterator[Change]:
-    """What the plan's export has otherwise, and what the job's own export has that the plan's has not."""
+    """The settings that differ between the plan's export and the job's own."""
     wanted, before = _written(importer, plan), _written(importer, yours)
     for name, value in wanted.items():
         now = settings.get(name)

@@ -23,7 +23,7 @@ Strategies = Mapping[int, tuple[str, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a configuration says.
+    """A job as its configuration describes it.
 
     Attributes:
         target: The framework, by the name of its target.

@@ -66,7 +66,7 @@ class Fit:
 
 
 def read_measurements(paths: Sequence[Path]) -> Measured:
-    """What traces of all ranks, or logs, measured.
+    """Read the measurements in the traces of all ranks, or in logs.
 
     Raises:
         InputError: if a file cannot be read, or none measured an operation or a timer.

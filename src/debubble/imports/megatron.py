@@ -228,7 +228,7 @@ def _order(arguments: Arguments, *, chunks: int) -> str:
 
 
 def _strategies(arguments: Arguments, model: Model, layers: tuple[int, ...]) -> Mapping[int, tuple[str, str]]:
-    """What every layer recomputes."""
+    """The operators that every layer recomputes."""
     numbers = arguments.words("--recompute-layer-ids")
     if numbers:
         return {int(number): ("full", "full") for number in numbers}

@@ -15,7 +15,7 @@ from debubble.registry import Registry
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """What a configuration may not say, and its user does.
+    """The facts that a configuration may leave to its user.
 
     Attributes:
         cluster: The devices of the job.

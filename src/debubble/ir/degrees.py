@@ -101,12 +101,12 @@ class DegreeSearch:
     legal: int
     """Choices of degrees that divide model, batch and devices."""
     too_large: int
-    """Those of which model states and one activation exceed the memory, and those that no quick plan fits."""
+    """Choices of which model states and one activation exceed the memory, and those that no plan fits."""
     slower: int
-    """Those whose lower bound is above the steps that were found for the best."""
+    """Choices whose lower bound is above the steps that were found for the best."""
     planned: int
-    """Those that were planned."""
+    """Choices that were planned."""
     unplanned: int = 0
-    """Those that were left when the effort was spent."""
+    """Choices that were left when the effort was spent."""
     interrupted: bool = False
     """Whether Ctrl-C ended it."""

@@ -79,7 +79,7 @@ Status = Literal["found", "cut off", "rejected"]
 
 @dataclass(frozen=True, kw_only=True)
 class Robustness:
-    """What a plan's whole step takes when times are not as predicted, in the costs' unit of time.
+    """The time of a plan's whole step when times are not as predicted, in the costs' unit of time.
 
     Attributes:
         draws: Disturbed steps that were simulated.

@@ -99,7 +99,7 @@ class ModelConfig:
     initializer_range: float = 0.02
     embedding_scale: float = 1.0
     attention_scale: float | None = None
-    """Of the scores; None: 1 / sqrt(head_dim)."""
+    """The factor of the scores; None: 1 / sqrt(head_dim)."""
     attention_cap: float | None = None
     """Scores x become cap tanh(x / cap)."""
     logit_cap: float | None = None

@@ -13,7 +13,7 @@ from debubble.targets.target import runs_in, targets
 
 @dataclass(frozen=True, kw_only=True)
 class NearestPlan:
-    """What a target takes for the same input."""
+    """The nearest plan that a target runs, for the same input."""
 
     target: str
     step_time: float | None

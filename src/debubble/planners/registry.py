@@ -51,7 +51,7 @@ class Result:
 
     @property
     def score(self) -> Number:
-        """What plans are compared by: the step, or its mean under disturbances where the problem asks for that."""
+        """The number that plans are compared by: the step, or its mean under disturbances if that was asked for."""
         return self.time if self.robustness is None else self.robustness.expected
 
     @property

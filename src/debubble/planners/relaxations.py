@@ -48,7 +48,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Piece:
-    """What cannot be divided between devices: a unit, or a given stage.
+    """A piece of work that devices cannot divide: a unit, or a given stage.
 
     Attributes:
         forward: Time of F.

@@ -1,4 +1,4 @@
-"""What a plan's step takes when times are not as predicted: Monte Carlo over its program.
+"""The time of a plan's step when times are not as predicted: Monte Carlo over its program.
 
 A draw disturbs three things.  *Jitter*: every operation that computes takes its time times a lognormal factor.
 *Straggler*: one device, any with equal chance, computes slower for the whole step.  *Links*: messages, reductions and

@@ -68,7 +68,7 @@ def what_ifs(plan: Plan, step_time: float, *, effort: float, deadline: float | N
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """What a change brings, in words.
+    """The gain of a change, in words.
 
     Attributes:
         what_if: The change.

@@ -1,4 +1,4 @@
-"""What the papers' figures are drawn with: timelines, bars, lines and grids of cells, as SVG."""
+"""The drawings of the papers' figures: timelines, bars, lines and grids of cells, as SVG."""
 
 from __future__ import annotations
 

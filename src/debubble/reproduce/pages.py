@@ -1,4 +1,4 @@
-"""What came out of all papers as pages: `docs/papers.md`, and one HTML file with every figure and table."""
+"""The results of all papers as pages: `docs/papers.md`, and one HTML file with every figure and table."""
 
 from __future__ import annotations
 

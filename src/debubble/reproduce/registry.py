@@ -43,7 +43,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Exhibit:
-    """What was computed for one figure, table or section: what the paper claims there, our figures, and drawings."""
+    """The results for one figure, table or section: what the paper claims there, our figures, and drawings."""
 
     claims: tuple[Claim, ...]
     tables: tuple[Table, ...] = ()

@@ -114,7 +114,7 @@ class Pipeline:
         """Devices whose hosts took their steps back in the last `optimizer_step`."""
 
         self.loss_scale = LossScale() if plan.options.dtype == "fp16" else None
-        """Of the loss in an fp16 run."""
+        """The scale of the loss in an fp16 run."""
 
         self._modules = sequence_of(model, plan) if plan.model is None else None
         self._balance = balance_of(plan)

@@ -1,4 +1,4 @@
-"""What the workbench's forms say, as calls of `debubble plan` and as simulations."""
+"""The workbench's forms, read as calls of `debubble plan` and as simulations."""
 
 from __future__ import annotations
 

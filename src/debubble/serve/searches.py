@@ -58,7 +58,7 @@ class Search:
 
     @property
     def plan(self) -> Plan:
-        """What it found.  Raises InputError if it has not found it yet."""
+        """The plan that it found.  Raises InputError if it has not found it yet."""
         if self.state != "done":
             raise InputError("This search has no plan.")
         return Plan.load(self.folder / "plan.json")

@@ -24,7 +24,7 @@ LAYERS = (*HALVES, "layer")
 
 @dataclass(frozen=True, kw_only=True)
 class Levers:
-    """What a framework lets a plan choose.
+    """The levers that a framework leaves to a plan.
 
     Attributes:
         title: The framework's name in sentences.

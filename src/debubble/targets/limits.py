@@ -134,5 +134,5 @@ def text_alone(*, title: str) -> Rule:
 
 
 def runtime(options: RunOptions, model: Model) -> str | None:
-    """What debubble's own runtime runs."""
+    """Refuse what debubble's own runtime does not run."""
     return beyond_runtime(options, model.config)

@@ -33,7 +33,7 @@ class GivenOrders:
     """The framework takes any order of F, B, I and W on stages that lie in one of these ways."""
 
     placements: frozenset[str] | None = None
-    """Of `linear`, `looped` and `v_shape` (two stages per device); None: any."""
+    """Placements among `linear`, `looped` and `v_shape` (two stages per device); None: any."""
 
     def refusal(self, schedule: Schedule) -> str | None:
         """Say how the framework places stages instead; None if it can place them so."""

@@ -109,7 +109,7 @@ def news_of(result: StepResult) -> tuple[str, ...]:
 
 
 TEMPERATURE = 0.8
-"""Of the samples that a prompt is continued with."""
+"""The temperature of the samples that continue a prompt."""
 
 METRICS_INTERVAL = 10
 """Steps between all-rank memory and bubble metrics."""

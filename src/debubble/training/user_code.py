@@ -13,7 +13,7 @@ from debubble.ir import InputError
 
 
 def named(name: str, *, option: str) -> Any:
-    """What `module:name`, given with this option, names; the module may be in the current folder.
+    """Import what `module:name`, given with this option, names; the module may be in the current folder.
 
     What is installed goes before what is in that folder.  Raises InputError if there is none.
     """

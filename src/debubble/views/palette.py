@@ -13,7 +13,7 @@ KIND_COLORS = {
     Kind.O: "#8e6bb0", Kind.L: "#c46a9b", Kind.G: "#7a8ca3", Kind.D: "#a58cc0", Kind.P: "#d79abb",
     Kind.SEND_F: "#7f93ad", Kind.RECV_F: "#a9b8ca", Kind.SEND_B: "#86a892", Kind.RECV_B: "#b2c9ba",
 }  # fmt: skip
-"""Those of the compute lane differ for colour-blind eyes too, as the causes do; other lanes have rows of their own."""
+"""The colours of the compute lane differ for colour-blind eyes too, as causes do; other lanes have their own rows."""
 
 KIND_WORDS = {
     Kind.F: "forward", Kind.B: "backward", Kind.I: "backward for inputs", Kind.W: "backward for weights",

@@ -15,7 +15,7 @@ POINTS = 6
 LESS = 0.8
 """The memory of a point's successor, as a share of its own."""
 SHARE = 0.1
-"""Of the effort, for each point."""
+"""The part of the effort for each point."""
 
 
 def pareto_front(job: Job, best: ConfigurationSummary) -> tuple[ConfigurationSummary, ...]:

@@ -44,7 +44,7 @@ class Point:
 
     @property
     def rows(self) -> Ints:
-        """What it says of stages, as the walk has it."""
+        """The point's rows per stage, as the walk has them."""
         return np.array((self.counts, self.levels, self.shares, self.most, self.hosted), dtype=np.int64)
 
     @staticmethod
@@ -67,7 +67,7 @@ PREFETCHES = (1.0, 2.0, 3.0, 4.0, 6.0)
 
 
 def policy_choices(stages: int) -> tuple[Sequence[float], ...]:
-    """What each entry of a policy may be, in the order of the list scheduler's entries."""
+    """The values that each entry of a policy may have, in the order of the list scheduler's entries."""
     return BACKLOGS, PATIENCES, [float(operations) for operations in range(1, 2 * stages)], PREFETCHES, AGES
 
 
@@ -93,7 +93,7 @@ class Levers:
 
     @cached_property
     def space(self) -> Space:
-        """What the compiled walk needs to know."""
+        """The constants that the compiled walk reads."""
         units, stages = self.units, self.placement.stages
         longest = min(len(units.units) - stages + 1, round(LONGEST * len(units.units) / stages) + 2)
         choices = policy_choices(stages)

@@ -35,15 +35,15 @@ REFUSED = 1e300
 """The score of what is worse than it may be."""
 
 SHIFTS, LEVELS, SHARES, TRADES, FLIGHTS, HOSTS = 30, 52, 74, 74, 82, 82
-"""Of 100 moves, those below the first number shift units between stages; then they change levels, shares of offload,
-both of two stages of a device in opposite directions, micro-batches in flight, and who steps; the others change the
-policy."""
+"""Shares of 100 moves: those below the first number shift units between stages; then they change levels, shares of
+offload, both of two stages of a device in opposite directions, micro-batches in flight, and who steps; the others
+change the policy."""
 CHUNK = 5
 """One in so many changes is made to all stages of a chunk."""
 
 
 class Space(NamedTuple):
-    """What a walk needs to know of its problem, all of it constant but the table, which grows.
+    """The constants of a walk's problem, and its table, which grows.
 
     Attributes:
         rows: [level, first unit, units]: the entries above; negative where they are not known yet.

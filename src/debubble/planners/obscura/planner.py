@@ -70,7 +70,7 @@ def obscura(problem: Problem) -> Solution:
 
 
 def _choice(best: SimulatedSolution) -> str:
-    """What was chosen, in the paper's symbols, how much recomputation it hides, and how good the estimate was."""
+    """The choice in the paper's symbols, how much recomputation it hides, and how good the estimate was."""
     share = _hidden_share(best)
     hidden = "nothing recomputes" if share is None else f"{100 * share:.0f}% of the recomputation is hidden"
     if best.candidate is None:

@@ -81,7 +81,7 @@ class _Search:
         )
 
     def ranked(self) -> list[Candidate]:
-        """What could be tried and fits, fastest first."""
+        """The trials that fit, fastest first."""
         candidates: list[Candidate] = []
         reasons: list[DebubbleError] = []
         unlimited: set[Trial] = set()

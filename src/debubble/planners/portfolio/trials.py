@@ -67,7 +67,7 @@ class Order:
         return schedule
 
     def like(self, devices: int) -> Order:
-        """The same order for another number of devices."""
+        """The trial of this order for another number of devices."""
         chunks = self.placement.chunks
         if self.schedule != LIST:
             return replace(self, placement=_placement_of(self.schedule, devices, chunks))
@@ -89,7 +89,7 @@ class Trial:
 
     @property
     def without_limit(self) -> Trial | None:
-        """The same trial of an order that leaves the limit to recomputation; None if this is it."""
+        """The trial of this order that leaves the limit to recomputation; None if this is it."""
         return replace(self, order=replace(self.order, to_limit=False)) if self.order.to_limit else None
 
     def price(self, micro_batches: int) -> float:

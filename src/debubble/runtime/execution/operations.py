@@ -1,4 +1,4 @@
-"""What the instructions of a Program do on one device.
+"""The operations of a device: the effect of each instruction of a Program.
 
 `Operations` passes messages; what computes and moves memory is for its subclasses: `TensorOperations` does it with the
 tensors of stages, a rehearsal sleeps.

@@ -103,7 +103,7 @@ class Surroundings:
         self._frame = frame
         self._noted: dict[tuple[torch.Size, torch.dtype, torch.device], list[Arguments]] = {}
         self.ledger = Ledger()
-        """Of the device: what all micro-batches share is no activation of any."""
+        """The device's bytes that all micro-batches share, which are no activation of any."""
 
     def of(self, layer: int, x: Tensor) -> Arguments:
         """The layer's arguments after hidden states such as `x`: in order, and by name."""

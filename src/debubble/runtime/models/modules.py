@@ -94,7 +94,7 @@ class _Rewired(TorchFunctionMode):
 
     @property
     def _runs_again(self) -> bool:
-        """Whether this is a part that is checkpointed: it saves nothing, or by hooks of its own."""
+        """Tell whether this is a part that is checkpointed: it saves nothing, or by hooks of its own."""
         return _saving() != self._outside
 
     def _next_seed(self) -> int:

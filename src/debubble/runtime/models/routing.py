@@ -24,13 +24,13 @@ class Balance:
     """The auxiliary loss of a model, and the messages that carry what it needs."""
 
     coefficient: float
-    """Of one micro-batch's loss: that of a step has the mean over all."""
+    """The coefficient of one micro-batch's loss; that of a step has the mean over all."""
     experts: int
     layers: int
-    """Those that have experts."""
+    """Layers that have experts."""
     hidden: int
     dtype: torch.dtype
-    """Of what stages hand on."""
+    """The dtype of what stages hand on."""
 
     @classmethod
     def of(cls, config: ModelConfig, *, micro_batches: int, dtype: torch.dtype) -> Balance | None:
@@ -77,7 +77,7 @@ class Routing:
 
     balance: Balance
     shape: torch.Size
-    """Of its tokens."""
+    """The shape of its tokens."""
     sums: Tensor
     """Share of choices and mean probability per expert, [2, experts]; in the backward of all layers."""
 

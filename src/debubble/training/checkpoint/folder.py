@@ -36,7 +36,7 @@ class RunProgress:
     recipe: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the optimizer and of its learning rate's schedule, by the options' names."""
     loss_scale: tuple[float, int] | None = None
-    """Of an fp16 run, and the steps since it changed."""
+    """The loss scale of an fp16 run, and the steps since it changed."""
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""What the page says of a scene: the answer in words, the plan, its memory by part, and all tables."""
+"""The page's content for a scene: the answer in words, the plan, its memory by part, and all tables."""
 
 from __future__ import annotations
 
