@@ -7,24 +7,9 @@ from typing import Any
 
 import pytest
 
-from debubble.cli import main
 from debubble.targets import targets
 
 TINY = ("plan", "llama-tiny", "--cluster", "2xA100-80GB", "--micro-batches", "4", "--planner", "adapipe")
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Call `debubble` with arguments; returns (exit code, standard output, standard error)."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["debubble", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
-
-    return call
 
 
 def test_a_plan_says_for_whom_it_was_made_and_who_runs_it(run: Any) -> None:

@@ -69,7 +69,9 @@ class PlanAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
     candidates: Annotated[list[CandidateSummary], Meta(description="Every planner's answer, or why it has none.")]
     remarks: Annotated[list[str], Meta(description="Sentences to know.")]
     degrees: Degrees | UnsetType = UNSET
-    tokens_per_second: Annotated[float | UnsetType, Meta(description="Tokens per second of all devices together.")] = UNSET
+    tokens_per_second: Annotated[float | UnsetType, Meta(description="Tokens per second of all devices together.")] = (
+        UNSET
+    )
     tokens_per_second_per_device: float | UnsetType = UNSET
     mfu: Annotated[float | UnsetType, Meta(description="Model FLOPs utilization, a fraction.")] = UNSET
     days: Annotated[float | UnsetType, Meta(description="That training on --tokens takes.")] = UNSET

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from debubble.registry import Registry
-from debubble.reproduce.claims import Claim
+from debubble.reproduce.claims import Claim, unavailable
 from debubble.reproduce.drawings import Drawing, svg
 
 Cell = str | int | float | None
@@ -65,6 +66,12 @@ class Entry:
     what: str
     compute: Callable[[], Exhibit]
     slow: bool = False
+
+    @staticmethod
+    def diagram(place: str, what: str, statement: str, ours: str) -> Entry:
+        """A figure without numbers; `ours` says where debubble's own documents show the same."""
+        claim = unavailable(statement, because=f"it is a diagram without figures; {ours}")
+        return Entry(place, what, partial(Exhibit, claims=(claim,)))
 
 
 @dataclass(frozen=True, kw_only=True)

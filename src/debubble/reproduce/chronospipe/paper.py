@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from debubble.ir.stage_costs import CommunicationModel
@@ -19,7 +18,7 @@ from debubble.reproduce.chronospipe.memory_model import (
     RECOMP,
     Method,
 )
-from debubble.reproduce.claims import Claim, compared, stated, unavailable
+from debubble.reproduce.claims import Claim, compared, stated
 from debubble.reproduce.drawings import Bars, Drawing, Lines
 from debubble.reproduce.registry import Cell, Entry, Exhibit, Paper, Table, papers
 
@@ -600,10 +599,6 @@ def figure_16() -> Exhibit:
     )
 
 
-def _diagram(what: str, ours: str) -> Exhibit:
-    return Exhibit(claims=(unavailable(what, because=f"it is a diagram without figures; {ours}"),))
-
-
 papers.add(
     "chronospipe",
     Paper(
@@ -612,15 +607,17 @@ papers.add(
         entries=(
             Entry("Figure 1", "memory under 1F1B, and its first and last stage", figure_1),
             Entry("Figure 2", "interleaved 1F1B and orders in groups", figure_2),
-            Entry(
+            Entry.diagram(
                 "Figure 3",
                 "forward and backward pass",
-                partial(_diagram, "what is used soon and what late", "docs/chronospipe.md says it"),
+                "what is used soon and what late",
+                "docs/chronospipe.md says it",
             ),
-            Entry(
+            Entry.diagram(
                 "Figure 4",
                 "the parts of ChronosPipe",
-                partial(_diagram, "scheduling, recomputation and offload", "docs/chronospipe.md lists them"),
+                "scheduling, recomputation and offload",
+                "docs/chronospipe.md lists them",
             ),
             Entry("Figure 5", "Chronos-Pipe, and its messages", figure_5),
             Entry("Figure 6", "Chronos-Recomp, equations (3) and (8)", figure_6),

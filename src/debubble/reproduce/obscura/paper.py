@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from debubble.ir import StageCosts
 from debubble.planners.obscura.planner import Counts, adjustments
 from debubble.planners.obscura.step_model import identify, step_time, warm_ups
 from debubble.planners.partitioning.fixed_partition import Stages
-from debubble.reproduce.claims import Claim, compared, stated, unavailable
+from debubble.reproduce.claims import Claim, compared, stated
 from debubble.reproduce.drawings import Bars, Lines
 from debubble.reproduce.obscura import tables, timelines
 from debubble.reproduce.obscura.fit import ACTIVATION, DEVICES, LAYERS, LLAMA, STATIC, computed_forward, problem
@@ -584,10 +583,6 @@ def figure_16() -> Exhibit:
     )
 
 
-def _diagram(what: str, ours: str) -> Exhibit:
-    return Exhibit(claims=(unavailable(what, because=f"it is a diagram without figures; {ours}"),))
-
-
 papers.add(
     "obscura",
     Paper(
@@ -602,10 +597,11 @@ papers.add(
             Entry("Figure 5", "computation, bubbles and recomputation of four stages", figure_5),
             Entry("Figure 6", "the strawman", timelines.figure_6),
             Entry("Table 1", "memory with MLP recomputation", table_1),
-            Entry(
+            Entry.diagram(
                 "Figure 7",
                 "the system's architecture",
-                partial(_diagram, "the planner's and the runtime's parts", "docs/architecture.md has ours"),
+                "the planner's and the runtime's parts",
+                "docs/architecture.md has ours",
             ),
             Entry("Figure 8", "adjacent stages in the steady phase", timelines.figure_8),
             Entry("Figure 9", "from the strawman to Obscura", timelines.figure_9),

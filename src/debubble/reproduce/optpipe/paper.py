@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from debubble.reproduce.claims import Claim, compared, stated, unavailable
@@ -258,27 +258,23 @@ def _seconds(milliseconds: float | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1000
 
 
-def _diagram(what: str, ours: str) -> Exhibit:
-    return Exhibit(claims=(unavailable(what, because=f"it is a diagram without figures; {ours}"),))
-
-
 papers.add(
     "optpipe",
     Paper(
         name="optpipe",
         title="OptPipe: Memory- and Scheduling-Optimized Pipeline Parallelism (under review)",
         entries=(
-            Entry(
+            Entry.diagram(
                 "Figure 1",
                 "the framework",
-                partial(
-                    _diagram, "initialize, profile, schedule and train", "docs/training.md says what --online does"
-                ),
+                "initialize, profile, schedule and train",
+                "docs/training.md says what --online does",
             ),
-            Entry(
+            Entry.diagram(
                 "Figure 2",
                 "the computation graph of a stage",
-                partial(_diagram, "forward, and the two halves of the backward", "docs/architecture.md has F, I and W"),
+                "forward, and the two halves of the backward",
+                "docs/architecture.md has F, I and W",
             ),
             Entry("Figure 3", "determined and undetermined variables, section 4.1", figure_3),
             Entry("Figure 4", "the toy example, and the abstract's 50%", figure_4, slow=True),
