@@ -7,7 +7,7 @@ import pytest
 import debubble as db
 from debubble.exports import exports
 from debubble.ir import DebubbleError, Plan
-from debubble.planners.nearest import plan_runs_in
+from debubble.planners.analysis.nearest import plan_runs_in
 from debubble.targets import targets
 
 MODELS = (

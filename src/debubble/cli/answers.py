@@ -13,8 +13,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from debubble.costs.known_hardware import Hardware
 from debubble.ir import CandidateSummary, PlannedUnit
 from debubble.ir.degrees import ConfigurationSummary, Degrees, MemoryParts
-from debubble.planners.explanation import CauseSeconds
-from debubble.planners.nearest import NearestPlan
+from debubble.planners.analysis.explanation import CauseSeconds
+from debubble.planners.analysis.nearest import NearestPlan
 
 Seconds = Annotated[float, Meta(description="Seconds, or the unit of an abstract costs file.")]
 Bytes = Annotated[float, Meta(description="Bytes, or the unit of an abstract costs file.")]

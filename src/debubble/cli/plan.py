@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from debubble.ir.degrees import ConfigurationSummary, DegreeSearch
     from debubble.models import Model
     from debubble.planners import Problem
+    from debubble.planners.analysis.explanation import Explanation
+    from debubble.planners.analysis.nearest import NearestPlan
     from debubble.planners.degrees import Job
-    from debubble.planners.explanation import Explanation
-    from debubble.planners.nearest import NearestPlan
     from debubble.planners.problem import Swap
 
 
@@ -145,7 +145,7 @@ def plan(
     Degrees that are not given are 1 (ZeRO 0, the pipeline all other devices); with --global-batch they are searched.
     """
     from debubble.planners import planners
-    from debubble.planners.plan_model import solve
+    from debubble.planners.plan_model import MICRO_BATCHES, solve
     from debubble.planners.progress import listening
 
     planner = planners.full_name(planner)
@@ -164,6 +164,10 @@ def plan(
             from debubble.planners.plan_model import plan as plan_model
 
             shape, where = named_model(model), run.require_cluster()
+            limited = where if memory_limit is None else where.with_limit(memory_limit)
+            job = partial(
+                _job, shape, limited, run, global_batch=global_batch, micro_batches=micro_batches, target=target
+            )
             plan_for = partial(
                 plan_model, shape, where, global_batch=global_batch, micro_batches=micro_batches, planner=planner,
                 chunks=chunks, memory_limit=memory_limit, profile=profile, swap=_swap(swap),
@@ -176,24 +180,20 @@ def plan(
                 raise
             except InfeasibleError as error:
                 status.update("Nothing fits; trying what would ...")
-                limited = where if memory_limit is None else where.with_limit(memory_limit)
-                job = _job(shape, limited, run, global_batch=global_batch, micro_batches=micro_batches, target=target)
-                raise nothing_fits(job, str(error)) from error
+                raise nothing_fits(job(), str(error)) from error
             if pareto:
                 from debubble.planners.degrees import pareto_front
 
                 status.update("Planning with less memory ...")
-                limited = where if memory_limit is None else where.with_limit(memory_limit)
-                job = _job(shape, limited, run, global_batch=global_batch, micro_batches=micro_batches, target=target)
-                front = pareto_front(replace(job, effort=search.effort), _configuration(result))
+                front = pareto_front(replace(job(), effort=search.effort), _configuration(result))
             if all_targets:
-                from debubble.planners.nearest import nearest_plans
+                from debubble.planners.analysis.nearest import nearest_plans
 
                 nearest = nearest_plans(result, lambda name: plan_for(target=name))
         else:
             problem = _abstract(
                 costs, units, devices=devices, limit=o.abstract_limit(memory_limit),
-                micro_batches=32 if micro_batches is None else micro_batches, chunks=chunks,
+                micro_batches=MICRO_BATCHES if micro_batches is None else micro_batches, chunks=chunks,
                 objective="span" if run.post_validation else "makespan", **asdict(search),
             ).swapping(_swap(swap))  # fmt: skip
             problem = replace(problem, robust=robust)
@@ -276,13 +276,14 @@ def _job(
 ) -> Job:
     """The job whose degrees were given, or searched."""
     from debubble.planners.degrees import Job
+    from debubble.planners.plan_model import MICRO_BATCHES
 
     if global_batch is not None:
         return Job(
             model=model, cluster=cluster, global_batch=global_batch, options=run.run_options, fixed=run.degrees,
             target=target,
         )  # fmt: skip
-    options, number = run.run_options, 32 if micro_batches is None else micro_batches
+    options, number = run.run_options, MICRO_BATCHES if micro_batches is None else micro_batches
     degrees = {name: getattr(options, name) for name in o.DEGREES if name != "pipeline"}
     return Job(
         model=model, cluster=cluster, global_batch=options.data * options.micro_batch_size * number, options=options,
@@ -317,7 +318,7 @@ def _abstract(
 
 def _configuration(plan: Plan) -> ConfigurationSummary:
     """A model's plan as one choice of degrees."""
-    from debubble.planners.explanation import Explanation
+    from debubble.planners.analysis.explanation import Explanation
     from debubble.views import Scene
 
     scene = Scene.predicted(plan)
@@ -325,7 +326,7 @@ def _configuration(plan: Plan) -> ConfigurationSummary:
 
 
 def _what_ifs(plan: Plan, search: o.SearchLimits) -> tuple[WhatIf, ...]:
-    from debubble.planners.what_if import what_ifs
+    from debubble.planners.analysis.what_if import what_ifs
     from debubble.views import Scene
 
     with log().status("Planning what would help ..."):
@@ -342,8 +343,8 @@ def _print(
     nearest: Sequence[NearestPlan],
     front: Sequence[ConfigurationSummary],
 ) -> None:
-    from debubble.planners.explanation import explanation
-    from debubble.planners.nearest import plan_runs_in
+    from debubble.planners.analysis.explanation import explanation
+    from debubble.planners.analysis.nearest import plan_runs_in
     from debubble.views.scene import Scene
 
     scene = Scene.predicted(plan)

@@ -59,7 +59,7 @@ def simulate(
     Degrees that are not given are 1 (ZeRO 0, the pipeline all other devices).
     """
     from debubble import simulate as simulated
-    from debubble.planners.remarks import timeline_remarks
+    from debubble.planners.analysis.remarks import timeline_remarks
     from debubble.schedules import schedules
     from debubble.views.scene import Scene
 

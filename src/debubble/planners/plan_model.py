@@ -81,14 +81,7 @@ def plan(
     """
     cluster = cluster if memory_limit is None else cluster.with_limit(memory_limit)
     if global_batch is not None:
-        if profile is not None:
-            raise InputError("A profile is of one choice of degrees: give it without a global batch.")
-        if swap != "host":
-            raise InputError("Where activations go can be chosen for given degrees alone: leave out the global batch.")
-        if robust:
-            raise InputError("Robust plans are of given degrees: leave out the global batch, and give micro-batches.")
-        if lengths is not None:
-            raise InputError("Lengths are dealt to micro-batches of given degrees: leave out the global batch.")
+        _refuse_of_given_degrees(profile=profile, swap=swap, robust=robust, lengths=lengths)
         fixed = {"pipeline": pipeline, "chunks": chunks, "micro_batches": micro_batches, **options}
         job = Job(
             model=model, cluster=cluster, global_batch=global_batch, options=RunOptions(**options),
@@ -97,23 +90,39 @@ def plan(
         )  # fmt: skip
         with listening(progress):
             return _searched(job, planner)
+    if target is not None and swap != "host":
+        raise InputError("Where activations go follows from the target; leave out the swap or the target.")
+    if target is not None and lengths is not None:
+        raise InputError("No target can be told the lengths of micro-batches: leave out the lengths or the target.")
     run = RunOptions(**options)
     measured = read_profile(profile) if isinstance(profile, str | Path) else profile
     problem = problem_of(
-        model, cluster, run, micro_batches=32 if micro_batches is None else micro_batches, pipeline=pipeline,
-        chunks=chunks, effort=effort, seed=seed, deadline=deadline, cache=cache, profile=measured,
+        model, cluster, run, micro_batches=MICRO_BATCHES if micro_batches is None else micro_batches,
+        pipeline=pipeline, chunks=chunks, effort=effort, seed=seed, deadline=deadline, cache=cache, profile=measured,
         target=target,
     )  # fmt: skip
-    if swap != "host" and target is not None:
-        raise InputError("Where activations go follows from the target; leave out the swap or the target.")
     problem = replace(problem.swapping(swap), robust=robust)
     if lengths is not None:
-        if target is not None:
-            raise InputError("No target can be told the lengths of micro-batches: leave out the lengths or the target.")
         problem = with_lengths(problem, _dealt(lengths, run, problem.micro_batches))
     with listening(progress):
         result = planners[planner](problem)
     return replace(_of_model(result, problem, model, cluster, run, measured), profile=measured)
+
+
+MICRO_BATCHES = 32
+"""Micro-batches per pipeline and step where nobody says how many."""
+
+
+def _refuse_of_given_degrees(*, profile: object, swap: Swap, robust: bool, lengths: object) -> None:
+    """Raise InputError for what is planned for given degrees alone."""
+    if profile is not None:
+        raise InputError("A profile is of one choice of degrees: give it without a global batch.")
+    if swap != "host":
+        raise InputError("Where activations go can be chosen for given degrees alone: leave out the global batch.")
+    if robust:
+        raise InputError("Robust plans are of given degrees: leave out the global batch, and give micro-batches.")
+    if lengths is not None:
+        raise InputError("Lengths are dealt to micro-batches of given degrees: leave out the global batch.")
 
 
 def _dealt(lengths: Path | Mapping[int, int], run: RunOptions, micro_batches: int) -> list[float]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from debubble.files import write_whole
 from debubble.formatting import size_words
 from debubble.ir import Kind, Lane, Plan, Schedule, StageCosts
-from debubble.planners.explanation import explanation
+from debubble.planners.analysis.explanation import explanation
 from debubble.simulator import Timeline, simulate
 from debubble.views.html import html
 from debubble.views.palette import KIND_COLORS, KIND_WORDS, LIGHT, ink_on, shade

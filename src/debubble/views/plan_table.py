@@ -11,10 +11,10 @@ from rich.text import Text
 from debubble.formatting import time_words
 from debubble.ir import Kind, Plan
 from debubble.ir.degrees import ConfigurationSummary
-from debubble.planners.explanation import explanation
-from debubble.planners.nearest import NearestPlan, plan_runs_in
+from debubble.planners.analysis.explanation import explanation
+from debubble.planners.analysis.nearest import NearestPlan, plan_runs_in
+from debubble.planners.analysis.what_if import what_if_lines
 from debubble.planners.robustness import JITTER, LINKS, STRAGGLER
-from debubble.planners.what_if import what_if_lines
 from debubble.targets.target import targets
 from debubble.views.memory_table import memory_words
 from debubble.views.rows import (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from debubble.formatting import size_words, time_words
 from debubble.ir import CandidateSummary, Plan, PlannedUnit
 from debubble.ir.degrees import ConfigurationSummary, DegreeSearch
-from debubble.planners.nearest import NearestPlan
+from debubble.planners.analysis.nearest import NearestPlan
 
 
 @dataclass(frozen=True, kw_only=True)

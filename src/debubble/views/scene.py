@@ -10,8 +10,8 @@ from debubble.formatting import cores_words
 from debubble.ir import Kind, Number, Plan, Trace
 from debubble.ir.ops import BACKWARDS
 from debubble.ir.trace import TracePhase
+from debubble.planners.analysis.remarks import plan_remarks
 from debubble.planners.plan_model import tail_of
-from debubble.planners.remarks import plan_remarks
 from debubble.simulator import Bubble, TimedOperation, Timeline, bubbles, critical_path
 from debubble.simulator.shared_cores import run_shared
 from debubble.views.measured import measured_memory, measured_timeline

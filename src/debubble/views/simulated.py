@@ -8,8 +8,8 @@ from typing import Any
 from debubble.costs import Cluster, step_tail
 from debubble.ir import RunOptions
 from debubble.models import Model
+from debubble.planners.analysis.remarks import model_remarks
 from debubble.planners.fixed_configuration import fixed_configuration
-from debubble.planners.remarks import model_remarks
 from debubble.simulator import simulate
 from debubble.views.scene import Scene
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from debubble.formatting import percent, time_words
 from debubble.ir import Kind, Lane, Number, Plan
-from debubble.planners.explanation import Explanation
+from debubble.planners.analysis.explanation import Explanation
 from debubble.simulator import Cause, by_cause
 from debubble.simulator.timeline import WORK
 from debubble.views.palette import KIND_WORDS

@@ -9,8 +9,8 @@ from debubble.costs import Cluster
 from debubble.formatting import percent, size_words, time_words
 from debubble.ir import Plan
 from debubble.models import Model, models
-from debubble.planners.explanation import Explanation, explanation
-from debubble.planners.what_if import gains
+from debubble.planners.analysis.explanation import Explanation, explanation
+from debubble.planners.analysis.what_if import gains
 from debubble.views.html.strips import memory_bars, partition_strip
 from debubble.views.rows import Rows, configuration_rows, partition_rows, planner_rows
 from debubble.views.scene import Scene

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from debubble.ir import Kind, Lane, Number
-from debubble.planners.explanation import explanation
+from debubble.planners.analysis.explanation import explanation
 from debubble.simulator import Cause, TimedOperation
 from debubble.views.palette import KIND_COLORS, KIND_WORDS, PART_COLORS, PHASE_COLOR, ink_on, shade
 from debubble.views.scene import Curve, Scene

@@ -8,7 +8,7 @@ import pytest
 
 import debubble as db
 from debubble.ir import Plan
-from debubble.planners.explanation import Explanation, explanation
+from debubble.planners.analysis.explanation import Explanation, explanation
 from debubble.planners.plan_model import step_time, tail_of
 
 

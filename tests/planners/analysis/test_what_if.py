@@ -8,8 +8,8 @@ import pytest
 
 import debubble as db
 from debubble.ir import Plan, WhatIf
+from debubble.planners.analysis.what_if import what_if_lines, what_ifs
 from debubble.planners.plan_model import step_time, tail_of
-from debubble.planners.what_if import what_if_lines, what_ifs
 
 
 def planned(planner: str = "adapipe", **options: Any) -> tuple[Plan, float]:
