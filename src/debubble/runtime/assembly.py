@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -12,6 +10,7 @@ from torch import nn
 from debubble.ir import InputError, Kind, Plan, RunOptions
 from debubble.models.config import Experts, ModelConfig
 from debubble.models.runtime_limits import beyond_runtime
+from debubble.runtime.device_part import DevicePart
 from debubble.runtime.distributed.context_parallel import ContextGroup
 from debubble.runtime.distributed.data_parallel import Replicas
 from debubble.runtime.distributed.tensor_parallel import TensorGroup
@@ -31,23 +30,9 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, 
 """Data types by their names in plans (see `runtime_limits`)."""
 
 
-@dataclass
-class DevicePart:
-    """The stages of one device with their parameters."""
-
-    stages: dict[int, Stage] = field(default_factory=dict)
-    weights: dict[int, StageWeights] = field(default_factory=dict)
-    adapters: Adapters | None = None
-    """LoRA adapters of the stages, where they alone are trained."""
-
-    @cached_property
-    def masters(self) -> Mapping[str, nn.Parameter]:
-        """The parameters that an optimizer steps, by Hugging Face name; a table that is tied here appears twice."""
-        return {name: p for weights in self.weights.values() for name, p in weights.masters.items()}
-
-    def parameters_of(self, stage: int) -> list[nn.Parameter]:
-        """The parameters that the optimizer of one stage steps."""
-        return [p for p in self.weights[stage].masters.values() if p.requires_grad]
+def loss_dtype(plan: Plan) -> torch.dtype:
+    """The dtype of losses."""
+    return torch.float64 if plan.options.dtype == "fp64" else torch.float32
 
 
 def check_runnable(plan: Plan, ranks: int) -> None:
@@ -117,7 +102,7 @@ def build_part(
     last = plan.schedule.stages - 1
     if built.get(last):
         built[last][-1].loss = loss
-    part, pairs = DevicePart(adapters=adapters), ParameterPairs(dtype, on, replicas)
+    part, pairs = DevicePart(adapters=adapters, tied=tied_tables(plan)), ParameterPairs(dtype, on, replicas)
     shards: dict[nn.Parameter, nn.Parameter] = {}
     for stage, units in built.items():
         cuts = {n: cut for unit in units for n, cut in unit.divide(group, shards).items()} if group.size > 1 else {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -15,19 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from debubble.ir import InputError, Plan, lower, lower_forwards
+from debubble.ir import InputError, Plan, lower
 from debubble.ir.trace import MemorySample, Trace, TracePhase, TraceStep
-from debubble.models.config import ModelConfig
-from debubble.runtime.assembly import (
-    DTYPES,
-    balance_of,
-    build_part,
-    check_runnable,
-    has_masks,
-    has_positions,
-    tied_tables,
-)
-from debubble.runtime.batch import Batch, Rows, StepBatch, read_batch
+from debubble.runtime.assembly import build_part, check_runnable, loss_dtype
+from debubble.runtime.batch import Batch, StepBatch
 from debubble.runtime.distributed.data_parallel import check_before_steps, check_divided
 from debubble.runtime.distributed.gradient_norm import PartialSums
 from debubble.runtime.distributed.sharding import TensorShard, local_tensor
@@ -39,7 +29,7 @@ from debubble.runtime.execution.operations import StepState, TensorOperations
 from debubble.runtime.execution.stage import Stage
 from debubble.runtime.execution.status import RankStatus
 from debubble.runtime.execution.synchronization import ExecutedInstruction, trace_events
-from debubble.runtime.generation import chosen_tokens, last_logits
+from debubble.runtime.forward_runs import ForwardRuns
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.hf_files import load_pretrained, save_pretrained
 from debubble.runtime.models.lora import Adapters
@@ -49,6 +39,7 @@ from debubble.runtime.models.operators import add_gradient
 from debubble.runtime.parameters.loss_scale import LossScale
 from debubble.runtime.parameters.optimizers import DeviceOptimizers, MakeOptimizer, scale_gradients
 from debubble.runtime.parameters.post_validation import PostValidation, StepResult
+from debubble.runtime.step_inputs import StepInputs
 
 MEETS, UPDATES = "meets the other ranks", "updates parameters"
 """Phases of a step; the others have one place."""
@@ -116,18 +107,14 @@ class Pipeline:
         self.loss_scale = LossScale() if plan.options.dtype == "fp16" else None
         """The scale of the loss in an fp16 run."""
 
-        self._modules = sequence_of(model, plan) if plan.model is None else None
-        self._balance = balance_of(plan)
-        self._hidden = 0 if plan.model is None else ModelConfig.from_hf(plan.model).hidden
-        self._tables = tied_tables(plan)
-        self._has_positions, self._has_masks = has_positions(plan), has_masks(plan)
+        modules = sequence_of(model, plan) if plan.model is None else None
         self._lanes = lanes_of(device or default_device(), offload_to=offload_to)
         self._activations, self._messages = Ledger(self._lanes.device), Ledger(self._lanes.device)
 
         program = lower(plan.schedule, plan.costs)
         self.ranks.open(program, seed=seed, own_model=model is None)
         self._part = build_part(
-            plan, self.device, model=model, modules=self._modules, loss=loss, seed=seed, on=self._lanes.device,
+            plan, self.device, model=model, modules=modules, loss=loss, seed=seed, on=self._lanes.device,
             ledger=self._activations, replicas=self.ranks.over_replicas, group=self.ranks.tensor,
             context=self.ranks.context,
         )  # fmt: skip
@@ -142,6 +129,7 @@ class Pipeline:
             weights=self._part.weights,
         )
         self._interpreter = Interpreter(self._operations, self.status)
+        self._inputs = StepInputs(plan, modules, context=self.ranks.context, on=self._lanes.device)
 
         self._optimizers = DeviceOptimizers(plan, self._part, optimizer, shares_table=self.ranks.shares_table)
         self._check_optimizers()
@@ -186,7 +174,7 @@ class Pipeline:
         self._check_updated()
         self.status.begin_step()
         with self.status.phase(MEETS, local=False):
-            checked = self._read(batch)
+            checked = self._inputs.read(batch)
             targets, self._origin = self.ranks.agree(checked)
         earlier = self._set_aside_gradients()
         state = self._begin(checked, targets, self._step_stage)
@@ -217,24 +205,7 @@ class Pipeline:
         """
         self.finish_update()
         self._check_updated()
-        for weights in self._part.weights.values():
-            weights.load_working()
-        total, targets = torch.zeros((), dtype=torch.float64, device=self._lanes.device), 0
-        self.status.enter("evaluates", local=False)
-        with self._evaluation_mode():
-            for batch in batches:
-                checked = self._read(batch)
-                counted, _ = self.ranks.agree(checked)
-                state = self._state(checked, counted, seed=0)
-                self._lanes.start_step()
-                self._evaluator.run(state)
-                total += state.loss(on=self._lanes.device) * counted
-                targets += counted
-        if not targets:
-            raise InputError("There is no batch to evaluate.")
-        self.ranks.sum_over_replicas(total)
-        self.ranks.sum_over_pipeline(total)
-        return (total / targets).to(self._loss_dtype)
+        return self._forward_runs.evaluate(batches)
 
     @torch.no_grad()
     def generate(self, prompts: Tensor, *, new_tokens: int, temperature: float = 0.0, seed: int = 0) -> Tensor:
@@ -254,33 +225,9 @@ class Pipeline:
         Raises:
             InputError: The plan has no model; or the prompts have another shape.
         """
-        if self.plan.model is None:
-            raise InputError("The plan has no language model that could generate tokens.")
-        if self.ranks.context.size > 1:
-            raise InputError("Context parallelism divides whole sequences alone: generate with a plan of context 1.")
-        if prompts.dim() != 2 or not prompts.numel():
-            raise InputError(f"Prompts have shape [rows, length], not {list(prompts.shape)}.")
         self.finish_update()
         self._check_updated()
-        for weights in self._part.weights.values():
-            weights.load_working()
-        each = self.plan.micro_batches
-        rows = len(prompts)
-        # The program has so many micro-batches, whatever they hold.
-        tokens = prompts.to(self._lanes.device)[torch.arange(-(-rows // each) * each) % rows]
-        random = torch.Generator(device=self._lanes.device).manual_seed(seed)
-        self.status.enter("generates", local=False)
-        with self._evaluation_mode(), last_logits(self.plan, self.stages, self.device, self.ranks.tensor) as logits:
-            for _ in range(new_tokens):
-                batch = StepBatch(Rows(tokens, torch.zeros_like(tokens)).cut(each), checksum=0)
-                self._lanes.start_step()
-                self._evaluator.run(self._state(batch, 1, seed=0))
-                following = torch.zeros(len(tokens), dtype=torch.int64, device=self._lanes.device)
-                if logits:
-                    following = chosen_tokens(torch.cat([logits.pop(j) for j in range(each)]), temperature, random)
-                self.ranks.sum_over_pipeline(following)
-                tokens = torch.cat((tokens, following[:, None]), dim=1)
-        return tokens[:rows]
+        return self._forward_runs.generate(prompts, new_tokens=new_tokens, temperature=temperature, seed=seed)
 
     def optimizer_step(self, max_norm: float | None = None) -> Tensor | None:
         """Clip, step the optimizers that the plan has not stepped, and clear the gradients.
@@ -336,10 +283,10 @@ class Pipeline:
         self._check_updated()
         self.status.begin_step()
         validation = self._validation = self._validation or PostValidation(
-            self.ranks.open_relay(), loss_dtype=self._loss_dtype
+            self.ranks.open_relay(), loss_dtype=loss_dtype(self.plan)
         )
         with self.status.phase(MEETS, local=False):
-            checked = self._read(batch)
+            checked = self._inputs.read(batch)
             targets = self._count_targets(checked, overlapping=validation.pending)
         update = self._optimizers.tentative_update(max_norm)
         state = self._begin(checked, targets, update.step)
@@ -418,15 +365,11 @@ class Pipeline:
 
         With ZeRO they are this replica's rows.  Under tensor parallelism over torch.distributed they are DTensors.
         """
-        return list(dict.fromkeys(p for p in self._part.masters.values() if p.requires_grad))
+        return self._part.parameters()
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """All parameters by Hugging Face name, frozen ones too; a table that is tied on this rank comes once."""
-        seen: set[nn.Parameter] = set()
-        for name, parameter in self._part.masters.items():
-            if parameter not in seen:
-                seen.add(parameter)
-                yield name, parameter
+        return self._part.named_parameters()
 
     @property
     def optimizers(self) -> list[Optimizer]:
@@ -441,7 +384,7 @@ class Pipeline:
     def state_dict(self) -> dict[str, Tensor]:
         """This device's parameters by Hugging Face name, whole.  With ZeRO all replicas call it."""
         self.finish_update()
-        return {name: weights.whole(name) for weights in self._part.weights.values() for name in weights.masters}
+        return self._part.state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take this rank's parameters from a state by Hugging Face name, which may hold more.
@@ -450,18 +393,15 @@ class Pipeline:
             InputError: The state lacks one.
         """
         self.finish_update()
-        for name in self._part.masters:
-            if name not in state:
-                raise InputError(f"The state has no parameter '{name}'.")
-            self.load_parameter(name, state[name])
+        self._part.load_state_dict(state)
 
     def load_parameter(self, name: str, whole: Tensor) -> None:
         """Give one of this rank's parameters, by its Hugging Face name, the values of a whole one."""
-        next(weights for weights in self._part.weights.values() if name in weights.masters).load(name, whole)
+        self._part.load(name, whole)
 
     def shape_of(self, name: str) -> torch.Size:
         """Unsharded shape of one of this rank's parameters, by its Hugging Face name."""
-        return next(weights.shapes[name] for weights in self._part.weights.values() if name in weights.shapes)
+        return self._part.shape_of(name)
 
     def shards(self) -> Iterator[tuple[str, nn.Parameter, TensorShard]]:
         """This rank's part of each parameter and where it lies in the whole one: what checkpoints are made of.
@@ -469,10 +409,7 @@ class Pipeline:
         By Hugging Face name; both copies of a tied table go by the embedding's.
         """
         self.finish_update()
-        first_name = {} if self._tables is None else {self._tables[1]: self._tables[0]}
-        for weights in self._part.weights.values():
-            for name, parameter in weights.masters.items():
-                yield first_name.get(name, name), parameter, weights.shard(name)
+        return self._part.shards()
 
     def load_pretrained(self, folder: str | Path) -> None:
         """Take this rank's parameters from a Hugging Face checkpoint (safetensors), reading these alone.
@@ -550,31 +487,8 @@ class Pipeline:
     # Parts of a step
 
     @cached_property
-    def _evaluator(self) -> Interpreter:
-        """Interprets the forwards alone, which another order of the same stages has too.
-
-        Its messages count apart: those of the last step are measured.
-        """
-        operations = replace(
-            self._operations,
-            program=lower_forwards(self.plan.schedule, self.plan.costs),
-            messages=Ledger(self._lanes.device),
-            evaluating=True,
-        )
-        return Interpreter(operations, self.status)
-
-    @contextmanager
-    def _evaluation_mode(self) -> Iterator[None]:
-        """Let all modules be in evaluation mode."""
-        units = [unit for stage in self.stages.values() for unit in stage.units]
-        modes = [(module, module.training) for unit in units for module in unit.modules()]
-        try:
-            for module, _ in modes:
-                module.training = False
-            yield
-        finally:
-            for module, training in modes:
-                module.training = training
+    def _forward_runs(self) -> ForwardRuns:
+        return ForwardRuns(self.plan, self._part, self._inputs, self.ranks, self._operations, self.status)
 
     def _check_optimizers(self) -> None:
         """Refuse optimizers, made here or by the user, for which ZeRO's rows are not enough."""
@@ -588,12 +502,6 @@ class Pipeline:
             raise InputError(
                 "The plan's hosts step their stages in every step: call `optimizer_step` after each `step`."
             )
-
-    def _read(self, batch: Batch) -> StepBatch:
-        return read_batch(
-            batch, micro_batches=self.plan.micro_batches, device=self._lanes.device,
-            has_positions=self._has_positions, has_masks=self._has_masks,
-        )  # fmt: skip
 
     def _count_targets(self, batch: StepBatch, *, overlapping: bool) -> int:
         """Targets over all replicas; while other devices may be in the step before, none is asked."""
@@ -622,34 +530,7 @@ class Pipeline:
         self._activations.start_step()
         self._messages.start_step()
         self._lanes.start_step()
-        return self._state(batch, targets, seed=seed, scale=self._scale, step_stage=step_stage)
-
-    def _state(
-        self,
-        batch: StepBatch,
-        targets: int,
-        *,
-        seed: int,
-        scale: float = 1.0,
-        step_stage: Callable[[int], None] = lambda stage: None,
-    ) -> StepState:
-        """The in-flight tensors of a step at its start."""
-        tokens, micro_batches = batch.divided(self.ranks.context).micro_batches(scale=scale / targets, seed=seed)
-        return StepState(
-            tokens=tokens,
-            micro_batches=micro_batches,
-            boundary=[self._boundary(t) for t in tokens],
-            dtype=DTYPES[self.plan.options.dtype],
-            step_stage=step_stage,
-        )
-
-    def _boundary(self, tokens: Tensor) -> tuple[int, ...]:
-        """The shape of what stages hand on for such an input."""
-        if self._modules is not None:
-            return self._modules.boundary(tokens)
-        if self._balance is not None:
-            return self._balance.message(tokens.shape)
-        return (*tokens.shape, self._hidden)
+        return self._inputs.state(batch, targets, seed=seed, scale=self._scale, step_stage=step_stage)
 
     def _step_stage(self, stage: int) -> None:
         """S of a synchronous step: the host has room for the copies that take it back, the device has none."""
@@ -676,7 +557,7 @@ class Pipeline:
         self._static = self.static_bytes
 
     def _sum_over_tied(self) -> None:
-        table = next(self._part.masters[name] for name in self._tables or () if name in self._part.masters)
+        table = next(self._part.masters[name] for name in self._part.tied or () if name in self._part.masters)
         if table.requires_grad:
             table.grad = torch.zeros_like(table) if table.grad is None else table.grad
             self.ranks.sum_over_tied(local_tensor(table.grad))
@@ -686,15 +567,11 @@ class Pipeline:
             total = state.loss(on=self._lanes.device) / self._scale
             self.ranks.sum_over_replicas(total)
             self.ranks.sum_over_pipeline(total)
-            return total.to(self._loss_dtype)
+            return total.to(loss_dtype(self.plan))
 
     @property
     def _scale(self) -> float:
         return 1.0 if self.loss_scale is None else self.loss_scale.value
-
-    @property
-    def _loss_dtype(self) -> torch.dtype:
-        return torch.float64 if self.plan.options.dtype == "fp64" else torch.float32
 
     def _total(self) -> PartialSums:
         """The sums over the gradients of all ranks."""

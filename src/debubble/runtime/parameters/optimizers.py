@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from debubble.ir import InputError, Kind, Plan
-from debubble.runtime.assembly import DevicePart
+from debubble.runtime.device_part import DevicePart
 from debubble.runtime.distributed.gradient_norm import PartialSums
 from debubble.runtime.distributed.sharding import local_tensor
 from debubble.runtime.models.hf_names import HEAD_TABLE

@@ -1,0 +1,80 @@
+"""The part of a model that one device of a plan holds: its stages and their parameters, by Hugging Face name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from debubble.ir import InputError
+from debubble.runtime.distributed.sharding import TensorShard
+from debubble.runtime.execution.stage import Stage
+from debubble.runtime.models.lora import Adapters
+from debubble.runtime.parameters.stage_parameters import StageWeights
+
+
+@dataclass
+class DevicePart:
+    """The stages of one device with their parameters."""
+
+    stages: dict[int, Stage] = field(default_factory=dict)
+    weights: dict[int, StageWeights] = field(default_factory=dict)
+    adapters: Adapters | None = None
+    """LoRA adapters of the stages, where they alone are trained."""
+    tied: tuple[str, str] | None = None
+    """The names of the embedding's and the head's table, if they are one."""
+
+    @cached_property
+    def masters(self) -> Mapping[str, nn.Parameter]:
+        """The parameters that an optimizer steps, by Hugging Face name; a table that is tied here appears twice."""
+        return {name: p for weights in self.weights.values() for name, p in weights.masters.items()}
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters that an optimizer steps, each once."""
+        return list(dict.fromkeys(p for p in self.masters.values() if p.requires_grad))
+
+    def parameters_of(self, stage: int) -> list[nn.Parameter]:
+        """The parameters that the optimizer of one stage steps."""
+        return [p for p in self.weights[stage].masters.values() if p.requires_grad]
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """All parameters by name, frozen ones too; a table that is tied here comes once."""
+        seen: set[nn.Parameter] = set()
+        for name, parameter in self.masters.items():
+            if parameter not in seen:
+                seen.add(parameter)
+                yield name, parameter
+
+    def load_working(self) -> None:
+        """Give all working parameters the masters' values, a host's too."""
+        for weights in self.weights.values():
+            weights.load_working()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All parameters, whole; the replicas that divide them all call it."""
+        return {name: weights.whole(name) for weights in self.weights.values() for name in weights.masters}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take all parameters from a state that may hold more.  Raises InputError if it lacks one."""
+        for name in self.masters:
+            if name not in state:
+                raise InputError(f"The state has no parameter '{name}'.")
+            self.load(name, state[name])
+
+    def load(self, name: str, whole: Tensor) -> None:
+        """Give a parameter the values of a whole one."""
+        next(weights for weights in self.weights.values() if name in weights.masters).load(name, whole)
+
+    def shape_of(self, name: str) -> torch.Size:
+        """Unsharded shape of a parameter."""
+        return next(weights.shapes[name] for weights in self.weights.values() if name in weights.shapes)
+
+    def shards(self) -> Iterator[tuple[str, nn.Parameter, TensorShard]]:
+        """This rank's part of each parameter and where it lies in the whole; a tied table goes by the first name."""
+        first_name = {} if self.tied is None else {self.tied[1]: self.tied[0]}
+        for weights in self.weights.values():
+            for name, parameter in weights.masters.items():
+                yield first_name.get(name, name), parameter, weights.shard(name)

@@ -1,0 +1,76 @@
+"""The inputs of a step: its batch, checked and cut, and the state in which the interpreter begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from debubble.ir import Plan
+from debubble.models.config import ModelConfig
+from debubble.runtime.assembly import DTYPES, balance_of, has_masks, has_positions
+from debubble.runtime.batch import Batch, StepBatch, read_batch
+from debubble.runtime.distributed.context_parallel import ContextGroup
+from debubble.runtime.execution.operations import StepState
+from debubble.runtime.models.modules import Modules
+
+
+class StepInputs:
+    """Makes the inputs of a plan's steps.
+
+    Args:
+        plan: What runs.
+        modules: The user's own modules, if the plan has no model.
+        context: The ranks that divide this one's sequences.
+        on: The torch device that computes.
+    """
+
+    def __init__(self, plan: Plan, modules: Modules | None, *, context: ContextGroup, on: torch.device) -> None:
+        self._modules, self._context, self._on = modules, context, on
+        self._micro_batches, self._dtype = plan.micro_batches, DTYPES[plan.options.dtype]
+        self._balance = balance_of(plan)
+        self._hidden = 0 if plan.model is None else ModelConfig.from_hf(plan.model).hidden
+        self._has_positions, self._has_masks = has_positions(plan), has_masks(plan)
+
+    def read(self, batch: Batch) -> StepBatch:
+        """Check, move and cut a batch.  Raises InputError as `read_batch` does."""
+        return read_batch(
+            batch, micro_batches=self._micro_batches, device=self._on,
+            has_positions=self._has_positions, has_masks=self._has_masks,
+        )  # fmt: skip
+
+    def state(
+        self,
+        batch: StepBatch,
+        targets: int,
+        *,
+        seed: int,
+        scale: float = 1.0,
+        step_stage: Callable[[int], None] = lambda stage: None,
+    ) -> StepState:
+        """The in-flight tensors of a step at its start.
+
+        Args:
+            batch: This replica's.
+            targets: Those of all replicas, by which losses are divided.
+            seed: Dropout masks follow from it.
+            scale: Factor of the losses.
+            step_stage: S.
+        """
+        tokens, micro_batches = batch.divided(self._context).micro_batches(scale=scale / targets, seed=seed)
+        return StepState(
+            tokens=tokens,
+            micro_batches=micro_batches,
+            boundary=[self._boundary(t) for t in tokens],
+            dtype=self._dtype,
+            step_stage=step_stage,
+        )
+
+    def _boundary(self, tokens: Tensor) -> tuple[int, ...]:
+        """The shape of what stages hand on for such an input."""
+        if self._modules is not None:
+            return self._modules.boundary(tokens)
+        if self._balance is not None:
+            return self._balance.message(tokens.shape)
+        return (*tokens.shape, self._hidden)
