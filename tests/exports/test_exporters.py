@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 import debubble as db
@@ -16,6 +17,7 @@ from debubble.exports import exports
 from debubble.exports.layers import stage_layers
 from debubble.exports.megatron import layout
 from debubble.ir import CandidateSummary, ExportError, Kind, Op, Plan, PlannedUnit, Schedule
+from debubble.models import Model
 from tests.exports.hand_plans import (
     LLAMA,
     MIXTRAL,
@@ -32,6 +34,18 @@ LINEAR = db.Placement.linear(2)
 SPLIT = Schedule.of(
     "mine", LINEAR, 2, [["0F0", "0F1", "0I0", "0W0", "0I1", "0W1"], ["1F0", "1I0", "1W0", "1F1", "1I1", "1W1"]]
 )  # fmt: skip
+
+
+class CountedLayer(torch.nn.Linear):
+    """A layer that notes each of its forwards."""
+
+    def __init__(self, index: int, forwards: list[int]) -> None:
+        super().__init__(2, 2)
+        self.index, self.forwards = index, forwards
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.forwards.append(self.index)
+        return super().forward(x)
 
 
 class TestMegatron:
@@ -278,8 +292,57 @@ class TestDeepSpeed:
         with pytest.raises(ExportError, match="DeepSpeed runs its own 1f1b order"):
             exports["deepspeed"](interleaved([1, 1, 1, 1]))
 
+    def test_without_a_pipeline_the_config_has_any_zero_level_and_layers_recompute_by_a_function(self) -> None:
+        made = exports["deepspeed"](priced(full(1, 2), layers=(4,), data=2, zero=3))
+
+        assert sorted(made.files) == ["ds_config.json", "planned_layers.py"]
+        assert "RECOMPUTED_LAYERS = {1, 2}" in made.files["planned_layers.py"]
+        layer = Model.from_hf({**LLAMA, "num_hidden_layers": 4}).layer_parameters(0)
+        assert json.loads(made.files["ds_config.json"])["zero_optimization"] == {
+            "stage": 3,
+            "stage3_max_live_parameters": 2 * layer,
+            "stage3_max_reuse_distance": 0,
+            "stage3_prefetch_bucket_size": layer,
+        }
+
+    def test_the_function_recomputes_the_planned_layers_alone(self) -> None:
+        module: dict[str, Any] = {}
+        made = exports["deepspeed"](priced(full(1), layers=(4,), data=2, zero=2))
+        exec(made.files["planned_layers.py"], module)
+        forwards: list[int] = []
+        layers = [CountedLayer(index, forwards) for index in range(4)]
+
+        module["recompute"](layers)
+        torch.nn.Sequential(*layers)(torch.ones(1, 2, requires_grad=True)).sum().backward()
+
+        assert forwards == [0, 1, 2, 3, 1]
+
 
 class TestTorchHosts:
+    def test_without_a_pipeline_micro_batches_are_accumulated(self) -> None:
+        plan = priced(layers=(4,), data=2, zero=3, micro_batch_size=3)
+        titan, automodel = exports["torchtitan"](plan), exports["automodel"](plan)
+
+        assert list(titan.files) == ["plan.py"]
+        assert "MODULES = None" in titan.files["plan.py"]
+        assert "'fsdp_reshard_after_forward': 'always'" in titan.files["plan.py"]
+        assert list(automodel.files) == ["plan.yaml"]
+        recipe = yaml.safe_load(automodel.files["plan.yaml"])
+        assert recipe["step_scheduler"] == {"local_batch_size": 3, "global_batch_size": 48}
+        assert recipe["distributed"]["reshard_after_forward"] is True
+        assert recipe["distributed"]["defer_fsdp_grad_sync"] is False
+        assert "pipeline" not in recipe["distributed"]
+
+    def test_gradients_that_torchtitan_reduces_more_often_than_planned_are_said_with_their_price(self) -> None:
+        made = exports["torchtitan"](priced(layers=(4,), data=2, zero=1))
+
+        assert "'fsdp_reshard_after_forward': 'never'" in made.files["plan.py"]
+        assert made.losses[0] == (
+            "torchtitan divides model states as ZeRO-2 without a pipeline, not as ZeRO-1, which takes less memory than"
+            " planned."
+        )
+        assert "times as long" in made.losses[1]
+
     def test_the_recipe_names_the_modules_of_every_stage(self) -> None:
         made = exports["torchtitan"](one_f_one_b([1, 2], full(1)))
 

@@ -28,18 +28,23 @@ def written(plan: Plan, target: str, folder: Path) -> None:
         (folder / name).write_text(content)
 
 
+def applied(folder: Path, config: Any) -> Any:
+    """What the recipe in a folder makes of a trainer's config."""
+    spec = importlib.util.spec_from_file_location("plan", folder / "plan.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.apply(config)
+
+
 @pytest.mark.parametrize("plan", PLANS)
 def test_torchtitan_accepts_the_config(plan: Plan, tmp_path: Path) -> None:
     """Its parts are checked against each other whenever it is made."""
     trainer = pytest.importorskip("torchtitan.trainer", exc_type=ImportError)
     written(plan, "torchtitan", tmp_path)
-    spec = importlib.util.spec_from_file_location("plan", tmp_path / "plan.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
 
-    config = module.apply(trainer.Trainer.Config())
+    config = applied(tmp_path, trainer.Trainer.Config())
 
     parallelism = config.parallelism
     assert parallelism.pipeline_parallel_degree == plan.devices
@@ -47,6 +52,18 @@ def test_torchtitan_accepts_the_config(plan: Plan, tmp_path: Path) -> None:
     assert parallelism.data_parallel_shard_degree == plan.options.data
     assert parallelism.expert_parallel_degree == plan.options.expert * plan.options.tensor
     assert config.training.disable_cuda_graphs
+
+
+def test_torchtitan_accumulates_micro_batches_without_a_pipeline(tmp_path: Path) -> None:
+    trainer = pytest.importorskip("torchtitan.trainer", exc_type=ImportError)
+    plan = priced(full(1), layers=(4,), data=2, zero=3, micro_batch_size=3, sequence_length=128)
+    written(plan, "torchtitan", tmp_path)
+
+    config = applied(tmp_path, trainer.Trainer.Config())
+
+    assert config.parallelism.pipeline_parallel_degree == 1
+    assert config.parallelism.fsdp_reshard_after_forward == "always"
+    assert (config.training.local_batch_size, config.training.global_batch_size) == (3, 48)
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -62,6 +79,17 @@ def test_automodel_parses_the_distributed_section(plan: Plan) -> None:
     assert (sizes.pp_size, sizes.tp_size, sizes.dp_size) == (plan.devices, plan.options.tensor, plan.options.data)
     assert parsed["strategy_config"].sequence_parallel == (plan.options.tensor > 1)
     assert parsed["pipeline_config"].pp_schedule_csv == "schedule.csv"
+
+
+def test_automodel_parses_fsdp_without_a_pipeline() -> None:
+    recipes = pytest.importorskip("nemo_automodel.recipes._dist_utils", exc_type=ImportError)
+    plan = priced(layers=(4,), data=2, zero=3)
+
+    section = yaml.safe_load(exports["automodel"](plan).files["plan.yaml"])["distributed"]
+    del section["mp_policy"]
+    strategy = recipes.parse_distributed_section(section)["strategy_config"]
+
+    assert (strategy.reshard_after_forward, strategy.defer_fsdp_grad_sync) == (True, False)
 
 
 @pytest.mark.parametrize("plan", [one_f_one_b([6, 9, 9, 8]), interleaved([3, 1, 2, 0])])

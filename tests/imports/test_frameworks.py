@@ -70,6 +70,59 @@ def test_a_torchtitan_configuration(tmp_path: Path) -> None:
     assert sorted(read.strategies) == list(range(1, 32, 2))
 
 
+def test_torchtitan_without_a_pipeline_accumulates_local_batches(tmp_path: Path) -> None:
+    text = TITAN.replace("pipeline_parallel_degree = 4", "").replace(
+        "seq_len = 8192", "seq_len = 8192\nglobal_batch_size = 64"
+    )
+    read = job("torchtitan", tmp_path, "llama3.toml", text, cluster="8xH100-80GB")
+
+    assert (read.pipeline, read.options.tensor, read.options.data, read.options.zero) == (1, 2, 4, 3)
+    assert (read.options.micro_batch_size, read.micro_batches, read.order) == (8, 2, "1f1b")
+    assert read.layers == (32,)
+
+
+def test_torchtitan_may_count_a_batch_in_tokens(tmp_path: Path) -> None:
+    text = """
+[model]
+name = "llama3"
+flavor = "8B"
+
+[training]
+num_tokens_per_microbatch_per_dp_rank = 16384
+num_tokens_per_train_step = 262144
+max_context_length = 8192
+
+[parallelism]
+fsdp_reshard_after_forward = "never"
+"""
+    read = job("torchtitan", tmp_path, "llama3.toml", text, cluster="8xH100-80GB")
+
+    assert (read.options.data, read.options.zero, read.options.sequence_length) == (8, 2, 8192)
+    assert (read.options.micro_batch_size, read.micro_batches) == (2, 2)
+
+
+def test_an_automodel_recipe_without_a_pipeline_accumulates_local_batches(tmp_path: Path) -> None:
+    text = """
+model: {pretrained_model_name_or_path: meta-llama/Meta-Llama-3-8B}
+distributed: {strategy: fsdp2}
+step_scheduler: {local_batch_size: 2, global_batch_size: 32}
+dataset: {seq_length: 2048}
+"""
+    read = job("automodel", tmp_path, "recipe.yaml", text)
+
+    assert (read.pipeline, read.options.data, read.options.zero) == (1, 4, 3)
+    assert (read.options.micro_batch_size, read.micro_batches) == (2, 4)
+    assert "defer_fsdp_grad_sync" in read.unread[0]
+
+
+def test_a_deepspeed_configuration_with_zero_3_has_no_pipeline(tmp_path: Path) -> None:
+    text = '{"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}'
+    read = job("deepspeed", tmp_path, "ds.json", text, model=db.models["llama3-8b"], sequence_length=4096)
+
+    assert (read.pipeline, read.options.data, read.options.zero) == (1, 4, 3)
+    assert read.unread == ("Recomputation is your script's: predicted is none.",)
+
+
 def test_an_automodel_recipe(tmp_path: Path) -> None:
     read = job("automodel", tmp_path, "recipe.yaml", AUTOMODEL)
 

@@ -22,13 +22,17 @@ JOBS: dict[str, dict[str, Any]] = {
     "replicas": {"data": 2, "zero": 1, "micro_batch_size": 2, "planner": "adapipe"},
     "tensor": {"tensor": 2, "data": 2, "zero": 1, "planner": "adapipe"},
     "experts": {"tensor": 2, "data": 2, "zero": 1, "expert": 4, "expert_tensor": 1, "planner": "adapipe"},
+    "FSDP": {"pipeline": 1, "data": 4, "zero": 3, "micro_batch_size": 2, "planner": "adapipe"},
+    "gathered once": {"pipeline": 1, "data": 4, "zero": 2, "memory_limit": "80GiB", "planner": "adapipe"},
 }
+ACCUMULATING = ("torchtitan", "automodel", "deepspeed")
+"""The targets that divide more than optimizer states where there is no pipeline."""
 
 
 def planned(target: str, job: str) -> Plan:
     options = JOBS[job]
     ranks = options.get("data", 1) * options.get("tensor", 1)
-    cluster = db.Cluster.parse(f"{4 * ranks}xH200")
+    cluster = db.Cluster.parse(f"{options.get('pipeline', 4) * ranks}xH200")
     model = db.models["qwen3-30b-a3b" if "expert" in options else "qwen3-8b" if ranks > 1 else "llama3.2-3b"]
     untied = Model.from_hf({**model.config, "tie_word_embeddings": False})
     return db.plan(untied, cluster, micro_batches=8, sequence_length=4096, target=target, **options)
@@ -57,6 +61,7 @@ PAIRS = [
     if (target, job) != ("deepspeed", "tensor")
     and (target != "torch" or job == "chunks")
     and (job != "experts" or target in ("megatron", "primus"))
+    and (JOBS[job].get("pipeline") != 1 or target in ACCUMULATING)
 ]
 
 

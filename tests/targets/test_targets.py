@@ -117,7 +117,7 @@ def test_options_are_refused_in_planning_with_the_sentence_of_the_export(option:
 
 
 def test_a_higher_zero_level_than_the_target_has_is_refused_before_planning() -> None:
-    with pytest.raises(InputError, match=r"Megatron-LM divides model states as ZeRO-1 .* plan again with --zero 1"):
+    with pytest.raises(InputError, match=r"Megatron-LM does not divide .* as ZeRO-2 over a pipeline; .* --zero 1"):
         db.plan(
             db.models["llama-tiny"], db.Cluster.parse("4xA100-80GB"), data=2, zero=2, planner="adapipe",
             target="megatron",
@@ -140,7 +140,8 @@ def test_a_search_of_degrees_takes_only_those_that_the_target_has() -> None:
 
     degrees = [each.degrees for each in made.degree_search.configurations]
     assert {(each.tensor, each.context, each.expert) for each in degrees} == {(1, 1, 1)}
-    assert {each.zero for each in degrees} <= {0, 1}
+    assert {each.zero for each in degrees if each.pipeline > 1} <= {0, 1}
+    assert {each.zero for each in degrees if each.pipeline == 1} == {1, 2, 3}
     assert accepted(made, "deepspeed")
 
 
@@ -155,3 +156,19 @@ def test_a_plan_file_keeps_the_target(tmp_path: Any) -> None:
     made.save(tmp_path / "plan.json")
 
     assert Plan.load(tmp_path / "plan.json").target == "torch"
+
+
+@pytest.mark.parametrize("target", ["torchtitan", "automodel", "deepspeed"])
+def test_a_plan_without_a_pipeline_may_divide_everything(target: str) -> None:
+    plan = priced(layers=(4,), data=2, zero=3)
+
+    assert plan.model is not None
+    assert targets[target].runs(plan.schedule, plan.partition, plan.options, Model.from_hf(plan.model))
+    assert not any("ZeRO" in loss for loss in exports[target](plan).losses)
+
+
+def test_the_nearest_zero_level_divides_no_less_where_there_is_one() -> None:
+    torchtitan = targets["torchtitan"]
+
+    assert [torchtitan.nearest_zero(level, pipeline=1) for level in range(4)] == [0, 2, 2, 3]
+    assert [torchtitan.nearest_zero(level, pipeline=2) for level in range(4)] == [0, 1, 1, 1]

@@ -14,6 +14,7 @@ from debubble.exports.recomputation import Choice, fastest
 from debubble.exports.registry import Made, exporter
 from debubble.exports.torch_csv import to_csv
 from debubble.exports.torch_hosts import (
+    accumulation,
     expert_degree,
     fsdp,
     placing_schedule,
@@ -27,12 +28,23 @@ _TARGET = "NeMo Automodel"
 
 
 def _batch(plan: Plan) -> Decision:
-    local = plan.options.micro_batch_size * plan.micro_batches
+    """A local batch goes through the pipeline at once; without one it is a micro-batch, and gradients add up."""
+    size = plan.options.micro_batch_size
+    batch = {"step_scheduler.global_batch_size": size * plan.micro_batches * plan.options.data}
+    if plan.devices == 1:
+        return Written({"step_scheduler.local_batch_size": size, **batch})
+    local = size * plan.micro_batches
+    return Written({"step_scheduler.local_batch_size": local, **batch, "distributed.pipeline.pp_microbatch_size": size})
+
+
+def _zero(plan: Plan) -> Decision:
+    """Over a pipeline FSDP keeps weights and gradients whole until the step's end."""
+    if plan.devices > 1 or plan.options.zero == 0:
+        return fsdp(plan, target=_TARGET)
     return Written(
         {
-            "step_scheduler.local_batch_size": local,
-            "step_scheduler.global_batch_size": local * plan.options.data,
-            "distributed.pipeline.pp_microbatch_size": plan.options.micro_batch_size,
+            "distributed.reshard_after_forward": plan.options.zero == 3,
+            "distributed.defer_fsdp_grad_sync": plan.options.zero == 1,
         }
     )
 
@@ -80,7 +92,7 @@ OPTIONS: OptionTable = {
     "context": written("distributed.cp_size", lambda plan: plan.options.context),
     "expert": lambda plan: expert_degree(plan, name="distributed.ep_size"),
     "expert_tensor": whole_experts,
-    "zero": lambda plan: fsdp(plan, target=_TARGET),
+    "zero": _zero,
     "optimizer": by_value(
         "optimizer",
         {
@@ -98,10 +110,16 @@ OPTIONS: OptionTable = {
 
 @exporter("automodel", options=OPTIONS)
 def automodel(plan: Plan, settings: Mapping[str, Any]) -> Made:
-    """`plan.yaml`, to be merged into a recipe, and `schedule.csv`."""
+    """`plan.yaml`, to be merged into a recipe, and, for a pipeline, `schedule.csv`."""
     stages = stage_layers(plan, target=_TARGET)
     refuse_mtp(stages, target=_TARGET)
-    schedule = placing_schedule(plan, target=_TARGET)
+    pipeline: dict[str, Any] = {}
+    if plan.devices > 1:
+        pipeline = {
+            "distributed.pipeline.pp_schedule": placing_schedule(plan, target=_TARGET),
+            "distributed.pipeline.pp_schedule_csv": "schedule.csv",
+            "distributed.pipeline.module_fqns_per_model_part": hf_names(plan.model or {}, stages),
+        }
     plan, recomputing, losses = fastest(plan, _ladders(stages), target=_TARGET)
     plan, split = whole_backwards(plan)
     recipe = nested(
@@ -110,13 +128,15 @@ def automodel(plan: Plan, settings: Mapping[str, Any]) -> Made:
             "distributed.pp_size": plan.devices,
             **settings,
             "distributed.activation_checkpointing": recomputing,
-            "distributed.pipeline.pp_schedule": schedule,
-            "distributed.pipeline.pp_schedule_csv": "schedule.csv",
-            "distributed.pipeline.module_fqns_per_model_part": hf_names(plan.model or {}, stages),
+            **pipeline,
         }
     )
-    files = {"plan.yaml": yaml.safe_dump(recipe, sort_keys=False), "schedule.csv": to_csv(plan.schedule)}
-    if plan.model is None:
+    files = {"plan.yaml": yaml.safe_dump(recipe, sort_keys=False)}
+    if plan.devices > 1:
+        files["schedule.csv"] = to_csv(plan.schedule)
+    else:
+        split = (*accumulation(plan), *split)
+    if plan.model is None and plan.devices > 1:
         split = (f"A step has {plan.micro_batches} micro-batches: set local_batch_size to as many of them.", *split)
     if recomputing:
         split = (

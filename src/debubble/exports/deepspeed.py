@@ -1,13 +1,14 @@
 """DeepSpeed: a PipelineModule with the plan's bounds and recomputation, and its config.
 
-DeepSpeed has one stage per device and its own 1F1B order.
+DeepSpeed has one stage per device and its own 1F1B order.  Its pipeline engine refuses ZeRO-2 and ZeRO-3, which its
+other engine has: a plan without a pipeline is a config alone, and a function that makes layers recompute.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from debubble.exports.layers import StageLayers, stage_layers
@@ -29,6 +30,7 @@ from debubble.exports.reduction import require_order
 from debubble.exports.registry import Made, exporter
 from debubble.exports.torch_hosts import refuse_mtp
 from debubble.ir import Plan
+from debubble.models import Model
 
 _MODULE = '''"""A plan of debubble for DeepSpeed: use PlannedPipeline in place of PipelineModule."""
 
@@ -62,10 +64,44 @@ class PlannedPipeline(PipelineModule):
         return held + index in RECOMPUTED_LAYERS
 '''
 
+_LAYERS = '''"""A plan of debubble for DeepSpeed: `recompute` the decoder layers before deepspeed.initialize."""
+
+from functools import partial
+
+from torch.utils.checkpoint import checkpoint
+
+RECOMPUTED_LAYERS = {recomputed}
+"""Indices of decoder layers."""
+
+
+def recompute(layers):
+    """Makes the planned layers recompute in their backward."""
+    for index, layer in enumerate(layers):
+        if index in RECOMPUTED_LAYERS:
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+'''
+
 
 def _length(plan: Plan) -> Decision:
     return Lost(
         f"Sequences of {plan.options.sequence_length} tokens: DeepSpeed takes them as your data loader gives them."
+    )
+
+
+def _zero(plan: Plan) -> Decision:
+    """ZeRO-3 keeps two layers gathered at a time, as the plan's memory counts, where DeepSpeed's default keeps more."""
+    stage = {"zero_optimization.stage": plan.options.zero}
+    if plan.options.zero < 3 or plan.model is None:
+        return Written(stage)
+    model = Model.from_hf(plan.model)
+    layer = max(model.layer_parameters(layer) for layer in range(model.layers))
+    return Written(
+        {
+            **stage,
+            "zero_optimization.stage3_max_live_parameters": 2 * layer,
+            "zero_optimization.stage3_max_reuse_distance": 0,
+            "zero_optimization.stage3_prefetch_bucket_size": layer,
+        }
     )
 
 
@@ -86,7 +122,7 @@ OPTIONS: OptionTable = {
     "context": only_one,
     "expert": only_one,
     "expert_tensor": divided_experts,
-    "zero": written("zero_optimization.stage", lambda plan: plan.options.zero),
+    "zero": _zero,
     "optimizer": _optimizer,
     "dtype": by_value("dtype", {"bf16": {"bf16.enabled": True}, "fp16": {"fp16.enabled": True}, "fp32": {}}),
     "lora": adapters,
@@ -96,30 +132,37 @@ OPTIONS: OptionTable = {
 
 @exporter("deepspeed", options=OPTIONS)
 def deepspeed(plan: Plan, settings: Mapping[str, Any]) -> Made:
-    """`planned_pipeline.py` and `ds_config.json`."""
+    """`ds_config.json`, and the module or function for the model's layers."""
     stages = stage_layers(plan, target="DeepSpeed")
     refuse_mtp(stages, target="DeepSpeed")
     require_order(plan, target="DeepSpeed", names=("1f1b",))
     plan, losses = whole_where_needed(
         plan, stages, target="DeepSpeed", expressible=lambda layer: layer.whole or not layer.recomputes
     )
+    layers = [layer for stage in stage_layers(plan, target="DeepSpeed") for layer in stage.layers]
+    recomputed = {layer.index for layer in layers if layer.recomputes}
+    config = {"gradient_accumulation_steps": plan.micro_batches, **nested(settings)}
+    if plan.devices == 1:
+        files = {"planned_layers.py": _LAYERS.format(recomputed=recomputed)} if recomputed else {}
+    else:
+        files = {"planned_pipeline.py": _module(stages, recomputed)}
+        if plan.options.lora and recomputed:
+            # Behind a frozen embedding nothing asks for a gradient, which reentrant checkpoints need.
+            config["pipeline"] = {"use_reentrant": False}
+    return Made({**files, "ds_config.json": json.dumps(config, indent=1) + "\n"}, plan, losses)
+
+
+def _module(stages: Sequence[StageLayers], recomputed: Collection[int]) -> str:
+    """The module of a pipeline whose list of layers has the embedding in front."""
     bounds = [0, *itertools.accumulate(_length_of(stage) for stage in stages)]
     first = int(stages[0].embedding)
-    layers = [layer for stage in stage_layers(plan, target="DeepSpeed") for layer in stage.layers]
-    recomputed = {first + layer.index for layer in layers if layer.recomputes}
-    names = [*["embedding"] * first, f"{len(layers)} decoder layers", *["head"] * stages[-1].head]
-    module = _MODULE.format(
+    count = sum(len(stage.layers) for stage in stages)
+    return _MODULE.format(
         bounds=bounds,
-        names=", ".join(names),
-        recomputed=recomputed or "()",
-        stages=plan.devices,
+        names=", ".join([*["embedding"] * first, f"{count} decoder layers", *["head"] * stages[-1].head]),
+        recomputed={first + index for index in recomputed} or "()",
+        stages=len(stages),
     )
-    config = {"gradient_accumulation_steps": plan.micro_batches, **nested(settings)}
-    if plan.options.lora and recomputed:
-        # Behind a frozen embedding nothing asks for a gradient, which reentrant checkpoints need.
-        config["pipeline"] = {"use_reentrant": False}
-    files = {"planned_pipeline.py": module, "ds_config.json": json.dumps(config, indent=1) + "\n"}
-    return Made(files, plan, losses)
 
 
 def _length_of(stage: StageLayers) -> int:

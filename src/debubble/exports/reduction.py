@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from debubble.exports.layers import again
 from debubble.exports.prices import slowdown, with_options
 from debubble.ir import ExportError, Kind, OutOfMemoryError, Plan
+from debubble.targets import Target
 from debubble.targets.orders import own_order, without_transfers
 
 
@@ -18,24 +19,25 @@ class Reduction:
     losses: tuple[str, ...]
 
 
-def compute_only(plan: Plan, *, target: str, zero: int) -> Reduction:
+def compute_only(plan: Plan, *, target: Target) -> Reduction:
     """The plan without offload, with recomputation in the backward, and with one optimizer step at the end.
 
-    All optimizer states stay on the devices, divided as ZeRO does it up to that level.  Raises ExportError if the plan
-    then no longer fits in memory, or if its costs cannot say whether it does.
+    All optimizer states stay on the devices, divided as the target's nearest ZeRO level does it.  Raises ExportError if
+    the plan then no longer fits in memory, or if its costs cannot say whether it does.
     """
     reduced = replace(plan, schedule=without_transfers(plan.schedule))
     losses = _schedule_losses(plan)
     needed = ["offload"] if plan.schedule.offloaded else []
-    if plan.schedule.host_steps or plan.options.zero > zero:
-        sentence, need = _states(plan, target=target, zero=zero)
+    zero = target.nearest_zero(plan.options.zero, pipeline=plan.devices)
+    if plan.schedule.host_steps or plan.options.zero != zero:
+        sentence, need = _states(plan, target=target.title, zero=zero)
         losses.append(sentence)
         needed.append(need)
-        on_devices = with_options(plan, replace(plan.options, zero=min(plan.options.zero, zero)))
+        on_devices = with_options(plan, replace(plan.options, zero=zero))
         if on_devices is None:
             raise ExportError(
-                f"{target} cannot run this plan, whose memory depends on {need}; its costs do not say what it needs"
-                " without."
+                f"{target.title} cannot run this plan, whose memory depends on {need}; its costs do not say what it"
+                " needs without."
             )
         reduced = replace(reduced, costs=on_devices.costs, options=on_devices.options)
     if not losses:
@@ -44,7 +46,7 @@ def compute_only(plan: Plan, *, target: str, zero: int) -> Reduction:
         losses.append(f"With that {slowdown(reduced, plan)}.")
     except OutOfMemoryError as error:
         needs = " and ".join(needed) or "when it recomputes"
-        raise ExportError(f"{target} cannot run this plan, whose memory depends on {needs}: {error}") from error
+        raise ExportError(f"{target.title} cannot run this plan, whose memory depends on {needs}: {error}") from error
     return Reduction(reduced, tuple(losses))
 
 
@@ -76,9 +78,11 @@ def _states(plan: Plan, *, target: str, zero: int) -> tuple[str, str]:
             f" {target}.",
             "optimizer states on the host",
         )
+    where = "over" if plan.devices > 1 else "without"
+    memory = "more memory than planned, but fits" if zero < plan.options.zero else "less memory than planned"
     return (
-        f"{target} divides model states as ZeRO-{zero} over a pipeline, not as ZeRO-{plan.options.zero}, which takes"
-        " more memory than planned, but fits.",
+        f"{target} divides model states as ZeRO-{zero} {where} a pipeline, not as ZeRO-{plan.options.zero}, which takes"
+        f" {memory}.",
         f"ZeRO-{plan.options.zero}",
     )
 

@@ -64,7 +64,7 @@ def exporter(
             if layers:
                 require_layers(plan, target=target.title)
             _check(target, plan)
-            reduction = compute_only(plan, target=target.title, zero=target.zero)
+            reduction = compute_only(plan, target=target)
             reduced, losses = reduction.plan, list(reduction.losses)
             settings, lost = settings_of(reduced, options)
             if layers:

@@ -47,6 +47,13 @@ def fsdp(plan: Plan, *, target: str) -> Decision:
     return Lost(f"{target} divides the optimizer states (FSDP), which takes less memory than planned.")
 
 
+def accumulation(plan: Plan) -> tuple[str, ...]:
+    """What to set where neither a pipeline nor a batch of the plan says how many micro-batches a step has."""
+    if plan.model is not None:
+        return ()
+    return (f"A step has {plan.micro_batches} micro-batches: set the global batch to as many of them.",)
+
+
 def expert_degree(plan: Plan, *, name: str) -> Decision:
     """Experts are divided over expert- and tensor-parallel ranks, which these targets call expert-parallel both."""
     if plan.model is None or Model.from_hf(plan.model).experts is None:

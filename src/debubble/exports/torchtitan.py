@@ -1,7 +1,8 @@
 """torchtitan: a Python recipe with the order as CSV, the modules of each stage, and recomputation per layer.
 
 The schedule's name still decides where the stages are placed; the CSV replaces its order.  The recipe asks the config
-which of two sets of fields says how large a micro-batch is: those of 0.3.0, or those that replaced them.
+which of two sets of fields says how large a micro-batch is: those of 0.3.0, or those that replaced them.  Without a
+pipeline there are no stages and no order: torchtitan accumulates the gradients of the micro-batches itself.
 """
 
 from __future__ import annotations
@@ -12,11 +13,21 @@ from typing import Any
 
 from debubble.exports.layers import stage_layers
 from debubble.exports.module_names import torchtitan_names
-from debubble.exports.options import OptionTable, Written, adapters, by_value, nested, post_validation, written
+from debubble.exports.options import (
+    Decision,
+    OptionTable,
+    Written,
+    adapters,
+    by_value,
+    nested,
+    post_validation,
+    written,
+)
 from debubble.exports.recomputation import whole_where_needed
 from debubble.exports.registry import Made, exporter
 from debubble.exports.torch_csv import to_csv
 from debubble.exports.torch_hosts import (
+    accumulation,
     expert_degree,
     fsdp,
     placing_schedule,
@@ -27,7 +38,7 @@ from debubble.exports.torch_hosts import (
 from debubble.ir import Plan
 
 _RECIPE = '''\
-"""A plan of debubble for torchtitan: `apply` changes a Trainer.Config; schedule.csv belongs beside this file."""
+"""A plan of debubble for torchtitan: `apply` changes a Trainer.Config{beside}."""
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -37,6 +48,7 @@ from torchtitan.distributed.activation_checkpoint import FullAC
 RECOMPUTED_LAYERS = {recomputed}
 
 MODULES = {modules}
+"""The modules of each stage; None: there is no pipeline."""
 
 MICRO_BATCHES = {micro_batches}
 MICRO_BATCH_SIZE = {size}
@@ -64,12 +76,13 @@ def apply(config):
     micro_batches, sizes = batches(config)
     parallelism = replace(
         config.parallelism,
-        pipeline_parallel_schedule_csv=str(Path(__file__).with_name("schedule.csv")),
+        pipeline_parallel_schedule_csv=str(Path(__file__).with_name("schedule.csv")) if MODULES is not None else "",
         module_fqns_per_model_part=MODULES,
         **PARALLELISM,
         **micro_batches,
     )
-    training = replace(config.training, disable_cuda_graphs=True, **TRAINING, **sizes)
+    graphs = {{"disable_cuda_graphs": True}} if MODULES is not None else {{}}
+    training = replace(config.training, **graphs, **TRAINING, **sizes)
     return replace(
         config, parallelism=parallelism, training=training, activation_checkpoint={checkpointing}
     )
@@ -77,18 +90,33 @@ def apply(config):
 
 def batches(config):
     """The fields of `parallelism` and of `training` for micro-batches, one step of the plan being one of torchtitan."""
+    size, length = MICRO_BATCH_SIZE, SEQUENCE_LENGTH
+    replicas = PARALLELISM.get("data_parallel_shard_degree", 1)
     if "num_pp_microbatches" in {{field.name for field in fields(config.parallelism)}}:
         sizes = {{"num_tokens_per_train_step": -1}}
-        if MICRO_BATCH_SIZE is not None:
-            sizes["num_tokens_per_microbatch_per_dp_rank"] = MICRO_BATCH_SIZE * SEQUENCE_LENGTH
-            sizes["max_context_length"] = SEQUENCE_LENGTH
-        return {{"num_pp_microbatches": MICRO_BATCHES}}, sizes
-    size = MICRO_BATCH_SIZE or config.parallelism.pipeline_parallel_microbatch_size
-    sizes = {{"local_batch_size": MICRO_BATCHES * size, "global_batch_size": -1}}
-    if SEQUENCE_LENGTH is not None:
-        sizes["seq_len"] = SEQUENCE_LENGTH
-    return {{"pipeline_parallel_microbatch_size": size}}, sizes
+        if size is not None:
+            sizes["num_tokens_per_microbatch_per_dp_rank"] = size * length
+            sizes["max_context_length"] = length
+            if MODULES is None:
+                sizes["num_tokens_per_train_step"] = MICRO_BATCHES * size * length * replicas
+        return {{"num_pp_microbatches": MICRO_BATCHES if MODULES is not None else 1}}, sizes
+    sizes = {{}} if length is None else {{"seq_len": length}}
+    if MODULES is not None:
+        size = size or config.parallelism.pipeline_parallel_microbatch_size
+        sizes |= {{"local_batch_size": MICRO_BATCHES * size, "global_batch_size": -1}}
+        return {{"pipeline_parallel_microbatch_size": size}}, sizes
+    if size is not None:
+        sizes |= {{"local_batch_size": size, "global_batch_size": MICRO_BATCHES * size * replicas}}
+    return {{}}, sizes
 '''
+
+
+def _zero(plan: Plan) -> Decision:
+    """Without a pipeline, the level decides whether weights stay gathered after a forward."""
+    if plan.devices > 1 or plan.options.zero == 0:
+        return fsdp(plan, target="torchtitan")
+    return Written({"parallelism.fsdp_reshard_after_forward": "always" if plan.options.zero == 3 else "never"})
+
 
 OPTIONS: OptionTable = {
     "micro_batch_size": written("size", lambda plan: plan.options.micro_batch_size),
@@ -105,7 +133,7 @@ OPTIONS: OptionTable = {
     "context": written("parallelism.context_parallel_degree", lambda plan: plan.options.context),
     "expert": lambda plan: expert_degree(plan, name="parallelism.expert_parallel_degree"),
     "expert_tensor": whole_experts,
-    "zero": lambda plan: fsdp(plan, target="torchtitan"),
+    "zero": _zero,
     "optimizer": by_value("optimizer", {"adamw": {}, "adam": {}}),
     "dtype": by_value(
         "dtype",
@@ -121,22 +149,25 @@ OPTIONS: OptionTable = {
 
 @exporter("torchtitan", options=OPTIONS)
 def torchtitan(plan: Plan, settings: Mapping[str, Any]) -> Made:
-    """`plan.py`, which changes a trainer config, and `schedule.csv`."""
+    """`plan.py`, which changes a trainer config, and, for a pipeline, `schedule.csv`."""
     stages = stage_layers(plan, target="torchtitan")
     refuse_mtp(stages, target="torchtitan")
-    schedule = placing_schedule(plan, target="torchtitan")
+    pipeline = plan.devices > 1
+    parallelism: dict[str, Any] = {"pipeline_parallel_degree": plan.devices}
+    if pipeline:
+        parallelism["pipeline_parallel_schedule"] = placing_schedule(plan, target="torchtitan")
     plan, losses = whole_where_needed(
         plan, stages, target="torchtitan", expressible=lambda layer: layer.whole or not layer.recomputes
     )
     plan, split = whole_backwards(plan)
     tree = nested(settings)
-    parallelism = {"pipeline_parallel_degree": plan.devices, "pipeline_parallel_schedule": schedule}
     recomputed = {
         layer.index for stage in stage_layers(plan, target="torchtitan") for layer in stage.layers if layer.recomputes
     }
     recipe = _RECIPE.format(
+        beside="; schedule.csv belongs beside this file" if pipeline else "",
         recomputed=_python(recomputed or ()),
-        modules=_python(torchtitan_names(stages)),
+        modules=_python(torchtitan_names(stages) if pipeline else None),
         micro_batches=plan.micro_batches,
         size=tree.get("size"),
         length=tree.get("length"),
@@ -144,6 +175,8 @@ def torchtitan(plan: Plan, settings: Mapping[str, Any]) -> Made:
         training=_python(tree.get("training", {})),
         checkpointing="PlannedAC.Config()" if recomputed else "None",
     )
+    if not pipeline:
+        return Made({"plan.py": recipe}, plan, (*losses, *accumulation(plan), *split))
     return Made({"plan.py": recipe, "schedule.csv": to_csv(plan.schedule)}, plan, (*losses, *split))
 
 

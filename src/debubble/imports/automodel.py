@@ -10,12 +10,12 @@ from debubble.imports.modules import hub_model, layers_of
 from debubble.imports.registry import Given, Settings, importer
 from debubble.imports.settings import Reader, read_settings
 from debubble.imports.torch_hosts import balanced_layers, chunks_of, order_of, recomputed
-from debubble.ir import InputError, RunOptions
+from debubble.ir import InputError, RunOptions, Schedule
 from debubble.models import Model
 
 _OPTIMIZERS = {"AdamW": "adamw", "Adam": "adam", "FusedAdam": "adamw"}
 _LENGTHS = ("sequence_length", "dataset.seq_length", "dataset.seq_len", "packed_sequence.packed_sequence_size")
-_MAY_COST = ("fp8", "te_", "compile", "offload", "packed", "reshard", "defer_fsdp")
+_MAY_COST = ("fp8", "te_", "compile", "offload", "packed")
 
 
 @importer("automodel", settings=read_settings, file="plan.yaml")
@@ -26,10 +26,8 @@ def automodel(settings: Settings, path: Path, given: Given) -> Job:
     pipeline = given.pipeline or read.number("distributed.pp_size", 1)
     tensor, context = read.number("distributed.tp_size", 1), read.number("distributed.cp_size", 1)
     data = read.get("distributed.dp_size") or max(1, given.cluster.count // (pipeline * tensor * context))
-    size = read.number("distributed.pipeline.pp_microbatch_size", 1)
-    local = read.number("step_scheduler.local_batch_size", size)
-    csv = read.get("distributed.pipeline.pp_schedule_csv")
-    order = order_of(read.get("distributed.pipeline.pp_schedule", "1F1B"), csv, path)
+    size, number = _batch(read, data=data, pipeline=pipeline)
+    order = "1f1b" if pipeline == 1 else _order(read, path)
     parts = read.get("distributed.pipeline.module_fqns_per_model_part")
     stages = pipeline * chunks_of(order)
     layers = layers_of(parts) if parts else balanced_layers(model.layers, stages, first_less=0, last_less=0)
@@ -45,7 +43,7 @@ def automodel(settings: Settings, path: Path, given: Given) -> Job:
         data=data,
         context=context,
         expert=max(1, ranks // tensor) if model.experts is not None else 1,
-        zero=1 if data * context > 1 else 0,
+        zero=_zero(read, pipeline) if data * context > 1 else 0,
         optimizer=_optimizer(read),
         dtype="fp32" if policy.endswith("float32") else "bf16",
         lora=read.number("peft.dim", 0),
@@ -56,12 +54,42 @@ def automodel(settings: Settings, path: Path, given: Given) -> Job:
         model=model,
         options=options,
         pipeline=pipeline,
-        micro_batches=given.micro_batches or local // size,
+        micro_batches=given.micro_batches or number,
         layers=layers,
         order=order,
         strategies=recomputed(range(model.layers)) if checkpointing else {},
-        unread=tuple(_unread(read)),
+        unread=tuple(_unread(read, whole_gradients=options.zero == 3 and number > 1 and _deferred(read))),
     )
+
+
+def _order(read: Reader, path: Path) -> str | Schedule:
+    csv = read.get("distributed.pipeline.pp_schedule_csv")
+    return order_of(read.get("distributed.pipeline.pp_schedule", "1F1B"), csv, path)
+
+
+def _batch(read: Reader, *, data: int, pipeline: int) -> tuple[int, int]:
+    """Sequences per micro-batch, and micro-batches per step and replica.
+
+    A pipeline divides a local batch; without one it is a micro-batch, and the gradients of several add up.
+    """
+    if pipeline == 1:
+        size = read.number("step_scheduler.local_batch_size", 1)
+        return size, max(1, read.number("step_scheduler.global_batch_size", size * data) // (size * data))
+    size = read.number("distributed.pipeline.pp_microbatch_size", 1)
+    return size, read.number("step_scheduler.local_batch_size", size) // size
+
+
+def _zero(read: Reader, pipeline: int) -> int:
+    """Automodel keeps weights gathered over a pipeline, and gathers them again without one unless it is told not to."""
+    if pipeline > 1:
+        return 1
+    if read.get("distributed.reshard_after_forward", True):
+        return 3
+    return 1 if _deferred(read) else 2
+
+
+def _deferred(read: Reader) -> bool:
+    return bool(read.get("distributed.defer_fsdp_grad_sync", True))
 
 
 def _model(read: Reader, path: Path) -> Model:
@@ -78,7 +106,12 @@ def _optimizer(read: Reader) -> str:
     return _OPTIMIZERS.get(name, "adamw")
 
 
-def _unread(read: Reader) -> Iterator[str]:
+def _unread(read: Reader, *, whole_gradients: bool) -> Iterator[str]:
+    if whole_gradients:
+        yield (
+            "Gradients stay whole until the last micro-batch (defer_fsdp_grad_sync), which takes more memory than is"
+            " predicted."
+        )
     left = read.matching(_MAY_COST, read=_LENGTHS)
     if left:
         yield f"Not read: {', '.join(left)}."

@@ -1,4 +1,4 @@
-"""DeepSpeed: its JSON configuration, and the pipeline module that debubble writes, where it lies beside it."""
+"""DeepSpeed: its JSON configuration, and what debubble writes for the model's layers, where it lies beside it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,20 @@ from debubble.imports.torch_hosts import recomputed
 from debubble.ir import InputError, RunOptions
 
 _MODULE = "planned_pipeline.py"
+_LAYERS = "planned_layers.py"
 _MAY_COST = ("offload", "overlap", "activation_checkpointing", "compression", "partition")
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
-    """The settings of a configuration, and the constants of debubble's pipeline module beside it."""
-    module = path.with_name(_MODULE)
-    constants = _constants(module) if module.exists() else {}
-    planned = {name: sorted(value) for name, value in constants.items()}
-    return {**read_settings(path), **{f"{_MODULE}: {name}": value for name, value in planned.items()}}
+    """The settings of a configuration, and the constants of debubble's own modules beside it."""
+    beside = [path.with_name(name) for name in (_MODULE, _LAYERS)]
+    planned = {
+        f"{module.name}: {name}": sorted(value)
+        for module in beside
+        if module.exists()
+        for name, value in _constants(module).items()
+    }
+    return {**read_settings(path), **planned}
 
 
 @importer("deepspeed", settings=read_config, file="ds_config.json")
@@ -42,9 +47,7 @@ def deepspeed(settings: Settings, path: Path, given: Given) -> Job:
         counts[0] -= 1
         counts[-1] -= 1
     else:
-        if given.pipeline is None:
-            raise InputError(f"{path} does not say how long the pipeline is: give --pipeline.")
-        counts = list(even_layers(layers, given.pipeline))
+        counts = list(even_layers(layers, given.pipeline or _pipeline(read, path, given.cluster.count)))
     pipeline = len(counts)
     size = read.number("train_micro_batch_size_per_gpu", 1)
     number = given.micro_batches or read.number("gradient_accumulation_steps", 1)
@@ -66,9 +69,28 @@ def deepspeed(settings: Settings, path: Path, given: Given) -> Job:
         micro_batches=number,
         layers=tuple(counts),
         order="1f1b",
-        strategies=recomputed([index - 1 for index in read.get(f"{_MODULE}: RECOMPUTED_LAYERS", ())]),
-        unread=tuple(_unread(read, planned=bool(bounds))),
+        strategies=recomputed(
+            [
+                *(index - 1 for index in read.get(f"{_MODULE}: RECOMPUTED_LAYERS", ())),
+                *read.get(f"{_LAYERS}: RECOMPUTED_LAYERS", ()),
+            ]
+        ),
+        unread=tuple(_unread(read, pipeline=pipeline)),
     )
+
+
+def _pipeline(read: Reader, path: Path, devices: int) -> int:
+    """The pipeline's length where debubble's module does not say it: what the replicas of a batch leave of the devices.
+
+    DeepSpeed's pipeline engine refuses ZeRO-2 and ZeRO-3.
+    """
+    if read.number("zero_optimization.stage", 0) > 1:
+        return 1
+    batch = read.get("train_batch_size")
+    micro_batches = read.number("gradient_accumulation_steps", 1) * read.number("train_micro_batch_size_per_gpu", 1)
+    if not isinstance(batch, int) or batch % micro_batches or devices % (batch // micro_batches):
+        raise InputError(f"{path} does not say how long the pipeline is: give --pipeline.")
+    return devices // (batch // micro_batches)
 
 
 def _constants(path: Path) -> dict[str, Any]:
@@ -80,8 +102,11 @@ def _constants(path: Path) -> dict[str, Any]:
     }
 
 
-def _unread(read: Reader, *, planned: bool) -> Iterator[str]:
-    if not planned:
+def _unread(read: Reader, *, pipeline: int) -> Iterator[str]:
+    if pipeline == 1:
+        if read.get(f"{_LAYERS}: RECOMPUTED_LAYERS") is None:
+            yield "Recomputation is your script's: predicted is none."
+    elif read.get(f"{_MODULE}: BOUNDS") is None:
         yield (
             "Stages and recomputation are your script's: predicted are stages of equally many layers, and none that"
             " recompute."

@@ -13,13 +13,13 @@ from debubble.imports.modules import hub_model, layers_of
 from debubble.imports.registry import Given, Settings, importer
 from debubble.imports.settings import Reader, read_settings
 from debubble.imports.torch_hosts import balanced_layers, chunks_of, order_of, recomputed
-from debubble.ir import InputError, RunOptions
+from debubble.ir import InputError, RunOptions, Schedule
 from debubble.models import Model
 
 RECOMPUTED = "plan.py: RECOMPUTED_LAYERS"
 """The setting of debubble's own recipe, in place of a checkpointing mode."""
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
-_MAY_COST = ("compile", "float8", "mx", "async_tp", "cpu_offload", "fsdp_reshard", "checkpoint_mode", "memory_budget")
+_MAY_COST = ("compile", "float8", "mx", "async_tp", "cpu_offload", "checkpoint_mode", "memory_budget")
 
 
 def read_recipe(path: Path) -> Mapping[str, Any]:
@@ -49,11 +49,16 @@ def _of_recipe(constants: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         yield f"parallelism.{name}", value
     for name, value in constants["TRAINING"].items():
         yield f"training.{name}", value
-    yield "parallelism.module_fqns_per_model_part", constants["MODULES"]
-    yield "parallelism.pipeline_parallel_schedule_csv", "schedule.csv"
-    yield "parallelism.num_pp_microbatches", constants["MICRO_BATCHES"]
-    yield "parallelism.pipeline_parallel_microbatch_size", constants["MICRO_BATCH_SIZE"]
     yield "training.seq_len", constants["SEQUENCE_LENGTH"]
+    number, size = constants["MICRO_BATCHES"], constants["MICRO_BATCH_SIZE"]
+    if constants["MODULES"] is None:
+        yield "training.local_batch_size", size
+        yield "training.global_batch_size", number * size * constants["PARALLELISM"]["data_parallel_shard_degree"]
+    else:
+        yield "parallelism.module_fqns_per_model_part", constants["MODULES"]
+        yield "parallelism.pipeline_parallel_schedule_csv", "schedule.csv"
+        yield "parallelism.num_pp_microbatches", number
+        yield "parallelism.pipeline_parallel_microbatch_size", size
     yield RECOMPUTED, sorted(constants["RECOMPUTED_LAYERS"])
 
 
@@ -62,9 +67,6 @@ def torchtitan(settings: Settings, path: Path, given: Given) -> Job:
     """Degrees, stages, order and recomputation of a torchtitan configuration."""
     read = Reader(settings, path)
     model = given.model or _model(read, path)
-    size = read.number("parallelism.pipeline_parallel_microbatch_size", 1)
-    local = read.number("training.local_batch_size", size)
-    number = given.micro_batches or read.number("parallelism.num_pp_microbatches", local // size)
     pipeline = given.pipeline or read.number("parallelism.pipeline_parallel_degree", 1)
     tensor = read.number("parallelism.tensor_parallel_degree", 1)
     context = read.number("parallelism.context_parallel_degree", 1)
@@ -72,23 +74,21 @@ def torchtitan(settings: Settings, path: Path, given: Given) -> Job:
     sharded = read.number("parallelism.data_parallel_shard_degree", -1)
     if sharded == -1:
         sharded = max(1, given.cluster.count // (pipeline * tensor * context * replicas))
-    order = order_of(
-        read.get("parallelism.pipeline_parallel_schedule", "1F1B"),
-        read.get("parallelism.pipeline_parallel_schedule_csv") or None,
-        path,
-    )
+    data = replicas * sharded
+    length = given.sequence_length or read.get("training.max_context_length") or read.number("training.seq_len")
+    size, number = _batch(read, length, data=data, pipeline=pipeline)
+    order = "1f1b" if pipeline == 1 else _order(read, path)
     parts = read.get("parallelism.module_fqns_per_model_part")
     layers = layers_of(parts) if parts else _split(read, model, pipeline, chunks_of(order))
     ranks = read.number("parallelism.expert_parallel_degree", 1)
-    data = replicas * sharded
     options = RunOptions(
         micro_batch_size=size,
-        sequence_length=given.sequence_length or read.number("training.seq_len"),
+        sequence_length=length,
         tensor=tensor,
         data=data,
         context=context,
         expert=max(1, ranks // tensor) if model.experts is not None else 1,
-        zero=1 if data * context > 1 else 0,
+        zero=_zero(read, pipeline) if data * context > 1 else 0,
         optimizer=str(read.get("optimizer.name", "AdamW")).lower(),
         dtype=_DTYPES.get(str(read.get("training.mixed_precision_param", "bfloat16")), "bf16"),
     )
@@ -97,12 +97,48 @@ def torchtitan(settings: Settings, path: Path, given: Given) -> Job:
         model=model,
         options=options,
         pipeline=pipeline,
-        micro_batches=number,
+        micro_batches=given.micro_batches or number,
         layers=layers,
         order=order,
         strategies=_strategies(read, model),
         unread=tuple(_unread(read)),
     )
+
+
+def _order(read: Reader, path: Path) -> str | Schedule:
+    return order_of(
+        read.get("parallelism.pipeline_parallel_schedule", "1F1B"),
+        read.get("parallelism.pipeline_parallel_schedule_csv") or None,
+        path,
+    )
+
+
+def _batch(read: Reader, length: int, *, data: int, pipeline: int) -> tuple[int, int]:
+    """Sequences per micro-batch, and micro-batches per step and replica.
+
+    A pipeline divides a local batch; without one it is a micro-batch, and the gradients of several add up to the global
+    batch.  torchtitan's development version counts tokens in place of sequences.
+    """
+    tokens = read.get("training.num_tokens_per_microbatch_per_dp_rank")
+    if tokens is not None:
+        size = max(1, tokens // length)
+        local, of_step = size, read.number("training.num_tokens_per_train_step", -1) // length
+        number = read.number("parallelism.num_pp_microbatches", 1)
+    else:
+        whole = read.number("training.local_batch_size", 8 if pipeline == 1 else 1)
+        size = whole if pipeline == 1 else read.number("parallelism.pipeline_parallel_microbatch_size", 1)
+        local, of_step = whole, read.number("training.global_batch_size", -1)
+        number = read.number("parallelism.num_pp_microbatches", whole // size)
+    if pipeline > 1:
+        return size, number
+    return size, max(1, of_step // (local * data))
+
+
+def _zero(read: Reader, pipeline: int) -> int:
+    """FSDP over a pipeline reduces gradients once; without one after each micro-batch."""
+    if pipeline > 1:
+        return 1
+    return 2 if read.get("parallelism.fsdp_reshard_after_forward", "default") == "never" else 3
 
 
 def _model(read: Reader, path: Path) -> Model:
@@ -146,6 +182,8 @@ def _selective(read: Reader) -> Any:
 def _unread(read: Reader) -> Iterator[str]:
     if read.get("activation_checkpoint.mode") == "selective" and not str(_selective(read)).isdigit():
         yield "Selective checkpointing by operators is predicted as that of norms, activation functions and multiplies."
+    if read.number("parallelism.data_parallel_replicate_degree", 1) > 1:
+        yield "Replicas that FSDP does not divide (data_parallel_replicate_degree) are predicted as divided ones."
     left = read.matching(_MAY_COST, read=())
     if left:
         yield f"Not read: {', '.join(left)}."

@@ -82,12 +82,12 @@ def _add(target: Target) -> None:
     targets.add(target.name, target)
 
 
-_add(Target(name="debubble", title="debubble's runtime", zero=2, rules=(runtime,)))
+_add(Target(name="debubble", title="debubble's runtime", zero=(0, 1, 2), zero_alone=(0, 1, 2), rules=(runtime,)))
 _add(
     Target(
         name="torch",
         title="torch",
-        zero=1,
+        zero_alone=(0, 1, 2, 3),
         levers=_torch_levers("torch", None, EachLayer(WHOLE)),
     )
 )
@@ -95,7 +95,7 @@ _add(
     Target(
         name="torchtitan",
         title="torchtitan",
-        zero=1,
+        zero_alone=(0, 2, 3),
         rules=(
             whole_experts(title="torchtitan"),
             one_of("optimizer", ("adamw", "adam"), title="torchtitan"),
@@ -111,16 +111,15 @@ _add(
     Target(
         name="automodel",
         title="NeMo Automodel",
-        zero=1,
+        zero_alone=(0, 1, 2, 3),
         rules=(
-            plain_model(title="NeMo Automodel"),
             whole_experts(title="NeMo Automodel"),
             one_of("optimizer", ("adamw", "adam", "momentum", "sgd"), title="NeMo Automodel"),
             one_of("dtype", ("bf16", "fp32"), title="NeMo Automodel"),
             next_token_alone(title="NeMo Automodel"),
             text_alone(title="NeMo Automodel"),
         ),
-        for_pipelines=(untied(title="NeMo Automodel"),),
+        for_pipelines=(plain_model(title="NeMo Automodel"), untied(title="NeMo Automodel")),
         levers=_torch_levers("NeMo Automodel", LOOPS, Alike(WHOLE)),
     )
 )
@@ -128,7 +127,6 @@ _add(
     Target(
         name="megatron",
         title="Megatron-LM",
-        zero=1,
         rules=(
             _eight_bits_divided("Megatron-LM"),
             fused_attention(("bf16", "fp16", "fp8"), title="Megatron-LM"),
@@ -145,7 +143,6 @@ _add(
     Target(
         name="primus",
         title="AMD Primus",
-        zero=1,
         rules=(
             _eight_bits_divided("AMD Primus"),
             fused_attention(("bf16", "fp16", "fp8"), title="AMD Primus"),
@@ -162,7 +159,7 @@ _add(
     Target(
         name="deepspeed",
         title="DeepSpeed",
-        zero=1,
+        zero_alone=(0, 1, 2, 3),
         rules=(
             only_one("tensor", title="DeepSpeed"),
             only_one("context", title="DeepSpeed"),
@@ -201,7 +198,8 @@ _add(
     Target(
         name="mindformers",
         title="MindFormers",
-        zero=2,
+        zero=(0, 1, 2),
+        zero_alone=(0, 1, 2),
         rules=(
             divided_experts(title="MindFormers"),
             one_of("optimizer", ("adamw",), title="MindFormers"),

@@ -23,7 +23,8 @@ class Target:
     Attributes:
         name: What `--for` and `--to` call it.
         title: Its name in sentences.
-        zero: The highest ZeRO level that it has over a pipeline.
+        zero: ZeRO levels that it has over a pipeline.
+        zero_alone: ZeRO levels that it has without one; level 0 is every target's on a single rank.
         rules: What of a run it refuses, beside a higher ZeRO level.
         levers: What a plan may choose; None: everything.
         for_pipelines: Rules that hold for pipelines of several devices alone.
@@ -31,10 +32,20 @@ class Target:
 
     name: str
     title: str
-    zero: int
+    zero: tuple[int, ...] = (0, 1)
+    zero_alone: tuple[int, ...] = (0, 1)
     rules: Sequence[Rule] = ()
     for_pipelines: Sequence[Rule] = ()
     levers: Levers | None = None
+
+    def zero_levels(self, pipeline: int) -> tuple[int, ...]:
+        """The ZeRO levels that it has over so many pipeline devices."""
+        return self.zero if pipeline > 1 else self.zero_alone
+
+    def nearest_zero(self, level: int, *, pipeline: int) -> int:
+        """The lowest of its ZeRO levels that divides all that this one does; its highest if there is none."""
+        levels = self.zero_levels(pipeline)
+        return min((own for own in levels if own >= level), default=max(levels))
 
     def refusal(self, options: RunOptions, model: Model, *, pipeline: int) -> str | None:
         """Say why it runs no plan with these options, whatever its ZeRO level; None if it does."""
@@ -44,10 +55,12 @@ class Target:
     def check(self, options: RunOptions, model: Model, *, pipeline: int) -> None:
         """Raise InputError if it runs no plan with these options."""
         why = self.refusal(options, model, pipeline=pipeline)
-        if why is None and options.zero > self.zero:
+        if why is None and options.zero not in self.zero_levels(pipeline):
+            nearest = self.nearest_zero(options.zero, pipeline=pipeline)
+            where = "over" if pipeline > 1 else "without"
             why = (
-                f"{self.title} divides model states as ZeRO-{self.zero} over a pipeline at most; plan again with --zero"
-                f" {self.zero}."
+                f"{self.title} does not divide model states as ZeRO-{options.zero} {where} a pipeline; plan again with"
+                f" --zero {nearest}."
             )
         if why is not None:
             raise InputError(why)
@@ -61,7 +74,10 @@ class Target:
     ) -> bool:
         """Tell whether it runs a plan as it is, nothing changed."""
         pipeline = schedule.devices
-        if options.zero > self.zero or self.refusal(options, model, pipeline=pipeline) is not None:
+        if (
+            options.zero not in self.zero_levels(pipeline)
+            or self.refusal(options, model, pipeline=pipeline) is not None
+        ):
             return False
         if self.levers is None:
             return True

@@ -89,9 +89,10 @@ def smallest_batches(job: Job) -> list[Degrees]:
         alike = replace(degrees, micro_batch_size=1, micro_batches=1)
         if alike not in smallest or degrees.micro_batch_size < smallest[alike].micro_batch_size:
             smallest[alike] = degrees
-    divided = [degrees for degrees in smallest.values() if degrees.zero == ZERO_LEVELS[0]]
-    undivided = [] if "zero" in job.fixed else [replace(degrees, zero=0) for degrees in divided]
-    return sorted([*smallest.values(), *undivided], key=lambda degrees: [each or 0 for each in astuple(degrees)])
+    undivided = (
+        () if "zero" in job.fixed else (replace(degrees, zero=0) for degrees in smallest.values() if degrees.zero)
+    )
+    return sorted({*smallest.values(), *undivided}, key=lambda degrees: [each or 0 for each in astuple(degrees)])
 
 
 def configurations(job: Job) -> list[Degrees]:
@@ -135,7 +136,7 @@ def _ranked(job: Job, degrees: Degrees) -> Iterator[Degrees]:
     """Expert degrees, ZeRO levels and micro-batches for these ranks."""
     ranks, batch = degrees.data * degrees.context, job.global_batch // degrees.data
     for divided in _experts_divided(job, degrees):
-        for zero in _choices(job, "zero", _zero_levels(job) if ranks > 1 else (0,)):
+        for zero in _choices(job, "zero", _zero_levels(job, degrees.pipeline) if ranks > 1 else (0,)):
             for size in _choices(job, "micro_batch_size", _divisors(batch)):
                 if batch % size == 0:
                     for number in _choices(job, "micro_batches", (batch // size,)):
@@ -146,9 +147,11 @@ def _ranked(job: Job, degrees: Degrees) -> Iterator[Degrees]:
                             )  # fmt: skip
 
 
-def _zero_levels(job: Job) -> tuple[int, ...]:
-    most = max(ZERO_LEVELS) if job.target is None else targets[job.target].zero
-    return tuple(level for level in ZERO_LEVELS if level <= most) or (0,)
+def _zero_levels(job: Job, pipeline: int) -> tuple[int, ...]:
+    if job.target is None:
+        return ZERO_LEVELS
+    levels = targets[job.target].zero_levels(pipeline)
+    return tuple(level for level in ZERO_LEVELS if level in levels) or (0,)
 
 
 def _experts_divided(job: Job, degrees: Degrees) -> Iterator[Degrees]:
