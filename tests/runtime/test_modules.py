@@ -18,6 +18,7 @@ from debubble.runtime.execution.stage import Stage
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.modules import ModuleUnit
 from debubble.runtime.models.units import MicroBatch
+from tests.support.schedule_cases import recomputing
 
 VOCABULARY, WIDTH = 19, 8
 
@@ -55,7 +56,8 @@ def sequential(*, dropout: float = 0.0) -> Any:
 
 
 def plan_for(schedule: Any, counts: Any, *, strategy: str = "none", **options: Any) -> Any:
-    """A plan of abstract units, so many per stage."""
+    """A plan of abstract units, so many per stage; with a strategy they recompute."""
+    schedule = schedule if strategy == "none" else recomputing(schedule)
     return Plan(
         planner="test",
         schedule=schedule,

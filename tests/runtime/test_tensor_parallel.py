@@ -12,7 +12,8 @@ import debubble as db
 from debubble.ir import InputError
 from debubble.models import ModelConfig
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.tensor_parallel import Cut, TensorGroup
+from debubble.runtime.distributed.cuts import Cut
+from debubble.runtime.distributed.tensor_parallel import TensorGroup
 from debubble.runtime.distributed.transport import Threads
 from debubble.runtime.models.build import ReferenceModel, build_unit
 from debubble.runtime.models.lora import plain_name

@@ -39,6 +39,8 @@ class Case:
             schedule = replace(offloading(schedule), offload_fraction={**halves, **schedule.offload_fraction})
             costs = tightest(schedule, costs)
         strategy = self.selected if self.recompute == "selective" else "full"
+        if not schedule.fused_recompute and not schedule.explicit_recompute:
+            strategy = "none"
         return plan_of(schedule, FAMILIES[self.family], strategy=strategy, costs=costs)
 
 

@@ -12,6 +12,7 @@ from debubble.runtime import Pipeline
 from debubble.runtime.batch import read_batch
 from debubble.runtime.distributed.transport import Threads
 from debubble.runtime.models.build import ReferenceModel
+from tests.support.schedule_cases import recomputing
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
@@ -79,7 +80,12 @@ def plan_of(
     costs: Any = None,
     **options: Any,
 ) -> Plan:
-    """A plan for a schedule: the model's units in (nearly) equal runs, or `counts` of them per stage."""
+    """A plan for a schedule: the model's units in (nearly) equal runs, or `counts` of them per stage.
+
+    With a strategy every stage recomputes in its backwards, unless the schedule says itself which do.
+    """
+    if strategy != "none":
+        schedule = recomputing(schedule)
     units = [replace(u, strategy=strategy) for u in ModelConfig.from_hf(config).units]
     if counts is None:
         bounds = [round(i * len(units) / schedule.stages) for i in range(schedule.stages + 1)]

@@ -22,6 +22,11 @@ def fused(schedule: Any) -> Any:
     return replace(schedule, fused_recompute=schedule.fused_recompute | {*range(schedule.stages)} - explicit)
 
 
+def recomputing(schedule: Any) -> Any:
+    """The schedule if it recomputes anything; else every stage does in its backwards."""
+    return schedule if schedule.fused_recompute or schedule.explicit_recompute else fused(schedule)
+
+
 def explicit(schedule: Any) -> Any:
     """R right before every backward that does not recompute yet."""
 

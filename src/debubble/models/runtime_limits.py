@@ -28,8 +28,13 @@ def beyond_runtime(options: RunOptions, model: Mapping[str, Any] | None) -> str 
     divided = _missing_in_context(options, config) if options.context > 1 else None
     if divided is not None:
         reason = f"{divided}: make the plan with context 1 to train it."
-    elif options.expert > 1:
-        reason = "it has no expert parallelism: make the plan with expert 1 to train it."
+    elif options.expert > 1 and (config is None or config.whole_layers or config.experts is None):
+        reason = (
+            "it divides the experts of its own units alone, Mixtral's and Qwen3-MoE's: make the plan with expert 1 to"
+            " train it."
+        )
+    elif options.expert_shards != options.tensor:
+        reason = "it divides each expert over all tensor-parallel ranks: make the plan without --expert-tensor."
     elif options.zero > 2:
         reason = "it keeps whole parameters on every replica: make the plan with zero 2 or less to train it."
     elif options.zero > 0 and options.optimizer == "muon":

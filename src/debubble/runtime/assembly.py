@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -12,7 +14,9 @@ from debubble.models.config import Experts, ModelConfig
 from debubble.models.runtime_limits import beyond_runtime
 from debubble.runtime.device_part import DevicePart
 from debubble.runtime.distributed.context_parallel import ContextGroup
+from debubble.runtime.distributed.cuts import Division, Divisions
 from debubble.runtime.distributed.data_parallel import Replicas
+from debubble.runtime.distributed.expert_parallel import ExpertGroup
 from debubble.runtime.distributed.tensor_parallel import TensorGroup
 from debubble.runtime.execution.stage import MoeStage, Stage
 from debubble.runtime.memory.activations import Ledger
@@ -33,6 +37,18 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, 
 def loss_dtype(plan: Plan) -> torch.dtype:
     """The dtype of losses."""
     return torch.float64 if plan.options.dtype == "fp64" else torch.float32
+
+
+class DeviceGroups(NamedTuple):
+    """The groups of ranks that a device's stages know."""
+
+    replicas: Replicas
+    """Ranks that have the same stages."""
+    tensor: TensorGroup
+    context: ContextGroup
+    experts: ExpertGroup
+    same_experts: Replicas
+    """Those of `replicas` that have the same experts."""
 
 
 def check_runnable(plan: Plan, ranks: int) -> None:
@@ -57,10 +73,25 @@ def check_runnable(plan: Plan, ranks: int) -> None:
     stepped = {op.stage for op in plan.schedule.operations if op.kind is Kind.S}
     if tied_tables(plan) is not None and stepped & {0, plan.schedule.stages - 1} and tied_devices(plan):
         raise InputError("The plan steps a stage with a tied table inside the step; untie it or step it afterwards.")
+    if options.expert > 1:
+        _check_experts(config, options)
     if options.tensor > 1 and not config.whole_layers:
         _check_divisible(config, options)
     elif options.tensor > 1:
         check_division(plan.model, options.tensor)
+
+
+def _check_experts(config: ModelConfig, options: RunOptions) -> None:
+    """Refuse expert parallelism where the ranks cannot have equally many experts."""
+    ranks = options.data * options.context
+    if ranks % options.expert:
+        raise InputError(
+            f"{options.expert} expert-parallel ranks are no part of the {options.data} x {options.context} data- and"
+            " context-parallel ones: make the plan again."
+        )
+    for count in {layer.mlp.count for layer in config.per_layer if isinstance(layer.mlp, Experts)}:
+        if count % options.expert:
+            raise InputError(f"{count} experts cannot be divided among {options.expert} expert-parallel ranks.")
 
 
 def _check_divisible(config: ModelConfig, options: RunOptions) -> None:
@@ -86,11 +117,9 @@ def build_part(
     seed: int,
     on: torch.device,
     ledger: Ledger,
-    replicas: Replicas,
-    group: TensorGroup,
-    context: ContextGroup,
+    groups: DeviceGroups,
 ) -> DevicePart:
-    """The stages of one device, or what this rank of its `group` has of them, on the torch device `on`.
+    """The stages of one device, or what this rank of its `groups` has of them, on the torch device `on`.
 
     They are `modules`, if these are given.
     """
@@ -102,18 +131,37 @@ def build_part(
     last = plan.schedule.stages - 1
     if built.get(last):
         built[last][-1].loss = loss
-    part, pairs = DevicePart(adapters=adapters, tied=tied_tables(plan)), ParameterPairs(dtype, on, replicas)
+    part, pairs = DevicePart(adapters=adapters, tied=tied_tables(plan)), ParameterPairs(dtype, on)
     shards: dict[nn.Parameter, nn.Parameter] = {}
     for stage, units in built.items():
-        cuts = {n: cut for unit in units for n, cut in unit.divide(group, shards).items()} if group.size > 1 else {}
-        on_host = stage in plan.schedule.host_steps
-        part.weights[stage] = StageWeights(units, pairs, on_host=on_host, group=group, cuts=cuts)
+        divisions, experts = _divide(units, groups, shards)
+        part.weights[stage] = StageWeights(
+            units, pairs, groups.replicas, on_host=stage in plan.schedule.host_steps,
+            group=groups.tensor, divisions=divisions, experts=experts,
+        )  # fmt: skip
         part.stages[stage] = _stage(units, plan, stage, ledger)
         for unit in units:
             _move_buffers(unit, on)
-            unit.context = context
+            unit.context = groups.context
             unit.known_to(ledger)
     return part
+
+
+def _divide(
+    units: Sequence[UnitModule], groups: DeviceGroups, shards: dict[nn.Parameter, nn.Parameter]
+) -> tuple[Mapping[str, Divisions], Mapping[str, Replicas]]:
+    """Keep this rank's parts of the units: the divisions of their parameters, and who has the same experts."""
+    divisions: defaultdict[str, list[Division]] = defaultdict(list)
+    experts: dict[str, Replicas] = {}
+    for unit in units:
+        if groups.experts.size > 1:
+            for name, cut in unit.divide_experts(groups.experts).items():
+                divisions[name].append(Division(groups.experts, cut))
+                experts[name] = groups.same_experts
+        if groups.tensor.size > 1:
+            for name, cut in unit.divide(groups.tensor, shards).items():
+                divisions[name].append(Division(groups.tensor, cut))
+    return divisions, experts
 
 
 def _move_buffers(unit: UnitModule, on: torch.device) -> None:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from debubble.ir import Kind, Plan
 from debubble.models.config import ModelConfig
-from debubble.runtime.distributed.tensor_parallel import Cut, TensorGroup
+from debubble.runtime.distributed.cuts import Cut
+from debubble.runtime.distributed.tensor_parallel import TensorGroup
 from debubble.runtime.execution.stage import Stage
 from debubble.runtime.models.operators import widen
 

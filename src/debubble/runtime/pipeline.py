@@ -115,8 +115,7 @@ class Pipeline:
         self.ranks.open(program, seed=seed, own_model=model is None)
         self._part = build_part(
             plan, self.device, model=model, modules=modules, loss=loss, seed=seed, on=self._lanes.device,
-            ledger=self._activations, replicas=self.ranks.over_replicas, group=self.ranks.tensor,
-            context=self.ranks.context,
+            ledger=self._activations, groups=self.ranks.groups,
         )  # fmt: skip
         self._operations = TensorOperations(
             program=program,

@@ -30,6 +30,11 @@ class Replicas:
     divided: bool
     """Whether each owns a part of the rows (ZeRO)."""
 
+    @property
+    def first(self) -> bool:
+        """True if this rank is the first of them."""
+        return self.transport.rank == self.ranks[0]
+
     def reduce(self, gradient: Tensor) -> Tensor:
         """The sum of all replicas' gradients: this one's rows of it if divided.  The argument is used up."""
         if not self.divided:

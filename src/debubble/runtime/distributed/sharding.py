@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from debubble.runtime.distributed.tensor_parallel import Cut, TensorGroup
+from debubble.runtime.distributed.cuts import Cut, CutGroup, Divisions
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -54,18 +54,34 @@ class TensorShard(NamedTuple):
         return tensor
 
 
-def blocks_of(local: torch.Size, cut: Cut | None, group: TensorGroup) -> Iterator[ShardBlock]:
+def blocks_of(local: torch.Size, divisions: Divisions) -> list[ShardBlock]:
     """The blocks of the whole that the shard of a parameter consists of: fused layers' parts lie apart."""
     nowhere = (0,) * len(local)
-    if cut is None:
-        yield ShardBlock(nowhere, tuple(local), nowhere)
-        return
+    blocks = [ShardBlock(nowhere, tuple(local), nowhere)]
+    for group, cut in reversed(divisions):
+        blocks = [part for block in blocks for part in _parts(block, group, cut)]
+    return blocks
+
+
+def _parts(block: ShardBlock, group: CutGroup, cut: Cut) -> Iterator[ShardBlock]:
+    """A block of what a rank has of something, as blocks of the whole, of which each of the fused layers has one."""
     layer = cut.size // cut.fused
     first, length = group.span(layer)
-    before, after = nowhere[: cut.dim], nowhere[cut.dim + 1 :]
-    size = (*local[: cut.dim], length, *local[cut.dim + 1 :])
     for k in range(cut.fused):
-        yield ShardBlock((*before, k * length, *after), size, (*before, k * layer + first, *after))
+        size = length if cut.fused > 1 else block.size[cut.dim]
+        yield ShardBlock(
+            _moved(block.start, cut.dim, k * length),
+            _with(block.size, cut.dim, size),
+            _moved(block.offsets, cut.dim, k * layer + first),
+        )
+
+
+def _moved(place: tuple[int, ...], dim: int, by: int) -> tuple[int, ...]:
+    return _with(place, dim, place[dim] + by)
+
+
+def _with(place: tuple[int, ...], dim: int, value: int) -> tuple[int, ...]:
+    return (*place[:dim], value, *place[dim + 1 :])
 
 
 def cropped(block: ShardBlock, rows: range) -> ShardBlock | None:

@@ -49,7 +49,12 @@ class Supplied:
         self._expected = _receives(program, self.rank)
         self._received: Counter[int] = Counter()
 
-    def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[tuple[int, ...]]) -> None:
+    def open(
+        self,
+        channels: Sequence[tuple[int, int, Channel]],
+        groups: Sequence[tuple[int, ...]],
+        exchanges: Sequence[tuple[int, ...]] = (),
+    ) -> None:
         """Do nothing: messages that are supplied need no channels."""
 
     def mesh(self, shape: Mapping[str, int]) -> None:
@@ -80,6 +85,12 @@ class Supplied:
     def all_gather(self, tensor: Tensor, ranks: tuple[int, ...]) -> list[Tensor]:
         """Return this rank's tensor for every rank."""
         return [tensor] * len(ranks)
+
+    def all_to_all(
+        self, tensor: Tensor, ranks: tuple[int, ...], *, sent: Sequence[int], received: Sequence[int]
+    ) -> Tensor:
+        """Return rows of zeros: a device alone has no replicas whose tokens could arrive."""
+        return tensor.new_zeros((sum(received), *tensor.shape[1:]))
 
     def gather(self, value: Any) -> list[Any]:
         """Return this rank's value for every rank; a step begins now, because ranks meet so before every step."""

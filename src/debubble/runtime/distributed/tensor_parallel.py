@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from debubble.runtime.distributed.transport import Alone, Transport
+from debubble.runtime.distributed.cuts import Cut, CutGroup
+from debubble.runtime.distributed.transport import Alone
 from debubble.runtime.models.operators import Linear, call, deferrable_linear
 
 if TYPE_CHECKING:
@@ -23,34 +24,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Cut:
-    """The division of a parameter among the ranks of a group: each has a part of one dimension."""
-
-    dim: int
-    size: int
-    """Size of the whole in that dimension."""
-    fused: int = 1
-    """Number of layers that lie side by side in it; each is divided by itself."""
-
-
-@dataclass(frozen=True)
-class TensorGroup:
+class TensorGroup(CutGroup):
     """The ranks that divide a stage among them, as one of them sees them."""
 
-    transport: Transport
-    ranks: tuple[int, ...]
     mesh: DeviceMesh | None = None
     """The ranks as torch's own tools see them."""
-
-    @property
-    def size(self) -> int:
-        """The number of ranks in the group."""
-        return len(self.ranks)
-
-    @property
-    def part(self) -> int:
-        """This rank's index in the group."""
-        return self.ranks.index(self.transport.rank)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """All-reduce (sum) the tensor over the group, in place."""
@@ -88,31 +66,6 @@ class TensorGroup:
             return y
         # A is whole on every rank: what meets the shards of B is its result.
         return torch.add(y, layer.lora_B(self.enter(layer.lora_A(x))), alpha=layer.scaling)
-
-    def span(self, size: int, part: int | None = None) -> tuple[int, int]:
-        """Start and length of a rank's part (None: this one's) of `size` rows or columns; the last may have fewer."""
-        most = -(-size // self.size)
-        start = min(most * (self.part if part is None else part), size)
-        return start, min(most, size - start)
-
-    def lengths(self, cut: Cut) -> list[int]:
-        """Rows or columns of each rank of a parameter that is cut so."""
-        return [cut.fused * self.span(cut.size // cut.fused, part)[1] for part in range(self.size)]
-
-    def own(self, whole: Tensor, cut: Cut) -> Tensor:
-        """This rank's part of a tensor; as a view, unless layers are fused."""
-        parts = [layer.narrow(cut.dim, *self.span(layer.shape[cut.dim])) for layer in whole.chunk(cut.fused, cut.dim)]
-        return parts[0] if cut.fused == 1 else torch.cat(parts, cut.dim)
-
-    def gather(self, own: Tensor, cut: Cut) -> Tensor:
-        """The whole of all ranks' parts; they all call it."""
-        parts = []
-        for rank, length in zip(self.ranks, self.lengths(cut), strict=True):
-            shape = (*own.shape[: cut.dim], length, *own.shape[cut.dim + 1 :])
-            parts.append(own.contiguous() if rank == self.transport.rank else own.new_empty(shape))
-            self.transport.broadcast(parts[-1], self.ranks, source=rank)
-        layers = zip(*(part.chunk(cut.fused, cut.dim) for part in parts), strict=True)
-        return torch.cat([part for layer in layers for part in layer], cut.dim)
 
 
 ALONE = TensorGroup(Alone(), (0,))

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from debubble.ir import InputError, Plan, Program
 from debubble.ir.plan_file import encode
-from debubble.runtime.assembly import tied_devices
+from debubble.runtime.assembly import DeviceGroups, tied_devices
 from debubble.runtime.batch import StepBatch
 from debubble.runtime.distributed.context_parallel import ContextGroup
 from debubble.runtime.distributed.data_parallel import Replicas
+from debubble.runtime.distributed.expert_parallel import ExpertGroup
 from debubble.runtime.distributed.gradient_norm import NormRelay, PartialSums, finish_order, relay_channels
 from debubble.runtime.distributed.tensor_parallel import TensorGroup
 from debubble.runtime.distributed.transport import Alone, Distributed, Transport
@@ -66,6 +67,21 @@ class Ranks:
         return tuple(self.rank(pipeline, self.device, self.part) for pipeline in self._sizes[0])
 
     @cached_property
+    def experts(self) -> ExpertGroup:
+        """The ranks that divide this device's experts among them."""
+        return ExpertGroup(self.transport, self._expert_ranks(self._pipeline, self.device, self.part))
+
+    @cached_property
+    def over_expert_replicas(self) -> Replicas:
+        """The ranks that have the same experts, and what they divide."""
+        return self._over(self._same_experts(self._pipeline, self.device, self.part))
+
+    @cached_property
+    def groups(self) -> DeviceGroups:
+        """The groups that this rank's stages know."""
+        return DeviceGroups(self.over_replicas, self.tensor, self.context, self.experts, self.over_expert_replicas)
+
+    @cached_property
     def context(self) -> ContextGroup:
         """The ranks that divide this one's sequences among them."""
         return ContextGroup(self.transport, self._slices(self.replica, self.device, self.part))
@@ -73,7 +89,7 @@ class Ranks:
     @cached_property
     def over_replicas(self) -> Replicas:
         """The replicas of this device, and what they divide."""
-        return Replicas(self.transport, self.replicas, self._plan.options.zero > 0 and len(self.replicas) > 1)
+        return self._over(self.replicas)
 
     @cached_property
     def tensor(self) -> TensorGroup:
@@ -122,10 +138,8 @@ class Ranks:
         self.transport.all_reduce(tensor, self.tied)
 
     def partial_sums(self, squares: float, loss: float, *, on: torch.device) -> PartialSums:
-        """This device's sums, over its parts and all replicas: what is the same on several of them counts once."""
-        counts = self.over_replicas.divided or self._pipeline == 0
-        numbers = [squares if counts else 0.0, loss if self.part == 0 else 0.0]
-        total = torch.tensor(numbers, dtype=torch.float64, device=on)
+        """This device's sums, over its parts and all replicas, of squares that count on one of them each."""
+        total = torch.tensor([squares, loss if self.part == 0 else 0.0], dtype=torch.float64, device=on)
         self.sum_over_replicas(total)
         self.tensor.sum(total)
         return PartialSums(*total.tolist())
@@ -161,9 +175,14 @@ class Ranks:
                 for d in devices
                 for p in parts
             ]
+        exchanges: list[tuple[int, ...]] = []
+        if options.expert > 1:
+            everybody = [(c, d, p) for c in copies for d in devices for p in parts]
+            exchanges = [self._expert_ranks(*place) for place in everybody]
+            groups += [*exchanges, *(self._same_experts(*place) for place in everybody)]
         groups += [tuple(sorted(pipeline[d] for d in tied_devices(self._plan))) for pipeline in pipelines]
-        channels = message_channels(program)
-        self.transport.open([(ranks[a], ranks[b], what) for ranks in pipelines for a, b, what in channels], groups)
+        channels = [(ranks[a], ranks[b], what) for ranks in pipelines for a, b, what in message_channels(program)]
+        self.transport.open(channels, groups, exchanges)
 
     @property
     def _sizes(self) -> tuple[range, range, range]:
@@ -180,6 +199,19 @@ class Ranks:
         """The ranks that divide the sequences of a replica on this part of a device."""
         context = self._plan.options.context
         return tuple(self.rank(replica * context + piece, device, part) for piece in range(context))
+
+    def _expert_ranks(self, pipeline: int, device: int, part: int) -> tuple[int, ...]:
+        """The ranks that divide the experts with that of this pipeline: those of consecutive pipelines."""
+        first = pipeline - pipeline % self._plan.options.expert
+        return tuple(self.rank(first + k, device, part) for k in range(self._plan.options.expert))
+
+    def _same_experts(self, pipeline: int, device: int, part: int) -> tuple[int, ...]:
+        """The ranks that have the same experts as that of this pipeline."""
+        expert = self._plan.options.expert
+        return tuple(self.rank(c, device, part) for c in self._sizes[0][pipeline % expert :: expert])
+
+    def _over(self, ranks: tuple[int, ...]) -> Replicas:
+        return Replicas(self.transport, ranks, self._plan.options.zero > 0 and len(ranks) > 1)
 
     def check_same(self, plan: Plan, *more: object) -> None:
         """Raise InputError if the ranks are not to run the same."""

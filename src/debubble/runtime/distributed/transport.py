@@ -43,8 +43,16 @@ class Transport(Protocol):
     rank: int
     size: int
 
-    def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[tuple[int, ...]]) -> None:
-        """Make ready for these channels (from, to, what) and sums.  All ranks call it, with the same arguments."""
+    def open(
+        self,
+        channels: Sequence[tuple[int, int, Channel]],
+        groups: Sequence[tuple[int, ...]],
+        exchanges: Sequence[tuple[int, ...]] = (),
+    ) -> None:
+        """Make ready for channels (from, to, what), sums over groups, and all-to-all exchanges.
+
+        All ranks call it, with the same arguments.
+        """
 
     def mesh(self, shape: Mapping[str, int]) -> DeviceMesh | None:
         """All ranks in row-major order, by named dimensions, as torch's own tools see them; None: these see nothing.
@@ -70,6 +78,14 @@ class Transport(Protocol):
     def all_gather(self, tensor: Tensor, ranks: tuple[int, ...]) -> list[Tensor]:
         """The tensors of these ranks, on each of them, in order.  They all call it, with tensors of one shape."""
 
+    def all_to_all(
+        self, tensor: Tensor, ranks: tuple[int, ...], *, sent: Sequence[int], received: Sequence[int]
+    ) -> Tensor:
+        """Send `sent[i]` rows of a tensor to the i-th of these ranks, in order; the `received[i]` rows from each.
+
+        They all call it, in the same order, on the lane that computes; sums over the same ranks may go on beside it.
+        """
+
     def gather(self, value: Any) -> list[Any]:
         """Every rank's (small) value, on every rank."""
 
@@ -87,11 +103,17 @@ class Distributed:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._channels: dict[tuple[int, int, Channel], Any] = {}
         self._groups: dict[tuple[int, ...], Any] = {}
+        self._exchanges: dict[tuple[int, ...], Any] = {}
         # Small control messages stay off the device.
         self._control = dist.new_group(backend="gloo") if self.size > 1 else None
 
-    def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[tuple[int, ...]]) -> None:
-        """Create the process groups of these channels and sums."""
+    def open(
+        self,
+        channels: Sequence[tuple[int, int, Channel]],
+        groups: Sequence[tuple[int, ...]],
+        exchanges: Sequence[tuple[int, ...]] = (),
+    ) -> None:
+        """Create the process groups of these channels, sums and exchanges."""
         for channel in channels:
             # Gloo tells a group's messages apart by tags, and every group more polls; NCCL runs all in one order.
             by_tag = self._dist.get_backend() == "gloo" or channel[2] is Channel.NORM
@@ -99,6 +121,9 @@ class Distributed:
         for ranks in groups:
             if len(ranks) > 1 and ranks not in self._groups:
                 self._groups[ranks] = self._dist.new_group(list(ranks))
+        for ranks in exchanges:
+            if ranks not in self._exchanges:
+                self._exchanges[ranks] = self._dist.new_group(list(ranks))
 
     def mesh(self, shape: Mapping[str, int]) -> DeviceMesh:
         """Build torch's device mesh of all ranks from the process groups that are open."""
@@ -157,6 +182,15 @@ class Distributed:
             self._dist.all_gather(parts, own, group=self._groups[ranks])
         return [part.to(tensor.device) for part in parts]
 
+    def all_to_all(
+        self, tensor: Tensor, ranks: tuple[int, ...], *, sent: Sequence[int], received: Sequence[int]
+    ) -> Tensor:
+        """Exchange rows with these ranks, through the host's memory where Gloo cannot read the device."""
+        with self._reachable(tensor, received=False) as own:
+            rows = own.new_empty((sum(received), *own.shape[1:]))
+            self._dist.all_to_all_single(rows, own, list(received), list(sent), group=self._exchanges[ranks])
+        return rows.to(tensor.device)
+
     @contextmanager
     def _reachable(self, tensor: Tensor, *, sent: bool = True, received: bool = True) -> Iterator[Tensor]:
         """The tensor, or what stands for it on the host if Gloo cannot reach it: a copy, read back afterwards."""
@@ -184,7 +218,12 @@ class Alone:
 
     rank, size = 0, 1
 
-    def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[tuple[int, ...]]) -> None:
+    def open(
+        self,
+        channels: Sequence[tuple[int, int, Channel]],
+        groups: Sequence[tuple[int, ...]],
+        exchanges: Sequence[tuple[int, ...]] = (),
+    ) -> None:
         """Do nothing: there are no channels."""
 
     def mesh(self, shape: Mapping[str, int]) -> None:
@@ -211,6 +250,12 @@ class Alone:
         """Return this rank's tensor in a list of one."""
         return [tensor]
 
+    def all_to_all(
+        self, tensor: Tensor, ranks: tuple[int, ...], *, sent: Sequence[int], received: Sequence[int]
+    ) -> Tensor:
+        """Return this rank's tensor: it keeps its rows."""
+        return tensor
+
     def gather(self, value: Any) -> list[Any]:
         """Return this rank's value in a list of one."""
         return [value]
@@ -225,7 +270,12 @@ class Threads:
     def __init__(self, hub: _Hub, rank: int) -> None:
         self._hub, self.rank, self.size = hub, rank, hub.size
 
-    def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[tuple[int, ...]]) -> None:
+    def open(
+        self,
+        channels: Sequence[tuple[int, int, Channel]],
+        groups: Sequence[tuple[int, ...]],
+        exchanges: Sequence[tuple[int, ...]] = (),
+    ) -> None:
         """Do nothing: the hub has a mailbox for every pair of ranks and channel."""
 
     def mesh(self, shape: Mapping[str, int]) -> None:
@@ -265,6 +315,14 @@ class Threads:
     def all_gather(self, tensor: Tensor, ranks: tuple[int, ...]) -> list[Tensor]:
         """Collect the tensors of these ranks on each of them.  Raises PeerError if a rank has failed."""
         return self._exchange(tensor, ranks)
+
+    def all_to_all(
+        self, tensor: Tensor, ranks: tuple[int, ...], *, sent: Sequence[int], received: Sequence[int]
+    ) -> Tensor:
+        """Exchange rows with these ranks.  Raises PeerError if a rank has failed."""
+        own = [StreamHandoff.of(rows) for rows in tensor.clone().split(list(sent))]
+        arrived = self._hub.exchange(ranks, self.rank, own, beside=True)
+        return torch.cat([parts[ranks.index(self.rank)].receive() for parts in arrived])
 
     def _exchange(self, tensor: Tensor, ranks: tuple[int, ...]) -> list[Tensor]:
         return [sent.receive() for sent in self._hub.exchange(ranks, self.rank, StreamHandoff.of(tensor.clone()))]
@@ -312,21 +370,24 @@ class _Hub:
         self.mail: dict[tuple[int, int, Channel], SimpleQueue[StreamHandoff | None]] = {
             (a, b, channel): SimpleQueue() for a in range(size) for b in range(size) for channel in Channel
         }
-        self._barriers: dict[tuple[int, ...], threading.Barrier] = {}
-        self._values: dict[tuple[int, ...], dict[int, Any]] = {}
+        self._barriers: dict[tuple[tuple[int, ...], bool], threading.Barrier] = {}
+        self._values: dict[tuple[tuple[int, ...], bool], dict[int, Any]] = {}
         self._failed: int | None = None
         """The rank that failed first: from then on, nobody waits for another."""
         self._lock = threading.Lock()
 
-    def exchange(self, ranks: tuple[int, ...], rank: int, value: Any) -> list[Any]:
-        """The values of these ranks, on each of them.  Raises PeerError if a rank has failed."""
+    def exchange(self, ranks: tuple[int, ...], rank: int, value: Any, *, beside: bool = False) -> list[Any]:
+        """The values of these ranks, on each of them; those `beside` others are exchanged by another thread.
+
+        Raises PeerError if a rank has failed.
+        """
         if len(ranks) == 1:
             return [value]
         with self._lock:
             if self._failed is not None:
                 raise PeerError(self._failed)
-            barrier = self._barriers.setdefault(ranks, threading.Barrier(len(ranks)))
-            values = self._values.setdefault(ranks, {})
+            barrier = self._barriers.setdefault((ranks, beside), threading.Barrier(len(ranks)))
+            values = self._values.setdefault((ranks, beside), {})
             values[rank] = value
         try:
             barrier.wait()

@@ -1,6 +1,7 @@
 """The mixture of experts that Mixtral and Qwen3-MoE have instead of an MLP: every token passes through a few of many.
 
 A token's row is copied once per expert that it goes to; rows are sorted by expert, so that each expert's are a slice.
+Ranks may divide the experts among them: then rows travel between sorting and computing, and back.
 Permutations and sums over a token's experts have a fixed order: the same run gives the same bits.
 """
 
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from debubble.models.config import Experts, ModelConfig
-from debubble.runtime.distributed.tensor_parallel import Cut
+from debubble.runtime.distributed.cuts import Cut
+from debubble.runtime.distributed.expert_parallel import TokenExchange, inverse
 from debubble.runtime.memory.recomputation import Operators
 from debubble.runtime.models.operators import Deferring, Linear, WeightGradients, activation, call, widen
 from debubble.runtime.models.units import MicroBatch, UnitModule, norm
@@ -101,21 +103,25 @@ class MoeMlp(UnitModule):
         with torch.no_grad():
             order = chosen.flatten().argsort(stable=True)
             choices = chosen.flatten().bincount(minlength=self.experts.count)
-        sizes = choices.tolist()
+        exchange = self.expert_group.exchange(choices)
         if micro_batch.routing is not None:
             weights = micro_batch.routing.add(weights, probabilities, choices)
-        rows = op("dispatch", self._dispatch, h, order)
+        rows = op("dispatch", partial(self._dispatch, exchange), h, order, *exchange.order)
         experts = self.mlp.experts
-        gate, up = op("projections", partial(experts.gate_and_up, sizes=sizes), rows).chunk(2, dim=-1)
+        gate, up = op("projections", partial(experts.gate_and_up, sizes=exchange.sizes), rows).chunk(2, dim=-1)
         product = op("multiply", torch.mul, op("activation", self.activation, gate), up)
-        rows = op("output", partial(experts.down, sizes=sizes), product)
-        y: Tensor = op("combine", self._combine, rows, weights, order)
+        rows = op("output", partial(experts.down, sizes=exchange.sizes), product)
+        y: Tensor = op("combine", partial(self._combine, exchange), rows, weights, order, *exchange.order)
         return y.view_as(x) + x
 
     def cuts(self) -> Mapping[str, Cut]:
         """Divide every expert's inner dimension among the ranks; routers and norms stay whole."""
         inner = self.experts.ffn
         return {"mlp.experts.gate_up_proj": Cut(1, 2 * inner, fused=2), "mlp.experts.down_proj": Cut(2, inner)}
+
+    def expert_cuts(self) -> Mapping[str, Cut]:
+        """Divide the experts among the ranks."""
+        return dict.fromkeys(("mlp.experts.gate_up_proj", "mlp.experts.down_proj"), Cut(0, self.experts.count))
 
     def _route(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Choose every token's experts: their weights and indices [tokens, per_token], and all probabilities."""
@@ -125,12 +131,14 @@ class MoeMlp(UnitModule):
             weights = weights / weights.sum(-1, keepdim=True)
         return weights.to(h.dtype), chosen, probabilities
 
-    def _dispatch(self, h: Tensor, order: Tensor) -> Tensor:
-        """A row for every token and expert, sorted by expert."""
-        return self.group.enter(h).repeat_interleave(self.experts.per_token, 0).index_select(0, order)
+    def _dispatch(self, exchange: TokenExchange, h: Tensor, order: Tensor, *arrived: Tensor) -> Tensor:
+        """A row for every token and expert, sorted by expert, where the expert is."""
+        rows = self.group.enter(h).repeat_interleave(self.experts.per_token, 0).index_select(0, order)
+        return exchange.there(rows, *arrived)
 
-    def _combine(self, rows: Tensor, weights: Tensor, order: Tensor) -> Tensor:
-        """The weighted sum of every token's rows."""
-        back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-        results = rows.index_select(0, back).view(*weights.shape, -1)
+    def _combine(
+        self, exchange: TokenExchange, rows: Tensor, weights: Tensor, order: Tensor, *arrived: Tensor
+    ) -> Tensor:
+        """The weighted sum of every token's rows, where the token is."""
+        results = exchange.back(rows, *arrived).index_select(0, inverse(order)).view(*weights.shape, -1)
         return self.group.leave(torch.bmm(self.group.enter(weights).unsqueeze(1), results).squeeze(1))

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from debubble.ir import InputError, PlannedUnit
-from debubble.runtime.distributed.tensor_parallel import Cut, TensorGroup
+from debubble.runtime.distributed.cuts import Cut
+from debubble.runtime.distributed.tensor_parallel import TensorGroup
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.hf_division import divide_module, planned
 from debubble.runtime.models.hf_initialization import materialise

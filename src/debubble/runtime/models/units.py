@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 from debubble.models.config import ModelConfig
 from debubble.runtime.distributed.context_parallel import WHOLE
-from debubble.runtime.distributed.tensor_parallel import ALONE, Cut, TensorGroup, column_cuts, row_cuts
+from debubble.runtime.distributed.cuts import Cut, CutGroup
+from debubble.runtime.distributed.expert_parallel import ALL_EXPERTS, ExpertGroup
+from debubble.runtime.distributed.tensor_parallel import ALONE, TensorGroup, column_cuts, row_cuts
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.memory.recomputation import Operators
 from debubble.runtime.models.loss import Loss, cross_entropy, divided_cross_entropy, scaled_loss
@@ -60,6 +62,8 @@ class UnitModule(nn.Module):
     """The ranks that divide the unit among them."""
     context = WHOLE
     """The ranks that divide sequences among them."""
+    expert_group = ALL_EXPERTS
+    """The ranks that divide the experts among them, if the unit has some."""
     loss: Loss | None = None
     """What the output of the last unit goes into, if there are targets."""
 
@@ -73,13 +77,26 @@ class UnitModule(nn.Module):
             found |= {f"{path}.{name}": cut for name, cut in row_cuts(self.get_submodule(path)).items()}
         return found
 
+    def expert_cuts(self) -> Mapping[str, Cut]:
+        """Cuts of the parameters that expert parallelism divides, by name."""
+        return {}
+
     def divide(self, group: TensorGroup, made: dict[nn.Parameter, nn.Parameter]) -> Mapping[str, Cut]:
         """Keep this rank's shards alone; how each parameter is divided, by Hugging Face name.
 
         `made` has the shards of parameters that other units share.
         """
         self.group = group
-        cuts = self.cuts()
+        return self._keep_own(group, self.cuts(), made)
+
+    def divide_experts(self, group: ExpertGroup) -> Mapping[str, Cut]:
+        """Keep this rank's experts alone; how each parameter of experts is divided, by Hugging Face name."""
+        self.expert_group = group
+        return self._keep_own(group, self.expert_cuts(), {})
+
+    def _keep_own(
+        self, group: CutGroup, cuts: Mapping[str, Cut], made: dict[nn.Parameter, nn.Parameter]
+    ) -> Mapping[str, Cut]:
         for name, cut in cuts.items():
             path, _, last = name.rpartition(".")
             parameter = self.get_parameter(name)

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from debubble.ir import Op
+from debubble.runtime.distributed.cuts import Cut, Divisions, gathered, own_part, whole_shape
 from debubble.runtime.distributed.data_parallel import Replicas
 from debubble.runtime.distributed.sharding import TensorShard, blocks_of, cropped, dtensor_view, viewed_like
-from debubble.runtime.distributed.tensor_parallel import ALONE, Cut, TensorGroup
+from debubble.runtime.distributed.tensor_parallel import ALONE, TensorGroup
 from debubble.runtime.models.operators import add_gradient
 from debubble.runtime.models.units import UnitModule
 from debubble.runtime.streams import used_here
@@ -33,6 +34,13 @@ class ParameterPair(NamedTuple):
 
     working: nn.Parameter
     master: nn.Parameter
+    replicas: Replicas
+    """Those that have the same parameter, and may divide the master (ZeRO)."""
+
+    @property
+    def divided(self) -> bool:
+        """True if the master has this replica's rows alone."""
+        return self.replicas.divided and self.master.requires_grad
 
 
 class ParameterPairs:
@@ -41,26 +49,25 @@ class ParameterPairs:
     Args:
         dtype: Of the working parameters.
         on: The torch device that computes.
-        replicas: Those that may divide the masters (ZeRO).
     """
 
-    def __init__(self, dtype: torch.dtype, on: torch.device, replicas: Replicas) -> None:
-        self._dtype, self._on, self.replicas = dtype, on, replicas
+    def __init__(self, dtype: torch.dtype, on: torch.device) -> None:
+        self._dtype, self._on = dtype, on
         self._made: dict[nn.Parameter, ParameterPair] = {}
         self.optimizer_views: dict[nn.Parameter, nn.Parameter] = {}
         """Each master as the optimizer sees it."""
 
-    def of(self, parameter: nn.Parameter, *, on_host: bool) -> ParameterPair:
+    def of(self, parameter: nn.Parameter, replicas: Replicas, *, on_host: bool) -> ParameterPair:
         """The pair of a parameter, made once."""
         if parameter not in self._made:
-            self._made[parameter] = self._make(parameter, on_host=on_host)
+            self._made[parameter] = self._make(parameter, replicas, on_host=on_host)
         return self._made[parameter]
 
-    def _make(self, parameter: nn.Parameter, *, on_host: bool) -> ParameterPair:
+    def _make(self, parameter: nn.Parameter, replicas: Replicas, *, on_host: bool) -> ParameterPair:
         if not parameter.requires_grad:
             # What nothing steps needs no master, and every replica has all of it.
             frozen = nn.Parameter(parameter.detach().to(self._on, self._dtype), requires_grad=False)
-            return ParameterPair(frozen, frozen)
+            return ParameterPair(frozen, frozen, replicas)
         if not on_host:
             parameter.data = parameter.data.to(self._on)
         elif self._on.type == "cuda":
@@ -68,13 +75,12 @@ class ParameterPairs:
         same = parameter.dtype == self._dtype and not on_host
         copy = parameter.detach().to(self._on, self._dtype, copy=not same)
         working = parameter if same else nn.Parameter(copy, requires_grad=parameter.requires_grad)
-        if not self.replicas.divided:
-            return ParameterPair(working, parameter)
-        rows = self.replicas.own(parameter.detach())
+        if not replicas.divided:
+            return ParameterPair(working, parameter, replicas)
+        rows = replicas.own(parameter.detach())
         # Rows of a parameter that computes itself are a view of it; of another, the rest is not needed any more.
-        return ParameterPair(
-            working, nn.Parameter(rows if same else rows.clone(), requires_grad=parameter.requires_grad)
-        )
+        master = nn.Parameter(rows if same else rows.clone(), requires_grad=parameter.requires_grad)
+        return ParameterPair(working, master, replicas)
 
 
 class StageWeights:
@@ -83,34 +89,40 @@ class StageWeights:
     Args:
         units: Those of the stage; their parameters are replaced by the working ones.
         pairs: Makes working and master parameters.
+        replicas: Ranks that have the same stage.
         on_host: Whether the host steps the stage.
         group: The ranks that divide the stage.
-        cuts: How they divide those parameters that they do.
+        divisions: Divisions of the parameters that ranks divide, by Hugging Face name.
+        experts: Ranks that have the same experts, by the name of each parameter of experts that ranks divide.
     """
 
     def __init__(
         self,
         units: Sequence[UnitModule],
         pairs: ParameterPairs,
+        replicas: Replicas,
         *,
         on_host: bool,
         group: TensorGroup = ALONE,
-        cuts: Mapping[str, Cut] = MappingProxyType({}),
+        divisions: Mapping[str, Divisions] = MappingProxyType({}),
+        experts: Mapping[str, Replicas] = MappingProxyType({}),
     ) -> None:
-        named = {n: pairs.of(p, on_host=on_host) for unit in units for n, p in unit.hf_parameters().items()}
+        parameters = {name: p for unit in units for name, p in unit.hf_parameters().items()}
+        named = {n: pairs.of(p, experts.get(n, replicas), on_host=on_host) for n, p in parameters.items()}
+        working = {p: named[name].working for name, p in parameters.items()}
         for module in (module for unit in units for module in unit.modules()):
             for name, parameter in module.named_parameters(recurse=False):
-                setattr(module, name, pairs.of(parameter, on_host=on_host).working)
-        self._group, self._cuts, self._replicas = group, cuts, pairs.replicas
+                setattr(module, name, working[parameter])
+        self._group, self._named = group, named
+        self._divisions = {name: divisions.get(name, ()) for name in named}
         self._local = {name: pair.working.shape for name, pair in named.items()}
-        self.shapes: Mapping[str, torch.Size] = {name: self._whole_shape(name) for name in named}
+        self.shapes: Mapping[str, torch.Size] = {n: whole_shape(self._local[n], self._divisions[n]) for n in named}
         """Unsharded shapes by Hugging Face name."""
-        self._masters = {name: pair.master for name, pair in named.items()}
-        for name, master in self._masters.items():
-            if master not in pairs.optimizer_views:
-                pairs.optimizer_views[master] = self._optimizer_view(name, master)
+        for name, pair in named.items():
+            if pair.master not in pairs.optimizer_views:
+                pairs.optimizer_views[pair.master] = self._optimizer_view(name, pair)
         self.masters: Mapping[str, nn.Parameter] = {
-            n: pairs.optimizer_views[master] for n, master in self._masters.items()
+            name: pairs.optimizer_views[pair.master] for name, pair in named.items()
         }
         """Masters as an optimizer sees them, by Hugging Face name."""
         self._pairs = [pair for pair in dict.fromkeys(named.values()) if pair.master.requires_grad]
@@ -130,64 +142,61 @@ class StageWeights:
     def load_working(self) -> None:
         """P, or the refresh of copies on the device; rows that other replicas step come from them."""
         with torch.no_grad():
-            for working, master in self._pairs:
+            for working, master, replicas in self._pairs:
                 if working is not master:
-                    self._replicas.own(working).copy_(master, non_blocking=True)
-                    self._replicas.gather(working)
+                    replicas.own(working).copy_(master, non_blocking=True)
+                    replicas.gather(working)
 
     def whole(self, name: str) -> Tensor:
         """The master of a parameter with all ranks' parts; they all call it.  The live one, unless divided."""
-        master = self._masters[name]
-        tensor = master.detach()
-        if self._divides(master):
-            tensor = master.new_empty(self._local[name])
-            self._replicas.own(tensor).copy_(master)
-            self._replicas.gather(tensor)
-        return self._group.gather(tensor, self._cuts[name]) if name in self._cuts else tensor
+        pair = self._named[name]
+        tensor = pair.master.detach()
+        if pair.divided:
+            tensor = tensor.new_empty(self._local[name])
+            pair.replicas.own(tensor).copy_(pair.master)
+            pair.replicas.gather(tensor)
+        return gathered(tensor, self._divisions[name])
 
     def shard(self, name: str) -> TensorShard:
         """This rank's part of a master, and where it lies in the whole."""
-        local, master = self._local[name], self._masters[name]
-        blocks = tuple(blocks_of(local, self._cuts.get(name), self._group))
-        if self._divides(master):
-            rows = self._replicas.rows(local[0])
-            blocks = tuple(block for whole in blocks if (block := cropped(whole, rows)) is not None)
-        return TensorShard(master.detach(), self.shapes[name], blocks)
+        local, pair = self._local[name], self._named[name]
+        blocks = blocks_of(local, self._divisions[name])
+        if pair.divided:
+            rows = pair.replicas.rows(local[0])
+            blocks = [block for whole in blocks if (block := cropped(whole, rows)) is not None]
+        return TensorShard(pair.master.detach(), self.shapes[name], tuple(blocks))
 
     def load(self, name: str, whole: Tensor) -> None:
         """Give the master of a parameter the values of a whole one."""
-        master = self._masters[name]
-        whole = self._group.own(whole, self._cuts[name]) if name in self._cuts else whole
+        pair = self._named[name]
+        own = own_part(whole, self._divisions[name])
         with torch.no_grad():
-            master.copy_(self._replicas.own(whole) if self._divides(master) else whole)
+            pair.master.copy_(pair.replicas.own(own) if pair.divided else own)
 
     def counted(self, name: str) -> bool:
-        """Tell whether a gradient counts here in the norm: one that a group's ranks share does on the first of them."""
-        return name in self._cuts or self._group.part == 0
+        """Tell whether a gradient counts here in the norm: one that several ranks share does on the first of them."""
+        replicas = self._named[name].replicas
+        return (self._cut(name) is not None or self._group.part == 0) and (replicas.divided or replicas.first)
 
-    def _whole_shape(self, name: str) -> torch.Size:
-        shape = list(self._local[name])
-        if name in self._cuts:
-            shape[self._cuts[name].dim] = self._cuts[name].size
-        return torch.Size(shape)
+    def _cut(self, name: str) -> Cut | None:
+        """How the group divides a parameter, if it does."""
+        return next((division.cut for division in self._divisions[name] if division.group is self._group), None)
 
-    def _optimizer_view(self, name: str, master: nn.Parameter) -> nn.Parameter:
+    def _optimizer_view(self, name: str, pair: ParameterPair) -> nn.Parameter:
         """The master as a part of what all ranks of the group have of the parameter."""
-        cut, shape = self._cuts.get(name), list(self.shapes[name])
-        if self._divides(master):
-            shape[0] = len(master)
+        cut, shape = self._cut(name), list(self._local[name])
+        if cut is not None:
+            shape[cut.dim] = cut.size
+        if pair.divided:
+            shape[0] = len(pair.master)
             if cut is not None and cut.dim == 0:
-                shape[0] = sum(len(self._replicas.rows(length)) for length in self._group.lengths(cut))
+                shape[0] = sum(len(pair.replicas.rows(length)) for length in self._group.lengths(cut))
                 cut = Cut(0, shape[0])
-        return dtensor_view(master, torch.Size(shape), cut, self._group.mesh)
-
-    def _divides(self, master: nn.Parameter) -> bool:
-        """Tell whether a master copy has this replica's rows alone."""
-        return self._replicas.divided and master.requires_grad
+        return dtensor_view(pair.master, torch.Size(shape), cut, self._group.mesh)
 
     def collect(self) -> None:
         """Sum, after a backward, what it gave to working copies, in the masters' dtype."""
-        for index, (working, master) in enumerate(self._pairs):
+        for index, (working, master, _) in enumerate(self._pairs):
             if working.dtype != master.dtype and working.grad is not None:
                 self._sums[index] = _plus(self._sums[index], working.grad.to(master.dtype))
                 working.grad = None
@@ -213,7 +222,7 @@ class StageWeights:
 
     def _take_gradients(self) -> Sums:
         gradients: Sums = []
-        for index, (working, master) in enumerate(self._pairs):
+        for index, (working, master, _) in enumerate(self._pairs):
             if working.dtype == master.dtype:
                 gradients.append(working.grad)
                 working.grad = None
@@ -227,10 +236,11 @@ class StageWeights:
             if gradient is not None:
                 gradients[index] = None
                 used_here(gradient)  # backwards have made it, on the compute lane
-                self._reduced[index] = _plus(self._reduced[index], self._replicas.reduce(gradient))
+                replicas = self._pairs[index].replicas
+                self._reduced[index] = _plus(self._reduced[index], replicas.reduce(gradient))
 
     def _give_gradients(self) -> None:
-        for index, (_, master) in enumerate(self._pairs):
+        for index, (_, master, _) in enumerate(self._pairs):
             gradient = self._reduced[index]
             if gradient is not None:
                 view = self._views[index]
