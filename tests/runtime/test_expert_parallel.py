@@ -19,6 +19,7 @@ from tests.support.runtime_cases import (
     LLAMA,
     MIXTRAL,
     QWEN3_MOE,
+    gradient_of,
     plan_of,
     reference_gradients,
     run_threads,
@@ -182,7 +183,7 @@ def test_the_auxiliary_loss_is_that_of_transformers() -> None:
         loss = pipeline.step(tokens.chunk(2)[pipeline.ranks.replica])
         with torch.no_grad():
             for parameter in pipeline.parameters():
-                parameter.copy_(parameter.grad)
+                parameter.copy_(gradient_of(parameter))
         return loss, pipeline.state_dict()
 
     answers = Threads.run(plan.ranks, one)

@@ -1,3 +1,4 @@
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -55,8 +56,18 @@ def test_the_ranks_pieces_make_up_every_tensor_whole_and_once(plan_file: Any, de
     assert any(ranks[0][name].blocks != ranks[-1][name].blocks for name in ranks[0])
 
 
-@pytest.mark.parametrize("config", [GPT2, MIXTRAL], ids=["gpt2", "mixtral"])
-@pytest.mark.parametrize("options", [{}, {"data": 3, "zero": 2}, {"lora": 3, "data": 2, "zero": 1}])
+EXPERTS = {**MIXTRAL, "num_local_experts": 6}
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        *itertools.product((GPT2, MIXTRAL), ({}, {"data": 3, "zero": 2}, {"lora": 3, "data": 2, "zero": 1})),
+        (EXPERTS, {"data": 3, "expert": 3}),
+        (EXPERTS, {"data": 2, "expert": 2, "zero": 1, "tensor": 1}),
+        (EXPERTS, {"data": 6, "expert": 2, "zero": 2}),
+    ],
+)
 def test_blocks_of_fused_layers_and_of_rows_make_up_what_one_rank_has(config: Any, options: Any) -> None:
     def of(pipeline: Pipeline) -> dict[str, TensorShard]:
         return state_of(pipeline)
