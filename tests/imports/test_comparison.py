@@ -115,3 +115,20 @@ def test_stages_of_deepspeed_are_among_the_changes(
 
     assert answer["planned"]["step_time"] < answer["yours"]["step_time"]
     assert "planned_pipeline.py: BOUNDS" in {change["name"] for change in answer["changes"]}
+
+
+def test_an_fsdp_job_changes_what_it_says_in_its_own_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "llama3.toml"
+    config.write_text(
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 8192\n'
+        '[parallelism]\ndata_parallel_shard_degree = -1\n[activation_checkpoint]\nmode = "full"\n'
+    )
+    command = ["import", "torchtitan", str(config), "--cluster", "8xH100-80GB", "--planner", "adapipe", "--json"]
+    monkeypatch.setattr("sys.argv", ["debubble", *command])
+    with pytest.raises(SystemExit):
+        main()
+
+    changes = json.loads(capsys.readouterr().out)["changes"]
+    assert changes == [{"name": "activation_checkpoint.mode", "now": "full", "then": "none"}]

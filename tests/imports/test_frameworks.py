@@ -70,6 +70,16 @@ def test_a_torchtitan_configuration(tmp_path: Path) -> None:
     assert sorted(read.strategies) == list(range(1, 32, 2))
 
 
+@pytest.mark.parametrize(("flavor", "known"), [("deepseek_v3/671B", "deepseek-v3"), ("llama4/17bx16e", "llama4-scout")])
+def test_torchtitan_has_names_of_its_own_for_models(flavor: str, known: str, tmp_path: Path) -> None:
+    name, size = flavor.split("/")
+    text = f'[model]\nname = "{name}"\nflavor = "{size}"\n[training]\nseq_len = 4096\n'
+
+    read = job("torchtitan", tmp_path, "a.toml", text).model
+    assert read.layers == db.models[known].layers
+    assert (read.vision, read.mtp_layers) == (None, 0)
+
+
 def test_torchtitan_without_a_pipeline_accumulates_local_batches(tmp_path: Path) -> None:
     text = TITAN.replace("pipeline_parallel_degree = 4", "").replace(
         "seq_len = 8192", "seq_len = 8192\nglobal_batch_size = 64"

@@ -118,12 +118,15 @@ NEGLIGIBLE = 1e-3
 
 
 def _changes(importer: Importer, settings: Settings, yours: Plan, plan: Plan) -> Iterator[Change]:
-    """The settings that differ between the plan's export and the job's own."""
+    """The settings that differ between the plan's export and the job's own, or the job's as it was read.
+
+    A setting may mean the same in other words, as a degree of -1 that takes all ranks.
+    """
     wanted, before = _written(importer, plan), _written(importer, yours)
     for name, value in wanted.items():
         now = settings.get(name)
-        same = _words(now) == _words(value) if name in settings else before.get(name) == value and not _file(value)
-        if not same:
+        alike = before.get(name) == value and not _file(value)
+        if not alike and not (name in settings and _words(now) == _words(value)):
             yield Change(name=name, now=now, then=value)
     for name in sorted(before.keys() - wanted.keys()):
         if name in settings:

@@ -18,6 +18,12 @@ from debubble.models import Model
 
 RECOMPUTED = "plan.py: RECOMPUTED_LAYERS"
 """The setting of debubble's own recipe, in place of a checkpointing mode."""
+_FLAVORS = {
+    "deepseek_v3-671B": "deepseek-v3",
+    "llama4-17bx16e": "llama4-scout",
+    "llama4-17bx128e": "llama4-maverick",
+}
+"""torchtitan's models and flavors that have another name here."""
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 _MAY_COST = ("compile", "float8", "mx", "async_tp", "cpu_offload", "checkpoint_mode", "memory_budget")
 
@@ -59,7 +65,10 @@ def _of_recipe(constants: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         yield "parallelism.pipeline_parallel_schedule_csv", "schedule.csv"
         yield "parallelism.num_pp_microbatches", number
         yield "parallelism.pipeline_parallel_microbatch_size", size
-    yield RECOMPUTED, sorted(constants["RECOMPUTED_LAYERS"])
+    if constants["RECOMPUTED_LAYERS"]:
+        yield RECOMPUTED, sorted(constants["RECOMPUTED_LAYERS"])
+    else:
+        yield "activation_checkpoint.mode", "none"
 
 
 @importer("torchtitan", settings=read_recipe, file="plan.py")
@@ -142,12 +151,14 @@ def _zero(read: Reader, pipeline: int) -> int:
 
 
 def _model(read: Reader, path: Path) -> Model:
+    """The known model, without vision towers and layers that predict further tokens, which torchtitan's models lack."""
     name, flavor = read.get("model.name", ""), read.get("model.flavor", "")
     short = {"llama3": "llama3.1"}.get(name, name)
-    found = hub_model(f"{short}-{flavor}")
-    if found is None:
+    known = hub_model(_FLAVORS.get(f"{name}-{flavor}", f"{short}-{flavor}"))
+    if known is None:
         raise InputError(f"{path} does not describe its model in a way that is known here: give it with --model.")
-    return found
+    text = known if known.vision is None else Model.from_hf(known.config["text_config"])
+    return Model.from_hf({**text.config, "num_nextn_predict_layers": 0}) if text.mtp_layers else text
 
 
 def _split(read: Reader, model: Model, pipeline: int, chunks: int) -> tuple[int, ...]:
