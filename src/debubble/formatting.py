@@ -24,7 +24,8 @@ def size_words(size: Number | None) -> str:
 
 def percent(part: Number, whole: Number, *, digits: int = 1) -> str:
     """A share with that many decimals."""
-    return f"{100 * float(part) / float(whole):.{digits}f}%"
+    share = round(100 * float(part) / float(whole), digits) + 0.0  # a sum's rounding error is no -0.0
+    return f"{share:.{digits}f}%"
 
 
 def cores_words(cores: int) -> str:

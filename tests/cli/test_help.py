@@ -43,7 +43,7 @@ def test_options_stand_under_titles() -> None:
     titles = re.findall(r"^(\S.*):$", said("plan", "--help"), re.MULTILINE)
 
     assert titles == [
-        "Arguments", "The run of the MODEL", "What is asked", "Output", "Costs instead of a MODEL", "The search",
+        "Arguments", "The run of the MODEL", "What is asked", "Costs instead of a MODEL", "The search", "Output",
         "Options",
     ]  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,19 @@ def test_a_limit_that_nothing_meets_ends_with_exit_1_and_says_what_would_help(ru
     code, _, err = run("simulate", "--schedule", "1f1b", "--devices", "4", "--memory-limit", "2")
     assert code == 1
     assert "use devices with 4" in err
+
+
+def test_where_nothing_fits_the_report_says_so_and_what_would(run: Any, tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    code, _, err = run("plan", "llama3-70b", "--cluster", "4xA100-40GB", "--micro-batches", "8", "--html", str(page))
+
+    assert code == 1
+    assert "The report is in" in err
+    text = page.read_text()
+    questions = re.findall(r"<h2>(.*?[?])</h2>", text)
+    assert questions == ["Does it fit?", "Why not?", "What would help?"]
+    assert "--cluster 48xA100-40GB" in text
+    assert "debubble plan llama3-70b" in text
 
 
 def test_errors_are_json_too_where_json_was_asked_for(run: Any) -> None:

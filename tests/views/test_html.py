@@ -107,6 +107,14 @@ def test_the_page_answers_whether_it_fits_how_fast_why_not_faster_and_what_would
     assert text.index("Why not faster?") < text.index("What would help?") < text.index("Memory at the peak")
 
 
+def test_without_planned_changes_the_page_says_how_much_of_the_step_its_advice_is_about() -> None:
+    plan = db.plan(db.models["llama-tiny"], db.Cluster.parse("4xA100-80GB"), micro_batches=4, planner="dapple")
+    text = page(Scene.predicted(plan))
+
+    [share] = re.findall(r"At stake is what .* takes: about ([0-9.]+)% of the step", text)
+    assert f"{share}%; memory is" in text
+
+
 def test_a_plan_without_a_limit_says_so() -> None:
     text = words(page(Scene.predicted(small_plan(memory_limit=None))))
 

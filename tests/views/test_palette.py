@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from debubble.ir import Kind
-from debubble.views.palette import DARK, KIND_COLORS, LIGHT, PART_COLORS
+from debubble.views.palette import DARK, KIND_COLORS, LIGHT, PART_COLORS, RECOMPUTED, recompute_colors
 
 EYES = {
     "all cones": np.eye(3),
@@ -51,6 +51,7 @@ def lab(color: str, eye: str) -> np.ndarray:
     ]
     + [
         pytest.param({kind.value: KIND_COLORS[kind] for kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)}, id="work"),
+        pytest.param(dict(enumerate([KIND_COLORS[Kind.F], *RECOMPUTED])), id="recomputation"),
         pytest.param({p: c for p, c in PART_COLORS.items() if p not in ("model states", "memory")}, id="memory"),
     ],
 )
@@ -60,3 +61,10 @@ def test_colours_beside_each_other_differ_for_every_eye(colors: dict[str, str], 
     }
 
     assert {pair: distance for pair, distance in distances.items() if distance < CLEAR} == {}
+
+
+@pytest.mark.parametrize("number", range(1, len(RECOMPUTED) + 1))
+def test_every_way_to_recompute_has_a_colour_of_its_own(number: int) -> None:
+    colors = recompute_colors([f"way {i}" for i in range(number)])
+
+    assert len(set(colors.values())) == number

@@ -52,6 +52,13 @@ def export_names(incomplete: str) -> list[str]:
     return _beginning(exports, incomplete)
 
 
+def framework_names(incomplete: str) -> list[str]:
+    """Frameworks that plans are made for."""
+    from debubble.targets.target import targets
+
+    return _beginning(targets, incomplete)
+
+
 def report_names(incomplete: str) -> list[str]:
     """Papers whose tables are computed, and all of them."""
     from debubble.reproduce import papers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from debubble.ir import Kind
@@ -61,6 +61,9 @@ PART_COLORS = {
 }  # fmt: skip
 """Colours of the parts of a device's memory, from the bottom up."""
 
+RECOMPUTED = ("#fff0b8", "#fbc95c", "#f0932b", "#cf5a17", "#96360c", "#531c05")
+"""Colours of the ways to recompute, the darker the more; all differ from each other and from forwards for every eye."""
+
 PHASE_COLOR = "#8a7f9c"
 """The colour of a device's work before and after its program: data, updates."""
 
@@ -70,6 +73,15 @@ def shade(color: str, chunk: int, *, chunks: int) -> str:
     share = 0.45 * chunk / max(chunks - 1, 1)
     parts = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(part + (255 - part) * share):02x}" for part in parts)
+
+
+def recompute_colors(names: Sequence[str]) -> dict[str, str]:
+    """A colour for every way to recompute, as far apart as the scale allows."""
+    last = len(RECOMPUTED) - 1
+    if len(names) == 1:
+        return {names[0]: RECOMPUTED[last // 2]}
+    step = max(last / max(len(names) - 1, 1), 1)
+    return {name: RECOMPUTED[round(i * step) % len(RECOMPUTED)] for i, name in enumerate(names)}
 
 
 def ink_on(color: str) -> str:

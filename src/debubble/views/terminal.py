@@ -38,12 +38,21 @@ def render_scene(scene: Scene) -> RenderableType:
 
 def headline(scene: Scene) -> str:
     """The figures that count, in one line."""
-    timeline = scene.timeline
+    parts = _parts(scene)
     return (
-        f"{time_words(scene.step_time, seconds=scene.seconds)} per step{_parts(scene)},"
-        f" {100 * timeline.bubble_fraction:.1f}% bubble, {100 * timeline.ideal_fraction:.1f}% of the ideal,"
-        f" peak memory {size_words(max(scene.peak_memory))}"
+        f"{time_words(scene.step_time, seconds=scene.seconds)} per step{f' ({parts})' if parts else ''},"
+        f" {_shares(scene)}, peak memory {size_words(max(scene.peak_memory))}"
     )
+
+
+def headline_parts(scene: Scene) -> str:
+    """The parts of the step, and how well its devices are used."""
+    return ", ".join(filter(None, [_parts(scene), _shares(scene)]))
+
+
+def _shares(scene: Scene) -> str:
+    timeline = scene.timeline
+    return f"{100 * timeline.bubble_fraction:.1f}% bubble, {100 * timeline.ideal_fraction:.1f}% of the ideal"
 
 
 def _parts(scene: Scene) -> str:
@@ -57,7 +66,7 @@ def _parts(scene: Scene) -> str:
     if around:
         what = "before and after it" if scene.phases else "gradients and optimizer after it"
         parts.append(f"{what} {time_words(around, seconds=scene.seconds)}")
-    return f" ({', '.join(parts)})"
+    return ", ".join(parts)
 
 
 def remark_lines(scene: Scene) -> list[Text]:

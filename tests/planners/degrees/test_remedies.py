@@ -9,7 +9,7 @@ from debubble.cli import main
 from debubble.ir import RunOptions
 from debubble.planners.degrees import Job
 from debubble.planners.degrees.estimate import quick_step
-from debubble.planners.degrees.remedies import MOST, nothing_fits, remedies, states_sentence
+from debubble.planners.degrees.remedies import MOST, misfit, remedies, states_sentence
 
 LLAMA = db.models["llama3-8b"]
 
@@ -51,7 +51,7 @@ def test_where_no_change_fits_that_is_said() -> None:
         model=db.models["gpt3-175b"], global_batch=1, options=RunOptions(sequence_length=2048, lora=16),
         cluster=db.Cluster.from_dict({"devices": "1xA100-40GB", "memory_limit": ["1GiB"]}),
     )  # fmt: skip
-    assert str(nothing_fits(asked, "Why.")).endswith("No change that was tried fits.")
+    assert str(misfit(asked, "Why.")).endswith("No change that was tried fits.")
 
 
 def test_the_command_says_it_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

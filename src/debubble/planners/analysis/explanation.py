@@ -177,16 +177,24 @@ class Explanation:
 
     @property
     def binding(self) -> str:
-        """A sentence that says what binds."""
-        full = "full" if self.memory_is_full else "not full"
-        used = f"memory is {full} ({100 * float(self.timeline.peak_memory[self.fullest]) / self._limit:.0f}%)"
+        """A sentence that says what binds, and what would help most."""
+        if self.advice is None:
+            return f"{self.shares}; {self.memory_words}."
+        return f"{self.shares}: {self.advice}; {self.memory_words}."
+
+    @property
+    def shares(self) -> str:
+        """The clause that says what binds: the share of computing, and of what takes most beside it."""
         compute = self._percent(sum(each.seconds for each in self.causes if each.cause == "compute"))
         if self.advice is None:
-            return f"Computing binds: it takes {compute} of the step; {used}."
-        most = self._most
-        return (
-            f"Computing takes {compute} of the step, {most.cause} {self._percent(most.seconds)}: {self.advice}; {used}."
-        )
+            return f"Computing binds: it takes {compute} of the step"
+        return f"Computing takes {compute} of the step, {self._most.cause} {self._percent(self._most.seconds)}"
+
+    @property
+    def memory_words(self) -> str:
+        """The clause that says how full memory is."""
+        full = "full" if self.memory_is_full else "not full"
+        return f"memory is {full} ({100 * float(self.timeline.peak_memory[self.fullest]) / self._limit:.0f}%)"
 
     @property
     def advice(self) -> str | None:
@@ -194,6 +202,14 @@ class Explanation:
         if self._most.seconds < MUCH * self.step_time:
             return None
         return f"{ADVICE[self._most.cause]} would help most"
+
+    @property
+    def at_stake(self) -> str:
+        """A sentence that says how much of the step the advice is about."""
+        if self.advice is None:
+            return "All else takes too little of the step for another plan to help."
+        cause, share = self._most.cause, self._percent(self._most.seconds)
+        return f"At stake is what {cause} takes: about {share} of the step."
 
     @property
     def _most(self) -> CauseSeconds:

@@ -2,16 +2,17 @@
 
 from debubble.planners.degrees.memory import Footprint, footprints
 from debubble.planners.degrees.pareto import pareto_front
-from debubble.planners.degrees.remedies import nothing_fits
+from debubble.planners.degrees.remedies import Misfit, misfit
 from debubble.planners.degrees.search import search_degrees
 from debubble.planners.degrees.space import Job, configurations
 
 __all__ = [
     "Footprint",
     "Job",
+    "Misfit",
     "configurations",
     "footprints",
-    "nothing_fits",
+    "misfit",
     "pareto_front",
     "search_degrees",
 ]

@@ -8,7 +8,7 @@ from itertools import islice
 
 from debubble.costs import model_units
 from debubble.errors import readable
-from debubble.ir import DebubbleError, InfeasibleError, RunOptions
+from debubble.ir import DebubbleError, RunOptions
 from debubble.ir.degrees import Degrees
 from debubble.planners.degrees.estimate import quick_price, quick_step, rough_step
 from debubble.planners.degrees.memory import too_large
@@ -49,11 +49,29 @@ def remedies(job: Job) -> list[Remedy]:
     return list(islice(_remedies(job), MOST))
 
 
-def nothing_fits(job: Job, reason: str) -> InfeasibleError:
-    """The error that says why nothing fits, what the states take, and the changes that were tried and do."""
-    changes = "; ".join(map(str, remedies(job)))
-    tried = f"What fits (quick plans, tried): {changes}." if changes else "No change that was tried fits."
-    return InfeasibleError(f"Nothing fits.  {reason}  {states_sentence(job)}.  {tried}")
+@dataclass(frozen=True, kw_only=True)
+class Misfit:
+    """A job of which no choice of degrees fits.
+
+    Attributes:
+        job: The job.
+        reason: A sentence that says why.
+        remedies: Changes that were tried, and fit.
+    """
+
+    job: Job
+    reason: str
+    remedies: tuple[Remedy, ...]
+
+    def __str__(self) -> str:
+        changes = "; ".join(map(str, self.remedies))
+        tried = f"What fits (quick plans, tried): {changes}." if changes else "No change that was tried fits."
+        return f"Nothing fits.  {self.reason}  {states_sentence(self.job)}.  {tried}"
+
+
+def misfit(job: Job, reason: str) -> Misfit:
+    """Try changes of a job that does not fit, for a reason that planners gave."""
+    return Misfit(job=job, reason=reason, remedies=tuple(remedies(job)))
 
 
 def states_sentence(job: Job) -> str:

@@ -1,7 +1,7 @@
 """The report: one self-contained page that works offline.
 
 `report.py` says what the page says of each scene, `timeline.py` gives the figures that the scripts of the templates
-draw on canvases, one for each scene on one time scale.
+draw on canvases, one for each scene on one time scale.  `misfit.py` is the report where nothing fits.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from debubble.views.html.environment import render
 from debubble.views.html.report import compared, section
 from debubble.views.html.timeline import figures
-from debubble.views.palette import KIND_COLORS, KIND_WORDS, PART_COLORS, PHASE_COLOR, THEMES
+from debubble.views.palette import KIND_COLORS, KIND_WORDS, PART_COLORS, PHASE_COLOR
 from debubble.views.registry import view
 from debubble.views.scene import Scene
 from debubble.views.summary import present_causes, present_kinds
@@ -24,24 +24,19 @@ from debubble.views.summary import present_causes, present_kinds
 @view("html")
 def html(scenes: Sequence[Scene]) -> bytes:
     """Write the report: the answer in words, the plan, its memory and its timeline, to open in any browser."""
-    environment = Environment(
-        loader=PackageLoader("debubble.views"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
     data = figures(scenes)
-    page = environment.get_template("page.html").render(
+    return render(
+        "page.html",
         title=" · ".join(dict.fromkeys(scene.title for scene in scenes)),
         data=_embedded(data),
         sections=[section(scene) for scene in scenes],
         compared=compared(scenes),
-        themes=THEMES,
         parts=[(part, PART_COLORS[part]) for part in dict.fromkeys(p for s in data["scenes"] for p in s["parts"])],
         kinds=[(KIND_WORDS[k], KIND_COLORS[k]) for k in present_kinds(scenes)],
         causes=[cause.value for cause in present_causes(scenes)],
         around=PHASE_COLOR if any(scene.phases for scene in scenes) else None,
         differs=data["differs"],
     )
-    return page.encode()
 
 
 def _embedded(data: dict[str, Any]) -> Markup:

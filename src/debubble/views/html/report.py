@@ -7,18 +7,24 @@ from typing import Any
 
 from debubble.costs import Cluster
 from debubble.formatting import percent, size_words, time_words
-from debubble.ir import Plan
+from debubble.ir import Kind, Plan
 from debubble.models import Model, models
 from debubble.planners.analysis.explanation import Explanation, explanation
 from debubble.planners.analysis.what_if import gains
+from debubble.simulator import Cause
 from debubble.views.html.strips import memory_bars, partition_strip
+from debubble.views.palette import KIND_COLORS
 from debubble.views.rows import Rows, configuration_rows, partition_rows, planner_rows
 from debubble.views.scene import Scene
 from debubble.views.summary import bound_words, device_summaries, occurring, pace_words, stage_summaries, why_not_faster
-from debubble.views.terminal import headline
+from debubble.views.terminal import headline, headline_parts
 
-CAUSE_SHADES = ("#4f7fd0", "#dd7a24", "#b4bfce", "#f2a48f", "#f7e27e", "#cdb2ea", "#6e4a3c", "#2a5f73", "#9aa5b1")
-"""Colours of the parts of a step, largest first."""
+CAUSE_COLORS = {
+    "compute": KIND_COLORS[Kind.F], "recomputation": KIND_COLORS[Kind.R], "collectives": KIND_COLORS[Kind.I],
+    "messages": KIND_COLORS[Kind.SEND_F], "host transfers": KIND_COLORS[Kind.O], "gradients": KIND_COLORS[Kind.G],
+    "optimizer": KIND_COLORS[Kind.S],
+} | {cause.value: f"var(--cause-{i})" for i, cause in enumerate(Cause)}  # fmt: skip
+"""Colours of the parts of a step, the same as in the timeline."""
 
 
 def section(scene: Scene) -> dict[str, Any]:
@@ -46,18 +52,14 @@ def subject(plan: Plan) -> str:
     """The model and its cluster, as a headline."""
     if plan.model is None or plan.cluster is None:
         return f"Given costs on {plan.devices} devices"
-    cluster = Cluster.from_dict(plan.cluster)
-    return f"{model_name(plan)} on {cluster.file['devices'].replace('x', ' x ', 1)}"
+    return model_title(Model.from_hf(plan.model), Cluster.from_dict(plan.cluster))
 
 
-def model_name(plan: Plan) -> str:
-    """The name by which the model is known, or its family and size."""
-    assert plan.model is not None
-    for name, known in models.items():
-        if known.config == plan.model:
-            return name
-    model = Model.from_hf(plan.model)
-    return f"{model.family}, {model.parameters / 1e9:.1f} B parameters"
+def model_title(model: Model, cluster: Cluster) -> str:
+    """The name by which a model is known, or its family and size, and the devices."""
+    known = (name for name, other in models.items() if other.config == model.config)
+    name = next(known, f"{model.family}, {model.parameters / 1e9:.1f} B parameters")
+    return f"{name} on {cluster.file['devices'].replace('x', ' x ', 1)}"
 
 
 def compared(scenes: Sequence[Scene]) -> Rows | None:
@@ -94,9 +96,9 @@ def _answers(plan: Plan, scene: Scene, why: Explanation | None) -> Iterator[dict
     yield {"question": "Does it fit?"} | _fit(scene, why)
     pace = [] if why is None else [pace_words(why) + "."]
     step = f"{time_words(scene.step_time, seconds=scene.seconds)} per step"
-    yield {"question": "How fast?", "answer": step, "more": [*pace, f"{headline(scene)}."]}
+    yield {"question": "How fast?", "answer": step, "more": [*pace, f"{_sentence(headline_parts(scene))}"]}
     path = why_not_faster(scene)
-    answer, more = (path, []) if why is None else (why.binding, [path])
+    answer, more = (path, []) if why is None else (f"{why.shares}; {why.memory_words}.", [path])
     yield {"question": "Why not faster?", "answer": answer, "more": [*more, bound_words(plan, scene)]}
     yield {"question": "What would help?"} | _help(plan, scene, why)
 
@@ -124,8 +126,9 @@ def _help(plan: Plan, scene: Scene, why: Explanation | None) -> dict[str, Any]:
     if why is None:
         answer = "The largest share of idle time by cause, in the tables below, says where to begin."
         return {"answer": answer, "more": []}
-    answer = "Faster devices: computing binds" if why.advice is None else why.advice
-    return {"answer": _sentence(answer), "more": ["With --why the call below plans every change that might help."]}
+    answer = "more devices, faster ones, or a narrower dtype" if why.advice is None else why.advice
+    more = [why.at_stake, "This follows from where the step goes; with --why the call below plans every such change."]
+    return {"answer": _sentence(answer), "more": more}
 
 
 def _sentence(words: str) -> str:
@@ -139,9 +142,9 @@ def _causes(why: Explanation) -> list[dict[str, str]]:
             "words": cause.cause,
             "seconds": time_words(cause.seconds, seconds=True),
             "share": f"{100 * max(cause.seconds, 0) / why.step_time:.2f}",
-            "color": CAUSE_SHADES[min(i, len(CAUSE_SHADES) - 1)],
+            "color": CAUSE_COLORS.get(cause.cause, "var(--muted)"),
         }
-        for i, cause in enumerate(why.causes)
+        for cause in why.causes
     ]
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 from debubble.formatting import size_words
 from debubble.ir import Kind, Plan
 from debubble.views.html.timeline import static_parts
-from debubble.views.palette import KIND_COLORS, PART_COLORS, ink_on, shade
+from debubble.views.palette import KIND_COLORS, PART_COLORS, ink_on, recompute_colors
 from debubble.views.rows import Rows, unit_runs
 from debubble.views.scene import Scene
 
@@ -17,9 +18,7 @@ def partition_strip(plan: Plan) -> dict[str, Any]:
     """Per device, its stages as runs of units with the same recomputation, as wide as their work."""
     names = list(dict.fromkeys(unit.strategy for stage in plan.partition for unit in stage if unit.strategy != "none"))
     names.sort(key=lambda name: (name == "full", name.count("+"), name))
-    colors = {"none": KIND_COLORS[Kind.F]} | {
-        name: shade(KIND_COLORS[Kind.R], len(names) - 1 - i, chunks=max(len(names), 2)) for i, name in enumerate(names)
-    }
+    colors = {"none": KIND_COLORS[Kind.F]} | recompute_colors(names)
     moved = [0] * plan.schedule.stages
     for op in plan.schedule.operations:
         if op.kind is Kind.O:
@@ -70,25 +69,40 @@ def memory_bars(scene: Scene) -> dict[str, Any]:
         for each, peak in zip(static, scene.peak_memory, strict=True)
     ]
     limits = [None if limit is None else float(limit) for limit in scene.limits]
-    shown = [limit for limit in limits if limit is not None and limit <= scene.highest]
-    top = max([*map(float, scene.peak_memory), *shown]) or 1.0
-    names = list(parts[0])
     rows = Rows(
         title="Memory at the peak, per device",
-        columns=("device", *names, "peak", "limit"),
+        columns=("device", *parts[0], "peak", "limit"),
         rows=[
             (str(d), *(size_words(max(part, 0.0)) for part in each.values()), size_words(scene.peak_memory[d]),
              size_words(scene.limits[d]))
             for d, each in enumerate(parts)
         ],
     )  # fmt: skip
-    bars = [
-        {
-            "parts": [(name, PART_COLORS[name], f"{100 * max(size, 0) / top:.3f}") for name, size in each.items()],
-            "words": ", ".join(f"{name} {size_words(max(size, 0.0))}" for name, size in each.items()),
-            "limit": "" if limit is None or limit > top else f"{100 * limit / top:.3f}",
-            "peak": size_words(peak),
-        }
-        for each, limit, peak in zip(parts, limits, scene.peak_memory, strict=True)
-    ]
-    return {"bars": bars, "rows": rows, "limit": size_words(shown[0]) if len(set(shown)) == 1 else ""}
+    shown = [limit if limit is not None and limit <= scene.highest else None for limit in limits]
+    named = [f"device {d}" for d in range(scene.devices)]
+    return {**bars(named, parts, shown), "rows": rows}
+
+
+def bars(names: Sequence[str], parts: Sequence[Mapping[str, float]], limits: Sequence[float | None]) -> dict[str, Any]:
+    """Bars of memory by part, as shares of the longest bar or limit.
+
+    Args:
+        names: What each bar is of.
+        parts: Bytes of every part of each.
+        limits: The bytes at which each bar has its mark; None: it has none.
+    """
+    top = max([*(sum(each.values()) for each in parts), *(limit for limit in limits if limit is not None)]) or 1.0
+    words = {size_words(limit) for limit in limits if limit is not None}
+    return {
+        "bars": [
+            {
+                "name": name,
+                "parts": [(part, PART_COLORS[part], f"{100 * max(size, 0) / top:.3f}") for part, size in each.items()],
+                "words": ", ".join(f"{part} {size_words(max(size, 0.0))}" for part, size in each.items()),
+                "limit": "" if limit is None else f"{100 * limit / top:.3f}",
+                "peak": size_words(sum(each.values())),
+            }
+            for name, each, limit in zip(names, parts, limits, strict=True)
+        ],
+        "limit": words.pop() if len(words) == 1 else "",
+    }

@@ -248,26 +248,13 @@
   critical.addEventListener("change", redraw);
   if (differences) differences.addEventListener("change", redraw);
 
-  // Dark or light: as the system has it, as the button says, or as the address ends (#dark, #light); other ends of the
-  // address are searched (#2F5).
-  function setTheme(name) {
-    if (name) document.documentElement.dataset.theme = name;
-    readTheme();
-    redraw();
-  }
-  const system = window.matchMedia("(prefers-color-scheme: dark)");
-  system.addEventListener("change", () => setTheme());
-  document.getElementById("theme").addEventListener("click", () => {
-    const now = document.documentElement.dataset.theme || (system.matches ? "dark" : "light");
-    setTheme(now === "dark" ? "light" : "dark");
-  });
   window.addEventListener("resize", arrange);
   window.addEventListener("scroll", redraw, { passive: true });
   window.addEventListener("beforeprint", () => { view.everything = true; draw(); });
   window.addEventListener("afterprint", () => { view.everything = false; redraw(); });
-  const asked = decodeURIComponent(window.location.hash.slice(1));
+  themed.push(() => { readTheme(); redraw(); });
   buttons();
-  setTheme(["dark", "light"].find(name => name === asked));
+  setTheme();
   if (asked && !["dark", "light"].includes(asked)) {
     search.value = asked;
     find();

@@ -1,0 +1,94 @@
+"""The JSON object that `debubble plan` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from debubble.ir import Plan, WhatIf
+from debubble.ir.degrees import ConfigurationSummary, DegreeSearch
+from debubble.planners.analysis.explanation import Explanation, explanation
+from debubble.planners.analysis.nearest import NearestPlan, plan_runs_in
+from debubble.views import Scene
+
+
+def plan_dict(
+    plan: Plan,
+    scene: Scene,
+    *,
+    tokens: float | None,
+    nearest: Sequence[NearestPlan],
+    front: Sequence[ConfigurationSummary],
+) -> dict[str, Any]:
+    """The keys of `answers.PlanAnswer`, but for the version.
+
+    Args:
+        plan: The plan.
+        scene: What it was predicted to do.
+        tokens: How many tokens are to be trained on; None: the days are not told.
+        nearest: The plans of all targets, if they were asked for.
+        front: The Pareto front of time and memory, if it was asked for.
+    """
+    timeline, step_time = scene.timeline, scene.step_time
+    why = explanation(plan, timeline, float(step_time))
+    return {
+        "planner": plan.planner,
+        "schedule": plan.schedule.name,
+        "devices": plan.devices,
+        "chunks": plan.schedule.placement.chunks,
+        "micro_batches": plan.micro_batches,
+        "step_time": step_time,
+        "makespan": timeline.makespan,
+        "span": timeline.span,
+        "lower_bound": plan.lower_bound,
+        "bound_argument": plan.bound_argument,
+        "gap": max(0.0, float((step_time - plan.lower_bound) / step_time)),
+        "peak_memory": list(timeline.peak_memory),
+        "partition": [[asdict(unit) for unit in stage] for stage in plan.partition],
+        "recompute": list(plan.recompute),
+        "solve_seconds": plan.solve_seconds,
+        "cut_off": list(plan.cut_off),
+        "target": plan.target,
+        "runs_in": list(plan_runs_in(plan)),
+        **({} if plan.robustness is None else {"robustness": asdict(plan.robustness)}),
+        "candidates": [asdict(candidate) for candidate in plan.candidates],
+        "remarks": list(scene.remarks),
+        **({} if why is None else _explanation_dict(plan, why, tokens)),
+        **(_what_if_dict(plan.what_ifs) if plan.what_ifs else {}),
+        **({} if plan.degree_search is None else _search_dict(plan.degree_search)),
+        **({"pareto": [asdict(each) for each in front]} if front else {}),
+        **({"targets": [asdict(each) for each in nearest]} if nearest else {}),
+    }
+
+
+def _what_if_dict(changes: Sequence[WhatIf]) -> dict[str, Any]:
+    """The planned changes for the JSON object: those that take a lever away, and those that are advice."""
+    keys = "change", "step_time", "seconds_per_sequence"
+    rows = [(each.lever, {key: getattr(each, key) for key in keys}) for each in changes]
+    return {
+        "levers": [row for lever, row in rows if lever],
+        "advice": [row for lever, row in rows if not lever],
+    }
+
+
+def _explanation_dict(plan: Plan, why: Explanation, tokens: float | None) -> dict[str, Any]:
+    """The entries of the JSON object that only a model's plan has."""
+    days = {} if tokens is None else {"days": why.days(tokens)}
+    return {
+        "degrees": plan.degrees.to_dict(),
+        "tokens_per_second": why.tokens_per_second,
+        "tokens_per_second_per_device": why.tokens_per_second_per_device,
+        "mfu": why.mfu,
+        **days,
+        "memory": [asdict(parts) for parts in why.memory],
+        "reserve": why.reserve,
+        "why": [asdict(cause) for cause in why.causes],
+        "binds": why.binding,
+    }
+
+
+def _search_dict(search: DegreeSearch) -> dict[str, Any]:
+    """The entries of the JSON object on a search of degrees: the best choices, the plan's first, and their counts."""
+    counts = {key: value for key, value in asdict(search).items() if key != "configurations"}
+    return {"configurations": [asdict(each) for each in search.configurations], "search": counts}

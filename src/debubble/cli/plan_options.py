@@ -1,0 +1,130 @@
+"""Options of `debubble plan`: what is asked, the costs instead of a model, and what is put out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import typer
+
+from debubble.cli import options as o
+from debubble.cli.names import framework_names, planner_names
+from debubble.cli.output import Json
+from debubble.ir import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question(o.OptionGroup):
+    """What a plan has to keep to, and who searches it."""
+
+    section: ClassVar[str] = o.QUESTION
+
+    global_batch: Annotated[
+        int | None,
+        typer.Option(help="Sequences per step: searches the degrees, ZeRO and micro-batches that are not given."),
+    ] = None
+    micro_batches: Annotated[int | None, typer.Option(help="Micro-batches per pipeline and step (default: 32).")] = None
+    memory_limit: o.MemoryLimit = None
+    chunks: o.Chunks = None
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            help="Search only what this framework can run: megatron, torchtitan, deepspeed, ... (docs/exports.md).",
+            autocompletion=framework_names,
+        ),
+    ] = None
+    planner: Annotated[
+        str,
+        typer.Option(
+            help="auto asks all of them; joint, portfolio, adapipe, ... (see `planners`) answer alone.",
+            autocompletion=planner_names,
+        ),
+    ] = "auto"
+    swap: Annotated[
+        str, typer.Option(metavar="host/peer/none", help="Where activations may go (peer: --planner obscura or bpipe).")
+    ] = "host"
+    lengths: Annotated[
+        Path | None,
+        typer.Option(
+            help="Lengths of the data set's sequences, in tokens: micro-batches differ, and are balanced and ordered."
+        ),
+    ] = None
+    robust: Annotated[
+        bool,
+        typer.Option(
+            "--robust",
+            help="Choose by the mean step under noise, a slow device and slow links, and say how plans degrade.",
+        ),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given(o.OptionGroup):
+    """Costs that are given, and not computed for a model."""
+
+    section: ClassVar[str] = o.GIVEN
+
+    costs: o.Costs = None
+    units: o.UnitsFile = None
+    devices: o.Devices = None
+    profile: Annotated[
+        Path | None, typer.Option("--profile", help="Measured units (see `profile`) instead of computed ones.")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output(o.OptionGroup):
+    """Files and figures to put out."""
+
+    section: ClassVar[str] = "Output"
+
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan file here.")] = None
+    html: Annotated[Path | None, typer.Option(help="Write the report here: one page with everything.")] = None
+    details: Annotated[bool, typer.Option("--details", help="Show stages, devices and every planner's answer too.")] = (
+        False
+    )
+    why: Annotated[bool, typer.Option("--why", help="Plan again without each lever, and with what might help.")] = False
+    pareto: Annotated[
+        bool, typer.Option("--pareto", help="Plan with less and less memory too: the front of time and memory.")
+    ] = False
+    targets: Annotated[
+        bool, typer.Option("--targets", help="Plan for every framework too: what the nearest plan costs in each.")
+    ] = False
+    tokens: Annotated[float | None, typer.Option(help="Tokens to train on: says how many days that takes.")] = None
+    json: Json = False
+
+
+def check_call(model: str | None, *, run: o.ModelRun, asked: Question, given: Given, output: Output) -> None:
+    """Refuse options that do not go together, so that none is ignored.
+
+    Raises:
+        InputError: With the first that does not.
+    """
+    if sum(each is not None for each in (model, given.costs, given.units)) != 1:
+        raise InputError("Give a MODEL with --cluster, or --costs FILE, or --units FILE with --devices P.")
+    if output.tokens is not None and not 0 < output.tokens < math.inf:
+        raise InputError(f"--tokens must be a positive number, not {output.tokens:g}.")
+    if model is None:
+        _refuse_what_only_a_model_has(asked, given, output)
+        run.refuse_given()
+    elif given.devices is not None:
+        raise InputError("--devices is for --costs and --units; give a MODEL's devices with --cluster and --pipeline.")
+    plain = model is not None and given.profile is None and asked.swap == "host" and asked.lengths is None
+    for option, wanted, what in (("--pareto", output.pareto, ""), ("--why", output.why, " changes of")):
+        if wanted and not plain:
+            raise InputError(
+                f"{option} plans{what} a MODEL on a --cluster, without --profile, --swap and --lengths;"
+                " leave it out here."
+            )
+
+
+def _refuse_what_only_a_model_has(asked: Question, given: Given, output: Output) -> None:
+    for name, value in {
+        "global_batch": asked.global_batch, "profile": given.profile, "tokens": output.tokens, "for": asked.target,
+        "targets": output.targets, "pareto": output.pareto, "lengths": asked.lengths,
+    }.items():  # fmt: skip
+        if value is not None and value is not False:
+            o.refuse_without_model(name)

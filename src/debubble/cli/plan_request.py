@@ -1,0 +1,127 @@
+"""What `debubble plan` is asked: the plan of a model on a cluster, or of costs that are given."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from debubble.cli import options as o
+from debubble.cli.plan_options import Given, Question
+from debubble.cli.progress import SearchProgress
+from debubble.ir import InputError, Plan, RunOptions
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+    from debubble.costs import Cluster
+    from debubble.models import Model
+    from debubble.planners import Problem
+    from debubble.planners.degrees import Job
+    from debubble.planners.problem import Swap
+
+
+class Request(Protocol):
+    """What to plan."""
+
+    def plan(self, status: Status) -> Plan:
+        """The fastest plan, with its progress in the status.  Raises a DebubbleError if there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRequest:
+    """A model on a cluster."""
+
+    model: Model
+    cluster: Cluster
+    run: o.ModelRun
+    asked: Question
+    given: Given
+    search: o.SearchLimits
+
+    def plan(self, status: Status) -> Plan:
+        """The fastest plan that its target runs."""
+        return self.plan_for(self.asked.target, status)
+
+    def plan_for(self, target: str | None, status: Status) -> Plan:
+        """The fastest plan that this framework runs; None: debubble itself."""
+        from debubble.planners.plan_model import plan
+
+        asked = self.asked
+        return plan(
+            self.model, self.cluster, global_batch=asked.global_batch, micro_batches=asked.micro_batches,
+            planner=asked.planner, chunks=asked.chunks, memory_limit=asked.memory_limit, profile=self.given.profile,
+            target=target, swap=_swap(asked.swap), robust=asked.robust, lengths=asked.lengths,
+            progress=SearchProgress(status), **asdict(self.search), **self.run.degrees, **self.run.settings,
+        )  # fmt: skip
+
+    @property
+    def job(self) -> Job:
+        """The job whose degrees were given, or are searched."""
+        from debubble.planners.degrees import Job
+        from debubble.planners.plan_model import MICRO_BATCHES
+
+        run, asked, options = self.run, self.asked, self.run.run_options
+        limit = asked.memory_limit
+        cluster = self.cluster if limit is None else self.cluster.with_limit(limit)
+        if asked.global_batch is not None:
+            batch, fixed = asked.global_batch, run.degrees
+        else:
+            number = MICRO_BATCHES if asked.micro_batches is None else asked.micro_batches
+            batch = options.data * options.micro_batch_size * number
+            degrees = {name: getattr(options, name) for name in o.DEGREES if name != "pipeline"}
+            fixed = {**degrees, "micro_batches": number}
+        return Job(
+            model=self.model, cluster=cluster, global_batch=batch, options=options, fixed=fixed, target=asked.target,
+            effort=self.search.effort,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenRequest:
+    """Stage costs or model units that are given, in units of their own."""
+
+    run: o.ModelRun
+    asked: Question
+    given: Given
+    search: o.SearchLimits
+
+    def plan(self, status: Status) -> Plan:
+        """The fastest plan of them."""
+        from debubble.planners.plan_model import solve
+        from debubble.planners.progress import listening
+
+        options = RunOptions(post_validation=self.run.post_validation)
+        with listening(SearchProgress(status, seconds=False)):
+            return solve(self._problem, planner=self.asked.planner, options=options)
+
+    @property
+    def _problem(self) -> Problem:
+        from debubble.costs import load_costs, load_units
+        from debubble.planners import FixedStages, ModelUnits, Problem
+        from debubble.planners.plan_model import MICRO_BATCHES
+
+        asked, devices, limit = self.asked, self.given.devices, o.abstract_limit(self.asked.memory_limit)
+        if devices is None:
+            raise InputError("Give the number of pipeline devices with --devices P.")
+        workload: FixedStages | ModelUnits
+        if self.given.units is not None:
+            workload = ModelUnits(load_units(self.given.units, memory_limit=limit))
+        else:
+            assert self.given.costs is not None
+            costs = load_costs(self.given.costs, stages=max(devices, 1) * (asked.chunks or 1))
+            workload = FixedStages(costs if limit is None else costs.with_limit(limit))
+        problem = Problem(
+            workload=workload, devices=devices, chunks=asked.chunks,
+            micro_batches=MICRO_BATCHES if asked.micro_batches is None else asked.micro_batches,
+            objective="span" if self.run.post_validation else "makespan", **asdict(self.search),
+        )  # fmt: skip
+        return replace(problem.swapping(_swap(asked.swap)), robust=asked.robust)
+
+
+def _swap(name: str) -> Swap:
+    """Where activations may go; raises InputError for anything else."""
+    match name:
+        case "host" | "peer" | "none":
+            return name
+        case _:
+            raise InputError(f"--swap must be host, peer or none, not '{name}'.")

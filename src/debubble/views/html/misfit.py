@@ -1,0 +1,88 @@
+"""The report where nothing fits: why, what would, and the choices of degrees that need least."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from debubble.formatting import size_words, time_words
+from debubble.ir import InputError, Origin
+from debubble.planners.degrees import Footprint, Job, Misfit, footprints
+from debubble.planners.degrees.remedies import states_sentence
+from debubble.views.html.environment import render
+from debubble.views.html.report import model_title
+from debubble.views.html.strips import bars
+from debubble.views.rows import Rows
+
+MOST = 10
+"""Choices of degrees that are shown."""
+
+
+def misfit_page(found: Misfit, *, origin: Origin) -> bytes:
+    """Write the page.
+
+    Args:
+        found: What does not fit, and what would.
+        origin: The call that asked for it.
+    """
+    job = found.job
+    smallest = sorted(_footprints(job), key=lambda each: each.recomputed.total - each.limit)[:MOST]
+    return render(
+        "misfit.html",
+        title="Nothing fits",
+        subject=model_title(job.model, job.cluster),
+        answers=list(_answers(found)),
+        facts=_facts(job, origin),
+        memory=_memory(smallest) if smallest else None,
+    )
+
+
+def _answers(found: Misfit) -> list[dict[str, Any]]:
+    """The same questions as of a plan that fits."""
+    states = f"{states_sentence(found.job)}."
+    help_: dict[str, Any] = {"answer": "No change that was tried.", "more": []}
+    if found.remedies:
+        first, *others = found.remedies
+        step = f"A step then takes {time_words(first.step_time, seconds=True)}."
+        call = "Add one of them to the call; each was planned quickly."
+        help_ = {"answer": first.change, "more": [step, *(f"Or {other}." for other in others), call]}
+    return [
+        {"question": "Does it fit?", "answer": "No", "more": [states]},
+        {"question": "Why not?", "answer": found.reason, "more": []},
+        {"question": "What would help?", **help_},
+    ]
+
+
+def _facts(job: Job, origin: Origin) -> list[tuple[str, str]]:
+    options = job.options
+    lora = f", LoRA of rank {options.lora}" if options.lora else ""
+    return [
+        ("command", origin.command),
+        ("made", f"{origin.date}, by debubble {origin.version}"),
+        ("batch", f"{job.global_batch} sequences of {options.sequence_length} tokens per step"),
+        ("training", f"{options.optimizer}, {options.dtype}{lora}"),
+    ]
+
+
+def _footprints(job: Job) -> list[Footprint]:
+    """Memory of every choice of degrees, those that were asked for or not; none where no choice is legal."""
+    try:
+        return footprints(replace(job, fixed={}))
+    except InputError:
+        return []
+
+
+def _memory(smallest: Sequence[Footprint]) -> dict[str, Any]:
+    parts = [asdict(each.recomputed) for each in smallest]
+    names = [str(each.degrees) for each in smallest]
+    rows = Rows(
+        title="The same as a table",
+        columns=("degrees", *parts[0], "peak", "limit"),
+        rows=[
+            (name, *map(size_words, part.values()), size_words(each.recomputed.total), size_words(each.limit))
+            for name, part, each in zip(names, parts, smallest, strict=True)
+        ],
+        texts=frozenset({"degrees"}),
+    )
+    return {**bars(names, parts, [each.limit for each in smallest]), "rows": rows}
