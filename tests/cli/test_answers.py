@@ -9,8 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
+import debubble as db
 from debubble.cli import main
 from debubble.cli.answers import ANSWERS, json_schema
+from tests.views.scenes import small_plan, trace_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "schemas"
 SMALL = ("--cluster", "4xA100-80GB", "--sequence-length", "128", "--effort", "1", "--micro-batches", "4")
@@ -33,6 +35,7 @@ def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
         ("plan", ("llama-tiny", *SMALL, "--planner", "dapple", "--why", "--tokens", "1e9", "--pareto")),
         ("plan", ("llama-tiny", *SMALL[:-2], "--global-batch", "8", "--planner", "dapple", "--for", "megatron")),
         ("plan", ("--costs", "COSTS", "--devices", "2", "--micro-batches", "4", "--planner", "dapple")),
+        ("plan", ("llama-tiny", *SMALL, "--planner", "dapple", "--robust")),
         ("fits", ("llama-tiny", "--cluster", "4xA100-80GB", "--sequence-length", "128")),
         ("fits", ("mixtral-8x7b", "--cluster", "16xH100-80GB")),
         ("simulate", ("llama-tiny", "--cluster", "4xA100-80GB", "--sequence-length", "128", "--schedule", "zb-h1")),
@@ -55,6 +58,18 @@ def test_an_answer_has_the_keys_of_its_schema_and_no_others(
     answer = printed(capsys, monkeypatch, command, *given)
 
     assert json.loads(msgspec.json.encode(msgspec.convert(answer, ANSWERS[command]))) == answer
+
+
+def test_show_answers_as_its_schema_says(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model, costs, trace = (tmp_path / name for name in ("model.json", "costs.json", "trace.json"))
+    db.plan(db.models["llama-tiny"], db.Cluster.parse("2xA100-80GB"), micro_batches=4, planner="dapple").save(model)
+    small_plan().save(costs)
+    trace_of(small_plan()).save(trace)
+    for arguments in ((model,), (model, costs), (costs, "--trace", trace)):
+        answer = printed(capsys, monkeypatch, "show", *map(str, arguments))
+        assert json.loads(msgspec.json.encode(msgspec.convert(answer, ANSWERS["show"]))) == answer
 
 
 @pytest.mark.parametrize("command", list(ANSWERS))

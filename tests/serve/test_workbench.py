@@ -180,7 +180,7 @@ def test_the_command_prints_its_address_and_ends_its_searches_when_it_is_asked_t
     command = [*PYTHON, "-m", "debubble", "serve", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        address = json.loads("".join(process.stdout.readline() for _ in range(3)))["address"]
+        address = json.loads("".join(process.stdout.readline() for _ in range(4)))["address"]
         client = Client(address)
         status, _ = client.ask("search", form={**TINY, "planner": "auto", "effort": "60"})
         process.terminate()

@@ -12,8 +12,9 @@ from debubble.schedules.chronos.offload import offload_states
 from debubble.simulator import Cause, Timeline
 from debubble.views import Scene
 from debubble.views.plan_table import render as render_plan
+from debubble.views.scene_table import render_scenes
 from debubble.views.summary import as_dict, device_summaries, kind_summaries, stage_summaries, why_not_faster
-from debubble.views.terminal import device_table, headline, render_scene, stage_table
+from debubble.views.terminal import device_table, headline, stage_table
 from tests.views.scenes import small_plan, surrounded
 
 
@@ -25,7 +26,7 @@ def printed(what: RenderableType) -> str:
 
 
 def test_the_table_gives_each_devices_shares_and_peak() -> None:
-    text = printed(render_scene(Scene.predicted(small_plan())))
+    text = printed(render_scenes([Scene.predicted(small_plan())]))
 
     rows = [line.split() for line in text.splitlines()]
     assert ["device", "busy", "warm-up", "cool-down", "dependency", "transfer", "peak"] in rows
@@ -45,7 +46,7 @@ def test_recomputation_has_a_column_of_its_own() -> None:
     schedule = db.schedules["1f1b"](devices=2, micro_batches=4, recomputed_stages=1)
     timeline = db.simulate(schedule, db.StageCosts.of(stages=2))
 
-    assert " recompute " in printed(render_scene(Scene.of(timeline, title="")))
+    assert " recompute " in printed(render_scenes([Scene.of(timeline, title="")]))
     assert [d.recompute for d in device_summaries(Scene.of(timeline, title=""))] == [4, 0]
 
 
@@ -205,6 +206,6 @@ def test_forward_and_backward_bubbles_are_in_the_tables_and_the_summary() -> Non
     scene = Scene.predicted(small_plan())
     timeline = scene.timeline
     assert (timeline.forward_bubbles, timeline.backward_bubbles) == ((4, 0), (3, 2))
-    rows = [line.split() for line in printed(render_scene(scene)).splitlines()]
+    rows = [line.split() for line in printed(render_scenes([scene])).splitlines()]
     assert ["1", "0.0%", "10.5%", "26.3%"] in rows
     assert [(d["forward_bubbles"], d["backward_bubbles"]) for d in as_dict(scene)["per_device"]] == [(4, 3), (0, 2)]

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
+import debubble as db
 import debubble.cli.compare
 import debubble.cli.export
 import debubble.cli.planners
 import debubble.cli.schedules
-import debubble.cli.show  # noqa: F401 - each adds its command
+import debubble.cli.show
 from debubble.cli.app import app
 from debubble.ir import DebubbleError, InputError
 from tests.views.scenes import small_plan, trace_of
@@ -36,8 +38,45 @@ def trace(tmp_path: Path) -> Path:
     return tmp_path / "trace.json"
 
 
+def model_plan(*, micro_batches: int) -> db.Plan:
+    cluster = db.Cluster.parse("2xA100-80GB")
+    return db.plan(db.models["llama-tiny"], cluster, micro_batches=micro_batches, planner="dapple")
+
+
 def test_show_prints_tables(plan: Path) -> None:
     assert "Share of the step, per device" in run("show", plan).stdout
+
+
+def test_show_tells_a_models_pace_and_memory_and_where_its_step_goes(tmp_path: Path) -> None:
+    model_plan(micro_batches=4).save(tmp_path / "plan.json")
+    words = run("show", tmp_path / "plan.json").stdout
+
+    for said in (
+        "tokens/s",
+        "MFU",
+        "Device 0 is fullest: weights",
+        "GiB at the peak",
+        "Where the step goes",
+        "compute",
+    ):
+        assert said in words
+    assert "-0.0%" not in words
+
+
+def test_show_compares_two_plans_and_says_that_their_batches_differ(tmp_path: Path) -> None:
+    for micro_batches in (4, 8):
+        model_plan(micro_batches=micro_batches).save(tmp_path / f"{micro_batches}.json")
+    words = " ".join(run("show", tmp_path / "4.json", tmp_path / "8.json").stdout.split())
+
+    assert "Side by side" in words
+    assert re.search(r"tokens per step \S+ \S+ 2\.000 ", words)
+    assert "Their batches differ: compare tokens per second" in words
+
+
+def test_show_does_not_warn_where_batches_are_the_same(tmp_path: Path) -> None:
+    model_plan(micro_batches=4).save(tmp_path / "plan.json")
+
+    assert "differ" not in run("show", tmp_path / "plan.json", tmp_path / "plan.json").stdout
 
 
 def test_show_writes_every_picture_that_is_asked_for(plan: Path, trace: Path, tmp_path: Path) -> None:

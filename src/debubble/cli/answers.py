@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from debubble.costs.known_hardware import Hardware
 from debubble.ir import CandidateSummary, PlannedUnit
 from debubble.ir.degrees import ConfigurationSummary, Degrees, MemoryParts
+from debubble.ir.plan import Robustness
 from debubble.planners.analysis.explanation import CauseSeconds
 from debubble.planners.analysis.nearest import NearestPlan
 
@@ -58,7 +59,7 @@ class PlanAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
     span: Annotated[Seconds, Meta(description="The longest of a pipeline device's computing.")]
     lower_bound: Annotated[Seconds, Meta(description="No step takes less, by `bound_argument`.")]
     bound_argument: Annotated[str | None, Meta(description="What the bound counts.")]
-    gap: Annotated[float, Meta(description="How far the step is above its bound, as a share of it.")]
+    gap: Annotated[float, Meta(description="How far the step is above its bound, as a share of the step.")]
     peak_memory: Annotated[list[Bytes], Meta(description="Per pipeline device.")]
     partition: Annotated[list[list[PlannedUnit]], Meta(description="Per stage, its units with their strategies.")]
     recompute: Annotated[list[str], Meta(description="Per stage, a summary of its units' strategies.")]
@@ -66,6 +67,9 @@ class PlanAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
     cut_off: Annotated[list[str], Meta(description="Planners that the deadline stopped.")]
     target: Annotated[str | None, Meta(description="The framework that the plan was searched for.")]
     runs_in: Annotated[list[str], Meta(description="Frameworks that run the plan as it is.")]
+    robustness: Annotated[Robustness | UnsetType, Meta(description="With --robust: the step under disturbances.")] = (
+        UNSET
+    )
     candidates: Annotated[list[CandidateSummary], Meta(description="Every planner's answer, or why it has none.")]
     remarks: Annotated[list[str], Meta(description="Sentences to know.")]
     degrees: Degrees | UnsetType = UNSET
@@ -133,6 +137,83 @@ class SimulateAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
     micro_batches: int
     operations: int
     remarks: list[str]
+
+
+class DeviceFigures(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The compute lane and the memory of a device."""
+
+    device: int
+    busy: Seconds
+    recompute: Annotated[float, Meta(description="Of the busy time, what recomputation takes.")]
+    bubbles: Annotated[dict[str, float], Meta(description="Idle seconds by cause.")]
+    forward_bubbles: Annotated[Seconds, Meta(description="Idle before a forward.")]
+    backward_bubbles: Annotated[Seconds, Meta(description="Idle before a backward.")]
+    peak_memory: Bytes
+    memory_limit: Annotated[float | None, Meta(description="Bytes; null: it has none.")]
+
+
+class StageFigures(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A stage's part of its device's step."""
+
+    stage: int
+    device: int
+    chunk: Annotated[int, Meta(description="The stage's index among its device's stages.")]
+    compute: Seconds
+    recompute: Seconds
+    sending: Annotated[float, Meta(description="Time of the messages that it sends, which may overlap with all else.")]
+    bubbles: Annotated[dict[str, float], Meta(description="Idle seconds by cause.")]
+
+
+class KindFigures(Struct, forbid_unknown_fields=True, kw_only=True):
+    """All operations of a kind."""
+
+    count: int
+    mean: Seconds
+    total: Seconds
+
+
+class SceneFigures(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A predicted or measured timeline; from `degrees` on only where it is of a model's plan."""
+
+    step_time: Annotated[Seconds, Meta(description="The whole step.")]
+    makespan: Annotated[Seconds, Meta(description="The pipeline's, over all lanes.")]
+    span: Annotated[Seconds, Meta(description="The longest of a pipeline device's computing.")]
+    ideal_fraction: Annotated[float, Meta(description="The busiest device's computing over the makespan.")]
+    bubble_fraction: Annotated[float, Meta(description="Idle time of compute lanes over all of their time.")]
+    peak_memory: Annotated[list[Bytes], Meta(description="Per device.")]
+    devices: int
+    operations: int
+    per_device: list[DeviceFigures]
+    per_stage: list[StageFigures]
+    per_kind: Annotated[dict[str, KindFigures], Meta(description="By the letters of the kinds, such as F.")]
+    critical_path: Annotated[str, Meta(description="What is on the critical path, as a sentence.")]
+    remarks: Annotated[list[str], Meta(description="Sentences to know.")]
+    degrees: Degrees | UnsetType = UNSET
+    tokens_per_second: Annotated[float | UnsetType, Meta(description="Of all devices together.")] = UNSET
+    tokens_per_second_per_device: float | UnsetType = UNSET
+    mfu: Annotated[float | UnsetType, Meta(description="Model FLOPs utilization, a fraction.")] = UNSET
+    memory: Annotated[
+        list[MemoryParts] | UnsetType, Meta(description="Bytes per pipeline device at its peak, by part.")
+    ] = UNSET
+    reserve: Annotated[float | UnsetType, Meta(description="Bytes of a device that no plan may use.")] = UNSET
+    why: Annotated[list[CauseSeconds] | UnsetType, Meta(description="Where the step's seconds go, largest first.")] = (
+        UNSET
+    )
+    binds: Annotated[str | UnsetType, Meta(description="What binds, as a sentence.")] = UNSET
+
+
+class ShowAnswer(SceneFigures, forbid_unknown_fields=True, kw_only=True):
+    """`debubble show --json`: the plan's figures."""
+
+    schema: Literal[2]
+    measured: Annotated[SceneFigures | None, Meta(description="With --trace: the typical measured step.")]
+    other: Annotated[SceneFigures | UnsetType, Meta(description="Of two plans: the second's figures.")] = UNSET
+
+
+class ServeAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
+    """`debubble serve --json`."""
+
+    address: Annotated[str, Meta(description="To open in a browser; it has the token.")]
 
 
 class PairAnswer(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -234,10 +315,12 @@ class SchedulesAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
     schedules: list[ScheduleAnswer]
 
 
-ANSWERS: dict[str, type[Answer]] = {
+ANSWERS: dict[str, type[Struct]] = {
     "plan": PlanAnswer,
     "fits": FitsAnswer,
     "simulate": SimulateAnswer,
+    "show": ShowAnswer,
+    "serve": ServeAnswer,
     "compare": CompareAnswer,
     "export": ExportAnswer,
     "hardware": HardwareAnswer,

@@ -54,7 +54,8 @@ def plan_dict(
         **({} if plan.robustness is None else {"robustness": asdict(plan.robustness)}),
         "candidates": [asdict(candidate) for candidate in plan.candidates],
         "remarks": list(scene.remarks),
-        **({} if why is None else _explanation_dict(plan, why, tokens)),
+        **({} if why is None else explanation_dict(plan, why)),
+        **({} if why is None or tokens is None else {"days": why.days(tokens)}),
         **(_what_if_dict(plan.what_ifs) if plan.what_ifs else {}),
         **({} if plan.degree_search is None else _search_dict(plan.degree_search)),
         **({"pareto": [asdict(each) for each in front]} if front else {}),
@@ -72,15 +73,13 @@ def _what_if_dict(changes: Sequence[WhatIf]) -> dict[str, Any]:
     }
 
 
-def _explanation_dict(plan: Plan, why: Explanation, tokens: float | None) -> dict[str, Any]:
-    """The entries of the JSON object that only a model's plan has."""
-    days = {} if tokens is None else {"days": why.days(tokens)}
+def explanation_dict(plan: Plan, why: Explanation) -> dict[str, Any]:
+    """The entries that only a model's plan has."""
     return {
         "degrees": plan.degrees.to_dict(),
         "tokens_per_second": why.tokens_per_second,
         "tokens_per_second_per_device": why.tokens_per_second_per_device,
         "mfu": why.mfu,
-        **days,
         "memory": [asdict(parts) for parts in why.memory],
         "reserve": why.reserve,
         "why": [asdict(cause) for cause in why.causes],

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from debubble.cli.app import app
-from debubble.cli.output import Json, console, log, print_json
+from debubble.cli.output import Json, console, log, print_answer
 
 
 @app.command(rich_help_panel="Plan")
@@ -28,7 +28,7 @@ def serve(
         if host not in ("127.0.0.1", "localhost", "::1"):
             log().print("Who reaches this address and knows the token can start searches on this machine.")
         if json:
-            print_json({"address": workbench.address})
+            print_answer(address=workbench.address)
         else:
             console().print(f"The workbench is at {workbench.address}", soft_wrap=True)
         if browser:

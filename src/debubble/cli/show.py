@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from debubble.cli.app import app
-from debubble.cli.output import Json, console, log, print_json
+from debubble.cli.output import Json, console, log, print_answer
 from debubble.cli.progress import told_after_a_while
 from debubble.ir import InputError
 
@@ -42,8 +42,7 @@ def show(
     from debubble.ir import Plan, Trace
     from debubble.views import Scene, views
     from debubble.views.picture import picture
-    from debubble.views.summary import as_dict
-    from debubble.views.terminal import render_scene
+    from debubble.views.scene_table import render_scenes
 
     if len(plans) > 2 or (len(plans) == 2 and trace is not None):
         raise InputError("Show one plan, with --trace if it was measured, or two plans.")
@@ -59,12 +58,22 @@ def show(
         write_whole(path, content)
         log().print(f"Wrote {path}.")
     if json:
-        measured = None if trace is None else as_dict(scenes[1])
-        other = {"other": as_dict(scenes[1])} if len(plans) == 2 else {}
-        print_json({**as_dict(scenes[0]), "measured": measured, **other})
+        second = [_figures(scene) for scene in scenes[1:]]
+        other = {"other": second[0]} if len(plans) == 2 else {}
+        print_answer(**_figures(scenes[0]), measured=None if trace is None else second[0], **other)
     else:
-        for scene in scenes:
-            console().print(render_scene(scene))
+        console().print(render_scenes(scenes))
+
+
+def _figures(scene: Scene) -> dict[str, Any]:
+    """The figures of a scene, and for a model's plan its explanation."""
+    from debubble.cli.plan_answer import explanation_dict
+    from debubble.planners.analysis.explanation import explanation
+    from debubble.views.summary import as_dict
+
+    plan = scene.plan
+    why = None if plan is None else explanation(plan, scene.timeline, float(scene.step_time))
+    return {**as_dict(scene), **({} if plan is None or why is None else explanation_dict(plan, why))}
 
 
 def _named_file(text: str) -> tuple[str, Path]:

@@ -124,9 +124,9 @@ def _show(scene: Scene, *, json: bool) -> None:
             remarks=list(scene.remarks),
         )
         return
-    from debubble.views.terminal import render_scene
+    from debubble.views.scene_table import render_scenes
 
-    console().print(render_scene(scene))
+    console().print(render_scenes([scene]))
 
 
 def _given(options: list[str] | None) -> dict[str, Any]:

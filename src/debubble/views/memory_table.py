@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from debubble.formatting import size_words
 from debubble.ir.degrees import MemoryParts
 from debubble.planners.degrees import Footprint
+from debubble.views.memory_parts import parts_at_the_peak
+from debubble.views.scene import Scene
 from debubble.views.terminal import titled_table
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "workspace")
@@ -54,6 +57,18 @@ def render_footprints(footprints: Sequence[Footprint], *, reserve: float, left_o
     )
     more = f"  {left_out} choices with context or expert ranks, or tensor ranks over several nodes, are in --json."
     return Group(table, Text(words + more * bool(left_out)))
+
+
+def memory_table(scene: Scene) -> Table:
+    """GiB of every device of a model's plan at its peak, by part."""
+    table = titled_table("GiB at the peak, per device")
+    for column in ("device", *PARTS, "peak", "limit"):
+        table.add_column(HEADERS.get(column, column), justify="right", no_wrap=True)
+    for device, each in enumerate(parts_at_the_peak(scene)):
+        limit = scene.limits[device]
+        sizes = [*(each[part] for part in PARTS), float(scene.peak_memory[device])]
+        table.add_row(str(device), *map(_gib, sizes), "-" if limit is None else _gib(float(limit)))
+    return table
 
 
 def _gib(size: float) -> str:

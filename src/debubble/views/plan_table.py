@@ -16,8 +16,9 @@ from debubble.planners.analysis.nearest import NearestPlan, plan_runs_in
 from debubble.planners.analysis.what_if import what_if_lines
 from debubble.planners.robustness import JITTER, LINKS, STRAGGLER
 from debubble.targets.target import targets
-from debubble.views.memory_table import memory_words
+from debubble.views.memory_table import memory_table, memory_words
 from debubble.views.rows import (
+    cause_rows,
     configuration_rows,
     folded_planner_rows,
     pareto_rows,
@@ -57,7 +58,7 @@ def render(
             "\n".join(
                 [
                     headline(scene),
-                    *_of_a_model(plan, scene, tokens),
+                    *model_lines(plan, scene, tokens=tokens),
                     bound_words(plan, scene),
                     *_judgement(plan, scene),
                     *advice,
@@ -89,6 +90,7 @@ def _details(plan: Plan, scene: Scene) -> list[RenderableType]:
     """Stages, devices and every planner's answer or reason."""
     parts: list[RenderableType] = [
         Text(why_not_faster(scene) + "\n"),
+        *step_tables(plan, scene),
         rich_table(partition_rows(plan)),
         device_table(scene),
         *([stage_table(scene)] if plan.schedule.placement.chunks > 1 else []),
@@ -102,8 +104,8 @@ def _details(plan: Plan, scene: Scene) -> list[RenderableType]:
     return parts
 
 
-def _of_a_model(plan: Plan, scene: Scene, tokens: float | None) -> Iterator[str]:
-    """The lines that only a model's plan has."""
+def model_lines(plan: Plan, scene: Scene, *, tokens: float | None = None) -> Iterator[str]:
+    """The lines that only a model's plan has, with the days that so many tokens take."""
     why = explanation(plan, scene.timeline, float(scene.step_time))
     if why is None:
         yield _partition_words(plan)
@@ -116,6 +118,12 @@ def _of_a_model(plan: Plan, scene: Scene, tokens: float | None) -> Iterator[str]
     yield why.binding
     if plan.target is None:
         yield f"Runs as it is in {', '.join(plan_runs_in(plan)) or 'no framework: see --for'}."
+
+
+def step_tables(plan: Plan, scene: Scene) -> list[RenderableType]:
+    """Where the step goes and what takes the memory, which only a model's plan has."""
+    why = explanation(plan, scene.timeline, float(scene.step_time))
+    return [] if why is None else [rich_table(cause_rows(why)), memory_table(scene)]
 
 
 def _judgement(plan: Plan, scene: Scene) -> Iterator[str]:

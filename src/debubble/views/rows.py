@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from debubble.formatting import size_words, time_words
+from debubble.formatting import percent, size_words, time_words
 from debubble.ir import CandidateSummary, Plan, PlannedUnit
 from debubble.ir.degrees import ConfigurationSummary, DegreeSearch
+from debubble.planners.analysis.explanation import Explanation
 from debubble.planners.analysis.nearest import NearestPlan
 
 
@@ -179,6 +180,19 @@ def _configuration_row(equal: Sequence[ConfigurationSummary]) -> tuple[str, ...]
         f"{c.tokens_per_second_per_device:,.0f}",
         f"{100 * c.mfu:.1f}%",
         size_words(c.peak_memory),
+    )
+
+
+def cause_rows(why: Explanation) -> Rows:
+    """The parts of a step by cause, on average over the devices, largest first."""
+    return Rows(
+        title="Where the step goes, on average over the devices",
+        columns=("cause", "time", "share"),
+        rows=[
+            (each.cause, time_words(each.seconds, seconds=True), percent(each.seconds, why.step_time))
+            for each in why.causes
+        ],
+        texts=frozenset({"cause"}),
     )
 
 

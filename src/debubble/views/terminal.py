@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -19,21 +18,7 @@ from debubble.views.summary import (
     kind_summaries,
     occurring,
     stage_summaries,
-    why_not_faster,
 )
-
-
-def render_scene(scene: Scene) -> RenderableType:
-    """Everything about a predicted or measured timeline."""
-    return Group(
-        Text(scene.title, style="bold"),
-        Text(headline(scene)),
-        Text(why_not_faster(scene) + "\n"),
-        *remark_lines(scene),
-        device_table(scene),
-        bubble_table(scene),
-        kind_table(scene),
-    )
 
 
 def headline(scene: Scene) -> str:

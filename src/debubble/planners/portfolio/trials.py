@@ -19,7 +19,7 @@ from debubble.schedules import schedules
 from debubble.search.constructive.zero_bubble import list_order
 from debubble.search.effort import BUILT, DISPATCHED, LISTED, MOVED, SEARCHED
 
-LIST = "list"
+LIST = "list schedule"
 """The name of list schedules, which are no published schedule."""
 
 SMALL, MOST = 4, 64

@@ -13,11 +13,12 @@ from typing import Any
 from markupsafe import Markup
 
 from debubble.views.html.environment import render
-from debubble.views.html.report import compared, section
+from debubble.views.html.report import section
 from debubble.views.html.timeline import figures
 from debubble.views.palette import KIND_COLORS, KIND_WORDS, PART_COLORS, PHASE_COLOR
 from debubble.views.registry import view
 from debubble.views.scene import Scene
+from debubble.views.side_by_side import side_by_side
 from debubble.views.summary import present_causes, present_kinds
 
 
@@ -30,7 +31,7 @@ def html(scenes: Sequence[Scene]) -> bytes:
         title=" · ".join(dict.fromkeys(scene.title for scene in scenes)),
         data=_embedded(data),
         sections=[section(scene) for scene in scenes],
-        compared=compared(scenes),
+        compared=side_by_side(scenes),
         parts=[(part, PART_COLORS[part]) for part in dict.fromkeys(p for s in data["scenes"] for p in s["parts"])],
         kinds=[(KIND_WORDS[k], KIND_COLORS[k]) for k in present_kinds(scenes)],
         causes=[cause.value for cause in present_causes(scenes)],

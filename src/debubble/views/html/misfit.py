@@ -11,9 +11,9 @@ from debubble.ir import InputError, Origin
 from debubble.planners.degrees import Footprint, Job, Misfit, footprints
 from debubble.planners.degrees.remedies import states_sentence
 from debubble.views.html.environment import render
-from debubble.views.html.report import model_title
 from debubble.views.html.strips import bars
 from debubble.views.rows import Rows
+from debubble.views.titles import model_title
 
 MOST = 10
 """Choices of degrees that are shown."""
@@ -45,8 +45,8 @@ def _answers(found: Misfit) -> list[dict[str, Any]]:
     if found.remedies:
         first, *others = found.remedies
         step = f"A step then takes {time_words(first.step_time, seconds=True)}."
-        call = "Add one of them to the call; each was planned quickly."
-        help_ = {"answer": first.change, "more": [step, *(f"Or {other}." for other in others), call]}
+        call = "These were tried, with quick plans; what is given twice in a call counts as it is given last."
+        help_ = {"answer": f"Add {first.change}", "more": [step, *(f"Or {other}." for other in others), call]}
     return [
         {"question": "Does it fit?", "answer": "No", "more": [states]},
         {"question": "Why not?", "answer": found.reason, "more": []},

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from debubble.costs import Cluster
 from debubble.formatting import percent, size_words, time_words
 from debubble.ir import Kind, Plan
-from debubble.models import Model, models
 from debubble.planners.analysis.explanation import Explanation, explanation
 from debubble.planners.analysis.what_if import gains
 from debubble.simulator import Cause
@@ -18,6 +16,7 @@ from debubble.views.rows import Rows, configuration_rows, partition_rows, planne
 from debubble.views.scene import Scene
 from debubble.views.summary import bound_words, device_summaries, occurring, pace_words, stage_summaries, why_not_faster
 from debubble.views.terminal import headline, headline_parts
+from debubble.views.titles import subject
 
 CAUSE_COLORS = {
     "compute": KIND_COLORS[Kind.F], "recomputation": KIND_COLORS[Kind.R], "collectives": KIND_COLORS[Kind.I],
@@ -46,49 +45,6 @@ def section(scene: Scene) -> dict[str, Any]:
         "rejected": [] if plan is None else [(c.planner, c.rejected) for c in plan.candidates if c.rejected],
         "said": [] if plan is None else [(c.planner, c.remark) for c in plan.candidates if c.remark],
     }
-
-
-def subject(plan: Plan) -> str:
-    """The model and its cluster, as a headline."""
-    if plan.model is None or plan.cluster is None:
-        return f"Given costs on {plan.devices} devices"
-    return model_title(Model.from_hf(plan.model), Cluster.from_dict(plan.cluster))
-
-
-def model_title(model: Model, cluster: Cluster) -> str:
-    """The name by which a model is known, or its family and size, and the devices."""
-    known = (name for name, other in models.items() if other.config == model.config)
-    name = next(known, f"{model.family}, {model.parameters / 1e9:.1f} B parameters")
-    return f"{name} on {cluster.file['devices'].replace('x', ' x ', 1)}"
-
-
-def compared(scenes: Sequence[Scene]) -> Rows | None:
-    """Two scenes' figures beside each other, with their ratio; None unless there are two."""
-    if len(scenes) != 2:
-        return None
-    first, second = scenes
-    names = ("predicted", "measured") if second.plan is None else ("A", "B")
-    seconds = first.seconds and second.seconds
-    figures: list[tuple[str, float, float, Any]] = [
-        ("step", float(first.step_time), float(second.step_time), lambda t: time_words(t, seconds=seconds)),
-        ("pipeline", float(first.pipeline_time), float(second.pipeline_time), lambda t: time_words(t, seconds=seconds)),
-        ("bubble", first.timeline.bubble_fraction, second.timeline.bubble_fraction, lambda x: f"{100 * x:.1f}%"),
-        ("peak memory", float(max(first.peak_memory)), float(max(second.peak_memory)), size_words),
-    ]
-    whys = [explanation(s.plan, s.timeline, float(s.step_time)) for s in scenes if s.plan is not None]
-    one, two = (*whys, None, None)[:2]
-    if one is not None and two is not None:
-        pace = (one.tokens_per_second_per_device, two.tokens_per_second_per_device)
-        figures.insert(1, ("tokens/s per GPU", *pace, lambda x: f"{x:,.0f}"))
-        figures.insert(2, ("MFU", one.mfu, two.mfu, lambda x: f"{100 * x:.1f}%"))
-    rows = [(name, words(a), words(b), f"{b / a:.3f}" if a else "-") for name, a, b, words in figures]
-    if second.plan is None:
-        caption = f"The step took {second.step_time / first.step_time:.2f} times as long as predicted."
-    else:
-        titles = [f"{name} is {s.title.partition(': ')[2]}" for name, s in zip(names, scenes, strict=True)]
-        caption = f"{'; '.join(titles)}."
-    ratio = f"{names[1]} / {names[0]}"
-    return Rows(title="Side by side", columns=("", *names, ratio), rows=rows, texts=frozenset({""}), caption=caption)
 
 
 def _answers(plan: Plan, scene: Scene, why: Explanation | None) -> Iterator[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from debubble.formatting import size_words
 from debubble.ir import Kind, Plan
-from debubble.views.html.timeline import static_parts
+from debubble.views.memory_parts import parts_at_the_peak
 from debubble.views.palette import KIND_COLORS, PART_COLORS, ink_on, recompute_colors
 from debubble.views.rows import Rows, unit_runs
 from debubble.views.scene import Scene
@@ -63,17 +63,13 @@ def partition_strip(plan: Plan) -> dict[str, Any]:
 
 def memory_bars(scene: Scene) -> dict[str, Any]:
     """Per device, its memory at the peak by part, as shares of the widest bar, and the same as a table."""
-    static = static_parts(scene)
-    parts = [
-        {**each, "activations": float(peak) - sum(each.values())}
-        for each, peak in zip(static, scene.peak_memory, strict=True)
-    ]
+    parts = parts_at_the_peak(scene)
     limits = [None if limit is None else float(limit) for limit in scene.limits]
     rows = Rows(
         title="Memory at the peak, per device",
         columns=("device", *parts[0], "peak", "limit"),
         rows=[
-            (str(d), *(size_words(max(part, 0.0)) for part in each.values()), size_words(scene.peak_memory[d]),
+            (str(d), *(size_words(part) for part in each.values()), size_words(scene.peak_memory[d]),
              size_words(scene.limits[d]))
             for d, each in enumerate(parts)
         ],
@@ -97,8 +93,8 @@ def bars(names: Sequence[str], parts: Sequence[Mapping[str, float]], limits: Seq
         "bars": [
             {
                 "name": name,
-                "parts": [(part, PART_COLORS[part], f"{100 * max(size, 0) / top:.3f}") for part, size in each.items()],
-                "words": ", ".join(f"{part} {size_words(max(size, 0.0))}" for part, size in each.items()),
+                "parts": [(part, PART_COLORS[part], f"{100 * size / top:.3f}") for part, size in each.items()],
+                "words": ", ".join(f"{part} {size_words(size)}" for part, size in each.items()),
                 "limit": "" if limit is None else f"{100 * limit / top:.3f}",
                 "peak": size_words(sum(each.values())),
             }

@@ -6,16 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from debubble.ir import Kind, Lane, Number
-from debubble.planners.analysis.explanation import explanation
 from debubble.simulator import Cause, TimedOperation
+from debubble.views.memory_parts import static_parts
 from debubble.views.palette import KIND_COLORS, KIND_WORDS, PART_COLORS, PHASE_COLOR, ink_on, shade
 from debubble.views.scene import Curve, Scene
 
 _KINDS = list(Kind)
 _CAUSES = list(Cause)
-
-STATIC_PARTS = ("weights", "gradients", "optimizer", "workspace")
-"""The parts of a device's memory that stay as they are, from the bottom of its curve up."""
 
 
 def figures(scenes: Sequence[Scene]) -> dict[str, Any]:
@@ -83,16 +80,6 @@ def _columns(scene: Scene, operations: Sequence[TimedOperation], critical: set[A
         "critical": [i for i, o in enumerate(operations) if o.op in critical],
         "recompute": [short(scene.recompute_share(o)) for o in operations] if any(scene.timeline.recompute) else [],
     }
-
-
-def static_parts(scene: Scene) -> list[dict[str, float]]:
-    """Per device, the bytes of what is there throughout, by part; empty where a scene was measured."""
-    if scene.plan is None:
-        return []
-    why = explanation(scene.plan, scene.timeline, float(scene.step_time))
-    if why is None:
-        return [{"model states": float(static)} for static in scene.timeline.program.static]
-    return [{part: getattr(parts, part) for part in STATIC_PARTS} for parts in why.memory]
 
 
 def _settled(curve: Curve) -> dict[float, float]:
