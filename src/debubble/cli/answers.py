@@ -89,6 +89,10 @@ class PlanAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
     binds: Annotated[str | UnsetType, Meta(description="What binds, as a sentence.")] = UNSET
     levers: Annotated[list[Change] | UnsetType, Meta(description="With --why: without a lever of the plan.")] = UNSET
     advice: Annotated[list[Change] | UnsetType, Meta(description="With --why: what might help.")] = UNSET
+    quick_advice: Annotated[
+        list[Change] | UnsetType,
+        Meta(description="Without --why: what might help, by quick plans; the first is one of the plan's own problem."),
+    ] = UNSET
     configurations: Annotated[
         list[ConfigurationSummary] | UnsetType, Meta(description="The best choices of degrees, the plan's first.")
     ] = UNSET

@@ -75,14 +75,17 @@ def plan(
     result = replace(result, origin=this_call())
     scene = _scene(result)
     _write(result, scene, output)
+    quick = () if output.why else _quick_what_ifs(result, asked)
     if output.json:
         from debubble.cli.plan_answer import plan_dict
 
-        print_answer(**plan_dict(result, scene, tokens=output.tokens, nearest=nearest, front=front))
+        print_answer(**plan_dict(result, scene, tokens=output.tokens, nearest=nearest, front=front, quick=quick))
     else:
         from debubble.views.plan_table import render
 
-        answer = render(result, scene, tokens=output.tokens, details=output.details, nearest=nearest, front=front)
+        answer = render(
+            result, scene, tokens=output.tokens, details=output.details, nearest=nearest, front=front, quick=quick
+        )
         console().print(answer)
 
 
@@ -147,3 +150,10 @@ def _what_ifs(plan: Plan, search: o.SearchLimits) -> tuple[WhatIf, ...]:
     from debubble.planners.analysis.what_if import what_ifs
 
     return what_ifs(plan, float(_scene(plan).step_time), effort=search.effort, deadline=search.deadline)
+
+
+def _quick_what_ifs(plan: Plan, asked: Question) -> tuple[WhatIf, ...]:
+    """What would help by quick plans, which have micro-batches that are alike and no swap to peers."""
+    from debubble.planners.analysis.what_if import quick_what_ifs
+
+    return quick_what_ifs(plan) if asked.swap == "host" and asked.lengths is None else ()

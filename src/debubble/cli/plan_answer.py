@@ -20,6 +20,7 @@ def plan_dict(
     tokens: float | None,
     nearest: Sequence[NearestPlan],
     front: Sequence[ConfigurationSummary],
+    quick: tuple[WhatIf, ...],
 ) -> dict[str, Any]:
     """The keys of `answers.PlanAnswer`, but for the version.
 
@@ -29,6 +30,7 @@ def plan_dict(
         tokens: How many tokens are to be trained on; None: the days are not told.
         nearest: The plans of all targets, if they were asked for.
         front: The Pareto front of time and memory, if it was asked for.
+        quick: What would help by quick plans.
     """
     timeline, step_time = scene.timeline, scene.step_time
     why = explanation(plan, timeline, float(step_time))
@@ -57,6 +59,7 @@ def plan_dict(
         **({} if why is None else explanation_dict(plan, why)),
         **({} if why is None or tokens is None else {"days": why.days(tokens)}),
         **(_what_if_dict(plan.what_ifs) if plan.what_ifs else {}),
+        **({"quick_advice": _what_if_dict(quick)["advice"]} if quick else {}),
         **({} if plan.degree_search is None else _search_dict(plan.degree_search)),
         **({"pareto": [asdict(each) for each in front]} if front else {}),
         **({"targets": [asdict(each) for each in nearest]} if nearest else {}),

@@ -54,7 +54,7 @@ class Degrees:
             yield f"ZeRO-{self.zero}"
         yield f"{self.micro_batches} micro-batch{'es' * (self.micro_batches != 1)} of {self.micro_batch_size}"
         if self.chunks is not None and self.chunks > 1:
-            yield f"{self.chunks} chunks"
+            yield f"{self.chunks} chunks" if self.pipeline > 1 else f"all {self.chunks} chunks on one device"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,11 +9,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from debubble.formatting import time_words
-from debubble.ir import Kind, Plan
+from debubble.ir import Kind, Plan, WhatIf
 from debubble.ir.degrees import ConfigurationSummary
 from debubble.planners.analysis.explanation import explanation
 from debubble.planners.analysis.nearest import NearestPlan, plan_runs_in
-from debubble.planners.analysis.what_if import what_if_lines
+from debubble.planners.analysis.what_if import quick_words, what_if_lines
 from debubble.planners.robustness import JITTER, LINKS, STRAGGLER
 from debubble.targets.target import targets
 from debubble.views.memory_table import memory_table, memory_words
@@ -39,6 +39,7 @@ def render(
     details: bool = True,
     nearest: Sequence[NearestPlan] = (),
     front: Sequence[ConfigurationSummary] = (),
+    quick: tuple[WhatIf, ...] = (),
 ) -> RenderableType:
     """The answer in a dozen lines: the step, the pace, the plan, its memory, what binds, and what others found.
 
@@ -49,8 +50,9 @@ def render(
         details: Whether stages, devices and every planner's answer follow.
         nearest: The plans of all targets, if they were asked for.
         front: The Pareto front of time and memory, if it was asked for.
+        quick: What would help by quick plans.
     """
-    advice = what_if_lines(plan, float(scene.step_time), plan.what_ifs)
+    advice = [*what_if_lines(plan, float(scene.step_time), plan.what_ifs), *filter(None, [quick_words(plan, quick)])]
     parts: list[RenderableType] = [
         Text(f"{plan.schedule.name}, planned by {plan.planner}{_for_target(plan)}", style="bold"),
         *([Text(_cut_off(plan), style="bold red")] if plan.cut_off else []),

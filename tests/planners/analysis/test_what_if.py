@@ -8,7 +8,7 @@ import pytest
 
 import debubble as db
 from debubble.ir import Plan, WhatIf
-from debubble.planners.analysis.what_if import what_if_lines, what_ifs
+from debubble.planners.analysis.what_if import quick_what_ifs, quick_words, what_if_lines, what_ifs
 from debubble.planners.plan_model import step_time, tail_of
 
 
@@ -26,7 +26,7 @@ def test_every_change_is_planned_and_none_that_keeps_the_plan_is_slower() -> Non
         faster = changes[name].step_time
         assert faster is not None
         assert faster <= step
-    twice, half = changes["twice the micro-batches"], changes["half the micro-batches"]
+    twice, half = changes["twice the micro-batches (a batch of 8)"], changes["half the micro-batches (a batch of 2)"]
     assert twice.seconds_per_sequence is not None
     assert half.seconds_per_sequence is not None
     again = changes["nothing changed"].seconds_per_sequence
@@ -41,10 +41,32 @@ def test_one_more_node_has_more_replicas_and_takes_less_per_sequence() -> None:
     plan = db.plan(db.models["llama3.2-1b"], cluster, planner="dapple", micro_batches=4, pipeline=2, data=2, zero=1)
     step = float(step_time(plan.simulate(), plan.options, tail=tail_of(plan)))
     changes = {change.change: change for change in what_ifs(plan, step, effort=0.5)}
-    node = changes["one more node (6 devices)"]
+    node = changes["one more node (6 devices, a batch of 12)"]
     assert node.step_time is not None
     assert node.seconds_per_sequence == node.step_time / (3 * 4)
     assert node.seconds_per_sequence < step / (2 * 4)
+
+
+def test_less_than_a_node_is_told_twice_the_devices() -> None:
+    plan, _ = planned("dapple", pipeline=2)
+    words = [change.change for change in quick_what_ifs(plan)]
+    assert "twice the devices (4 devices, a batch of 8)" in words
+
+
+def test_quick_plans_are_compared_with_a_quick_plan() -> None:
+    plan, _ = planned(memory_limit="64GiB")
+    first, *others = quick_what_ifs(plan)
+    assert first.change == "nothing changed"
+    assert first.seconds_per_sequence is not None
+    best = min(other.seconds_per_sequence or 1e9 for other in others)
+    assert f"{100 * (1 - best / first.seconds_per_sequence):.1f}% faster" in quick_words(plan, (first, *others))
+
+
+def test_where_no_quick_plan_fits_none_says_what_would_help() -> None:
+    costs = db.StageCosts.of(stages=2)
+    schedule = db.schedules["1f1b"](devices=2, micro_batches=2)
+    plan = Plan(planner="none", schedule=schedule, costs=costs, lower_bound=0, partition=((), ()))
+    assert quick_words(plan, quick_what_ifs(plan)) == ""
 
 
 def test_changes_are_told_per_sequence() -> None:

@@ -13,9 +13,9 @@ from debubble.ir import DebubbleError, RunOptions
 from debubble.ir.degrees import Degrees
 from debubble.planners import planners
 from debubble.planners.degrees import Job, configurations, search_degrees
-from debubble.planners.degrees.estimate import deepened_step, quick_step, rough_step, step_bound
+from debubble.planners.degrees.estimate import quick_bound, quick_step, step_bound
 from debubble.planners.degrees.memory import too_large
-from debubble.planners.degrees.search import BEST, Ranking, rank
+from debubble.planners.degrees.search import BEST, quickest
 from debubble.planners.progress import Progress
 
 TINY = db.models["llama-tiny"]
@@ -61,12 +61,14 @@ def test_what_is_fixed_is_kept_and_the_planner_too() -> None:
     assert (plan.degrees.pipeline, plan.degrees.zero, plan.planner) == (2, 1, "dapple")
 
 
-def test_the_bound_is_below_the_step_of_every_quick_plan() -> None:
+def test_the_bounds_are_below_the_step_of_every_quick_plan() -> None:
     asked = job("llama3-8b", "16xH100-80GB", batch=32, sequence_length=8192, dtype="bf16")
     some = list(steps(asked).items())
     assert len(some) > 100
     for degrees, step in some:
-        assert step_bound(asked.problem(degrees)) <= step * (1 + 1e-12)
+        problem = asked.problem(degrees)
+        assert step_bound(problem) <= step * (1 + 1e-12)
+        assert quick_bound(problem) <= step
 
 
 def test_memory_rules_out_nothing_that_a_planner_fits() -> None:
@@ -111,9 +113,9 @@ def test_ctrl_c_before_anything_fits_goes_through() -> None:
 def test_more_chunks_are_taken_as_long_as_they_make_the_step_faster() -> None:
     asked = job("llama2-13b", "8xA100-80GB", batch=16, sequence_length=2048)
     problem = asked.problem(Degrees(pipeline=8, micro_batches=16))
-    step, plan = deepened_step(problem)
+    step, plan = quick_step(problem)
     assert plan.schedule.placement.chunks > 2
-    assert step < quick_step(problem)[0]
+    assert step < quick_step(replace(problem, chunks=2))[0]
 
 
 @pytest.mark.slow
@@ -127,19 +129,10 @@ def test_more_chunks_are_taken_as_long_as_they_make_the_step_faster() -> None:
 )
 def test_no_choice_that_was_pruned_is_better(asked: Any) -> None:
     wanted = asked()
-    problems = {degrees: wanted.problem(degrees) for degrees in configurations(wanted)}
-    ranking: Ranking[Degrees] = Ranking()
-    rank(
-        [degrees for degrees, problem in problems.items() if too_large(problem) is None],
-        bound=lambda degrees: step_bound(problems[degrees]),
-        guess=lambda degrees: rough_step(problems[degrees]),
-        step=lambda degrees: quick_step(problems[degrees])[0],
-        count=BEST,
-        ranking=ranking,
-    )
-    assert ranking.slower > 0
-    exhaustive = sorted(steps(wanted).values())[:BEST]
-    assert [ranking.steps[degrees] for degrees in ranking.best(BEST)] == exhaustive
+    best = quickest(replace(wanted, effort=1e3)).search
+    assert best.slower > best.planned
+    exhaustive = sorted(set(steps(wanted).values()))[:BEST]
+    assert [found.step_time for found in best.configurations] == pytest.approx(exhaustive)
 
 
 def test_a_choice_that_no_quick_plan_fits_is_planned_where_it_promises_much_more() -> None:

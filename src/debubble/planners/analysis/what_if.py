@@ -3,6 +3,9 @@
 A change is planned by the quick plan, AdaPipe, the portfolio and the planner that made the plan, with a tenth of the
 effort each, side by side.  A plan stays feasible with more memory or faster links, so a search that finds nothing
 better there answers with the plan itself.
+
+Where nobody asks for that, quick plans say in a moment what would help: a quick plan of every change beside one of the
+plan's own problem.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from functools import partial
 from debubble.costs import Cluster
 from debubble.ir import DebubbleError, InputError, Kind, Plan, WhatIf
 from debubble.models import Model
+from debubble.planners.degrees.estimate import quick_step
 from debubble.planners.degrees.memory import units_of
 from debubble.planners.degrees.search import ALSO_LARGE, LARGE, THOROUGH, thorough
 from debubble.planners.model_problem import problem_of
@@ -52,17 +56,32 @@ def what_ifs(plan: Plan, step_time: float, *, effort: float, deadline: float | N
                 time = float(verified(words, change.problem, solution, seconds).time)
             except DebubbleError:
                 time = float("inf")
-            time = min(time, step_time) if change.keeps_plan else time
-            fits = time < float("inf")
-            batch = plan.degrees.global_batch * change.problem.micro_batches / plan.micro_batches * change.replicas
-            found.append(
-                WhatIf(
-                    change=words,
-                    lever=change.lever,
-                    step_time=time if fits else None,
-                    seconds_per_sequence=time / batch if fits else None,
-                )
-            )
+            found.append(change.taking(min(time, step_time) if change.keeps_plan else time))
+    return tuple(found)
+
+
+def quick_what_ifs(plan: Plan) -> tuple[WhatIf, ...]:
+    """What would help, by quick plans of the changes and of the plan's own problem alike, which comes first.
+
+    Args:
+        plan: A plan.
+
+    Returns:
+        No changes where there is no quick plan: for abstract costs, with a profile, for large pipelines, or where none
+        fits.
+    """
+    large = plan.devices * plan.micro_batches >= LARGE
+    if plan.model is None or plan.cluster is None or plan.profile is not None or large:
+        return ()
+    found: list[WhatIf] = []
+    for change in _changes(plan, effort=0.0, deadline=None):
+        if not change.lever:
+            try:
+                found.append(change.taking(quick_step(change.problem)[0]))
+            except DebubbleError:
+                found.append(change.taking(float("inf")))
+            if found[0].step_time is None:
+                return ()
     return tuple(found)
 
 
@@ -96,9 +115,8 @@ def gains(plan: Plan, step_time: float, changes: tuple[WhatIf, ...]) -> list[Gai
     They are compared with the unchanged problem, planned again in the same way, so that a better planner is not taken
     for a better setting.
     """
-    batch = plan.degrees.global_batch
-    again = (c.seconds_per_sequence for c in changes if c.change == AGAIN and c.seconds_per_sequence is not None)
-    now = min(step_time / batch, *again, float("inf"))
+    again = (c.seconds_per_sequence for c in changes if c.change == AGAIN)
+    now = next(again, None) or step_time / plan.degrees.global_batch
 
     def gain(change: WhatIf) -> Gain:
         if change.step_time is None or change.seconds_per_sequence is None:
@@ -120,16 +138,39 @@ def what_if_lines(plan: Plan, step_time: float, changes: tuple[WhatIf, ...]) -> 
     return [f"{title} (planned): {'; '.join(words)}." for title, words in groups if words]
 
 
+MOST = 3
+"""Changes that quick plans tell."""
+
+
+def quick_words(plan: Plan, changes: tuple[WhatIf, ...]) -> str:
+    """Say in a sentence which of the changes help most by quick plans; nothing if there are none."""
+    if not changes:
+        return ""
+    helping = sorted((gain for gain in gains(plan, 0.0, changes) if gain.helps), key=lambda gain: gain.share or 0.0)
+    told = "; ".join(f"{gain.what_if.change}: {-100 * (gain.share or 0.0):.1f}% faster" for gain in helping[:MOST])
+    return f"What would help, per sequence, by quick plans: {told or 'nothing that was tried'}."
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Change:
     words: str
     problem: Problem
     find: Callable[[Problem], Solution]
+    batch: int
+    """Sequences per step."""
     lever: bool = False
     keeps_plan: bool = False
     """Whether the plan itself is an answer to the changed problem."""
-    replicas: float = 1.0
-    """How many times as many replicas there are."""
+
+    def taking(self, seconds: float) -> WhatIf:
+        """The change with a step of so many seconds; infinite: nothing fits."""
+        fits = seconds < float("inf")
+        return WhatIf(
+            change=self.words,
+            lever=self.lever,
+            step_time=seconds if fits else None,
+            seconds_per_sequence=seconds / self.batch if fits else None,
+        )
 
 
 def _changes(plan: Plan, *, effort: float, deadline: float | None) -> Iterator[_Change]:
@@ -142,36 +183,42 @@ def _changes(plan: Plan, *, effort: float, deadline: float | None) -> Iterator[_
             pipeline=plan.devices, effort=effort, deadline=deadline, target=plan.target,
         )  # fmt: skip
 
-    same, find = problem(cluster, plan.micro_batches), partial(thorough, names=_planners(plan))
-    yield _Change(words=AGAIN, problem=same, find=find, keeps_plan=True)
+    batch, m = plan.degrees.global_batch, plan.micro_batches
+    same, find = problem(cluster, m), partial(thorough, names=_planners(plan))
+    yield _Change(words=AGAIN, problem=same, find=find, batch=batch, keeps_plan=True)
     units = units_of(same)
     if any(unit.strategy != "none" for stage in plan.partition for unit in stage):
         kept = tuple(replace(unit, strategies={"none": unit.strategies["none"]}) for unit in units.units)
         whole = replace(same, workload=ModelUnits(replace(units, units=kept)))
-        yield _Change(words="no recomputation", problem=whole, find=find, lever=True)
+        yield _Change(words="no recomputation", problem=whole, find=find, batch=batch, lever=True)
     if plan.schedule.host_steps or any(op.kind is Kind.O for op in plan.schedule.operations):
         bare = replace(same, workload=ModelUnits(replace(units, offload_bandwidth=None)))
-        yield _Change(words="no offload", problem=bare, find=find, lever=True)
+        yield _Change(words="no offload", problem=bare, find=find, batch=batch, lever=True)
     if plan.schedule.name != "1f1b":
         plain = partial(thorough, names=("adapipe",))
-        yield _Change(words="plain 1F1B", problem=replace(same, chunks=1), find=plain, lever=True)
+        yield _Change(words="plain 1F1B", problem=replace(same, chunks=1), find=plain, batch=batch, lever=True)
     if units.memory_limit is not None:
         limits = tuple(float(limit) * MORE_MEMORY for limit in units.memory_limit)
         roomy = replace(same, workload=ModelUnits(replace(units, memory_limit=limits)))
-        yield _Change(words="10% more memory", problem=roomy, find=find, keeps_plan=True)
+        yield _Change(words="10% more memory", problem=roomy, find=find, batch=batch, keeps_plan=True)
     if plan.degrees.devices > 1:
         names = ("link_bandwidth", "network_bandwidth")
         links = {name: FASTER_LINKS * getattr(cluster.slowest, name) for name in names}
         faster = problem(Cluster.from_dict({**cluster.to_dict(), **links}), plan.micro_batches)
-        yield _Change(words="links twice as fast", problem=faster, find=find, keeps_plan=True)
-    larger = cluster.with_count(cluster.count + cluster.slowest.devices_per_node)
+        yield _Change(words="links twice as fast", problem=faster, find=find, batch=batch, keeps_plan=True)
+    node = cluster.slowest.devices_per_node
+    larger = cluster.with_count(cluster.count + min(node, cluster.count))
     if larger is not None and larger.count % (plan.degrees.devices // plan.options.data) == 0:
         data = plan.options.data * larger.count // cluster.count
-        more, times = problem(larger, plan.micro_batches, data=data), data / plan.options.data
-        yield _Change(words=f"one more node ({larger.count} devices)", problem=more, find=find, replicas=times)
-    yield _Change(words="twice the micro-batches", problem=problem(cluster, 2 * plan.micro_batches), find=find)
-    if plan.micro_batches % 2 == 0:
-        yield _Change(words="half the micro-batches", problem=problem(cluster, plan.micro_batches // 2), find=find)
+        more, grown = problem(larger, m, data=data), batch * data // plan.options.data
+        added = "one more node" if cluster.count >= node else "twice the devices"
+        words = f"{added} ({larger.count} devices, a batch of {grown})"
+        yield _Change(words=words, problem=more, find=find, batch=grown)
+    words = f"twice the micro-batches (a batch of {2 * batch})"
+    yield _Change(words=words, problem=problem(cluster, 2 * m), find=find, batch=2 * batch)
+    if m % 2 == 0:
+        words = f"half the micro-batches (a batch of {batch // 2})"
+        yield _Change(words=words, problem=problem(cluster, m // 2), find=find, batch=batch // 2)
 
 
 def _planners(plan: Plan) -> tuple[str, ...]:

@@ -1,18 +1,18 @@
-"""Fast figures of one choice of degrees: what its step takes at least, and what a quick plan takes."""
+"""Fast figures of one choice of degrees: what its step takes at least, and what a quick plan takes.
+
+A quick plan has balanced stages, the order of 1F1B or interleaved 1F1B, and the least recomputation that fits.
+"""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
-from itertools import pairwise
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
-from debubble.costs.units import Strategy, Unit
 from debubble.ir import DebubbleError, InfeasibleError
 from debubble.planners.bounds import lower_bound
 from debubble.planners.degrees.memory import units_of
+from debubble.planners.degrees.quick_bound import PipelineBounds
 from debubble.planners.partitioning.balance import balanced_counts
 from debubble.planners.partitioning.local_search import PartitionSearch, PricedSchedule
 from debubble.planners.problem import Problem, Solution, closest
@@ -20,10 +20,8 @@ from debubble.schedules import schedules
 from debubble.search.effort import REPRICED
 from debubble.simulator import Repricer
 
-QUICK = (("1f1b", 1), ("interleaved", 2))
-"""Schedules of the quick plan, with their chunks."""
-DEEPER = (4, 6, 8, 12, 16)
-"""Chunks that are tried where two are faster than one."""
+CHUNKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+"""Stages per device of quick plans; one is 1F1B, more are interleaved."""
 
 
 def step_bound(problem: Problem) -> float:
@@ -31,108 +29,97 @@ def step_bound(problem: Problem) -> float:
     return float(problem.step_bound(lower_bound(problem)))
 
 
-def rough_step(problem: Problem) -> float:
-    """Estimate the seconds of a step of 1F1B with even stages; infinite if it does not fit.
+def quick_bound(problem: Problem) -> float:
+    """Seconds that the step of every quick plan takes at least, by its order and its memory (see `quick_bound`).
 
-    The first device holds min(m, p) micro-batches of its even share and recomputes as much as that asks for: first the
-    cheap operators (`cmb`), then everything.
+    Raises:
+        InfeasibleError: if it shows that no quick plan fits.
     """
-    units, p, m = units_of(problem), problem.devices, problem.micro_batches
-    kinds = _kinds(units.units)
-    static = sum(n * float(unit.static) for unit, n in kinds) / p + max(float(unit.workspace) for unit, _ in kinds)
-    room = min(problem.limits) - static - float(units.static)
-    points = []
-    for name in ("none", "cmb", "full"):
-        kept = sum(n * float(_of(unit, name).activation) for unit, n in kinds) * min(m, p) / p
-        restored = max(float(unit.activation - _of(unit, name).activation) for unit, _ in kinds)
-        points.append((kept + restored, sum(n * float(_of(unit, name).recompute) for unit, n in kinds)))
-    again = _recompute_within(room, points)
-    busiest = max((float(units.work) + again) / p, *(float(unit.work) for unit, _ in kinds))
-    tail = 0.0 if problem.tail is None else problem.tail.of(None)
-    return (m + p - 1) * busiest + tail
+    bounds, reasons = _chunk_bounds(problem)
+    if not bounds:
+        raise _refusal(reasons)
+    return min(bound for bound, _ in bounds)
 
 
-def _kinds(units: Sequence[Unit]) -> list[tuple[Unit, int]]:
-    """Units of every kind with their number: layers of one kind have one table of strategies."""
-    counts = Counter(id(unit.strategies) for unit in units)
-    firsts = {id(unit.strategies): unit for unit in units}
-    return [(unit, counts[key]) for key, unit in firsts.items()]
+def quick_step(problem: Problem, *, spend: Callable[[float], None] = lambda _: None) -> tuple[float, Solution]:
+    """Seconds of a step of the fastest quick plan, and that plan.
 
+    Numbers of chunks are tried in the order of their bounds, as long as these promise a faster step.
 
-def _of(unit: Unit, name: str) -> Strategy:
-    return unit.strategies.get(name, unit.strategies["none"])
-
-
-def _recompute_within(room: float, points: Sequence[tuple[float, float]]) -> float:
-    """The least recomputation with which activations fit, along a line through (bytes, seconds); infinite if none."""
-    if points[0][0] <= room:
-        return points[0][1]
-    for (larger, less), (smaller, more) in pairwise(points):
-        if smaller <= room:
-            return less + (more - less) * (larger - room) / (larger - smaller)
-    return math.inf
-
-
-def quick_step(problem: Problem) -> tuple[float, Solution]:
-    """Seconds of a step of the quick plan, and the plan: balanced stages, 1F1B or interleaved, the least recomputation.
+    Args:
+        problem: A model's problem; its chunks may be fixed.
+        spend: Told the seconds of the reference machine that each plan takes.
 
     Raises:
         InfeasibleError: if none of them fits, however much it recomputes.
     """
-    reasons: list[DebubbleError] = []
-    found: list[tuple[float, PricedSchedule]] = []
-    for name, chunks in _schedules(problem):
+    bounds, reasons = _chunk_bounds(problem)
+    best: tuple[float, PricedSchedule] | None = None
+    for bound, chunks in sorted(bounds):
+        if best is not None and bound >= best[0]:
+            break
+        spend(_price(problem, chunks))
         try:
-            candidate = _fitted(problem, name, chunks)
+            candidate = _fitted(problem, chunks)
         except DebubbleError as reason:
             reasons.append(reason)
         else:
-            tail = 0.0 if problem.tail is None else problem.tail.of(candidate.schedule)
-            found.append((candidate.time + tail, candidate))
-    if not found:
-        raise closest(reasons) if reasons else InfeasibleError("No schedule has that many chunks.")
-    step, best = min(found, key=lambda pair: pair[0])
-    return step, Solution(schedule=best.schedule, costs=best.costs, partition=best.partition)
+            step = candidate.time + _tail(problem)
+            if best is None or step < best[0]:
+                best = step, candidate
+    if best is None:
+        raise _refusal(reasons)
+    return best[0], best[1].solution
 
 
-def deepened_step(problem: Problem) -> tuple[float, Solution]:
-    """Seconds of a step of the quick plan with as many chunks as make it faster, and that plan.
+def _refusal(reasons: list[DebubbleError]) -> DebubbleError:
+    return closest(reasons) if reasons else InfeasibleError("No schedule has that many chunks.")
 
-    Raises:
-        InfeasibleError: as `quick_step` does.
-    """
-    step, best = quick_step(problem)
-    if problem.chunks is not None or best.schedule.placement.chunks < 2:
-        return step, best
-    for chunks in DEEPER:
+
+def _chunk_bounds(problem: Problem) -> tuple[list[tuple[float, int]], list[DebubbleError]]:
+    """The bound of the step for every number of chunks, and the reasons why others do not fit."""
+    bounds, reasons = [], []
+    pipeline, tail = PipelineBounds(problem), _tail(problem)
+    for chunks in _chunks(problem):
         try:
-            deeper, plan = quick_step(replace(problem, chunks=chunks))
-        except DebubbleError:
-            break
-        if deeper >= step:
-            break
-        step, best = deeper, plan
-    return step, best
+            bounds.append((pipeline.of(chunks) + tail, chunks))
+        except DebubbleError as reason:
+            reasons.append(reason)
+    return bounds, reasons
 
 
-def quick_price(problem: Problem) -> float:
-    """Seconds of the reference machine that `quick_step` takes."""
-    once, per_pair = REPRICED
-    return sum(once + per_pair * problem.devices * v * problem.micro_batches for _, v in _schedules(problem))
+def _tail(problem: Problem) -> float:
+    """Seconds after the pipeline; no quick plan sums gradients or steps inside it."""
+    return 0.0 if problem.tail is None else problem.tail.of(None)
 
 
-def _schedules(problem: Problem) -> list[tuple[str, int]]:
+def _chunks(problem: Problem) -> list[int]:
     if problem.chunks is not None:
-        choices = [("1f1b" if problem.chunks == 1 else "interleaved", problem.chunks)]
+        choices = [problem.chunks]
     elif problem.devices == 1:
-        choices = [("1f1b", 1)]
+        choices = [1]
     else:
-        choices = [(name, v) for name, v in QUICK if problem.devices * v <= len(units_of(problem).units)]
-    return [(name, v) for name, v in choices if problem.allows(name)]
+        choices = [v for v in CHUNKS if problem.devices * v <= len(units_of(problem).units)]
+    return [v for v in choices if problem.allows(_order(v))]
 
 
-def _fitted(problem: Problem, name: str, chunks: int) -> PricedSchedule:
-    lengths = balanced_counts(units_of(problem), problem.devices * chunks)
+def _order(chunks: int) -> str:
+    return "1f1b" if chunks == 1 else "interleaved"
+
+
+def _price(problem: Problem, chunks: int) -> float:
+    """Seconds of the reference machine that a quick plan with so many chunks takes."""
+    once, per_pair = REPRICED
+    return once + per_pair * problem.devices * chunks * problem.micro_batches
+
+
+def _fitted(problem: Problem, chunks: int) -> PricedSchedule:
+    units, repricer = units_of(problem), _repricer(problem.devices, problem.micro_batches, chunks)
+    return PartitionSearch(problem, units, repricer).fitted(balanced_counts(units, problem.devices * chunks))
+
+
+@lru_cache(maxsize=8)
+def _repricer(devices: int, micro_batches: int, chunks: int) -> Repricer:
+    """The order of a quick plan, ready to be priced; choices that follow each other often have the same."""
     placed: dict[str, Any] = {"chunks": chunks} if chunks > 1 else {}
-    schedule = schedules[name](devices=problem.devices, micro_batches=problem.micro_batches, **placed)
-    return PartitionSearch(problem, units_of(problem), Repricer(schedule)).fitted(lengths)
+    return Repricer(schedules[_order(chunks)](devices=devices, micro_batches=micro_batches, **placed))

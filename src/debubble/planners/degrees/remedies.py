@@ -10,7 +10,7 @@ from debubble.costs import model_units
 from debubble.errors import readable
 from debubble.ir import DebubbleError, RunOptions
 from debubble.ir.degrees import Degrees
-from debubble.planners.degrees.estimate import quick_price, quick_step, rough_step
+from debubble.planners.degrees.estimate import quick_bound, quick_step, step_bound
 from debubble.planners.degrees.memory import too_large
 from debubble.planners.degrees.search import Ranking, rank
 from debubble.planners.degrees.space import Job, configurations
@@ -18,8 +18,6 @@ from debubble.search.effort import Effort
 
 TRIED = 1.0
 """Seconds of the reference machine for the quick plans of one change, once one of them fits."""
-HOPEFUL = 40
-"""Choices of degrees that are tried per change, those with the best guesses."""
 MULTIPLES = (2, 3, 4, 5, 6, 8, 12, 16)
 """How many times as many devices are tried."""
 LORA_RANK = 16
@@ -127,22 +125,17 @@ def _with(job: Job, **options: str) -> Job:
 
 
 def _best(job: Job) -> tuple[Degrees, float] | None:
-    """The fastest quick plan among the hopeful choices; None if none of them fits."""
+    """The fastest quick plan; None if none fits."""
     try:
         problems = {degrees: job.problem(degrees) for degrees in configurations(job)}
     except DebubbleError:
         return None
-    guesses = {d: rough_step(problem) for d, problem in problems.items() if too_large(problem) is None}
-    hopeful = sorted(guesses, key=lambda degrees: guesses[degrees])[:HOPEFUL]
     effort = Effort(TRIED)
     ranking: Ranking[Degrees] = Ranking()
-
-    def step(degrees: Degrees) -> float:
-        effort.spend(quick_price(problems[degrees]))
-        return quick_step(problems[degrees])[0]
-
     rank(
-        hopeful, bound=lambda _: 0.0, guess=lambda degrees: guesses[degrees], step=step, count=1, ranking=ranking,
-        over=lambda: effort.over,
+        [degrees for degrees, problem in problems.items() if too_large(problem) is None],
+        bounds=[lambda degrees: step_bound(problems[degrees]), lambda degrees: quick_bound(problems[degrees])],
+        step=lambda degrees: quick_step(problems[degrees], spend=effort.spend)[0],
+        count=1, ranking=ranking, over=lambda: effort.over,
     )  # fmt: skip
     return next(((degrees, ranking.steps[degrees]) for degrees in ranking.best(1)), None)

@@ -1,8 +1,8 @@
 """Search of degrees: memory rules out, bounds prune, quick plans rank, and the planners work on the best few.
 
 1. Every legal choice (`space`) of which memory alone shows that nothing fits is dropped (`memory.too_large`).
-2. The quick plan of each of the others is made (`estimate`), but for those whose lower bound is above the fifth best
-   step: they cannot be among the five best quick plans.
+2. Quick plans of the others are made (`estimate`) in the order of their lower bounds, until these are above the fifth
+   best step: no other choice can be among the five best quick plans.  Choices that take the same step count as one.
 3. The five best are planned thoroughly, side by side, and the fastest one of them by more planners (or all five by the
    planner that was asked for).
 
@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,7 @@ from debubble.costs.flops import Utilization
 from debubble.ir import DebubbleError, InfeasibleError
 from debubble.ir.degrees import ConfigurationSummary, Degrees, DegreeSearch
 from debubble.planners.auto import asked, fastest_of
-from debubble.planners.degrees.estimate import deepened_step, quick_price, quick_step, rough_step, step_bound
+from debubble.planners.degrees.estimate import quick_bound, quick_step, step_bound
 from debubble.planners.degrees.memory import peak_parts, too_large
 from debubble.planners.degrees.space import Job, configurations, smallest_batches
 from debubble.planners.problem import Problem, Solution, closest
@@ -64,18 +65,25 @@ class Ranking(Generic[K]):
     """Seconds of those that fit, in the order in which they were taken."""
     refused: dict[K, DebubbleError] = field(default_factory=dict)
     slower: int = 0
+    """How many cannot be among the best."""
     left: int = 0
+    """How many are not looked at yet."""
 
     def best(self, count: int) -> list[K]:
-        """The fastest, ties in the order of the choices."""
-        return heapq.nsmallest(count, self.steps, key=lambda choice: self.steps[choice])
+        """The fastest, fastest first; of those that take the same step, the first that was taken."""
+        found: list[K] = []
+        for choice in sorted(self.steps, key=lambda choice: self.steps[choice]):
+            if len(found) == count:
+                break
+            if not found or self.steps[choice] > self.steps[found[-1]] * (1 + NEGLIGIBLE):
+                found.append(choice)
+        return found
 
 
 def rank(
-    choices: Collection[K],
+    choices: Sequence[K],
     *,
-    bound: Callable[[K], float],
-    guess: Callable[[K], float],
+    bounds: Sequence[Callable[[K], float]],
     step: Callable[[K], float],
     count: int,
     ranking: Ranking[K],
@@ -83,28 +91,40 @@ def rank(
 ) -> None:
     """Rank choices by the steps of their quick plans, without planning those that cannot be among the best.
 
+    The choice with the least bound comes first: it gets its next bound, or, after the last one, is planned.
+
     Args:
         choices: What to rank.
-        bound: Seconds that any step of a choice takes at least, never above its `step`.
-        guess: About what its step takes; choices are taken in this order, so that good ones come early and prune more.
+        bounds: Seconds that the quick plan of a choice takes at least; from the quickest to work out to the tightest.
+            One may raise DebubbleError if it shows that nothing fits.
         step: Seconds of its quick plan; raises DebubbleError if it does not fit.
         count: How many of the best must be right.
         ranking: What is filled in, choice by choice, so that it stands when the work is interrupted.
         over: Whether the effort is spent; something that fits is looked for all the same.
     """
-    waiting = sorted(choices, key=guess)
-    for place, choice in enumerate(waiting):
-        best = ranking.best(count)
-        if len(best) == count and bound(choice) > ranking.steps[best[-1]]:
-            ranking.slower += 1
-        elif over() and best:
-            ranking.left = len(waiting) - place
+    coarsest, *tighter = bounds
+    waiting = [(coarsest(choice), place, 0) for place, choice in enumerate(choices)]
+    heapq.heapify(waiting)
+    most = math.inf
+    while waiting:
+        ranking.left = len(waiting)
+        bound, place, known = heapq.heappop(waiting)
+        if bound > most:
+            ranking.left, ranking.slower = 0, len(waiting) + 1
             return
-        else:
-            try:
-                ranking.steps[choice] = step(choice)
-            except DebubbleError as refusal:
-                ranking.refused[choice] = refusal
+        if over() and ranking.steps:
+            return
+        choice = choices[place]
+        try:
+            if known < len(tighter):
+                heapq.heappush(waiting, (max(bound, tighter[known](choice)), place, known + 1))
+                continue
+            ranking.steps[choice] = step(choice)
+        except DebubbleError as refusal:
+            ranking.refused[choice] = refusal
+        best = ranking.best(count)
+        most = ranking.steps[best[-1]] if len(best) == count else math.inf
+    ranking.left = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +151,7 @@ def search_degrees(job: Job, *, planner: str = "auto", progress: Callable[[Progr
         InputError: if no choice of degrees is legal.
         InfeasibleError: if nothing fits.
     """
+    begun = time.perf_counter()
     search = _Search(job, planner, progress)
     try:
         search.run()
@@ -138,15 +159,14 @@ def search_degrees(job: Job, *, planner: str = "auto", progress: Callable[[Progr
         if not search.ranking.steps and not search.results:
             raise
         search.interrupted = True
-    return search.best()
+    best = search.best()
+    return replace(best, result=replace(best.result, solve_seconds=time.perf_counter() - begun))
 
 
 def quickest(job: Job) -> Best:
     """The fastest quick plan of all choices of degrees; the errors are those of `search_degrees`."""
     search = _Search(job, "auto", lambda _: None)
     search.rank()
-    for degrees in search.ranking.best(BEST):
-        search.ranking.steps[degrees], search.quick[degrees] = deepened_step(search.problems[degrees])
     return search.best()
 
 
@@ -157,7 +177,7 @@ def thorough(problem: Problem, *, names: Sequence[str] = ("adapipe", "portfolio"
     for name in (QUICK, *names):
         try:
             if name == QUICK:
-                answers.append(verified(name, problem, deepened_step(problem)[1], 0.0))
+                answers.append(verified(name, problem, quick_step(problem)[1], 0.0))
             else:
                 answers.append(planners[name](problem))
         except DebubbleError as reason:
@@ -206,12 +226,13 @@ class _Search:
     def run(self) -> None:
         """All three steps; what they find stays when they are interrupted."""
         self.rank()
-        if self.planner != "auto":
+        if self.planner == "auto":
+            self._plan_side_by_side(self.ranking.best(BEST), thorough, share=THOROUGH)
+            self._rescue()
+            self._finish()
+        else:
             self._plan_side_by_side(self.ranking.best(BEST), self.planner, share=1.0)
-            return
-        self._plan_side_by_side(self.ranking.best(BEST), thorough, share=THOROUGH)
-        self._rescue()
-        self._finish()
+            self._rescue()
 
     def rank(self) -> None:
         """The first two steps: rule out by memory, and rank by quick plans."""
@@ -226,19 +247,17 @@ class _Search:
         effort = Effort.starting(RANKING * self.job.effort, self.job.deadline)
 
         def step(degrees: Degrees) -> float:
-            problem = self.problems[degrees]
-            effort.spend(quick_price(problem))
             try:
-                seconds, self.quick[degrees] = quick_step(problem)
+                seconds, self.quick[degrees] = quick_step(self.problems[degrees], spend=effort.spend)
             finally:
                 self._report("Ranking")
             return seconds
 
-        rank(
-            self.problems, bound=lambda degrees: step_bound(self.problems[degrees]),
-            guess=lambda degrees: rough_step(self.problems[degrees]), step=step, count=BEST, ranking=self.ranking,
-            over=lambda: effort.over,
-        )  # fmt: skip
+        bounds = [
+            lambda degrees: step_bound(self.problems[degrees]),
+            lambda degrees: quick_bound(self.problems[degrees]),
+        ]
+        rank(list(self.problems), bounds=bounds, step=step, count=BEST, ranking=self.ranking, over=lambda: effort.over)
 
     def _plan_side_by_side(
         self, choices: Iterable[Degrees], find: str | Callable[[Problem], Solution], *, share: float
@@ -264,13 +283,16 @@ class _Search:
     def _rescue(self) -> None:
         """Plan choices that no quick plan fits, if there are no others or these promise much more.
 
-        The planners have uneven stages or offload, and micro-batches are as small as they may be.
+        The planners have uneven stages or offload (or it is the one that was asked for), and micro-batches are as small
+        as they may be.
         """
         steps = self._steps()
         best = min(steps.values(), default=math.inf)
         promised = {d: self._filled(d) for d in smallest_batches(self.job) if d in self.ranking.refused}
         hopeful = sorted((d for d in promised if promised[d] * MUCH_FASTER < best), key=lambda d: promised[d])[:RESCUED]
-        if steps:
+        if self.planner != "auto":
+            self._plan_side_by_side(hopeful, self.planner, share=1.0)
+        elif steps:
             self._plan_side_by_side(hopeful, partial(thorough, names=("adapipe", "chronos")), share=THOROUGH)
         else:
             for degrees in hopeful:
@@ -322,7 +344,7 @@ class _Search:
         steps = self._steps()
         if not steps:
             raise self._nothing_fits()
-        shown = heapq.nsmallest(BEST, self.results or steps, key=lambda degrees: steps[degrees])
+        shown = sorted(self.results, key=lambda degrees: steps[degrees])[:BEST] or self.ranking.best(BEST)
         for degrees in shown:
             if degrees not in self.results:
                 self.results[degrees] = verified(QUICK, self.problems[degrees], self.quick[degrees], 0.0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 
 from debubble.costs.units import Units
@@ -50,21 +52,33 @@ def balanced_counts(units: Units, stages: int, *, weights: Sequence[float] | Non
         InputError: If there are fewer units than stages.
     """
     _check(units, stages)
-    work = [float(u.work) for u in units.units] if weights is None else list(weights)
+    work = tuple(float(u.work) for u in units.units) if weights is None else tuple(weights)
+    return list(_balanced(work, stages))
+
+
+@lru_cache(maxsize=4096)
+def _balanced(work: tuple[float, ...], stages: int) -> tuple[int, ...]:
+    """The split of units with this work.
+
+    Where the last stage begins, its work falls and the largest of the stages before it grows; the best place is where
+    the two meet, which only moves on as the units become more.
+    """
     total = [0.0, *accumulate(work)]
     n = len(work)
     # least[i]: the smallest possible largest stage over the first i units; cuts[s][i]: where its last stage begins.
     least = total[:]
     cuts: list[list[int]] = []
     for s in range(1, stages):
-        row, cut = [float("inf")] * (n + 1), [0] * (n + 1)
-        for end in range(s + 1, n + 1):
-            for begin in range(end - 1, s - 1, -1):
-                last = total[end] - total[begin]
-                if last >= row[end]:
-                    break
-                if max(least[begin], last) < row[end]:
-                    row[end], cut[end] = max(least[begin], last), begin
+        row, cut, meet = [math.inf] * (n + 1), [0] * (n + 1), s
+        for end in range(n if s == stages - 1 else s + 1, n - (stages - 1 - s) + 1):
+            while meet < end - 1 and least[meet] < total[end] - total[meet]:
+                meet += 1
+            begin, largest = meet, max(least[meet], total[end] - total[meet])
+            if meet > s and total[end] - total[meet - 1] < largest:
+                begin, largest = meet - 1, total[end] - total[meet - 1]
+            while begin + 1 < end and least[begin + 1] <= largest:
+                begin += 1
+            row[end], cut[end] = largest, begin
         least = row
         cuts.append(cut)
     counts = []
@@ -72,7 +86,7 @@ def balanced_counts(units: Units, stages: int, *, weights: Sequence[float] | Non
     for cut in reversed(cuts):
         counts.append(end - cut[end])
         end = cut[end]
-    return [end, *reversed(counts)]
+    return (end, *reversed(counts))
 
 
 def balanced_by_device(units: Units, placement: Placement) -> list[int]:
