@@ -35,7 +35,7 @@ def cluster(devices: int = 8) -> Cluster:
     )
 
 
-def units(model: Model = MODEL, **options: int) -> Units:
+def units(model: Model = MODEL, **options: float) -> Units:
     return model_units(model, cluster(), RunOptions(**options))  # type: ignore[arg-type]
 
 
@@ -187,3 +187,24 @@ def test_a_post_validated_step_takes_the_span(validated_after: bool) -> None:
     timeline = simulate(schedules["zb-h2"](devices=4, micro_batches=8), StageCosts.of(stages=4))
     assert (timeline.makespan, timeline.span) == (27, 24)
     assert step_time(timeline, options, tail=1) == (25 if validated_after else 28)
+
+
+def test_hosts_step_their_share_of_the_states_beside_the_devices() -> None:
+    own = MODEL.parameters / 4 / 2
+
+    def tail(share: float) -> float:
+        options = RunOptions(data=2, zero=1, host_optimizer=share)
+        return step_tail(MODEL, cluster(), options, pipeline=4)
+
+    on_devices, half, whole = map(tail, (0.0, 0.5, 1.0))
+    assert whole - half == pytest.approx(30 * own / 2 / HOST_MEMORY_BANDWIDTH, rel=1e-9)
+    assert half > on_devices
+
+
+def test_states_of_hosts_take_no_memory_of_devices() -> None:
+    whole, half = (units(data=2, zero=1, host_optimizer=share) for share in (0, 0.5))
+
+    first, second = whole.units[1], half.units[1]
+    assert first.states is not None
+    assert first.static - second.static == pytest.approx(first.states.optimizer / 2)
+    assert second.on_host is None

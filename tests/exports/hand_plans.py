@@ -65,9 +65,9 @@ def one_f_one_b(layers: list[int], strategy: Strategy = plain, **costs: Any) -> 
     return plan(db.schedules["1f1b"](devices=len(layers), micro_batches=8), layers, strategy, **costs)
 
 
-def interleaved(layers: list[int], strategy: Strategy = plain) -> Plan:
+def interleaved(layers: list[int], strategy: Strategy = plain, *, order: str = "interleaved") -> Plan:
     devices = len(layers) // 2
-    return plan(db.schedules["interleaved"](devices=devices, micro_batches=8, chunks=2), layers, strategy)
+    return plan(db.schedules[order](devices=devices, micro_batches=8, chunks=2), layers, strategy)
 
 
 def priced(

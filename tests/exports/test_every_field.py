@@ -38,6 +38,8 @@ OPTIONS: Mapping[str, tuple[dict[str, Any], Any]] = {
     "dtype": ({}, "fp32"),
     "lora": ({}, 8),
     "post_validation": ({}, True),
+    "host_optimizer": ({"data": 2, "zero": 1}, 0.5),
+    "expert_overlap": ({}, True),
 }
 """Option -> the options beside it, and a value that is not its default."""
 

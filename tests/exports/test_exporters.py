@@ -159,7 +159,8 @@ def sourced(plan: Plan, folder: Path) -> list[str]:
 
 class TestMindFormers:
     def test_offsets_are_what_a_chunk_has_more_than_its_even_share(self) -> None:
-        config = yaml.safe_load(exports["mindformers"](interleaved([3, 3, 3, 2, 3, 3, 3, 2])).files["plan.yaml"])
+        made = exports["mindformers"](interleaved([3, 3, 3, 2, 3, 3, 3, 2], order="interleaved-less-memory"))
+        config = yaml.safe_load(made.files["plan.yaml"])
 
         model = config["model"]["model_config"]
         assert model["offset"] == [[1, 1, 1, 0], [1, 1, 1, 0]]
@@ -168,7 +169,7 @@ class TestMindFormers:
         assert config["parallel"]["pipeline_config"]["pipeline_interleave"] is True
 
     def test_recomputation_is_counted_per_chunk_and_device(self) -> None:
-        made = exports["mindformers"](interleaved([2, 2, 2, 2], full(0, 4, 5)))
+        made = exports["mindformers"](interleaved([2, 2, 2, 2], full(0, 4, 5), order="interleaved-less-memory"))
 
         assert yaml.safe_load(made.files["plan.yaml"])["recompute_config"]["recompute"] == [[1, 0], [2, 0]]
         assert made.losses == ()
@@ -502,8 +503,22 @@ class TestStates:
     def test_zero_2_is_refused_where_it_is_needed_to_fit(self) -> None:
         limit = float(max(priced(data=2, zero=2).simulate().peak_memory))
 
-        with pytest.raises(ExportError, match="Megatron-LM cannot run this plan, whose memory depends on ZeRO-2"):
-            exports["megatron"](priced(data=2, zero=2, memory_limit=limit))
+        with pytest.raises(ExportError, match=r"DeepSpeed cannot run this plan, .* on ZeRO-2: .* with --for deepspeed"):
+            exports["deepspeed"](priced(data=2, zero=2, memory_limit=limit))
+
+    def test_megatron_divides_gradients_and_parameters_with_its_fsdp(self) -> None:
+        for zero, strategy in ((2, "optim_grads"), (3, "optim_grads_params")):
+            script = exports["megatron"](priced(data=2, zero=zero)).files["megatron-arguments.sh"]
+
+            assert f"--use-megatron-fsdp\n    --data-parallel-sharding-strategy {strategy}\n" in script
+            assert "--ckpt-format fsdp_dtensor" in script
+            assert "export CUDA_DEVICE_MAX_CONNECTIONS=32" in script
+
+    def test_megatron_moves_a_share_of_the_states_to_hosts(self) -> None:
+        script = exports["megatron"](priced(data=2, zero=1, host_optimizer=0.5)).files["megatron-arguments.sh"]
+
+        assert "--optimizer-cpu-offload\n    --optimizer-offload-fraction 0.5\n" in script
+        assert "--use-precision-aware-optimizer\n    --overlap-cpu-optimizer-d2h-h2d\n" in script
 
     def test_optimizer_states_return_from_the_host_only_where_there_is_room(self) -> None:
         one_f_one_b = db.schedules["1f1b"](devices=2, micro_batches=8)

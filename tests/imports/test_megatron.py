@@ -126,16 +126,20 @@ def test_recomputation_is_read(arguments: str, recomputed: dict[tuple[str, str],
 
 def test_what_is_not_priced_is_listed(tmp_path: Path) -> None:
     text = SCRIPT.replace(
-        "EXTRA", "--tensor-model-parallel-size 2 --fine-grained-activation-offloading --enable-cuda-graph"
+        "EXTRA",
+        "--tensor-model-parallel-size 2 --fine-grained-activation-offloading --offload-modules core_attn attn_norm"
+        " --delta-offload-bytes-across-pp-ranks 1000 --enable-cuda-graph",
     )
     unread = job(tmp_path, text, cluster="8xA100-80GB").unread
 
     assert [sentence.split()[0].rstrip(":") for sentence in unread] == [
         "--sequence-parallel",
-        "--fine-grained-activation-offloading",
+        "--offload-modules",
+        "--delta-offload-bytes-across-pp-ranks",
         "Not",
         "Taken",
     ]
+    assert unread[1] == "--offload-modules attn_norm is not priced: activations are predicted to stay."
     assert unread[-2] == "Not read: --enable-cuda-graph."
 
 

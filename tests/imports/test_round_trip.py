@@ -21,21 +21,30 @@ JOBS: dict[str, dict[str, Any]] = {
     "chunks": {"planner": "portfolio", "effort": 0.1},
     "replicas": {"data": 2, "zero": 1, "micro_batch_size": 2, "planner": "adapipe"},
     "tensor": {"tensor": 2, "data": 2, "zero": 1, "planner": "adapipe"},
+    "sharded": {"data": 2, "zero": 2, "planner": "adapipe"},
+    "whole parameters": {"data": 2, "zero": 3, "planner": "adapipe"},
+    "hosts": {"data": 2, "zero": 1, "host_optimizer": 0.5, "planner": "adapipe"},
+    "combined": {
+        "data": 2, "zero": 1, "expert": 2, "expert_overlap": True, "chunks": 2, "planner": "portfolio", "effort": 0.1
+    },
+    "modules": {"sequence_length": 8192, "data": 4, "zero": 1, "expert": 4, "planner": "portfolio", "effort": 0.3},
     "experts": {"tensor": 2, "data": 2, "zero": 1, "expert": 4, "expert_tensor": 1, "planner": "adapipe"},
     "FSDP": {"pipeline": 1, "data": 4, "zero": 3, "micro_batch_size": 2, "planner": "adapipe"},
     "gathered once": {"pipeline": 1, "data": 4, "zero": 2, "memory_limit": "80GiB", "planner": "adapipe"},
-}
-ACCUMULATING = ("torchtitan", "automodel", "deepspeed")
+}  # fmt: skip
+ACCUMULATING = ("torchtitan", "automodel", "deepspeed", "megatron", "primus")
 """The targets that divide more than optimizer states where there is no pipeline."""
 
 
 def planned(target: str, job: str) -> Plan:
     options = JOBS[job]
     ranks = options.get("data", 1) * options.get("tensor", 1)
-    cluster = db.Cluster.parse(f"{options.get('pipeline', 4) * ranks}xH200")
+    devices = options.get("pipeline", 4) * ranks
+    cluster = db.Cluster.parse(f"{devices}x{'H100-80GB' if job == 'modules' else 'H200'}")
     model = db.models["qwen3-30b-a3b" if "expert" in options else "qwen3-8b" if ranks > 1 else "llama3.2-3b"]
     untied = Model.from_hf({**model.config, "tie_word_embeddings": False})
-    return db.plan(untied, cluster, micro_batches=8, sequence_length=4096, target=target, **options)
+    options = {"micro_batches": 8, "sequence_length": 4096, **options}
+    return db.plan(untied, cluster, target=target, **options)
 
 
 def read(plan: Plan, target: str, folder: Path) -> Job:
@@ -52,15 +61,18 @@ def read(plan: Plan, target: str, folder: Path) -> Job:
     return importer.job(importer.settings(file), file, given)
 
 
+ALIKE = ("whole", "balanced", "chunks", "replicas", "tensor")
+"""Jobs that all targets run, but for the exceptions below."""
+
 PAIRS = [
     (target, job)
     for target in imports
     for job in JOBS
     # DeepSpeed has no tensor parallelism, a CSV says neither what is recomputed nor of how many sequences, and only
-    # Megatron's arguments tell ranks that divide the experts from those that divide each expert.
+    # Megatron's arguments say all of the others.
     if (target, job) != ("deepspeed", "tensor")
     and (target != "torch" or job == "chunks")
-    and (job != "experts" or target in ("megatron", "primus"))
+    and (job in (*ALIKE, "FSDP", "gathered once") or target in ("megatron", "primus"))
     and (JOBS[job].get("pipeline") != 1 or target in ACCUMULATING)
 ]
 

@@ -92,6 +92,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "expert": (1, 2),
     "optimizer": ("adamw", "adam", "adamw-8bit", "lion", "muon", "momentum", "sgd"),
     "dtype": ("bf16", "fp16", "fp32"),
+    "host_optimizer": (0.0, 0.5),
 }
 
 
@@ -117,11 +118,25 @@ def test_options_are_refused_in_planning_with_the_sentence_of_the_export(option:
 
 
 def test_a_higher_zero_level_than_the_target_has_is_refused_before_planning() -> None:
-    with pytest.raises(InputError, match=r"Megatron-LM does not divide .* as ZeRO-2 over a pipeline; .* --zero 1"):
+    with pytest.raises(InputError, match=r"DeepSpeed does not divide .* as ZeRO-2 over a pipeline; .* --zero 1"):
         db.plan(
             db.models["llama-tiny"], db.Cluster.parse("4xA100-80GB"), data=2, zero=2, planner="adapipe",
-            target="megatron",
+            target="deepspeed",
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"zero": 2, "optimizer": "lion"}, r"Megatron-FSDP\) for adam and sgd alone, not for 'lion'; plan again"),
+        ({"host_optimizer": 0.5}, "to hosts for a distributed Adam alone; plan again with --zero 1"),
+        ({"host_optimizer": 0.5, "zero": 1, "optimizer": "sgd"}, "to hosts for a distributed Adam alone"),
+        ({"expert_overlap": True}, "what expert-parallel ranks exchange; plan again with --expert 2"),
+    ],
+)
+def test_megatron_refuses_what_its_own_arguments_do_not_take_together(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        targets["megatron"].check(RunOptions(data=2, **changes), db.models["mixtral-8x7b"], pipeline=2)
 
 
 def test_debubbles_own_runtime_refuses_what_it_does_not_run() -> None:

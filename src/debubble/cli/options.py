@@ -105,6 +105,21 @@ class ModelRun(OptionGroup):
             help="Update before the gradients' norm is known: the span counts, and copies that take updates back.",
         ),
     ] = False
+    host_optimizer: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Share of the optimizer states that hosts keep, and step after the pipeline (megatron, primus).",
+        ),
+    ] = 0.0
+    expert_overlap: Annotated[
+        bool,
+        typer.Option(
+            "--expert-overlap",
+            help="Tokens travel to experts beside another micro-batch's computing (megatron, primus: combined 1F1B).",
+        ),
+    ] = False
 
     @property
     def degrees(self) -> dict[str, Any]:

@@ -62,6 +62,8 @@ def model_units(
     check(model, options)
     if model.whole_layers:
         framework = replace(framework, fused_activation=False)
+    if options.expert_overlap:
+        framework = replace(framework, dispatch_overlap=True)
     speed = Speed.of(cluster.slowest, options.dtype)
     builder = _Builder(Shapes(model=model, options=options, framework=framework, speed=speed))
     tower = () if model.vision is None else _vision_units(builder, model.vision)
@@ -121,14 +123,21 @@ def joined_unit(kind: str, layer: int | None, *halves: Unit) -> Unit:
             gradients=sum(half.states.gradients for half in halves if half.states),
             optimizer=sum(half.states.optimizer for half in halves if half.states),
         ),
-        on_host=HostStates(
-            static=sum(host.static for host in hosts),
-            gradients=sum(host.gradients for host in hosts),
-            parameters=sum(host.parameters for host in hosts),
-            step=sum(host.step for host in hosts),
-        ),
+        on_host=_joined_hosts(hosts),
         gradient_reduce=sum(half.gradient_reduce for half in halves),
         optimizer_step=sum(half.optimizer_step for half in halves),
+        module_bytes={name: size for half in halves for name, size in half.module_bytes.items()},
+    )
+
+
+def _joined_hosts(hosts: Sequence[HostStates]) -> HostStates | None:
+    if not hosts:
+        return None
+    return HostStates(
+        static=sum(host.static for host in hosts),
+        gradients=sum(host.gradients for host in hosts),
+        parameters=sum(host.parameters for host in hosts),
+        step=sum(host.step for host in hosts),
     )
 
 
@@ -138,7 +147,7 @@ def _without_states(unit: Unit) -> Unit:
         unit,
         static=0.0,
         states=StateBytes(weights=0.0, gradients=0.0, optimizer=0.0),
-        on_host=HostStates(static=0.0, gradients=0.0, parameters=0.0, step=0.0),
+        on_host=None if unit.on_host is None else HostStates(static=0.0, gradients=0.0, parameters=0.0, step=0.0),
         gradient_reduce=0.0,
         optimizer_step=0.0,
     )
@@ -283,7 +292,8 @@ class _Builder:
             strategies={"none": Strategy(lookup.saved)},
             activation_after_input=self.boundary,
             on_host=self._on_host(s.model.embedding_parameters),
-            **self._step(s.model.embedding_parameters),
+            gradient_reduce=self._gradient_reduce(s.model.embedding_parameters),
+            optimizer_step=self._optimizer_step(s.model.embedding_parameters),
         )
 
     def attention(self, layer: int) -> Unit:
@@ -356,7 +366,8 @@ class _Builder:
             activation_after_input=sum(op.held for op in operators),
             workspace=workspace,
             on_host=self._on_host(parameters, experts, adapters),
-            **self._step(parameters, experts, adapters, matrices=kind != "head"),
+            gradient_reduce=self._gradient_reduce(parameters, experts, adapters),
+            optimizer_step=self._optimizer_step(parameters, experts, adapters, matrices=kind != "head"),
         )
 
     def per_stage(self) -> dict[str, float]:
@@ -367,10 +378,8 @@ class _Builder:
         step = {"optimizer_step": s.speed.hardware.efficiency.launch}
         return {**step, "gradient_reduce": latency} if ranks > 1 else step
 
-    def _step(
-        self, parameters: int, experts: int = 0, adapters: int = 0, *, matrices: bool = False
-    ) -> dict[str, float]:
-        """Seconds of summing gradients and of stepping on the device; if `matrices`, Muon orthogonalizes them."""
+    def _gradient_reduce(self, parameters: int, experts: int = 0, adapters: int = 0) -> float:
+        """Seconds per step of summing gradients."""
         s = self.shapes
         ranks = s.options.data * s.options.context
         _, bandwidth = s.speed.ring(ranks, beside=beside(s.speed, s.options))
@@ -379,14 +388,19 @@ class _Builder:
             if each.summed:
                 scattered = scattered_bytes(s.options, gradient=each.summed)
                 moved += count * scattered * (each.shards - 1) / each.shards
+        return moved / bandwidth
+
+    def _optimizer_step(self, parameters: int, experts: int = 0, adapters: int = 0, *, matrices: bool = False) -> float:
+        """Seconds of stepping on the device; if `matrices`, Muon orthogonalizes them."""
+        s = self.shapes
         stepped = self._stepped(parameters, experts, adapters)
-        step = step_seconds(s.model, s.speed, s.options, s.framework, stepped, matrices=stepped if matrices else 0.0)
-        return {"gradient_reduce": moved / bandwidth, "optimizer_step": step}
+        return step_seconds(s.model, s.speed, s.options, s.framework, stepped, matrices=stepped if matrices else 0.0)
 
     def _stepped(self, parameters: int, experts: int, adapters: int) -> float:
-        """Parameters that the optimizer of one rank updates."""
-        divided = self._divided(parameters, experts, adapters)
-        return sum(count / (each.shards if self.shapes.options.zero else 1) for count, each in divided if each.summed)
+        """Parameters that the optimizer of one rank updates on the device."""
+        options, divided = self.shapes.options, self._divided(parameters, experts, adapters)
+        own = sum(count / (each.shards if options.zero else 1) for count, each in divided if each.summed)
+        return own * (1 - options.host_optimizer)
 
     def _static(self, parameters: int, experts: int = 0, adapters: int = 0) -> float:
         return sum(count * each.total for count, each in self._divided(parameters, experts, adapters))
@@ -426,12 +440,16 @@ class _Builder:
             return 0.0
         return s.element * parameters / s.options.tensor
 
-    def _on_host(self, parameters: int, experts: int = 0, adapters: int = 0) -> HostStates:
+    def _on_host(self, parameters: int, experts: int = 0, adapters: int = 0) -> HostStates | None:
         """Costs with the optimizer on the host: weights and gradients stay, and each rank moves its own share.
+
+        None where the run's options say which share of all states is there.
 
         The host steps before the norm of all gradients is known, so it copies what it changes.  Its step takes the time
         of its memory traffic: Muon's products are left out.
         """
+        if self.shapes.options.host_optimizer:
+            return None
         o = replace(self.shapes.options, post_validation=True)
         divided = self._divided(parameters, experts, adapters, options=o)
         share = 1 / (o.data * o.context) if o.zero else 1.0

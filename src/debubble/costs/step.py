@@ -37,6 +37,9 @@ MOMENTS: Mapping[str, int] = {
 HOST_MEMORY_BANDWIDTH = 25e9
 """Bytes per second that the optimizer step of one device gets of its host: an eighth of a two-socket server's."""
 
+HOST_ELEMENT = 4
+"""Bytes of a gradient or parameter on its way to or from a host that steps."""
+
 
 @dataclass(frozen=True)
 class ParameterBytes:
@@ -64,14 +67,18 @@ class ParameterBytes:
 def parameter_bytes(options: RunOptions, *, shards: float, gradient_bytes: int) -> ParameterBytes:
     """Bytes per parameter, when `shards` ranks divide what ZeRO divides.
 
-    `gradient_bytes` holds in mixed precision.  Raises InputError for an unknown optimizer, dtype or ZeRO level.
+    `gradient_bytes` holds in mixed precision.  Raises InputError for an unknown optimizer, dtype or ZeRO level, or a
+    share that is none.
     """
+    if not 0 <= options.host_optimizer <= 1:
+        raise InputError(f"--host-optimizer is a share between 0 and 1, not {options.host_optimizer}.")
     if options.zero not in (0, 1, 2, 3):
         raise InputError(f"ZeRO has the levels 0, 1, 2 and 3, not {options.zero}.")
     weight = element_bytes(options.dtype)
     mixed = weight == 2
     gradient = gradient_bytes if mixed else 4
-    optimizer = moment_bytes(options.optimizer) + (4 if mixed else 0) + copied_bytes(options)
+    moments = moment_bytes(options.optimizer) + (4 if mixed else 0) + copied_bytes(options)
+    optimizer = moments * (1 - options.host_optimizer)
     return ParameterBytes(
         weight=weight / shards if options.zero >= 3 else weight,
         gradient=gradient / shards if options.zero >= 2 else gradient,
@@ -199,10 +206,23 @@ class StepTail:
             speed.gather(parameters * moved, count, beside=min(count, neighbours))
             for parameters, count in ((dense, ranks), (experts, replicas))
         )
-        stepped = (dense / ranks + experts / replicas if options.zero else dense + experts) * unstepped
+        own = dense / ranks + experts / replicas if options.zero else dense + experts
+        on_host = self._host_seconds(own * options.host_optimizer, sharing=layout.sharing)
+        stepped = own * (1 - options.host_optimizer) * unstepped
         matrices = stepped * in_matrices / trained
         launch = speed.hardware.efficiency.launch if stepped else 0.0
-        return reduce + launch + step_seconds(self.model, speed, options, self.framework, stepped, matrices=matrices)
+        on_device = launch + step_seconds(self.model, speed, options, self.framework, stepped, matrices=matrices)
+        return reduce + max(on_device, on_host)
+
+    def _host_seconds(self, parameters: float, *, sharing: float) -> float:
+        """The hosts' step of so many parameters, with gradients down and parameters up in fp32 beside it."""
+        hardware = self.cluster.slowest
+        if not parameters:
+            return 0.0
+        bandwidth = hardware.host_bandwidth * hardware.efficiency.host / sharing
+        moved = HOST_ELEMENT * parameters * (2 if hardware.host_link == "half-duplex" else 1) / bandwidth
+        traffic = step_traffic(self.options, gradient_bytes=self.framework.gradient_bytes)
+        return max(moved, traffic * parameters / HOST_MEMORY_BANDWIDTH)
 
 
 @lru_cache

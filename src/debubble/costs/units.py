@@ -7,9 +7,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, pairwise
 from typing import Any, NamedTuple, Self
 
 from debubble.ir import Number, Placement, StageCosts
@@ -76,6 +76,8 @@ class Unit:
     """Time of summing its gradients over the data-parallel ranks, beside what every stage takes."""
     optimizer_step: Number = 0
     """Time of its optimizer step on the device, beside what every stage takes."""
+    module_bytes: Mapping[str, Number] = field(default_factory=dict)
+    """Bytes of what `none` keeps, by the module that it is the input of, where a framework offloads by module."""
 
     @property
     def activation(self) -> Number:
@@ -129,6 +131,15 @@ class Partition(tuple[tuple[tuple[int, str], ...], ...]):
         return frozenset(s for s, stage in enumerate(self) if any(strategy != "none" for _, strategy in stage))
 
 
+def partition_named(stages: Sequence[Sequence[PlannedUnit]], units: Units) -> Partition:
+    """The partition of units that a plan lists, stage by stage in model order."""
+    index = count()
+    return Partition(
+        [(i, units.units[i].strategy_named(unit.strategy) or "none") for unit, i in zip(stage, index, strict=False)]
+        for stage in stages
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Units:
     """A model in model order, with what joins its units."""
@@ -139,6 +150,8 @@ class Units:
     communication_model: CommunicationModel = "latency"
     offload_bandwidth: Number | None = None
     """Bytes per second of the host link, per direction; None: no offload."""
+    module_bandwidth: Number | None = None
+    """Bytes per second of a host link over which planners move nothing, but a framework moves modules' inputs."""
     host_memory: Number | None = None
     """Bytes of the host's memory for each device; None: no limit."""
     host_link: HostLink = "full-duplex"
@@ -221,6 +234,10 @@ class Units:
         others = {name: value for name, value in self.stage_entries.items() if name not in _ADDED}
         entries = {**others, **(self._host_entries(partition, on_host) if on_host else {})}
         return costs.replace(**entries) if entries else costs
+
+    def offloading_modules(self) -> Units:
+        """The units with a link for the inputs of their modules."""
+        return replace(self, offload_bandwidth=self.module_bandwidth)
 
     def planned(self, partition: Sequence[Sequence[tuple[int, str]]]) -> tuple[tuple[PlannedUnit, ...], ...]:
         """The partition as a plan lists it."""

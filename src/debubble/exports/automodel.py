@@ -9,7 +9,17 @@ import yaml
 
 from debubble.exports.layers import StageLayers, stage_layers
 from debubble.exports.module_names import hf_names
-from debubble.exports.options import Decision, Lost, OptionTable, Written, by_value, nested, post_validation, written
+from debubble.exports.options import (
+    MEGATRON_ALONE,
+    Decision,
+    Lost,
+    OptionTable,
+    Written,
+    by_value,
+    nested,
+    post_validation,
+    written,
+)
 from debubble.exports.recomputation import Choice, fastest
 from debubble.exports.registry import Made, exporter
 from debubble.exports.torch_csv import to_csv
@@ -105,6 +115,7 @@ OPTIONS: OptionTable = {
     "dtype": _dtype,
     "lora": _lora,
     "post_validation": post_validation,
+    **MEGATRON_ALONE,
 }
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from debubble.exports.layers import StageLayers, stage_layers
 from debubble.exports.options import (
+    MEGATRON_ALONE,
     Decision,
     Lost,
     OptionTable,
@@ -127,6 +128,7 @@ OPTIONS: OptionTable = {
     "dtype": by_value("dtype", {"bf16": {"bf16.enabled": True}, "fp16": {"fp16.enabled": True}, "fp32": {}}),
     "lora": adapters,
     "post_validation": post_validation,
+    **MEGATRON_ALONE,
 }
 
 

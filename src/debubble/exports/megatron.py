@@ -15,6 +15,7 @@ from typing import Any
 
 from debubble.exports import megatron_bridge
 from debubble.exports.layers import PlannedLayer, StageLayers, stage_layers
+from debubble.exports.offload import module_offload
 from debubble.exports.options import (
     Decision,
     OptionTable,
@@ -29,7 +30,9 @@ from debubble.exports.reduction import require_order
 from debubble.exports.registry import Made, exporter
 from debubble.ir import Plan
 from debubble.models import Model
-from debubble.targets.frameworks import MEGATRON_MODULES
+from debubble.targets import Target, targets
+from debubble.targets.megatron_modules import MEGATRON_MODULES, OVERLAPPED_MODULES
+from debubble.targets.orders import COMBINED
 from debubble.targets.target import sparse_layers
 
 _TARGET = "Megatron-LM"
@@ -58,6 +61,45 @@ def _optimizer(plan: Plan) -> Decision:
     return by_value("optimizer", settings)(plan)
 
 
+def _zero(plan: Plan) -> Decision:
+    """The distributed optimizer divides states; Megatron-FSDP gradients too, and parameters."""
+    if plan.options.zero < 2:
+        return Written({"--use-distributed-optimizer": _ON} if plan.options.zero else {})
+    return Written(
+        {
+            "--use-distributed-optimizer": _ON,
+            "--use-megatron-fsdp": _ON,
+            "--data-parallel-sharding-strategy": FSDP[plan.options.zero],
+            "--ckpt-format": "fsdp_dtensor",
+        }
+    )
+
+
+FSDP = {0: "no_shard", 1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
+"""ZeRO level -> Megatron-FSDP's name for it."""
+
+
+def _host_optimizer(plan: Plan) -> Decision:
+    """The hosts step beside the transfers, and the devices beside the hosts."""
+    if not plan.options.host_optimizer:
+        return Written({})
+    return Written(
+        {
+            "--optimizer-cpu-offload": _ON,
+            "--optimizer-offload-fraction": plan.options.host_optimizer,
+            "--use-precision-aware-optimizer": _ON,
+            "--overlap-cpu-optimizer-d2h-h2d": _ON,
+        }
+    )
+
+
+def _expert_overlap(plan: Plan) -> Decision:
+    """Combined 1F1B, whose backward leaves weights for when tokens travel."""
+    if not plan.options.expert_overlap:
+        return Written({})
+    return Written({"--overlap-moe-expert-parallel-comm": _ON, "--delay-wgrad-compute": _ON})
+
+
 def _dtype(plan: Plan) -> Decision:
     """The costs count on attention that keeps no scores."""
     if plan.options.dtype == "fp8":
@@ -66,7 +108,10 @@ def _dtype(plan: Plan) -> Decision:
 
 
 def _expert(plan: Plan) -> Decision:
-    return Written({"--expert-model-parallel-size": plan.options.expert} if plan.options.expert > 1 else {})
+    """The costs count on tokens that travel to their experts alone, where Megatron's default gathers all of them."""
+    if plan.options.expert == 1:
+        return Written({})
+    return Written({"--expert-model-parallel-size": plan.options.expert, "--moe-token-dispatcher-type": "alltoall"})
 
 
 def _expert_tensor(plan: Plan) -> Decision:
@@ -85,11 +130,13 @@ OPTIONS: OptionTable = {
     "context": written("--context-parallel-size", lambda plan: plan.options.context),
     "expert": _expert,
     "expert_tensor": _expert_tensor,
-    "zero": lambda plan: Written({"--use-distributed-optimizer": _ON} if plan.options.zero else {}),
+    "zero": _zero,
     "optimizer": _optimizer,
     "dtype": _dtype,
     "lora": adapters,
     "post_validation": post_validation,
+    "host_optimizer": _host_optimizer,
+    "expert_overlap": _expert_overlap,
 }
 
 
@@ -97,17 +144,20 @@ OPTIONS: OptionTable = {
 def megatron(plan: Plan, settings: Mapping[str, Any]) -> Made:
     """`megatron-arguments.sh`, which sets a bash array, and `megatron_bridge.py`, which changes a Bridge recipe."""
     stages = stage_layers(plan, target=_TARGET)
-    require_order(plan, target=_TARGET, names=("1f1b", "interleaved"))
+    names = (COMBINED,) if plan.options.expert_overlap else ("1f1b", "interleaved")
+    require_order(plan, target=_TARGET, names=names)
     mtp = sum(stage.mtp for stage in stages)
-    plan, recompute, losses = fastest(plan, _ladders(plan, stages), target=_TARGET)
+    plan, recompute, losses = fastest(plan, ladders(plan, stages), target=_TARGET)
     if mtp and recompute:
         losses = (*losses, "Megatron-LM recomputes no multi-token-prediction layer.")
     if plan.model is None:
         losses = (f"A step has {plan.micro_batches} micro-batches, of which --global-batch-size decides.", *losses)
-    arguments = {**arguments_of(plan, stages, settings), **recompute}
+    offload = offload_arguments(plan, targets["megatron"])
+    arguments = {**arguments_of(plan, stages, settings), **recompute, **offload}
+    variables = environment(arguments)
     files = {
-        "megatron-arguments.sh": _script(arguments),
-        "megatron_bridge.py": megatron_bridge.recipe(arguments, chunks=plan.schedule.placement.chunks),
+        "megatron-arguments.sh": _script(arguments, variables),
+        "megatron_bridge.py": megatron_bridge.recipe(arguments, variables, chunks=plan.schedule.placement.chunks),
     }
     return Made(files, plan, losses)
 
@@ -124,7 +174,30 @@ def arguments_of(plan: Plan, stages: Sequence[StageLayers], settings: Mapping[st
     }
 
 
-def _script(arguments: Mapping[str, Any]) -> str:
+def offload_arguments(plan: Plan, target: Target) -> dict[str, Any]:
+    """The arguments that offload what the plan offloads, however small the tensors are."""
+    setting = module_offload(plan, target)
+    if setting is None:
+        return {}
+    return {
+        "--fine-grained-activation-offloading": _ON,
+        "--offload-modules": setting.modules,
+        **({"--activation-offload-fraction": setting.share} if setting.share < 1 else {}),
+        "--min-offloaded-tensor-size": 0,
+    }
+
+
+def environment(arguments: Mapping[str, Any]) -> dict[str, str]:
+    """The environment variables that Megatron-LM asks for with these arguments."""
+    variables = {}
+    if "--fine-grained-activation-offloading" in arguments:
+        variables["NVTE_CPU_OFFLOAD_V1"] = "1"
+    if "--use-megatron-fsdp" in arguments or "--overlap-moe-expert-parallel-comm" in arguments:
+        variables["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
+    return variables
+
+
+def _script(arguments: Mapping[str, Any], variables: Mapping[str, str]) -> str:
     lines = [
         f"    {name}" if value is _ON else f"    {name} {' '.join(map(shlex.quote, _words(value)))}"
         for name, value in arguments.items()
@@ -133,6 +206,7 @@ def _script(arguments: Mapping[str, Any]) -> str:
         [
             "# A plan of debubble for Megatron-LM: source this file, and give the array to the training script,",
             '# as in: torchrun ... pretrain_gpt.py "${MODEL_ARGS[@]}" "${DEBUBBLE_ARGS[@]}"',
+            *(f"export {name}={value}" for name, value in variables.items()),
             "DEBUBBLE_ARGS=(",
             *lines,
             ")\n",
@@ -163,13 +237,14 @@ def _stage(stage: StageLayers) -> str:
 _Choice = Choice[Mapping[str, Any]]
 
 
-def _ladders(plan: Plan, stages: Sequence[StageLayers]) -> Iterator[Sequence[_Choice]]:
+def ladders(plan: Plan, stages: Sequence[StageLayers]) -> Iterator[Sequence[_Choice]]:
     """Megatron's ways to recompute: nothing, some modules of every layer, or the first whole layers of every stage."""
     layers = [layer for stage in stages for layer in stage.layers]
     yield [Choice({}, {layer.index: ("none",) * len(layer.strategies) for layer in layers}, "")]
     if any(len(layer.strategies) == 2 for layer in layers):
         yield from ([choice] for choice in _selective(plan, layers))
-    yield [_block(stages, count) for count in range(1, max(len(stage.layers) for stage in stages) + 1)]
+    if not plan.options.expert_overlap:
+        yield [_block(stages, count) for count in range(1, max(len(stage.layers) for stage in stages) + 1)]
 
 
 def _block(stages: Sequence[StageLayers], count: int) -> _Choice:
@@ -188,7 +263,7 @@ def _selective(plan: Plan, layers: Sequence[PlannedLayer]) -> Iterator[_Choice]:
     """Choices that recompute the same modules in every layer."""
     sparse = frozenset() if plan.model is None else sparse_layers(Model.from_hf(plan.model))
     known: list[LayerStrategies] = []
-    for name, setting in MEGATRON_MODULES.items():
+    for name, setting in (OVERLAPPED_MODULES if plan.options.expert_overlap else MEGATRON_MODULES).items():
         ways = {layer.index: setting.sparse if layer.index in sparse else setting.dense for layer in layers}
         strategies = {index: (way.attention, way.mlp) for index, way in ways.items()}
         if name == "none" or strategies in known:

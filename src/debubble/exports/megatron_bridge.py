@@ -11,11 +11,14 @@ from typing import Any
 
 _PARTS = {
     "train": ("--micro-batch-size", "--global-batch-size"),
-    "ddp": ("--use-distributed-optimizer",),
+    "ddp": ("--use-distributed-optimizer", "--use-megatron-fsdp", "--data-parallel-sharding-strategy"),
     "optimizer": (
         "--optimizer", "--sgd-momentum", "--use-precision-aware-optimizer", "--exp-avg-dtype", "--exp-avg-sq-dtype",
-        "--use-distributed-optimizer",
+        "--use-distributed-optimizer", "--optimizer-cpu-offload", "--optimizer-offload-fraction",
+        "--overlap-cpu-optimizer-d2h-h2d",
     ),
+    "checkpoint": ("--ckpt-format",),
+    "comm_overlap": ("--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute"),
 }  # fmt: skip
 """Part of the configuration -> the arguments that it has; all others are the model's."""
 _PRECISION = {"--bf16": "bf16_mixed", "--fp16": "fp16_mixed"}
@@ -25,36 +28,42 @@ _ELSEWHERE = ("--num-layers", "--fp8-format", "--attention-backend", *_PRECISION
 _RECIPE = '''\
 """A plan of debubble for Megatron-Bridge: `apply` changes a recipe's configuration."""
 
+import os
+
 PRECISION = {precision}
-MODEL = {model}
-TRAIN = {train}
-DDP = {ddp}
-OPTIMIZER = {optimizer}
+PARTS = {parts}
+ENVIRONMENT = {environment}
 
 
 def apply(cfg):
     """The configuration with the plan; its model stays the recipe's."""
+    os.environ.update(ENVIRONMENT)
     for name in ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"):
         setattr(cfg.model, name, None)
     for name in ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"):
         setattr(cfg.model, name, False)
-    for part, settings in ((cfg.model, MODEL), (cfg.train, TRAIN), (cfg.ddp, DDP), (cfg.optimizer, OPTIMIZER)):
+    if PARTS["comm_overlap"] and cfg.comm_overlap is None:
+        from megatron.bridge.training.comm_overlap import CommOverlapConfig
+
+        cfg.comm_overlap = CommOverlapConfig(tp_comm_overlap=False)
+    for part, settings in PARTS.items():
         for name, value in settings.items():
-            setattr(part, name, value)
-    if "seq_length" in MODEL:
+            setattr(getattr(cfg, part), name, value)
+    if "seq_length" in PARTS["model"]:
         length = "seq_length" if hasattr(cfg.dataset, "seq_length") else "sequence_length"
-        setattr(cfg.dataset, length, MODEL["seq_length"])
+        setattr(cfg.dataset, length, PARTS["model"]["seq_length"])
     if PRECISION is not None:
         cfg.mixed_precision = PRECISION
     return cfg
 '''
 
 
-def recipe(arguments: Mapping[str, Any], *, chunks: int) -> str:
+def recipe(arguments: Mapping[str, Any], environment: Mapping[str, str], *, chunks: int) -> str:
     """The recipe's override for Megatron-LM's arguments.
 
     Args:
         arguments: Name -> value; True for an argument that has none.
+        environment: Environment variables that go with them.
         chunks: Stages per device.
     """
     precision = next((name for flag, name in _PRECISION.items() if flag in arguments), None)
@@ -66,12 +75,11 @@ def recipe(arguments: Mapping[str, Any], *, chunks: int) -> str:
     model["virtual_pipeline_model_parallel_size"] = chunks if chunks > 1 else None
     for name in ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"):
         model.setdefault(name, None)
+    model.setdefault("fine_grained_activation_offloading", False)
     return _RECIPE.format(
         precision=repr(_FP8 if "--fp8-format" in arguments else precision),
-        model=pformat(model, width=110, sort_dicts=False),
-        train=pformat(parts["train"], width=110),
-        ddp=pformat(parts["ddp"], width=110),
-        optimizer=pformat(parts["optimizer"], width=110),
+        parts=pformat({"model": model, **parts}, width=110, sort_dicts=False),
+        environment=dict(environment),
     )
 
 

@@ -13,6 +13,7 @@ import yaml
 
 from debubble.exports.layers import PlannedLayer, StageLayers, stage_layers
 from debubble.exports.options import (
+    MEGATRON_ALONE,
     Decision,
     OptionTable,
     Written,
@@ -74,6 +75,7 @@ OPTIONS: OptionTable = {
     "dtype": _dtype,
     "lora": adapters,
     "post_validation": post_validation,
+    **MEGATRON_ALONE,
 }
 
 
@@ -82,7 +84,7 @@ def mindformers(plan: Plan, settings: Mapping[str, Any]) -> Made:
     """`plan.yaml`, to be merged into a run's configuration."""
     stages = stage_layers(plan, target=_TARGET)
     refuse_mtp(stages, target=_TARGET)
-    require_order(plan, target=_TARGET, names=("1f1b", "interleaved"))
+    require_order(plan, target=_TARGET, names=("1f1b", "interleaved-less-memory"))
     plan, losses = whole_where_needed(plan, stages, target=_TARGET, expressible=_expressible)
     stages = stage_layers(plan, target=_TARGET)
     chunks = plan.schedule.placement.chunks

@@ -68,6 +68,15 @@ def divided_experts(plan: Plan) -> Decision:
     return Written({})
 
 
+def refused_elsewhere(plan: Plan) -> Decision:
+    """The rule of an option that the target refuses, but for its default."""
+    return Written({})
+
+
+MEGATRON_ALONE: OptionTable = {"host_optimizer": refused_elsewhere, "expert_overlap": refused_elsewhere}
+"""Options that are written for Megatron-LM and Primus alone."""
+
+
 def adapters(plan: Plan) -> Decision:
     """LoRA, for targets whose adapters the user configures."""
     rank = plan.options.lora

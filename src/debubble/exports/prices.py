@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import count
 
 from debubble.costs import Cluster, Partition, Units, model_units, profiled
+from debubble.costs.units import partition_named
 from debubble.ir import OutOfMemoryError, Plan, PlannedUnit, RunOptions
 from debubble.models import Model
 from debubble.planners.plan_model import step_time, tail_of
@@ -53,11 +53,7 @@ def with_partition(plan: Plan, units: Units, partition: Partition) -> Plan:
 
 def partition_of(plan: Plan, units: Units) -> Partition:
     """The plan's partition of its model's units."""
-    index = count()
-    return Partition(
-        [(i, units.units[i].strategy_named(unit.strategy) or "none") for unit, i in zip(stage, index, strict=False)]
-        for stage in plan.partition
-    )
+    return partition_named(plan.partition, units)
 
 
 def fits(plan: Plan) -> bool:

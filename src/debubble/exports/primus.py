@@ -6,17 +6,19 @@ its own pipeline runs `zero-bubble`, whose order is that of ZB-H1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
 
-from debubble.exports.layers import stage_layers
-from debubble.exports.megatron import OPTIONS, arguments_of
-from debubble.exports.recomputation import whole_where_needed
+from debubble.exports.layers import StageLayers, stage_layers
+from debubble.exports.megatron import OPTIONS, arguments_of, environment, ladders, offload_arguments
+from debubble.exports.recomputation import fastest, whole_where_needed
 from debubble.exports.reduction import require_order
 from debubble.exports.registry import Made, exporter
 from debubble.ir import Plan
+from debubble.targets import targets
+from debubble.targets.orders import COMBINED
 
 _TARGET = "AMD Primus"
 
@@ -25,17 +27,39 @@ _TARGET = "AMD Primus"
 def primus(plan: Plan, settings: Mapping[str, Any]) -> Made:
     """`plan.yaml`, to be merged into an experiment's `modules.pre_trainer`."""
     stages = stage_layers(plan, target=_TARGET)
-    order = require_order(plan, target=_TARGET, names=("1f1b", "interleaved", "zb-h1"))
+    combined = plan.options.expert_overlap
+    names = (COMBINED,) if combined else ("1f1b", "interleaved", "zb-h1")
+    order = require_order(plan, target=_TARGET, names=names)
+    plan, recompute, losses = _alike(plan, stages) if combined else _by_layer(plan, stages)
+    arguments = {**arguments_of(plan, stages, settings), **offload_arguments(plan, targets["primus"])}
+    overrides = {name[2:].replace("-", "_"): _plain(value) for name, value in arguments.items()} | recompute
+    variables = environment(arguments)
+    if variables:
+        said = " ".join(f"{name}={value}" for name, value in variables.items())
+        losses = (*losses, f"Set {said} in the environment of the experiment.")
+    if order == "zb-h1":
+        overrides |= {"patch_primus_pipeline": True, "pp_algorithm": "zero-bubble"}
+    config = {"modules": {"pre_trainer": {"framework": "megatron", "overrides": overrides}}}
+    return Made({"plan.yaml": yaml.safe_dump(config, sort_keys=False, default_flow_style=None)}, plan, losses)
+
+
+def _by_layer(plan: Plan, stages: Sequence[StageLayers]) -> tuple[Plan, dict[str, Any], tuple[str, ...]]:
+    """Whole layers that recompute, by their numbers."""
     plan, losses = whole_where_needed(
         plan, stages, target=_TARGET, expressible=lambda layer: layer.whole or not layer.recomputes
     )
     recomputed = [
         layer.index for stage in stage_layers(plan, target=_TARGET) for layer in stage.layers if layer.recomputes
     ]
-    overrides = {name[2:].replace("-", "_"): value for name, value in arguments_of(plan, stages, settings).items()}
-    if recomputed:
-        overrides |= {"recompute_granularity": "full", "recompute_method": None, "recompute_layer_ids": recomputed}
-    if order == "zb-h1":
-        overrides |= {"patch_primus_pipeline": True, "pp_algorithm": "zero-bubble"}
-    config = {"modules": {"pre_trainer": {"framework": "megatron", "overrides": overrides}}}
-    return Made({"plan.yaml": yaml.safe_dump(config, sort_keys=False, default_flow_style=None)}, plan, losses)
+    settings = {"recompute_granularity": "full", "recompute_method": None, "recompute_layer_ids": recomputed}
+    return plan, settings if recomputed else {}, losses
+
+
+def _alike(plan: Plan, stages: Sequence[StageLayers]) -> tuple[Plan, dict[str, Any], tuple[str, ...]]:
+    """Modules that recompute in every layer, as combined 1F1B recomputes no whole one."""
+    plan, recompute, losses = fastest(plan, ladders(plan, stages), target=_TARGET)
+    return plan, {name[2:].replace("-", "_"): _plain(value) for name, value in recompute.items()}, losses
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

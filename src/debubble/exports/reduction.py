@@ -19,12 +19,16 @@ class Reduction:
     losses: tuple[str, ...]
 
 
-def compute_only(plan: Plan, *, target: Target) -> Reduction:
+def compute_only(plan: Plan, *, target: Target, offloads: bool) -> Reduction:
     """The plan without offload, with recomputation in the backward, and with one optimizer step at the end.
+
+    Where the target `offloads` as the plan does, the plan keeps that.
 
     All optimizer states stay on the devices, divided as the target's nearest ZeRO level does it.  Raises ExportError if
     the plan then no longer fits in memory, or if its costs cannot say whether it does.
     """
+    if offloads:
+        return Reduction(plan, ())
     reduced = replace(plan, schedule=without_transfers(plan.schedule))
     losses = _schedule_losses(plan)
     needed = ["offload"] if plan.schedule.offloaded else []
@@ -37,7 +41,7 @@ def compute_only(plan: Plan, *, target: Target) -> Reduction:
         if on_devices is None:
             raise ExportError(
                 f"{target.title} cannot run this plan, whose memory depends on {need}; its costs do not say what it"
-                " needs without."
+                f" needs without: {again(plan, target.title)}."
             )
         reduced = replace(reduced, costs=on_devices.costs, options=on_devices.options)
     if not losses:
@@ -46,7 +50,10 @@ def compute_only(plan: Plan, *, target: Target) -> Reduction:
         losses.append(f"With that {slowdown(reduced, plan)}.")
     except OutOfMemoryError as error:
         needs = " and ".join(needed) or "when it recomputes"
-        raise ExportError(f"{target.title} cannot run this plan, whose memory depends on {needs}: {error}") from error
+        raise ExportError(
+            f"{target.title} cannot run this plan, whose memory depends on {needs}: {error}  To avoid that,"
+            f" {again(plan, target.title)}."
+        ) from error
     return Reduction(reduced, tuple(losses))
 
 
@@ -74,8 +81,8 @@ def _states(plan: Plan, *, target: str, zero: int) -> tuple[str, str]:
     if plan.schedule.host_steps:
         stages = ", ".join(map(str, sorted(plan.schedule.host_steps)))
         return (
-            f"The optimizer states of stages {stages} stay on the devices: debubble writes no optimizer offload for"
-            f" {target}.",
+            f"The optimizer states of stages {stages} stay on the devices: debubble writes no optimizer offload by"
+            f" stages for {target}.",
             "optimizer states on the host",
         )
     where = "over" if plan.devices > 1 else "without"
@@ -89,7 +96,7 @@ def _states(plan: Plan, *, target: str, zero: int) -> tuple[str, str]:
 
 def require_order(plan: Plan, *, target: str, names: tuple[str, ...]) -> str:
     """Find which of the library's schedules this order is.  Raises ExportError if it is none of `names`."""
-    name = own_order(plan.schedule, names)
+    name = own_order(without_transfers(plan.schedule), names)
     if name is not None:
         return name
     raise ExportError(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from debubble.exports.layers import ENDS, require_layers
+from debubble.exports.offload import module_offload
 from debubble.exports.options import OptionTable, settings_of
 from debubble.exports.prices import seconds, to_whole_layers
 from debubble.exports.recomputation import ends_keep
@@ -64,7 +65,8 @@ def exporter(
             if layers:
                 require_layers(plan, target=target.title)
             _check(target, plan)
-            reduction = compute_only(plan, target=target)
+            offloads = plan.schedule.offloaded and module_offload(plan, target) is not None
+            reduction = compute_only(plan, target=target, offloads=bool(offloads))
             reduced, losses = reduction.plan, list(reduction.losses)
             settings, lost = settings_of(reduced, options)
             if layers:

@@ -14,6 +14,7 @@ from typing import Any
 from debubble.exports.layers import stage_layers
 from debubble.exports.module_names import torchtitan_names
 from debubble.exports.options import (
+    MEGATRON_ALONE,
     Decision,
     OptionTable,
     Written,
@@ -144,6 +145,7 @@ OPTIONS: OptionTable = {
     ),
     "lora": adapters,
     "post_validation": post_validation,
+    **MEGATRON_ALONE,
 }
 
 

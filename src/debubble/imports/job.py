@@ -16,6 +16,7 @@ from debubble.planners.bounds import lower_bound
 from debubble.planners.model_problem import half_layers, problem_of
 from debubble.schedules import schedules
 from debubble.targets.levers import LAYERS
+from debubble.targets.offload import ModuleOffload
 
 Strategies = Mapping[int, tuple[str, str]]
 """Layer -> the operators that its attention half and its MLP half recompute; those left out recompute nothing."""
@@ -35,6 +36,7 @@ class Job:
         order: The name of the library's schedule that the framework runs, or the order itself.
         strategies: What is recomputed.
         mtp_stage: The stage with the multi-token-prediction layers; None: the last.
+        offload: The modules of every layer that are offloaded; None: nothing is.
         unread: Sentences on what was not read, or is not priced.
     """
 
@@ -47,6 +49,7 @@ class Job:
     order: str | Schedule
     strategies: Strategies
     mtp_stage: int | None = None
+    offload: ModuleOffload | None = None
     unread: tuple[str, ...] = ()
 
     def plan(self, cluster: Cluster) -> Plan:
@@ -64,6 +67,8 @@ class Job:
         units = half_layers(self.model, cluster, self.options, pipeline=self.pipeline, target=self.target)
         partition = self._partition(units)
         schedule = replace(self._schedule(), fused_recompute=partition.recomputing)
+        if self.offload is not None:
+            schedule, units = self.offload.schedule(schedule, units, partition), units.offloading_modules()
         problem = problem_of(
             self.model, cluster, self.options, micro_batches=self.micro_batches, pipeline=self.pipeline
         )

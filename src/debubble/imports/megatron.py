@@ -9,13 +9,16 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from debubble.exports.megatron import FSDP
 from debubble.imports.arguments import read_arguments
 from debubble.imports.job import Job, even_layers
 from debubble.imports.registry import Given, Settings, importer
 from debubble.imports.sizes import Sizes
 from debubble.ir import InputError, RunOptions
 from debubble.models import Model
-from debubble.targets.frameworks import MEGATRON_MODULES
+from debubble.targets.megatron_modules import MEGATRON_MODULES
+from debubble.targets.offload import MODULES, ModuleOffload
+from debubble.targets.orders import COMBINED
 from debubble.targets.target import sparse_layers
 
 
@@ -57,6 +60,8 @@ def job_of(settings: Settings, path: Path, given: Given, *, target: str) -> Job:
         zero=_zero(arguments) if data * context > 1 else int("--use-distributed-optimizer" in arguments),
         optimizer=_optimizer(arguments),
         dtype=_dtype(arguments),
+        host_optimizer=_host_optimizer(arguments),
+        expert_overlap="--overlap-moe-expert-parallel-comm" in arguments,
     )
     strategies = _strategies(arguments, model, layers)
     return Job(
@@ -66,9 +71,10 @@ def job_of(settings: Settings, path: Path, given: Given, *, target: str) -> Job:
         pipeline=pipeline,
         micro_batches=micro_batches,
         layers=layers,
-        order=_order(arguments, chunks=len(layers) // pipeline),
+        order=_order(arguments, chunks=len(layers) // pipeline, combined=options.expert_overlap),
         strategies=strategies,
         mtp_stage=mtp_stage,
+        offload=_offload(arguments),
         unread=tuple(_unread(arguments, options)),
     )
 
@@ -109,6 +115,17 @@ class Arguments:
             raise InputError(
                 f"{self._path}: {name} is '{text}', which is no whole number that is known here."
             ) from None
+
+    def share(self, name: str) -> float:
+        """A number between 0 and 1, which is 1 if the argument is not there; raises InputError if it is none."""
+        text = self.text(name, "1")
+        try:
+            share = float(text or "")
+        except ValueError:
+            share = -1.0
+        if not 0 <= share <= 1:
+            raise InputError(f"{self._path}: {name} is '{text}', which is no share between 0 and 1.")
+        return share
 
     @property
     def left(self) -> dict[str, Any]:
@@ -194,10 +211,12 @@ def _layout(text: str) -> list[str]:
 
 
 def _zero(arguments: Arguments) -> int:
-    """The ZeRO level of Megatron's distributed optimizer, or of its FSDP."""
-    if "--use-megatron-fsdp" in arguments or "--use-torch-fsdp2" in arguments:
-        strategies = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
-        return strategies.get(arguments.text("--data-parallel-sharding-strategy", "no_shard") or "", 3)
+    """The ZeRO level of Megatron's distributed optimizer, or of its FSDP, which divides everything by default."""
+    if "--use-torch-fsdp2" in arguments:
+        return 3
+    if "--use-megatron-fsdp" in arguments:
+        strategy = arguments.text("--data-parallel-sharding-strategy", FSDP[3])
+        return next((level for level, name in FSDP.items() if name == strategy), 3)
     return int("--use-distributed-optimizer" in arguments)
 
 
@@ -211,13 +230,28 @@ def _optimizer(arguments: Arguments) -> str:
     return name
 
 
+def _host_optimizer(arguments: Arguments) -> float:
+    return arguments.share("--optimizer-offload-fraction") if "--optimizer-cpu-offload" in arguments else 0.0
+
+
 def _dtype(arguments: Arguments) -> str:
     names = [name for name in ("bf16", "fp16") if f"--{name}" in arguments]
     return "fp8" if arguments.text("--fp8-format") is not None else next(iter(names), "fp32")
 
 
-def _order(arguments: Arguments, *, chunks: int) -> str:
+def _offload(arguments: Arguments) -> ModuleOffload | None:
+    """The modules of every layer that are offloaded, of those that are priced."""
+    if "--fine-grained-activation-offloading" not in arguments:
+        return None
+    named = arguments.words("--offload-modules")
+    modules = tuple(name for name in MODULES if name in named)
+    return ModuleOffload(modules, arguments.share("--activation-offload-fraction")) if modules else None
+
+
+def _order(arguments: Arguments, *, chunks: int, combined: bool) -> str:
     """Megatron's own order, or that of Primus's pipeline."""
+    if combined and chunks > 1:
+        return COMBINED
     named = {"zero-bubble": "zb-h1", "1f1b": "1f1b", "1f1b-interleaved": "interleaved" if chunks > 1 else "1f1b"}
     algorithm = arguments.text("--pp-algorithm") if "--patch-primus-pipeline" in arguments else None
     if algorithm is None:
@@ -273,6 +307,9 @@ def _unread(arguments: Arguments, options: RunOptions) -> Iterator[str]:
     unknown = modules - {name for setting in MEGATRON_MODULES for name in setting.split("+")}
     if unknown:
         yield f"--recompute-modules {' '.join(sorted(unknown))} is not priced."
+    unmoved = set(arguments.words("--offload-modules")) - {*MODULES}
+    if unmoved:
+        yield f"--offload-modules {' '.join(sorted(unmoved))} is not priced: activations are predicted to stay."
     for name, sentence in _UNPRICED.items():
         if name in arguments:
             yield f"{name}: {sentence}"
@@ -290,9 +327,7 @@ _NAMED = 12
 
 
 _UNPRICED = {
-    "--fine-grained-activation-offloading": "activations are predicted to stay on the devices.",
-    "--optimizer-cpu-offload": "optimizer states are predicted to stay on the devices.",
-    "--overlap-moe-expert-parallel-comm": "all-to-all is predicted to be waited for.",
+    "--delta-offload-bytes-across-pp-ranks": "all ranks are predicted to offload alike.",
     "--microbatch-group-size-per-virtual-pipeline-stage": "groups are predicted to be as long as the pipeline.",
     "--tp-comm-overlap": "tensor-parallel messages are predicted to be waited for.",
     "--overlap-grad-reduce": "gradients are predicted to be summed after the pipeline.",

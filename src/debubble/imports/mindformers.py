@@ -50,7 +50,7 @@ def mindformers(settings: Settings, path: Path, given: Given) -> Job:
         pipeline=pipeline,
         micro_batches=given.micro_batches or read.number("parallel_config.micro_batch_num", 1),
         layers=layers,
-        order="interleaved" if chunks > 1 else "1f1b",
+        order="interleaved-less-memory" if chunks > 1 else "1f1b",
         strategies=_strategies(settings, read, layers),
         unread=tuple(_unread(read)),
     )

@@ -52,6 +52,8 @@ class RunOptions:
         dtype: Of computing: `bf16`, `fp16`, `fp32`, or `fp8` for products beside bf16 activations.
         lora: Rank of the low-rank adapters that are trained instead of the model's own parameters; 0: those are.
         post_validation: Devices update before the norm of all gradients is known, with copies that take that back.
+        host_optimizer: Share of every rank's optimizer states that are the host's, which steps them after the pipeline.
+        expert_overlap: Tokens travel to experts and back beside another micro-batch's computing.
     """
 
     micro_batch_size: int = 1
@@ -66,6 +68,8 @@ class RunOptions:
     dtype: str = "bf16"
     lora: int = 0
     post_validation: bool = False
+    host_optimizer: float = 0.0
+    expert_overlap: bool = False
 
     @property
     def expert_shards(self) -> int:

@@ -49,6 +49,10 @@ def beyond_runtime(options: RunOptions, model: Mapping[str, Any] | None) -> str 
         )
     elif options.dtype == "fp16" and config is not None and config.router_balance:
         reason = "fp16 has a scaled loss, and the routers' auxiliary loss has no scale: make the plan with bf16."
+    elif options.host_optimizer:
+        reason = "it steps on hosts what a plan's operations say: make the plan without --host-optimizer to train it."
+    elif options.expert_overlap:
+        reason = "it has no expert parallelism: make the plan without --expert-overlap to train it."
     elif options.lora and config is not None and config.whole_layers:
         reason = f"it has no LoRA for '{config.family}', which runs with transformers' modules: make the plan without."
     return None if reason is None else f"The runtime cannot run this plan, because {reason}"

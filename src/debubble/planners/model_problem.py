@@ -42,7 +42,7 @@ def problem_of(
     if target is not None:
         targets[target].check(options, model, pipeline=devices)
     units = half_layers(model, cluster, options, pipeline=devices, profile=profile, target=target)
-    levers = None if target is None else targets[target].levers
+    levers = None if target is None else targets[target].levers_of(options)
     if levers is not None:
         units = levers.layers(units, sparse_layers(model))
     return Problem(
@@ -66,8 +66,8 @@ def half_layers(
     units = model_units(model, cluster, options, pipeline=pipeline)
     if profile is not None:
         units = profiled(units, profile, model=model, options=options)
-    levers = None if target is None else targets[target].levers
-    return units if levers is None else levers.kept(units)
+    levers = None if target is None else targets[target].levers_of(options)
+    return units if levers is None else levers.kept(units, model, options)
 
 
 def pipeline_devices(cluster: Cluster, options: RunOptions, pipeline: int | None = None) -> int:

@@ -20,6 +20,7 @@ from debubble.planners.problem import ModelUnits, Problem, Solution, Swap
 from debubble.planners.progress import Listener, listening, tell
 from debubble.planners.registry import Result, planners
 from debubble.simulator import Timeline
+from debubble.targets import targets
 
 
 def plan(
@@ -80,6 +81,8 @@ def plan(
         InfeasibleError: if nothing fits, with the reason.
     """
     cluster = cluster if memory_limit is None else cluster.with_limit(memory_limit)
+    if RunOptions(**options).expert_overlap and (target is None or targets[target].overlapping is None):
+        raise InputError("--expert-overlap is Megatron-LM's and Primus's combined 1F1B; plan --for megatron or primus.")
     if global_batch is not None:
         _refuse_of_given_degrees(profile=profile, swap=swap, robust=robust, lengths=lengths)
         fixed = {"pipeline": pipeline, "chunks": chunks, "micro_batches": micro_batches, **options}
@@ -163,9 +166,10 @@ def _of_model(
         model, cluster, options, pipeline=problem.devices, profile=profile, target=problem.target
     )  # fmt: skip
     partition = levers.halves(units, problem.workload.units, solution.partition)
+    linked = units.offloading_modules() if solution.schedule.offloaded else units
     return replace(
         plan,
-        costs=units.stage_costs(partition, solution.schedule.placement),
+        costs=linked.stage_costs(partition, solution.schedule.placement),
         partition=units.planned(partition),
         target=problem.target,
     )

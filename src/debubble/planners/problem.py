@@ -16,13 +16,14 @@ from debubble.ir import (
     InputError,
     Number,
     Placement,
+    RunOptions,
     Schedule,
     StageCosts,
 )
 from debubble.search.effort import Effort
 from debubble.simulator import Price, Timeline
 from debubble.targets.levers import Levers
-from debubble.targets.orders import GivenOrders, OwnOrders, placement_kind
+from debubble.targets.orders import COMBINED, GivenOrders, OwnOrders, placement_kind
 from debubble.targets.target import targets
 
 if TYPE_CHECKING:
@@ -118,7 +119,9 @@ class Problem:
     @property
     def levers(self) -> Levers | None:
         """The only levers that a plan may use; None: all of them."""
-        return None if self.target is None else targets[self.target].levers
+        if self.target is None:
+            return None
+        return targets[self.target].levers_of(RunOptions() if self.tail is None else self.tail.options)
 
     def allows(self, schedule: str, placement: Placement | None = None) -> bool:
         """Tell whether the levers leave a schedule of that name to choose, on stages that lie so."""
@@ -126,8 +129,8 @@ class Problem:
             case OwnOrders(names):
                 return schedule in names
             case GivenOrders(placements) if placements is not None and placement is not None:
-                return placement_kind(placement) in placements
-        return True
+                return schedule != COMBINED and placement_kind(placement) in placements
+        return schedule != COMBINED
 
     def swapping(self, swap: Swap) -> Problem:
         """The problem whose activations may go there, and nowhere else.

@@ -15,7 +15,7 @@ from debubble.costs.host_memory import check_host_memory
 from debubble.ir import CandidateSummary, InputError, Number, Robustness
 from debubble.planners.bounds import OF_ORDERS, check_states, proven_bound
 from debubble.planners.problem import ModelUnits, Problem, Solution
-from debubble.planners.restriction import as_run
+from debubble.planners.restriction import as_run, offloading
 from debubble.registry import Registry
 from debubble.simulator import Timeline, simulate
 from debubble.targets.target import runs_in
@@ -137,7 +137,7 @@ def verified(name: str, problem: Problem, solution: Solution, solve_seconds: flo
         InfeasibleError: If it keeps more on a host than there is.
         DeadlockError: If its operations wait for each other.
     """
-    solution = as_run(problem, solution)
+    solution = offloading(problem, as_run(problem, solution))
     timeline = simulate(solution.schedule, solution.costs)
     if isinstance(problem.workload, ModelUnits) and solution.partition is not None:
         check_host_memory(problem.workload.units, solution.partition, timeline)

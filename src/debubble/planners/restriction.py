@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from debubble.costs.units import Partition, Units
@@ -9,6 +10,7 @@ from debubble.ir import InfeasibleError, OutOfMemoryError
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.simulator import simulate
 from debubble.targets.levers import Levers
+from debubble.targets.offload import ModuleOffload, recomputed_operators
 
 
 def as_run(problem: Problem, solution: Solution) -> Solution:
@@ -25,9 +27,15 @@ def as_run(problem: Problem, solution: Solution) -> Solution:
     units = problem.workload.units
     if levers.alike(units, partition):
         return _with(solution, levers, units, partition)
+    return _recomputing_alike(problem, levers, solution, units)
+
+
+def _recomputing_alike(problem: Problem, levers: Levers, solution: Solution, units: Units) -> Solution:
+    """The answer with the fastest way to recompute all layers alike."""
+    assert solution.partition is not None
     fitting: list[Solution] = []
     reason: OutOfMemoryError | None = None
-    for ways in levers.together(units, partition.lengths):
+    for ways in levers.together(units, solution.partition.lengths):
         for way in ways:
             changed = _with(solution, levers, units, way)
             try:
@@ -47,3 +55,62 @@ def _with(solution: Solution, levers: Levers, units: Units, partition: Partition
     schedule = levers.as_run(solution.schedule, partition.recomputing)
     costs = units.stage_costs(partition, schedule.placement)
     return replace(solution, schedule=schedule, costs=costs, partition=partition)
+
+
+def offloading(problem: Problem, solution: Solution) -> Solution:
+    """An answer as the framework runs it, with modules offloaded where that is faster than recomputation.
+
+    It is the fastest that recomputes less than this one and offloads what it takes to fit; this one if none is.  In
+    each way to recompute it is the least offload that fits, as more of it takes no less time.
+    """
+    levers, partition = problem.levers, solution.partition
+    if levers is None or not levers.offload or partition is None or not isinstance(problem.workload, ModelUnits):
+        return solution
+    units = problem.workload.units
+    if problem.memory_limit is None or units.module_bandwidth is None:
+        return solution
+    best, time = solution, problem.time_of(simulate(solution.schedule, solution.costs))
+    for way in _recomputing_less(levers, units, partition):
+        operators = recomputed_operators(units, way)
+        settings = _by_bytes([each for each in levers.offload if each.goes_with(operators)], units, way)
+        plain = _with(solution, levers, units, way)
+        low, high = 0, len(settings)
+        while low < high:
+            middle = (low + high) // 2
+            changed = _moving(plain, units, settings[middle])
+            try:
+                taken = problem.time_of(simulate(changed.schedule, changed.costs))
+            except OutOfMemoryError:
+                low = middle + 1
+                continue
+            high = middle
+            if taken < time:
+                best, time = changed, taken
+    return best
+
+
+def _recomputing_less(levers: Levers, units: Units, partition: Partition) -> Iterator[Partition]:
+    """The ways to recompute all layers alike that take less time than a partition's, and recompute no layer wholly."""
+
+    def recompute(ways: Partition) -> float:
+        return sum(float(units.units[index].strategies[name].recompute) for stage in ways for index, name in stage)
+
+    most = recompute(partition)
+    ladders = [list(ways) for ways in levers.together(units, partition.lengths)]
+    ways = ladders[0] if ladders else [Partition.cut(units, partition.lengths)]
+    yield from (way for way in ways if recompute(way) < most)
+
+
+def _by_bytes(settings: Sequence[ModuleOffload], units: Units, way: Partition) -> list[ModuleOffload]:
+    """The settings that move something, from the least to the most; of equal ones the first."""
+    sizes = {setting: sum(setting.moved(units, way)) for setting in settings}
+    distinct = {round(sizes[setting]): setting for setting in reversed(settings) if sizes[setting]}
+    return sorted(distinct.values(), key=lambda setting: sizes[setting])
+
+
+def _moving(plain: Solution, units: Units, setting: ModuleOffload) -> Solution:
+    """The answer with a setting's offload, for which no bound without it holds."""
+    assert plain.partition is not None
+    schedule = setting.schedule(plain.schedule, units, plain.partition)
+    costs = units.offloading_modules().stage_costs(plain.partition, schedule.placement)
+    return replace(plain, schedule=schedule, costs=costs, lower_bound=0)

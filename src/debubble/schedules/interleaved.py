@@ -9,6 +9,10 @@ MindSpore's order (its documentation of pipeline parallelism, "interleaved pipel
 less of warm-up: no device holds more than in 1F1B.  Where messages take no time it is as fast; where they do, a device
 waits for what Megatron's further forwards hide.
 
+Combined 1F1B runs a forward beside a backward of another micro-batch, so that the tokens of one travel to their experts
+while the other computes.  The two must not need each other, for which every device warms up with one more forward
+(megatron/core/pipeline_parallel/schedules.py, `overlap_moe_expert_parallel_comm`).
+
 Megatron refuses an m that p does not divide.  Here the micro-batches are cut into groups of nearly equal size, none
 shorter than p unless m itself is: then no group waits for its own pass through the other devices.
 """
@@ -66,6 +70,30 @@ def interleaved_less_memory(
     sizes = group_sizes(micro_batches, devices)
     ahead = [devices - d + (chunks - 1) * max(sizes) for d in range(devices)]
     return _in_groups("interleaved-less-memory", chunks, sizes, ahead)
+
+
+@schedule(
+    "interleaved-combined",
+    paper="Megatron-LM, combined 1F1B",
+    bubble="(p - 1)(f + b) / v",
+    memory="p + p / v, for m a multiple of p",
+    default_chunks=2,
+    peak=lambda p, m, v: min(Fraction(m), Fraction(2 * p + (v - 1) * max(group_sizes(m, p)), v)),
+)
+def interleaved_combined(
+    *, devices: int, micro_batches: int, chunks: int = 2, costs: StageCosts | None = None
+) -> Schedule:
+    """Megatron's interleaved 1F1B with one more forward of warm-up, so that it runs forwards beside backwards.
+
+    Args:
+        devices: Pipeline devices, p.
+        micro_batches: Micro-batches of a step, m.
+        chunks: Stages per device, v.
+        costs: Not read; the order is the same for any.
+    """
+    sizes = group_sizes(micro_batches, devices)
+    ahead = [2 * (devices - d) + (chunks - 1) * max(sizes) for d in range(devices)]
+    return _in_groups("interleaved-combined", chunks, sizes, ahead)
 
 
 def _in_groups(name: str, chunks: int, sizes: Sequence[int], ahead: Sequence[int]) -> Schedule:

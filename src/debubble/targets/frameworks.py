@@ -5,77 +5,41 @@ What they are is told in docs/exports.md, target by target.
 
 from __future__ import annotations
 
-from debubble.costs.step import MOMENTS
-from debubble.ir import RunOptions
-from debubble.models import Model
 from debubble.targets.levers import Levers
 from debubble.targets.limits import (
+    adam_on_hosts,
     divided_experts,
+    eight_bits_divided,
+    experts_to_overlap,
     fused_attention,
     next_token_alone,
     one_of,
     only_one,
+    optimizers_of_fsdp,
     plain_model,
     runtime,
     text_alone,
+    unset,
     untied,
     whole_experts,
 )
-from debubble.targets.orders import GivenOrders, OwnOrders
-from debubble.targets.recomputation import NOTHING, WHOLE, Alike, Choice, EachLayer, Way, same
-from debubble.targets.target import Rule, Target, targets
+from debubble.targets.megatron_modules import MEGATRON_MODULES, OFFLOAD, OVERLAPPED_MODULES
+from debubble.targets.orders import COMBINED, GivenOrders, OwnOrders
+from debubble.targets.recomputation import NOTHING, WHOLE, Alike, EachLayer, Way, same
+from debubble.targets.target import Target, targets
 
 LOOPS = frozenset({"linear", "looped", "v_shape"})
-
-
-def _selective() -> dict[str, Choice]:
-    """Megatron's modules that can be recomputed in every layer, and what that does.
-
-    Transformer Engine fuses the norms of a dense layer into the products behind them: `layernorm` does nothing there,
-    and `mlp` recomputes the second one too.  In a layer with experts the second norm stands alone, `mlp` does nothing,
-    and `moe` or `moe_act` is what recomputes the experts or their activation functions.
-    """
-    cores = {"none": (), "core": ("core_attn",)}
-    experts = {
-        (): "none",
-        ("layernorm",): "norm",
-        ("moe_act",): "activation+multiply",
-        ("layernorm", "moe_act"): "norm+activation+multiply",
-        ("moe",): "mlp",
-        ("layernorm", "moe"): "norm+mlp",
-    }
-    choices = {"none": same(NOTHING)}
-    for core, modules in cores.items():
-        for inner, sparse in experts.items():
-            for dense in ((), ("mlp",)):
-                names = sorted((*modules, *inner, *dense))
-                if names:
-                    way = Way(core, "norm+mlp" if dense else "none")
-                    choices["+".join(names)] = Choice(way, Way(core, sparse))
-    return choices
-
-
-MEGATRON_MODULES = _selective()
-"""Setting -> what it recomputes; the modules are joined by `+`."""
-
-
-def _eight_bits_divided(title: str) -> Rule:
-    def rule(options: RunOptions, model: Model) -> str | None:
-        if options.optimizer != "adamw-8bit" or options.zero:
-            return None
-        others = " or ".join(name for name in MOMENTS if name != "adamw-8bit")
-        return (
-            f"{title} has no optimizer 'adamw-8bit' that debubble can write; plan again with --zero 1, or with"
-            f" --optimizer {others}."
-        )
-
-    return rule
-
-
-def _torch_levers(title: str, placements: frozenset[str] | None, recomputation: EachLayer | Alike) -> Levers:
-    return Levers(
-        title=title, orders=GivenOrders(placements), recomputation=recomputation, keeps_until_weights=True
-    )  # fmt: skip
+PLAIN = (unset("host_optimizer"), unset("expert_overlap"))
+"""Rules of the frameworks for which debubble writes neither optimizer states on hosts nor combined 1F1B."""
+MEGATRON = (
+    eight_bits_divided,
+    optimizers_of_fsdp,
+    adam_on_hosts,
+    experts_to_overlap,
+    fused_attention("bf16", "fp16", "fp8"),
+    text_alone,
+)
+"""Rules of Megatron-LM, and of what takes its arguments."""
 
 
 def _add(target: Target) -> None:
@@ -88,7 +52,7 @@ _add(
         name="torch",
         title="torch",
         zero_alone=(0, 1, 2, 3),
-        levers=_torch_levers("torch", None, EachLayer(WHOLE)),
+        levers=Levers(GivenOrders(), EachLayer(WHOLE), keeps_until_weights=True),
     )
 )
 _add(
@@ -97,14 +61,15 @@ _add(
         title="torchtitan",
         zero_alone=(0, 2, 3),
         rules=(
-            whole_experts(title="torchtitan"),
-            one_of("optimizer", ("adamw", "adam"), title="torchtitan"),
-            one_of("dtype", ("bf16", "fp32"), title="torchtitan"),
-            next_token_alone(title="torchtitan"),
-            text_alone(title="torchtitan"),
+            *PLAIN,
+            whole_experts,
+            one_of("optimizer", ("adamw", "adam")),
+            one_of("dtype", ("bf16", "fp32")),
+            next_token_alone,
+            text_alone,
         ),
-        for_pipelines=(untied(title="torchtitan"),),
-        levers=_torch_levers("torchtitan", LOOPS, EachLayer(WHOLE)),
+        for_pipelines=(untied,),
+        levers=Levers(GivenOrders(LOOPS), EachLayer(WHOLE), keeps_until_weights=True),
     )
 )
 _add(
@@ -113,46 +78,37 @@ _add(
         title="NeMo Automodel",
         zero_alone=(0, 1, 2, 3),
         rules=(
-            whole_experts(title="NeMo Automodel"),
-            one_of("optimizer", ("adamw", "adam", "momentum", "sgd"), title="NeMo Automodel"),
-            one_of("dtype", ("bf16", "fp32"), title="NeMo Automodel"),
-            next_token_alone(title="NeMo Automodel"),
-            text_alone(title="NeMo Automodel"),
+            *PLAIN,
+            whole_experts,
+            one_of("optimizer", ("adamw", "adam", "momentum", "sgd")),
+            one_of("dtype", ("bf16", "fp32")),
+            next_token_alone,
+            text_alone,
         ),
-        for_pipelines=(plain_model(title="NeMo Automodel"), untied(title="NeMo Automodel")),
-        levers=_torch_levers("NeMo Automodel", LOOPS, Alike(WHOLE)),
+        for_pipelines=(plain_model, untied),
+        levers=Levers(GivenOrders(LOOPS), Alike(WHOLE), keeps_until_weights=True),
     )
 )
 _add(
     Target(
         name="megatron",
         title="Megatron-LM",
-        rules=(
-            _eight_bits_divided("Megatron-LM"),
-            fused_attention(("bf16", "fp16", "fp8"), title="Megatron-LM"),
-            text_alone(title="Megatron-LM"),
-        ),
-        levers=Levers(
-            title="Megatron-LM",
-            orders=OwnOrders(("1f1b", "interleaved")),
-            recomputation=Alike(MEGATRON_MODULES, block=True),
-        ),
+        zero=(0, 1, 2, 3),
+        zero_alone=(0, 1, 2, 3),
+        rules=MEGATRON,
+        levers=Levers(OwnOrders(("1f1b", "interleaved")), Alike(MEGATRON_MODULES, block=True), offload=OFFLOAD),
+        overlapping=Levers(OwnOrders((COMBINED,)), Alike(OVERLAPPED_MODULES, whole=False), offload=OFFLOAD),
     )
 )
 _add(
     Target(
         name="primus",
         title="AMD Primus",
-        rules=(
-            _eight_bits_divided("AMD Primus"),
-            fused_attention(("bf16", "fp16", "fp8"), title="AMD Primus"),
-            text_alone(title="AMD Primus"),
-        ),
-        levers=Levers(
-            title="AMD Primus",
-            orders=OwnOrders(("1f1b", "interleaved", "zb-h1")),
-            recomputation=EachLayer(WHOLE),
-        ),
+        zero=(0, 1, 2, 3),
+        zero_alone=(0, 1, 2, 3),
+        rules=MEGATRON,
+        levers=Levers(OwnOrders(("1f1b", "interleaved", "zb-h1")), EachLayer(WHOLE), offload=OFFLOAD),
+        overlapping=Levers(OwnOrders((COMBINED,)), Alike(OVERLAPPED_MODULES, whole=False), offload=OFFLOAD),
     )
 )
 _add(
@@ -161,14 +117,15 @@ _add(
         title="DeepSpeed",
         zero_alone=(0, 1, 2, 3),
         rules=(
-            only_one("tensor", title="DeepSpeed"),
-            only_one("context", title="DeepSpeed"),
-            only_one("expert", title="DeepSpeed"),
-            one_of("dtype", ("bf16", "fp16", "fp32"), title="DeepSpeed"),
-            next_token_alone(title="DeepSpeed"),
-            text_alone(title="DeepSpeed"),
+            *PLAIN,
+            only_one("tensor"),
+            only_one("context"),
+            only_one("expert"),
+            one_of("dtype", ("bf16", "fp16", "fp32")),
+            next_token_alone,
+            text_alone,
         ),
-        levers=Levers(title="DeepSpeed", orders=OwnOrders(("1f1b",)), recomputation=EachLayer(WHOLE)),
+        levers=Levers(OwnOrders(("1f1b",)), EachLayer(WHOLE)),
     )
 )
 
@@ -201,16 +158,13 @@ _add(
         zero=(0, 1, 2),
         zero_alone=(0, 1, 2),
         rules=(
-            divided_experts(title="MindFormers"),
-            one_of("optimizer", ("adamw",), title="MindFormers"),
-            fused_attention(("bf16", "fp16"), title="MindFormers"),
-            next_token_alone(title="MindFormers"),
-            text_alone(title="MindFormers"),
+            *PLAIN,
+            divided_experts,
+            one_of("optimizer", ("adamw",)),
+            fused_attention("bf16", "fp16"),
+            next_token_alone,
+            text_alone,
         ),
-        levers=Levers(
-            title="MindFormers",
-            orders=OwnOrders(("1f1b", "interleaved")),
-            recomputation=EachLayer(MINDFORMERS_PATTERNS, from_start=True),
-        ),
+        levers=Levers(OwnOrders(("1f1b", "interleaved-less-memory")), EachLayer(MINDFORMERS_PATTERNS, from_start=True)),
     )
 )

@@ -13,7 +13,9 @@ from itertools import groupby
 
 from debubble.costs import joined_unit
 from debubble.costs.units import Partition, Strategy, Unit, Units
-from debubble.ir import InfeasibleError, Number, PlannedUnit, Schedule
+from debubble.ir import InfeasibleError, Number, PlannedUnit, RunOptions, Schedule
+from debubble.models import Model
+from debubble.targets.offload import ModuleOffload, setting_of, with_modules
 from debubble.targets.orders import Orders, without_transfers
 from debubble.targets.recomputation import EVERYTHING, WHOLE, Alike, Choice, EachLayer, Recomputation, Way
 
@@ -22,25 +24,25 @@ LAYERS = (*HALVES, "layer")
 """Types of units that are decoder layers, or half of one."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Levers:
     """The levers that a framework leaves to a plan.
 
     Attributes:
-        title: The framework's name in sentences.
         orders: The orders that it runs.
         recomputation: Its ways to recompute.
         keeps_until_weights: Whether it keeps all of a forward's tensors until W, with the gradients beside them, as
             torch's split of a backward does.
+        offload: The ways in which it offloads modules of all layers alike; nothing else is offloaded.
     """
 
-    title: str
     orders: Orders
     recomputation: Recomputation
     keeps_until_weights: bool = False
+    offload: tuple[ModuleOffload, ...] = ()
 
     def as_run(self, schedule: Schedule, recomputing: frozenset[int]) -> Schedule:
-        """A planner's schedule as the framework runs it.
+        """A planner's schedule as the framework runs it, without offload.
 
         Raises:
             InfeasibleError: if it runs no such order.
@@ -49,12 +51,20 @@ class Levers:
         taken = self.orders.as_run(compute, recomputing)
         refusal = self.orders.refusal(taken)
         if refusal is not None:
-            raise InfeasibleError(f"{self.title} {refusal}, and '{schedule.name}' is another.")
+            raise InfeasibleError(f"The target {refusal}, and '{schedule.name}' is another.")
         return taken
 
-    def kept(self, units: Units) -> Units:
-        """The half-layers with the framework's memory, and without offload."""
-        return replace(units, units=tuple(map(self._kept, units.units)), offload_bandwidth=None)
+    def kept(self, units: Units, model: Model, options: RunOptions) -> Units:
+        """The half-layers with the framework's memory; without offload, but for what it offloads by module."""
+        kept = tuple(map(self._kept, units.units))
+        if not self.offload:
+            return replace(units, units=kept, offload_bandwidth=None)
+        known = tuple(with_modules(unit, model, options) for unit in kept)
+        return replace(units, units=known, offload_bandwidth=None, module_bandwidth=units.offload_bandwidth)
+
+    def offload_of(self, schedule: Schedule, units: Units, partition: Partition) -> ModuleOffload | None:
+        """The way to offload that a schedule of these units has; None: another than the framework's, or none."""
+        return setting_of(schedule, units, partition, self.offload) if schedule.offloaded else None
 
     def layers(self, units: Units, sparse: frozenset[int]) -> Units:
         """The units that `kept` gave with every layer whole; `sparse` are the layers with experts."""
@@ -133,7 +143,8 @@ class Levers:
 
     @property
     def _choices(self) -> Mapping[str, Choice]:
-        return {**self.recomputation.choices, **(WHOLE if isinstance(self.recomputation, Alike) else {})}
+        whole = isinstance(self.recomputation, Alike) and self.recomputation.whole
+        return {**self.recomputation.choices, **(WHOLE if whole else {})}
 
     def _distinct(self, *, dense: bool, sparse: bool) -> list[tuple[str, Choice]]:
         """The settings that do different things to the kinds of layers that there are; of those alike, the first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from debubble.costs.step import MOMENTS
 from debubble.ir import RunOptions
 from debubble.models import Model
 from debubble.models.module_bases import not_plain
@@ -11,10 +12,10 @@ from debubble.models.runtime_limits import beyond_runtime
 from debubble.targets.target import Rule
 
 
-def only_one(option: str, *, title: str) -> Rule:
+def only_one(option: str) -> Rule:
     """A parallel degree that the framework does not have beside a pipeline."""
 
-    def rule(options: RunOptions, model: Model) -> str | None:
+    def rule(title: str, options: RunOptions, model: Model) -> str | None:
         if getattr(options, option) == 1:
             return None
         return f"{title}'s pipeline has no {option} parallelism beside it; plan again with --{option} 1."
@@ -22,10 +23,10 @@ def only_one(option: str, *, title: str) -> Rule:
     return rule
 
 
-def one_of(option: str, values: Collection[str], *, title: str) -> Rule:
+def one_of(option: str, values: Collection[str]) -> Rule:
     """An option of which the framework has some values."""
 
-    def rule(options: RunOptions, model: Model) -> str | None:
+    def rule(title: str, options: RunOptions, model: Model) -> str | None:
         value = getattr(options, option)
         if value in values:
             return None
@@ -37,10 +38,22 @@ def one_of(option: str, values: Collection[str], *, title: str) -> Rule:
     return rule
 
 
-def fused_attention(dtypes: Collection[str], *, title: str) -> Rule:
+def unset(option: str) -> Rule:
+    """An option that debubble writes for other frameworks alone."""
+    words = option.replace("_", "-")
+
+    def rule(title: str, options: RunOptions, model: Model) -> str | None:
+        if not getattr(options, option):
+            return None
+        return f"debubble writes no --{words} for {title}; plan again without it, or --for megatron."
+
+    return rule
+
+
+def fused_attention(*dtypes: str) -> Rule:
     """Dtypes in which attention keeps no scores."""
 
-    def rule(options: RunOptions, model: Model) -> str | None:
+    def rule(title: str, options: RunOptions, model: Model) -> str | None:
         if options.dtype in dtypes:
             return None
         return (
@@ -51,55 +64,39 @@ def fused_attention(dtypes: Collection[str], *, title: str) -> Rule:
     return rule
 
 
-def whole_experts(*, title: str) -> Rule:
-    """Experts that are divided by rank, expert- and tensor-parallel ones alike."""
-
-    def rule(options: RunOptions, model: Model) -> str | None:
-        degree = options.expert * options.expert_shards
-        if model.experts is None or model.experts.count % degree == 0:
-            return None
-        return (
-            f"{title} gives every rank whole experts, and {model.experts.count} experts cannot be divided over the"
-            f" {options.expert} expert- x {options.expert_shards} tensor-parallel ranks; plan again with a smaller"
-            " --tensor."
-        )
-
-    return rule
+def whole_experts(title: str, options: RunOptions, model: Model) -> str | None:
+    """Refuse experts that are not whole where ranks divide them, expert- and tensor-parallel ones alike."""
+    degree = options.expert * options.expert_shards
+    if model.experts is None or model.experts.count % degree == 0:
+        return None
+    return (
+        f"{title} gives every rank whole experts, and {model.experts.count} experts cannot be divided over the"
+        f" {options.expert} expert- x {options.expert_shards} tensor-parallel ranks; plan again with a smaller"
+        " --tensor."
+    )
 
 
-def divided_experts(*, title: str) -> Rule:
-    """Experts that tensor-parallel ranks divide as they do everything else."""
-
-    def rule(options: RunOptions, model: Model) -> str | None:
-        if options.expert_shards == options.tensor:
-            return None
-        return f"{title} divides every expert over the tensor-parallel ranks; plan again without --expert-tensor."
-
-    return rule
+def divided_experts(title: str, options: RunOptions, model: Model) -> str | None:
+    """Refuse experts that the tensor-parallel ranks do not divide as they do everything else."""
+    if options.expert_shards == options.tensor:
+        return None
+    return f"{title} divides every expert over the tensor-parallel ranks; plan again without --expert-tensor."
 
 
-def untied(*, title: str) -> Rule:
-    """Models whose head is not their embedding."""
-
-    def rule(options: RunOptions, model: Model) -> str | None:
-        said = model.config.get("tie_word_embeddings")
-        if not (model.tied if said is None else said):
-            return None
-        return (
-            f"{title} does not train tied embeddings over a pipeline; set tie_word_embeddings to false in the model's"
-            " config and plan again."
-        )
-
-    return rule
+def untied(title: str, options: RunOptions, model: Model) -> str | None:
+    """Refuse models whose head is their embedding."""
+    said = model.config.get("tie_word_embeddings")
+    if not (model.tied if said is None else said):
+        return None
+    return (
+        f"{title} does not train tied embeddings over a pipeline; set tie_word_embeddings to false in the model's"
+        " config and plan again."
+    )
 
 
-def next_token_alone(*, title: str) -> Rule:
-    """Models without multi-token-prediction layers, whose modules debubble cannot name."""
-
-    def rule(options: RunOptions, model: Model) -> str | None:
-        return no_further_tokens(title) if model.mtp_layers else None
-
-    return rule
+def next_token_alone(title: str, options: RunOptions, model: Model) -> str | None:
+    """Refuse multi-token-prediction layers, whose modules debubble cannot name."""
+    return no_further_tokens(title) if model.mtp_layers else None
 
 
 def no_further_tokens(title: str) -> str:
@@ -110,29 +107,62 @@ def no_further_tokens(title: str) -> str:
     )
 
 
-def plain_model(*, title: str) -> Rule:
-    """Models that are embedding, layers, norm and head in a row."""
-
-    def rule(options: RunOptions, model: Model) -> str | None:
-        why = not_plain(model.config)
-        if why is None:
-            return None
-        return f"{title} would train another model over a pipeline: {why}; export to torch or megatron."
-
-    return rule
+def plain_model(title: str, options: RunOptions, model: Model) -> str | None:
+    """Refuse models that are more than embedding, layers, norm and head in a row."""
+    why = not_plain(model.config)
+    if why is None:
+        return None
+    return f"{title} would train another model over a pipeline: {why}; export to torch or megatron."
 
 
-def text_alone(*, title: str) -> Rule:
-    """Models without a vision tower."""
-
-    def rule(options: RunOptions, model: Model) -> str | None:
-        if model.vision is None:
-            return None
-        return f"debubble writes no vision tower for {title}; plan the model's text_config."
-
-    return rule
+def text_alone(title: str, options: RunOptions, model: Model) -> str | None:
+    """Refuse vision towers."""
+    if model.vision is None:
+        return None
+    return f"debubble writes no vision tower for {title}; plan the model's text_config."
 
 
-def runtime(options: RunOptions, model: Model) -> str | None:
+def runtime(title: str, options: RunOptions, model: Model) -> str | None:
     """Refuse what debubble's own runtime does not run."""
     return beyond_runtime(options, model.config)
+
+
+def eight_bits_divided(title: str, options: RunOptions, model: Model) -> str | None:
+    """Refuse 8-bit moments without Megatron-LM's distributed optimizer."""
+    if options.optimizer != "adamw-8bit" or options.zero:
+        return None
+    others = " or ".join(name for name in MOMENTS if name != "adamw-8bit")
+    return (
+        f"{title} has no optimizer 'adamw-8bit' that debubble can write; plan again with --zero 1, or with"
+        f" --optimizer {others}."
+    )
+
+
+FSDP_OPTIMIZERS = ("adamw", "adam", "momentum", "sgd")
+
+
+def optimizers_of_fsdp(title: str, options: RunOptions, model: Model) -> str | None:
+    """Refuse gradients that are divided (Megatron-FSDP) under optimizers that do not step them."""
+    if options.zero < 2 or options.optimizer in FSDP_OPTIMIZERS:
+        return None
+    return (
+        f"{title} divides gradients (Megatron-FSDP) for adam and sgd alone, not for '{options.optimizer}'; plan again"
+        " with --zero 1, or with another --optimizer."
+    )
+
+
+def adam_on_hosts(title: str, options: RunOptions, model: Model) -> str | None:
+    """Refuse optimizer states on hosts that are not Adam's, or not those of a distributed optimizer."""
+    if not options.host_optimizer or (options.optimizer in ("adamw", "adam") and options.zero):
+        return None
+    return (
+        f"{title} moves optimizer states to hosts for a distributed Adam alone; plan again with --zero 1 and"
+        " --optimizer adamw, or without --host-optimizer."
+    )
+
+
+def experts_to_overlap(title: str, options: RunOptions, model: Model) -> str | None:
+    """Refuse combined 1F1B where no tokens travel."""
+    if not options.expert_overlap or options.expert > 1:
+        return None
+    return f"{title} overlaps what expert-parallel ranks exchange; plan again with --expert 2 or more."

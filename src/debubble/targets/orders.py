@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from debubble.ir import Kind, Op, Placement, Schedule
 from debubble.schedules import schedules
 
+COMBINED = "interleaved-combined"
+"""The schedule whose forwards run beside backwards, so that tokens travel meanwhile: of use where runs ask for that."""
 COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W)
 
 

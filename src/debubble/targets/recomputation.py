@@ -51,6 +51,8 @@ class Alike:
     choices: Mapping[str, Choice]
     block: bool = False
     """Whether, in place of that, the first N layers of every stage may recompute wholly, N being the same for all."""
+    whole: bool = True
+    """Whether all layers may recompute wholly."""
 
 
 Recomputation = EachLayer | Alike

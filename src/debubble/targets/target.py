@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from debubble.costs.units import Units, partition_named
 from debubble.ir import InputError, PlannedUnit, RunOptions, Schedule
 from debubble.ir.ops import Kind
 from debubble.models import Model
@@ -12,8 +13,9 @@ from debubble.registry import Registry
 from debubble.targets.levers import Levers
 from debubble.targets.orders import without_transfers
 
-Rule = Callable[[RunOptions, Model], str | None]
-"""A sentence that says why a run with these options of that model is refused; None: this rule does not refuse it."""
+Rule = Callable[[str, RunOptions, Model], str | None]
+"""A sentence that says why the framework of that title refuses a run with these options of that model; None: this rule
+does not refuse it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,8 @@ class Target:
         zero_alone: ZeRO levels that it has without one; level 0 is every target's on a single rank.
         rules: What of a run it refuses, beside a higher ZeRO level.
         levers: What a plan may choose; None: everything.
+        overlapping: What it may choose where tokens travel to experts beside computing (`expert_overlap`); None: the
+            same.
         for_pipelines: Rules that hold for pipelines of several devices alone.
     """
 
@@ -37,6 +41,11 @@ class Target:
     rules: Sequence[Rule] = ()
     for_pipelines: Sequence[Rule] = ()
     levers: Levers | None = None
+    overlapping: Levers | None = None
+
+    def levers_of(self, options: RunOptions) -> Levers | None:
+        """What a plan with these options may choose; None: everything."""
+        return self.overlapping if options.expert_overlap and self.overlapping is not None else self.levers
 
     def zero_levels(self, pipeline: int) -> tuple[int, ...]:
         """The ZeRO levels that it has over so many pipeline devices."""
@@ -50,7 +59,7 @@ class Target:
     def refusal(self, options: RunOptions, model: Model, *, pipeline: int) -> str | None:
         """Say why it runs no plan with these options, whatever its ZeRO level; None if it does."""
         rules = (*self.rules, *(self.for_pipelines if pipeline > 1 else ()))
-        return next((why for rule in rules if (why := rule(options, model)) is not None), None)
+        return next((why for rule in rules if (why := rule(self.title, options, model)) is not None), None)
 
     def check(self, options: RunOptions, model: Model, *, pipeline: int) -> None:
         """Raise InputError if it runs no plan with these options."""
@@ -71,24 +80,29 @@ class Target:
         stages: Sequence[Sequence[PlannedUnit]],
         options: RunOptions,
         model: Model,
+        *,
+        units: Units | None = None,
     ) -> bool:
-        """Tell whether it runs a plan as it is, nothing changed."""
-        pipeline = schedule.devices
+        """Tell whether it runs a plan as it is, nothing changed; `units` are the half-layers of one that offloads."""
+        levers, pipeline = self.levers_of(options), schedule.devices
         if (
             options.zero not in self.zero_levels(pipeline)
             or self.refusal(options, model, pipeline=pipeline) is not None
         ):
             return False
-        if self.levers is None:
+        if levers is None:
             return True
+        if schedule.offloaded and units is not None and levers.offload:
+            kept = levers.kept(units, model, options)
+            if levers.offload_of(schedule, kept, partition_named(stages, kept)) is not None:
+                schedule = without_transfers(schedule)
         plain = without_transfers(schedule)
         fused = frozenset(s for s, stage in enumerate(stages) if any(unit.strategy != "none" for unit in stage))
         if plain.orders != schedule.orders or any(op.kind is Kind.R for op in schedule.operations):
             return False
-        if self.levers.orders.as_run(schedule, fused).orders != schedule.orders:
+        if levers.orders.as_run(schedule, fused).orders != schedule.orders:
             return False
-        expressed = self.levers.expresses(stages, sparse_layers(model))
-        return expressed and self.levers.orders.refusal(schedule) is None
+        return levers.expresses(stages, sparse_layers(model)) and levers.orders.refusal(schedule) is None
 
 
 targets: Registry[Target] = Registry("debubble.targets", what="target")
@@ -100,7 +114,12 @@ def sparse_layers(model: Model) -> frozenset[int]:
 
 
 def runs_in(
-    schedule: Schedule, stages: Sequence[Sequence[PlannedUnit]], options: RunOptions, model: Model
+    schedule: Schedule,
+    stages: Sequence[Sequence[PlannedUnit]],
+    options: RunOptions,
+    model: Model,
+    *,
+    units: Units | None = None,
 ) -> tuple[str, ...]:
-    """Names of the targets that run a model's plan as it is."""
-    return tuple(name for name, target in targets.items() if target.runs(schedule, stages, options, model))
+    """Names of the targets that run a model's plan as it is; `units` are the half-layers of one that offloads."""
+    return tuple(name for name, target in targets.items() if target.runs(schedule, stages, options, model, units=units))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from debubble.costs import Cluster
 from debubble.ir import DebubbleError, Plan
 from debubble.models import Model
+from debubble.planners.model_problem import half_layers
 from debubble.planners.plan_model import step_time, tail_of
 from debubble.targets.target import runs_in, targets
 
@@ -27,7 +29,11 @@ def plan_runs_in(plan: Plan) -> tuple[str, ...]:
     """Names of the targets that run a plan as it is; none for a plan of abstract costs."""
     if plan.model is None:
         return ()
-    return runs_in(plan.schedule, plan.partition, plan.options, Model.from_hf(plan.model))
+    model, units = Model.from_hf(plan.model), None
+    if plan.schedule.offloaded and plan.cluster is not None:
+        cluster = Cluster.from_dict(plan.cluster)
+        units = half_layers(model, cluster, plan.options, pipeline=plan.devices, profile=plan.profile)
+    return runs_in(plan.schedule, plan.partition, plan.options, model, units=units)
 
 
 def nearest_plans(plan: Plan, again: Callable[[str], Plan]) -> tuple[NearestPlan, ...]:

@@ -19,6 +19,7 @@ from debubble.planners.problem import Problem, Solution, closest
 from debubble.schedules import schedules
 from debubble.search.effort import REPRICED
 from debubble.simulator import Repricer
+from debubble.targets.orders import COMBINED
 
 CHUNKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 """Stages per device of quick plans; one is 1F1B, more are interleaved."""
@@ -100,11 +101,13 @@ def _chunks(problem: Problem) -> list[int]:
         choices = [1]
     else:
         choices = [v for v in CHUNKS if problem.devices * v <= len(units_of(problem).units)]
-    return [v for v in choices if problem.allows(_order(v))]
+    return [v for v in choices if problem.allows(_order(problem, v))]
 
 
-def _order(chunks: int) -> str:
-    return "1f1b" if chunks == 1 else "interleaved"
+def _order(problem: Problem, chunks: int) -> str:
+    if chunks == 1:
+        return "1f1b"
+    return COMBINED if problem.allows(COMBINED) else "interleaved"
 
 
 def _price(problem: Problem, chunks: int) -> float:
@@ -114,12 +117,13 @@ def _price(problem: Problem, chunks: int) -> float:
 
 
 def _fitted(problem: Problem, chunks: int) -> PricedSchedule:
-    units, repricer = units_of(problem), _repricer(problem.devices, problem.micro_batches, chunks)
+    units = units_of(problem)
+    repricer = _repricer(_order(problem, chunks), problem.devices, problem.micro_batches, chunks)
     return PartitionSearch(problem, units, repricer).fitted(balanced_counts(units, problem.devices * chunks))
 
 
 @lru_cache(maxsize=8)
-def _repricer(devices: int, micro_batches: int, chunks: int) -> Repricer:
+def _repricer(order: str, devices: int, micro_batches: int, chunks: int) -> Repricer:
     """The order of a quick plan, ready to be priced; choices that follow each other often have the same."""
     placed: dict[str, Any] = {"chunks": chunks} if chunks > 1 else {}
-    return Repricer(schedules[_order(chunks)](devices=devices, micro_batches=micro_batches, **placed))
+    return Repricer(schedules[order](devices=devices, micro_batches=micro_batches, **placed))

@@ -157,7 +157,7 @@ def cheapest_alike(repricer: Repricer, units: Units, lengths: Sequence[int], lev
             missing = min(missing, excess)
     if not fitting:
         raise InfeasibleError(
-            f"{readable(missing)} are missing on the fullest device, in whatever way {levers.title} recomputes; use"
+            f"{readable(missing)} are missing on the fullest device, in whatever way the target recomputes; use"
             " more devices or a larger --tensor degree.",
             missing=missing,
         )

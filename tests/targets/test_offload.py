@@ -1,0 +1,101 @@
+"""Offload by module: what moves, when, and that plans for Megatron-LM choose it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import debubble as db
+from debubble.costs import Cluster
+from debubble.costs.units import Partition, Units
+from debubble.exports import exports
+from debubble.ir import RunOptions
+from debubble.models import Model
+from debubble.planners.analysis.nearest import plan_runs_in
+from debubble.planners.model_problem import half_layers
+from debubble.planners.plan_model import tail_of
+from debubble.targets.offload import ModuleOffload
+from tests.exports.hand_plans import LLAMA, MIXTRAL
+
+
+def units_of(config: dict[str, Any]) -> Units:
+    return half_layers(Model.from_hf(config), Cluster.parse("2xA100-80GB"), RunOptions(), pipeline=2, target="megatron")
+
+
+TWO_STAGES = Partition.cut(units_of(LLAMA), [5, 5])
+TOKENS, HIDDEN, BYTES = 2048, 1024, 2
+
+
+def test_transfers_stand_behind_the_forward_and_before_the_backward() -> None:
+    plain = db.schedules["1f1b"](devices=2, micro_batches=2)
+
+    made = ModuleOffload(("core_attn",)).schedule(plain, units_of(LLAMA), TWO_STAGES)
+
+    first = [op.name for op in made.orders[0]]
+    assert first == ["0F0", "0O0", "0F1", "0O1", "0L0", "0B0", "0L1", "0B1"]
+
+
+def test_a_stage_whose_backward_follows_its_forward_keeps_everything() -> None:
+    plain = db.schedules["1f1b"](devices=2, micro_batches=2)
+
+    made = ModuleOffload(("core_attn",)).schedule(plain, units_of(LLAMA), TWO_STAGES)
+
+    assert made.orders[1] == plain.orders[1]
+    assert set(made.offload_fraction) == {0}
+
+
+def test_queries_keys_and_values_move_for_the_core_and_its_result_for_the_projection() -> None:
+    both = ModuleOffload(("core_attn", "attn_proj")).moved(units_of(LLAMA), TWO_STAGES)
+    core = ModuleOffload(("core_attn",)).moved(units_of(LLAMA), TWO_STAGES)
+
+    layers, heads = 2, 8
+    assert core[0] == layers * 3 * TOKENS * HIDDEN * BYTES
+    assert both[0] - core[0] == layers * TOKENS * (HIDDEN * BYTES + heads * 4)
+
+
+def test_the_first_layer_of_a_stage_does_not_move_its_input() -> None:
+    moved = ModuleOffload(("qkv_linear",)).moved(units_of(LLAMA), TWO_STAGES)
+
+    norm = TOKENS * HIDDEN * BYTES
+    assert moved[0] == 2 * norm + norm
+
+
+def test_a_share_moves_the_first_modules_alone() -> None:
+    moved = ModuleOffload(("core_attn", "attn_proj"), 0.25).moved(units_of(LLAMA), TWO_STAGES)
+
+    assert moved[0] == 3 * TOKENS * HIDDEN * BYTES
+
+
+def test_dense_layers_have_no_experts_to_move_from() -> None:
+    assert ModuleOffload(("expert_fc1", "moe_act")).moved(units_of(LLAMA), TWO_STAGES) == [0, 0]
+    assert all(ModuleOffload(("expert_fc1", "moe_act")).moved(units_of(MIXTRAL), TWO_STAGES))
+
+
+@pytest.mark.parametrize(
+    ("modules", "recomputed", "together"),
+    [
+        (("core_attn",), {"norm"}, True),
+        (("core_attn",), {"core"}, False),
+        (("moe_act",), {"mlp"}, False),
+        (("moe_act",), {"core"}, True),
+        (("qkv_linear",), {"full"}, False),
+    ],
+)
+def test_what_recomputes_is_not_offloaded(modules: tuple[str, ...], recomputed: set[str], together: bool) -> None:
+    assert ModuleOffload(modules).goes_with(recomputed) == together
+
+
+def test_a_plan_for_megatron_offloads_modules_where_that_is_faster_than_recomputing() -> None:
+    made = db.plan(
+        db.models["qwen3-30b-a3b"], db.Cluster.parse("16xH100-80GB"), data=4, zero=1, expert=4, sequence_length=8192,
+        micro_batches=8, planner="portfolio", effort=0.3, target="megatron",
+    )  # fmt: skip
+
+    assert made.schedule.offloaded
+    assert made.simulate().makespan >= float(made.lower_bound) - tail_of(made)
+    assert "megatron" in plan_runs_in(made)
+    written = exports["megatron"](made)
+    assert not written.losses
+    assert "--fine-grained-activation-offloading" in written.files["megatron-arguments.sh"]
+    assert "export NVTE_CPU_OFFLOAD_V1=1" in written.files["megatron-arguments.sh"]
