@@ -159,6 +159,49 @@ def test_a_deepspeed_configuration_says_that_stages_are_the_scripts(tmp_path: Pa
     assert read.unread[0].startswith("Stages and recomputation are your script's")
 
 
+UNREAD = {
+    "torchtitan": (
+        "a.toml", TITAN + "[compile]\nenable = true\n[metrics]\nlog_freq = 1\n", "compile.enable", "metrics.log_freq",
+    ),
+    "automodel": ("a.yaml", AUTOMODEL + "compile: {enabled: true}\nseed: 1\n", "compile.enabled", "seed"),
+    "mindformers": (
+        "a.yaml", MINDFORMERS + "swap_config: {swap: true}\nseed: 1\n", "swap_config.swap", "seed",
+    ),
+    "deepspeed": (
+        "a.json", '{"zero_optimization": {"offload_optimizer": "cpu"}, "steps_per_print": 9}',
+        "zero_optimization.offload_optimizer", "steps_per_print",
+    ),
+    "primus": (
+        "a.yaml",
+        "modules: {pre_trainer: {model: llama3_8b.yaml, overrides: {seq_length: 2048, pipeline_model_parallel_size: 4,"
+        " tp_comm_overlap_ag: true, log_interval: 1}}}",
+        "--tp-comm-overlap-ag", "--log-interval",
+    ),
+}  # fmt: skip
+"""Framework -> a file's name and text, a setting in it that may cost something, and one that is taken to be free."""
+
+
+@pytest.mark.parametrize("framework", list(UNREAD))
+def test_every_setting_that_is_not_read_is_named(framework: str, tmp_path: Path) -> None:
+    name, text, costly, free = UNREAD[framework]
+    given: dict[str, Any] = {"model": db.models["llama3-8b"], "pipeline": 4, "sequence_length": 2048}
+    cluster = "8xA100-80GB" if framework == "torchtitan" else "4xA100-80GB"
+
+    unread = job(framework, tmp_path, name, text, cluster=cluster, **given).unread
+
+    [not_read] = [sentence for sentence in unread if sentence.startswith("Not read: ")]
+    [taken] = [sentence for sentence in unread if sentence.startswith("Taken to cost neither time nor memory: ")]
+    assert costly in not_read
+    assert free in taken
+
+
+def test_a_csv_says_that_all_but_the_order_is_taken(tmp_path: Path) -> None:
+    read = job("torch", tmp_path, "a.csv", "0F0,0B0\n", cluster="1xA100-80GB", model=db.models["llama-tiny"],
+               sequence_length=128)  # fmt: skip
+
+    assert [sentence.split()[0] for sentence in read.unread] == ["What", "There", "Micro-batches"]
+
+
 @pytest.mark.parametrize(
     ("framework", "name", "text", "said"),
     [

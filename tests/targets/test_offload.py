@@ -13,8 +13,9 @@ from debubble.exports import exports
 from debubble.ir import RunOptions
 from debubble.models import Model
 from debubble.planners.analysis.nearest import plan_runs_in
-from debubble.planners.model_problem import half_layers
+from debubble.planners.model_problem import half_layers, problem_of
 from debubble.planners.plan_model import tail_of
+from debubble.planners.registry import planners, verified
 from debubble.targets.offload import ModuleOffload
 from tests.exports.hand_plans import LLAMA, MIXTRAL
 
@@ -84,6 +85,19 @@ def test_dense_layers_have_no_experts_to_move_from() -> None:
 )
 def test_what_recomputes_is_not_offloaded(modules: tuple[str, ...], recomputed: set[str], together: bool) -> None:
     assert ModuleOffload(modules).goes_with(recomputed) == together
+
+
+def test_an_answer_that_offloads_is_the_same_when_it_is_verified_again() -> None:
+    problem = problem_of(
+        db.models["qwen3-30b-a3b"], Cluster.parse("16xH100-80GB"),
+        RunOptions(data=4, zero=1, expert=4, sequence_length=8192), micro_batches=8, effort=0.3, target="megatron",
+    )  # fmt: skip
+    result = planners["portfolio"](problem)
+
+    again = verified("auto", problem, result.solution, 0.0)
+
+    assert result.solution.schedule.offloaded
+    assert again.solution.schedule == result.solution.schedule
 
 
 def test_a_plan_for_megatron_offloads_modules_where_that_is_faster_than_recomputing() -> None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from debubble.imports.job import Job
 from debubble.imports.modules import hub_model, layers_of
 from debubble.imports.registry import Given, Settings, importer
-from debubble.imports.settings import Reader, read_settings
+from debubble.imports.settings import Reader, read_settings, unread
 from debubble.imports.torch_hosts import balanced_layers, chunks_of, order_of, recomputed
 from debubble.ir import InputError, RunOptions, Schedule
 from debubble.models import Model
 
 _OPTIMIZERS = {"AdamW": "adamw", "Adam": "adam", "FusedAdam": "adamw"}
 _LENGTHS = ("sequence_length", "dataset.seq_length", "dataset.seq_len", "packed_sequence.packed_sequence_size")
-_MAY_COST = ("fp8", "te_", "compile", "offload", "packed")
+_MAY_COST = re.compile(
+    r"fp8|te_|compile|offload|packed|shard|fsdp|parallel|pipeline|moe|distributed|backend|model\.(?!pretrained)|quantiz"
+)
+"""Words in the names of settings that change time or memory of a step."""
 
 
 @importer("automodel", settings=read_settings, file="plan.yaml")
@@ -31,7 +35,8 @@ def automodel(settings: Settings, path: Path, given: Given) -> Job:
     parts = read.get("distributed.pipeline.module_fqns_per_model_part")
     stages = pipeline * chunks_of(order)
     layers = layers_of(parts) if parts else balanced_layers(model.layers, stages, first_less=0, last_less=0)
-    length = given.sequence_length or next((read.get(name) for name in _LENGTHS if read.get(name)), None)
+    said = [read.get(name) for name in _LENGTHS]
+    length = given.sequence_length or next(filter(None, said), None)
     if length is None:
         raise InputError(f"{path} does not say how long its sequences are: give --sequence-length.")
     ranks = read.number("distributed.ep_size", 1)
@@ -112,6 +117,4 @@ def _unread(read: Reader, *, whole_gradients: bool) -> Iterator[str]:
             "Gradients stay whole until the last micro-batch (defer_fsdp_grad_sync), which takes more memory than is"
             " predicted."
         )
-    left = read.matching(_MAY_COST, read=_LENGTHS)
-    if left:
-        yield f"Not read: {', '.join(left)}."
+    yield from unread(read.left, _MAY_COST)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -11,13 +12,17 @@ from typing import Any
 from debubble.files import read_file
 from debubble.imports.job import Job, even_layers
 from debubble.imports.registry import Given, Settings, importer
-from debubble.imports.settings import Reader, read_settings
+from debubble.imports.settings import Reader, read_settings, unread
 from debubble.imports.torch_hosts import recomputed
 from debubble.ir import InputError, RunOptions
 
 _MODULE = "planned_pipeline.py"
 _LAYERS = "planned_layers.py"
-_MAY_COST = ("offload", "overlap", "activation_checkpointing", "compression", "partition")
+_MAY_COST = re.compile(
+    r"offload|overlap|activation_checkpointing|compression|partition|zero_|pipeline|\bamp\b|communication|moe"
+    r"|tensor_parallel|sparse_attention"
+)
+"""Words in the names of settings that change time or memory of a step."""
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
@@ -52,12 +57,14 @@ def deepspeed(settings: Settings, path: Path, given: Given) -> Job:
     size = read.number("train_micro_batch_size_per_gpu", 1)
     number = given.micro_batches or read.number("gradient_accumulation_steps", 1)
     data = given.cluster.count // pipeline
+    batch = read.number("train_batch_size", size * number * data)
+    zero = read.number("zero_optimization.stage", 0)
     dtype = next((name for name in ("bf16", "fp16") if read.get(f"{name}.enabled", False)), "fp32")
     options = RunOptions(
         micro_batch_size=size,
         sequence_length=given.sequence_length,
         data=data,
-        zero=read.number("zero_optimization.stage", 0) if data > 1 else 0,
+        zero=zero if data > 1 else 0,
         optimizer=str(read.get("optimizer.type", "AdamW")).lower(),
         dtype=dtype,
     )
@@ -75,7 +82,7 @@ def deepspeed(settings: Settings, path: Path, given: Given) -> Job:
                 *read.get(f"{_LAYERS}: RECOMPUTED_LAYERS", ()),
             ]
         ),
-        unread=tuple(_unread(read, pipeline=pipeline)),
+        unread=tuple(_unread(read, pipeline=pipeline, batch=batch, predicted=size * number * data)),
     )
 
 
@@ -102,7 +109,9 @@ def _constants(path: Path) -> dict[str, Any]:
     }
 
 
-def _unread(read: Reader, *, pipeline: int) -> Iterator[str]:
+def _unread(read: Reader, *, pipeline: int, batch: int, predicted: int) -> Iterator[str]:
+    if batch != predicted:
+        yield f"train_batch_size is {batch}, and the micro-batches of the cluster's replicas make {predicted}."
     if pipeline == 1:
         if read.get(f"{_LAYERS}: RECOMPUTED_LAYERS") is None:
             yield "Recomputation is your script's: predicted is none."
@@ -111,6 +120,4 @@ def _unread(read: Reader, *, pipeline: int) -> Iterator[str]:
             "Stages and recomputation are your script's: predicted are stages of equally many layers, and none that"
             " recompute."
         )
-    left = read.matching(_MAY_COST, read=())
-    if left:
-        yield f"Not read: {', '.join(left)}."
+    yield from unread(read.left, _MAY_COST)

@@ -13,6 +13,7 @@ from debubble.exports.megatron import FSDP
 from debubble.imports.arguments import read_arguments
 from debubble.imports.job import Job, even_layers
 from debubble.imports.registry import Given, Settings, importer
+from debubble.imports.settings import unread
 from debubble.imports.sizes import Sizes
 from debubble.ir import InputError, RunOptions
 from debubble.models import Model
@@ -313,17 +314,7 @@ def _unread(arguments: Arguments, options: RunOptions) -> Iterator[str]:
     for name, sentence in _UNPRICED.items():
         if name in arguments:
             yield f"{name}: {sentence}"
-    costly = sorted(name for name in arguments.left if _MAY_COST.search(name))
-    if costly:
-        yield f"Not read: {' '.join(costly)}."
-    free = sorted(arguments.left.keys() - {*costly})
-    if free:
-        more = f" and {len(free) - _NAMED} more" if len(free) > _NAMED else ""
-        yield f"Taken to cost neither time nor memory: {' '.join(free[:_NAMED])}{more}."
-
-
-_NAMED = 12
-"""Arguments that are named in a sentence: a log lists hundreds."""
+    yield from unread(arguments.left, _MAY_COST)
 
 
 _UNPRICED = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from debubble.imports.job import Job
 from debubble.imports.registry import Given, Settings, importer
-from debubble.imports.settings import Reader, read_settings
+from debubble.imports.settings import Reader, read_settings, unread
 from debubble.imports.sizes import Sizes
 from debubble.ir import InputError, RunOptions
 from debubble.models import Model
@@ -17,7 +18,8 @@ from debubble.targets.frameworks import MINDFORMERS_CELLS
 
 _MODEL = "model.model_config."
 _SELECTED = "recompute_config.select_recompute"
-_MAY_COST = ("swap", "recompute_slice", "parallel_optimizer_comm", "select_comm", "mp_comm", "fine_grain", "gmm", "moe")
+_MAY_COST = re.compile(r"swap|recompute|parallel|mp_comm|fine_grain|gmm|moe|model_config|pipeline|jit|memory")
+"""Words in the names of settings that change time or memory of a step."""
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
@@ -96,7 +98,7 @@ def _strategies(settings: Settings, read: Reader, layers: Sequence[int]) -> Mapp
         operator: _per_stage(value, stages)
         for operator, cells in MINDFORMERS_CELLS.items()
         for cell in cells
-        if (value := settings.get(f"{_SELECTED}.{cell}"))
+        if (value := read.get(f"{_SELECTED}.{cell}"))
     }
     begins = [end - length for end, length in zip(accumulate(layers), layers, strict=True)]
     chosen: dict[int, tuple[str, str]] = {}
@@ -116,6 +118,4 @@ def _half(named: Sequence[str], half: int) -> str:
 def _unread(read: Reader) -> Iterator[str]:
     if read.get(_SELECTED) is True:
         yield "select_recompute as a switch chooses MindFormers' own cells, which is predicted as nothing recomputed."
-    left = read.matching(_MAY_COST, read=())
-    if left:
-        yield f"Not read: {', '.join(left)}."
+    yield from unread(read.left, _MAY_COST)

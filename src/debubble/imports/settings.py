@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +48,37 @@ def _flat(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield f"{prefix}{name}", value
 
 
+def unread(left: Iterable[str], costly: re.Pattern[str]) -> Iterator[str]:
+    """Sentences on the settings that nobody asked for: those that change time or memory of a step, and the others.
+
+    Args:
+        left: Their names.
+        costly: Words in the names of those that may cost something.
+    """
+    names = sorted(left)
+    may_cost = [name for name in names if costly.search(name)]
+    if may_cost:
+        yield f"Not read: {' '.join(may_cost)}."
+    free = [name for name in names if name not in may_cost]
+    if free:
+        more = f" and {len(free) - _NAMED} more" if len(free) > _NAMED else ""
+        yield f"Taken to cost neither time nor memory: {' '.join(free[:_NAMED])}{more}."
+
+
+_NAMED = 12
+"""Settings that are named in a sentence: a log lists hundreds."""
+
+
 class Reader:
-    """Settings that are asked for by type."""
+    """Settings that are asked for by type, and know which of them were."""
 
     def __init__(self, settings: Mapping[str, Any], path: Path) -> None:
         self._settings, self._path = settings, path
+        self._asked: set[str] = set()
 
     def get(self, name: str, default: Any = None) -> Any:
         """A setting as it stands there; `default` where it is missing or null."""
+        self._asked.add(name)
         value = self._settings.get(name)
         return default if value is None else value
 
@@ -66,6 +90,7 @@ class Reader:
             raise InputError(f"{self._path}: {name} {said}.")
         return value
 
-    def matching(self, words: Sequence[str], *, read: Sequence[str]) -> list[str]:
-        """Names of settings with one of the words in them, but for those that were read."""
-        return sorted(name for name in self._settings if name not in read and any(word in name for word in words))
+    @property
+    def left(self) -> list[str]:
+        """Names of the settings that nobody asked for."""
+        return [name for name in self._settings if name not in self._asked]

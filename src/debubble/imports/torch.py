@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from debubble.exports import torch_csv
@@ -39,5 +40,12 @@ def torch(settings: Settings, path: Path, given: Given) -> Job:
         layers=layers,
         order=order,
         strategies={},
-        unread=("What is recomputed is your model's: predicted is that nothing is.",),
+        unread=tuple(_unread(listed=modules.exists())),
     )
+
+
+def _unread(*, listed: bool) -> Iterator[str]:
+    yield "What is recomputed is your model's: predicted is that nothing is."
+    if not listed:
+        yield "There is no modules.json beside the CSV: predicted are stages of equally many layers."
+    yield "Micro-batches are taken for one sequence, optimizer and dtype for adamw and bf16, and replicas for ZeRO-1."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from debubble.files import read_file
 from debubble.imports.job import Job
 from debubble.imports.modules import hub_model, layers_of
 from debubble.imports.registry import Given, Settings, importer
-from debubble.imports.settings import Reader, read_settings
+from debubble.imports.settings import Reader, read_settings, unread
 from debubble.imports.torch_hosts import balanced_layers, chunks_of, order_of, recomputed
 from debubble.ir import InputError, RunOptions, Schedule
 from debubble.models import Model
@@ -25,7 +26,10 @@ _FLAVORS = {
 }
 """torchtitan's models and flavors that have another name here."""
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
-_MAY_COST = ("compile", "float8", "mx", "async_tp", "cpu_offload", "checkpoint_mode", "memory_budget")
+_MAY_COST = re.compile(
+    r"compile|float8|mx|async_tp|offload|reshard|parallel|checkpoint_mode|memory_budget|activation_checkpoint|quantiz|training\.(dtype|enable)"
+)
+"""Words in the names of settings that change time or memory of a step."""
 
 
 def read_recipe(path: Path) -> Mapping[str, Any]:
@@ -195,6 +199,4 @@ def _unread(read: Reader) -> Iterator[str]:
         yield "Selective checkpointing by operators is predicted as that of norms, activation functions and multiplies."
     if read.number("parallelism.data_parallel_replicate_degree", 1) > 1:
         yield "Replicas that FSDP does not divide (data_parallel_replicate_degree) are predicted as divided ones."
-    left = read.matching(_MAY_COST, read=())
-    if left:
-        yield f"Not read: {', '.join(left)}."
+    yield from unread(read.left, _MAY_COST)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from debubble.costs.units import Partition, Units
-from debubble.ir import InfeasibleError, OutOfMemoryError
+from debubble.ir import InfeasibleError, Number, OutOfMemoryError
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.simulator import simulate
 from debubble.targets.levers import Levers
@@ -61,7 +61,8 @@ def offloading(problem: Problem, solution: Solution) -> Solution:
     """An answer as the framework runs it, with modules offloaded where that is faster than recomputation.
 
     It is the fastest that recomputes less than this one and offloads what it takes to fit; this one if none is.  In
-    each way to recompute it is the least offload that fits, as more of it takes no less time.
+    each way to recompute it is the least offload that fits, as more of it takes no less time.  An answer that does not
+    fit, as one that offloads already does not without, may recompute as much.
     """
     levers, partition = problem.levers, solution.partition
     if levers is None or not levers.offload or partition is None or not isinstance(problem.workload, ModelUnits):
@@ -69,8 +70,8 @@ def offloading(problem: Problem, solution: Solution) -> Solution:
     units = problem.workload.units
     if problem.memory_limit is None or units.module_bandwidth is None:
         return solution
-    best, time = solution, problem.time_of(simulate(solution.schedule, solution.costs))
-    for way in _recomputing_less(levers, units, partition):
+    best, time = solution, _time(problem, solution)
+    for way in _recomputing_less(levers, units, partition, as_much=time is None):
         operators = recomputed_operators(units, way)
         settings = _by_bytes([each for each in levers.offload if each.goes_with(operators)], units, way)
         plain = _with(solution, levers, units, way)
@@ -78,19 +79,26 @@ def offloading(problem: Problem, solution: Solution) -> Solution:
         while low < high:
             middle = (low + high) // 2
             changed = _moving(plain, units, settings[middle])
-            try:
-                taken = problem.time_of(simulate(changed.schedule, changed.costs))
-            except OutOfMemoryError:
+            taken = _time(problem, changed)
+            if taken is None:
                 low = middle + 1
                 continue
             high = middle
-            if taken < time:
+            if time is None or taken < time:
                 best, time = changed, taken
     return best
 
 
-def _recomputing_less(levers: Levers, units: Units, partition: Partition) -> Iterator[Partition]:
-    """The ways to recompute all layers alike that take less time than a partition's, and recompute no layer wholly."""
+def _time(problem: Problem, solution: Solution) -> Number | None:
+    """What the pipeline's part of a step takes; None if the answer does not fit."""
+    try:
+        return problem.time_of(simulate(solution.schedule, solution.costs))
+    except OutOfMemoryError:
+        return None
+
+
+def _recomputing_less(levers: Levers, units: Units, partition: Partition, *, as_much: bool) -> Iterator[Partition]:
+    """The ways to recompute parts of all layers alike in less time than a partition's way takes, or `as_much`."""
 
     def recompute(ways: Partition) -> float:
         return sum(float(units.units[index].strategies[name].recompute) for stage in ways for index, name in stage)
@@ -98,7 +106,7 @@ def _recomputing_less(levers: Levers, units: Units, partition: Partition) -> Ite
     most = recompute(partition)
     ladders = [list(ways) for ways in levers.together(units, partition.lengths)]
     ways = ladders[0] if ladders else [Partition.cut(units, partition.lengths)]
-    yield from (way for way in ways if recompute(way) < most)
+    yield from (way for way in ways if recompute(way) < most or (as_much and recompute(way) == most))
 
 
 def _by_bytes(settings: Sequence[ModuleOffload], units: Units, way: Partition) -> list[ModuleOffload]:
