@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,30 @@ def test_a_deepspeed_configuration_with_zero_3_has_no_pipeline(tmp_path: Path) -
 
     assert (read.pipeline, read.options.data, read.options.zero) == (1, 4, 3)
     assert read.unread == ("Recomputation is your script's: predicted is none.",)
+
+
+SAVED = {
+    "model_spec": {"name": "llama3", "flavor": "8B", "model": {"dim": 4096}},
+    "training": {"seq_len": 4096, "local_batch_size": 8, "mixed_precision_param": "bfloat16"},
+    "parallelism": {"pipeline_parallel_degree": 4, "pipeline_parallel_microbatch_size": 2},
+}
+POLICIES = {
+    "none": (None, 0),
+    "full": ({"preserve_rng_state": True, "debug": False}, 32),
+    "selective": ({"preserve_rng_state": True, "force_recompute_mm_shapes_by_fqns": ["moe.router.gate"]}, 32),
+    "budget": ({"preserve_rng_state": True, "memory_budget": 0.5}, 0),
+}
+
+
+@pytest.mark.parametrize("name", list(POLICIES))
+def test_a_configuration_that_torchtitan_saved_has_its_policy_of_checkpoints(name: str, tmp_path: Path) -> None:
+    policy, layers = POLICIES[name]
+    read = job("torchtitan", tmp_path, "config.json", json.dumps({**SAVED, "activation_checkpoint": policy}))
+
+    assert read.model.parameters == db.models["llama3.1-8b"].parameters
+    assert (read.micro_batches, read.options.micro_batch_size, read.options.sequence_length) == (4, 2, 4096)
+    assert len(read.strategies) == layers
+    assert any("predicted to be kept" in sentence for sentence in read.unread) == (name in ("selective", "budget"))
 
 
 def test_an_automodel_recipe(tmp_path: Path) -> None:

@@ -90,6 +90,14 @@ class Reader:
             raise InputError(f"{self._path}: {name} {said}.")
         return value
 
+    def __contains__(self, name: str) -> bool:
+        self._asked.add(name)
+        return name in self._settings
+
+    def skip(self, prefix: str) -> None:
+        """Count all settings that begin so as asked for: something else says what they say."""
+        self._asked.update(name for name in self._settings if name.startswith(prefix))
+
     @property
     def left(self) -> list[str]:
         """Names of the settings that nobody asked for."""

@@ -156,7 +156,9 @@ def _zero(read: Reader, pipeline: int) -> int:
 
 def _model(read: Reader, path: Path) -> Model:
     """The known model, without vision towers and layers that predict further tokens, which torchtitan's models lack."""
-    name, flavor = read.get("model.name", ""), read.get("model.flavor", "")
+    read.skip("model_spec.model.")
+    name = read.get("model.name") or read.get("model_spec.name", "")
+    flavor = read.get("model.flavor") or read.get("model_spec.flavor", "")
     short = {"llama3": "llama3.1"}.get(name, name)
     known = hub_model(_FLAVORS.get(f"{name}-{flavor}", f"{short}-{flavor}"))
     if known is None:
@@ -180,23 +182,37 @@ def _strategies(read: Reader, model: Model) -> dict[int, tuple[str, str]]:
     planned = read.get(RECOMPUTED)
     if planned is not None:
         return recomputed(planned)
-    mode, option = read.get("activation_checkpoint.mode", "none"), str(_selective(read))
-    if mode == "full":
+    policy = _policy(read)
+    if policy == "full":
         return recomputed(range(model.layers))
-    if mode != "selective":
-        return {}
-    if option.isdigit():
-        return recomputed(range(int(option) - 1, model.layers, int(option)))
-    return recomputed(range(model.layers), "norm+activation+multiply")
+    if policy.isdigit():
+        return recomputed(range(int(policy) - 1, model.layers, int(policy)))
+    return recomputed(range(model.layers), "norm+activation+multiply") if policy == "op" else {}
 
 
-def _selective(read: Reader) -> Any:
-    return read.get("activation_checkpoint.selective_ac_option", "op")
+def _policy(read: Reader) -> str:
+    """`none`, `full`, `op` (selective by operators), `memory_budget`, or a number n: every n-th layer.
+
+    A configuration that torchtitan saved has no name for its policy, but the settings of one.
+    """
+    mode = read.get("activation_checkpoint.mode")
+    if mode == "selective":
+        return str(read.get("activation_checkpoint.selective_ac_option", "op"))
+    if mode is not None:
+        return str(mode)
+    own = {"force_recompute_mm_shapes_by_fqns": "op", "memory_budget": "memory_budget", "preserve_rng_state": "full"}
+    return next((policy for name, policy in own.items() if f"activation_checkpoint.{name}" in read), "none")
 
 
 def _unread(read: Reader) -> Iterator[str]:
-    if read.get("activation_checkpoint.mode") == "selective" and not str(_selective(read)).isdigit():
-        yield "Selective checkpointing by operators is predicted as that of norms, activation functions and multiplies."
+    policy = _policy(read)
+    if policy == "op":
+        yield (
+            "Selective checkpointing by operators is predicted as that of norms, activation functions and multiplies:"
+            " every second product, which it recomputes too, is predicted to be kept."
+        )
+    if policy == "memory_budget":
+        yield "activation_checkpoint.memory_budget: what the compiler recomputes is predicted to be kept."
     if read.number("parallelism.data_parallel_replicate_degree", 1) > 1:
         yield "Replicas that FSDP does not divide (data_parallel_replicate_degree) are predicted as divided ones."
     yield from unread(read.left, _MAY_COST)
