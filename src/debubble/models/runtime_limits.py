@@ -52,7 +52,7 @@ def beyond_runtime(options: RunOptions, model: Mapping[str, Any] | None) -> str 
     elif options.host_optimizer:
         reason = "it steps on hosts what a plan's operations say: make the plan without --host-optimizer to train it."
     elif options.expert_overlap:
-        reason = "it has no expert parallelism: make the plan without --expert-overlap to train it."
+        reason = "it waits for what ranks of experts exchange: make the plan without --expert-overlap to train it."
     elif options.lora and config is not None and config.whole_layers:
         reason = f"it has no LoRA for '{config.family}', which runs with transformers' modules: make the plan without."
     return None if reason is None else f"The runtime cannot run this plan, because {reason}"
