@@ -8,9 +8,11 @@ from typing import Any
 
 import debubble as db
 from debubble.costs import Cluster, model_units
-from debubble.costs.units import Partition
+from debubble.costs.units import Partition, partition_named
 from debubble.ir import Op, Plan, PlannedUnit, RunOptions, Schedule, StageCosts
 from debubble.models import Model
+from debubble.planners.model_problem import half_layers
+from debubble.targets.offload import ModuleOffload
 
 LLAMA = {
     "model_type": "llama",
@@ -102,6 +104,20 @@ def priced(
         model=model.config,
         cluster=cluster.to_dict(),
         options=run,
+    )
+
+
+def moving(plan: Plan, setting: ModuleOffload) -> Plan:
+    """The priced plan with modules offloaded."""
+    assert plan.model is not None
+    model, cluster = Model.from_hf(plan.model), Cluster.from_dict(plan.cluster)
+    halves = half_layers(model, cluster, plan.options, pipeline=plan.devices, target="megatron")
+    partition = partition_named(plan.partition, halves)
+    schedule = setting.schedule(plan.schedule, halves, partition)
+    return replace(
+        plan,
+        schedule=schedule,
+        costs=halves.offloading_modules().stage_costs(partition, schedule.placement),
     )
 
 

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from debubble.exports import exports
 from debubble.exports.layers import stage_layers
 from debubble.exports.megatron import layout
 from debubble.ir import Kind, Plan
-from tests.exports.hand_plans import MIXTRAL, full, interleaved, one_f_one_b, priced
+from debubble.targets.offload import ModuleOffload
+from tests.exports.hand_plans import MIXTRAL, full, interleaved, moving, one_f_one_b, priced
 
 PLANS = [priced(full(1)), priced(config=MIXTRAL, data=2, expert=2, tensor=2, zero=1, micro_batch_size=3)]
 
@@ -105,11 +107,29 @@ def test_megatron_reads_the_layout(plan: Plan) -> None:
     assert layers[-1][-1] == "loss"
 
 
+def offloading() -> Plan:
+    """The inputs of attention's modules and of the experts' activation functions, beside recomputed norms."""
+    return moving(
+        priced(lambda layer: ("none", "norm"), config=MIXTRAL, data=2, expert=2, zero=1),
+        ModuleOffload(("core_attn", "attn_proj", "moe_act")),
+    )
+
+
+def overlapping() -> Plan:
+    order = db.schedules["interleaved-combined"](devices=2, micro_batches=8)
+    return priced(
+        layers=(1, 1, 1, 1), schedule=order, config=MIXTRAL, data=2, expert=2, zero=1, expert_overlap=True
+    )  # fmt: skip
+
+
 MEGATRON_PLANS = [
     pytest.param(priced(full(0, 2), tensor=2, data=2, zero=1), id="block"),
     pytest.param(priced(lambda layer: ("core", "norm+mlp")), id="selective"),
     pytest.param(priced(lambda layer: ("none", "norm+mlp"), config=MIXTRAL, data=2, expert=2, zero=1), id="experts"),
     pytest.param(interleaved([3, 1, 2, 2]), id="interleaved"),
+    pytest.param(priced(data=2, zero=3, host_optimizer=0.5), id="FSDP"),
+    pytest.param(offloading(), id="offload"),
+    pytest.param(overlapping(), id="overlap"),
 ]
 
 
@@ -118,9 +138,12 @@ MEGATRON_PLANS = [
 def test_megatron_core_takes_the_settings_of_the_model(plan: Plan) -> None:
     """They are the Bridge recipe's, whose model is a TransformerConfig."""
     transformer = pytest.importorskip("megatron.core.transformer.transformer_config", exc_type=ImportError)
+    distributed = pytest.importorskip("megatron.core.distributed", exc_type=ImportError)
+    optimizer = pytest.importorskip("megatron.core.optimizer", exc_type=ImportError)
     scope: dict[str, Any] = {}
     exec(exports["megatron"](plan).files["megatron_bridge.py"], scope)
-    settings = {name: value for name, value in scope["MODEL"].items() if name != "seq_length"}
+    parts = scope["PARTS"]
+    settings = {name: value for name, value in parts["model"].items() if name != "seq_length"} | parts["comm_overlap"]
     layers = sum(unit.type == "attention" for stage in plan.partition for unit in stage)
     experts = {"num_moe_experts": 4, "moe_grouped_gemm": True} if plan.options.expert > 1 else {}
 
@@ -128,6 +151,9 @@ def test_megatron_core_takes_the_settings_of_the_model(plan: Plan) -> None:
         num_layers=layers, hidden_size=64, num_attention_heads=4, bf16=True, pipeline_dtype=torch.bfloat16,
         add_bias_linear=False, **experts, **settings,
     )  # fmt: skip
+    distributed.DistributedDataParallelConfig(**parts["ddp"])
+    # It asks for Transformer Engine's version where it is made.
+    assert {field.name for field in fields(optimizer.OptimizerConfig)} >= parts["optimizer"].keys()
 
     config.pipeline_model_parallel_layout.validate_layer_layout(layers, 0)
     assert config.virtual_pipeline_model_parallel_size == settings["virtual_pipeline_model_parallel_size"]

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import yaml
 
 import debubble as db
 from debubble.exports import exports
 from debubble.ir import Plan
-from tests.exports.hand_plans import MIXTRAL, full, interleaved, priced
+from debubble.targets.offload import ModuleOffload
+from tests.exports.hand_plans import MIXTRAL, full, interleaved, moving, priced
 
 
 def changed(plan: Plan) -> Any:
     """A Bridge recipe's configuration that the written function has changed."""
     scope: dict[str, Any] = {}
     exec(exports["megatron"](plan).files["megatron_bridge.py"], scope)
-    parts = {name: SimpleNamespace() for name in ("model", "train", "ddp", "optimizer")}
+    parts = {name: SimpleNamespace() for name in ("model", "train", "ddp", "optimizer", "checkpoint", "comm_overlap")}
     cfg = SimpleNamespace(**parts, dataset=SimpleNamespace(sequence_length=1), mixed_precision=None)
     return scope["apply"](cfg)
 
@@ -52,6 +55,26 @@ def test_modules_and_virtual_stages_reach_a_bridge_recipe() -> None:
 
     assert sparse.model.recompute_modules == ["layernorm", "moe"]
     assert changed(interleaved([1, 1, 1, 1])).model.virtual_pipeline_model_parallel_size == 2
+
+
+def test_offload_reaches_a_bridge_recipe_and_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVTE_CPU_OFFLOAD_V1", "0")
+    cfg = changed(moving(priced(), ModuleOffload(("core_attn", "attn_proj"))))
+
+    assert cfg.model.fine_grained_activation_offloading
+    assert cfg.model.offload_modules == ["core_attn", "attn_proj"]
+    assert cfg.model.min_offloaded_tensor_size == 0
+    assert os.environ["NVTE_CPU_OFFLOAD_V1"] == "1"
+    assert changed(priced()).model.fine_grained_activation_offloading is False
+
+
+def test_primus_offloads_as_megatron_does_and_says_what_to_set() -> None:
+    plan = moving(priced(), ModuleOffload(("core_attn",), 0.5))
+    made = exports["primus"](plan)
+
+    assert overrides(plan)["offload_modules"] == ["core_attn"]
+    assert overrides(plan)["activation_offload_fraction"] == 0.5
+    assert made.losses == ("Set NVTE_CPU_OFFLOAD_V1=1 in the environment of the experiment.",)
 
 
 def overrides(plan: Plan) -> dict[str, Any]:
