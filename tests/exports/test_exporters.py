@@ -580,3 +580,26 @@ def test_a_plan_from_stage_costs_is_refused_where_layers_are_needed() -> None:
     with pytest.raises(ExportError, match="names no model layers"):
         exports["megatron"](abstract)
     assert list(exports["torch"](abstract).files) == ["schedule.csv"]
+
+
+def tight(plan: Plan) -> Plan:
+    """The plan on devices with no more memory than it needs."""
+    return replace(plan, costs=plan.costs.with_limit(list(map(float, plan.simulate().peak_memory))))
+
+
+REFUSED: dict[str, tuple[Plan, str]] = {
+    "order": (priced(schedule=db.schedules["gpipe"](devices=2, micro_batches=8)), "megatron"),
+    "placement": (
+        priced(schedule=db.schedules["hanayo"](devices=2, micro_batches=8, chunks=4), layers=(1,) * 8), "torchtitan",
+    ),
+    "ZeRO": (tight(priced(data=2, zero=2)), "deepspeed"),
+    "half": (replace(halved(), model=LLAMA), "primus"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_a_refusal_says_how_to_plan_for_the_target(name: str) -> None:
+    plan, target = REFUSED[name]
+
+    with pytest.raises(ExportError, match=f"plan again with --for {target}, which searches what it can run"):
+        exports[target](plan)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from debubble.costs import Units
-from debubble.exports.layers import ENDS, PlannedLayer, StageLayers
+from debubble.exports.layers import ENDS, PlannedLayer, StageLayers, again
 from debubble.exports.prices import fits, partition_of, seconds, slowdown, units_of, with_partition
 from debubble.ir import ExportError, Plan
 
@@ -36,7 +36,7 @@ def fastest(plan: Plan, ladders: Iterable[Sequence[Choice[T]]], *, target: str) 
     units = units_of(plan)
     fitting = [pair for ladder in ladders if (pair := _first(plan, units, ladder)) is not None]
     if not fitting:
-        raise ExportError(f"{target} has no recomputation that keeps as little as planned; plan again for more memory.")
+        raise ExportError(f"{target} has no recomputation that keeps as little as planned; {again(plan, target)}.")
     same = [(choice, changed) for choice, changed in fitting if changed.partition == plan.partition]
     choice, changed = (same or fitting)[0]
     if not same and units is not None:
@@ -87,8 +87,8 @@ def ends_keep(plan: Plan, *, target: str) -> tuple[Plan, tuple[str, ...]]:
     changed = _with_strategies(plan, units, [strategy for strategies in kept.values() for strategy in strategies])
     if units is None or not fits(changed):
         raise ExportError(
-            f"{target} recomputes decoder layers alone, and this plan recomputes its head to fit; plan again with more"
-            " memory or a smaller micro-batch."
+            f"{target} recomputes decoder layers alone, and this plan recomputes its head to fit;"
+            f" {again(plan, target)}."
         )
     return changed, (f"The head keeps its activations, which fits, and is not recomputed: {slowdown(changed, plan)}.",)
 

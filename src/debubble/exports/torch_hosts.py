@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from debubble.exports.layers import StageLayers
+from debubble.exports.layers import StageLayers, again
 from debubble.exports.options import Decision, Lost, Written
 from debubble.exports.prices import slowdown
 from debubble.ir import ExportError, Plan
@@ -25,8 +25,7 @@ def placing_schedule(plan: Plan, *, target: str) -> str:
         return _PLACING[kind]
     raise ExportError(
         f"{target} places stages in a loop, or in a V of two per device, and this plan places them as"
-        f" {list(plan.schedule.placement.device_of)}; choose a schedule with one of those placements, or"
-        " export it to torch."
+        f" {list(plan.schedule.placement.device_of)}; export it to torch, or {again(plan, target)}."
     )
 
 
