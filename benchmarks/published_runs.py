@@ -113,6 +113,14 @@ AUTO = Framework(dispatches_once=True)
 """NeMo Automodel: DeepEP."""
 
 
+def _megascale(name: str, *, devices: int, batch: int, seconds: float, framework: Framework) -> PublishedRun:
+    """A run of MegaScale's strong scaling: a GPT with 175B parameters in 6 chunks on each of 8 pipeline devices."""
+    return _run(
+        name, _gpt(96, 12288, 128, vocab=64000, dropout=0.0), f"{devices}xA100-80GB", batch=batch, length=2048,
+        seconds=seconds, tensor=8, pipeline=8, chunks=6, framework=framework, source=f"{MEGASCALE}, {name}",
+    )  # fmt: skip
+
+
 def _in_turn(model: Model) -> Model:
     """Experts in turn: Automodel's balanced gate gives token t the experts after those of token t - 1."""
     layers = tuple(
@@ -134,6 +142,7 @@ BRIDGE = "Megatron-Bridge, docs/performance-summary-archive.md"
 AUTOMODEL = "NeMo Automodel, docs/performance-summary.md of October 2025"
 TITAN = "torchtitan, benchmarks/llama3_h100_202412_torchtitan.md"
 MOSAIC = "llm-foundry, scripts/train/benchmarking/README.md"
+MEGASCALE = "Jiang et al., MegaScale (arXiv 2402.15627), table 2"
 GRAND_TETON = {"memory_bandwidth": 2.4e12, "memory_limit": "90GiB", "flops": 912e12}
 """H100s with 96 GB of HBM2e and 500 W, as torchtitan's table has them; their peak, it says, is between 835 and 989."""
 
@@ -200,4 +209,13 @@ RUNS: tuple[PublishedRun, ...] = (
          expert=32, chunks=3, framework=NEMO, source=f"{BRIDGE}, 25.11"),
     _run("Grok-1 314B", GROK, "512xH100-80GB", batch=1024, length=8192, seconds=20.83, tensor=4, pipeline=8, context=2,
          expert=8, chunks=8, recompute="none", source=f"{DGXC}, grok1/README_314b.md"),
+    *(
+        _megascale(f"GPT 175B by {system}", devices=devices, batch=batch, seconds=seconds, framework=framework)
+        for devices, batch, *steps in (
+            (256, 768, 40.0, 32.0), (1024, 768, 11.9, 8.9), (3072, 6144, 29.02, 23.66), (12288, 6144, 8.57, 6.34)
+        )
+        for system, framework, seconds in zip(
+            ("Megatron-LM", "MegaScale"), (MEGATRON, Framework(tensor_overlap=True)), steps, strict=True
+        )
+    ),
 )  # fmt: skip

@@ -37,6 +37,18 @@ def test_too_few_devices_are_told_lora_and_how_many_would_do() -> None:
     assert any(change.startswith("--cluster 2xH100-80GB") for change in changes)
 
 
+def test_fewer_devices_that_do_with_optimizers_on_the_host_are_told_before_more_that_do_without() -> None:
+    asked = Job(
+        model=db.models["llama3-70b"], cluster=db.Cluster.parse("4xA100-80GB"), global_batch=8,
+        options=RunOptions(sequence_length=4096),
+    )  # fmt: skip
+    host, more = (remedy for remedy in remedies(asked) if "--cluster" in remedy.change)
+    assert (host.degrees.devices, host.on_host) == (8, "optimizers")
+    assert " with optimizers on the host: " in str(host)
+    assert (more.degrees.devices, more.on_host) == (20, None)
+    assert more.step_time < host.step_time
+
+
 def test_the_totals_are_eighteen_and_six_bytes_per_parameter() -> None:
     gib = 2**30
     states, hosted = 18 * LLAMA.parameters / gib, 6 * LLAMA.parameters / gib
@@ -62,4 +74,4 @@ def test_the_command_says_it_once(capsys: pytest.CaptureFixture[str], monkeypatc
     said = capsys.readouterr()
     assert ended.value.code == 1
     assert said.err.count("Nothing fits.") == 1
-    assert "What fits (quick plans, tried): --lora 16" in said.err
+    assert "What fits (tried): --lora 16" in said.err

@@ -30,6 +30,11 @@ def step_bound(problem: Problem) -> float:
     return float(problem.step_bound(lower_bound(problem)))
 
 
+def promise(problem: Problem) -> float:
+    """The bound of a step, with the time that 1F1B takes to fill and drain the pipeline."""
+    return step_bound(problem) * (problem.micro_batches + problem.devices - 1) / problem.micro_batches
+
+
 def quick_bound(problem: Problem) -> float:
     """Seconds that the step of every quick plan takes at least, by its order and its memory (see `quick_bound`).
 

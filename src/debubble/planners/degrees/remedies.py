@@ -10,10 +10,11 @@ from debubble.costs import model_units
 from debubble.errors import readable
 from debubble.ir import DebubbleError, RunOptions
 from debubble.ir.degrees import Degrees
-from debubble.planners.degrees.estimate import quick_bound, quick_step, step_bound
+from debubble.planners.degrees.estimate import promise, quick_bound, quick_step, step_bound
 from debubble.planners.degrees.memory import too_large
 from debubble.planners.degrees.search import Ranking, rank
-from debubble.planners.degrees.space import Job, configurations
+from debubble.planners.degrees.space import Job, configurations, smallest_batches
+from debubble.planners.registry import planners
 from debubble.search.effort import Effort
 
 TRIED = 1.0
@@ -21,25 +22,40 @@ TRIED = 1.0
 MULTIPLES = (2, 3, 4, 5, 6, 8, 12, 16)
 """How many times as many devices are tried."""
 LORA_RANK = 16
-MOST = 3
+MOST = 4
 """Changes that are told."""
+WITH_HOST = ("chronos", "pipeoffload")
+"""Planners with optimizers or activations on the host that are asked where no quick plan fits."""
+ASKED = 2
+"""Choices of degrees that they are asked per change, those that promise most."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Remedy:
-    """A change with which the job fits, and what a quick plan of it takes."""
+    """A change with which the job fits, and what a plan of it takes: a quick one, or one that uses the host.
+
+    Attributes:
+        change: The options of `plan` that are others.
+        degrees: All degrees.
+        step_time: Seconds of a step.
+        on_host: What is on the host, in words; None: nothing.
+    """
 
     change: str
     degrees: Degrees
     step_time: float
-    """Seconds of a step."""
+    on_host: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.change}: {self.step_time:.4g} s per step"
+        host = "" if self.on_host is None else f" with {self.on_host} on the host"
+        return f"{self.change}{host}: {self.step_time:.4g} s per step"
 
 
 def remedies(job: Job) -> list[Remedy]:
-    """The first changes that fit, cheapest first: other degrees, LoRA, a smaller optimizer, more devices.
+    """The first changes that fit, cheapest first: other degrees, LoRA, more devices, a smaller optimizer.
+
+    Where no quick plan of other degrees or of more devices fits, plans with optimizers or activations on the host are
+    tried.
 
     Args:
         job: What did not fit; its fixed degrees are kept by all changes but the first.
@@ -63,7 +79,7 @@ class Misfit:
 
     def __str__(self) -> str:
         changes = "; ".join(map(str, self.remedies))
-        tried = f"What fits (quick plans, tried): {changes}." if changes else "No change that was tried fits."
+        tried = f"What fits (tried): {changes}." if changes else "No change that was tried fits."
         return f"Nothing fits.  {self.reason}  {states_sentence(self.job)}.  {tried}"
 
 
@@ -96,27 +112,73 @@ def option_words(degrees: Degrees) -> str:
 def _remedies(job: Job) -> Iterator[Remedy]:
     """Every change that fits."""
     if job.fixed:
-        yield from _remedy("", replace(job, fixed={}))
+        free = replace(job, fixed={})
+        yield from _first(_quick_remedy("", free), _host_remedy("", free))
     if not job.options.lora:
-        yield from _remedy(f"--lora {LORA_RANK}", replace(job, options=replace(job.options, lora=LORA_RANK)))
+        yield from _quick_remedy(f"--lora {LORA_RANK}", replace(job, options=replace(job.options, lora=LORA_RANK)))
+    yield from _more_devices(replace(job, fixed={}))
+    if job.options.optimizer in ("adam", "adamw") and not job.options.lora:
+        yield from _quick_remedy("--optimizer adamw-8bit", _with(job, optimizer="adamw-8bit"))
+
+
+def _first(*kinds: Iterator[Remedy]) -> Iterator[Remedy]:
+    """The remedies of the first kind that has some."""
+    for kind in kinds:
+        found = list(kind)
+        yield from found
+        if found:
+            return
+
+
+def _more_devices(job: Job) -> Iterator[Remedy]:
+    """The fewest times as many devices that fit; before them fewer that do with the host's memory."""
+    with_host = False
     for multiple in MULTIPLES:
         larger = job.cluster.with_count(multiple * job.cluster.count)
-        if larger is not None:
-            change = f"--cluster {larger.to_dict()['devices']}"
-            fitting = list(_remedy(change, replace(job, cluster=larger, fixed={})))
-            yield from fitting
-            if fitting:
-                break
-    if job.options.optimizer in ("adam", "adamw") and not job.options.lora:
-        yield from _remedy("--optimizer adamw-8bit", _with(job, optimizer="adamw-8bit"))
+        if larger is None:
+            return
+        change, more = f"--cluster {larger.to_dict()['devices']}", replace(job, cluster=larger)
+        found = list(_quick_remedy(change, more))
+        yield from found
+        if found:
+            return
+        if not with_host:
+            found = list(_host_remedy(change, more))
+            yield from found
+            with_host = bool(found)
 
 
-def _remedy(change: str, job: Job) -> Iterator[Remedy]:
-    """The remedy that a change is, with the best degrees for it, if it fits."""
+def _quick_remedy(change: str, job: Job) -> Iterator[Remedy]:
+    """The remedy that a change is, with the best degrees for it, if a quick plan of it fits."""
     best = _best(job)
     if best is not None:
         degrees, step = best
-        yield Remedy(change=" ".join(filter(None, [change, option_words(degrees)])), degrees=degrees, step_time=step)
+        yield Remedy(change=_words(change, degrees), degrees=degrees, step_time=step)
+
+
+def _host_remedy(change: str, job: Job) -> Iterator[Remedy]:
+    """The remedy that a change is if the host holds what the devices cannot."""
+    try:
+        problems = {degrees: job.problem(degrees) for degrees in smallest_batches(job)}
+    except DebubbleError:
+        return
+    possible = [degrees for degrees, problem in problems.items() if too_large(problem) is None]
+    found: list[tuple[float, Degrees, str]] = []
+    for degrees in sorted(possible, key=lambda degrees: promise(problems[degrees]))[:ASKED]:
+        for name in WITH_HOST:
+            try:
+                answer = planners[name](replace(problems[degrees], effort=TRIED))
+            except DebubbleError:
+                continue
+            on_host = "optimizers" if answer.solution.schedule.host_steps else "activations"
+            found.append((float(answer.time), degrees, on_host))
+    if found:
+        step, degrees, on_host = min(found, key=lambda plan: plan[0])
+        yield Remedy(change=_words(change, degrees), degrees=degrees, step_time=step, on_host=on_host)
+
+
+def _words(change: str, degrees: Degrees) -> str:
+    return " ".join(filter(None, [change, option_words(degrees)]))
 
 
 def _with(job: Job, **options: str) -> Job:

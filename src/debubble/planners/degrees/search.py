@@ -25,7 +25,7 @@ from debubble.costs.flops import Utilization
 from debubble.ir import DebubbleError, InfeasibleError
 from debubble.ir.degrees import ConfigurationSummary, Degrees, DegreeSearch
 from debubble.planners.auto import asked, fastest_of
-from debubble.planners.degrees.estimate import quick_bound, quick_step, step_bound
+from debubble.planners.degrees.estimate import promise, quick_bound, quick_step, step_bound
 from debubble.planners.degrees.memory import peak_parts, too_large
 from debubble.planners.degrees.space import Job, configurations, smallest_batches
 from debubble.planners.problem import Problem, Solution, closest
@@ -288,7 +288,7 @@ class _Search:
         """
         steps = self._steps()
         best = min(steps.values(), default=math.inf)
-        promised = {d: self._filled(d) for d in smallest_batches(self.job) if d in self.ranking.refused}
+        promised = {d: promise(self.problems[d]) for d in smallest_batches(self.job) if d in self.ranking.refused}
         hopeful = sorted((d for d in promised if promised[d] * MUCH_FASTER < best), key=lambda d: promised[d])[:RESCUED]
         if self.planner != "auto":
             self._plan_side_by_side(hopeful, self.planner, share=1.0)
@@ -297,11 +297,6 @@ class _Search:
         else:
             for degrees in hopeful:
                 self._ask(degrees)
-
-    def _filled(self, degrees: Degrees) -> float:
-        """The bound of a choice's step, with the time that 1F1B takes to fill and drain the pipeline."""
-        problem = self.problems[degrees]
-        return step_bound(problem) * (problem.micro_batches + problem.devices - 1) / problem.micro_batches
 
     def _finish(self) -> None:
         """Give the fastest choice to `auto`, unless it is optimal."""
