@@ -12,6 +12,11 @@ import pytest
 import debubble as db
 from debubble.cli import main
 from debubble.cli.answers import ANSWERS, json_schema
+from debubble.reproduce import Report, papers
+from debubble.reproduce.registry import reproduced
+from tests.exports.hand_plans import priced
+from tests.imports.test_measurements import trace
+from tests.imports.test_megatron import SCRIPT
 from tests.views.scenes import small_plan, trace_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "schemas"
@@ -70,6 +75,40 @@ def test_show_answers_as_its_schema_says(
     for arguments in ((model,), (model, costs), (costs, "--trace", trace)):
         answer = printed(capsys, monkeypatch, "show", *map(str, arguments))
         assert json.loads(msgspec.json.encode(msgspec.convert(answer, ANSWERS["show"]))) == answer
+
+
+def test_import_answers_as_its_schema_says(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    job = tmp_path / "job.sh"
+    job.write_text(SCRIPT.replace("EXTRA", ""))
+    for more in (("--as-it-is",), ("--planner", "dapple")):
+        answer = printed(capsys, monkeypatch, "import", "megatron", str(job), "--cluster", "4xA100-80GB", *more)
+        assert json.loads(msgspec.json.encode(msgspec.convert(answer, ANSWERS["import"]))) == answer
+
+
+def test_profile_answers_as_its_schema_says(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plan, output = priced(), str(tmp_path / "costs.json")
+    plan.save(tmp_path / "plan.json")
+    traces = [word for path in trace(plan, tmp_path, lambda *_: 2.0) for word in ("--from-trace", str(path))]
+    answer = printed(capsys, monkeypatch, "profile", str(tmp_path / "plan.json"), *traces, "-o", output)
+    assert json.loads(msgspec.json.encode(msgspec.convert(answer, ANSWERS["profile"]))) == answer
+
+
+def test_reproduce_answers_as_its_schema_says(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def quick_report(name: str, *, draw: bool) -> Report:
+        quick = [entry for entry in papers[name].entries if not entry.slow][:4]
+        results = tuple(reproduced(entry, draw=draw) for entry in quick)
+        return Report(name=name, title=papers[name].title, results=results)
+
+    monkeypatch.setattr("debubble.reproduce.report", quick_report)
+    answer = printed(capsys, monkeypatch, "reproduce", "obscura")
+    assert any(entry["tables"] for entry in answer["reports"][0]["entries"])
+    assert json.loads(msgspec.json.encode(msgspec.convert(answer, ANSWERS["reproduce"]))) == answer
 
 
 @pytest.mark.parametrize("command", list(ANSWERS))

@@ -10,7 +10,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from debubble.costs.files import UnitsFile
 from debubble.costs.known_hardware import Hardware
+from debubble.imports.comparison import Change as Setting
+from debubble.imports.comparison import Figures
 from debubble.ir import CandidateSummary, PlannedUnit
 from debubble.ir.degrees import ConfigurationSummary, Degrees, MemoryParts
 from debubble.ir.plan import Robustness
@@ -319,6 +322,78 @@ class SchedulesAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
     schedules: list[ScheduleAnswer]
 
 
+class ImportAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
+    """`debubble import --json`: a job as it is, and what to change in it."""
+
+    target: Annotated[str, Meta(description="The framework.")]
+    degrees: Annotated[Degrees, Meta(description="The job's.")]
+    yours: Annotated[Figures, Meta(description="Seconds of the job's step, bytes of its fullest device.")]
+    planned: Annotated[Figures | None, Meta(description="The fastest plan's; null: none was looked for, or none fits.")]
+    changes: Annotated[list[Setting], Meta(description="Settings that make the one the other.")]
+    reason: Annotated[str | None, Meta(description="Why there is no plan.")]
+    unread: Annotated[list[str], Meta(description="What was not read, or is not in the prediction.")]
+
+
+class ProfileAnswer(UnitsFile, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """`debubble profile --json`: the units file that it writes."""
+
+    schema: Literal[2]
+    measured: Annotated[
+        float | UnsetType | None,
+        Meta(description="With --from-trace: the measured seconds of a step; null: that was not measured."),
+    ] = UNSET
+    factors: Annotated[
+        list[tuple[float, float]] | UnsetType,
+        Meta(description="With --from-trace: per stage, by how much forward and backward take longer than computed."),
+    ] = UNSET
+    predicted: Annotated[
+        float | UnsetType, Meta(description="With --from-trace: seconds of a step with the units that were fitted.")
+    ] = UNSET
+
+
+class ClaimAnswer(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A statement of a paper."""
+
+    statement: str
+    paper: Annotated[str, Meta(description="The paper's figures, as it prints them.")]
+    ours: Annotated[str, Meta(description="Our figures; empty: there are none.")]
+    verdict: Annotated[str, Meta(description="How the two compare.")]
+
+
+class TableAnswer(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Figures of ours, some of them beside the paper's."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str | int | float | None]]
+    basis: Annotated[str, Meta(description="exact, fitted, modelled or measured.")]
+    note: str
+    keys: Annotated[int, Meta(description="Columns that say what a row is about.")]
+
+
+class EntryAnswer(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A figure or table of a paper."""
+
+    place: str
+    what: str
+    claims: list[ClaimAnswer]
+    tables: list[TableAnswer]
+
+
+class ReportAnswer(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A paper."""
+
+    name: str
+    title: str
+    entries: list[EntryAnswer]
+
+
+class ReproduceAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
+    """`debubble reproduce --json`."""
+
+    reports: list[ReportAnswer]
+
+
 ANSWERS: dict[str, type[Struct]] = {
     "plan": PlanAnswer,
     "fits": FitsAnswer,
@@ -331,6 +406,9 @@ ANSWERS: dict[str, type[Struct]] = {
     "models": ModelsAnswer,
     "planners": PlannersAnswer,
     "schedules": SchedulesAnswer,
+    "import": ImportAnswer,
+    "profile": ProfileAnswer,
+    "reproduce": ReproduceAnswer,
 }
 """Command -> what its `--json` prints."""
 

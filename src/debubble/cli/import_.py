@@ -11,7 +11,7 @@ import typer
 
 from debubble.cli import options as o
 from debubble.cli.app import app
-from debubble.cli.output import Json, console, log, print_json
+from debubble.cli.output import Json, console, log, print_answer
 from debubble.cli.progress import SearchProgress
 from debubble.ir import InputError
 
@@ -75,9 +75,7 @@ def import_(
         best.save(output)
         log().print(f"The plan is in {output}.")
     if json:
-        print_json(
-            {"target": target, "degrees": yours.degrees.to_dict(), **asdict(comparison), "unread": list(job.unread)}
-        )
+        print_answer(target=target, degrees=yours.degrees.to_dict(), **asdict(comparison), unread=list(job.unread))
         return
     console().print(f"{yours.degrees}; {yours.schedule.name}; recomputing {', '.join(dict.fromkeys(yours.recompute))}")
     if as_it_is:

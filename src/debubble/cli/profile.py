@@ -11,7 +11,7 @@ from rich.table import Table
 
 from debubble.cli import options as o
 from debubble.cli.app import app
-from debubble.cli.output import Json, console, log, print_json
+from debubble.cli.output import Json, console, log, print_answer
 from debubble.cli.torch_extra import require_torch
 from debubble.ir import Number
 
@@ -66,7 +66,7 @@ def profile(
     )
     log().print(f"The measured units are in {output}.")
     if json:
-        print_json(units_to_dict(units))
+        print_answer(**units_to_dict(units))
     else:
         console().print(_table(units))
 
@@ -83,7 +83,7 @@ def _from_trace(plan: Path, traces: list[Path], output: Path, *, json: bool) -> 
     write_whole(output, dumps(content, indent=1).encode() + b"\n")
     log().print(f"The measured units are in {output}.")
     if json:
-        print_json({**content, "factors": fit.factors, "predicted": fit.predicted, "measured": fit.measured})
+        print_answer(**content, factors=fit.factors, predicted=fit.predicted, measured=fit.measured)
         return
     for stage, (forward, backward) in enumerate(fit.factors):
         console().print(f"Stage {stage}: forward {forward:.3f}, backward {backward:.3f} times as long as computed.")

@@ -13,7 +13,7 @@ from rich.table import Table as RichTable
 
 from debubble.cli.app import app
 from debubble.cli.names import report_names
-from debubble.cli.output import Json, console, log, print_json
+from debubble.cli.output import Json, console, log, print_answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -65,7 +65,7 @@ def reproduce(
     if page is not None or markdown is not None:
         _write_pages(page, markdown, results)
     if json:
-        print_json({"reports": [_plain(report) for report in results]})
+        print_answer(reports=[_plain(report) for report in results])
 
 
 def _computed(names: Sequence[str], *, draw: bool) -> Iterator[Report]:
