@@ -131,7 +131,8 @@ def page(rows: list[dict[str, Any]]) -> str:
         "Not in the prediction: layers of DeepSeek-V3 recompute parts in these runs, and debubble prices them whole or"
         " not at all (none here); kernels that wait for the host, which weighs most where layers are small (gpt-oss)"
         " and where no graph is captured; the clocks of H100s with 500 W (torchtitan), and what its selective"
-        " recomputation repeats.",
+        " recomputation repeats; MegaScale's parallel blocks and windows of attention, and what Megatron-LM waits for"
+        " on thousands of devices.",
         "",
         "| # | source |",
         "| --- | --- |",

@@ -25,7 +25,7 @@ def test_the_median_errors_are_within_10_percent_for_dense_models_and_15_for_mix
     errors = defaultdict(list)
     for run in published.RUNS:
         errors[run.kind].append(abs(published.predicted(run) / run.seconds - 1))
-    assert {kind: len(each) for kind, each in errors.items()} == {"dense": 16, "MoE": 12}
+    assert {kind: len(each) for kind, each in errors.items()} == {"dense": 24, "MoE": 12}
     assert median(errors["dense"]) < 0.10
     assert median(errors["MoE"]) < 0.15
 
