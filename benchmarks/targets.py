@@ -18,19 +18,15 @@ import argparse
 import json
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from provenance import commit, provenance
 
 import debubble as db
-from debubble.costs.units import partition_named
 from debubble.exports import exports
-from debubble.ir import DebubbleError, ExportError, InputError, OutOfMemoryError, Plan
-from debubble.models import Model
-from debubble.planners.analysis.nearest import plan_runs_in
-from debubble.planners.model_problem import half_layers
+from debubble.ir import DebubbleError, ExportError, InputError, Plan
+from debubble.planners.analysis.nearest import plan_runs_in, step_in
 from debubble.planners.plan_model import step_time, tail_of
 from debubble.targets import targets
 
@@ -74,25 +70,6 @@ def planned(model: str, name: str, target: str | None, effort: float) -> Plan:
     return min(plans, key=seconds)
 
 
-def under(plan: Plan, target: str) -> float | None:
-    """The step of a plan in a target that runs it as it is, with the target's memory; None if it does not fit there."""
-    assert plan.model is not None
-    assert plan.cluster is not None
-    units = half_layers(
-        Model.from_hf(plan.model),
-        db.Cluster.from_dict(plan.cluster),
-        plan.options,
-        pipeline=plan.devices,
-        target=target,
-    )
-    linked = units.offloading_modules() if plan.schedule.offloaded else units
-    costs = linked.stage_costs(partition_named(plan.partition, units), plan.schedule.placement)
-    try:
-        return seconds(replace(plan, costs=costs))
-    except OutOfMemoryError:
-        return None
-
-
 def export_of(plan: Plan, target: str) -> str:
     """What the target's export does with the plan made for it: `taken`, or the sentence that says what is lost."""
     if target not in exports:
@@ -123,7 +100,7 @@ def row(model: str, cluster: str, effort: float) -> dict[str, Any]:
         others = {
             made_for: step
             for made_for, plan in plans.items()
-            if made_for != target and target in runs[made_for] and (step := under(plan, target)) is not None
+            if made_for != target and target in runs[made_for] and (step := step_in(plan, target)) is not None
         }
         best = min(others, key=lambda name: others[name], default=None)
         cells[target] = {

@@ -159,3 +159,61 @@ def test_what_is_not_priced_is_listed(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_refused_in_a_sentence(text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=said):
         job(tmp_path, text)
+
+
+BRIDGE = """
+model:
+  _target_: megatron.bridge.models.LlamaModelProvider
+  num_layers: 32
+  hidden_size: 4096
+  num_attention_heads: 32
+  num_query_groups: 8
+  ffn_hidden_size: 14336
+  vocab_size: 128256
+  gated_linear_unit: true
+  normalization: RMSNorm
+  position_embedding_type: rope
+  share_embeddings_and_output_weights: false
+  seq_length: 8192
+  pipeline_model_parallel_size: 4
+  virtual_pipeline_model_parallel_size: 2
+  recompute_granularity: selective
+  recompute_modules: [core_attn, mlp]
+  fine_grained_activation_offloading: false
+train: {micro_batch_size: 1, global_batch_size: 32, train_iters: 100}
+ddp: {use_distributed_optimizer: true, overlap_grad_reduce: true}
+optimizer: {optimizer: adam, lr: 0.0003}
+mixed_precision: bf16_with_fp8_delayed_scaling_mixed
+dataset: {path: data}
+"""
+
+
+def test_a_configuration_of_megatron_bridge_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "run_config.yaml"
+    file.write_text(BRIDGE)
+    read = imports["megatron"].job(
+        imports["megatron"].settings(file), file, Given(cluster=db.Cluster.parse("8xH100-80GB"))
+    )
+
+    assert read.model.parameters == db.models["llama3-8b"].parameters
+    assert (read.pipeline, read.order, read.layers) == (4, "interleaved", (4,) * 8)
+    assert (read.micro_batches, read.options.data, read.options.zero) == (16, 2, 1)
+    assert (read.options.dtype, read.options.sequence_length) == ("fp8", 8192)
+    assert set(read.strategies.values()) == {("core", "norm+mlp")}
+    assert read.unread == (
+        "--overlap-grad-reduce: gradients are predicted to be summed after the pipeline.",
+        "Taken to cost neither time nor memory: --lr --train-iters dataset.path.",
+    )
+
+
+def test_a_layout_of_megatron_bridge_may_be_lists_of_names(tmp_path: Path) -> None:
+    file = tmp_path / "run_config.yaml"
+    stages = "[[embedding, decoder], [decoder, decoder, decoder], [decoder, decoder], [decoder, loss]]"
+    text = BRIDGE.replace("num_layers: 32", f"num_layers: 7\n  pipeline_model_parallel_layout: {stages}")
+    file.write_text(text.replace("  virtual_pipeline_model_parallel_size: 2\n", ""))
+
+    read = imports["megatron"].job(
+        imports["megatron"].settings(file), file, Given(cluster=db.Cluster.parse("4xH100-80GB"))
+    )
+
+    assert read.layers == (1, 3, 2, 1)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
 import debubble as db
 from debubble.exports import exports
 from debubble.ir import DebubbleError, Plan
-from debubble.planners.analysis.nearest import plan_runs_in
+from debubble.planners.analysis.nearest import plan_runs_in, step_in
+from debubble.planners.plan_model import step_time, tail_of
 from debubble.targets import targets
 
 MODELS = (
@@ -36,12 +39,42 @@ def test_every_target_accepts_its_plan(model: str, cluster: str) -> None:
             assert not [loss for loss in exports[name](plan).losses if "times as long" in loss]
 
 
-def searched(model: str, cluster: str, target: str) -> Plan:
+GRID = [("llama3-8b", "8xA100-40GB"), ("llama2-13b", "16xA100-80GB"), ("mixtral-8x7b", "64xH100-80GB")]
+BEHIND = 1.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "cluster"), GRID)
+def test_no_target_is_far_behind_the_fastest_plan_with_its_levers(model: str, cluster: str) -> None:
+    """Those are the plans of the others that it runs as they are, with its own memory."""
+    plans: dict[str | None, Plan] = {}
+    for target in (None, *targets):
+        for planner in ("adapipe", "portfolio"):
+            with suppress(DebubbleError):
+                plan = searched(model, cluster, target, planner=planner, effort=3)
+                if target not in plans or seconds(plan) < seconds(plans[target]):
+                    plans[target] = plan
+
+    steps = {
+        target: [step for plan in plans.values() if target in plan_runs_in(plan) and (step := step_in(plan, target))]
+        for target in targets
+        if target in plans
+    }
+    behind = {target: seconds(plans[target]) / min(found) for target, found in steps.items()}
+
+    assert {target: ratio for target, ratio in behind.items() if ratio > BEHIND} == {}
+
+
+def seconds(plan: Plan) -> float:
+    return float(step_time(plan.simulate(), plan.options, tail=tail_of(plan)))
+
+
+def searched(model: str, cluster: str, target: str | None, *, planner: str = "adapipe", effort: float = 0.3) -> Plan:
     """64 sequences on pipelines of eight devices, with ZeRO-1 over what is left; degrees have tests of their own."""
     devices = db.Cluster.parse(cluster)
     pipeline = min(8, devices.count)
     data = devices.count // pipeline
     return db.plan(
         db.models[model], devices, pipeline=pipeline, data=data, zero=int(data > 1), micro_batches=64 // data,
-        sequence_length=2048, effort=0.3, planner="adapipe", target=target,
+        sequence_length=2048, effort=effort, planner=planner, target=target,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Megatron-LM: its command-line arguments, in a script or as it logs them."""
+"""Megatron-LM: its command-line arguments, in a script, as it logs them, or as Megatron-Bridge has them in YAML."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any
 from debubble.exports.megatron import FSDP
 from debubble.imports.arguments import read_arguments
 from debubble.imports.job import Job, even_layers
+from debubble.imports.megatron_bridge import read_bridge
+from debubble.imports.modules import hub_model
 from debubble.imports.registry import Given, Settings, importer
 from debubble.imports.settings import unread
 from debubble.imports.sizes import Sizes
@@ -23,7 +25,12 @@ from debubble.targets.orders import COMBINED
 from debubble.targets.target import sparse_layers
 
 
-@importer("megatron", settings=read_arguments, file="megatron-arguments.sh")
+def read_job(path: Path) -> Settings:
+    """The arguments of a file; YAML is Megatron-Bridge's.  Raises InputError if it has none."""
+    return read_bridge(path) if path.suffix in (".yaml", ".yml") else read_arguments(path)
+
+
+@importer("megatron", settings=read_job, file="megatron-arguments.sh")
 def megatron(settings: Settings, path: Path, given: Given) -> Job:
     """Degrees, stages, order and recomputation of Megatron-LM's arguments, and the model if they describe it."""
     return job_of(settings, path, given, target="megatron")
@@ -48,7 +55,7 @@ def job_of(settings: Settings, path: Path, given: Given, *, target: str) -> Job:
         raise InputError(
             f"{path}: a global batch of {batch} cannot be divided over {data} replicas of {size} sequences."
         )
-    model = given.model or _model(arguments)
+    model = given.model or hub_model(arguments.text("model") or "") or _model(arguments)
     layers, mtp_stage = _stages(arguments, model.layers, pipeline)
     options = RunOptions(
         micro_batch_size=size,

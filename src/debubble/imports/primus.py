@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from debubble.imports.job import Job
 from debubble.imports.megatron import job_of
-from debubble.imports.modules import hub_model
 from debubble.imports.registry import Given, Settings, importer
 from debubble.imports.settings import read_settings
 from debubble.ir import InputError
@@ -32,7 +30,7 @@ def read_experiment(path: Path) -> Mapping[str, Any]:
     if not overrides:
         raise InputError(f"{path} has no modules.pre_trainer.overrides, as Primus's experiments have.")
     model = settings.get(f"{_TRAINER}model")
-    return overrides if model is None else {**overrides, "model": model}
+    return overrides if model is None else {**overrides, "model": model.removesuffix(".yaml").replace("_", "-")}
 
 
 def _argument(value: Any) -> Any:
@@ -44,6 +42,4 @@ def _argument(value: Any) -> Any:
 @importer("primus", settings=read_experiment, file="plan.yaml")
 def primus(settings: Settings, path: Path, given: Given) -> Job:
     """The job of an experiment, with the model that it names if debubble knows it."""
-    named = hub_model(str(settings.get("model", "")).removesuffix(".yaml").replace("_", "-"))
-    with_model = given if given.model is not None or named is None else replace(given, model=named)
-    return job_of(settings, path, with_model, target="primus")
+    return job_of(settings, path, given, target="primus")

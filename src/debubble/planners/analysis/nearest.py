@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from debubble.costs import Cluster
-from debubble.ir import DebubbleError, Plan
+from debubble.costs.units import partition_named
+from debubble.ir import DebubbleError, OutOfMemoryError, Plan
 from debubble.models import Model
 from debubble.planners.model_problem import half_layers
 from debubble.planners.plan_model import step_time, tail_of
@@ -34,6 +35,25 @@ def plan_runs_in(plan: Plan) -> tuple[str, ...]:
         cluster = Cluster.from_dict(plan.cluster)
         units = half_layers(model, cluster, plan.options, pipeline=plan.devices, profile=plan.profile)
     return runs_in(plan.schedule, plan.partition, plan.options, model, units=units)
+
+
+def step_in(plan: Plan, target: str) -> float | None:
+    """Seconds of a plan's step in a target that runs it as it is, with the target's memory; None if it does not fit."""
+    assert plan.model is not None
+    assert plan.cluster is not None
+    model, cluster = Model.from_hf(plan.model), Cluster.from_dict(plan.cluster)
+    units = half_layers(
+        model, cluster, plan.options, pipeline=plan.devices, profile=plan.profile, target=target
+    )  # fmt: skip
+    linked = units.offloading_modules() if plan.schedule.offloaded and units.offload_bandwidth is None else units
+    costs = linked.stage_costs(
+        partition_named(plan.partition, units), plan.schedule.placement, on_host=plan.schedule.host_steps
+    )
+    try:
+        timeline = replace(plan, costs=costs).simulate()
+    except OutOfMemoryError:
+        return None
+    return float(step_time(timeline, plan.options, tail=tail_of(plan)))
 
 
 def nearest_plans(plan: Plan, again: Callable[[str], Plan]) -> tuple[NearestPlan, ...]:
