@@ -1,6 +1,6 @@
 """The plan of every target beside debubble's own: ten models on five clusters.
 
-    python benchmarks/targets.py [--model NAME ...] [--cluster NAME ...] [--effort SECONDS] [--minutes MINUTES]
+    python benchmarks/targets.py [--model NAME ...] [--cluster NAME ...] [--effort SECONDS] [--minutes N] [--again]
     python benchmarks/targets.py docs
 
 A pipeline of eight devices (of all, where there are fewer), replicas with ZeRO-1 on the others, 64 sequences of 2048
@@ -8,8 +8,8 @@ tokens; each plan is the faster of AdaPipe's and the portfolio's.  A row plans w
 Every plan of the row that a target runs as it is competes for the fastest one with that target's levers, with the
 target's memory; a target's own plan is exported, and what the export says of it is kept.
 
-Rows go to benchmarks/results/targets.json as they are done, and those that this commit has there are not run again;
-`docs` writes the tables of docs/exports.md from that file.
+Rows go to benchmarks/results/targets.json as they are done, each with its commit, and those that are there with as much
+effort are not run again without `--again`; `docs` writes the tables of docs/exports.md from that file.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def measure(arguments: argparse.Namespace) -> None:
     for model in arguments.model:
         for cluster in arguments.cluster:
             known = rows.get((model, cluster))
-            if known is not None and (known["commit"], known["effort"]) == (commit(), arguments.effort):
+            if known is not None and known["effort"] >= arguments.effort and not arguments.again:
                 continue
             if time.monotonic() - started > 60 * arguments.minutes:
                 return
@@ -210,6 +210,7 @@ def main() -> None:
     parser.add_argument("--model", nargs="+", default=MODELS)
     parser.add_argument("--cluster", nargs="+", default=CLUSTERS)
     parser.add_argument("--effort", type=float, default=0.5)
+    parser.add_argument("--again", action="store_true", help="run rows again that the file has with this effort")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no row after so many")
     arguments = parser.parse_args()
     docs() if arguments.what == "docs" else measure(arguments)
