@@ -40,6 +40,7 @@ $(FRAMEWORKS)/.ready:
 
 test-frameworks: $(FRAMEWORKS)/.ready ## run the other frameworks' own code on the exports, in a venv of its own
 	$(FRAMEWORKS)/bin/pytest tests/exports/test_frameworks.py -rs --timeout 1200
+	$(FRAMEWORKS)/bin/pytest tests/training/test_examples.py -rs --timeout 1200 -m slow -k torchtitan
 
 check: $(VENV)/.ready ## ruff, mypy and the contracts of the imports
 	$(BIN)/ruff check

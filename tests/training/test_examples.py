@@ -19,6 +19,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
         ("own_loop.py", "torch", TORCHRUN),
         pytest.param("accelerate_loop.py", "accelerate", TORCHRUN, marks=pytest.mark.slow),
         pytest.param("lightning_loop.py", "lightning_fabric", [], marks=pytest.mark.slow),
+        pytest.param("torchtitan_trainer.py", "torchtitan", TORCHRUN, marks=pytest.mark.slow),
     ],
 )
 def test_the_example_of_a_loop_learns(example: str, needs: str, launcher: list[str], tmp_path: Path) -> None:
