@@ -508,7 +508,10 @@ class TestStates:
 
     def test_megatron_divides_gradients_and_parameters_with_its_fsdp(self) -> None:
         for zero, strategy in ((2, "optim_grads"), (3, "optim_grads_params")):
-            script = exports["megatron"](priced(data=2, zero=zero)).files["megatron-arguments.sh"]
+            made = exports["megatron"](priced(data=2, zero=zero))
+            script = made.files["megatron-arguments.sh"]
+
+            assert "none of its functional tests runs with one" in made.losses[0]
 
             assert f"--use-megatron-fsdp\n    --data-parallel-sharding-strategy {strategy}\n" in script
             assert "--ckpt-format fsdp_dtensor" in script

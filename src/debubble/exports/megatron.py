@@ -159,7 +159,17 @@ def megatron(plan: Plan, settings: Mapping[str, Any]) -> Made:
         "megatron-arguments.sh": _script(arguments, variables),
         "megatron_bridge.py": megatron_bridge.recipe(arguments, variables, chunks=plan.schedule.placement.chunks),
     }
-    return Made(files, plan, losses)
+    return Made(files, plan, (*losses, *untested(plan)))
+
+
+def untested(plan: Plan) -> tuple[str, ...]:
+    """What Megatron-LM takes and does not test."""
+    if plan.options.zero < 2 or plan.devices == 1:
+        return ()
+    return (
+        "Gradients are divided by Megatron-FSDP, which Megatron-LM's checks take with a pipeline, and none of its"
+        " functional tests runs with one: try a few steps first.",
+    )
 
 
 def arguments_of(plan: Plan, stages: Sequence[StageLayers], settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from debubble.exports.layers import StageLayers, stage_layers
-from debubble.exports.megatron import OPTIONS, arguments_of, environment, ladders, offload_arguments
+from debubble.exports.megatron import OPTIONS, arguments_of, environment, ladders, offload_arguments, untested
 from debubble.exports.recomputation import fastest, whole_where_needed
 from debubble.exports.reduction import require_order
 from debubble.exports.registry import Made, exporter
@@ -33,6 +33,7 @@ def primus(plan: Plan, settings: Mapping[str, Any]) -> Made:
     plan, recompute, losses = _alike(plan, stages) if combined else _by_layer(plan, stages)
     arguments = {**arguments_of(plan, stages, settings), **offload_arguments(plan, targets["primus"])}
     overrides = {name[2:].replace("-", "_"): _plain(value) for name, value in arguments.items()} | recompute
+    losses = (*losses, *untested(plan))
     variables = environment(arguments)
     if variables:
         said = " ".join(f"{name}={value}" for name, value in variables.items())
