@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import debubble as db
+from debubble.ir import InputError
 from debubble.planners.fixed_configuration import fixed_configuration
 
 MODEL, CLUSTER = db.models["llama2-7b"], db.Cluster.parse("4xA100-80GB")
@@ -76,3 +77,15 @@ def test_stages_to_recompute_and_nothing_to_recompute_do_not_go_together() -> No
 def test_more_stages_than_there_are_cannot_recompute() -> None:
     with pytest.raises(db.InputError, match="recomputed_stages must be between 0 and 4"):
         configuration("1f1b", recomputed_stages=5)
+
+
+def test_tokens_travel_beside_computing_in_combined_1f1b_alone() -> None:
+    def made(schedule: str) -> None:
+        fixed_configuration(
+            db.models["mixtral-8x7b"], db.Cluster.parse("16xH100-80GB"), schedule=schedule, micro_batches=8, data=2,
+            expert=2, expert_overlap=True,
+        )  # fmt: skip
+
+    made("interleaved-combined")
+    with pytest.raises(InputError, match="priced for the schedule 'interleaved-combined' alone, not for '1f1b'"):
+        made("1f1b")

@@ -14,6 +14,7 @@ from debubble.planners.model_problem import objective_of, pipeline_devices
 from debubble.planners.partitioning.balance import even_counts
 from debubble.schedules import schedules
 from debubble.schedules.registry import ScheduleEntry
+from debubble.targets.orders import COMBINED
 
 _STAGES_THAT_RECOMPUTE = frozenset({"recomputed_stages", "adjusted_stages", "recomputed_chunks"})
 """Options of schedules that say which stages recompute."""
@@ -56,6 +57,8 @@ def fixed_configuration(
         InputError: for what does not go together.
     """
     run = RunOptions(**options)
+    if run.expert_overlap and schedule != COMBINED:
+        raise InputError(f"--expert-overlap is priced for the schedule '{COMBINED}' alone, not for '{schedule}'.")
     cluster = cluster if memory_limit is None else cluster.with_limit(memory_limit)
     devices = pipeline_devices(cluster, run, pipeline)
     units = model_units(model, cluster, run, pipeline=devices)

@@ -192,7 +192,7 @@ def _changes(plan: Plan, *, effort: float, deadline: float | None) -> Iterator[_
         whole = replace(same, workload=ModelUnits(replace(units, units=kept)))
         yield _Change(words="no recomputation", problem=whole, find=find, batch=batch, lever=True)
     if plan.schedule.host_steps or any(op.kind is Kind.O for op in plan.schedule.operations):
-        bare = replace(same, workload=ModelUnits(replace(units, offload_bandwidth=None)))
+        bare = replace(same, workload=ModelUnits(replace(units, offload_bandwidth=None, module_bandwidth=None)))
         yield _Change(words="no offload", problem=bare, find=find, batch=batch, lever=True)
     if plan.schedule.name != "1f1b":
         plain = partial(thorough, names=("adapipe",))
