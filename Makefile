@@ -54,6 +54,10 @@ $(VENV)/.docs-ready: $(VENV)/.ready
 
 docs: $(VENV)/.docs-ready ## build the documentation in build/docs; warnings are errors
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
+	$(BIN)/python docs/check_search.py build/docs
+
+docs-links: $(VENV)/.docs-ready ## ask every page that the documentation links to elsewhere
+	$(BIN)/python -m sphinx -q -b linkcheck docs build/links
 
 docs-check: $(VENV)/.ready ## run the commands of README and docs (many minutes)
 	$(BIN)/python docs/run_commands.py
@@ -61,4 +65,4 @@ docs-check: $(VENV)/.ready ## run the commands of README and docs (many minutes)
 clean: ## remove what was built
 	rm -rf $(VENV) build dist runs
 
-.PHONY: help setup run test test-slow test-frameworks check docs docs-check clean
+.PHONY: help setup run test test-slow test-frameworks check docs docs-links docs-check clean

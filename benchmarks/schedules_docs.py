@@ -38,19 +38,24 @@ def library() -> str:
 
 
 def section(name: str) -> str:
-    """A schedule's picture at p = 4, m = 8, with all times 1."""
+    """A schedule's arguments and picture."""
     entry = db.schedules[name]
-    stages = DEVICES * entry.default_chunks
-    costs = db.StageCosts.of(stages=stages, offload=0.5, activation=1 / entry.default_chunks)
-    schedule = entry(devices=DEVICES, micro_batches=MICRO_BATCHES, costs=costs)
-    timeline = db.simulate(schedule, costs)
     path = PICTURES / f"schedule-{name}.png"
-    path.write_bytes(png([Scene.of(timeline, title=name)]))
+    path.write_bytes(png([example(name)]))
     options = sorted(entry.options - {"devices", "micro_batches", "costs"})
     lines = [f"### {name}", "", described(inspect.getdoc(entry.build) or ""), ""]
     if options:
         lines += [f"Options: {', '.join(f'`{o}=`' for o in options)}.", ""]
     return "\n".join([*lines, f"![{name}](pictures/{path.name})", ""])
+
+
+def example(name: str) -> Scene:
+    """A schedule at p = 4, m = 8, with all times 1."""
+    entry = db.schedules[name]
+    stages = DEVICES * entry.default_chunks
+    costs = db.StageCosts.of(stages=stages, offload=0.5, activation=1 / entry.default_chunks)
+    schedule = entry(devices=DEVICES, micro_batches=MICRO_BATCHES, costs=costs)
+    return Scene.of(db.simulate(schedule, costs), title=name)
 
 
 def described(docstring: str) -> str:

@@ -1,6 +1,15 @@
 """The documentation site: `make docs` builds it into build/docs and treats every warning as an error."""
 
+from __future__ import annotations
+
+import sys
 from importlib.metadata import version as installed
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 project = "debubble"
 author = "The debubble authors"
@@ -18,3 +27,34 @@ html_show_sourcelink = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented_params"
+
+
+def interactive_schedules(app: Any, doctree: Any) -> None:
+    """Put the timeline that the program draws in the place of each schedule's picture."""
+    for image in list(doctree.findall(nodes.image)):
+        name = Path(image["uri"]).stem.removeprefix("schedule-")
+        if app.env.docname == "schedules" and "schedule-" in image["uri"]:
+            frame = (
+                f'<iframe src="gallery/{name}.html" title="{name}" loading="lazy" width="100%" height="640"></iframe>'
+            )
+            image.parent.replace(image, nodes.raw("", frame, format="html"))
+
+
+def write_gallery(app: Any, error: Exception | None) -> None:
+    """Write the page of every schedule."""
+    from schedules_docs import example
+
+    import debubble as db
+    from debubble.views import views
+
+    if error is None and app.builder.name == "html":
+        folder = Path(app.outdir) / "gallery"
+        folder.mkdir(exist_ok=True)
+        for name in db.schedules:
+            (folder / f"{name}.html").write_bytes(views["html"]([example(name)]))
+
+
+def setup(app: Any) -> None:
+    """Connect what this site adds."""
+    app.connect("doctree-read", interactive_schedules)
+    app.connect("build-finished", write_gallery)

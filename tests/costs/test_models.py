@@ -321,6 +321,18 @@ def test_a_file_that_is_no_config_is_refused_with_a_sentence(
         Model.from_hf(file)
 
 
-def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(InputError, match="neither a file nor a known model; there are: llama2-7b"):
-        named_model("llama9")
+def test_a_name_is_completed_if_only_one_begins_so() -> None:
+    assert named_model("mixtral") == models["mixtral-8x7b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("lama2-13b", "did you mean 'llama2-13b' or"),
+        ("llama2-1", "did you mean 'llama2-13b' or 'llama2-18b'[?]"),
+        ("bloom", "there are: llama2-7b"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_those_that_are_like_it_or_all(name: str, hint: str) -> None:
+    with pytest.raises(InputError, match=f"'{name}' is neither a file nor a known model; {hint}"):
+        named_model(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 import subprocess
 import threading
 import time
@@ -21,8 +20,8 @@ import pytest
 from debubble.ir import InputError
 from debubble.processes import PYTHON
 from debubble.serve import Workbench
+from tests.support.browsers import CHROMIUM
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 TINY = {"model": "llama-tiny", "cluster": "2xA100-80GB", "micro_batches": "4", "sequence_length": "128"}
 
 

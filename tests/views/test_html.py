@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from dataclasses import replace
 from html import unescape
@@ -13,9 +12,8 @@ import pytest
 import debubble as db
 from debubble.ir import Origin, PlannedUnit, WhatIf
 from debubble.views import Scene, views
+from tests.support.browsers import CHROMIUM
 from tests.views.scenes import small_plan, trace_of
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 def page(*scenes: Scene) -> str:

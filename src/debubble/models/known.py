@@ -7,6 +7,7 @@ GPT-3 from Brown et al. 2020, Table 2.1, in Megatron-LM's shape (hidden size 512
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,21 @@ models: Registry[ModelConfig] = Registry("debubble.models", what="model")
 
 
 def named_model(text: str) -> ModelConfig:
-    """The model of a built-in name, a `config.json`, or a folder with one.  Raises InputError if it is none of them."""
+    """The model of a built-in name or its only beginning, a `config.json`, or a folder with one.
+
+    Raises:
+        InputError: If it is none of them.
+    """
     if text in models:
         return models[text]
     if Path(text).exists() or Path(text).suffix == ".json":
         return ModelConfig.from_hf(text)
-    raise InputError(f"'{text}' is neither a file nor a known model; there are: {', '.join(models)}.")
+    beginning = [name for name in models if name.startswith(text)]
+    if len(beginning) == 1:
+        return models[beginning[0]]
+    close = beginning or difflib.get_close_matches(text.lower(), models, n=3)
+    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are: {', '.join(models)}."
+    raise InputError(f"'{text}' is neither a file nor a known model; {hint}")
 
 
 def _llama(

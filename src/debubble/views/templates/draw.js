@@ -70,7 +70,8 @@
 
   function fill(line, start, end, color, least = 1) {
     const from = Math.max(Math.round(start), 0), to = Math.max(Math.round(end), from + least);
-    if (from < line.length && end >= 0) line.fill(color, from, Math.min(to, line.length));
+    if (from >= line.length || end < 0) return;
+    if (to === from + 1) line[from] = color; else line.fill(color, from, Math.min(to, line.length));
   }
 
   function paintRow(row, line, scale, from, to) {
@@ -177,11 +178,16 @@
     }
   }
 
+  const NARROWEST = 13.5; // pixels of an operation that has room for a digit
+
   function drawNumbers(g, row, x) {
+    if (x(row.longest) - x(0) < NARROWEST) return;
     g.font = LABEL;
     g.textAlign = "center";
     for (let i = row.after(view.from); i < row.length && row.start[i] < view.to; i++) {
-      const start = x(row.start[i]), width = x(row.end[i]) - start, text = String(row.microBatch[i]);
+      const start = x(row.start[i]), width = x(row.end[i]) - start;
+      if (width < NARROWEST) continue;
+      const text = String(row.microBatch[i]);
       if (width < 7 + 6.5 * text.length) continue;
       const here = view.pinned === null || row.microBatch[i] === view.pinned;
       const kind = row.recompute.length && row.recompute[i] > 0.5 ? RECOMPUTE : row.kind[i];

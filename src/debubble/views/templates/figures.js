@@ -18,6 +18,7 @@
       this.compute = lane === "compute";
       // Messages overlap on a lane that sends any number at a time: the furthest end so far finds the first to draw.
       this.furthest = Float64Array.from(this.end);
+      this.longest = this.start.reduce((most, start, i) => Math.max(most, this.end[i] - start), 0);
       for (let i = 1; i < this.furthest.length; i++) this.furthest[i] = Math.max(this.furthest[i], this.furthest[i - 1]);
     }
 
@@ -88,19 +89,26 @@
     return String(Number(size.toPrecision(6)));
   }
 
+  /** A length of time in the unit that suits it, and not the axis. */
+  function lengthWords(time, scene) {
+    if (!scene.seconds || time >= 1 || time === 0) return timeWords(time, scene);
+    const [scale, unit] = time >= 1e-3 ? [1e3, "ms"] : [1e6, "µs"];
+    return `${Number((time * scale).toPrecision(4))} ${unit}`;
+  }
+
   function span(scene, start, end) {
-    return `${timeWords(start, scene)} to ${timeWords(end, scene)}: ${timeWords(end - start, scene)}`;
+    return `${timeWords(start, scene)} to ${timeWords(end, scene)}: ${lengthWords(end - start, scene)}`;
   }
 
   function operationWords(row, i) {
     const { scene } = row, { words } = data.kinds[row.kind[i]], time = row.end[i] - row.start[i];
     const again = row.recompute.length && row.recompute[i];
-    const recomputing = again ? ` (recomputing for ${timeWords(again * time, scene)})` : "";
+    const recomputing = again ? ` (recomputing for ${lengthWords(again * time, scene)})` : "";
     const chunk = scene.chunkOf[row.stage[i]];
     const elsewhere = data.scenes.filter(other => other !== scene).map(other => {
       const there = other.where.get((row.kind[i] * other.stages + row.stage[i]) * other.microBatches + row.microBatch[i]);
       return there && there[0].name(there[1]) === row.name(i)
-        ? `\n${other.title}: ${timeWords(there[0].end[there[1]] - there[0].start[there[1]], other)}` : "";
+        ? `\n${other.title}: ${lengthWords(there[0].end[there[1]] - there[0].start[there[1]], other)}` : "";
     });
     return [row.name(i), `${words}${recomputing}\nstage ${row.stage[i]} (chunk ${chunk}), micro-batch ${row.microBatch[i]}\n`
       + `device ${row.device}, ${row.lane} lane\n${span(scene, row.start[i], row.end[i])}${elsewhere.join("")}`];

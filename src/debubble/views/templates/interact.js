@@ -102,6 +102,7 @@
     const others = [...pointers].filter(([id]) => id !== event.pointerId).map(([, x]) => x);
     if (Math.abs(event.clientX - before) < 3 && !canvas.moved) return;
     canvas.moved = true;
+    leave();
     pointers.set(event.pointerId, event.clientX);
     const perPixel = (view.to - view.from) / (canvas.clientWidth - left() - RIGHT);
     if (!others.length) return show(view.from - (event.clientX - before) * perPixel, view.to - (event.clientX - before) * perPixel);

@@ -1,0 +1,122 @@
+"""The workbench in a real browser, end to end."""
+
+from __future__ import annotations
+
+import threading
+import zipfile
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from debubble.serve import Workbench
+from tests.support.browsers import browser_page
+
+
+@pytest.fixture
+def page() -> Iterator[Any]:
+    with Workbench() as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            with browser_page(viewport={"width": 1300, "height": 900}, accept_downloads=True) as opened:
+                opened.goto(server.address)
+                for name, value in {"model": "llama-tiny", "cluster": "2xA100-80GB", "sequence_length": "128"}.items():
+                    opened.fill(f"#search [name={name}]", value)
+                opened.click("summary")
+                yield opened
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def search(page: Any, **fields: str) -> Any:
+    """Fill in the form and start; returns the search's line in the list."""
+    before = page.locator("#searches li").count()
+    for name, value in fields.items():
+        field = page.locator(f"#search [name={name}]")
+        if name == "planner":
+            field.select_option(value)
+        else:
+            field.fill(value)
+    page.click("#search > button")
+    page.locator("#searches li").nth(before).wait_for()
+    return page.locator("#searches li").first
+
+
+def drag(page: Any, slider: str, value: int) -> None:
+    page.locator(f"#trial [name={slider}]").evaluate(
+        "(input, value) => { input.value = value; input.dispatchEvent(new Event('input', { bubbles: true })); }", value
+    )
+
+
+def figures(page: Any, *, other_than: str = "") -> str:
+    """The figures below the sliders, once they are there and have changed."""
+    page.wait_for_function(
+        "other => { const now = document.querySelector('#trial .figures').textContent; return now && now !== other; }",
+        arg=other_than,
+    )
+    text: str = page.locator("#trial .figures").inner_text()
+    return text
+
+
+def test_a_search_ends_with_the_report_a_plan_and_an_export(page: Any) -> None:
+    line = search(page, planner="dapple", micro_batches="4")
+    line.locator("[data-do=report]").wait_for(state="visible")
+    page.frame_locator("#page").locator("h1").wait_for()
+
+    assert "llama-tiny on 2 x A100-80GB" in page.frame_locator("#page").locator("h1").inner_text()
+    with page.expect_download() as plan:
+        line.locator("[data-do=plan]").click()
+    assert plan.value.suggested_filename == "plan.json"
+    with page.expect_download() as export:
+        line.locator("[data-do=export]").select_option("torch")
+    with zipfile.ZipFile(export.value.path()) as archive:
+        assert "torch/schedule.csv" in archive.namelist()
+
+
+def test_two_searches_are_compared(page: Any) -> None:
+    for micro_batches in ("4", "8"):
+        search(page, planner="dapple", micro_batches=micro_batches).locator("[data-do=report]").wait_for(
+            state="visible"
+        )
+    page.locator("#searches li").nth(1).locator("[data-do=compare]").click()
+    table = page.frame_locator("#page").locator(".compared")
+    table.wait_for()
+
+    assert "Their batches differ" in table.inner_text()
+
+
+def test_sliders_are_followed_while_a_search_runs_which_can_be_stopped(page: Any) -> None:
+    line = search(page, planner="auto", effort="300")
+    drag(page, "micro_batches", 4)
+    few = figures(page)
+    drag(page, "micro_batches", 32)
+    many = figures(page, other_than=few)
+    running = line.locator("[data-do=stop]").is_visible()
+    line.locator("[data-do=stop]").click()
+    line.locator("[data-do=stop]").wait_for(state="hidden")
+
+    assert running
+    assert "per step" in few
+    assert few != many
+
+
+def test_memory_that_is_too_small_is_said_beside_the_sliders(page: Any) -> None:
+    page.fill("#search [name=model]", "llama2-7b")
+    drag(page, "memory", 10)
+    error = page.locator("#trial .error:not(:empty)")
+    error.wait_for()
+
+    assert "GiB" in error.inner_text()
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [({"memory_limit": "much"}, "much"), ({"model": "llama9"}, "llama9"), ({"cluster": "2xB9000"}, "B9000")],
+)
+def test_bad_input_is_a_sentence(page: Any, fields: dict[str, str], sentence: str) -> None:
+    line = search(page, planner="dapple", **fields)
+    line.locator("span.error").wait_for()
+
+    assert sentence in line.locator("span.error").inner_text()

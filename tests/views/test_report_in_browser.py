@@ -1,0 +1,177 @@
+"""The report in a real browser: with mouse, keyboard, touch, on a phone and in the dark."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from debubble.views import Scene, views
+from tests.support.browsers import PHONE, browser_page
+from tests.views.scenes import small_plan, trace_of
+
+CANVAS = "canvas[data-scene]"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pages of a plan, of a plan beside its measurement, and of two plans."""
+    made = tmp_path_factory.mktemp("pages")
+    plan = small_plan()
+    predicted = Scene.predicted(plan)
+    pages = {
+        "one": [predicted],
+        "measured": Scene.beside(plan, trace_of(plan, slower=2)),
+        "two": [predicted, predicted],
+    }
+    for name, scenes in pages.items():
+        (made / f"{name}.html").write_bytes(views["html"](scenes))
+    return made
+
+
+@pytest.fixture
+def page(folder: Path) -> Iterator[Any]:
+    with browser_page(viewport={"width": 1280, "height": 900}) as opened:
+        opened.goto(f"file://{folder}/one.html")
+        yield opened
+
+
+def said(page: Any) -> str:
+    text: str = page.locator("#status").inner_text()
+    return text
+
+
+def hovered(page: Any, x: float, y: float) -> str:
+    """What the page says of a point of the first timeline."""
+    canvas = page.locator(CANVAS).first
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    page.mouse.move(box["x"] + x, box["y"] + y)
+    text: str = page.locator("#tip").inner_text()
+    return text
+
+
+def test_search_goes_to_operations_micro_batches_and_devices_and_says_what_is_not_there(page: Any) -> None:
+    def searched(text: str) -> str:
+        page.fill("#search", text)
+        page.press("#search", "Enter")
+        return said(page)
+
+    assert searched("1F2").startswith("1F2: forward, stage 1")
+    assert searched("3").startswith("0F3: forward")
+    assert searched("stage 1").startswith("1F0: forward")
+    assert searched("device 1").startswith("Device 1: peak")
+    assert searched("9Z9").startswith('Nothing is named "9Z9"')
+
+
+def test_keys_step_through_operations_and_let_go(page: Any) -> None:
+    page.locator(CANVAS).focus()
+    page.keyboard.press("n")
+    page.keyboard.press("n")
+
+    assert said(page).startswith("0F1: forward")
+    page.keyboard.press("p")
+    assert said(page).startswith("0F0: forward")
+    page.keyboard.press("Escape")
+    assert said(page) == ""
+
+
+@pytest.mark.parametrize("how", ["key", "wheel", "button", "map"])
+def test_the_timeline_is_zoomed_and_shown_whole_again(page: Any, how: str) -> None:
+    before = hovered(page, 300, 32)
+    hovered(page, 1000, 32)
+    if how == "key":
+        page.keyboard.press("+")
+    elif how == "button":
+        page.click("#in")
+    else:
+        if how == "map":
+            page.locator("#minimap").hover()
+        page.keyboard.down("Control")
+        page.mouse.wheel(0, -400)
+        page.keyboard.up("Control")
+    near = hovered(page, 301, 32)
+    page.keyboard.press("0")
+
+    assert near != before
+    assert hovered(page, 300, 32) == before
+
+
+def test_a_click_pins_a_micro_batch_and_a_second_one_lets_it_go(page: Any) -> None:
+    pinned = hovered(page, 120, 32).splitlines()[0]
+    page.mouse.down()
+    page.mouse.up()
+    first = said(page)
+    page.mouse.down()
+    page.mouse.up()
+
+    assert first.startswith(f"{pinned}: ")
+    assert said(page) == ""
+
+
+def test_a_device_is_folded_by_its_name(page: Any) -> None:
+    height = page.locator(CANVAS).bounding_box()["height"]
+    device = page.locator(".stack button").nth(1)
+    device.click()
+
+    assert page.locator(".stack button").nth(1).get_attribute("aria-expanded") == "false"
+    assert page.locator(CANVAS).bounding_box()["height"] < height
+
+
+def test_memory_and_idle_time_are_said_where_the_pointer_is(page: Any) -> None:
+    words = [hovered(page, 600, y) for y in range(24, 200, 6)]
+
+    assert any(each.startswith("memory of device 0") and "limit" in each for each in words)
+    assert any(each.startswith("idle: ") for each in words + [hovered(page, x, 32) for x in range(100, 1200, 40)])
+
+
+def test_the_theme_follows_the_system_and_the_button(folder: Path) -> None:
+    paper = "getComputedStyle(document.body).backgroundColor"
+    with browser_page(color_scheme="dark") as page:
+        page.goto(f"file://{folder}/one.html")
+        dark = page.evaluate(paper)
+        page.click("#theme")
+        light = page.evaluate(paper)
+
+    assert sum(map(int, re.findall(r"\d+", dark))) < 200 < 600 < sum(map(int, re.findall(r"\d+", light)))
+
+
+@pytest.mark.parametrize("name", ["one", "measured", "two"])
+def test_a_phone_shows_the_page_in_its_width_and_a_tap_pins(folder: Path, name: str) -> None:
+    with browser_page(**PHONE) as page:
+        page.goto(f"file://{folder}/{name}.html")
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        canvas = page.locator(CANVAS).first
+        canvas.scroll_into_view_if_needed()
+        canvas.evaluate("canvas => { canvas.scrollIntoView(); window.scrollBy(0, -300); }")
+        box = canvas.bounding_box()
+        page.touchscreen.tap(box["x"] + 70, box["y"] + 32)
+        pinned = said(page)
+
+    assert wide <= 390
+    assert re.match(r"0F\d: forward", pinned)
+
+
+def test_measured_operations_say_their_prediction_and_two_plans_are_compared_on_top(folder: Path) -> None:
+    with browser_page() as page:
+        page.goto(f"file://{folder}/measured.html#1F2")
+        assert "measured: " in said(page)
+        assert page.locator("#differences").is_checked()
+        page.goto(f"file://{folder}/two.html")
+        top = page.locator(".compared").bounding_box()["y"]
+        assert top < page.locator(".answers").first.bounding_box()["y"]
+        assert page.locator(".reports.two article").count() == 2
+
+
+def test_every_control_has_a_name_for_screen_readers(page: Any) -> None:
+    unnamed = page.evaluate(
+        """[...document.querySelectorAll("button, input, canvas[tabindex], [role=img]")]
+           .filter(e => !(e.getAttribute("aria-label") || e.textContent.trim() || e.labels?.length))
+           .map(e => e.outerHTML)"""
+    )
+
+    assert json.dumps(unnamed) == "[]"
