@@ -13,7 +13,7 @@ from debubble.ir import InputError
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Threads
 from tests.support.generic_cases import GENERIC
-from tests.support.runtime_cases import GPT2, LLAMA, MIXTRAL, plan_of, run_threads, tokens_of
+from tests.support.runtime_cases import GPT2, LLAMA, MIXTRAL, gradient_of, plan_of, run_threads, tokens_of
 
 pytest.importorskip("transformers", minversion="5")
 
@@ -69,6 +69,106 @@ def check(config: Any, plan: Any) -> None:
     found = {name: gradient for _, part in answers for name, gradient in part.items()}
     for name, reference in expected.items():
         assert (found[name] - reference).abs().max() <= 1e-12 * reference.abs().max(), name
+
+
+def distilled(logits: Any, targets: Any, *, teacher: Any) -> Any:
+    """Cross entropy and the divergence from a teacher's logits, summed over the targets that count."""
+    counted = (targets != -100).flatten()
+    student, taught = (t.flatten(0, 1).log_softmax(-1) for t in (logits, teacher))
+    divergence = functional.kl_div(student, taught, reduction="none", log_target=True).sum(-1)
+    flat = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+    return flat + 0.5 * (divergence * counted).sum()
+
+
+@pytest.mark.parametrize(("schedule", "strategy"), [("zb-v", "none"), ("1f1b", "full")])
+def test_a_teachers_logits_are_entries_of_the_batch(schedule: str, strategy: str) -> None:
+    model = hf_model(LLAMA)
+    batch = batch_of(LLAMA, rows=4)
+    teacher = torch.randn(4, 12, LLAMA["vocab_size"], generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    with exactly():
+        expected = distilled(model(batch["input_ids"]).logits, batch["targets"], teacher=teacher)
+        expected = expected / (batch["targets"] != -100).sum()
+        expected.backward()
+    plan = plan_of(db.schedules[schedule](devices=2, micro_batches=4), LLAMA, strategy=strategy)
+
+    def one(transport: Any) -> Any:
+        pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport, loss=distilled)
+        loss = pipeline.step({**batch, "teacher": teacher})
+        return loss, {name: p.grad for name, p in pipeline.named_parameters()}
+
+    answers = Threads.run(plan.ranks, one)
+    torch.testing.assert_close(answers[0][0], expected.detach(), rtol=1e-12, atol=0)
+    references = dict(model.named_parameters())
+    for name, gradient in ((name, g) for _, part in answers for name, g in part.items()):
+        reference = gradient_of(references[name])
+        assert (gradient - reference).abs().max() <= 1e-12 * reference.abs().max(), name
+
+
+def log_probabilities(logits: Any, targets: Any) -> Any:
+    """The log-probability of each row's targets."""
+    found = logits.log_softmax(-1).gather(-1, targets.clamp(min=0)[..., None])[..., 0]
+    return (found * (targets != -100)).sum(-1)
+
+
+def preference(logits: Any, targets: Any, *, reference: Any, scale: Any) -> Any:
+    """DPO (Rafailov et al. 2023, eq. 7): every second row is the rejected answer to the row before it."""
+    margin = log_probabilities(logits, targets) - reference
+    return -(scale[::2] * functional.logsigmoid(0.1 * (margin[::2] - margin[1::2]))).sum()
+
+
+def test_preferences_are_learned_in_two_passes() -> None:
+    """The first keeps the reference's log-probabilities, by the loss of an evaluation; the second learns from them."""
+    config, batch = LLAMA, batch_of(LLAMA, rows=8)
+    model, before = hf_model(config), hf_model({**config, "initializer_range": 0.2})
+    with exactly():
+        reference = log_probabilities(before(batch["input_ids"]).logits, batch["targets"]).detach()
+        logits = model(batch["input_ids"]).logits
+        expected = preference(logits, batch["targets"], reference=reference, scale=torch.full((8,), 1 / 4))
+        expected.backward()
+    plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), config)
+    targets = (batch["targets"] != -100).sum()
+
+    def one(transport: Any) -> Any:
+        found = torch.zeros(8, dtype=torch.float64)
+
+        def record(logits: Any, targets: Any, *, row: Any) -> Any:
+            found[row] = log_probabilities(logits, targets)
+            return logits.new_zeros(())
+
+        first = Pipeline(copy.deepcopy(before), plan, transport=transport, loss=record)
+        first.evaluate([{**batch, "row": torch.arange(8)}])
+        transport.all_reduce(found, (0, 1))  # the last stage alone has seen logits
+        pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport, loss=preference)
+        # `step` divides by the number of targets; this loss is the mean over four pairs.
+        loss = pipeline.step({**batch, "reference": found, "scale": torch.full((8,), float(targets) / 4)})
+        return loss, {name: p.grad for name, p in pipeline.named_parameters()}
+
+    answers = Threads.run(plan.ranks, one)
+    torch.testing.assert_close(answers[0][0], expected.detach(), rtol=1e-12, atol=0)
+    references = dict(model.named_parameters())
+    for name, gradient in ((name, g) for _, part in answers for name, g in part.items()):
+        whole = gradient_of(references[name])
+        assert (gradient - whole).abs().max() <= 1e-12 * whole.abs().max(), name
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({}, "The loss asks for 'teacher', which the batch does not have"),
+        ({"teacher": torch.zeros(3, 12)}, r"'teacher' must have 4 rows, as 'input_ids' has, not \[3, 12\]"),
+        ({"teacher": torch.zeros(4), "pupil": torch.zeros(4)}, "an entry 'pupil'"),
+    ],
+)
+def test_entries_that_the_loss_cannot_have_are_refused(entries: Any, message: str) -> None:
+    plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), LLAMA)
+    with pytest.raises(InputError, match=message):
+        run_threads(plan, lambda p: p.step({**batch_of(LLAMA, rows=4), **entries}), loss=distilled)
+
+
+def test_entries_for_a_loss_are_refused_where_sequences_are_divided() -> None:
+    plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), LLAMA, context=2, sequence_length=12)
+    with pytest.raises(InputError, match="plan with --context 1"):
+        run_threads(plan, lambda _: None, loss=distilled)
 
 
 class Weighted(nn.Module):

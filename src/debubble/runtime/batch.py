@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -28,7 +29,8 @@ length] each, where -100 stands for no target:
 * `targets`: `targets[r, t]` is what position t is to predict.
 
 It may also have an `attention_mask` and `position_ids`, as transformers takes them: see `read_batch`.  A sequence of
-such is one for each micro-batch, whose rows and lengths may differ.
+such is one for each micro-batch, whose rows and lengths may differ.  A loss of your own may ask for more entries, with
+as many rows (see `Loss`).
 """
 
 ENTRIES = ("input_ids", "labels", "targets", "attention_mask", "position_ids")
@@ -44,6 +46,8 @@ class Rows:
     """Position of each token, [rows or 1, length]; None: 0, 1, 2 and so on in every row."""
     documents: Tensor | None = None
     """Number of the document that each token belongs to, which alone it attends to; None: a row is one."""
+    loss_inputs: Mapping[str, Tensor] = field(default_factory=dict)
+    """Entries that the loss asks for, [rows, ...] each, by name."""
 
     @property
     def counted(self) -> int:
@@ -57,9 +61,17 @@ class Rows:
         """
         if len(self.tokens) % parts:
             raise InputError(f"A batch of {len(self.tokens)} rows cannot be cut into {parts} equal micro-batches.")
-        columns = (self.tokens, self.targets, self.positions, self.documents)
-        cut = ([None] * parts if c is None else [part.clone() for part in c.chunk(parts)] for c in columns)
-        return [Rows(*row) for row in zip(*cut, strict=True)]
+        return [self.each(partial(_part, index=index, parts=parts)) for index in range(parts)]
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Rows:
+        """The rows with every tensor changed so."""
+        return Rows(
+            change(self.tokens),
+            change(self.targets),
+            None if self.positions is None else change(self.positions),
+            None if self.documents is None else change(self.documents),
+            {name: change(tensor) for name, tensor in self.loss_inputs.items()},
+        )
 
 
 @dataclass(frozen=True)
@@ -101,7 +113,7 @@ class StepBatch:
         """Inputs and what goes with them; every loss is scaled by `scale`, every dropout mask follows from `seed`."""
         seeds = (zlib.crc32(f"{seed} {j}".encode()) for j in range(len(self.parts)))
         return [part.tokens for part in self.parts], [
-            MicroBatch(part.targets, scale, s, positions=part.positions, documents=part.documents)
+            MicroBatch(part.targets, scale, s, None, part.positions, part.documents, part.loss_inputs)
             for part, s in zip(self.parts, seeds, strict=True)
         ]
 
@@ -113,6 +125,7 @@ def read_batch(
     device: torch.device,
     has_positions: bool = False,
     has_masks: bool = False,
+    loss_entries: Sequence[str] = (),
 ) -> StepBatch:
     """Check, move and cut a batch.
 
@@ -126,32 +139,34 @@ def read_batch(
         device: Where the tokens and targets go.
         has_positions: Whether the model's units take positions and documents.
         has_masks: Whether they may hide tokens, too.
+        loss_entries: Names of the entries that the loss asks for.
 
     Raises:
         InputError: The batch has the wrong shape, cannot be divided, or has an entry that cannot be honoured.
     """
     if isinstance(batch, Tensor | Mapping):
-        read = [_read(batch, has_positions=has_positions, has_masks=has_masks)]
+        read = [_read(batch, has_positions, has_masks, loss_entries)]
         cut = read[0].cut(micro_batches)
     else:
         if len(batch) != micro_batches:
             raise InputError(
                 f"A sequence of batches has one for each micro-batch: {micro_batches} for this plan, not {len(batch)}."
             )
-        cut = read = [_read(part, has_positions=has_positions, has_masks=has_masks) for part in batch]
+        cut = read = [_read(part, has_positions, has_masks, loss_entries) for part in batch]
     checksum = 0
     for rows in read:
         for tensor in (rows.tokens, rows.targets, rows.positions, rows.documents):
             checksum = checksum if tensor is None else _checksum(tensor, checksum)
-    return StepBatch([_moved(rows, device) for rows in cut], checksum)
+    return StepBatch([rows.each(lambda tensor: tensor.to(device)) for rows in cut], checksum)
 
 
-def check_entries(names: Iterable[str], owner: str) -> None:
-    """Raise InputError if one of them is no entry of a `Batch`."""
-    unknown = next((name for name in names if name not in ENTRIES), None)
+def check_entries(names: Iterable[str], owner: str, more: Sequence[str] = ()) -> None:
+    """Raise InputError if one of them is no entry of a `Batch`, and none of `more`."""
+    known = (*ENTRIES, *more)
+    unknown = next((name for name in names if name not in known), None)
     if unknown is not None:
         raise InputError(
-            f"{owner} has an entry '{unknown}', which the runtime does not know: it knows {', '.join(ENTRIES)}."
+            f"{owner} has an entry '{unknown}', which the runtime does not know: it knows {', '.join(known)}."
         )
 
 
@@ -163,13 +178,20 @@ def _own(rows: Rows, group: ContextGroup) -> Rows:
     return Rows(tokens, targets, positions, rows.documents)
 
 
-def _read(batch: Entries, *, has_positions: bool, has_masks: bool) -> Rows:
+def _read(batch: Entries, has_positions: bool, has_masks: bool, loss_entries: Sequence[str]) -> Rows:
+    missing = next((name for name in loss_entries if isinstance(batch, Tensor) or name not in batch), None)
+    if missing is not None:
+        raise InputError(f"The loss asks for '{missing}', which the batch does not have: give it as an entry.")
     if isinstance(batch, Tensor):
         if batch.dim() != 2 or batch.shape[1] < 2:
             raise InputError(f"A batch of tokens has shape [rows, length + 1], not {list(batch.shape)}.")
         return Rows(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
+    check_entries(batch, "The batch", loss_entries)
     tokens, targets = _tokens_and_targets(batch)
-    rows = Rows(tokens.contiguous(), targets.contiguous())
+    rows = Rows(tokens.contiguous(), targets.contiguous(), loss_inputs={name: batch[name] for name in loss_entries})
+    for name, tensor in rows.loss_inputs.items():
+        if not tensor.dim() or len(tensor) != len(tokens):
+            raise InputError(f"'{name}' must have {len(tokens)} rows, as 'input_ids' has, not {list(tensor.shape)}.")
     if "position_ids" in batch:
         rows = _with_positions(rows, batch["position_ids"], allowed=has_positions)
     if "attention_mask" in batch:
@@ -177,13 +199,11 @@ def _read(batch: Entries, *, has_positions: bool, has_masks: bool) -> Rows:
     return rows
 
 
-def _moved(rows: Rows, device: torch.device) -> Rows:
-    tensors = (rows.tokens, rows.targets, rows.positions, rows.documents)
-    return Rows(*(None if tensor is None else tensor.to(device) for tensor in tensors))  # type: ignore[arg-type]
+def _part(tensor: Tensor, *, index: int, parts: int) -> Tensor:
+    return tensor.chunk(parts)[index].clone()
 
 
 def _tokens_and_targets(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    check_entries(batch, "The batch")
     if "input_ids" not in batch:
         raise InputError("The batch has no entry 'input_ids'.")
     if ("labels" in batch) == ("targets" in batch):

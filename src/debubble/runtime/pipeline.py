@@ -61,7 +61,8 @@ class Pipeline:
         seed: Initial weights, dropout masks and noise of routers follow from it.
         loss: Takes the place of cross entropy: `loss(output, targets)` is a number, *summed* over the targets of a
             micro-batch that are not -100.  The output is the last unit's: of language models the logits [rows, length,
-            vocabulary].  `step` divides by the number of targets of the whole batch.
+            vocabulary].  `step` divides by the number of targets of the whole batch.  Its keyword-only parameters
+            without a default are given the batch's entries of these names.
         optimizer: Makes the optimizer of a list of parameters, for `optimizer_step`, `post_validated_step`, and the
             stages that the plan steps inside the step.  Without it, give `parameters()` to an optimizer of your own.
         transport: Carries messages between ranks; torch.distributed unless given.
@@ -128,7 +129,7 @@ class Pipeline:
             weights=self._part.weights,
         )
         self._interpreter = Interpreter(self._operations, self.status)
-        self._inputs = StepInputs(plan, modules, context=self.ranks.context, on=self._lanes.device)
+        self._inputs = StepInputs(plan, modules, loss=loss, context=self.ranks.context, on=self._lanes.device)
 
         self._optimizers = DeviceOptimizers(plan, self._part, optimizer, shares_table=self.ranks.shares_table)
         self._check_optimizers()

@@ -13,6 +13,7 @@ from debubble.runtime.assembly import DTYPES, balance_of, has_masks, has_positio
 from debubble.runtime.batch import Batch, StepBatch, read_batch
 from debubble.runtime.distributed.context_parallel import ContextGroup
 from debubble.runtime.execution.operations import StepState
+from debubble.runtime.models.loss import Loss, loss_entries
 from debubble.runtime.models.modules import Modules
 
 
@@ -22,22 +23,26 @@ class StepInputs:
     Args:
         plan: What runs.
         modules: The user's own modules, if the plan has no model.
+        loss: What may ask for further entries of the batch.
         context: The ranks that divide this one's sequences.
         on: The torch device that computes.
     """
 
-    def __init__(self, plan: Plan, modules: Modules | None, *, context: ContextGroup, on: torch.device) -> None:
+    def __init__(
+        self, plan: Plan, modules: Modules | None, *, loss: Loss, context: ContextGroup, on: torch.device
+    ) -> None:
         self._modules, self._context, self._on = modules, context, on
         self._micro_batches, self._dtype = plan.micro_batches, DTYPES[plan.options.dtype]
         self._balance = balance_of(plan)
         self._hidden = 0 if plan.model is None else ModelConfig.from_hf(plan.model).hidden
         self._has_positions, self._has_masks = has_positions(plan), has_masks(plan)
+        self._loss_entries = loss_entries(loss)
 
     def read(self, batch: Batch) -> StepBatch:
         """Check, move and cut a batch.  Raises InputError as `read_batch` does."""
         return read_batch(
             batch, micro_batches=self._micro_batches, device=self._on,
-            has_positions=self._has_positions, has_masks=self._has_masks,
+            has_positions=self._has_positions, has_masks=self._has_masks, loss_entries=self._loss_entries,
         )  # fmt: skip
 
     def state(

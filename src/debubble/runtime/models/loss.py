@@ -5,6 +5,7 @@ Tensor-parallel ranks divide the rows of the table and the columns of the logits
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -17,19 +18,32 @@ from debubble.ir import InputError, Plan
 from debubble.runtime.distributed.tensor_parallel import TensorGroup
 from debubble.runtime.models.operators import call, look_up, widen
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[..., Tensor]
 """`loss(output, targets)`, *summed* over the targets of a micro-batch that count (those that are not -100).
 
 The output is the last unit's: of a language model its logits [rows, length, vocabulary], in the run's dtype.  Targets
 are [rows, length].  The runtime divides by the number of targets of the whole batch, over all micro-batches and
 replicas, so the step's loss and gradients are those of the mean over tokens, however the batch is cut.  An auxiliary
 loss of routers comes on top.
+
+A loss that has keyword-only parameters without a default is given the batch's entries of these names: the rows that
+belong to its micro-batch.
 """
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """The usual loss of language models, summed, in fp32 at least; target -100: ignored."""
     return functional.cross_entropy(widen(logits.flatten(0, -2)), targets.flatten(), reduction="sum")
+
+
+def loss_entries(loss: Loss) -> tuple[str, ...]:
+    """The entries of a batch that a loss asks for: its keyword-only parameters without a default."""
+    function = loss.forward if isinstance(loss, nn.Module) else loss
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # a function without a signature, such as some of torch's own
+        return ()
+    return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty)
 
 
 def scaled_loss(output: Tensor, *, loss: Loss, targets: Tensor, scale: float) -> Tensor:
@@ -46,6 +60,11 @@ def check_loss(loss: Loss, plan: Plan) -> None:
     """Refuse a loss that this plan's ranks cannot compute, or that would have to be trained itself."""
     if isinstance(loss, nn.Module) and any(parameter.requires_grad for parameter in loss.parameters()):
         raise InputError("The loss has parameters to train: make them part of the model's last unit.")
+    if loss_entries(loss) and plan.options.context > 1:
+        raise InputError(
+            "A loss that takes entries of the batch needs whole sequences, which context parallelism divides: plan with"
+            " --context 1."
+        )
     if loss is not cross_entropy and plan.options.tensor > 1:
         raise InputError(
             "A loss of your own needs whole logits, which tensor parallelism divides: plan with --tensor 1."

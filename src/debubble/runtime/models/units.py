@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 
@@ -43,6 +43,8 @@ class MicroBatch:
 
     [rows, length], of the whole sequence, also where ranks divide it.
     """
+    loss_inputs: Mapping[str, Tensor] = field(default_factory=dict)
+    """The rows of the entries that the loss asks for, by name."""
 
 
 class UnitModule(nn.Module):
@@ -114,9 +116,10 @@ class UnitModule(nn.Module):
         """The loss of the unit's output; the output itself where there is none."""
         if self.loss is None or micro_batch.targets is None:
             return y
-        of_targets = partial(scaled_loss, loss=self.loss, targets=micro_batch.targets, scale=micro_batch.scale)
-        loss: Tensor = op("loss", of_targets, y)
-        return loss
+        loss = partial(self.loss, **micro_batch.loss_inputs) if micro_batch.loss_inputs else self.loss
+        of_targets = partial(scaled_loss, loss=loss, targets=micro_batch.targets, scale=micro_batch.scale)
+        scaled: Tensor = op("loss", of_targets, y)
+        return scaled
 
     def drop(self, x: Tensor, p: float, micro_batch: MicroBatch, op: Operators, place: int) -> Tensor:
         """Dropout in training; its mask depends on the step, the unit, the micro-batch and the place in the unit."""
