@@ -38,7 +38,9 @@ from rich.table import Table
 
 from debubble.ir import InfeasibleError, Placement, Schedule, StageCosts
 from debubble.schedules import schedules
+from debubble.search.effort import Brake, Effort
 from debubble.search.exact.milp import solve_milp
+from debubble.search.exact.milp_model import MilpModel
 from debubble.search.optimize import optimize
 from debubble.search.problem import OrderProblem
 
@@ -126,9 +128,10 @@ def _milp(problem: OrderProblem, seconds: float) -> dict[str, Any]:
         return {"milp": None}
     if problem.stages * problem.micro_batches > LARGEST_MILP:
         return {"milp": "not built"}
-    answer = solve_milp(problem, seconds=seconds)
+    program = MilpModel(problem)
+    answer = solve_milp(program, effort=Effort(seconds, brake=Brake(seconds)))
     value = f"none in {seconds:g} s" if answer.incumbent is None else float(answer.incumbent.value)
-    return {"milp": value, "milp bound": round(answer.bound, 1), "milp binaries": answer.binaries}
+    return {"milp": value, "milp bound": round(answer.bound, 1), "milp binaries": program.binaries}
 
 
 def page(rows: Sequence[dict[str, Any]]) -> str:

@@ -42,7 +42,7 @@ def keeps_the_limit_and_the_bound(name: str, units: Units, devices: int, micro_b
     asked = problem(units, devices=devices, micro_batches=micro_batches)
     try:
         result = db.planners[name](asked)
-    except db.InfeasibleError:
+    except (db.InfeasibleError, db.InputError):
         return
     partition = result.solution.partition
     assert partition is not None

@@ -12,6 +12,8 @@ from torch.distributed import HashStore
 import debubble as db
 from debubble import costs
 from debubble.costs import load_profile
+from debubble.costs.model_units import model_units
+from debubble.costs.operators import EAGER
 from debubble.ir import InputError, PlannedUnit, RunOptions
 from debubble.models import ModelConfig
 from debubble.profiler.profile import ProfileOptions, measure, profile
@@ -90,6 +92,12 @@ def test_every_measured_time_is_positive_where_there_is_work(units: Any) -> None
 def test_names_that_planners_use_say_which_operators_they_mean(units: Any) -> None:
     named = {u.type: (u.strategies["cmb"].operators, u.strategies["selective"].operators) for u in units[1:3]}
     assert named == {"attention": ("norm", "norm+core"), "mlp": ("norm+activation+multiply",) * 2}
+
+
+def test_every_set_of_operators_that_the_formulas_recompute_is_measured(units: Any) -> None:
+    formulas = model_units(ModelConfig.from_hf(CONFIG), db.Cluster.parse("1xCPU"), RUN, framework=EAGER)
+    for measured, formula in zip(units[1:-1], formulas.units[1:-1], strict=True):
+        assert set(formula.strategies) <= set(measured.strategies)
 
 
 @pytest.mark.parametrize("strategy", ["none", "full", "norm"])

@@ -10,13 +10,9 @@ from debubble.reproduce.chronospipe import tables as figures
 from debubble.reproduce.chronospipe.memory_model import ALL, CHRONOS, HALF, INTERLEAVED, PLAIN, RECOMP
 
 
-def column(table: Any, name: Any) -> Any:
-    return [row[table.columns.index(name)] for row in table.rows]
-
-
 def ours(table: Any) -> Any:
     """The first column called `ours`."""
-    return column(table, "ours")
+    return table.column("ours")
 
 
 @pytest.mark.parametrize(("method", "layers"), [(PLAIN, 40), (HALF, 64), (CHRONOS, 48), (RECOMP, 80), (ALL, 96)])
@@ -31,13 +27,11 @@ def test_methods_hold_their_shares_of_the_activations() -> None:
 
 
 def test_figure_9a_predicts_the_papers_other_sizes() -> None:
-    sizes = dict(zip(column(figures.figure_9a(), "method"), ours(figures.figure_9a()), strict=True))
+    sizes = dict(zip(figures.figure_9a().column("method"), ours(figures.figure_9a()), strict=True))
     assert sizes[CHRONOS.name] == 17.23
     assert sizes[RECOMP.name] == 6.63
     assert sizes[HALF.name] == 10.6
-    ratios = dict(
-        zip(column(figures.figure_9a(), "method"), [row[-1] for row in figures.figure_9a().rows], strict=True)
-    )
+    ratios = dict(zip(figures.figure_9a().column("method"), [row[-1] for row in figures.figure_9a().rows], strict=True))
     assert ratios[ALL.name] == pytest.approx(0.646, abs=0.002)
 
 
@@ -75,7 +69,7 @@ def test_figure_1_states_are_the_papers_and_activations_4_percent_below() -> Non
 
 
 def test_figure_10_savings_follow_from_the_fitted_layer() -> None:
-    savings = dict(zip(column(figures.figure_10(), "method"), ours(figures.figure_10()), strict=True))
+    savings = dict(zip(figures.figure_10().column("method"), ours(figures.figure_10()), strict=True))
     assert savings["Megatron-Kwai"] == pytest.approx(1.27, abs=0.01)
     assert savings[RECOMP.name] == pytest.approx(1.72, abs=0.01)
     assert savings[ALL.name] == pytest.approx(2.22, abs=0.01)
@@ -87,7 +81,7 @@ def test_figure_11_savings_at_pp4() -> None:
 
 def test_figure_12_is_near_the_papers_range_without_fitting() -> None:
     table = figures.figure_12()
-    for recomp, everything in zip(column(table, "Recomp"), column(table, "ALL"), strict=True):
+    for recomp, everything in zip(table.column("Recomp"), table.column("ALL"), strict=True):
         assert 1.19 <= recomp <= 1.26
         assert 1.53 <= everything <= 1.58
 
@@ -110,7 +104,7 @@ def test_figure_15_with_four_chunks_and_25_percent_keeps_43_75() -> None:
 
 
 def test_figure_16_idle_backwards() -> None:
-    assert column(schedules.figure_16(), "backwards") == [2, 3, 6]
+    assert schedules.figure_16().column("backwards") == [2, 3, 6]
 
 
 def test_appendix_a_differs_from_its_text_where_equation_8_does() -> None:

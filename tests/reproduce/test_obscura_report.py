@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from debubble.reproduce.obscura import tables as report
 from debubble.reproduce.obscura.fit import problem
 from debubble.reproduce.obscura.runs import as_printed, relaxed_full
-from debubble.reproduce.registry import Table
 from debubble.simulator import simulate
-
-
-def rows_of(table: Table) -> tuple[Any, ...]:
-    """The rows, of which the test knows which cells are numbers."""
-    return table.rows
-
 
 CELLS = sorted(report.PAPER_12)
 
@@ -46,18 +37,18 @@ def test_dependency_relaxation_alone_is_within_4_points(m: int) -> None:
 
 
 def test_figure_5_is_met_within_2_points() -> None:
-    assert all(abs(paper - ours) <= 2 for _, paper, ours in rows_of(report.figure_5()))
+    assert all(abs(paper - ours) <= 2 for _, paper, ours in report.figure_5().cells)
 
 
 def test_table_1_is_met_within_one_and_a_half_percent() -> None:
-    for _, *cells in rows_of(report.table_1()):
+    for _, *cells in report.table_1().cells:
         for paper, ours in zip(cells[::2], cells[1::2], strict=True):
             assert ours == pytest.approx(paper, rel=0.015)
 
 
 def test_the_note_of_figure_14_says_what_its_rows_say() -> None:
     table = report.figure_14()
-    bubble = {row[0]: row[2:5] for row in rows_of(table) if row[1] == "bubble"}
+    bubble = {row[0]: row[2:5] for row in table.cells if row[1] == "bubble"}
     less = [before - after for before, after in zip(bubble["DAPPLE"], bubble["Obscura"], strict=True)]
     assert f"{min(less):.1f} to {max(less):.1f} f less bubble than DAPPLE's" in table.note
 
@@ -82,7 +73,7 @@ def test_a_recompute_time_that_gives_both_of_gpt_3s_speed_ups_is_named() -> None
 
 
 def test_figure_13_has_the_papers_stages() -> None:
-    peaks = {name: values for name, *values, _ in rows_of(report.figure_13())}
+    peaks = {name: values for name, *values, _ in report.figure_13().cells}
     assert [s for s in range(8) if peaks["DAPPLE"][s] <= 80] == [6, 7]
     assert max(peaks["OHP-CMB"]) > 80
     assert max(peaks["BPipe"]) == pytest.approx(106, rel=0.03)
@@ -93,7 +84,7 @@ def test_figure_13_has_the_papers_stages() -> None:
 
 
 def test_figure_14_is_met() -> None:
-    rows = {(method, what): values for method, what, *values in rows_of(report.figure_14())}
+    rows = {(method, what): values for method, what, *values in report.figure_14().cells}
     for what in ("computing", "bubble"):
         assert rows["DAPPLE+", what] == pytest.approx([4 / 3 * value for value in rows["DAPPLE", what]], abs=0.01)
     assert rows["DAPPLE+", "step"][0] == 4 / 3 * rows["DAPPLE", "step"][0]

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from debubble.schedules import schedules
 from debubble.search import cache
 from debubble.search.annealing.search import search
+from debubble.search.effort import SIMULATION, Effort
+from debubble.search.periodic.resized import PLACES
 from debubble.search.problem import Incumbent, OrderProblem
 from tests.search.orders import uniform
 
@@ -40,6 +43,26 @@ def test_a_similar_problem_finds_the_schedule_and_others_do_not() -> None:
     assert found.orders == best.schedule.orders
     assert cache.nearest(problem_of(forward=90), cache.folder()) is None
     assert cache.nearest(problem_of(micro_batches=6), cache.folder()) is None
+
+
+def test_a_schedule_is_found_for_another_number_of_micro_batches() -> None:
+    twelve = problem_of(micro_batches=12)
+    schedule = schedules["adaoffload"](devices=3, micro_batches=12, costs=twelve.costs)
+    cache.keep(twelve, Incumbent(schedule=schedule, value=twelve.value(schedule), bound=0, source="start"))
+    for micro_batches in (9, 20):
+        problem = problem_of(micro_batches=micro_batches)
+        found = cache.nearest_of_any_length(problem, cache.folder(), effort=Effort(1))
+        assert found is not None
+        made = schedules["adaoffload"](devices=3, micro_batches=micro_batches, costs=problem.costs)
+        assert problem.value(found) == problem.value(made)
+
+
+def test_fitting_a_schedule_to_another_number_is_counted() -> None:
+    cache.keep(problem_of(micro_batches=12), searched(problem_of(micro_batches=12)))
+    same, other = Effort(1), Effort(1)
+    cache.nearest_of_any_length(problem_of(micro_batches=12), cache.folder(), effort=same)
+    cache.nearest_of_any_length(problem_of(micro_batches=20), cache.folder(), effort=other)
+    assert (same.spent, other.spent) == (0, PLACES * SIMULATION * 3 * 20)
 
 
 def test_a_better_entry_replaces_a_worse_one_and_not_the_other_way_round() -> None:

@@ -18,7 +18,8 @@ from debubble.search.cp_solver import solver_of, status_of
 from debubble.search.effort import Effort
 from debubble.search.exact.cp_model import build
 from debubble.search.exact.cp_sat import device_bound, solve
-from debubble.search.exact.milp import MilpModel, Reductions, milp_incumbents, solve_milp
+from debubble.search.exact.milp import milp_incumbents, solve_milp
+from debubble.search.exact.milp_model import MilpModel, Reductions
 from debubble.search.problem import Incumbent, Objective, OrderProblem
 from debubble.simulator import simulate
 
@@ -160,7 +161,7 @@ def test_a_single_device_exact_bounds_what_all_devices_reach() -> None:
     ids=["all", "both-directions", "no-transitivity", "eager-triangles", "lazy-triangles"],
 )
 def test_the_milp_proves_the_same_with_and_without_each_reduction(reductions: Reductions) -> None:
-    answer = solve_milp(instance(3, 3, ONE, 0, None, 2), seconds=60, reductions=reductions)
+    answer = solve_milp(MilpModel(instance(3, 3, ONE, 0, None, 2), reductions), effort=Effort(60))
     assert answer.incumbent is not None
     assert answer.incumbent.value == proven(instance(3, 3, ONE, 0, None, 2)).value
     assert answer.bound == pytest.approx(float(answer.incumbent.value), rel=1e-5)
@@ -168,7 +169,7 @@ def test_the_milp_proves_the_same_with_and_without_each_reduction(reductions: Re
 
 @pytest.mark.parametrize("host_link", ["full-duplex", "half-duplex"])
 def test_the_milp_with_offload_proves_the_optimum(host_link: HostLink) -> None:
-    answer = solve_milp(instance(3, 3, ONE, 0, 1, 2, host_link=host_link), seconds=60)
+    answer = solve_milp(MilpModel(instance(3, 3, ONE, 0, 1, 2, host_link=host_link)), effort=Effort(60))
     assert answer.incumbent is not None
     assert answer.incumbent.value == 12
     assert answer.bound == pytest.approx(12)
@@ -178,7 +179,7 @@ def test_the_milp_with_offload_proves_the_optimum(host_link: HostLink) -> None:
 def test_the_milp_begins_with_a_given_schedule_and_ends_with_the_optimum(host_link: HostLink) -> None:
     problem = instance(3, 3, ONE, 0, 1, 2, host_link=host_link)
     start = schedules["adaoffload"](devices=3, micro_batches=3, costs=problem.costs)
-    first, *_, last = milp_incumbents(problem, seconds=60, start=start)
+    first, *_, last = milp_incumbents(MilpModel(problem), effort=Effort(60), start=start)
     assert (first.schedule, first.value) == (start, problem.value(start))
     assert (last.value, last.optimal) == (12, True)
 
@@ -186,15 +187,14 @@ def test_the_milp_begins_with_a_given_schedule_and_ends_with_the_optimum(host_li
 def test_a_given_schedule_is_a_solution_of_the_milp() -> None:
     problem = instance(4, 8, (10, 10, 10), 1, 10, 3)
     start = schedules["adaoffload"](devices=4, micro_batches=8, costs=problem.costs)
-    model = MilpModel(problem, Reductions(), "SCIP")
-    model.build()
+    model = MilpModel(problem)
     assert model.admits(start)
 
 
 def test_transitivity_and_one_direction_make_the_milp_smaller() -> None:
     problem = instance(3, 3, ONE, 0, None, 3)
     sizes = [
-        solve_milp(problem, seconds=20, reductions=reductions).binaries
+        MilpModel(problem, reductions).binaries
         for reductions in (Reductions(), Reductions(transitive=False), Reductions(one_direction=False))
     ]
     # Pairs of later micro-batch and earlier kind: 3 x 3 per stage; with the earlier micro-batch's too, twice that.
@@ -239,4 +239,4 @@ def test_where_devices_share_a_link_the_optimum_may_have_no_schedule(
 def test_the_milp_shares_a_link_between_devices_as_cp_sat_does(host_link: HostLink, optimum: int) -> None:
     problem = behind_one_switch(3, 2, (1, 2, 2), 1, 2, 1, host_link)
     assert exact(problem) == optimum
-    assert solve_milp(problem, seconds=60).bound == pytest.approx(optimum)
+    assert solve_milp(MilpModel(problem), effort=Effort(60)).bound == pytest.approx(optimum, rel=1e-5)

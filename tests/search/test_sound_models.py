@@ -22,7 +22,7 @@ from debubble.search.problem import Incumbent, OrderProblem
 from debubble.training.online.scheduler import check_searchable
 from tests.search.orders import uniform
 
-PLANNERS = [name for name in planners if name not in ("auto", "optpipe")]
+PLANNERS = [name for name in planners if name not in ("auto", "milp", "optpipe")]
 
 
 def tight_llama(limit: str) -> Problem:

@@ -20,12 +20,6 @@ if TYPE_CHECKING:
 
     from debubble.reproduce import Report, Result, Table
 
-BASIS = {
-    "exact": "exact: follows from the construction, as the paper has it",
-    "fitted": "fitted: with inputs chosen from the paper's own figures",
-    "modelled": "modelled: computed without fitting; differs from the paper's figure",
-    "measured": "measured: the paper's figure needs its hardware; a cost model cannot confirm it",
-}
 PAGE = Path("papers.html")
 
 
@@ -114,6 +108,8 @@ def _print(report: Report) -> None:
 
 
 def _print_result(result: Result) -> None:
+    from debubble.reproduce.registry import BASIS
+
     out = console()
     out.print(f"\n[bold]{result.place}[/bold]: {result.what}")
     for claim in result.claims:
@@ -123,7 +119,7 @@ def _print_result(result: Result) -> None:
     for table in result.tables:
         for part in split(table, out.width):
             out.print(part)
-        out.print(f"  {BASIS.get(table.basis, table.basis)}", style="dim")
+        out.print(f"  {BASIS[table.basis]}", style="dim")
         if table.note:
             out.print(f"  {table.note}", style="dim", markup=False)
 

@@ -414,7 +414,7 @@ _IMPLIED = {"mlp": ("mlp", "activation", "multiply")}
 def strategies(operators: Sequence[Operator], *, boundary: float, framework: Framework) -> dict[str, Strategy]:
     """Every sensible strategy of a unit with these operators and an input of `boundary` bytes."""
     total = boundary + sum(op.saved for op in operators)
-    own = {text: text for text in _subsets(operators)}
+    own = {text: text for text in subsets(_present(operators))}
     aliases = {"cmb": CMB, "selective": CMB if framework.flash else "core"}
     result = {"none": Strategy(total)}
     for name, text in {**own, **aliases}.items():
@@ -443,8 +443,12 @@ def _present(operators: Sequence[Operator]) -> list[str]:
     return [name for name in ("norm", "projections", "core", "mlp", "activation", "multiply") if name in having]
 
 
-def _subsets(operators: Sequence[Operator]) -> Iterator[str]:
-    present = _present(operators)
+def subsets(present: Sequence[str]) -> Iterator[str]:
+    """The sets of operators that a unit may recompute, as strategies.
+
+    Args:
+        present: Names of the operators that it can recompute, in the order of computation.
+    """
     for mask in range(1, 2 ** len(present)):
         subset = [name for i, name in enumerate(present) if mask >> i & 1]
         if "mlp" not in subset or not {"activation", "multiply"} & set(subset):

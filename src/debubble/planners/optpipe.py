@@ -74,7 +74,7 @@ def _ordered(problem: Problem, stages: PlacedStages, effort: Effort) -> tuple[In
     from debubble.search.optimize import optimize
 
     orders = stages.order_problem(problem.micro_batches)
-    cached = cache.nearest(orders, cache.folder()) if problem.cache else None
+    cached = cache.nearest_of_any_length(orders, cache.folder(), effort=effort) if problem.cache else None
     published = initial(orders, effort)
     starts = published if cached is None else _fastest_first(orders, [*published, cached])
     effort.spend(START * orders.stages * orders.micro_batches * len(starts))

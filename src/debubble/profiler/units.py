@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from debubble.costs.operators import subsets
 from debubble.costs.units import Strategy, Unit
 from debubble.ir import Number, PlannedUnit, RunOptions
 from debubble.models.config import Layer, ModelConfig
@@ -35,12 +36,12 @@ from debubble.runtime.models.units import MicroBatch
 
 STRATEGIES: Mapping[str, Sequence[str]] = {
     "embedding": ("none",),
-    "attention": ("none", "full", "norm", "core", "norm+core"),
-    "mlp": ("none", "full", "norm", "activation+multiply", "norm+activation+multiply", "mlp"),
+    "attention": ("none", "full", *subsets(("norm", "projections", "core"))),
+    "mlp": ("none", "full", *subsets(("norm", "mlp", "activation", "multiply"))),
     "layer": ("none", "full"),
     "head": ("none",),
 }
-"""Per type of unit, the ways to recompute that are measured."""
+"""Per type of unit, the ways to recompute that are measured: all that the formulas of costs/operators.py have."""
 
 IN_FLIGHT = 2
 LAYERS = 2

@@ -126,9 +126,11 @@ def _draw_bars(axes: Axes, drawing: Bars) -> None:
             below = [under + height for under, height in zip(below, heights, strict=True)]
     if drawing.paper:
         axes.plot([], [], "_", color=PAPER, markersize=9, markeredgewidth=2, label="the paper")
+    if count > FEW:
+        axes.set_xticks(range(count), list(drawing.groups), fontsize=7, rotation=90)
+        return
     labels = [textwrap.fill(group, max(8, 110 // count)) for group in drawing.groups]
-    rotation, side = (45, "right") if count > FEW else (0, "center")
-    axes.set_xticks(range(count), labels, fontsize=7 if count > FEW else 8, rotation=rotation, ha=side)
+    axes.set_xticks(range(count), labels, fontsize=8)
 
 
 def _draw_lines(axes: Axes, drawing: Lines) -> None:

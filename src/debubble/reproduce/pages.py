@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from debubble.reproduce.claims import Claim, Differs, Same
-from debubble.reproduce.registry import Cell, Report, Result
+from debubble.reproduce.registry import BASIS, Cell, Report, Result
 
 INTRODUCTION = """\
 # The papers beside ours
@@ -75,5 +75,6 @@ def html(reports: Iterable[Report]) -> str:
         summary=summary(listed),
         shown=shown,
         same=is_same,
+        basis=BASIS,
         encoded=lambda picture: base64.b64encode(picture).decode(),
     )

@@ -7,15 +7,33 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from debubble.registry import Registry
 from debubble.reproduce.claims import Claim, unavailable
 from debubble.reproduce.drawings import Drawing, svg
 
 Cell = str | int | float | None
+
+
+def number(cell: Cell) -> float:
+    """The number of a cell such as `87.5%`, or `38.5 OOM`."""
+    match = re.match(r"-?[\d.]+", str(cell))
+    assert match, cell
+    return float(match.group())
+
+
+BASIS = {
+    "exact": "exact: follows from the construction, as the paper has it",
+    "fitted": "fitted: with inputs chosen from the paper's own figures",
+    "modelled": "modelled: computed without fitting; differs from the paper's figure",
+    "measured": "measured: the paper's figure needs its hardware; a cost model cannot confirm it",
+}
+"""The standing of a table's figures, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +44,8 @@ class Table:
         title: Its headline.
         columns: Names of the columns.
         rows: The cells of each row.
-        basis: The standing of our figures: `exact` (they follow from the construction, as the paper has it), `fitted`
-            (with the fitted inputs named in `note`), `modelled` (nothing fitted, and not the paper's figure; `note`
-            says how they differ), or `measured` (the paper's figure needs hardware; a cost model cannot confirm it).
+        basis: The standing of our figures, a key of BASIS.  Fitted inputs are named in `note`, and so is how modelled
+            figures differ.
         note: Sentences under the table.
         keys: The first columns, which say what a row is about; they are repeated where the columns do not fit beside
             each other.
@@ -40,6 +57,20 @@ class Table:
     basis: str
     note: str = ""
     keys: int = 1
+
+    @property
+    def cells(self) -> Sequence[tuple[Any, ...]]:
+        """The rows, for a reader who knows what their cells are."""
+        return self.rows
+
+    @property
+    def by_key(self) -> dict[Any, tuple[Any, ...]]:
+        """The other cells of each row by those of its key columns: one, or a tuple of several."""
+        return {row[0] if self.keys == 1 else row[: self.keys]: row[self.keys :] for row in self.rows}
+
+    def column(self, name: str) -> list[Any]:
+        """The cells of a column."""
+        return [row[self.columns.index(name)] for row in self.rows]
 
 
 @dataclass(frozen=True, kw_only=True)

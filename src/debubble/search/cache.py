@@ -2,7 +2,8 @@
 
 A problem's key is its shape and its costs divided by the mean forward time and the largest activation, rounded.  An
 entry's lists say nothing of times, so that they fit any problem of the same shape; the nearest entry is a start for the
-search, which checks it by exact simulation.  Entries are small JSON files.
+search, which checks it by exact simulation.  Where no entry has the problem's number of micro-batches, the middle of
+the nearest one with another number is lengthened or shortened.  Entries are small JSON files.
 
 A few made by `python -m debubble.search.build_cache` are shipped with the program; they are the same on every
 machine, and every search may start from them.  Those in the user's cache folder depend on what was planned before, so
@@ -24,6 +25,8 @@ from typing import Any
 from debubble.errors import DebubbleError, InputError
 from debubble.files import user_cache, write_whole
 from debubble.ir import Op, Schedule, check
+from debubble.search.effort import SIMULATION, Effort
+from debubble.search.periodic.resized import PLACES, resized
 from debubble.search.problem import Incumbent, OrderProblem
 
 VERSION = 1
@@ -32,6 +35,9 @@ STEPS = 20
 """Steps that a forward's time, or an activation's size, is divided into."""
 NEAR = 0.35
 """Greatest distance at which an entry is taken for similar: the mean of the entries' relative differences."""
+
+STEADY = 2
+"""Micro-batches per device from which a schedule has a middle that can be lengthened."""
 
 
 def folder() -> Path:
@@ -56,6 +62,42 @@ def nearest(problem: OrderProblem, base: Path) -> Schedule | None:
         if distance <= NEAR and (best is None or distance < best[0]):
             best = distance, entry
     return None if best is None else _schedule(problem, best[1])
+
+
+def nearest_of_any_length(problem: OrderProblem, base: Path, *, effort: Effort) -> Schedule | None:
+    """Find the schedule of the most similar problem; with another number of micro-batches if none has the problem's.
+
+    Args:
+        problem: What is ordered.
+        base: The cache folder.
+        effort: It pays for what is simulated to fit a schedule to another number.
+
+    Returns:
+        The schedule, which may break a limit if it is of as many micro-batches; None if no problem is similar enough,
+        or if no schedule of another number fits.
+    """
+    found = nearest(problem, base)
+    if found is not None or problem.micro_batches < STEADY * problem.devices or not _alike(problem):
+        return found
+    lengths = sorted(_lengths(problem, base), key=lambda m: abs(m - problem.micro_batches))
+    for micro_batches in lengths:
+        other = nearest(replace(problem, micro_batches=micro_batches), base)
+        if other is not None:
+            effort.spend(PLACES * SIMULATION * problem.stages * problem.micro_batches)
+            return resized(other, problem)
+    return None
+
+
+def _alike(problem: OrderProblem) -> bool:
+    """Tell whether all micro-batches cost the same."""
+    return problem.costs.micro_batch_scale is None
+
+
+def _lengths(problem: OrderProblem, base: Path) -> set[int]:
+    """Numbers of micro-batches, long enough to have a steady middle, with which there are entries of the shape."""
+    pattern = _shape(replace(problem, micro_batches=0)).replace("-m0-", "-m*-")
+    numbers = {int(place.name.split("-")[1].removeprefix("m")) for place in base.glob(pattern)}
+    return {number for number in numbers if number >= STEADY * problem.devices}
 
 
 def keep(problem: OrderProblem, best: Incumbent) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from debubble.planners.partitioning.balance import even_counts
 from debubble.reproduce.claims import Claim, compared, stated
 from debubble.reproduce.drawings import Bars
@@ -13,11 +11,6 @@ from debubble.reproduce.scope.tables import answer
 from debubble.simulator import Timeline
 
 UNKNOWN = "the poster's are measured, and it gives no configuration"
-
-
-def _rows(table: Table) -> Any:
-    """The rows, whose cells the reader knows."""
-    return table.rows
 
 
 def _idle(timeline: Timeline) -> float:
@@ -54,8 +47,8 @@ def motivation() -> Exhibit:
         claims=(
             compared(
                 "work + B_R + B_I + B_P, Megatron-Even and SCOPE: the step, which we simulate",
-                paper=[f"{row[5]:.2f}" for row in _rows(table)],
-                ours=[row[6] for row in _rows(table)],
+                paper=[f"{row[5]:.2f}" for row in table.cells],
+                ours=[row[6] for row in table.cells],
             ),
             stated(
                 "the pipeline leaks recomputation, imbalance and preparation, and together SCOPE has less of them",
@@ -90,7 +83,7 @@ def running_example() -> Exhibit:
 def end_to_end() -> Exhibit:
     """LLaMA-175B."""
     table = tables.end_to_end(answer)
-    rows = {row[:4]: row[4:] for row in _rows(table)}
+    rows = {row[:4]: row[4:] for row in table.cells}
     published = [(key, poster, ours) for key, (poster, ours) in rows.items() if poster is not None]
     same = [
         (rows["SCOPE dual", "full", "1F1B", EVEN][1], rows["AdaPipe", "full", "1F1B", EVEN][1]),
@@ -162,20 +155,20 @@ def scalability() -> Exhibit:
             compared(
                 "speed-up of tri on 1,024, 8,192 and 16,384 devices, 1F1B",
                 paper=["1.18 to 1.20"] * 3,
-                ours=[row[3] for row in _rows(table)],
+                ours=[row[3] for row in table.cells],
                 because=UNKNOWN,
             ),
             compared(
                 "the same on interleaved 1F1B",
                 paper=["1.18 to 1.20"] * 3,
-                ours=[row[5] for row in _rows(table)],
+                ours=[row[5] for row in table.cells],
                 because=UNKNOWN,
             ),
             compared(
                 "MFU on 1,024 and on 16,384 devices (it climbs; of which planner the poster does not say), tri"
                 " interleaved",
                 paper=("28.4", "37.9"),
-                ours=[float(str(_rows(table)[at][7]).rstrip("%")) for at in (0, -1)],
+                ours=[float(str(table.cells[at][7]).rstrip("%")) for at in (0, -1)],
                 unit="%",
                 because="at 8,192 sequences per step more devices leave each pipeline fewer micro-batches, so that ours"
                 " falls; the poster's batch may grow with the devices",
@@ -186,7 +179,7 @@ def scalability() -> Exhibit:
             Bars(
                 title=table.title,
                 groups=[f"{row[0]} devices" for row in table.rows],
-                series={name: [row[at] for row in _rows(table)] for at, name in _gain_columns(table)},
+                series={name: [row[at] for row in table.cells] for at, name in _gain_columns(table)},
                 unit="speed-up",
             ),
         ),
@@ -205,7 +198,7 @@ def generality() -> Exhibit:
             compared(
                 "MFU gain of tri on 1F1B: " + ", ".join(str(row[0]) for row in table.rows),
                 paper=["1.20 to 1.31"] * len(table.rows),
-                ours=[row[4] for row in _rows(table)],
+                ours=[row[4] for row in table.cells],
                 because=UNKNOWN,
             ),
         ),
@@ -214,7 +207,7 @@ def generality() -> Exhibit:
             Bars(
                 title=table.title,
                 groups=[str(row[0]) for row in table.rows],
-                series={name: [row[at] for row in _rows(table)] for at, name in _gain_columns(table)},
+                series={name: [row[at] for row in table.cells] for at, name in _gain_columns(table)},
                 unit="gain",
             ),
         ),
@@ -226,7 +219,7 @@ def memory() -> Exhibit:
     table = tables.memory(answer)
 
     def shares(column: int) -> list[float | None]:
-        cells = [row[column] for row in _rows(table)]
+        cells = [row[column] for row in table.cells]
         return [None if cell is None else float(str(cell).rstrip("%")) for cell in cells]
 
     names = ", ".join(dict.fromkeys(f"{row[0]} on {row[1]}" for row in table.rows))
@@ -242,7 +235,7 @@ def memory() -> Exhibit:
                 because=f"{UNKNOWN}; a plan uses what memory it can turn into time, and no more",
             ),
             compared(
-                "gain in capacity", paper=["1.20 to 1.42"] * count, ours=[row[7] for row in _rows(table)],
+                "gain in capacity", paper=["1.20 to 1.42"] * count, ours=[row[7] for row in table.cells],
                 because=UNKNOWN,
             ),
         ),

@@ -1,0 +1,58 @@
+"""The MILP as a planner: it begins with a published schedule, proves small problems, and says what it cannot hold."""
+
+from __future__ import annotations
+
+import pytest
+
+from debubble.costs.units import Strategy, Unit, Units
+from debubble.ir import InputError, StageCosts
+from debubble.planners import FixedStages, ModelUnits, Problem, planners
+
+
+def costs(p: int, **entries: object) -> StageCosts:
+    given = {"activation": 2, "activation_after_input": 1, "activation_recomputed": 2, "offload": 1, "memory_limit": 4}
+    return StageCosts.of(stages=p, forward=2, backward_input=2, backward_weight=2, **{**given, **entries})  # type: ignore[arg-type]
+
+
+def problem(p: int, m: int, effort: float, **entries: object) -> Problem:
+    return Problem(devices=p, micro_batches=m, workload=FixedStages(costs(p, **entries)), effort=effort)
+
+
+def test_a_small_problem_is_proven_optimal() -> None:
+    result = planners["milp"](problem(3, 3, 10))
+    assert (result.makespan, result.lower_bound, result.gap) == (22, 22, 0)
+    assert result.solution.remark is not None
+    assert result.solution.remark.endswith(
+        "proves that none of its orders is faster, with 162 binary variables and 372 rows"
+    )
+
+
+def test_it_is_never_slower_than_the_schedule_that_it_begins_with() -> None:
+    asked = problem(3, 6, 2)
+    assert planners["milp"](asked).makespan <= planners["adaoffload"](asked).makespan
+
+
+def test_where_recomputation_is_a_choice_its_bound_is_of_its_own_orders_alone() -> None:
+    result = planners["milp"](problem(2, 2, 10, activation_recomputed=0))
+    assert result.solution.lower_bound == 0
+
+
+def test_a_program_that_is_too_large_for_the_effort_is_refused() -> None:
+    with pytest.raises(InputError, match=r"of 8 devices and 32 micro-batches has about 114,688 rows: give"):
+        planners["milp"](problem(8, 32, 10))
+
+
+def test_blocking_messages_are_refused() -> None:
+    with pytest.raises(InputError, match="asynchronous messages"):
+        planners["milp"](problem(2, 2, 10, communication_model="blocking"))
+
+
+def test_units_are_partitioned_first() -> None:
+    layer = Unit(
+        type="dense", layer=None, forward=2, backward_input=2, backward_weight=2, static=1,
+        strategies={"none": Strategy(4), "full": Strategy(1, 2)},
+    )  # fmt: skip
+    units = Units(units=(layer,) * 4, offload_bandwidth=2, memory_limit=(24,))
+    result = planners["milp"](Problem(devices=2, micro_batches=2, workload=ModelUnits(units), effort=4))
+    assert result.solution.partition is not None
+    assert all(peak <= 24 for peak in result.timeline.peak_memory)
