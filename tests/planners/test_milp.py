@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from debubble.costs.units import Strategy, Unit, Units
-from debubble.ir import InputError, StageCosts
+from debubble.ir import InfeasibleError, InputError, StageCosts
 from debubble.planners import FixedStages, ModelUnits, Problem, planners
 
 
@@ -56,3 +56,8 @@ def test_units_are_partitioned_first() -> None:
     result = planners["milp"](Problem(devices=2, micro_batches=2, workload=ModelUnits(units), effort=4))
     assert result.solution.partition is not None
     assert all(peak <= 24 for peak in result.timeline.peak_memory)
+
+
+def test_what_fits_no_device_is_infeasible() -> None:
+    with pytest.raises(InfeasibleError, match="nothing fits the memory limit"):
+        planners["milp"](problem(2, 2, 10, memory_limit=1))

@@ -66,7 +66,7 @@ def optimize(
         InfeasibleError: Nothing fits the memory limit.
     """
     effort = effort if isinstance(effort, Effort) else Effort(effort)
-    shipped = cache.nearest_of_any_length(problem, cache.SHIPPED, effort=effort)
+    shipped = cache.nearest(problem, cache.SHIPPED)
     candidates = [*starts, *(() if shipped is None else (shipped,))]
     *_, best = best_starts(problem, starts=candidates, effort=effort.part(effort.left / 4))
     for incumbent in _Optimizer(problem, best, effort, seed, workers).run():

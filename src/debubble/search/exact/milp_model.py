@@ -18,6 +18,7 @@ reloads), H, M, N as there.  Corrected are:
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -226,17 +227,21 @@ class MilpModel:
         return True
 
     def relaxation(self) -> float:
-        """The bound of the linear relaxation, to which the triangles that it violates are added if they are lazy."""
+        """The bound of the linear relaxation, to which the triangles that it violates are added if they are lazy.
+
+        Infinite if the relaxation has no solution.
+        """
         variables = [variable for variable in self.model.variables() if variable.integer]
         for variable in variables:
             variable.integer = False
-        while True:
-            result = mathopt.solve(self.model, mathopt.SolverType.GLOP)
+        bound = math.inf
+        while (result := mathopt.solve(self.model, mathopt.SolverType.GLOP)).has_primal_feasible_solution():
+            bound = float(result.objective_value())
             if self.reductions.triangles != "lazy" or not self._add_violated(result.variable_values()):
                 break
         for variable in variables:
             variable.integer = True
-        return float(result.objective_value())
+        return bound
 
     def _add_violated(self, solution: Any) -> int:
         """Add the triangles that a solution violates; says how many."""
