@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -99,7 +99,7 @@ SMALLEST = 1e-12
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Devices in the order of their ranks.  All compute and communicate like the slowest type among them."""
+    """Devices in the order of their ranks.  Each computes at its own pace; all communicate like the slowest type."""
 
     types: tuple[Hardware, ...]
     """One per device."""
@@ -164,8 +164,13 @@ class Cluster:
 
     @cached_property
     def slowest(self) -> Hardware:
-        """The type that sets the pace: the one with the lowest peak."""
-        return min(self.types, key=lambda t: (t.flops, t.memory_bandwidth))
+        """The type that sets the pace where all work together: the one with the lowest peak."""
+        return slowest(self.types)
+
+    @cached_property
+    def alike(self) -> bool:
+        """Whether all devices are of one type."""
+        return len({type_.name for type_ in self.types}) == 1
 
     @property
     def remark(self) -> str | None:
@@ -174,9 +179,15 @@ class Cluster:
         if len(names) == 1:
             return None
         return (
-            f"{' and '.join(names)} are mixed: every stage and every link is timed as on the slowest type,"
-            f" {self.slowest.name}, and every pipeline device has the memory limit of its own smallest device."
+            f"{' and '.join(names)} are mixed: a pipeline device has the pace of its slowest and the memory limit of"
+            f" its smallest device; links, and gradients and optimizer after the pipeline, are timed as on"
+            f" {self.slowest.name}."
         )
+
+
+def slowest(types: Sequence[Hardware]) -> Hardware:
+    """The type with the lowest peak."""
+    return min(types, key=lambda type_: (type_.flops, type_.memory_bandwidth))
 
 
 def parse_size(size: int | float | str) -> int:

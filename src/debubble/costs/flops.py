@@ -51,9 +51,10 @@ class Utilization:
     @staticmethod
     def of_run(model: ModelConfig, cluster: Cluster, options: RunOptions, *, devices: int) -> Utilization:
         """A run on that many devices of the cluster."""
-        speed = Speed.of(cluster.slowest, options.dtype)
+        peaks = {type_.name: Speed.of(type_, options.dtype).product_peak for type_ in cluster.types}
         return Utilization(
-            flops_per_token(model, options.sequence_length, lora=options.lora), devices * speed.product_peak
+            flops_per_token(model, options.sequence_length, lora=options.lora),
+            sum(peaks[type_.name] for type_ in cluster.types[:devices]),
         )
 
     def mfu(self, tokens_per_second: float) -> float:

@@ -36,7 +36,7 @@ from debubble.costs.step import (
     step_seconds,
     step_traffic,
 )
-from debubble.costs.units import HostStates, StateBytes, Strategy, Unit, Units
+from debubble.costs.units import HostStates, StateBytes, Strategy, Unit, Units, fastest_units
 from debubble.ir import InputError, PlannedUnit, RunOptions
 from debubble.models.config import Experts, Layer, ModelConfig, VisionTower
 from debubble.models.mixers import Attention
@@ -66,9 +66,13 @@ def model_units(
         framework = replace(framework, dispatch_overlap=True)
     speed = Speed.of(cluster.slowest, options.dtype)
     builder = _Builder(Shapes(model=model, options=options, framework=framework, speed=speed))
-    tower = () if model.vision is None else _vision_units(builder, model.vision)
+    tables = {
+        hardware.name: builder.on(Speed.of(hardware, options.dtype)).all_units() for hardware in layout.slowest_ranks
+    }
+    mixed = len(tables) > 1
     return Units(
-        units=(*tower, *builder.units()),
+        units=fastest_units([*tables.values()]) if mixed else next(iter(tables.values())),
+        on_devices=tuple(tables[hardware.name] for hardware in layout.slowest_ranks) if mixed else (),
         communication=speed.message(builder.boundary, across_nodes=layout.across_nodes),
         offload_bandwidth=speed.hardware.host_bandwidth * speed.hardware.efficiency.host / layout.sharing,
         host_memory=min(each.host_memory for each in cluster.types) or None,
@@ -210,6 +214,15 @@ class _Builder:
     def boundary(self) -> float:
         """Bytes of the tensor between two units, on one device."""
         return self.shapes.element * self.shapes.stream
+
+    def on(self, speed: Speed) -> _Builder:
+        """The builder for another type of device."""
+        return replace(self, shapes=replace(self.shapes, speed=speed))
+
+    def all_units(self) -> tuple[Unit, ...]:
+        """Units of the whole model in order."""
+        vision = self.shapes.model.vision
+        return (*(() if vision is None else _vision_units(self, vision)), *self.units())
 
     def units(self) -> Iterator[Unit]:
         """Units of the language model in order; those of equal layers are priced once."""

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from debubble.costs.cluster import Cluster
+from debubble.costs.cluster import Cluster, slowest
+from debubble.costs.known_hardware import Hardware
 from debubble.ir import InputError, RunOptions
 
 
@@ -104,6 +105,14 @@ class Layout:
         return tuple(
             tuple(range(first, min(first + size, self.pipeline))) for first in range(0, self.pipeline - 1, size)
         )
+
+    @property
+    def slowest_ranks(self) -> tuple[Hardware, ...]:
+        """The type that sets the pace of each pipeline device: the slowest of its ranks."""
+        types = self.cluster.types
+        if self.cluster.alike:
+            return types[: self.pipeline]
+        return tuple(slowest(types[d * self.ranks : (d + 1) * self.ranks]) for d in range(self.pipeline))
 
     @property
     def memory_limit(self) -> tuple[int, ...]:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, count, pairwise
@@ -102,6 +102,24 @@ class Unit:
         return next((name for name in self.strategies if set(name.split("+")) == wanted), None)
 
 
+def fastest_units(tables: Sequence[Sequence[Unit]]) -> tuple[Unit, ...]:
+    """The units with the least time that they take on any type of device; sizes are the same on all."""
+    merged: dict[int, Mapping[str, Strategy]] = {}
+    fastest = []
+    for alike in zip(*tables, strict=True):
+        first = alike[0]
+        # Layers of one kind have one table of strategies, and keep one.
+        if id(first.strategies) not in merged:
+            merged[id(first.strategies)] = {
+                name: replace(strategy, recompute=min(unit.strategies[name].recompute for unit in alike))
+                for name, strategy in first.strategies.items()
+            }
+        times = ("forward", "backward_input", "backward_weight", "gradient_reduce", "optimizer_step")
+        least = {time: min(getattr(unit, time) for unit in alike) for time in times}
+        fastest.append(replace(first, strategies=merged[id(first.strategies)], **least))
+    return tuple(fastest)
+
+
 class Partition(tuple[tuple[tuple[int, str], ...], ...]):
     """The units of each stage with their strategies of recomputation: per stage (index, strategy), in model order.
 
@@ -163,6 +181,9 @@ class Units:
     micro_batch_scale: tuple[Number, ...] | None = None
     stage_entries: Mapping[str, Any] = field(default_factory=dict)
     """Further entries of StageCosts that every stage has, beside what its units add up to."""
+    on_devices: tuple[tuple[Unit, ...], ...] = ()
+    """The units as each pipeline device runs them, where devices differ: `units` then take the least time that they
+    take on any.  Empty: they are the same on all."""
     divides_gradients: bool = True
     """Whether a rank keeps only its part of gradients that are summed (ZeRO-2), so that it is done inside the step."""
 
@@ -201,7 +222,7 @@ class Units:
         `recompute`, `activation_recomputed` and the workspace follow each unit's strategy; a stage where some unit's
         is not `none` belongs in the schedule's `fused_recompute` (or gets R operations).
         """
-        stages = [self.stage_sums(tuple(stage)) for stage in partition]
+        stages = [self.stage_sums(tuple(stage), d) for stage, d in zip(partition, placement.device_of, strict=True)]
         bandwidth = self.offload_bandwidth
         transfer = None if bandwidth is None else tuple(stage.activation / bandwidth for stage in stages)
         nothing = (0,) * len(stages)
@@ -247,15 +268,31 @@ class Units:
         )
 
     @cached_property
-    def _summed(self) -> dict[tuple[tuple[int, str], ...], StageSums]:
+    def _summed(self) -> dict[tuple[int, tuple[tuple[int, str], ...]], StageSums]:
         """A cache of `_sums`: planners ask for the same stages thousands of times."""
         return {}
 
-    def stage_sums(self, stage: tuple[tuple[int, str], ...]) -> StageSums:
-        """Add up the units of a stage, given as (index, strategy) in model order."""
-        if stage not in self._summed:
-            self._summed[stage] = _sums([(self.units[index], strategy) for index, strategy in stage])
-        return self._summed[stage]
+    def changed(self, change: Callable[[Unit], Unit]) -> Units:
+        """The same model with every unit changed, on every device."""
+        tables = tuple(tuple(map(change, table)) for table in self.on_devices)
+        return replace(self, units=tuple(map(change, self.units)), on_devices=tables)
+
+    def on(self, device: int) -> tuple[Unit, ...]:
+        """The units as a pipeline device runs them."""
+        return self.on_devices[device] if self.on_devices else self.units
+
+    def stage_sums(self, stage: tuple[tuple[int, str], ...], device: int | None = None) -> StageSums:
+        """Add up the units of a stage, given as (index, strategy) in model order.
+
+        Args:
+            stage: The units.
+            device: The pipeline device that runs them; None: the fastest for each.
+        """
+        units = self.units if device is None else self.on(device)
+        key = id(units), stage
+        if key not in self._summed:
+            self._summed[key] = _sums([(units[index], strategy) for index, strategy in stage])
+        return self._summed[key]
 
     def _entry(self, name: str) -> Number:
         number: Number = self.stage_entries.get(name, 0)

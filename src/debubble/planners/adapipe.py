@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
 from debubble.costs.units import Units
 from debubble.ir import InfeasibleError, Number
@@ -63,7 +64,7 @@ class DynamicPrograms:
     def __init__(self, problem: Problem, units: Units) -> None:
         self.problem, self.units = problem, units
         self.alive = _alive(problem)
-        self._fronts: dict[tuple[int, ...], Front] = {}
+        self._fronts: dict[tuple[int, tuple[int, ...]], Front] = {}
         self._times: dict[tuple[int, tuple[int, ...]], float | None] = {}
 
     def lengths(self) -> list[tuple[int, ...]]:
@@ -84,16 +85,17 @@ class DynamicPrograms:
         begin = 0
         for s, length in enumerate(lengths):
             end = begin + length
-            best = front(self.units.units[begin:end]).cheapest(alive=self.alive[s], budget=self._budget(s, begin, end))
+            best = front(self.units.on(s)[begin:end]).cheapest(alive=self.alive[s], budget=self._budget(s, begin, end))
             chosen.append(_required(best, s))
             begin = end
         return chosen
 
     def _extended(self, s: int, begin: int, cuts: list[list[_Suffix]]) -> Iterator[_Suffix]:
         """Stage s from `begin` to every end from which the later stages can go on."""
-        widest = WIDEST * float(self.units.work) / self.problem.devices
+        work = self._work[s]
+        widest = WIDEST * sum(each[-1] for each in self._work) / self.problem.devices**2
         for end in range(begin + 1, len(cuts)):
-            if end > begin + 1 and self._work[end] - self._work[begin] > widest:
+            if end > begin + 1 and work[end] - work[begin] > widest:
                 return
             time = self._time(s, begin, end) if cuts[end] else None
             if time is not None:
@@ -104,10 +106,11 @@ class DynamicPrograms:
         """Time of one micro-batch on stage s with those units; None if they do not fit."""
         key = tuple(b - a for a, b in zip(self._kinds[begin], self._kinds[end], strict=True))
         if (s, key) not in self._times:
-            if key not in self._fronts:
-                self._fronts[key] = front(self.units.units[begin:end])
-            best = self._fronts[key].cheapest(alive=self.alive[s], budget=self._budget(s, begin, end))
-            self._times[s, key] = None if best is None else self._work[end] - self._work[begin] + best.recompute
+            units, work = self.units.on(s), self._work[s]
+            if (id(units), key) not in self._fronts:
+                self._fronts[id(units), key] = front(units[begin:end])
+            best = self._fronts[id(units), key].cheapest(alive=self.alive[s], budget=self._budget(s, begin, end))
+            self._times[s, key] = None if best is None else work[end] - work[begin] + best.recompute
         return self._times[s, key]
 
     def _budget(self, s: int, begin: int, end: int) -> float:
@@ -116,12 +119,11 @@ class DynamicPrograms:
         return self.problem.limits[s] - float(static)
 
     @cached_property
-    def _work(self) -> list[float]:
-        """Work of the units before each."""
-        work = [0.0]
-        for unit in self.units.units:
-            work.append(work[-1] + float(unit.work))
-        return work
+    def _work(self) -> list[list[float]]:
+        """Work of the units before each, for every device."""
+        tables = [self.units.on(device) for device in range(self.problem.devices)]
+        works = {id(table): [*accumulate((float(unit.work) for unit in table), initial=0.0)] for table in tables}
+        return [works[id(table)] for table in tables]
 
     @cached_property
     def _kinds(self) -> list[tuple[int, ...]]:

@@ -83,7 +83,18 @@ def lower_bound(problem: Problem) -> Number:
 def _bound_of_units(problem: Problem, units: Units) -> Number:
     m = problem.whole_micro_batches
     path = problem.shortest * sum(u.forward + u.backward_input for u in units.units)
-    return max(m * units.work / problem.devices, path, m * max(u.work for u in units.units))
+    return max(m * units.work / _paces(problem, units), path, m * max(u.work for u in units.units))
+
+
+def _paces(problem: Problem, units: Units) -> Number:
+    """How many of the fastest device all devices are worth together: each is at most as fast as in its best unit."""
+    if not units.on_devices:
+        return problem.devices
+    paces = {
+        id(table): max(fast.work / unit.work for fast, unit in zip(units.units, table, strict=True) if unit.work)
+        for table in units.on_devices
+    }
+    return sum(paces[id(table)] for table in units.on_devices)
 
 
 def _bound_of_stages(problem: Problem, costs: StageCosts) -> Number:

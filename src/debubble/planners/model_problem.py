@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from debubble.costs import Cluster, StepTail, model_units, profiled
 from debubble.costs.parallel_layout import Layout
 from debubble.costs.units import Units
-from debubble.ir import RunOptions
+from debubble.ir import InputError, RunOptions
 from debubble.models import Model
 from debubble.planners.problem import ModelUnits, Problem
 from debubble.targets.target import sparse_layers, targets
@@ -64,9 +64,11 @@ def half_layers(
 ) -> Units:
     """The units in which plans list a model's stages, with the memory of the target."""
     units = model_units(model, cluster, options, pipeline=pipeline)
+    levers = None if target is None else targets[target].levers_of(options)
+    if units.on_devices and (profile is not None or levers is not None):
+        raise InputError("Pipelines on devices of several types are planned without a profile and without --for.")
     if profile is not None:
         units = profiled(units, profile, model=model, options=options)
-    levers = None if target is None else targets[target].levers_of(options)
     return units if levers is None else levers.kept(units, model, options)
 
 

@@ -188,8 +188,8 @@ def _changes(plan: Plan, *, effort: float, deadline: float | None) -> Iterator[_
     yield _Change(words=AGAIN, problem=same, find=find, batch=batch, keeps_plan=True)
     units = units_of(same)
     if any(unit.strategy != "none" for stage in plan.partition for unit in stage):
-        kept = tuple(replace(unit, strategies={"none": unit.strategies["none"]}) for unit in units.units)
-        whole = replace(same, workload=ModelUnits(replace(units, units=kept)))
+        kept = units.changed(lambda unit: replace(unit, strategies={"none": unit.strategies["none"]}))
+        whole = replace(same, workload=ModelUnits(kept))
         yield _Change(words="no recomputation", problem=whole, find=find, batch=batch, lever=True)
     if plan.schedule.host_steps or any(op.kind is Kind.O for op in plan.schedule.operations):
         bare = replace(same, workload=ModelUnits(replace(units, offload_bandwidth=None, module_bandwidth=None)))

@@ -37,9 +37,11 @@ class PipelineBounds:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._units = units_of(problem)
-        units = self._units.units
-        self._forward = _sums([float(unit.forward) for unit in units])
-        self._backward = _sums([float(unit.backward_input + unit.backward_weight) for unit in units])
+        units, tables = self._units.units, self._units.on_devices or (self._units.units,)
+        self._forward = [_sums([float(unit.forward) for unit in table]) for table in tables]
+        self._backward = [
+            _sums([float(unit.backward_input + unit.backward_weight) for unit in table]) for table in tables
+        ]
         self._kept = _sums([float(unit.activation) for unit in units])
         self._static = _sums([float(unit.static) for unit in units])
         # Layers of one kind have one table of strategies.
@@ -54,7 +56,10 @@ class PipelineBounds:
         problem, p = self._problem, self._problem.devices
         ends = list(accumulate(balanced_counts(self._units, p * chunks), initial=0))
         stages = list(pairwise(ends))
-        forward, backward = ([total[b] - total[a] for a, b in stages] for total in (self._forward, self._backward))
+        forward, backward = (
+            [totals[s % len(totals)][b] - totals[s % len(totals)][a] for s, (a, b) in enumerate(stages)]
+            for totals in (self._forward, self._backward)
+        )
         hop = float(self._units.communication) if p > 1 else 0.0
         through = _sums([seconds + hop for seconds in forward])
         back = _sums([seconds + hop for seconds in backward])

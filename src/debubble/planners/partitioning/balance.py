@@ -42,8 +42,8 @@ def balanced_counts(units: Units, stages: int, *, weights: Sequence[float] | Non
 
     Args:
         units: The model.
-        stages: Stages to fill.
-        weights: What counts as the work of each unit; None: its compute time.
+        stages: Stages to fill, which lie on the devices in turn.
+        weights: What counts as the work of each unit; None: its compute time, on the device of each stage.
 
     Returns:
         Units per stage.
@@ -52,23 +52,26 @@ def balanced_counts(units: Units, stages: int, *, weights: Sequence[float] | Non
         InputError: If there are fewer units than stages.
     """
     _check(units, stages)
-    work = tuple(float(u.work) for u in units.units) if weights is None else tuple(weights)
-    return list(_balanced(work, stages))
+    if weights is not None:
+        return list(_balanced((tuple(weights),), stages))
+    tables = units.on_devices or (units.units,)
+    return list(_balanced(tuple(tuple(float(u.work) for u in table) for table in tables), stages))
 
 
 @lru_cache(maxsize=4096)
-def _balanced(work: tuple[float, ...], stages: int) -> tuple[int, ...]:
-    """The split of units with this work.
+def _balanced(works: tuple[tuple[float, ...], ...], stages: int) -> tuple[int, ...]:
+    """The split of units with this work on each device.
 
     Where the last stage begins, its work falls and the largest of the stages before it grows; the best place is where
     the two meet, which only moves on as the units become more.
     """
-    total = [0.0, *accumulate(work)]
-    n = len(work)
+    totals = [[0.0, *accumulate(work)] for work in works]
+    n = len(works[0])
     # least[i]: the smallest possible largest stage over the first i units; cuts[s][i]: where its last stage begins.
-    least = total[:]
+    least = totals[0]
     cuts: list[list[int]] = []
     for s in range(1, stages):
+        total = totals[s % len(totals)]
         row, cut, meet = [math.inf] * (n + 1), [0] * (n + 1), s
         for end in range(n if s == stages - 1 else s + 1, n - (stages - 1 - s) + 1):
             while meet < end - 1 and least[meet] < total[end] - total[meet]:
