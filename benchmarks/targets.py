@@ -19,6 +19,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from provenance import commit, provenance
@@ -165,15 +166,17 @@ def tables(found: Mapping[str, Any]) -> Iterator[str]:
     """The tables of the page, and the sentences before them."""
     rows = [each for each in found["rows"] if any(cell["step"] is not None for cell in each["targets"].values())]
     commits = sorted({each["commit"] for each in found["rows"]})
-    efforts = sorted({each["effort"] for each in found["rows"]})
+    least = min(each["effort"] for each in found["rows"])
+    more = [f"{each['model']} on {each['cluster']}" for each in found["rows"] if each["effort"] > least]
+    most = max(each["effort"] for each in found["rows"])
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     plans = [cell for each in rows for cell in each["targets"].values() if cell["step"] is not None]
     taken = sum(cell["export"] == "taken" for cell in plans)
     yield (
-        f"`{found['command']}` at commit {', '.join(commits)} ({versions}), {' and '.join(map(str, efforts))} s of"
-        f" effort for each planner: {len(found['rows'])} rows, {len(rows)} of them with a plan that fits.  Of"
-        f" {len(plans)} plans for targets, {taken} are taken by the target's export with nothing refused and nothing"
-        " slower."
+        f"`{found['command']}` at commit {', '.join(commits)} ({versions}), {least:g} s of effort for each planner"
+        + (f" ({most:g} s for {', '.join(more)})" if more else "")
+        + f": {len(found['rows'])} rows, {len(rows)} of them with a plan that fits.  Of {len(plans)} plans for targets,"
+        f" {taken} are taken by the target's export with nothing refused and nothing slower."
     )
     yield ""
     yield (
@@ -196,12 +199,15 @@ def tables(found: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"| {cells(each)} |" for each in rows)
 
 
-def docs() -> None:
-    """Write the tables into the page."""
+def page() -> str:
+    """The page with the tables of the results."""
     before, rest = PAGE.read_text().split(BEGIN)
     _, after = rest.split(END)
-    text = "\n".join(tables(json.loads(RESULTS.read_text())))
-    PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+    lines = [
+        line if line.startswith("|") else fill(line, 140, break_on_hyphens=False)
+        for line in tables(json.loads(RESULTS.read_text()))
+    ]
+    return "\n".join([f"{before}{BEGIN}", "", *lines, "", f"{END}{after}"])
 
 
 def main() -> None:
@@ -213,7 +219,10 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="run rows again that the file has with this effort")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no row after so many")
     arguments = parser.parse_args()
-    docs() if arguments.what == "docs" else measure(arguments)
+    if arguments.what == "docs":
+        PAGE.write_text(page())
+    else:
+        measure(arguments)
 
 
 if __name__ == "__main__":
