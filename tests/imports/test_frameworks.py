@@ -158,6 +158,30 @@ def test_a_configuration_that_torchtitan_saved_has_its_policy_of_checkpoints(nam
     assert any("predicted to be kept" in sentence for sentence in read.unread) == (name in ("selective", "budget"))
 
 
+@pytest.mark.parametrize(("batch", "pipeline", "data"), [("", 1, 4), ('"train_batch_size": 8,', 2, 2)])
+def test_the_batch_of_a_deepspeed_configuration_tells_the_pipeline(
+    batch: str, pipeline: int, data: int, tmp_path: Path
+) -> None:
+    text = f'{{{batch} "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}}'
+    read = job("deepspeed", tmp_path, "ds.json", text, model=db.models["llama3-8b"], sequence_length=4096)
+
+    assert (read.pipeline, read.options.data) == (pipeline, data)
+
+
+def test_an_automodel_recipe_may_leave_its_replicas_out(tmp_path: Path) -> None:
+    text = AUTOMODEL.replace("pp_size: 4", "pp_size: 4\n  dp_size: none")
+
+    assert job("automodel", tmp_path, "recipe.yaml", text, cluster="8xA100-80GB").options.data == 2
+
+
+def test_a_switch_of_mindformers_recomputes_a_cell_in_every_layer(tmp_path: Path) -> None:
+    text = MINDFORMERS.replace("recompute: [3, 2, 1, 0]", "select_recompute: {'feed_forward\\.mul': true}")
+    read = job("mindformers", tmp_path, "run.yaml", text)
+
+    assert sorted(read.strategies) == list(range(32))
+    assert read.strategies[0] == ("none", "multiply")
+
+
 def test_an_automodel_recipe(tmp_path: Path) -> None:
     read = job("automodel", tmp_path, "recipe.yaml", AUTOMODEL)
 
@@ -236,6 +260,12 @@ def test_a_csv_says_that_all_but_the_order_is_taken(tmp_path: Path) -> None:
         ("automodel", "a.yaml", "model: {}\n", "names no model that is known here"),
         ("automodel", "a.yaml", "[1, 2]\n", "has no settings by name"),
         ("deepspeed", "a.json", "{}", "does not describe the model"),
+        (
+            "automodel",
+            "a.yaml",
+            "distributed: {pp_size: auto}\nmodel: {pretrained_model_name_or_path: x/gpt2-tiny}",
+            "your trainer",
+        ),
         ("mindformers", "a.yaml", "runner_config: {batch_size: 1}\n", "hidden_size is missing"),
         ("automodel", "a.ini", "", "no configuration that is read here"),
     ],

@@ -217,3 +217,17 @@ def test_a_layout_of_megatron_bridge_may_be_lists_of_names(tmp_path: Path) -> No
     )
 
     assert read.layers == (1, 3, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "words"),
+    [
+        ("--tokenizer-type GPT2BPETokenizer", 50304),
+        ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model meta-llama/Meta-Llama-3-8B", 128256),
+        ("--tokenizer-type Llama2Tokenizer --make-vocab-size-divisible-by 3000", 33000),
+    ],
+)
+def test_a_known_tokenizer_tells_the_vocabulary(tokenizer: str, words: int, tmp_path: Path) -> None:
+    read = job(tmp_path, SCRIPT.replace("--vocab-size 128256", tokenizer))
+
+    assert read.model.vocab == words

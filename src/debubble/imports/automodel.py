@@ -27,9 +27,9 @@ def automodel(settings: Settings, path: Path, given: Given) -> Job:
     """Degrees, stages, order and recomputation of an Automodel recipe."""
     read = Reader(settings, path)
     model = given.model or _model(read, path)
-    pipeline = given.pipeline or read.number("distributed.pp_size", 1)
-    tensor, context = read.number("distributed.tp_size", 1), read.number("distributed.cp_size", 1)
-    data = read.get("distributed.dp_size") or max(1, given.cluster.count // (pipeline * tensor * context))
+    pipeline = given.pipeline or read.size("distributed.pp_size", 1)
+    tensor, context = read.size("distributed.tp_size", 1), read.size("distributed.cp_size", 1)
+    data = read.size("distributed.dp_size", max(1, given.cluster.count // (pipeline * tensor * context)))
     size, number = _batch(read, data=data, pipeline=pipeline)
     order = "1f1b" if pipeline == 1 else _order(read, path)
     parts = read.get("distributed.pipeline.module_fqns_per_model_part")
@@ -39,7 +39,7 @@ def automodel(settings: Settings, path: Path, given: Given) -> Job:
     length = given.sequence_length or next(filter(None, said), None)
     if length is None:
         raise InputError(f"{path} does not say how long its sequences are: give --sequence-length.")
-    ranks = read.number("distributed.ep_size", 1)
+    ranks = read.size("distributed.ep_size", 1)
     policy = str(read.get("distributed.mp_policy.param_dtype", read.get("model.torch_dtype", "bfloat16")))
     options = RunOptions(
         micro_batch_size=size,
@@ -68,8 +68,8 @@ def automodel(settings: Settings, path: Path, given: Given) -> Job:
 
 
 def _order(read: Reader, path: Path) -> str | Schedule:
-    csv = read.get("distributed.pipeline.pp_schedule_csv")
-    return order_of(read.get("distributed.pipeline.pp_schedule", "1F1B"), csv, path)
+    csv = read.text("distributed.pipeline.pp_schedule_csv", "")
+    return order_of(read.text("distributed.pipeline.pp_schedule", "1F1B"), csv, path)
 
 
 def _batch(read: Reader, *, data: int, pipeline: int) -> tuple[int, int]:
@@ -78,10 +78,10 @@ def _batch(read: Reader, *, data: int, pipeline: int) -> tuple[int, int]:
     A pipeline divides a local batch; without one it is a micro-batch, and the gradients of several add up.
     """
     if pipeline == 1:
-        size = read.number("step_scheduler.local_batch_size", 1)
-        return size, max(1, read.number("step_scheduler.global_batch_size", size * data) // (size * data))
-    size = read.number("distributed.pipeline.pp_microbatch_size", 1)
-    return size, read.number("step_scheduler.local_batch_size", size) // size
+        size = read.size("step_scheduler.local_batch_size", 1)
+        return size, max(1, read.size("step_scheduler.global_batch_size", size * data) // (size * data))
+    size = read.size("distributed.pipeline.pp_microbatch_size", 1)
+    return size, read.size("step_scheduler.local_batch_size", size) // size
 
 
 def _zero(read: Reader, pipeline: int) -> int:

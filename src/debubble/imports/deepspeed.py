@@ -45,17 +45,17 @@ def deepspeed(settings: Settings, path: Path, given: Given) -> Job:
         raise InputError("A DeepSpeed configuration does not describe the model: give it with --model.")
     if given.sequence_length is None:
         raise InputError("A DeepSpeed configuration does not say how long sequences are: give --sequence-length.")
-    bounds = read.get(f"{_MODULE}: BOUNDS")
+    bounds = read.numbers(f"{_MODULE}: BOUNDS")
     layers = given.model.layers
-    if bounds:
+    if len(bounds) > 1:
         counts = [end - begin for begin, end in pairwise(bounds)]
         counts[0] -= 1
         counts[-1] -= 1
     else:
-        counts = list(even_layers(layers, given.pipeline or _pipeline(read, path, given.cluster.count)))
+        counts = list(even_layers(layers, given.pipeline or _pipeline(read, given.cluster.count)))
     pipeline = len(counts)
-    size = read.number("train_micro_batch_size_per_gpu", 1)
-    number = given.micro_batches or read.number("gradient_accumulation_steps", 1)
+    size = read.size("train_micro_batch_size_per_gpu", 1)
+    number = given.micro_batches or read.size("gradient_accumulation_steps", 1)
     data = given.cluster.count // pipeline
     batch = read.number("train_batch_size", size * number * data)
     zero = read.number("zero_optimization.stage", 0)
@@ -78,26 +78,25 @@ def deepspeed(settings: Settings, path: Path, given: Given) -> Job:
         order="1f1b",
         strategies=recomputed(
             [
-                *(index - 1 for index in read.get(f"{_MODULE}: RECOMPUTED_LAYERS", ())),
-                *read.get(f"{_LAYERS}: RECOMPUTED_LAYERS", ()),
+                *(index - 1 for index in read.numbers(f"{_MODULE}: RECOMPUTED_LAYERS")),
+                *read.numbers(f"{_LAYERS}: RECOMPUTED_LAYERS"),
             ]
         ),
         unread=tuple(_unread(read, pipeline=pipeline, batch=batch, predicted=size * number * data)),
     )
 
 
-def _pipeline(read: Reader, path: Path, devices: int) -> int:
+def _pipeline(read: Reader, devices: int) -> int:
     """The pipeline's length where debubble's module does not say it: what the replicas of a batch leave of the devices.
 
-    DeepSpeed's pipeline engine refuses ZeRO-2 and ZeRO-3.
+    Without a batch there is none, as in most jobs; DeepSpeed's pipeline engine refuses ZeRO-2 and ZeRO-3.
     """
     if read.number("zero_optimization.stage", 0) > 1:
         return 1
+    local = read.size("gradient_accumulation_steps", 1) * read.size("train_micro_batch_size_per_gpu", 1)
     batch = read.get("train_batch_size")
-    micro_batches = read.number("gradient_accumulation_steps", 1) * read.number("train_micro_batch_size_per_gpu", 1)
-    if not isinstance(batch, int) or batch % micro_batches or devices % (batch // micro_batches):
-        raise InputError(f"{path} does not say how long the pipeline is: give --pipeline.")
-    return devices // (batch // micro_batches)
+    replicas = batch // local if isinstance(batch, int) and batch % local == 0 else 0
+    return devices // replicas if replicas > 0 and devices % replicas == 0 else 1
 
 
 def _constants(path: Path) -> dict[str, Any]:
@@ -113,6 +112,8 @@ def _unread(read: Reader, *, pipeline: int, batch: int, predicted: int) -> Itera
     if batch != predicted:
         yield f"train_batch_size is {batch}, and the micro-batches of the cluster's replicas make {predicted}."
     if pipeline == 1:
+        if read.number("zero_optimization.stage", 0) < 2:
+            yield "Nothing says that there is a pipeline: predicted is none; if your script has one, give --pipeline."
         if read.get(f"{_LAYERS}: RECOMPUTED_LAYERS") is None:
             yield "Recomputation is your script's: predicted is none."
     elif read.get(f"{_MODULE}: BOUNDS") is None:

@@ -39,16 +39,16 @@ def megatron(settings: Settings, path: Path, given: Given) -> Job:
 def job_of(settings: Settings, path: Path, given: Given, *, target: str) -> Job:
     """The job of Megatron-LM's arguments in a framework that takes them."""
     arguments = Arguments(settings, path)
-    pipeline = given.pipeline or arguments.number("--pipeline-model-parallel-size", 1)
-    tensor = arguments.number("--tensor-model-parallel-size", 1)
-    context = arguments.number("--context-parallel-size", 1)
+    pipeline = given.pipeline or arguments.size("--pipeline-model-parallel-size", 1)
+    tensor = arguments.size("--tensor-model-parallel-size", 1)
+    context = arguments.size("--context-parallel-size", 1)
     data, left = divmod(given.cluster.count, pipeline * tensor * context)
     if left or not data:
         raise InputError(
             f"{path} divides each replica over {pipeline} x {tensor} x {context} pipeline-, tensor- and"
             f" context-parallel devices, which do not divide the cluster's {given.cluster.count}."
         )
-    size = arguments.number("--micro-batch-size", 1)
+    size = arguments.size("--micro-batch-size", 1)
     batch = arguments.number("--global-batch-size", size * data * (given.micro_batches or 1))
     micro_batches = given.micro_batches or batch // (size * data)
     if micro_batches * size * data != batch and given.micro_batches is None:
@@ -63,7 +63,7 @@ def job_of(settings: Settings, path: Path, given: Given, *, target: str) -> Job:
         tensor=tensor,
         data=data,
         context=context,
-        expert=arguments.number("--expert-model-parallel-size", 1),
+        expert=arguments.size("--expert-model-parallel-size", 1),
         expert_tensor=_expert_tensor(arguments, tensor),
         zero=_zero(arguments) if data * context > 1 else int("--use-distributed-optimizer" in arguments),
         optimizer=_optimizer(arguments),
@@ -117,6 +117,20 @@ class Arguments:
             if default is None:
                 raise InputError(f"{self._path} does not say {name}; give what it describes on the command line.")
             return default
+        return self._whole(name, text)
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """A positive whole number; raises InputError if it is missing without a default, or is none."""
+        value = self.number(name, default)
+        if value < 1:
+            raise InputError(f"{self._path}: {name} is {value}, which is no number of anything.")
+        return value
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        """The whole numbers behind an argument; raises InputError if one is none."""
+        return tuple(self._whole(name, word) for word in self.words(name))
+
+    def _whole(self, name: str, text: str) -> int:
         try:
             return int(text)
         except ValueError:
@@ -142,30 +156,25 @@ class Arguments:
 
 
 def _model(arguments: Arguments) -> Model:
-    hidden, heads = arguments.number("--hidden-size"), arguments.number("--num-attention-heads")
+    hidden, heads = arguments.size("--hidden-size"), arguments.size("--num-attention-heads")
     gated = "--swiglu" in arguments
     # Megatron-LM's own defaults, from its arguments.py.
     ffn = int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
     grouped = "--group-query-attention" in arguments
     positions = arguments.text("--position-embedding-type", "learned_absolute")
-    vocab = arguments.text("--padded-vocab-size") or arguments.text("--vocab-size")
-    if vocab is None:
-        raise InputError(
-            "The arguments do not say --vocab-size, which Megatron-LM takes from the tokenizer: give the model with"
-            " --model, or a log with the padded_vocab_size that it prints."
-        )
+    vocab = arguments.number("--padded-vocab-size", 0) or arguments.number("--vocab-size", 0) or _vocabulary(arguments)
     if "--multi-latent-attention" in arguments or "--moe-layer-freq" in arguments:
         raise InputError(
             "Multi-latent attention and patterns of expert layers are not read: give the model with --model."
         )
     return Sizes(
-        layers=arguments.number("--num-layers"),
+        layers=arguments.size("--num-layers"),
         hidden=hidden,
         heads=heads,
         kv_heads=arguments.number("--num-query-groups", heads) if grouped else heads,
         head_dim=arguments.number("--kv-channels", hidden // heads),
         ffn=arguments.number("--ffn-hidden-size", ffn),
-        vocab=int(vocab),
+        vocab=vocab,
         gated=gated,
         rms_norm=arguments.text("--normalization", "LayerNorm") == "RMSNorm",
         rotary=positions == "rope" or "--use-rotary-position-embeddings" in arguments,
@@ -177,6 +186,24 @@ def _model(arguments: Arguments) -> Model:
         experts_per_token=arguments.number("--moe-router-topk", 2),
         expert_ffn=arguments.number("--moe-ffn-hidden-size", 0) or None,
     ).model()
+
+
+def _vocabulary(arguments: Arguments) -> int:
+    """The size of a tokenizer's vocabulary, as Megatron-LM pads it; raises InputError if it is not known."""
+    kind, name = arguments.text("--tokenizer-type") or "", arguments.text("--tokenizer-model") or ""
+    of_model = hub_model(name) if kind == "HuggingFaceTokenizer" else None
+    words = of_model.vocab if of_model is not None else _TOKENIZERS.get(kind)
+    if words is None:
+        raise InputError(
+            "The arguments do not say --vocab-size, which Megatron-LM takes from the tokenizer: give the model with"
+            " --model, or a log with the padded_vocab_size that it prints."
+        )
+    multiple = arguments.size("--make-vocab-size-divisible-by", 128) * arguments.size("--tensor-model-parallel-size", 1)
+    return -(-words // multiple) * multiple
+
+
+_TOKENIZERS = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
+"""Tokenizers of one vocabulary each."""
 
 
 def _stages(arguments: Arguments, layers: int, pipeline: int) -> tuple[tuple[int, ...], int | None]:
@@ -271,9 +298,9 @@ def _order(arguments: Arguments, *, chunks: int, combined: bool) -> str:
 
 def _strategies(arguments: Arguments, model: Model, layers: tuple[int, ...]) -> Mapping[int, tuple[str, str]]:
     """The operators that every layer recomputes."""
-    numbers = arguments.words("--recompute-layer-ids")
+    numbers = arguments.numbers("--recompute-layer-ids")
     if numbers:
-        return {int(number): ("full", "full") for number in numbers}
+        return dict.fromkeys(numbers, ("full", "full"))
     granularity = arguments.text("--recompute-granularity")
     if "--recompute-activations" in arguments:
         granularity = "selective"

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 from debubble.imports.job import Job
 from debubble.imports.registry import Given, Settings, importer
@@ -28,20 +27,20 @@ def mindformers(settings: Settings, path: Path, given: Given) -> Job:
     """Degrees, stages, order and recomputation of a MindFormers configuration, and the model if it describes it."""
     read = Reader(settings, path)
     model = given.model or _model(read)
-    pipeline = given.pipeline or read.number("parallel_config.pipeline_stage", 1)
-    data = read.number("parallel_config.data_parallel", 1)
-    context = read.number("parallel_config.context_parallel", 1)
-    chunks = read.number(f"{_MODEL}pp_interleave_num", 1)
+    pipeline = given.pipeline or read.size("parallel_config.pipeline_stage", 1)
+    data = read.size("parallel_config.data_parallel", 1)
+    context = read.size("parallel_config.context_parallel", 1)
+    chunks = read.size(f"{_MODEL}pp_interleave_num", 1)
     layers = _layers(read, model.layers, pipeline, chunks)
     divides = "parallel.parallel_optimizer_config.gradient_accumulation_shard"
     zero = (2 if read.get(divides, False) else 1) if read.get("parallel.enable_parallel_optimizer", False) else 0
     options = RunOptions(
-        micro_batch_size=read.number("runner_config.batch_size", 1),
-        sequence_length=given.sequence_length or read.number(f"{_MODEL}seq_length"),
-        tensor=read.number("parallel_config.model_parallel", 1),
+        micro_batch_size=read.size("runner_config.batch_size", 1),
+        sequence_length=given.sequence_length or read.size(f"{_MODEL}seq_length"),
+        tensor=read.size("parallel_config.model_parallel", 1),
         data=data,
         context=context,
-        expert=read.number("parallel_config.expert_parallel", 1),
+        expert=read.size("parallel_config.expert_parallel", 1),
         zero=zero,
         dtype=_DTYPES.get(str(read.get(f"{_MODEL}compute_dtype", "bfloat16")), "bf16"),
     )
@@ -50,7 +49,7 @@ def mindformers(settings: Settings, path: Path, given: Given) -> Job:
         model=model,
         options=options,
         pipeline=pipeline,
-        micro_batches=given.micro_batches or read.number("parallel_config.micro_batch_num", 1),
+        micro_batches=given.micro_batches or read.size("parallel_config.micro_batch_num", 1),
         layers=layers,
         order="interleaved-less-memory" if chunks > 1 else "1f1b",
         strategies=_strategies(settings, read, layers),
@@ -59,14 +58,14 @@ def mindformers(settings: Settings, path: Path, given: Given) -> Job:
 
 
 def _model(read: Reader) -> Model:
-    hidden, heads = read.number(f"{_MODEL}hidden_size"), read.number(f"{_MODEL}num_heads")
+    hidden, heads = read.size(f"{_MODEL}hidden_size"), read.size(f"{_MODEL}num_heads")
     return Sizes(
-        layers=read.number(f"{_MODEL}num_layers"),
+        layers=read.size(f"{_MODEL}num_layers"),
         hidden=hidden,
         heads=heads,
-        kv_heads=read.number(f"{_MODEL}n_kv_heads", heads),
-        ffn=read.number(f"{_MODEL}intermediate_size"),
-        vocab=read.number(f"{_MODEL}vocab_size"),
+        kv_heads=read.size(f"{_MODEL}n_kv_heads", heads),
+        ffn=read.size(f"{_MODEL}intermediate_size"),
+        vocab=read.size(f"{_MODEL}vocab_size"),
         qkv_bias=bool(read.get(f"{_MODEL}qkv_has_bias", False)),
     ).model()
 
@@ -75,27 +74,36 @@ def _layers(read: Reader, layers: int, pipeline: int, chunks: int) -> tuple[int,
     """Layers per stage: an even share, and what `offset` has more; a part of a layer that is left is an error."""
     offset = read.get(f"{_MODEL}offset", 0)
     stages = pipeline * chunks
-    more = _per_stage(offset, stages) if isinstance(offset, list) else [int(offset)] * stages
+    if stages > layers:
+        raise InputError(f"{layers} layers cannot fill {stages} stages.")
+    more = _per_stage(offset, stages)
     counts = tuple(layers // stages + each for each in more)
     if sum(counts) != layers:
         raise InputError(f"The offsets make {sum(counts)} layers of {layers}.")
     return counts
 
 
-def _per_stage(value: Any, stages: int) -> list[int]:
-    """A number, one per device, or a list of these per chunk, as one number per stage."""
-    if isinstance(value, bool) or not isinstance(value, list):
-        return [int(value)] * stages
-    rows: Sequence[Sequence[int]] = value if value and isinstance(value[0], list) else [value]
-    return [number for row in rows for number in row]
+def _per_stage(value: object, stages: int) -> list[int]:
+    """A number, one per device, or a list of these per chunk, as one number per stage; InputError if it is none."""
+    if type(value) is int:
+        return [value] * stages
+    rows = value if isinstance(value, list) and value and isinstance(value[0], list) else [value]
+    numbers = [number for row in rows if isinstance(row, list) for number in row]
+    if len(numbers) != stages or not all(type(number) is int for number in numbers):
+        raise InputError(f"{value!r} is neither a whole number nor one for each of the {stages} stages.")
+    return numbers
+
+
+def _reach(value: object, layers: Sequence[int]) -> list[int]:
+    """Layers from the start of each chunk that a switch or numbers name."""
+    return list(layers) if value is True else _per_stage(value or 0, len(layers))
 
 
 def _strategies(settings: Settings, read: Reader, layers: Sequence[int]) -> Mapping[int, tuple[str, str]]:
     """Whole layers from the start of every chunk, then the operators of each pattern."""
-    stages, whole = len(layers), read.get("recompute_config.recompute", False)
-    wholes = list(layers) if whole is True else _per_stage(whole or 0, stages)
+    wholes = _reach(read.get("recompute_config.recompute", False), layers)
     patterns = {
-        operator: _per_stage(value, stages)
+        operator: _reach(value, layers)
         for operator, cells in MINDFORMERS_CELLS.items()
         for cell in cells
         if (value := read.get(f"{_SELECTED}.{cell}"))

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
+from debubble.ir import InputError
 from debubble.models import Model, models
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)$")
 
 
-def layers_of(parts: Sequence[Sequence[str]]) -> tuple[int, ...]:
-    """Decoder layers per stage, of modules such as `model.layers.3` or `transformer.h.3`."""
+def layers_of(parts: object) -> tuple[int, ...]:
+    """Decoder layers per stage, of modules such as `model.layers.3` or `transformer.h.3`.
+
+    Raises:
+        InputError: if that is no list of lists of names.
+    """
+    if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
+        raise InputError(f"The modules of the stages are {parts!r}, which is no list of lists of names.")
+    if not all(isinstance(name, str) for part in parts for name in part):
+        raise InputError("The modules of the stages are no names.")
     return tuple(sum(_LAYER.search(name) is not None for name in part) for part in parts)
 
 

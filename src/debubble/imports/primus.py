@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ def read_experiment(path: Path) -> Mapping[str, Any]:
     overrides = {
         f"--{name.removeprefix(f'{_TRAINER}overrides.').replace('_', '-')}": _argument(value)
         for name, value in settings.items()
-        if name.startswith(f"{_TRAINER}overrides.") and value not in (None, False)
+        if name.startswith(f"{_TRAINER}overrides.") and value not in (None, False, {})
     }
     if not overrides:
         raise InputError(f"{path} has no modules.pre_trainer.overrides, as Primus's experiments have.")
@@ -33,7 +34,13 @@ def read_experiment(path: Path) -> Mapping[str, Any]:
     return overrides if model is None else {**overrides, "model": model.removesuffix(".yaml").replace("_", "-")}
 
 
+_DEFAULT = re.compile(r"\$\{\w+:([^}]*)\}")
+"""A variable of the environment with what is taken where it is not set."""
+
+
 def _argument(value: Any) -> Any:
+    if isinstance(value, str):
+        return _DEFAULT.sub(r"\1", value)
     if isinstance(value, list):
         return tuple(map(str, value))
     return True if value is True else str(value)

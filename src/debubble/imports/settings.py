@@ -77,16 +77,25 @@ class Reader:
         self._asked: set[str] = set()
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A setting as it stands there; `default` where it is missing or null."""
+        """A setting as it stands there; `default` where it is missing, null or `none`."""
         self._asked.add(name)
         value = self._settings.get(name)
-        return default if value is None else value
+        return default if value in (None, "none", "None") else value
+
+    def text(self, name: str, default: str) -> str:
+        """A word; raises InputError if the setting is none."""
+        value = self.get(name, default)
+        if not isinstance(value, str):
+            raise InputError(f"{self._path}: {name} is {value!r}, which is no word.")
+        return value
 
     def number(self, name: str, default: int | None = None) -> int:
         """A whole number; raises InputError if it is missing without a default, or is none."""
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int):
             said = "is missing" if value is None else f"is {value!r}, which is no whole number"
+            if value == "auto":
+                said = "is 'auto', which your trainer fills in: write the number into a copy of the file"
             raise InputError(f"{self._path}: {name} {said}.")
         return value
 
@@ -102,3 +111,17 @@ class Reader:
     def left(self) -> list[str]:
         """Names of the settings that nobody asked for."""
         return [name for name in self._settings if name not in self._asked]
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """A positive whole number; raises InputError if it is missing without a default, or is none."""
+        value = self.number(name, default)
+        if value < 1:
+            raise InputError(f"{self._path}: {name} is {value}, which is no number of anything.")
+        return value
+
+    def numbers(self, name: str) -> list[int]:
+        """A list of whole numbers, none if it is missing; raises InputError if the setting is anything else."""
+        value = self.get(name, [])
+        if not isinstance(value, list) or not all(type(each) is int for each in value):
+            raise InputError(f"{self._path}: {name} is {value!r}, which is no list of whole numbers.")
+        return value

@@ -19,13 +19,13 @@ ORDERS = {
 """torch's schedules, in small letters -> those of the library."""
 
 
-def order_of(name: str, csv: str | None, path: Path) -> str | Schedule:
-    """The order of a configuration: its CSV beside the file, or torch's own of that name.
+def order_of(name: str, csv: str, path: Path) -> str | Schedule:
+    """The order of a configuration: its CSV beside the file, if it names one, or torch's own of that name.
 
     Raises:
         InputError: if torch has no such schedule that debubble knows, or the CSV cannot be read.
     """
-    if csv is not None:
+    if csv:
         return torch_csv.read(path.with_name(Path(csv).name) if not Path(csv).exists() else Path(csv))
     if name.lower() not in ORDERS:
         raise InputError(f"{path}: the schedule '{name}' is not known here; there are: {', '.join(ORDERS)}.")
@@ -43,7 +43,12 @@ def balanced_layers(layers: int, stages: int, *, first_less: int, last_less: int
     """Torch hosts' own split: embedding and head count as so many layers, and the first stages take what is left.
 
     Source: torchtitan, `generate_llm_fqn_per_model_part`.
+
+    Raises:
+        InputError: if there are more stages than layers for them.
     """
+    if stages > layers + first_less + last_less:
+        raise InputError(f"{layers} layers cannot fill {stages} stages.")
     total = layers + first_less + last_less
     counts = [total // stages + (stage < total % stages) for stage in range(stages)]
     counts[0] -= first_less

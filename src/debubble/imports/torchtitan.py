@@ -80,20 +80,20 @@ def torchtitan(settings: Settings, path: Path, given: Given) -> Job:
     """Degrees, stages, order and recomputation of a torchtitan configuration."""
     read = Reader(settings, path)
     model = given.model or _model(read, path)
-    pipeline = given.pipeline or read.number("parallelism.pipeline_parallel_degree", 1)
-    tensor = read.number("parallelism.tensor_parallel_degree", 1)
-    context = read.number("parallelism.context_parallel_degree", 1)
-    replicas = read.number("parallelism.data_parallel_replicate_degree", 1)
-    sharded = read.number("parallelism.data_parallel_shard_degree", -1)
-    if sharded == -1:
-        sharded = max(1, given.cluster.count // (pipeline * tensor * context * replicas))
+    pipeline = given.pipeline or read.size("parallelism.pipeline_parallel_degree", 1)
+    tensor = read.size("parallelism.tensor_parallel_degree", 1)
+    context = read.size("parallelism.context_parallel_degree", 1)
+    replicas = read.size("parallelism.data_parallel_replicate_degree", 1)
+    sharded = max(1, given.cluster.count // (pipeline * tensor * context * replicas))
+    if read.number("parallelism.data_parallel_shard_degree", -1) != -1:
+        sharded = read.size("parallelism.data_parallel_shard_degree")
     data = replicas * sharded
-    length = given.sequence_length or read.get("training.max_context_length") or read.number("training.seq_len")
+    length = given.sequence_length or _length(read)
     size, number = _batch(read, length, data=data, pipeline=pipeline)
     order = "1f1b" if pipeline == 1 else _order(read, path)
     parts = read.get("parallelism.module_fqns_per_model_part")
     layers = layers_of(parts) if parts else _split(read, model, pipeline, chunks_of(order))
-    ranks = read.number("parallelism.expert_parallel_degree", 1)
+    ranks = read.size("parallelism.expert_parallel_degree", 1)
     options = RunOptions(
         micro_batch_size=size,
         sequence_length=length,
@@ -120,10 +120,16 @@ def torchtitan(settings: Settings, path: Path, given: Given) -> Job:
 
 def _order(read: Reader, path: Path) -> str | Schedule:
     return order_of(
-        read.get("parallelism.pipeline_parallel_schedule", "1F1B"),
-        read.get("parallelism.pipeline_parallel_schedule_csv") or None,
+        read.text("parallelism.pipeline_parallel_schedule", "1F1B"),
+        read.text("parallelism.pipeline_parallel_schedule_csv", ""),
         path,
     )
+
+
+def _length(read: Reader) -> int:
+    """Tokens per sequence, in the words of the development version or of 0.3.0."""
+    name = "training.max_context_length"
+    return read.size(name if read.get(name) is not None else "training.seq_len")
 
 
 def _batch(read: Reader, length: int, *, data: int, pipeline: int) -> tuple[int, int]:
@@ -136,12 +142,12 @@ def _batch(read: Reader, length: int, *, data: int, pipeline: int) -> tuple[int,
     if tokens is not None:
         size = max(1, tokens // length)
         local, of_step = size, read.number("training.num_tokens_per_train_step", -1) // length
-        number = read.number("parallelism.num_pp_microbatches", 1)
+        number = read.size("parallelism.num_pp_microbatches", 1)
     else:
-        whole = read.number("training.local_batch_size", 8 if pipeline == 1 else 1)
-        size = whole if pipeline == 1 else read.number("parallelism.pipeline_parallel_microbatch_size", 1)
+        whole = read.size("training.local_batch_size", 8 if pipeline == 1 else 1)
+        size = whole if pipeline == 1 else read.size("parallelism.pipeline_parallel_microbatch_size", 1)
         local, of_step = whole, read.number("training.global_batch_size", -1)
-        number = read.number("parallelism.num_pp_microbatches", whole // size)
+        number = read.size("parallelism.num_pp_microbatches", whole // size)
     if pipeline > 1:
         return size, number
     return size, max(1, of_step // (local * data))
@@ -169,8 +175,8 @@ def _model(read: Reader, path: Path) -> Model:
 
 def _split(read: Reader, model: Model, pipeline: int, chunks: int) -> tuple[int, ...]:
     """Torchtitan's own split into stages."""
-    first = read.number("parallelism.pipeline_parallel_first_stage_less_layers", 1)
-    last = read.number("parallelism.pipeline_parallel_last_stage_less_layers", 1)
+    first = read.size("parallelism.pipeline_parallel_first_stage_less_layers", 1)
+    last = read.size("parallelism.pipeline_parallel_last_stage_less_layers", 1)
     per_stage = read.number("parallelism.pipeline_parallel_layers_per_stage", 0)
     stages = -(-(model.layers + first + last) // per_stage) if per_stage else pipeline * chunks
     if stages % pipeline:
@@ -179,13 +185,13 @@ def _split(read: Reader, model: Model, pipeline: int, chunks: int) -> tuple[int,
 
 
 def _strategies(read: Reader, model: Model) -> dict[int, tuple[str, str]]:
-    planned = read.get(RECOMPUTED)
-    if planned is not None:
+    planned = read.numbers(RECOMPUTED)
+    if planned:
         return recomputed(planned)
     policy = _policy(read)
     if policy == "full":
         return recomputed(range(model.layers))
-    if policy.isdigit():
+    if policy.isdigit() and int(policy):
         return recomputed(range(int(policy) - 1, model.layers, int(policy)))
     return recomputed(range(model.layers), "norm+activation+multiply") if policy == "op" else {}
 
