@@ -48,6 +48,16 @@ def test_a_buffer_keeps_what_was_written_and_is_used_again_for_the_same_size(tmp
     assert files.bytes == 40_000
 
 
+def test_other_sizes_use_the_buffers_that_are_there(tmp_path: Path) -> None:
+    """As uneven routing gives them: the room on the disk grows with the largest, not with every new size."""
+    files = Files(tmp_path)
+    for size in (10_000, 9_000, 7_001, 9_999):
+        buffer = files.take(size)
+        assert buffer.numel() == size
+        files.give_back(buffer)
+    assert files.bytes == 10_000
+
+
 def test_buffers_that_are_given_up_leave_the_disk(tmp_path: Path) -> None:
     files = Files(tmp_path)
     kept, lost = files.take(10_000), files.take(20_000)

@@ -338,6 +338,28 @@ def test_divided_layers_train_like_whole_ones_and_can_be_joined(options: Any, tm
     assert [r.loss for r in alone.reports] == pytest.approx(whole[2:], rel=1e-5)
 
 
+@pytest.mark.usefixtures("process_group")
+def test_divided_experts_train_like_whole_ones_and_can_be_joined(options: Any, tmp_path: Path) -> None:
+    """Two replicas that divide the experts of every layer, then one rank with all of them."""
+    plan, divided, alone, folder = (
+        Plan.load(options.plan),
+        tmp_path / "divided.json",
+        tmp_path / "one.json",
+        tmp_path / "c",
+    )
+    assert plan.model is not None
+    mixture = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
+    plan = replace(plan, model={**plan.model, **mixture})
+    replace(plan, options=replace(plan.options, data=2, expert=2)).save(divided)
+    # One rank takes all 8 sequences of a step.
+    replace(plan, options=replace(plan.options, micro_batch_size=2)).save(alone)
+    whole = [r.loss for r in train_alone(changed(options, plan=alone, steps=4)).reports]
+    saving = ["--steps", "2", "--checkpoint", str(folder)]
+    assert ran(changed(options, plan=divided), *saving) == pytest.approx(whole[:2], rel=1e-5)
+    resumed = train_alone(changed(options, plan=alone, checkpoint=folder, resume=True, steps=4))
+    assert [r.loss for r in resumed.reports] == pytest.approx(whole[2:], rel=1e-5)
+
+
 def test_a_dead_rank_ends_the_run_with_its_reason_and_leaves_the_last_checkpoint(
     options: Any, tmp_path: Path, plan_file: Any
 ) -> None:

@@ -8,7 +8,7 @@ import tempfile
 import threading
 from collections import defaultdict
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 from weakref import WeakSet, finalize
 
 import torch
@@ -16,7 +16,10 @@ from torch import Tensor
 
 from debubble.errors import readable
 from debubble.ir import DebubbleError
+from debubble.runtime.memory.activations import as_bytes
 from debubble.runtime.streams import StreamHandoff
+
+Buffer = TypeVar("Buffer")
 
 
 class HostMemory(Protocol):
@@ -27,6 +30,25 @@ class HostMemory(Protocol):
 
     def give_back(self, buffer: Tensor) -> None:
         """The buffer may be used for something else."""
+
+
+class _FreeBuffers(Generic[Buffer]):
+    """Buffers that can be used again.
+
+    Most steps offload as many bytes as the one before, but batches of other lengths and uneven routing of experts
+    change them.
+    """
+
+    def __init__(self) -> None:
+        self._of_size: defaultdict[int, list[Buffer]] = defaultdict(list)
+
+    def take(self, size: int) -> Buffer | None:
+        """The smallest that has that many bytes, if one has."""
+        large_enough = [s for s, free in self._of_size.items() if s >= size and free]
+        return self._of_size[min(large_enough)].pop() if large_enough else None
+
+    def put(self, size: int, buffer: Buffer) -> None:
+        self._of_size[size].append(buffer)
 
 
 class Memory:
@@ -44,12 +66,12 @@ class Pinned:
     """The host's memory, pinned, so that a GPU copies to and from it beside its compute; buffers are used again.
 
     torch's own pinned memory rounds every size up to a power of two, nearly twice what is needed at worst.  Here each
-    buffer has its size: in every step the same stages offload as many bytes.  Only copies of streams touch a buffer,
+    buffer has the size for which it was made.  Only copies of streams touch a buffer,
     and a stream that is given one waits for what the stream before it did with it.
     """
 
     def __init__(self) -> None:
-        self._free: defaultdict[int, list[StreamHandoff]] = defaultdict(list)
+        self._free = _FreeBuffers[StreamHandoff]()
         self._made: list[tuple[int, Tensor]] = []
         self._lock = threading.Lock()
         finalize(self, _unpin, self._made).atexit = False  # the process's end unpins what is left
@@ -63,14 +85,15 @@ class Pinned:
     def take(self, size: int) -> Tensor:
         """A buffer of `size` bytes, for copies of the current stream."""
         with self._lock:
-            found = self._free[size].pop() if self._free[size] else None
-        return self._pin(size) if found is None else found.receive()
+            found = self._free.take(size)
+        return self._pin(size) if found is None else found.receive()[:size]
 
     def give_back(self, buffer: Tensor) -> None:
         """The current stream was given the last copies that need the buffer."""
-        handoff = StreamHandoff(buffer, torch.cuda.current_stream().record_event())
+        whole = as_bytes(buffer.untyped_storage())
+        handoff = StreamHandoff(whole, torch.cuda.current_stream().record_event())
         with self._lock:
-            self._free[len(buffer)].append(handoff)
+            self._free.put(len(whole), handoff)
 
     def _pin(self, size: int) -> Tensor:
         # Whole pages of its own: two buffers that share one cannot both be pinned.
@@ -110,7 +133,7 @@ class Files:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._free: defaultdict[int, list[Tensor]] = defaultdict(list)
+        self._free = _FreeBuffers[Tensor]()
         self._mapped: WeakSet[mmap.mmap] = WeakSet()
         """A mapping and its room on the disk end with the last tensor on it, as after a step that failed."""
         self._lock = threading.Lock()
@@ -124,8 +147,9 @@ class Files:
     def take(self, size: int) -> Tensor:
         """Raises OffloadError if the disk has no room."""
         with self._lock:
-            if self._free[size]:
-                return self._free[size].pop()
+            found = self._free.take(size)
+        if found is not None:
+            return found[:size]
         try:
             return self._map(size)
         except OSError as error:
@@ -135,9 +159,10 @@ class Files:
             ) from error
 
     def give_back(self, buffer: Tensor) -> None:
-        """Keep the buffer for the next `take` of its size."""
+        """Keep the buffer for a `take` that it is large enough for."""
+        whole = as_bytes(buffer.untyped_storage())
         with self._lock:
-            self._free[len(buffer)].append(buffer)
+            self._free.put(len(whole), whole)
 
     def _map(self, size: int) -> Tensor:
         with tempfile.TemporaryFile(dir=self._folder, buffering=0) as file:
