@@ -1,5 +1,6 @@
 """What a spawned Gloo rank does; `spawn` starts ranks that find each other through a file."""
 
+import multiprocessing
 import os
 import tempfile
 from functools import partial
@@ -14,11 +15,14 @@ import torch.multiprocessing as mp
 from debubble.ir import Plan
 from debubble.runtime import Pipeline
 
+# Ranks are forked from one process that has imported torch, which takes more time than most of them work.
+multiprocessing.set_forkserver_preload([__name__])
+
 
 def spawn(ranks: Any, work: Any, *arguments: Any) -> Any:
     """`work(rank, folder, *arguments)` on every rank, in a process group; the folder is returned for their answers."""
     folder = Path(tempfile.mkdtemp())
-    mp.spawn(_one, args=(ranks, work, folder, arguments), nprocs=ranks)
+    mp.start_processes(_one, args=(ranks, work, folder, arguments), nprocs=ranks, start_method="forkserver")
     return folder
 
 
