@@ -6,9 +6,12 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from debubble.cli import main
 
 # How long an example takes says more about the machine's neighbours than about the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -36,3 +39,17 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("mounting a file system is not permitted here")
     yield tmp_path
     subprocess.run(["umount", tmp_path], check=True)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Call `debubble` with arguments; returns (exit code, standard output, standard error)."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["debubble", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return call

@@ -1,7 +1,5 @@
-import os
 import subprocess
 from concurrent.futures import Future
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,6 +8,7 @@ from debubble.ir import InfeasibleError, StageCosts
 from debubble.planners import FixedStages, Problem
 from debubble.planners.process_pool import Answer, searching
 from debubble.processes import PYTHON
+from tests.support.processes import children, wait_for_end
 
 LONG_SEARCH = """
 from debubble.ir import StageCosts
@@ -42,19 +41,4 @@ def test_a_search_ends_when_its_caller_is_killed() -> None:
         while not (searches := children(caller.pid)):
             assert caller.poll() is None
         caller.kill()
-    while any(map(runs, searches)):
-        os.sched_yield()
-
-
-def runs(process: int) -> bool:
-    """Whether it is there, and no zombie."""
-    with suppress(FileNotFoundError, ProcessLookupError):
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
-def children(process: int) -> list[int]:
-    with suppress(FileNotFoundError):
-        threads = Path(f"/proc/{process}/task").iterdir()
-        return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
-    return []
+    wait_for_end(searches)

@@ -1,6 +1,5 @@
 """What a spawned Gloo rank does; `spawn` starts ranks that find each other through a file."""
 
-import multiprocessing
 import os
 import tempfile
 from functools import partial
@@ -14,15 +13,13 @@ import torch.multiprocessing as mp
 
 from debubble.ir import Plan
 from debubble.runtime import Pipeline
-
-# Ranks are forked from one process that has imported torch, which takes more time than most of them work.
-multiprocessing.set_forkserver_preload([__name__])
+from tests.support.forked import START_METHOD
 
 
 def spawn(ranks: Any, work: Any, *arguments: Any) -> Any:
     """`work(rank, folder, *arguments)` on every rank, in a process group; the folder is returned for their answers."""
     folder = Path(tempfile.mkdtemp())
-    mp.start_processes(_one, args=(ranks, work, folder, arguments), nprocs=ranks, start_method="forkserver")
+    mp.start_processes(_one, args=(ranks, work, folder, arguments), nprocs=ranks, start_method=START_METHOD)
     return folder
 
 

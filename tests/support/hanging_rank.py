@@ -3,7 +3,6 @@
 import os
 import threading
 
-from debubble.runtime.launcher import run_rank
 from debubble.runtime.pipeline import Pipeline
 from debubble.training import rank
 
@@ -12,7 +11,3 @@ def main(argument: str) -> None:
     if os.environ["RANK"] == "1":
         Pipeline.step = lambda self, batch: threading.Event().wait()  # type: ignore[assignment, return-value]
     rank.main(argument)
-
-
-if __name__ == "__main__":
-    run_rank(main)

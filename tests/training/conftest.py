@@ -1,5 +1,6 @@
 import importlib.util
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,25 @@ def process_group() -> Iterator[Any]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def forked_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks and processes of a DataLoader that this process starts are forked."""
+    import torch.multiprocessing
+    from torch.distributed.launcher import api
+
+    from tests.support import forked
+
+    context = torch.multiprocessing.get_context(forked.START_METHOD)
+    monkeypatch.setattr(torch.multiprocessing, "get_context", lambda method: context)
+    monkeypatch.setattr(api, "elastic_launch", forked.elastic_launch)
+
+
+@pytest.fixture
+def train(run: Any, forked_processes: None) -> Callable[..., tuple[int, str, str]]:
+    """Call `debubble train`; returns (exit code, standard output, standard error)."""
+    return partial(run, "train")
 
 
 @pytest.fixture

@@ -30,14 +30,6 @@ def test_planners_that_search_run_beside_a_users_random(folder: Path) -> None:
     assert not (folder / "imported").exists()
 
 
-def test_ranks_train_beside_a_users_queue(folder: Path, plan_file: Any) -> None:
-    (folder / "text.txt").write_text("some text " * 100)
-    call = ["train", str(plan_file(2)), "--data", "text.txt", "--steps", "1", "--json"]
-    done = subprocess.run([*DEBUBBLE, *call], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert not (folder / "imported").exists()
-
-
 def test_a_dataset_in_the_current_folder_is_found_after_the_library(folder: Path, plan_file: Any) -> None:
     (folder / "mine.py").write_text("import random\ndef data(plan):\n    return [[random.randrange(9)] * 33] * 4\n")
     call = ["train", str(plan_file(1)), "--steps", "1", "--json", "--dataset", "mine:data"]

@@ -114,7 +114,7 @@ def test_a_dataset_that_is_not_there_is_one_sentence(name: str) -> None:
         named_dataset(name)
 
 
-@pytest.mark.usefixtures("process_group")
+@pytest.mark.usefixtures("process_group", "forked_processes")
 def test_a_dataset_is_trained_on_by_name_as_by_itself(
     plan_file: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,7 +127,7 @@ def test_a_dataset_is_trained_on_by_name_as_by_itself(
     assert [r.loss for r in train_alone(named).reports] == [r.loss for r in given.reports]
 
 
-@pytest.mark.usefixtures("process_group")
+@pytest.mark.usefixtures("process_group", "forked_processes")
 def test_a_run_on_a_dataset_is_resumed_bit_for_bit(plan_file: Any, tmp_path: Path) -> None:
     dataset = counting(Plan.load(plan_file(1)))
     options = TrainOptions(plan=plan_file(1), steps=4, warmup=1, checkpoint=tmp_path / "c", save_every=2, keep=9)

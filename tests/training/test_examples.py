@@ -7,26 +7,42 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.forked import run_forked
+
 ROOT = Path(__file__).parents[2]
-
-
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
+def losses_in(printed: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", printed)]
+
+
+def test_the_example_of_a_loop_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_forked(ROOT / "examples/own_loop.py", ranks=2)
+    losses = losses_in(capsys.readouterr().out)
+    assert len(losses) == 10
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("example", "needs", "launcher"),
     [
-        ("own_loop.py", "torch", TORCHRUN),
-        pytest.param("accelerate_loop.py", "accelerate", TORCHRUN, marks=pytest.mark.slow),
-        pytest.param("lightning_loop.py", "lightning_fabric", [], marks=pytest.mark.slow),
-        pytest.param("torchtitan_trainer.py", "torchtitan", TORCHRUN, marks=pytest.mark.slow),
+        ("accelerate_loop.py", "accelerate", TORCHRUN),
+        ("lightning_loop.py", "lightning_fabric", []),
+        ("torchtitan_trainer.py", "torchtitan", TORCHRUN),
     ],
 )
-def test_the_example_of_a_loop_learns(example: str, needs: str, launcher: list[str], tmp_path: Path) -> None:
+def test_the_example_of_another_frameworks_loop_learns(
+    example: str, needs: str, launcher: list[str], tmp_path: Path
+) -> None:
     pytest.importorskip(needs)
     command = [sys.executable, *launcher, str(ROOT / "examples" / example)]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    losses = [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", ended.stdout)]
+    losses = losses_in(ended.stdout)
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert len(losses) == 10
     assert losses[-1] < losses[0]

@@ -11,6 +11,7 @@ import pytest
 from debubble.ir import InputError
 from debubble.runtime import launcher
 from debubble.runtime.launcher import RankFailedError, is_torchrun_rank, launch
+from tests.support.processes import wait_for_end
 
 SUPPORT = Path(__file__).parents[1] / "support"
 """The folder of the modules that ranks run."""
@@ -21,25 +22,16 @@ def start(behaviour: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launch("launched_rank", f"{behaviour} {place}", ranks=2)
 
 
-def alive(place: Path) -> list[int]:
-    pids = [int(p.name.removeprefix("pid-")) for p in place.glob("pid-*")]
-    assert len(pids) == 2
-    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+def started(place: Path) -> list[int]:
+    """The processes of the ranks."""
+    processes = [int(p.name.removeprefix("pid-")) for p in place.glob("pid-*")]
+    assert len(processes) == 2
+    return processes
 
 
-def test_all_ranks_run_to_their_end_with_one_thread_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start("end", tmp_path, monkeypatch)
-    assert sorted(p.name for p in tmp_path.glob("rank-*")) == ["rank-0-1", "rank-1-1"]
-
-
-def test_the_first_failure_is_named_and_no_process_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RankFailedError) as caught:
-        start("raise", tmp_path, monkeypatch)
-    assert str(caught.value) == "Rank 1 failed: ValueError: one plus one is three"
-    assert alive(tmp_path) == []
-
-
-def test_nothing_in_the_launching_process_is_changed_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_run_to_their_end_with_one_thread_each_and_nothing_in_the_launching_process_is_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # torch gives its loggers their levels when it is imported.
     pytest.importorskip("torch.distributed.launcher.api")
     agent = logging.getLogger("torch.distributed.elastic.agent.server.api")
@@ -51,6 +43,14 @@ def test_nothing_in_the_launching_process_is_changed_for_good(tmp_path: Path, mo
     before = state()
     launch("launched_rank", f"end {tmp_path}", ranks=2)
     assert state() == before
+    assert sorted(p.name for p in tmp_path.glob("rank-*")) == ["rank-0-1", "rank-1-1"]
+
+
+def test_the_first_failure_is_named_and_no_process_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RankFailedError) as caught:
+        start("raise", tmp_path, monkeypatch)
+    assert str(caught.value) == "Rank 1 failed: ValueError: one plus one is three"
+    assert not any(Path(f"/proc/{rank}").exists() for rank in started(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,15 @@ def test_ranks_end_with_the_launcher(tmp_path: Path, sent: Any, code: int) -> No
         "except KeyboardInterrupt: sys.exit(130)\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path])}
-    with subprocess.Popen([sys.executable, "-c", program], env=environment, start_new_session=True) as process:
-        while not (tmp_path / "waiting").exists():
-            assert process.poll() is None
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
         process.send_signal(sent)
         assert process.wait(20) == code
-    while alive(tmp_path):
-        os.sched_yield()
+    wait_for_end(started(tmp_path))
 
 
 def test_a_process_started_by_torchrun_knows_that_it_is_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """`debubble train --post-validation`: the same losses, reported when they are known."""
 
 import json
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from debubble.ir import InputError, Kind, Op, Plan
 from debubble.training.checkpoint import folder as checkpoint_folder
 from debubble.training.options import TrainOptions, validates_after
 from tests.support.training_cases import train_alone
-from tests.training.test_train import TEXT, command
+from tests.training.test_train import TEXT, arguments
 
 
 @pytest.fixture
@@ -43,15 +42,16 @@ def test_a_checkpoint_has_settled_parameters(options: Any, tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("process_group")
-def test_ranks_that_update_ahead_say_what_they_took_back(options: Any, plan_file: Any) -> None:
+def test_ranks_that_update_ahead_say_what_they_took_back(options: Any, train: Any, plan_file: Any) -> None:
     """The last device's gradients are within the limit in the first step, all together are not."""
     short = replace(options, steps=4, clip=1.5)
     more = ["--clip", "1.5", "--steps", "4", "--post-validation", "--json"]
-    ran = subprocess.run(command(replace(short, plan=plan_file(2)), *more), capture_output=True, text=True, check=True)
-    ahead = json.loads(ran.stdout)
+    code, answer, said = train(*arguments(replace(short, plan=plan_file(2)), *more))
+    assert code == 0, said
+    ahead = json.loads(answer)
     assert ahead["losses"] == pytest.approx(losses(train_alone(short)), rel=1e-5)
     assert ahead["rolled_back"] == [1]
-    assert "step 1: the gradients' norm was 1.75: 1 device took the update back" in ran.stderr
+    assert "step 1: the gradients' norm was 1.75: 1 device took the update back" in said
 
 
 def post_validated(plan: Any) -> Any:

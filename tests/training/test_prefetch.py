@@ -5,7 +5,6 @@ import os
 import random
 import signal
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch
 
 from debubble.ir import InputError
 from debubble.training.data.datasets import DatasetSamples, Prefetcher
+from tests.support.processes import wait_for_end
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -45,6 +45,7 @@ def samples() -> InOrder:
     return InOrder(dataset=Noisy(), sequence_length=1, seed=3)
 
 
+@pytest.mark.usefixtures("forked_processes")
 def test_batches_are_those_of_the_samples_themselves_also_after_a_leap() -> None:
     prefetched = Prefetcher(samples(), stride=2)
     for first in (0, 2, 1, 3):
@@ -53,6 +54,7 @@ def test_batches_are_those_of_the_samples_themselves_also_after_a_leap() -> None
         assert torch.equal(found, samples().batch(first, count=1))
 
 
+@pytest.mark.usefixtures("forked_processes")
 def test_the_next_batch_is_made_before_it_is_asked_for() -> None:
     dataset = Noisy()
     prefetched = Prefetcher(InOrder(dataset=dataset, sequence_length=1, seed=3), stride=3)
@@ -60,6 +62,7 @@ def test_the_next_batch_is_made_before_it_is_asked_for() -> None:
     assert dataset.made[3].wait(timeout=30)
 
 
+@pytest.mark.usefixtures("forked_processes")
 def test_what_is_wrong_with_a_batch_is_said_when_it_is_asked_for() -> None:
     prefetched = Prefetcher(samples(), stride=1)
     prefetched.batch(4, count=1)
@@ -67,6 +70,7 @@ def test_what_is_wrong_with_a_batch_is_said_when_it_is_asked_for() -> None:
         prefetched.batch(5, count=1)
 
 
+@pytest.mark.usefixtures("forked_processes")
 def test_random_numbers_of_the_training_are_its_own_while_items_are_made() -> None:
     def drawn() -> tuple[float, float, float]:
         return float(torch.rand(())), float(np.random.rand()), random.random()
@@ -134,5 +138,4 @@ def test_the_process_that_makes_items_ends_with_a_rank_that_is_killed(kind: type
     worker = heard.recv()
     rank.kill()
     rank.join()
-    while Path(f"/proc/{worker}/cmdline").exists() and Path(f"/proc/{worker}/cmdline").read_bytes():
-        os.sched_yield()
+    wait_for_end([worker])

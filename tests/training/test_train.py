@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from debubble.runtime.launcher import RankFailedError, encode_options, launch
 from debubble.training.checkpoint import folder as checkpoint_folder
 from debubble.training.memory_check import check_host_memory
 from debubble.training.options import TrainOptions, check, rate_remark, settle
+from tests.support.processes import children
 from tests.support.training_cases import train_alone
 
 TEXT = "".join(f"{i} bottles of beer on the wall, {i} bottles of beer.\n" for i in range(200))
@@ -265,58 +267,62 @@ def test_a_checkpoint_of_an_earlier_version_is_resumed_with_a_note(
 
 
 @pytest.mark.usefixtures("process_group")
-def test_resuming_a_damaged_checkpoint_ends_with_one_sentence(options: Any, tmp_path: Path) -> None:
+def test_resuming_a_damaged_checkpoint_ends_with_one_sentence(options: Any, train: Any, tmp_path: Path) -> None:
     folder = tmp_path / "c"
     train_alone(changed(options, checkpoint=folder, steps=2))
     flipped(folder / "step-000002")
     more = ["--checkpoint", str(folder), "--resume", "--steps", "4"]
-    finished = subprocess.run(command(options, *more), capture_output=True, text=True)
+    code, _, said = train(*arguments(options, *more))
     sentence = (
         f"The checkpoint {folder / 'step-000002'} is damaged: the checksum of __0_0.distcp is not that of what was"
     )
-    assert (finished.returncode, finished.stderr.splitlines()[-1]) == (1, f"debubble: {sentence} written.")
-    assert "Traceback" not in finished.stderr
+    assert (code, said.splitlines()[-1]) == (1, f"debubble: {sentence} written.")
+    assert "Traceback" not in said
 
 
 DEBUBBLE = [sys.executable, "-c", "import sys; from debubble.cli import main; sys.exit(main())"]
 
 
-def command(options: TrainOptions, *more: str) -> list[str]:
-    """`debubble train`, in a process of its own."""
-    given = ["--data", str(options.data), "--warmup", "2", "--lr", "0.01", *more]
-    return [*DEBUBBLE, "train", str(options.plan), *given]
+def arguments(options: TrainOptions, *more: str) -> list[str]:
+    """Arguments of `debubble train`."""
+    return [str(options.plan), "--data", str(options.data), "--warmup", "2", "--lr", "0.01", *more]
+
+
+def answer_of(finished: tuple[int, str, str]) -> Any:
+    """The answer of `debubble train --json`."""
+    code, answer, said = finished
+    assert code == 0, said
+    return json.loads(answer)
 
 
 @pytest.mark.usefixtures("process_group")
-def test_two_ranks_resume_what_one_rank_began(options: Any, tmp_path: Path, plan_file: Any) -> None:
+def test_two_ranks_resume_what_one_rank_began(options: Any, train: Any, tmp_path: Path, plan_file: Any) -> None:
     whole = train_alone(options)
     train_alone(changed(options, checkpoint=tmp_path / "c", save_every=3, keep=9))
     checkpoint_folder.latest(tmp_path / "c").rename(tmp_path / "later")
     two = changed(options, plan=plan_file(2))
     more = ["--steps", "6", "--checkpoint", str(tmp_path / "c"), "--resume", "--json"]
-    finished = subprocess.run(command(two, *more), capture_output=True, text=True, check=True)
-    answer = json.loads(finished.stdout)
+    answer = answer_of(train(*arguments(two, *more)))
     assert answer["losses"] == pytest.approx([r.loss for r in whole.reports][3:], rel=1e-5)
     assert len(answer["peak_memory"]) == 2
 
 
-def ran(options: TrainOptions, *more: str) -> list[float]:
+@pytest.fixture
+def losses(train: Any) -> Callable[..., list[float]]:
     """The losses of `debubble train`."""
-    finished = subprocess.run(command(options, "--json", *more), capture_output=True, text=True, check=True)
-    losses: list[float] = json.loads(finished.stdout)["losses"]
-    return losses
+    return lambda options, *more: answer_of(train(*arguments(options, "--json", *more)))["losses"]  # type: ignore[no-any-return]
 
 
 @pytest.mark.usefixtures("process_group")
-def test_divided_states_go_on_bit_for_bit_and_can_be_joined(options: Any, tmp_path: Path) -> None:
+def test_divided_states_go_on_bit_for_bit_and_can_be_joined(options: Any, losses: Any, tmp_path: Path) -> None:
     """Two replicas that each own half of every parameter's rows, then the same again, then one rank alone."""
     plan, divided = Plan.load(options.plan), tmp_path / "divided.json"
     replace(plan, options=replace(plan.options, data=2, zero=2)).save(divided)
     folder, two = tmp_path / "c", changed(options, plan=divided)
     saving = ["--checkpoint", str(folder), "--save-every", "2", "--keep", "9"]
-    whole = ran(two, "--steps", "4", *saving)
+    whole = losses(two, "--steps", "4", *saving)
     shutil.rmtree(folder / "step-000004")
-    assert ran(two, "--resume", *saving) == whole[2:]
+    assert losses(two, "--resume", *saving) == whole[2:]
     shutil.rmtree(folder / "step-000004")
     # One rank takes all 8 sequences of a step.
     costs = replace(plan.options, micro_batch_size=2)
@@ -326,13 +332,13 @@ def test_divided_states_go_on_bit_for_bit_and_can_be_joined(options: Any, tmp_pa
 
 
 @pytest.mark.usefixtures("process_group")
-def test_divided_layers_train_like_whole_ones_and_can_be_joined(options: Any, tmp_path: Path) -> None:
+def test_divided_layers_train_like_whole_ones_and_can_be_joined(options: Any, losses: Any, tmp_path: Path) -> None:
     """Two ranks that divide every layer, then one alone: shards of moments make up whole ones."""
     plan, divided, folder = Plan.load(options.plan), tmp_path / "divided.json", tmp_path / "c"
     replace(plan, options=replace(plan.options, tensor=2)).save(divided)
     whole = [r.loss for r in train_alone(changed(options, steps=4)).reports]
     saving = ["--steps", "4", "--checkpoint", str(folder), "--save-every", "2", "--keep", "9"]
-    assert ran(changed(options, plan=divided), *saving) == pytest.approx(whole, rel=1e-5)
+    assert losses(changed(options, plan=divided), *saving) == pytest.approx(whole, rel=1e-5)
     shutil.rmtree(folder / "step-000004")
     alone = train_alone(changed(options, checkpoint=folder, resume=True, steps=4))
     assert [r.loss for r in alone.reports] == pytest.approx(whole[2:], rel=1e-5)
@@ -364,34 +370,28 @@ def test_a_dead_rank_ends_the_run_with_its_reason_and_leaves_the_last_checkpoint
     options: Any, tmp_path: Path, plan_file: Any
 ) -> None:
     two = changed(options, plan=plan_file(2))
-    more = ["--steps", "1000000", "--checkpoint", str(tmp_path / "c"), "--save-every", "5"]
-    with subprocess.Popen(command(two, *more), stderr=subprocess.PIPE, text=True) as run:
-        while not (tmp_path / "c").exists() or not checkpoint_folder.checkpoints(tmp_path / "c"):
-            assert run.poll() is None
+    folder = tmp_path / "c"
+    validating = ["--validation", str(options.data), "--validate-every", "5"]
+    more = ["--steps", "1000000", "--checkpoint", str(folder), "--save-every", "5", *validating]
+    with subprocess.Popen([*DEBUBBLE, "train", *arguments(two, *more)], stderr=subprocess.PIPE, text=True) as run:
+        assert run.stderr is not None
+        assert any(folder.exists() and checkpoint_folder.checkpoints(folder) for _ in run.stderr)
         ranks = children(run.pid)
         assert len(ranks) == 2
         os.kill(ranks[1], signal.SIGKILL)
         assert run.wait(30) == 1
-        assert run.stderr is not None
         said = run.stderr.read().splitlines()
     doing = r"rank 0 (is in|waits in|meets|reads|writes|readies|sums|updates) [^;]*"
     assert re.fullmatch(rf"debubble: Rank 1 was killed by SIGKILL; {doing}; the other ranks were ended\.", said[-1])
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
-    assert checkpoint_folder.progress_of(checkpoint_folder.latest(tmp_path / "c")).step % 5 == 0
+    assert checkpoint_folder.progress_of(checkpoint_folder.latest(folder)).step % 5 == 0
 
 
-def test_a_hung_rank_is_named_with_what_the_others_wait_for(
-    options: Any, plan_file: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"), prepend=os.pathsep)
+@pytest.mark.usefixtures("forked_processes")
+def test_a_hung_rank_is_named_with_what_the_others_wait_for(options: Any, plan_file: Any) -> None:
     hanging = changed(options, plan=plan_file(2), hang_timeout=2)
     with pytest.raises(RankFailedError) as failure:
-        launch("hanging_rank", encode_options(hanging), ranks=2)
+        launch("tests.support.hanging_rank", encode_options(hanging), ranks=2)
     assert str(failure.value) == (
         "The run hangs, nothing has moved for 2 s: rank 1 reads data and does not end; rank 0 meets the other ranks."
     )
-
-
-def children(pid: int) -> list[int]:
-    """In the order in which they were started."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

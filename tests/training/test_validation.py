@@ -1,7 +1,6 @@
 """A run computes the loss of a validation set beside its training."""
 
 import json
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from debubble.training.data.datasets import DatasetSamples, TextWindows, Validat
 from debubble.training.data.text import Corpus, Sequences
 from debubble.training.options import TrainOptions, check
 from tests.support.training_cases import train_alone
-from tests.training.test_train import DEBUBBLE
 
 TEXT = "".join(f"{i} bottles of beer on the wall, {i} bottles of beer.\n" for i in range(60))
 
@@ -78,14 +76,14 @@ def test_devices_that_update_before_the_norm_is_known_validate_the_same(options:
     assert [r.validation_loss for r in ahead.reports] == [r.validation_loss for r in synchronous.reports]
 
 
-def test_two_ranks_validate_what_one_does(options: TrainOptions, plan_file: Any) -> None:
+def test_two_ranks_validate_what_one_does(options: TrainOptions, train: Any, plan_file: Any) -> None:
     arguments = ["--steps", "2", "--warmup", "2", "--lr", "0.01", "--validate-every", "1", "--json"]
     texts = ["--data", str(options.data), "--validation", str(options.validation)]
 
     def losses(ranks: int) -> Any:
-        command = [*DEBUBBLE, "train", str(plan_file(ranks)), *texts, *arguments]
-        finished = subprocess.run(command, capture_output=True, text=True, check=True)
-        return json.loads(finished.stdout)["validation_losses"]
+        code, answer, said = train(str(plan_file(ranks)), *texts, *arguments)
+        assert code == 0, said
+        return json.loads(answer)["validation_losses"]
 
     assert losses(2) == [[step, pytest.approx(loss, rel=1e-5)] for step, loss in losses(1)]
 

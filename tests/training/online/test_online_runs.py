@@ -1,7 +1,6 @@
 """`debubble train --online`, whole: four processes, a search beside them, and nothing left behind."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import debubble as db
 from debubble.ir import Plan, RunOptions, StageCosts
 from debubble.training.options import TrainOptions, plan_of
 from tests.support.online_cases import ordered
+from tests.support.processes import wait_for_end
 from tests.support.runtime_cases import LLAMA
 from tests.support.runtime_cases import plan_of as plan_for
 
@@ -68,8 +68,7 @@ def test_ctrl_c_ends_the_search_too(plan: Any) -> None:
             assert run.poll() is None
         run.send_signal(signal.SIGINT)
         assert run.wait(30) == 130
-    while any(alive(pid) for pid in searches):
-        os.sched_yield()
+    wait_for_end(searches)
 
 
 def searching(pid: int) -> list[int]:
@@ -84,13 +83,6 @@ def searching(pid: int) -> list[int]:
     except FileNotFoundError:
         return found
     return found
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_resumed_run_goes_on_with_the_order_that_was_adopted(plan: Any, tmp_path: Path) -> None:

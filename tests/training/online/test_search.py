@@ -13,6 +13,7 @@ import pytest
 from debubble.training.online import search_process as cores
 from debubble.training.online.search_process import SearchProcess
 from tests.support.online_cases import gpipe_plan
+from tests.support.processes import wait_for_end
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -78,8 +79,7 @@ def test_it_ends_and_cleans_up_when_its_parent_is_killed(plan: Any, tmp_path: Pa
         assert parent.stdout is not None
         pid, folder = parent.stdout.readline().split()
         parent.kill()
-    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
-        os.sched_yield()
+    wait_for_end([int(pid)])
     assert not Path(folder).exists()
 
 
