@@ -14,7 +14,7 @@ import pytest
 import debubble as db
 from debubble.cli import main
 
-CASES = 150
+CASES = 50
 """Per kind of file."""
 
 UNIT = {
@@ -234,3 +234,12 @@ def test_a_damaged_file_is_answered_or_refused_in_one_sentence(
 ) -> None:
     codes = {check(kind, seed, files, tmp_path, capsys.readouterr) for seed in range(CASES)}
     assert {0, 2} <= codes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", list(COMMANDS))
+def test_many_more_damaged_files_are_answered_or_refused_in_one_sentence(
+    kind: str, files: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in range(CASES, 10 * CASES):
+        check(kind, seed, files, tmp_path, capsys.readouterr)

@@ -58,7 +58,7 @@ def test_a_plan_with_slack_is_preferred_to_one_that_is_faster_only_on_paper() ->
     costs = StageCosts.of(
         stages=4, forward=10, backward_input=10, backward_weight=10, communication=2, activation=1, memory_limit=4
     )
-    problem = Problem(workload=FixedStages(costs), devices=4, micro_batches=8, effort=0.5, robust=True)
+    problem = Problem(workload=FixedStages(costs), devices=4, micro_batches=8, effort=0.2, robust=True)
     result = planners["auto"](problem)
     by_step = planners["auto"](replace(problem, robust=False))
     assert by_step.robustness is None

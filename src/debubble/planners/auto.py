@@ -2,20 +2,20 @@
 
 It gives every planner the same problem and keeps the fastest verified answer, so it is never worse than any of them;
 what the others answered, or why they could not, stays with the plan.  Planners that search get the whole effort each,
-side by side in processes of their own, while the others answer here.  `joint` has the last word: it goes on from the
-order of the fastest two answers, whoever gave them.
+side by side in processes of their own if that is worth it, while the others answer here.  `joint` has the last word:
+it goes on from the order of the fastest two answers, whoever gave them.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, as_completed
+from concurrent.futures import Future
 from functools import partial
 
 from debubble.ir import CandidateSummary, CutOffError, DebubbleError
 from debubble.planners.problem import Problem, Solution, closest
-from debubble.planners.process_pool import Answer, searching
+from debubble.planners.process_pool import Answer, by_completion, searching
 from debubble.planners.progress import Progress, tell
 from debubble.planners.registry import Result, planner, planners, verified
 from debubble.targets.orders import OwnOrders
@@ -100,9 +100,8 @@ def _ask_all(problem: Problem, names: Sequence[str]) -> Mapping[str, Result | De
         for name, entry in others.items():
             if not entry.searches:
                 take(name, partial(entry, problem))
-        name_of = {future: name for name, future in futures.items()}
-        for future in as_completed(name_of):
-            take(name_of[future], partial(_verified, name_of[future], problem, future))
+        for name in by_completion(futures):
+            take(name, partial(_verified, name, problem, futures[name]))
     order = [*(name for name, entry in others.items() if not entry.searches), *futures]
     return {name: answers[name] for name in order}
 

@@ -1,4 +1,4 @@
-"""Planners that search, side by side in processes of their own.
+"""Planners that search, side by side in processes of their own, where that is worth a process.
 
 Each worker is a fresh interpreter that reads a pickled (planner, problem) and writes a pickled (Solution, seconds) or
 error.  Nothing of the caller's process is inherited, so it does not matter whether it has threads, torch or no main
@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
@@ -36,6 +36,9 @@ Task = tuple[str | Callable[[Problem], Solution], Problem]
 
 Key = TypeVar("Key", bound=Hashable)
 
+WORKER = 0.5
+"""Effort of a search from which it is worth a worker, in seconds: to start one takes about as long."""
+
 
 def searching(names: Sequence[str], problem: Problem) -> AbstractContextManager[dict[str, Future[Answer]]]:
     """Ask several planners for one problem, side by side."""
@@ -44,21 +47,59 @@ def searching(names: Sequence[str], problem: Problem) -> AbstractContextManager[
 
 @contextmanager
 def side_by_side(tasks: Mapping[Key, Task]) -> Iterator[dict[Key, Future[Answer]]]:
-    """Start a worker for each task, as many at a time as there are cores; each future is its answer or error.
+    """Start a worker for each task that is worth one, as many at a time as there are cores.
 
-    Those that still search at the end, as after a Ctrl-C, are ended.
+    Each future is the task's answer or error; what is not worth a worker is worked out here when it is asked for.
+    Workers that still search at the end, as after a Ctrl-C, are ended.
     """
     running: set[Worker] = set()
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        futures = {key: pool.submit(_ask, task, running) for key, task in tasks.items()}
+        workers = {
+            key: pool.submit(_ask, task, running) for key, task in tasks.items() if _is_worth_a_worker(*task)
+        }
         try:
-            yield futures
+            yield {key: workers[key] if key in workers else _Later(task) for key, task in tasks.items()}
         finally:
-            for future in futures.values():
+            for future in workers.values():
                 future.cancel()
-            while wait(futures.values(), timeout=0.05).not_done:
+            while wait(workers.values(), timeout=0.05).not_done:
                 for worker in tuple(running):
                     worker.kill()
+
+
+def by_completion(futures: Mapping[Key, Future[Answer]]) -> Iterator[Key]:
+    """The keys as they are answered: those worked out here first, each when it is asked for."""
+    yield from (key for key, future in futures.items() if isinstance(future, _Later))
+    key_of = {future: key for key, future in futures.items() if not isinstance(future, _Later)}
+    for future in as_completed(key_of):
+        yield key_of[future]
+
+
+def _is_worth_a_worker(asked: str | Callable[[Problem], Solution], problem: Problem) -> bool:
+    from debubble.planners.registry import planners
+
+    searches = planners[asked].searches if isinstance(asked, str) else True
+    return searches and problem.effort >= WORKER
+
+
+class _Later(Future[Answer]):
+    """A task's answer that is worked out here when it is asked for."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self._task = task
+
+    def result(self, timeout: float | None = None) -> Answer:
+        """Ask the planner."""
+        return _answer(*self._task)
+
+
+def _answer(asked: str | Callable[[Problem], Solution], problem: Problem) -> Answer:
+    from debubble.planners.registry import planners
+
+    find = planners[asked].find if isinstance(asked, str) else asked
+    start = time.perf_counter()
+    return find(problem), time.perf_counter() - start
 
 
 def _ask(task: Task, running: set[Worker]) -> Answer:
@@ -90,14 +131,10 @@ def _ask(task: Task, running: set[Worker]) -> Answer:
 def _work() -> None:
     # The caller says who it is: it may be gone before this process can ask.
     threading.Thread(target=_end_with, args=(int(sys.argv[1]),), daemon=True).start()
-    from debubble.planners.registry import planners
-
     asked, problem = pickle.load(sys.stdin.buffer)
-    find = planners[asked].find if isinstance(asked, str) else asked
     answer: Answer | DebubbleError
-    start = time.perf_counter()
     try:
-        answer = find(problem), time.perf_counter() - start
+        answer = _answer(asked, problem)
     except DebubbleError as error:
         # Errors with arguments of their own do not survive pickling; their sentence does.
         kind = CutOffError if isinstance(error, CutOffError) else InfeasibleError

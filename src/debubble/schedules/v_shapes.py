@@ -11,125 +11,74 @@ the shortest order within the same memory is taken.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from debubble.ir import Number, Placement, Schedule, StageCosts
 from debubble.schedules.registry import schedule
 from debubble.search.constructive.zero_bubble import Objective, zero_bubble_schedule
 
-_PAPER = "Controllable Memory, NeurIPS 2024"
+
+def _v_shape(name: str, summary: str, *, bubble: str, memory: str, activations: Callable[[int], Number]) -> None:
+    """Register the V-shaped schedule whose devices hold `activations(p)` micro-batches' activations."""
+
+    @schedule(
+        name,
+        paper="Controllable Memory, NeurIPS 2024",
+        bubble=bubble,
+        memory=f"min(m, {memory})",
+        default_chunks=2,
+        peak=lambda p, m, v: min(m, activations(p)),
+    )
+    def build(
+        *,
+        devices: int,
+        micro_batches: int,
+        costs: StageCosts | None = None,
+        memory_limit: Number | Sequence[Number] | None = None,
+        objective: Objective = "makespan",
+        tries: int | None = None,
+        steps: int = 0,
+    ) -> Schedule:
+        return zero_bubble_schedule(
+            name, Placement.v_shape(devices), micro_batches, costs,
+            activations=activations(devices), memory_limit=memory_limit, objective=objective, tries=tries, steps=steps,
+        )  # fmt: skip
+
+    build.__doc__ = f"""{summary}
+
+    Args:
+        devices: Pipeline devices, p.
+        micro_batches: Micro-batches of a step, m.
+        costs: Times and bytes per stage; all times 1 by default.
+        memory_limit: Bytes per device, as in StageCosts, for less memory.
+        objective: `makespan`, or `span` for an optimizer step that each device takes by itself.
+        tries: Candidates to try; by default fewer for larger steps.
+        steps: Moves of local search from the best order.
+
+    Raises:
+        InfeasibleError: No order fits the memory.
+    """
 
 
-@schedule(
+_v_shape(
     "zb-v",
-    paper=_PAPER,
+    "Almost no bubble, in 1F1B's memory.",
     bubble="(p - 1) f / 2 for f = i = w",
-    memory="min(m, p)",
-    default_chunks=2,
-    peak=lambda p, m, v: min(m, p),
+    memory="p",
+    activations=lambda p: p,
 )
-def zb_v(
-    *,
-    devices: int,
-    micro_batches: int,
-    costs: StageCosts | None = None,
-    memory_limit: Number | Sequence[Number] | None = None,
-    objective: Objective = "makespan",
-    tries: int | None = None,
-    steps: int = 0,
-) -> Schedule:
-    """Almost no bubble, in 1F1B's memory.
-
-    Args:
-        devices: Pipeline devices, p.
-        micro_batches: Micro-batches of a step, m.
-        costs: Times and bytes per stage; all times 1 by default.
-        memory_limit: Bytes per device, as in StageCosts, for less memory.
-        objective: `makespan`, or `span` for an optimizer step that each device takes by itself.
-        tries: Candidates to try; by default fewer for larger steps.
-        steps: Moves of local search from the best order.
-
-    Raises:
-        InfeasibleError: No order fits the memory.
-    """
-    return zero_bubble_schedule(
-        "zb-v", Placement.v_shape(devices), micro_batches, costs,
-        activations=devices, memory_limit=memory_limit, objective=objective, tries=tries, steps=steps,
-    )  # fmt: skip
-
-
-@schedule(
+_v_shape(
     "v-half",
-    paper=_PAPER,
+    "Half of 1F1B's memory and one activation.",
     bubble="found for the costs",
-    memory="min(m, p / 2 + 1)",
-    default_chunks=2,
-    peak=lambda p, m, v: min(Fraction(m), Fraction(p, 2) + 1),
+    memory="p / 2 + 1",
+    activations=lambda p: Fraction(p, 2) + 1,
 )
-def v_half(
-    *,
-    devices: int,
-    micro_batches: int,
-    costs: StageCosts | None = None,
-    memory_limit: Number | Sequence[Number] | None = None,
-    objective: Objective = "makespan",
-    tries: int | None = None,
-    steps: int = 0,
-) -> Schedule:
-    """Half of 1F1B's memory and one activation.
-
-    Args:
-        devices: Pipeline devices, p.
-        micro_batches: Micro-batches of a step, m.
-        costs: Times and bytes per stage; all times 1 by default.
-        memory_limit: Bytes per device, as in StageCosts, for less memory.
-        objective: `makespan`, or `span` for an optimizer step that each device takes by itself.
-        tries: Candidates to try; by default fewer for larger steps.
-        steps: Moves of local search from the best order.
-
-    Raises:
-        InfeasibleError: No order fits the memory.
-    """
-    return zero_bubble_schedule(
-        "v-half", Placement.v_shape(devices), micro_batches, costs,
-        activations=Fraction(devices, 2) + 1, memory_limit=memory_limit, objective=objective, tries=tries, steps=steps,
-    )  # fmt: skip
-
-
-@schedule(
+_v_shape(
     "v-min",
-    paper=_PAPER,
+    "A third of 1F1B's memory: what a block holds whose micro-batch never waits.",
     bubble="found for the costs",
-    memory="min(m, floor((p + 4) / 3))",
-    default_chunks=2,
-    peak=lambda p, m, v: min(m, (p + 4) // 3),
+    memory="floor((p + 4) / 3)",
+    activations=lambda p: (p + 4) // 3,
 )
-def v_min(
-    *,
-    devices: int,
-    micro_batches: int,
-    costs: StageCosts | None = None,
-    memory_limit: Number | Sequence[Number] | None = None,
-    objective: Objective = "makespan",
-    tries: int | None = None,
-    steps: int = 0,
-) -> Schedule:
-    """A third of 1F1B's memory: what a block holds whose micro-batch never waits.
-
-    Args:
-        devices: Pipeline devices, p.
-        micro_batches: Micro-batches of a step, m.
-        costs: Times and bytes per stage; all times 1 by default.
-        memory_limit: Bytes per device, as in StageCosts, for less memory.
-        objective: `makespan`, or `span` for an optimizer step that each device takes by itself.
-        tries: Candidates to try; by default fewer for larger steps.
-        steps: Moves of local search from the best order.
-
-    Raises:
-        InfeasibleError: No order fits the memory.
-    """
-    return zero_bubble_schedule(
-        "v-min", Placement.v_shape(devices), micro_batches, costs,
-        activations=(devices + 4) // 3, memory_limit=memory_limit, objective=objective, tries=tries, steps=steps,
-    )  # fmt: skip

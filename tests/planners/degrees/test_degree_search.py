@@ -28,10 +28,10 @@ def job(model: str = "llama-tiny", cluster: str = "4xA100-80GB", *, batch: int =
     )  # fmt: skip
 
 
-def steps(asked: Job) -> dict[Degrees, float]:
-    """The quick plan's step of every choice that fits."""
+def steps(asked: Job, *, every: int = 1) -> dict[Degrees, float]:
+    """The quick plan's step of every choice, or of one in so many, that fits."""
     found = {}
-    for degrees in configurations(asked):
+    for degrees in configurations(asked)[::every]:
         try:
             found[degrees] = quick_step(asked.problem(degrees))[0]
         except DebubbleError:
@@ -40,7 +40,7 @@ def steps(asked: Job) -> dict[Degrees, float]:
 
 
 def test_the_first_configuration_is_the_plan() -> None:
-    plan = db.plan(TINY, db.Cluster.parse("4xA100-80GB"), global_batch=8, sequence_length=128, effort=1.0)
+    plan = db.plan(TINY, db.Cluster.parse("4xA100-80GB"), global_batch=8, sequence_length=128, effort=0.2)
     assert plan.degree_search is not None
     first, *others = plan.degree_search.configurations
     assert first.degrees == plan.degrees
@@ -63,8 +63,8 @@ def test_what_is_fixed_is_kept_and_the_planner_too() -> None:
 
 def test_the_bounds_are_below_the_step_of_every_quick_plan() -> None:
     asked = job("llama3-8b", "16xH100-80GB", batch=32, sequence_length=8192, dtype="bf16")
-    some = list(steps(asked).items())
-    assert len(some) > 100
+    some = list(steps(asked, every=3).items())
+    assert len(some) > 33
     for degrees, step in some:
         problem = asked.problem(degrees)
         assert step_bound(problem) <= step * (1 + 1e-12)

@@ -15,8 +15,6 @@ import heapq
 import math
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic, TypeVar
@@ -29,7 +27,7 @@ from debubble.planners.degrees.estimate import promise, quick_bound, quick_step,
 from debubble.planners.degrees.memory import peak_parts, too_large
 from debubble.planners.degrees.space import Job, configurations, smallest_batches
 from debubble.planners.problem import Problem, Solution, closest
-from debubble.planners.process_pool import Answer, Task, side_by_side
+from debubble.planners.process_pool import Task, side_by_side
 from debubble.planners.progress import Progress
 from debubble.planners.registry import Result, planners, verified
 from debubble.search.effort import Effort
@@ -44,8 +42,6 @@ ALSO_LARGE = ("adapipe", "merak", "obscura", "portfolio")
 """Planners that are asked all the same."""
 NEGLIGIBLE = 1e-6
 """Share of a step by which a later answer must be faster to take the place of an earlier, simpler one."""
-WORKER = 0.5
-"""Effort of a planner from which it is worth a process of its own, in seconds."""
 RESCUED = 4
 """Choices that are asked planners with offload where no quick plan fits."""
 MUCH_FASTER = 1.1
@@ -191,24 +187,6 @@ def thorough(problem: Problem, *, names: Sequence[str] = ("adapipe", "portfolio"
     )  # fmt: skip
 
 
-class _Later(Future[Answer]):
-    """A planner's answer that is worked out here when it is asked for."""
-
-    def __init__(self, task: Task) -> None:
-        super().__init__()
-        self._task = task
-
-    def result(self, timeout: float | None = None) -> Answer:
-        """Ask the planner."""
-        asked, problem = self._task
-        find = planners[asked].find if isinstance(asked, str) else asked
-        return find(problem), 0.0
-
-
-def _asked_later(tasks: Mapping[Degrees, Task]) -> dict[Degrees, Future[Answer]]:
-    return {degrees: _Later(task) for degrees, task in tasks.items()}
-
-
 class _Search:
     """One search: what has been looked at so far."""
 
@@ -262,13 +240,12 @@ class _Search:
     def _plan_side_by_side(
         self, choices: Iterable[Degrees], find: str | Callable[[Problem], Solution], *, share: float
     ) -> None:
-        """Plan these choices, as many at a time as there are cores, or here where that takes no time."""
+        """Plan these choices."""
         effort = share * self.job.effort
         tasks: dict[Degrees, Task] = {
             degrees: (find, replace(self.problems[degrees], effort=effort)) for degrees in choices
         }
-        at_once = effort < WORKER or (isinstance(find, str) and not planners[find].searches)
-        with nullcontext(_asked_later(tasks)) if at_once else side_by_side(tasks) as answers:
+        with side_by_side(tasks) as answers:
             for degrees, answer_of in answers.items():
                 try:
                     solution, seconds = answer_of.result()
