@@ -49,7 +49,7 @@ class TrainingData(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class Weights(OptionGroup):
-    """Where the weights come from and go to."""
+    """Source and destination of the weights."""
 
     section: ClassVar[str] = "Weights"
 
@@ -99,7 +99,7 @@ class Recipe(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints(OptionGroup):
-    """When the run is kept, and how it goes on."""
+    """Checkpoints of the run, and the way it goes on from one."""
 
     section: ClassVar[str] = "Checkpoints"
 
@@ -116,7 +116,7 @@ class Checkpoints(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class Execution(OptionGroup):
-    """How the steps are run."""
+    """Execution of the steps."""
 
     section: ClassVar[str] = "Execution"
 

@@ -106,7 +106,7 @@ class Cluster:
     memory_limits: tuple[int, ...]
     """Bytes that a plan may use, one per device."""
     file: Mapping[str, Any]
-    """What it was made from, as in a cluster file."""
+    """The entries that it was made from, as in a cluster file."""
 
     @staticmethod
     def parse(text: str | Path) -> Cluster:

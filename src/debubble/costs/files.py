@@ -31,7 +31,7 @@ class Measured(msgspec.Struct):
     micro_batch_size: int
     lora: int
     device: str
-    """What it ran on, for people."""
+    """The device that it ran on, in words."""
 
 
 class _Header(msgspec.Struct):

@@ -25,7 +25,7 @@ class Efficiency:
     """Shares of the peak rates."""
 
     matmul: Table
-    """By the smallest side of the product."""
+    """Efficiency by the smallest side of the product."""
     attention: Table
     """Forward of a fused attention core, by query rows (sequences x tokens x heads)."""
     attention_backward: Table
@@ -76,7 +76,7 @@ OTHER = Efficiency(
     attention_backward=((16384, 0.20), (65536, 0.35), (262144, 0.40)),
     memory=0.7,
 )
-"""By analogy, not measured."""
+"""Efficiency by analogy, not measured."""
 
 
 def share(table: Table, size: float) -> float:
@@ -105,7 +105,7 @@ class Hardware:
     fp8_flops: float = 0.0
     """Peak dense operations per second on fp8; 0: the device has none."""
     bf16: bool = True
-    """Whether its 16-bit numbers may be bf16; fp16 all have."""
+    """True if its 16-bit numbers may be bf16; all have fp16."""
     memory_bandwidth: float
     link_bandwidth: float
     """To another device of the node."""
@@ -119,7 +119,7 @@ class Hardware:
     """Bytes of the host's memory for each device of a usual server; 0: not known, so without a limit."""
     devices_per_node: int
     devices_per_switch: int
-    """How many neighbours share one link to the host."""
+    """Number of neighbours that share one link to the host."""
     efficiency: Efficiency
     source: str
     url: str = ""

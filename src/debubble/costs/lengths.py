@@ -115,7 +115,7 @@ def typical_step(
 
 
 def _quantiles(histogram: Histogram, count: int) -> list[int]:
-    """As many lengths as asked for, at even distances through the sorted sequences."""
+    """Choose as many lengths as asked for, at even distances through the sorted sequences."""
     total, at, seen = sum(histogram.values()), 0, 0
     lengths: list[int] = []
     for length, number in sorted(histogram.items()):

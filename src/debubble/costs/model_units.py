@@ -194,7 +194,7 @@ def check(model: ModelConfig, options: RunOptions) -> None:
 
 @lru_cache(maxsize=64)
 def _first_alike(layers: tuple[Layer, ...]) -> tuple[int, ...]:
-    """For each layer, the index of the first one that is equal to it."""
+    """Find for each layer the index of the first one that is equal to it."""
     first: dict[Layer, int] = {}
     return tuple(first.setdefault(layer, index) for index, layer in enumerate(layers))
 

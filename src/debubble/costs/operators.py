@@ -385,7 +385,7 @@ def _dispatch(shapes: Shapes, experts: Experts, *, tokens: float) -> float:
 
 
 def _places(count: float, experts: Experts) -> float:
-    """How many of so many devices or nodes a token's experts are on, on average: n (1 - (1 - 1/n)^k)."""
+    """Mean number of devices or nodes, of so many, that a token's experts are on: n (1 - (1 - 1/n)^k)."""
     reached = max(1.0, count * experts.reach)
     return reached * (1 - (1 - 1 / reached) ** experts.per_token)
 

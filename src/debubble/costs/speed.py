@@ -27,7 +27,7 @@ class Speed:
     element: int
     """Bytes of a number."""
     fp8: bool = False
-    """Whether linear layers of the model's layers are computed in fp8."""
+    """True if linear layers of the model's layers are computed in fp8."""
 
     @staticmethod
     def of(hardware: Hardware, dtype: str) -> Speed:
@@ -49,7 +49,7 @@ class Speed:
         return self.hardware.fp8_flops if self.fp8 else self.peak
 
     def linear(self, m: float, k: float, n: float, *, count: float = 1, added: float = 0.0, cast: float = 0) -> float:
-        """As many (m, k) matrices times (k, n) ones as `count`, in linear layers, in fp8 if the run is.
+        """Seconds of `count` (m, k) matrices times (k, n) ones in linear layers, in fp8 if the run is.
 
         Before, `cast` numbers are read in bf16 and written in fp8 twice, by rows and by columns (4 bytes).  These are
         inputs forward and their outputs' gradients backward, of which weights' gradients use the columns; weights are
@@ -65,7 +65,7 @@ class Speed:
         return casts + max(compute + hw.efficiency.launch, self.stream(traffic))
 
     def matmul(self, m: float, k: float, n: float, *, count: float = 1, added: float = 0.0) -> float:
-        """As many (m, k) matrices times (k, n) ones as `count`, in the run's 16- or 32-bit numbers, by one kernel.
+        """Seconds of `count` (m, k) matrices times (k, n) ones in the run's 16- or 32-bit numbers, by one kernel.
 
         Results are written, or, if that moves `added` bytes, added to what is in memory.
         """

@@ -51,7 +51,7 @@ class ParameterBytes:
     summed: float
     """Bytes of a whole gradient, which the ranks that share the parameter sum; 0 if it is not trained."""
     shards: float
-    """How many these are."""
+    """Ranks that share the parameter."""
 
     @property
     def total(self) -> float:

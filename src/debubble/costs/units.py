@@ -69,7 +69,7 @@ class Unit:
     workspace: Number = 0
     """Bytes that its forward or backward needs while it runs; a stage needs the largest of its units'."""
     states: StateBytes | None = field(default=None, compare=False)
-    """What `static` is made of; None: a units file does not say."""
+    """The parts of `static`; None: a units file does not say."""
     on_host: HostStates | None = None
     """None: its optimizer states stay on the device."""
     gradient_reduce: Number = 0
@@ -185,7 +185,7 @@ class Units:
     """The units as each pipeline device runs them, where devices differ: `units` then take the least time that they
     take on any.  Empty: they are the same on all."""
     divides_gradients: bool = True
-    """Whether a rank keeps only its part of gradients that are summed (ZeRO-2), so that it is done inside the step."""
+    """True if a rank keeps only its part of the summed gradients (ZeRO-2), so that they are summed inside the step."""
 
     def check_for(self, *, devices: int, micro_batches: int) -> None:
         """Raise InputError if an entry is for another number of devices or micro-batches."""

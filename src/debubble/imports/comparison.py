@@ -18,7 +18,7 @@ from debubble.simulator import simulate
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What a plan takes.
+    """Time and memory of a plan.
 
     Attributes:
         step_time: Seconds of a step.

@@ -65,7 +65,7 @@ class MemoryParts:
     gradients: float
     optimizer: float
     activations: float
-    """What forwards leave for backwards, and what backwards bring back by recomputing."""
+    """Bytes that forwards leave for backwards, and that backwards bring back by recomputing."""
     workspace: float
     """Buffers of the operation that runs."""
 
@@ -109,4 +109,4 @@ class DegreeSearch:
     unplanned: int = 0
     """Choices that were left when the effort was spent."""
     interrupted: bool = False
-    """Whether Ctrl-C ended it."""
+    """True if Ctrl-C ended it."""

@@ -78,7 +78,7 @@ class RunOptions:
 
 
 Status = Literal["found", "cut off", "rejected"]
-"""How a planner ended: with an answer; when the deadline bit, so that more time might find another one; without any."""
+"""End of a planner: with an answer; when the deadline bit, so that more time might find another one; without any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ class CandidateSummary:
     runs_in: tuple[str, ...] = ()
     """Names of the targets that run its answer as it is, if it is a model's."""
     robustness: Robustness | None = None
-    """Its step under disturbances, if plans were judged by them."""
+    """The step under disturbances, if plans were judged by them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +174,7 @@ class Plan:
     lower_bound: Number
     """No plan's step for the same input takes less."""
     bound_argument: str | None = None
-    """What that bound counts, in words; None: nothing is known of it."""
+    """The argument for that bound, in words; None: nothing is known of it."""
     solve_seconds: float = 0.0
     partition: tuple[tuple[PlannedUnit, ...], ...]
     """Per stage, its units; a stage that was given by its costs alone is one unit of type `stage`."""

@@ -29,11 +29,11 @@ class Experts:
     shared: int = 0
     """Inner width of the expert that every token passes through."""
     shared_gate: bool = False
-    """Whether a gate weighs what the shared expert gives."""
+    """True if a gate weighs the result of the shared expert."""
     bias: bool = False
-    """Whether experts and router have biases (gpt-oss)."""
+    """True if experts and router have biases (gpt-oss)."""
     renormalised: bool = False
-    """Whether the weights of a token's experts sum to 1."""
+    """True if the weights of a token's experts sum to 1."""
     reach: float = 1.0
     """Share of the experts among which those of a token are, where routing is limited to groups (DeepSeek-V3)."""
 
@@ -76,15 +76,15 @@ class ModelConfig:
     """Inner width of the MLP."""
     vocab: int
     gated: bool = True
-    """Whether the MLP multiplies by a gate (SwiGLU, GeGLU)."""
+    """True if the MLP multiplies by a gate (SwiGLU, GeGLU)."""
     tied: bool = False
-    """Whether the head uses the embedding's table."""
+    """True if the head uses the embedding's table."""
     norm: Norm = "rmsnorm"
     norm_eps: float = 1e-6
     norm_offset: float = 0.0
-    """What norms add to their weights (Gemma: 1)."""
+    """The number that norms add to their weights (Gemma: 1)."""
     norms_results: bool = False
-    """Whether the result of a half-layer passes a second norm (Gemma 2 and 3)."""
+    """True if the result of a half-layer passes a second norm (Gemma 2 and 3)."""
     qkv_bias: bool = False
     output_bias: bool = False
     """Bias of the projection after the attention core."""
@@ -111,9 +111,9 @@ class ModelConfig:
     mtp_layers: int = 0
     """Further layers, like the last one, that predict tokens beyond the next (DeepSeek-V3, arXiv:2412.19437, 2.2)."""
     vision: VisionTower | None = None
-    """What turns images into tokens, before the embedding."""
+    """The tower that turns images into tokens, before the embedding."""
     whole_layers: bool = False
-    """Whether a layer is one unit, not two halves: the runtime then runs transformers' own modules."""
+    """True if a layer is one unit, not two halves: the runtime then runs transformers' own modules."""
     config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """The Hugging Face config that it was read from, unchanged."""
 
@@ -347,7 +347,7 @@ class VisionTower:
     """An encoder of images, whose result takes the place of some of the language model's tokens."""
 
     tower: ModelConfig
-    """Its layers."""
+    """The tower's layers."""
     patches: int
     """Patches of one image, which its layers see."""
     embedding_parameters: int

@@ -60,7 +60,7 @@ class Entries:
     def __init__(self, entries: Mapping[str, Any], name: str) -> None:
         self.entries = entries
         self.name = name
-        """What errors call the config."""
+        """The config's name in errors."""
 
     def check_types(self) -> None:
         """Raise InputError if an entry that is read in several places is of another type than it must be."""

@@ -11,11 +11,11 @@ from debubble.models.entries import Entries
 from debubble.models.mixers import Attention, Rope
 
 _ALL_SLIDING = ("mistral", "mixtral", "starcoder2", "phi3")
-"""In these families every layer has the window, if there is one."""
+"""Families in which every layer has the window, if there is one."""
 _UNWINDOWED = ("mixtral", "starcoder2", "phi3")
-"""In these families there is no window unless the config has one; in others its default is 4096 tokens."""
+"""Families without a window unless the config has one; in others its default is 4096 tokens."""
 _FULL_EVERY = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6}
-"""In these families every so many layers one has full attention, unless the config says otherwise."""
+"""Number of layers of which one has full attention, by family, unless the config says otherwise."""
 
 
 def like_layers(

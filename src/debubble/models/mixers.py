@@ -24,15 +24,15 @@ class Attention:
 
     rope: Rope | None = None
     window: int | None = None
-    """How many tokens back it reaches, the token itself included; None: all."""
+    """Number of tokens back that it reaches, the token itself included; None: all."""
     chunk: int | None = None
     """Tokens attend within runs of so many tokens alone (Llama 4); None: all are one run."""
     causal: bool = True
-    """Whether tokens see only those before them; patches of an image see all."""
+    """True if tokens see only those before them; patches of an image see all."""
     gated: bool = False
-    """Whether the result is multiplied by a sigmoid that queries' projection gives too (Qwen3-Next)."""
+    """True if the result is multiplied by a sigmoid that the queries' projection gives too (Qwen3-Next)."""
     sinks: bool = False
-    """Whether every head has a learned score that takes part in its softmax (gpt-oss)."""
+    """True if every head has a learned score that takes part in its softmax (gpt-oss)."""
 
     def attended(self, length: int) -> float:
         """Tokens that a token of a sequence attends to, on average, itself counted half."""

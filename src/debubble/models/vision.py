@@ -25,7 +25,7 @@ _TEXT: Mapping[str, Mapping[str, Any]] = {
     "mistral3": {"model_type": "mistral"},
     "qwen2_5_vl": {"model_type": "qwen2"},
 }  # fmt: skip
-"""What the language model of a family has where its `text_config` leaves it out: the sizes are transformers'."""
+"""Defaults of a family's language model for what its `text_config` leaves out: the sizes are transformers'."""
 
 
 def text_entries(config: Entries) -> Entries | None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 Swap = Literal["host", "peer", "none"]
-"""Where activations may go: to the host, to the paired device p - 1 - s over the link between devices, or nowhere."""
+"""Destinations of activations: the host, to the paired device p - 1 - s over the link between devices, or nowhere."""
 
 
 @dataclass(frozen=True)

@@ -54,9 +54,7 @@ def side_by_side(tasks: Mapping[Key, Task]) -> Iterator[dict[Key, Future[Answer]
     """
     running: set[Worker] = set()
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        workers = {
-            key: pool.submit(_ask, task, running) for key, task in tasks.items() if _is_worth_a_worker(*task)
-        }
+        workers = {key: pool.submit(_ask, task, running) for key, task in tasks.items() if _is_worth_a_worker(*task)}
         try:
             yield {key: workers[key] if key in workers else _Later(task) for key, task in tasks.items()}
         finally:

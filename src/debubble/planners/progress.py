@@ -12,7 +12,7 @@ from debubble.ir.degrees import Degrees
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far planning is.
+    """Progress of planning.
 
     Attributes:
         stage: `Ruling out by memory`, `Ranking`, `Planning the best`, or `Planning`.

@@ -84,7 +84,7 @@ def measured_layers(config: Mapping[str, Any]) -> list[int]:
 
 
 Measurements = dict[tuple[int, str], UnitSamples]
-"""By the unit's place in the slice and its strategy; `split` is no recomputation with a split backward."""
+"""Measurements by the unit's place in the slice and its strategy; `split` is no recomputation with a split backward."""
 
 
 class ModelSlice:

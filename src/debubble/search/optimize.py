@@ -36,7 +36,7 @@ WIDE = 0.02
 """Gap from which relaxations are worth their time: near the bound it is mostly the schedule that can be better."""
 
 WORSE = 0.1
-"""By how much more a start may take that keeps the bottleneck busy: what it lacks a search finds sooner."""
+"""Share of time that a start which keeps the bottleneck busy may take more: what it lacks a search finds sooner."""
 
 FRUITLESS = 2
 """Neighbourhoods in a row without a better schedule after which CP-SAT is given no more of them."""

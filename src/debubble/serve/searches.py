@@ -43,7 +43,7 @@ class Search:
 
     @property
     def state(self) -> State:
-        """How it is."""
+        """State of the search."""
         code = self.process.poll()
         return "running" if code is None else "done" if code == 0 else "failed"
 

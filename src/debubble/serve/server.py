@@ -30,7 +30,7 @@ from debubble.serve.searches import Searches
 from debubble.views import Scene, views
 
 MOST_BYTES = 1 << 20
-"""Of a request."""
+"""Largest size of a request, in bytes."""
 
 POLICY = "; ".join(
     [

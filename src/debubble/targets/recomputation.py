@@ -41,7 +41,7 @@ class EachLayer:
 
     choices: Mapping[str, Choice]
     from_start: bool = False
-    """Whether the framework counts them from the start of a stage: those that recompute most come first."""
+    """True if the framework counts them from the start of a stage: those that recompute most come first."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Alike:
 
     choices: Mapping[str, Choice]
     block: bool = False
-    """Whether, in place of that, the first N layers of every stage may recompute wholly, N being the same for all."""
+    """True if, in place of that, the first N layers of every stage may recompute wholly, N being the same for all."""
     whole: bool = True
     """Whether all layers may recompute wholly."""
 

@@ -26,7 +26,7 @@ NAMED: Mapping[str, tuple[type[Optimizer], Mapping[str, Any]]] = {
 
 
 SLACK = 1.1
-"""How much more states may take than a plan counts: those in 8 bits have a scale for every block beside them."""
+"""Factor by which states may take more than a plan counts: those in 8 bits have a scale for every block beside them."""
 
 
 def optimizer_maker(

@@ -34,7 +34,7 @@ class TrainOptions:
     tokenizer: Path | None = None
     """Hugging Face tokenizer: a `tokenizer.json` or its folder; None: tokens are bytes."""
     separate_texts: bool = False
-    """Whether tokens attend to those of their own text alone, and count positions from its beginning."""
+    """True if tokens attend to those of their own text alone, and count positions from its beginning."""
     dataset: str | None = None
     """`module:function`, which takes the plan and returns a Dataset, instead of text."""
     validation: str | None = None
@@ -47,7 +47,7 @@ class TrainOptions:
     """Tokens that follow the prompt."""
     steps: int = 100
     learning_rate: float | None = None
-    """Its peak; None: 3e-3 from initial weights, 1e-5 from loaded ones."""
+    """Peak of the learning rate; None: 3e-3 from initial weights, 1e-5 from loaded ones."""
     warmup: int = 10
     lr_schedule: str = "cosine"
     """Learning rate after the warm-up: `cosine`, `linear`, `constant` or `wsd` (warm-up-stable-decay)."""
@@ -59,7 +59,7 @@ class TrainOptions:
     clip: float = 1.0
     """Largest global norm of the gradients."""
     post_validation: bool | None = None
-    """Whether devices update before the norm is known, to validate it later; None: if the plan is made for it."""
+    """True if devices update before the norm is known, to validate it later; None: if the plan is made for it."""
     load: tuple[Path, ...] = ()
     """Hugging Face checkpoints to start from, each on top of those before it; empty: initial weights from the seed."""
     save: Path | None = None

@@ -52,7 +52,7 @@ class Heartbeat(NamedTuple):
 
     number: int
     local: bool
-    """Whether it waits for no other rank."""
+    """True if it waits for no other rank."""
     doing: str
 
 

@@ -35,7 +35,7 @@ ADVICE = {
     "gradients": "faster links between replicas, or more micro-batches per step,",
     "optimizer": "ZeRO, or more micro-batches per step,",
 }
-"""What would shorten the cause that takes most of the step beside computing."""
+"""Remedy for the cause that takes most of the step beside computing."""
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ _TRANSFERS = {
     **dict.fromkeys((Kind.O, Kind.L), "host transfers"),
     Kind.G: "gradients",
 }
-"""What a device waits for that waits for a transfer."""
+"""Words for a wait for a transfer, by its kind."""
 
 
 def explanation(plan: Plan, timeline: Timeline, step_time: float) -> Explanation | None:

@@ -23,7 +23,7 @@ class NearestPlan:
     """Seconds of a step; None: it has no plan."""
     schedule: str | None = None
     reason: str | None = None
-    """Why it has no plan."""
+    """The reason why it has no plan."""
 
 
 def plan_runs_in(plan: Plan) -> tuple[str, ...]:

@@ -160,7 +160,7 @@ class _Change:
     """Sequences per step."""
     lever: bool = False
     keeps_plan: bool = False
-    """Whether the plan itself is an answer to the changed problem."""
+    """True if the plan itself is an answer to the changed problem."""
 
     def taking(self, seconds: float) -> WhatIf:
         """The change with a step of so many seconds; infinite: nothing fits."""

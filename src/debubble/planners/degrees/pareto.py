@@ -11,7 +11,7 @@ from debubble.planners.degrees.search import quickest
 from debubble.planners.degrees.space import Job
 
 POINTS = 6
-"""That are looked for, the first plan's among them."""
+"""Points that are looked for, the first plan's among them."""
 LESS = 0.8
 """The memory of a point's successor, as a share of its own."""
 SHARE = 0.1

@@ -20,7 +20,7 @@ from debubble.search.effort import Effort
 TRIED = 1.0
 """Seconds of the reference machine for the quick plans of one change, once one of them fits."""
 MULTIPLES = (2, 3, 4, 5, 6, 8, 12, 16)
-"""How many times as many devices are tried."""
+"""Factors by which more devices are tried."""
 LORA_RANK = 16
 MOST = 4
 """Changes that are told."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic, TypeVar
@@ -45,10 +45,10 @@ NEGLIGIBLE = 1e-6
 RESCUED = 4
 """Choices that are asked planners with offload where no quick plan fits."""
 MUCH_FASTER = 1.1
-"""How many times as fast such a choice must promise to be, where others fit."""
+"""Factor by which such a choice must promise to be faster, where others fit."""
 
 QUICK = "degrees"
-"""What a quick plan names as its planner."""
+"""Name of a quick plan's planner."""
 
 K = TypeVar("K", bound=Hashable)
 

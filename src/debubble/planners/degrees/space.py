@@ -27,7 +27,7 @@ from debubble.planners.problem import Problem
 from debubble.targets.target import targets
 
 ZERO_LEVELS = (1, 2, 3)
-"""That are tried where there are ranks to divide over."""
+"""Levels that are tried where there are ranks to divide over."""
 
 
 @dataclass(frozen=True, kw_only=True)

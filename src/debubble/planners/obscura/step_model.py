@@ -39,9 +39,9 @@ class Swapping:
     """Times that swapping adds to the work of one stage."""
 
     warm_up: float = 0.0
-    """By how much the warm-up's forwards take longer than their own time."""
+    """Time that the warm-up's forwards take beyond their own."""
     steady: float = 0.0
-    """By how much all periods of the steady phase together take longer."""
+    """Time that all periods of the steady phase together take beyond their own."""
     ending: float = 0.0
 
 

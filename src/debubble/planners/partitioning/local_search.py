@@ -223,7 +223,7 @@ class PartitionSearch:
 
 
 def loads(costs: StageCosts, placement: Placement, fused_recompute: Collection[int] = ()) -> list[float]:
-    """How long each device is busy per micro-batch.
+    """Time that each device is busy per micro-batch.
 
     Args:
         costs: Costs of the stages.

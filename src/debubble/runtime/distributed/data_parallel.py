@@ -28,7 +28,7 @@ class Replicas:
     transport: Transport
     ranks: tuple[int, ...]
     divided: bool
-    """Whether each owns a part of the rows (ZeRO)."""
+    """True if each owns a part of the rows (ZeRO)."""
 
     @property
     def first(self) -> bool:

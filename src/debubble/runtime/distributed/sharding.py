@@ -24,10 +24,10 @@ class ShardBlock(NamedTuple):
     """A block of a shard and where it lies in the whole, per dimension."""
 
     start: tuple[int, ...]
-    """Its place in the rank's own tensor."""
+    """Place in the rank's own tensor."""
     size: tuple[int, ...]
     offsets: tuple[int, ...]
-    """Its place in the whole."""
+    """Place in the whole tensor."""
 
 
 class TensorShard(NamedTuple):

@@ -43,7 +43,7 @@ class Ranks:
         at, self.part = divmod(transport.rank, plan.options.tensor)
         self._pipeline, self.device = divmod(at, plan.devices)
         self.replica, self.slice = divmod(self._pipeline, plan.options.context)
-        """Which batch this rank has, and which slice of its sequences."""
+        """The batch that this rank has, and the slice of its sequences."""
         self._one_clock = True
         self._finish_order: tuple[int, ...] = ()
 

@@ -111,7 +111,7 @@ class SavedStorage:
     original: Tensor | None = None
     """The tensor that was saved first, while its storage is the original one."""
     roams = False
-    """Whether another stream than the one that uses it has made its storage."""
+    """True if another stream than the one that uses it has made its storage."""
     _storage: torch.UntypedStorage | None = None
     _at = 0
     _geometry: Geometry | None = None

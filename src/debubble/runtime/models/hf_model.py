@@ -37,10 +37,10 @@ class Walk:
     def __init__(self, layers: int) -> None:
         self.layers = layers
         self.tupled = False
-        """Whether layers return their result as the first of a tuple."""
+        """True if layers return their result as the first of a tuple."""
         self.given: list[Given] = []
         self.result: Tensor | None = None
-        """What the last layer is to return; None: what the first is given."""
+        """The tensor that the last layer is to return; None: the one that the first is given."""
 
     def past(self, given: Given) -> Any:
         """Note a layer's arguments, and return what the model is to go on with in place of the layer's result."""

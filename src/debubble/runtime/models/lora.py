@@ -15,7 +15,7 @@ from debubble.runtime.models.operators import Linear
 from debubble.runtime.models.units import UnitModule
 
 PREFIX = "base_model.model."
-"""What peft puts before a parameter's Hugging Face name."""
+"""Prefix that peft puts before a parameter's Hugging Face name."""
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 

@@ -35,7 +35,7 @@ class MicroBatch:
     scale: float = 1.0
     seed: int = 0
     routing: Routing | None = None
-    """Where routers note what they do, if they have an auxiliary loss."""
+    """Notes of the routers, if they have an auxiliary loss."""
     positions: Tensor | None = None
     """Position of each token, [rows or 1, length]; None: 0, 1, 2 and so on in every row."""
     documents: Tensor | None = None
@@ -51,7 +51,7 @@ class UnitModule(nn.Module):
     """One unit; `forward(x, micro_batch, op)` maps the unit's input to its output."""
 
     prefix = ""
-    """What Hugging Face puts before the names of the unit's parameters."""
+    """Prefix of Hugging Face's names of the unit's parameters."""
     salt = 0
     """Tells the units' random numbers apart."""
     columns: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class UnitModule(nn.Module):
     rows: tuple[str, ...] = ()
     """The layers that it divides by rows."""
     fused: Mapping[str, int] = MappingProxyType({})
-    """How many layers in one some of the former are."""
+    """Number of layers in one, for those of the former that are several."""
     group = ALONE
     """The ranks that divide the unit among them."""
     context = WHOLE
@@ -67,7 +67,7 @@ class UnitModule(nn.Module):
     expert_group = ALL_EXPERTS
     """The ranks that divide the experts among them, if the unit has some."""
     loss: Loss | None = None
-    """What the output of the last unit goes into, if there are targets."""
+    """Loss that the output of the last unit goes into, if there are targets."""
 
     def cuts(self) -> Mapping[str, Cut]:
         """Cuts of the parameters that tensor parallelism divides, by name; the others are the same on all ranks."""

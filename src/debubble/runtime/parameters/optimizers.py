@@ -194,7 +194,7 @@ class _TentativeStep:
 
     optimizer: Optimizer
     settings: list[dict[str, Any]]
-    """Its learning rate and the like: by the time it is stepped again, they may be the next step's."""
+    """The learning rate and the like: by the time it is stepped again, they may be the next step's."""
     snapshot: OptimizerSnapshot | None
     """The copies that take its step back; None: it waits."""
 

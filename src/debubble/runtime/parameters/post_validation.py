@@ -32,7 +32,7 @@ class StepResult:
     norm: float
     """Norm of all gradients, before clipping."""
     skipped: bool = False
-    """Whether there was an inf or NaN in a gradient, so that no parameter was changed."""
+    """True if there was an inf or NaN in a gradient, so that no parameter was changed."""
     rolled_back: int = 0
     """Devices that had stepped and took it back."""
 
@@ -43,7 +43,7 @@ class _PendingUpdate:
     update: TentativeUpdate
     total: Future[PartialSums]
     overlaps: bool
-    """Whether devices may have gone on before all was known."""
+    """True if devices may have gone on before all was known."""
 
 
 class PostValidation:

@@ -109,7 +109,7 @@ class KernelLayout(NamedTuple):
     ready: int
     """[d, lane], with link groups: when the lane's next operation can start but for the link; infinite if not known."""
     clock: int
-    """With link groups: when the last operation was ready that has taken its turn."""
+    """Time when the last operation was ready that has taken its turn, with link groups."""
     # In the block of whole numbers.
     device_of: int
     """[stage]"""

@@ -25,7 +25,7 @@ from debubble.simulator import simulate
 
 COMPUTE = (Kind.F, Kind.I, Kind.B, Kind.W, Kind.R)
 HALVES = {Kind.F: ("F",), Kind.I: ("I",), Kind.W: ("W",), Kind.B: ("I", "W")}
-"""Which orders of micro-batches a compute operation is part of."""
+"""Orders of micro-batches that a compute operation is part of."""
 ROOMY = 4
 """Horizon, in the value to beat: where any order fits below it, a first solution and good bounds come at once; with a
 horizon as short as the value the solver stays in a hard search for feasibility."""

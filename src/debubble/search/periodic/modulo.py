@@ -148,7 +148,7 @@ class StageTimes:
     transfers: tuple[Kind, ...]
     unit: Number
     time: dict[tuple[Kind, int], int]
-    """By kind and stage."""
+    """Durations by kind and stage."""
     message: tuple[int, ...]
 
     @staticmethod

@@ -82,7 +82,7 @@ class TextWindows:
 
     sequences: Sequences
     separator: int | None = None
-    """As of `TextSamples`."""
+    """Token that ends a text, as in `TextSamples`."""
 
     def __len__(self) -> int:
         return self.sequences.per_epoch

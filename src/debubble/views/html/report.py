@@ -105,7 +105,7 @@ def _causes(why: Explanation) -> list[dict[str, str]]:
 
 
 def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
-    """How the plan came about, and its settings."""
+    """Origin of the plan, and its settings."""
     if plan.origin is not None:
         yield "command", plan.origin.command
         yield "made", f"{plan.origin.date}, by debubble {plan.origin.version}"
