@@ -67,7 +67,7 @@ def test_where_no_change_fits_that_is_said() -> None:
 
 
 def test_the_command_says_it_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ("plan", "llama3-8b", "--cluster", "1xH100-80GB", "--micro-batches", "8")
+    arguments = ("plan", "llama3-70b", "--cluster", "4xA100-80GB", "--micro-batches", "8", "--planner", "dapple")
     monkeypatch.setattr("sys.argv", ["debubble", *arguments])
     with pytest.raises(SystemExit) as ended:
         main()
