@@ -16,7 +16,8 @@ from fractions import Fraction
 
 from debubble.ir import Number, Placement, Schedule, StageCosts
 from debubble.schedules.registry import schedule
-from debubble.search.constructive.zero_bubble import Objective, zero_bubble_schedule
+from debubble.search.constructive.zero_bubble import Objective
+from debubble.search.zero_bubble import zero_bubble_schedule
 
 
 def _v_shape(name: str, summary: str, *, bubble: str, memory: str, activations: Callable[[int], Number]) -> None:

@@ -19,6 +19,7 @@ from debubble.training.data.text import VOCABULARY, Corpus, Sequences, encoded
 from debubble.training.data.tokenizer import HfTokenizer
 from debubble.training.online.journal import Journal
 from debubble.training.online.scheduler import check_searchable
+from debubble.training.user_code import named_dataset
 
 if TYPE_CHECKING:
     from debubble.runtime.parameters.optimizers import MakeOptimizer
@@ -356,8 +357,6 @@ def _check_data(options: TrainOptions, plan: Plan) -> None:
         return
     if options.data is not None or options.tokenizer is not None:
         raise InputError("--dataset takes the place of --data and --tokenizer: give one or the other.")
-    from debubble.training.data.datasets import named_dataset
-
     named_dataset(options.dataset)
     if options.validation is not None:
         named_dataset(options.validation, option="--validation")

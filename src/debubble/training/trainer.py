@@ -26,7 +26,6 @@ from debubble.training.checkpoint.resume import agreed, choose, load
 from debubble.training.checkpoint.saver import Saver
 from debubble.training.checkpoint.state import state_of
 from debubble.training.data.datasets import (
-    Dataset,
     Prefetcher,
     SampleSource,
     samples_of,
@@ -48,6 +47,7 @@ from debubble.training.options import (
 )
 from debubble.training.progress import Display, StepReport, TensorBoard, WeightsAndBiases
 from debubble.training.report import TrainingSummary, available_cores, compared
+from debubble.training.user_code import Dataset
 from debubble.training.watchdog import SAVING, watch
 
 

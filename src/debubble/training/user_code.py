@@ -5,11 +5,22 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
-from debubble.ir import InputError
+from debubble.ir import InputError, Plan
+
+
+class Dataset(Protocol):
+    """A map-style dataset, as torch calls it.
+
+    An item is `length + 1` tokens, or a mapping with entries of a `Batch` (`input_ids` and `labels`, say) of `length`.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Any: ...
 
 
 def named(name: str, *, option: str) -> Any:
@@ -23,6 +34,14 @@ def named(name: str, *, option: str) -> Any:
             return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise InputError(f"{option} {name} cannot be loaded: {error}; give it as module:name.") from error
+
+
+def named_dataset(name: str, *, option: str = "--dataset") -> Callable[[Plan], Dataset]:
+    """The function that `module:function` names (see `named`).  Raises InputError if there is none."""
+    found = named(name, option=option)
+    if not callable(found):
+        raise InputError(f"{option} {name} is no function: give one that takes the plan and returns a Dataset.")
+    return found  # type: ignore[no-any-return]
 
 
 @contextmanager

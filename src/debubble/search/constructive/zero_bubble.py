@@ -9,11 +9,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from itertools import islice, product
 from typing import Literal
 
-from debubble.errors import readable
 from debubble.ir import InfeasibleError, Kind, Number, Placement, Schedule, StageCosts
 from debubble.ir.lowering.op_costs import OpCosts
 from debubble.search.constructive.building_blocks import (
@@ -179,47 +178,6 @@ class _CandidateTrials:
         return ListScheduler(self.placement, micro_batches, costs, self.room, exact_sizes=True)
 
 
-def zero_bubble_schedule(
-    name: str,
-    placement: Placement,
-    micro_batches: int,
-    costs: StageCosts | None,
-    *,
-    activations: Number,
-    memory_limit: Number | Sequence[Number] | None = None,
-    objective: Objective = "makespan",
-    tries: int | None = None,
-    steps: int = 0,
-) -> Schedule:
-    """Search the best order that holds so many activations, or less under a memory limit.
-
-    Args:
-        name: Name of the schedule.
-        placement: Stages on devices.
-        micro_batches: Micro-batches of the step, m.
-        costs: Times and bytes per stage; all times 1 by default.
-        activations: Micro-batches whose activations a device may hold.
-        memory_limit: As in StageCosts (bytes per device with what is static), in the place of theirs.
-        objective: `makespan` or `span`.
-        tries: Candidates to try; by default as many as WORK allows.
-        steps: Moves of local search from the best order; 0 for no search at all.
-
-    Raises:
-        InfeasibleError: No order fits.
-    """
-    costs = costs or StageCosts.of(stages=placement.stages)
-    if memory_limit is not None:
-        costs = costs.with_limit(memory_limit)
-    room = room_within(placement, costs, activations)
-    best = best_order(name, placement, micro_batches, costs, room, objective=objective, tries=tries)
-    if best is None:
-        raise InfeasibleError(
-            f"The schedule '{name}' finds no order within {', '.join(readable(float(r)) for r in room)} of activations"
-            " per device; raise the memory limit."
-        )
-    return best if not steps else search_from(best, costs, room, objective=objective, steps=steps)
-
-
 def room_within(placement: Placement, costs: StageCosts, activations: Number) -> list[Number]:
     """Convert activations into bytes.
 
@@ -238,36 +196,6 @@ def room_within(placement: Placement, costs: StageCosts, activations: Number) ->
         limit = costs.limit_of(d)
         room.append(size if limit is None else min(size, limit - costs.static_of(d)))
     return room
-
-
-def search_from(
-    schedule: Schedule, costs: StageCosts, room: Sequence[Number], *, objective: Objective, steps: int
-) -> Schedule:
-    """Improve a schedule by exact and local search.
-
-    Args:
-        schedule: The start; orders by greedy rules are tried beside it.
-        costs: Times and bytes per stage.
-        room: Bytes for activations, per device.
-        objective: `makespan` or `span`.
-        steps: Moves of the local search.
-    """
-    # The search compiles its kernel, which the other orders need not pay for.
-    from debubble.search.bounds import lower_bound
-    from debubble.search.exact.tight_memory import improve_tight
-    from debubble.search.problem import Incumbent, OrderProblem
-
-    limits = [room[d] + costs.static_of(d) for d in range(schedule.devices)]
-    problem = OrderProblem.of(
-        schedule, costs.with_limit(limits).replace(offload=None, reload=None), objective=objective
-    )
-    by_rules = greedy_schedules(schedule.placement, schedule.micro_batches, costs, room, RULES)
-    starts = [schedule, *(replace(schedule, orders=outcome.orders) for outcome in by_rules)]
-    value, first = min(((problem.value(start), k) for k, start in enumerate(starts)))
-    best = Incumbent(schedule=starts[first], value=value, bound=lower_bound(problem), source="start")
-    for better in improve_tight(problem, best, steps=steps, complete=partial(place_weights, costs=costs, room=room)):
-        best = better
-    return replace(best.schedule, name=schedule.name)
 
 
 def place_weights(schedule: Schedule, *, costs: StageCosts, room: Sequence[Number | None]) -> Schedule | None:

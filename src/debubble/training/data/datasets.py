@@ -11,7 +11,7 @@ import pickle
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from debubble.runtime.batch import IGNORED, Entries, check_entries
 from debubble.runtime.launcher import end_with_parent
 from debubble.training.data.text import Sequences, shuffled
 from debubble.training.options import TrainOptions, separator_of, sequences_of
-from debubble.training.user_code import current_folder_last, named
+from debubble.training.user_code import Dataset, current_folder_last, named_dataset
 
 
 class SampleSource(Protocol):
@@ -113,17 +113,6 @@ class ValidationSet:
             targets = entries[name].clone()
             targets[torch.tensor(places) > last] = IGNORED
             yield {**entries, name: targets}
-
-
-class Dataset(Protocol):
-    """A map-style dataset, as torch calls it.
-
-    An item is `length + 1` tokens, or a mapping with entries of a `Batch` (`input_ids` and `labels`, say) of `length`.
-    """
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> Any: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,14 +217,6 @@ def validation_of(options: TrainOptions, plan: Plan) -> ValidationSet | None:
         source = DatasetSamples(dataset=dataset, sequence_length=plan.options.sequence_length, seed=options.seed)
     rows = plan.micro_batches * plan.options.micro_batch_size
     return ValidationSet(source=source, rows=rows, replicas=plan.options.data)
-
-
-def named_dataset(name: str, *, option: str = "--dataset") -> Callable[[Plan], Dataset]:
-    """The function that `module:function` names (see `named`).  Raises InputError if there is none."""
-    found = named(name, option=option)
-    if not callable(found):
-        raise InputError(f"{option} {name} is no function: give one that takes the plan and returns a Dataset.")
-    return found  # type: ignore[no-any-return]
 
 
 AHEAD = 2
