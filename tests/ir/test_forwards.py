@@ -12,7 +12,9 @@ from debubble.simulator import run
     "name", ["gpipe", "1f1b", "interleaved", "zb-v", "dualpipe-v", "hanayo", "pipeoffload", "chronos"]
 )
 @pytest.mark.parametrize("model", ["latency", "exclusive", "blocking"])
-def test_it_has_every_forward_once_with_its_messages_and_ends(name: str, model: CommunicationModel) -> None:
+def test_a_program_of_forwards_has_every_forward_once_with_its_messages_and_ends(
+    name: str, model: CommunicationModel
+) -> None:
     schedule = db.schedules[name](devices=4, micro_batches=8)
     costs = db.StageCosts.of(stages=schedule.stages, communication=1, communication_model=model, offload=1)
     program = lower_forwards(schedule, costs)

@@ -94,7 +94,7 @@ def test_the_plan_combines_all_means(plan: Any) -> None:
     assert {Kind.R, Kind.O, Kind.L, Kind.P, Kind.D, Kind.S} <= kinds_of(plan)
 
 
-def test_it_trains_with_the_losses_of_one_process(plan: Any, trained: Any) -> None:
+def test_the_plan_trains_with_the_losses_of_one_process(plan: Any, trained: Any) -> None:
     model = ReferenceModel(LLAMA8)
     optimizer = ADAMW(model.parameters())
     expected = []
@@ -110,7 +110,7 @@ def test_it_trains_with_the_losses_of_one_process(plan: Any, trained: Any) -> No
         assert losses == pytest.approx(expected, rel=1e-5)
 
 
-def test_its_counted_peaks_are_within_the_limit(plan: Any, trained: Any, limit: Any) -> None:
+def test_the_plans_counted_peaks_are_within_the_limit(plan: Any, trained: Any, limit: Any) -> None:
     # How much of the room under the limit is taken depends on when transfers end.
     for (_, peak, _, _), static in zip(trained, plan.costs.static, strict=True):
         assert static < peak <= limit
@@ -229,7 +229,7 @@ def over_gloo(rank: Any, folder: Any, path: Any) -> None:
 
 
 @pytest.mark.slow
-def test_it_runs_over_gloo(plan: Any, trained: Any, limit: Any, tmp_path: Path) -> None:
+def test_the_plan_runs_over_gloo(plan: Any, trained: Any, limit: Any, tmp_path: Path) -> None:
     plan.save(tmp_path / "plan.json")
     answers = gloo_ranks.spawn(4, over_gloo, tmp_path / "plan.json")
     for rank, (expected, _, on_threads, _) in enumerate(trained):

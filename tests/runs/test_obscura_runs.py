@@ -45,11 +45,11 @@ def test_the_plan_recomputes_swaps_and_divides_layers(plan: Any) -> None:
     assert any(stage[-1].type == "attention" for stage in plan.partition)  # its layer's MLP is the next stage's
 
 
-def test_its_gradients_are_the_references(plan: Any) -> None:
+def test_the_plans_gradients_are_the_references(plan: Any) -> None:
     assert_reference_equal(plan)
 
 
-def test_its_counted_peaks_are_within_the_limit(plan: Any, limit: Any) -> None:
+def test_the_plans_counted_peaks_are_within_the_limit(plan: Any, limit: Any) -> None:
     swapping = {stage for stage, _ in plan.schedule.offloaded}
     for stage, (peak, elsewhere, _) in enumerate(run(plan)):
         assert 0.9 * plan.costs.activation_recomputed[stage] < peak <= limit
@@ -67,5 +67,5 @@ def test_swaps_are_beside_compute_and_compare_reads_the_trace(plan: Any) -> None
 
 
 @pytest.mark.slow
-def test_it_runs_over_gloo(plan: Any, tmp_path: Path) -> None:
+def test_the_plan_runs_over_gloo(plan: Any, tmp_path: Path) -> None:
     assert_runs_over_gloo(plan, tmp_path)

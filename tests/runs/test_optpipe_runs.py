@@ -29,12 +29,12 @@ def plan(request: pytest.FixtureRequest, units: Any, limit: Any) -> Any:
     return plan_for(request.param, LLAMA8, units=units, limit=limit, effort=0.2)
 
 
-def test_its_gradients_are_the_references(plan: Any) -> None:
+def test_the_plans_gradients_are_the_references(plan: Any) -> None:
     assert {Kind.O, Kind.L, Kind.I, Kind.W} <= kinds_of(plan)
     assert_reference_equal(plan)
 
 
-def test_its_counted_peaks_are_within_the_limit(plan: Any, limit: Any) -> None:
+def test_the_plans_counted_peaks_are_within_the_limit(plan: Any, limit: Any) -> None:
     offloading = {stage for stage, _ in plan.schedule.offloaded}
     for stage, (peak, elsewhere, _) in enumerate(run(plan, steps=1)):
         assert 0.9 * plan.costs.activation[stage] < peak <= limit
@@ -51,5 +51,5 @@ def test_what_is_moved_is_moved_while_the_device_computes(plan: Any) -> None:
 
 
 @pytest.mark.slow
-def test_it_runs_over_gloo(plan: Any, tmp_path: Path) -> None:
+def test_the_plan_runs_over_gloo(plan: Any, tmp_path: Path) -> None:
     assert_runs_over_gloo(plan, tmp_path)

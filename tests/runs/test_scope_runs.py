@@ -30,15 +30,15 @@ def test_the_plan_is_uneven_and_mixes_strategies(plan: Any) -> None:
     assert any(len({unit.strategy for unit in stage}) > 1 for stage in plan.partition)
 
 
-def test_its_gradients_are_the_references(plan: Any) -> None:
+def test_the_plans_gradients_are_the_references(plan: Any) -> None:
     assert_reference_equal(plan)
 
 
-def test_its_counted_peaks_are_within_the_limit(plan: Any, limit: Any) -> None:
+def test_the_plans_counted_peaks_are_within_the_limit(plan: Any, limit: Any) -> None:
     for (peak, _, _), predicted in zip(run(plan, steps=1), plan.simulate().peak_memory, strict=True):
         assert 0.8 * predicted < peak <= min(predicted, limit)
 
 
 @pytest.mark.slow
-def test_it_runs_over_gloo(plan: Any, tmp_path: Path) -> None:
+def test_the_plan_runs_over_gloo(plan: Any, tmp_path: Path) -> None:
     assert_runs_over_gloo(plan, tmp_path)

@@ -60,7 +60,7 @@ def test_the_planner_reduces_gradients_inside_the_step() -> None:
         assert losses == pytest.approx(expected, rel=1e-5)
 
 
-def test_its_losses_are_those_of_one_process(divided: Any) -> None:
+def test_the_plans_losses_are_those_of_one_process(divided: Any) -> None:
     expected = reference_losses(EVEN, micro_batches=8, steps=STEPS)
     for losses, *_ in divided:
         assert losses == pytest.approx(expected, rel=1e-5)
@@ -120,7 +120,7 @@ def over_gloo(rank: Any, folder: Any, path: Any) -> None:
 
 
 @pytest.mark.slow
-def test_it_runs_over_gloo(tmp_path: Path, divided: Any) -> None:
+def test_the_plan_runs_over_gloo(tmp_path: Path, divided: Any) -> None:
     plan_with(EVEN, zero=2).save(tmp_path / "plan.json")
     answers = gloo_ranks.spawn(4, over_gloo, tmp_path / "plan.json")
     for rank, (losses, gradients, states, _) in enumerate(divided):

@@ -87,12 +87,12 @@ def test_two_ranks_for_each_sequence_train_as_one(family: str, packed: bool) -> 
         {"context": 2, "tensor": 2, "data": 2},
     ],
 )
-def test_it_goes_with_tensor_and_data_parallelism_and_zero(options: Any) -> None:
+def test_context_parallelism_goes_with_tensor_and_data_parallelism_and_zero(options: Any) -> None:
     assert_trains_as_one_process(plan_for(LLAMA_TIED, **options), LLAMA_TIED)
 
 
 @pytest.mark.parametrize(("name", "strategy"), [("zb-v", "none"), ("zb-h1", "core"), ("pipeoffload", "full")])
-def test_it_goes_with_split_backwards_recomputation_and_offload(name: str, strategy: str) -> None:
+def test_context_parallelism_goes_with_split_backwards_recomputation_and_offload(name: str, strategy: str) -> None:
     assert_trains_as_one_process(plan_for(LLAMA, name, strategy=strategy, context=2), LLAMA, packed=True)
 
 
@@ -113,7 +113,7 @@ def test_all_ranks_evaluate_whole_sequences() -> None:
     assert losses[1] == pytest.approx(losses[0], rel=1e-12)
 
 
-def test_it_runs_over_gloo(tmp_path: Any) -> None:
+def test_context_parallelism_runs_over_gloo(tmp_path: Any) -> None:
     plan, tokens = plan_for(LLAMA, context=2), tokens_of(LLAMA, rows=4, length=16)
     plan.save(tmp_path / "plan.json")
     folder = gloo_ranks.spawn(4, gloo_ranks.gradients, [tmp_path / "plan.json"], [tokens])

@@ -88,7 +88,7 @@ def test_two_ranks_of_experts_train_as_one_process(config: Any, name: str, strat
         {"context": 2, "data": 2, "expert": 4},
     ],
 )
-def test_it_goes_with_tensor_data_and_context_parallelism_and_zero(options: Any) -> None:
+def test_expert_parallelism_goes_with_tensor_data_and_context_parallelism_and_zero(options: Any) -> None:
     assert_trains_as_one_process(plan_for(**options))
 
 

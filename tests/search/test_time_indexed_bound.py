@@ -27,12 +27,12 @@ def test_no_optimum_is_below_it(p: int, m: int, offload: int, limit: int, duplex
     assert lower_bound(problem) <= proved(problem) <= float(best.value)
 
 
-def test_it_sees_that_a_slow_link_leaves_too_few_places() -> None:
+def test_the_bound_sees_that_a_slow_link_leaves_too_few_places() -> None:
     problem = uniform(8, 8, offload=40, limit=8, communication=0)
     assert proved(problem) > float(lower_bound(problem)) + 30
 
 
-def test_it_stops_below_what_was_found() -> None:
+def test_the_bound_stops_below_what_was_found() -> None:
     problem = uniform(8, 8, offload=40, limit=8, communication=0)
     bound = lower_bound(problem)
     assert proved(problem, below=int(bound) + 10) <= float(bound) + 20

@@ -75,7 +75,7 @@ def client(workbench: Workbench) -> Client:
     return Client(workbench.address)
 
 
-def test_it_listens_on_this_machine_alone(workbench: Workbench) -> None:
+def test_the_workbench_listens_on_this_machine_alone(workbench: Workbench) -> None:
     assert workbench.server_address[0] == "127.0.0.1"
 
 

@@ -48,7 +48,7 @@ def test_items_of_a_dataset_are_seen_once_and_what_is_filled_has_no_labels() -> 
 
 
 @pytest.mark.usefixtures("process_group")
-def test_its_loss_is_that_of_one_process_on_every_window(options: TrainOptions) -> None:
+def test_the_validation_loss_is_that_of_one_process_on_every_window(options: TrainOptions) -> None:
     report = train_alone(replace(options, steps=1, learning_rate=0.0, weight_decay=0.0)).reports[0]
     plan = Plan.load(options.plan)
     assert plan.model is not None
@@ -62,7 +62,9 @@ def test_its_loss_is_that_of_one_process_on_every_window(options: TrainOptions) 
 
 
 @pytest.mark.usefixtures("process_group")
-def test_it_is_computed_every_so_many_steps_and_after_the_last_and_training_is_the_same(options: TrainOptions) -> None:
+def test_validation_every_so_many_steps_and_after_the_last_leaves_the_training_the_same(
+    options: TrainOptions,
+) -> None:
     validated = train_alone(options)
     assert [step for step, _ in validated.as_dict()["validation_losses"]] == [2, 4, 5]
     alone = train_alone(replace(options, validation=None))

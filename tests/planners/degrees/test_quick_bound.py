@@ -51,18 +51,18 @@ def test_what_it_refuses_fits_in_no_quick_plan(units: Units, devices: int, micro
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 4])
-def test_it_is_the_time_of_equal_stages(chunks: int) -> None:
+def test_the_quick_bound_is_the_time_of_equal_stages(chunks: int) -> None:
     asked = problem(equal_units(16), devices=4, micro_batches=8, chunks=chunks)
     assert quick_bound(asked) == pytest.approx(quick_step(asked)[0])
 
 
-def test_it_counts_the_messages_on_the_way_through_the_pipeline() -> None:
+def test_the_quick_bound_counts_the_messages_on_the_way_through_the_pipeline() -> None:
     asked = problem(replace(equal_units(8), communication=1), devices=4, micro_batches=8, chunks=1)
     without = problem(equal_units(8), devices=4, micro_batches=8, chunks=1)
     assert quick_bound(asked) - quick_bound(without) == pytest.approx(2 * 3)
 
 
-def test_it_counts_the_recomputation_that_memory_asks_for() -> None:
+def test_the_quick_bound_counts_the_recomputation_that_memory_asks_for() -> None:
     # Device 0 of 4 holds 4 micro-batches of 4 units: 20 + 160 bytes; each unit that recomputes saves 32 of them.
     def bound(limit: int) -> float:
         return PipelineBounds(problem(equal_units(16, limit=limit), devices=4, micro_batches=8)).of(1)
@@ -71,7 +71,7 @@ def test_it_counts_the_recomputation_that_memory_asks_for() -> None:
     assert bound(148) == pytest.approx(max((8 + 3) * 12, 8 * (12 + 1) + 3 * 8 - 3 * 4 + 12))
 
 
-def test_it_refuses_what_does_not_fit_however_much_recomputes() -> None:
+def test_the_quick_bound_refuses_what_does_not_fit_however_much_recomputes() -> None:
     with pytest.raises(InfeasibleError, match=r"Device 0 needs .* even if everything recomputes"):
         quick_bound(problem(equal_units(16, limit=50), devices=4, micro_batches=8))
 

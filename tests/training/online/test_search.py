@@ -23,7 +23,7 @@ def plan() -> Any:
     return gpipe_plan()
 
 
-def test_it_answers_with_its_newest_plan_once(plan: Any) -> None:
+def test_the_search_answers_with_its_newest_plan_once(plan: Any) -> None:
     search = SearchProcess(plan, effort=5.0, core=None)
     search.wait()
     newest = search.newest()
@@ -34,7 +34,7 @@ def test_it_answers_with_its_newest_plan_once(plan: Any) -> None:
     search.close()
 
 
-def test_it_is_never_waited_for(plan: Any) -> None:
+def test_the_search_is_never_waited_for(plan: Any) -> None:
     search = SearchProcess(plan, effort=5.0, core=None)
     os.kill(search.pid, signal.SIGSTOP)
     assert search.newest() is None
@@ -42,7 +42,7 @@ def test_it_is_never_waited_for(plan: Any) -> None:
     search.close()
 
 
-def test_what_it_dies_of_is_told(plan: Any) -> None:
+def test_what_the_search_dies_of_is_told(plan: Any) -> None:
     too_large = SearchProcess(replace(plan, costs=plan.costs.with_limit(1)), effort=5.0, core=None)
     too_large.wait()
     assert too_large.newest() is None
@@ -56,7 +56,7 @@ def test_what_it_dies_of_is_told(plan: Any) -> None:
 
 
 @linux
-def test_closing_it_leaves_neither_process_nor_files(plan: Any) -> None:
+def test_closing_the_search_leaves_neither_process_nor_files(plan: Any) -> None:
     search = SearchProcess(plan, effort=300.0, core=None)
     pid, folder = search.pid, search.folder
     search.close()
@@ -65,7 +65,7 @@ def test_closing_it_leaves_neither_process_nor_files(plan: Any) -> None:
 
 
 @linux
-def test_it_ends_and_cleans_up_when_its_parent_is_killed(plan: Any, tmp_path: Path) -> None:
+def test_the_search_ends_and_cleans_up_when_its_parent_is_killed(plan: Any, tmp_path: Path) -> None:
     plan.save(tmp_path / "plan.json")
     program = (
         "import signal, sys\nfrom debubble.ir import Plan\n"
@@ -84,7 +84,7 @@ def test_it_ends_and_cleans_up_when_its_parent_is_killed(plan: Any, tmp_path: Pa
 
 
 @linux
-def test_it_has_only_time_that_nobody_else_wants_on_its_core(plan: Any) -> None:
+def test_the_search_has_only_time_that_nobody_else_wants_on_its_core(plan: Any) -> None:
     core = max(os.sched_getaffinity(0))
     search = SearchProcess(plan, effort=300.0, core=core)
     assert os.sched_getscheduler(search.pid) == os.SCHED_IDLE
@@ -99,7 +99,7 @@ def test_a_core_is_spare_where_there_are_more_than_processes(monkeypatch: pytest
     assert cores.spare_core(4) is None
 
 
-def test_it_imports_no_torch() -> None:
+def test_the_search_imports_no_torch() -> None:
     program = "import sys, debubble.training.online.scheduler; print('torch' in sys.modules)"
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == "False"
