@@ -53,3 +53,16 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         return int(ended.value.code or 0), captured.out, captured.err
 
     return call
+
+
+@pytest.fixture
+def forked_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks and processes of a DataLoader that this process starts are forked."""
+    import torch.multiprocessing
+    from torch.distributed.launcher import api
+
+    from tests.support import forked
+
+    context = torch.multiprocessing.get_context(forked.START_METHOD)
+    monkeypatch.setattr(torch.multiprocessing, "get_context", lambda method: context)
+    monkeypatch.setattr(api, "elastic_launch", forked.elastic_launch)

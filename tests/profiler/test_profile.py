@@ -196,6 +196,7 @@ def test_what_cannot_be_measured_is_one_sentence(tmp_path: Path, entries: Any, p
         measure(ProfileOptions(**options), processes=processes)
 
 
+@pytest.mark.usefixtures("forked_processes")
 def test_two_processes_measure_together_and_time_the_message_between_them(tmp_path: Path) -> None:
     options = ProfileOptions(config=CONFIG, run=RUN, output=tmp_path / "costs.json", repetitions=1)
     units = measure(options, processes=2)

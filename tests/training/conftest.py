@@ -36,19 +36,6 @@ def process_group() -> Iterator[Any]:
 
 
 @pytest.fixture
-def forked_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks and processes of a DataLoader that this process starts are forked."""
-    import torch.multiprocessing
-    from torch.distributed.launcher import api
-
-    from tests.support import forked
-
-    context = torch.multiprocessing.get_context(forked.START_METHOD)
-    monkeypatch.setattr(torch.multiprocessing, "get_context", lambda method: context)
-    monkeypatch.setattr(api, "elastic_launch", forked.elastic_launch)
-
-
-@pytest.fixture
 def train(run: Any, forked_processes: None) -> Callable[..., tuple[int, str, str]]:
     """Call `debubble train`; returns (exit code, standard output, standard error)."""
     return partial(run, "train")
