@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from debubble.costs.units import Strategy, Unit, Units
 from debubble.ir import Kind, Schedule
-from debubble.planners.scope.benders import decompose, evened
+from debubble.planners.scope.benders import decompose, per_chunk_reading
 from debubble.planners.scope.instance import DeviceInstance, Instance, alive, instance
 from debubble.planners.scope.layer_types import LayerRun, layer_runs
 from debubble.planners.scope.subproblem import Open, bound_of_prices, fastest, time_bound
@@ -220,7 +220,7 @@ def test_the_same_seed_gives_the_same_answer() -> None:
 def test_evening_out_chunks_keeps_every_devices_layers() -> None:
     inst = small()
     pooled = decompose(inst, effort=Effort(math.inf), seed=0)
-    other = evened(inst, pooled, Effort(math.inf))
+    other = per_chunk_reading(inst, pooled, Effort(math.inf))
     assert pooled.layers is not None
     assert other.layers is not None
     for device in inst.devices:

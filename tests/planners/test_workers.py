@@ -6,25 +6,25 @@ import pytest
 
 from debubble.ir import InfeasibleError, StageCosts
 from debubble.planners import FixedStages, Problem
-from debubble.planners.process_pool import Answer, searching
+from debubble.planners.process_pool import Answer, side_by_side
 from debubble.processes import PYTHON
 from tests.support.processes import children, wait_for_end
 
 LONG_SEARCH = """
 from debubble.ir import StageCosts
 from debubble.planners import FixedStages, Problem
-from debubble.planners.process_pool import searching
+from debubble.planners.process_pool import side_by_side
 
 costs = StageCosts.of(stages=8, memory_limit=3)
 problem = Problem(devices=8, micro_batches=64, workload=FixedStages(costs), effort=1000)
-with searching(["optpipe"], problem) as futures:
+with side_by_side({"optpipe": ("optpipe", problem)}) as futures:
     futures["optpipe"].result()
 """
 
 
 def left_early(problem: Problem) -> Future[Answer]:
     """A search that its caller does not wait for."""
-    with searching(["optpipe"], problem) as futures:
+    with side_by_side({"optpipe": ("optpipe", problem)}) as futures:
         return futures["optpipe"]
 
 

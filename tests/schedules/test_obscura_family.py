@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from debubble.ir import InputError, Kind, Number, OutOfMemoryError, Schedule, StageCosts
 from debubble.ir.schedule import check
 from debubble.schedules import schedules
-from debubble.schedules.obscura.strawman import transformed
+from debubble.schedules.obscura.strawman import adjusted_pipeline
 from debubble.schedules.one_f_one_b import alternate
 from debubble.simulator import Repricer, simulate
 
@@ -164,7 +164,7 @@ def test_warm_up_forwards_of_the_adjusted_stages(name: str, p: int, k: int, warm
 
 def test_equal_warm_ups_would_serialise_the_adjusted_stages() -> None:
     warm_ups = [16, 16, 16, 5, 4, 3, 2, 1]
-    equal = transformed(
+    equal = adjusted_pipeline(
         "equal", [alternate(s, 32, warm_up=mu) for s, mu in enumerate(warm_ups)], micro_batches=32, adjusted=3
     )
     assert simulate(equal, costs_of(8, 1)).makespan == 264

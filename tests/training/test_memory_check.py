@@ -12,7 +12,7 @@ import torch
 import debubble as db
 from debubble.ir import InputError, Placement, Plan, Schedule, lower
 from debubble.runtime.failures import DeviceMemoryError
-from debubble.training.memory_check import check_host_memory, explained, peak_offloaded, predicted_at
+from debubble.training.memory_check import check_host_memory, explain_shortage, peak_offloaded, predicted_at
 
 GPU_HOURS: dict[str, Any] = {"micro_batches": 4, "sequence_length": 512, "planner": "merak", "dtype": "fp32"}
 
@@ -35,7 +35,7 @@ def test_the_prediction_is_what_the_plan_holds_when_the_operation_has_allocated(
 
 
 def test_a_shortage_names_operation_and_bytes_and_a_plan_that_fits(plan: Any) -> None:
-    error = explained(failed_at("0F1", plan), plan, memory=predicted_at(failed_at("0F1", plan), plan) + 2**20)
+    error = explain_shortage(failed_at("0F1", plan), plan, memory=predicted_at(failed_at("0F1", plan), plan) + 2**20)
     said = str(error)
     assert said.startswith("Device 0 ran out of memory at 0F1, micro-batch 1: Tried to allocate 2.00 GiB.  It held ")
     assert "raise" not in said
@@ -53,13 +53,15 @@ def test_advice_for_a_measured_plan_counts_with_what_was_measured() -> None:
     }  # fmt: skip
     model, cluster = db.models["llama-tiny"], db.Cluster.parse("2xCPU")
     plan = db.plan(model, cluster, profile={"units": [mlp]}, **{**GPU_HOURS, "planner": "dapple"})
-    said = str(explained(failed_at("0F1", plan), plan, memory=0))
+    said = str(explain_shortage(failed_at("0F1", plan), plan, memory=0))
     assert 0.5 < float(said.split("then fits, at ")[1].split(" times")[0]) < 2
 
 
 def test_where_nothing_takes_less_the_advice_is_other_hardware_or_sizes(plan: Any) -> None:
     peak = float(max(plan.simulate().peak_memory))
-    said = str(explained(failed_at("0F1", plan), plan, memory=predicted_at(failed_at("0F1", plan), plan) + 0.85 * peak))
+    said = str(
+        explain_shortage(failed_at("0F1", plan), plan, memory=predicted_at(failed_at("0F1", plan), plan) + 0.85 * peak)
+    )
     assert "use more devices, smaller micro-batches, or shorter sequences" in said
 
 

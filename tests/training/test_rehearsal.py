@@ -6,7 +6,7 @@ import debubble as db
 from debubble.ir import Lane, PlannedUnit, Trace
 from debubble.runtime.distributed.transport import Threads
 from debubble.training.rehearsal import rehearse, scaled
-from debubble.training.report import compared
+from debubble.training.report import compare_timelines
 
 
 def abstract_plan(name: str, *, devices: int, chunks: int = 1, **costs: Any) -> db.Plan:
@@ -60,7 +60,7 @@ def test_every_step_is_in_the_trace_and_can_be_compared() -> None:
     plan = abstract_plan("gpipe", devices=2)
     trace = rehearsed(plan, steps=3)
     assert [step.step for step in trace.steps] == [0, 1, 2]
-    comparison = compared(plan, trace, html=None)
+    comparison = compare_timelines(plan, trace, html=None)
     assert comparison.makespan.predicted == pytest.approx(0.015)
     assert (comparison.makespan.ratio or 0) >= 1
 

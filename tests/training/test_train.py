@@ -310,7 +310,7 @@ def test_two_ranks_resume_what_one_rank_began(options: Any, train: Any, tmp_path
 @pytest.fixture
 def losses(train: Any) -> Callable[..., list[float]]:
     """The losses of `debubble train`."""
-    return lambda options, *more: answer_of(train(*arguments(options, "--json", *more)))["losses"]  # type: ignore[no-any-return]
+    return lambda options, *more: answer_of(train(*arguments(options, "--json", *more)))["losses"]
 
 
 @pytest.mark.usefixtures("process_group")

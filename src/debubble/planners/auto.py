@@ -15,7 +15,7 @@ from functools import partial
 
 from debubble.ir import CandidateSummary, CutOffError, DebubbleError
 from debubble.planners.problem import Problem, Solution, closest
-from debubble.planners.process_pool import Answer, by_completion, searching
+from debubble.planners.process_pool import Answer, by_completion, side_by_side
 from debubble.planners.progress import Progress, tell
 from debubble.planners.registry import Result, planner, planners, verified
 from debubble.targets.orders import OwnOrders
@@ -24,10 +24,10 @@ from debubble.targets.orders import OwnOrders
 @planner("auto", paper="debubble's own", searches=True)
 def auto(problem: Problem) -> Solution:
     """Ask every planner and keep the fastest plan that fits."""
-    return fastest_of(problem, asked(problem))
+    return fastest_of(problem, planners_for(problem))
 
 
-def asked(problem: Problem) -> list[str]:
+def planners_for(problem: Problem) -> list[str]:
     """The planners that may answer: all, or, for a target with orders of its own, those that plan such orders."""
     own = problem.levers is not None and isinstance(problem.levers.orders, OwnOrders)
     return [name for name in planners if name != "auto" and (name in OF_OWN_ORDERS or not own)]
@@ -96,7 +96,7 @@ def _ask_all(problem: Problem, names: Sequence[str]) -> Mapping[str, Result | De
             )
         )  # fmt: skip
 
-    with searching([name for name, entry in others.items() if entry.searches], problem) as futures:
+    with side_by_side({name: (name, problem) for name, entry in others.items() if entry.searches}) as futures:
         for name, entry in others.items():
             if not entry.searches:
                 take(name, partial(entry, problem))

@@ -13,9 +13,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TypeVar
 
 from debubble.ir import CutOffError, DebubbleError, InfeasibleError
@@ -38,11 +38,6 @@ Key = TypeVar("Key", bound=Hashable)
 
 WORKER = 0.5
 """Effort of a search from which it is worth a worker, in seconds: to start one takes about as long."""
-
-
-def searching(names: Sequence[str], problem: Problem) -> AbstractContextManager[dict[str, Future[Answer]]]:
-    """Ask several planners for one problem, side by side."""
-    return side_by_side({name: (name, problem) for name in names})
 
 
 @contextmanager

@@ -75,7 +75,7 @@ class ShortageError(DebubbleError):
     """A device ran out of memory; the sentences say what was predicted there, and which plan would fit."""
 
 
-def explained(error: DeviceMemoryError, plan: Plan, *, memory: float) -> ShortageError:
+def explain_shortage(error: DeviceMemoryError, plan: Plan, *, memory: float) -> ShortageError:
     """Explain the error and advise a plan that fits.
 
     Args:

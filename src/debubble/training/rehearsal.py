@@ -132,7 +132,7 @@ def _moved(program: Program, op: Op) -> int:
 def main(argument: str) -> None:
     """Rehearse as one rank, on Gloo; rank 0 prints the comparison."""
     from debubble.runtime.launcher import decode_options
-    from debubble.training.report import compared, print_comparison
+    from debubble.training.report import compare_timelines, print_comparison
 
     options = decode_options(argument, RehearsalOptions)
     plan = scaled(Plan.load(options.plan), options.scale)
@@ -141,7 +141,7 @@ def main(argument: str) -> None:
     if dist.get_rank() == 0:
         if options.trace is not None:
             trace.save(options.trace)
-        print_comparison(compared(plan, trace, html=options.html), json=options.json)
+        print_comparison(compare_timelines(plan, trace, html=options.html), json=options.json)
     dist.destroy_process_group()
 
 

@@ -96,7 +96,7 @@ def print_comparison(comparison: Comparison, *, json: bool) -> None:
         Console(highlight=False).print(render(comparison))
 
 
-def compared(plan: Plan, trace: Trace, *, html: Path | None) -> Comparison:
+def compare_timelines(plan: Plan, trace: Trace, *, html: Path | None) -> Comparison:
     """Plan against measurement; the timelines under each other go to `html`."""
     if html is not None:
         write_whole(html, views["html"](Scene.beside(plan, trace)))

@@ -22,7 +22,7 @@ from debubble.runtime.failures import DeviceMemoryError, RunError
 from debubble.runtime.parameters.post_validation import StepResult
 from debubble.runtime.pipeline import Pipeline
 from debubble.training.checkpoint.folder import RunProgress
-from debubble.training.checkpoint.resume import agreed, choose, load
+from debubble.training.checkpoint.resume import ask_rank_0, choose, load
 from debubble.training.checkpoint.saver import Saver
 from debubble.training.checkpoint.state import state_of
 from debubble.training.data.datasets import (
@@ -32,7 +32,7 @@ from debubble.training.data.datasets import (
     validation_of,
 )
 from debubble.training.data.text import decoded, encoded
-from debubble.training.memory_check import explained
+from debubble.training.memory_check import explain_shortage
 from debubble.training.metrics import NO_WORK, DeviceWork, bubble_fraction
 from debubble.training.online.controller import OnlineScheduler
 from debubble.training.optimizer import learning_rate, set_learning_rate
@@ -46,7 +46,7 @@ from debubble.training.options import (
     validates_after,
 )
 from debubble.training.progress import Display, StepReport, TensorBoard, WeightsAndBiases
-from debubble.training.report import TrainingSummary, available_cores, compared
+from debubble.training.report import TrainingSummary, available_cores, compare_timelines
 from debubble.training.user_code import Dataset
 from debubble.training.watchdog import SAVING, watch
 
@@ -115,7 +115,7 @@ METRICS_INTERVAL = 10
 """Steps between all-rank memory and bubble metrics."""
 
 TRACED_STEPS = 10
-"""The last steps are traced; the plan is compared with the typical one of them."""
+"""The last steps are traced; the plan is compare_timelines with the typical one of them."""
 
 
 def train(options: TrainOptions, *, dataset: Dataset | None = None) -> TrainingSummary | None:
@@ -141,7 +141,7 @@ def train(options: TrainOptions, *, dataset: Dataset | None = None) -> TrainingS
         if leader:
             for note in start.notes:
                 Console(stderr=True, highlight=False).print(note, soft_wrap=True)
-    plan = agreed(lambda: plan_of(options, resuming=start is not None))
+    plan = ask_rank_0(lambda: plan_of(options, resuming=start is not None))
     run = TrainingRun(options, plan, samples_of(options, plan, dataset))
     if start is not None:
         run.resume(start.checkpoint, start.progress)
@@ -174,7 +174,7 @@ def train(options: TrainOptions, *, dataset: Dataset | None = None) -> TrainingS
         return None
     if options.trace is not None:
         trace.save(options.trace)
-    comparison = compared(run.plan, trace, html=options.html)
+    comparison = compare_timelines(run.plan, trace, html=options.html)
     return TrainingSummary(
         reports=reports,
         comparison=comparison,
@@ -272,7 +272,7 @@ class TrainingRun:
             observe = partial(self._observe, traced=traced, together=together)
             results = self._updating.step(batch, observe, finish=together)
         except DeviceMemoryError as error:
-            raise explained(error, self.plan, memory=self.pipeline.current_memory) from error
+            raise explain_shortage(error, self.plan, memory=self.pipeline.current_memory) from error
         seconds = perf_counter() - start
         news = self._switch_order(self.online, seconds) if self.online is not None and self.step < o.steps else ()
         validation_loss = None if validation is None else float(self.pipeline.evaluate(validation.batches(replica)))
@@ -321,7 +321,7 @@ class TrainingRun:
         before = len(online.entries)
         plan = online.after_step(self.step, seconds, self.traces[-1].steps[-1])
         if plan is not None:
-            # The plan is compared with its own steps alone.
+            # The plan is compare_timelines with its own steps alone.
             self.plan, self.traces = plan, []
         return tuple(map(str, online.entries[before:]))
 

@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 from debubble.costs.flops import Utilization
 from debubble.ir import DebubbleError, InfeasibleError
 from debubble.ir.degrees import ConfigurationSummary, Degrees, DegreeSearch
-from debubble.planners.auto import asked, fastest_of
+from debubble.planners.auto import fastest_of, planners_for
 from debubble.planners.degrees.estimate import promise, quick_bound, quick_step, step_bound
 from debubble.planners.degrees.memory import peak_parts, too_large
 from debubble.planners.degrees.space import Job, configurations, smallest_batches
@@ -286,7 +286,7 @@ class _Search:
     def _ask(self, degrees: Degrees) -> None:
         problem = replace(self.problems[degrees], effort=FINAL * self.job.effort)
         large = problem.devices * problem.micro_batches >= LARGE
-        names = [name for name in asked(problem) if not large or name in ALSO_LARGE]
+        names = [name for name in planners_for(problem) if not large or name in ALSO_LARGE]
         try:
             answer = verified("auto", problem, fastest_of(problem, names), 0.0)
         except DebubbleError as refusal:

@@ -139,7 +139,7 @@ def _probes(inst: Instance, opened: Open) -> Iterator[tuple[int, ...]]:
                 yield tuple(min(inst.counts[run], number) if r == run else 0 for r in range(len(inst.counts)))
 
 
-def evened(inst: Instance, pooled: Decomposition, effort: Effort) -> Decomposition:
+def per_chunk_reading(inst: Instance, pooled: Decomposition, effort: Effort) -> Decomposition:
     """Turn the pooled reading's answer into one for the per-chunk reading: weight x (sum of max T per chunk) + sum T.
 
     Device by device, layers move between the chunks so that they exceed what the slowest devices take there already by

@@ -30,7 +30,7 @@ from itertools import pairwise
 from typing import Any
 
 from debubble.ir import InfeasibleError, Schedule, SolverError
-from debubble.planners.scope.benders import Decomposition, Layers, decompose, evened
+from debubble.planners.scope.benders import Decomposition, Layers, decompose, per_chunk_reading
 from debubble.planners.scope.instance import DeviceInstance, Instance, instance
 from debubble.planners.scope.layer_types import LayerRun
 from debubble.search.cp_solver import solver_of, status_of
@@ -70,7 +70,7 @@ def solve(
         return
     yield _in_one_piece(inst, pooled, per_chunk=False, effort=effort.part(effort.left / 2), seed=seed)
     with suppress(InfeasibleError):  # not found: there is an answer already
-        yield _in_one_piece(inst, evened(inst, pooled, effort), per_chunk=True, effort=effort, seed=seed)
+        yield _in_one_piece(inst, per_chunk_reading(inst, pooled, effort), per_chunk=True, effort=effort, seed=seed)
 
 
 def _in_one_piece(inst: Instance, start: Decomposition, *, per_chunk: bool, effort: Effort, seed: int) -> ProgramAnswer:

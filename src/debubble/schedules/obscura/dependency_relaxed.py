@@ -9,7 +9,7 @@ mu_s = 3(p - s) - 2 forwards; the remaining forwards move left and alternate wit
 from __future__ import annotations
 
 from debubble.ir import Schedule, StageCosts
-from debubble.schedules.obscura.strawman import identify, transformed
+from debubble.schedules.obscura.strawman import adjusted_pipeline, identify
 from debubble.schedules.one_f_one_b import alternate
 from debubble.schedules.registry import schedule
 
@@ -36,7 +36,7 @@ def dependency_relaxed(
         adjusted_stages: First stages that are adjusted; by default those that exceed the costs' memory limit.
     """
     adjusted = identify(adjusted_stages, devices=devices, micro_batches=micro_batches, costs=costs)
-    return transformed(
+    return adjusted_pipeline(
         "dependency-relaxed",
         (
             alternate(s, micro_batches, warm_up=3 * (devices - s) - 2 if s < adjusted else devices - s)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Literal, get_args
 
 from debubble.ir import InputError, Number, Schedule, StageCosts
-from debubble.schedules.obscura.strawman import identify, transformed
+from debubble.schedules.obscura.strawman import adjusted_pipeline, identify
 from debubble.schedules.obscura.swapping import swap
 from debubble.schedules.one_f_one_b import alternate
 from debubble.schedules.registry import schedule
@@ -54,7 +54,7 @@ def obscura(
         destination: `host`, or `peer`: the paired device p - 1 - s, as in BPipe.
     """
     adjusted = identify(adjusted_stages, devices=devices, micro_batches=micro_batches, costs=costs)
-    return migrated(
+    return migrated_pipeline(
         "obscura",
         devices=devices,
         micro_batches=micro_batches,
@@ -99,7 +99,7 @@ def obscura_minimal(
     adjusted = identify(adjusted_stages, devices=devices, micro_batches=micro_batches, costs=costs)
 
     def build(migrated_forwards: int) -> Schedule:
-        return migrated(
+        return migrated_pipeline(
             "obscura-minimal",
             devices=devices,
             micro_batches=micro_batches,
@@ -116,7 +116,7 @@ def obscura_minimal(
     return build(migrated_forwards)
 
 
-def migrated(
+def migrated_pipeline(
     name: str,
     *,
     devices: int,
@@ -143,7 +143,7 @@ def migrated(
     warm_up = [devices - s + (migrated_forwards if s < adjusted else 0) for s in range(devices)]
     orders = [alternate(s, micro_batches, warm_up=warm_up[s]) for s in range(devices)]
     if not swapped_blocks:
-        return transformed(name, orders, micro_batches=micro_batches, adjusted=adjusted)
+        return adjusted_pipeline(name, orders, micro_batches=micro_batches, adjusted=adjusted)
     for s in range(adjusted):
         alive = min(warm_up[s], micro_batches)
         orders[s] = swap(orders[s], warm_up=alive, blocks=min(swapped_blocks + adjusted - 1 - s, max(alive - 2, 0)))
@@ -153,7 +153,7 @@ def migrated(
             raise InputError(f"Only {devices // 2} of {devices} stages have a later device to swap with.")
         peers = {s: devices - 1 - s for s in range(adjusted)}
     return replace(
-        transformed(name, orders, micro_batches=micro_batches, adjusted=adjusted),
+        adjusted_pipeline(name, orders, micro_batches=micro_batches, adjusted=adjusted),
         offload_fraction=dict.fromkeys(range(adjusted), swapped_fraction),
         peers=peers,
     )

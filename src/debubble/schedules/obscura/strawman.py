@@ -38,7 +38,7 @@ def strawman(
         adjusted_stages: First stages that are adjusted; by default those that exceed the costs' memory limit.
     """
     adjusted = identify(adjusted_stages, devices=devices, micro_batches=micro_batches, costs=costs)
-    return transformed(
+    return adjusted_pipeline(
         "strawman",
         (
             _migrated(s, micro_batches, distance=devices - s)
@@ -70,7 +70,7 @@ def identify(adjusted_stages: int | None, *, devices: int, micro_batches: int, c
     return over[-1] + 1 if over else 0
 
 
-def transformed(name: str, orders: Iterable[Iterable[Op]], *, micro_batches: int, adjusted: int) -> Schedule:
+def adjusted_pipeline(name: str, orders: Iterable[Iterable[Op]], *, micro_batches: int, adjusted: int) -> Schedule:
     """The schedule of these orders, one stage each, whose adjusted stages recompute."""
     lists = tuple(map(tuple, orders))
     return Schedule(

@@ -50,10 +50,10 @@ def choose(options: TrainOptions) -> Start | None:
     --resume is damaged, InputError if all are.
     """
     folder = options.checkpoint
-    if folder is None or agreed(lambda: start_of(options)) is None:
+    if folder is None or ask_rank_0(lambda: start_of(options)) is None:
         return None
     damaged: list[DamagedError] = []
-    for checkpoint in agreed(lambda: checkpoints(folder)[::-1]):
+    for checkpoint in ask_rank_0(lambda: checkpoints(folder)[::-1]):
         try:
             return _checked(checkpoint, damaged)
         except DamagedError as error:
@@ -67,11 +67,11 @@ def choose(options: TrainOptions) -> Start | None:
 def _checked(checkpoint: Path, damaged: Sequence[DamagedError]) -> Start:
     """Go on from this checkpoint instead of the damaged ones, if it is whole.  Raises DamagedError if not."""
     has_checksums = verify(checkpoint)
-    progress = agreed(lambda: progress_of(checkpoint))
+    progress = ask_rank_0(lambda: progress_of(checkpoint))
     notes = [f"{error} It is put aside, and the run goes on from {checkpoint.name}." for error in damaged]
     if not has_checksums:
         notes.append(f"{checkpoint} has no checksums: an earlier version wrote it, and not all damage can be seen.")
-    agreed(lambda: [_put_aside(error.checkpoint) for error in damaged])
+    ask_rank_0(lambda: [_put_aside(error.checkpoint) for error in damaged])
     return Start(checkpoint, progress, tuple(notes))
 
 
@@ -92,7 +92,7 @@ def verify(checkpoint: Path) -> bool:
 
     Raises DamagedError, on all ranks the same, if it is not what was written.
     """
-    found = agreed(lambda: _looked_through(checkpoint))
+    found = ask_rank_0(lambda: _looked_through(checkpoint))
     if found is None:
         return False
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -107,7 +107,7 @@ def verify(checkpoint: Path) -> bool:
         if answer is not None:
             raise answer
     # Only now is it known that this is the metadata that was written.
-    agreed(lambda: len(read_metadata(checkpoint).state_dict_metadata))
+    ask_rank_0(lambda: len(read_metadata(checkpoint).state_dict_metadata))
     return True
 
 
@@ -116,7 +116,7 @@ def load(checkpoint: Path, state: State) -> None:
 
     Raises InputError if it is another model's, DamagedError if it cannot be read.
     """
-    reader = Reader(checkpoint, agreed(lambda: read_metadata(checkpoint)))
+    reader = Reader(checkpoint, ask_rank_0(lambda: read_metadata(checkpoint)))
     try:
         state_dict_loader.load(tensors(state), storage_reader=reader, planner=LoadPieces(state))
     except (OSError, CheckpointException) as error:
@@ -134,7 +134,7 @@ def _looked_through(checkpoint: Path) -> Manifest | None:
     return found
 
 
-def agreed(look: Callable[[], T]) -> T:
+def ask_rank_0(look: Callable[[], T]) -> T:
     """Rank 0's result on all ranks, or its InputError: hosts may see a shared folder change at different times."""
     answer: list[Any] = [None]
     if dist.get_rank() == 0:
