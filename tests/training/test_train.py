@@ -345,7 +345,7 @@ def test_divided_layers_train_like_whole_ones_and_can_be_joined(options: Any, lo
 
 
 @pytest.mark.usefixtures("process_group")
-def test_divided_experts_train_like_whole_ones_and_can_be_joined(options: Any, tmp_path: Path) -> None:
+def test_divided_experts_train_like_whole_ones_and_can_be_joined(options: Any, losses: Any, tmp_path: Path) -> None:
     """Two replicas that divide the experts of every layer, then one rank with all of them."""
     plan, divided, alone, folder = (
         Plan.load(options.plan),
@@ -361,7 +361,7 @@ def test_divided_experts_train_like_whole_ones_and_can_be_joined(options: Any, t
     replace(plan, options=replace(plan.options, micro_batch_size=2)).save(alone)
     whole = [r.loss for r in train_alone(changed(options, plan=alone, steps=4)).reports]
     saving = ["--steps", "2", "--checkpoint", str(folder)]
-    assert ran(changed(options, plan=divided), *saving) == pytest.approx(whole[:2], rel=1e-5)
+    assert losses(changed(options, plan=divided), *saving) == pytest.approx(whole[:2], rel=1e-5)
     resumed = train_alone(changed(options, plan=alone, checkpoint=folder, resume=True, steps=4))
     assert [r.loss for r in resumed.reports] == pytest.approx(whole[2:], rel=1e-5)
 
