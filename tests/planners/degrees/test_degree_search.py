@@ -145,3 +145,9 @@ def test_a_choice_that_no_quick_plan_fits_is_planned_where_it_promises_much_more
 
     assert str(best.degrees) == "pipeline 4, 64 micro-batches of 1"
     assert best.search.too_large + best.search.planned + best.search.slower <= best.search.legal
+
+
+def test_a_planner_that_plans_none_of_the_choices_says_so() -> None:
+    mixed = replace(job(cluster="2xH100-80GB+2xA100-80GB"), fixed={"pipeline": 4})
+    with pytest.raises(db.InfeasibleError, match="'joint' has no plan for the choices of degrees that fit; it says:"):
+        search_degrees(mixed, planner="joint")

@@ -312,9 +312,9 @@ class _Search:
         return {**self.ranking.steps, **{degrees: float(result.time) for degrees, result in self.results.items()}}
 
     def best(self) -> Best:
-        """The fastest plan that was found; raises InfeasibleError if there is none."""
+        """The fastest plan; raises InfeasibleError if there is none, or none by the planner that was asked for."""
         steps = self._steps()
-        if not steps:
+        if not steps or (self.planner != "auto" and not self.results and not self.interrupted):
             raise self._nothing_fits()
         shown = sorted(self.results, key=lambda degrees: steps[degrees])[:BEST] or self.ranking.best(BEST)
         for degrees in shown:
@@ -334,6 +334,8 @@ class _Search:
 
     def _nothing_fits(self) -> DebubbleError:
         tried = f"None of the {len(self.legal)} choices of degrees fits; the one that misses by least:"
+        if self.ranking.steps:
+            tried = f"The planner '{self.planner}' has no plan for the choices of degrees that fit; it says:"
         refused = list(self.ranking.refused.values())
         reason = str(closest(refused)) if refused else next(iter(self.too_large.values()))
         return InfeasibleError(f"{tried} {reason}")
