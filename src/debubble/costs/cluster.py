@@ -169,7 +169,7 @@ class Cluster:
 
     @cached_property
     def alike(self) -> bool:
-        """Whether all devices are of one type."""
+        """True if all devices are of one type."""
         return len({type_.name for type_ in self.types}) == 1
 
     @property

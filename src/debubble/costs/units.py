@@ -273,7 +273,7 @@ class Units:
         return {}
 
     def changed(self, change: Callable[[Unit], Unit]) -> Units:
-        """The same model with every unit changed, on every device."""
+        """Change every unit of the model, on every device."""
         tables = tuple(tuple(map(change, table)) for table in self.on_devices)
         return replace(self, units=tuple(map(change, self.units)), on_devices=tables)
 

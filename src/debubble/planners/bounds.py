@@ -87,7 +87,7 @@ def _bound_of_units(problem: Problem, units: Units) -> Number:
 
 
 def _paces(problem: Problem, units: Units) -> Number:
-    """How many of the fastest device all devices are worth together: each is at most as fast as in its best unit."""
+    """Number of the fastest device that all devices are worth together: each is at most as fast as in its best unit."""
     if not units.on_devices:
         return problem.devices
     paces = {

@@ -90,7 +90,7 @@ def offloading(problem: Problem, solution: Solution) -> Solution:
 
 
 def _time(problem: Problem, solution: Solution) -> Number | None:
-    """What the pipeline's part of a step takes; None if the answer does not fit."""
+    """Time of the pipeline's part of a step; None if the answer does not fit."""
     try:
         return problem.time_of(simulate(solution.schedule, solution.costs))
     except OutOfMemoryError:

@@ -22,7 +22,7 @@ def lower_bound(problem: OrderProblem) -> Number:
     """Compute the best of the analytic bounds.
 
     Args:
-        problem: What is ordered.
+        problem: The operations to order.
 
     Returns:
         A time that no schedule of the problem can beat, in the costs' unit.
@@ -35,7 +35,7 @@ def round_trip(problem: OrderProblem, stage: int) -> Number:
     """Compute the least time from the end of a stage's forward to the start of its backward.
 
     Args:
-        problem: What is ordered.
+        problem: The operations to order.
         stage: The stage.
 
     Returns:
@@ -50,7 +50,7 @@ def idle_allowed(problem: OrderProblem) -> list[Number]:
     """Compute the idle time that the lower bound leaves each device, beyond what is forced before its first backward.
 
     Args:
-        problem: What is ordered.
+        problem: The operations to order.
 
     Returns:
         Times per device, in the costs' unit.

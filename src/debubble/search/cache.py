@@ -49,7 +49,7 @@ def nearest(problem: OrderProblem, base: Path) -> Schedule | None:
     """Find the schedule of the most similar problem of the same shape.
 
     Args:
-        problem: What is ordered.
+        problem: The operations to order.
         base: The cache folder.
 
     Returns:
@@ -68,7 +68,7 @@ def nearest_of_any_length(problem: OrderProblem, base: Path, *, effort: Effort) 
     """Find the schedule of the most similar problem; with another number of micro-batches if none has the problem's.
 
     Args:
-        problem: What is ordered.
+        problem: The operations to order.
         base: The cache folder.
         effort: It pays for what is simulated to fit a schedule to another number.
 

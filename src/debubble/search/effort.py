@@ -51,9 +51,9 @@ class Effort:
     """Seconds of the reference machine that a search may spend, and what it has spent.
 
     Attributes:
-        seconds: What there is to spend, in seconds of the reference machine.
-        spent: What is spent, in the same unit; a little more than `seconds` where the last step was larger than the
-            rest.
+        seconds: Work that may be spent, in seconds of the reference machine.
+        spent: Work that is spent, in the same unit; a little more than `seconds` where the last step was larger than
+            the rest.
 
     Args:
         seconds: As above; infinite for what ends by itself.
@@ -90,7 +90,7 @@ class Effort:
         """Count work.
 
         Args:
-            seconds: What it takes on the reference machine.
+            seconds: Time that it takes on the reference machine.
         """
         self.spent += seconds
         if self._whole is not None:

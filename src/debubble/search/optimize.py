@@ -53,7 +53,7 @@ def optimize(
     """Better and better schedules with rising bounds until the optimum is proven or the effort is spent.
 
     Args:
-        problem: What is ordered.
+        problem: The operations to order.
         starts: Schedules to improve, beside the constructed ones and what is shipped for such a problem.
         effort: Seconds of the reference machine (see `search.effort`), or an Effort with a brake on the clock.
         seed: The last of the stream depends on it, on the effort and on the number of walkers alone.

@@ -57,7 +57,7 @@ class OrderProblem:
         """State the problem that a schedule is one answer to.
 
         Args:
-            schedule: What it recomputes and fixes for whole stages becomes part of the problem.
+            schedule: The schedule; what it recomputes and fixes for whole stages becomes part of the problem.
             costs: With an offload time, activations may move.
             objective: `makespan` or `span`.
         """

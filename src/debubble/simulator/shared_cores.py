@@ -22,7 +22,7 @@ def run_shared(program: Program, *, cores: Number) -> Timeline:
     """Simulate a program whose devices share cores.
 
     Args:
-        program: What to run.
+        program: The program to simulate.
         cores: How many lanes can run at full speed at a time.
 
     Returns:

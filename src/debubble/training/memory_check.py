@@ -80,7 +80,7 @@ def explain_shortage(error: DeviceMemoryError, plan: Plan, *, memory: float) -> 
 
     Args:
         error: The shortage.
-        plan: What ran.
+        plan: The plan that ran.
         memory: Bytes that the device held when it happened.
     """
     predicted = predicted_at(error, plan)

@@ -122,7 +122,7 @@ def train(options: TrainOptions, *, dataset: Dataset | None = None) -> TrainingS
     """Train as this rank of the process group.
 
     Args:
-        options: What to do; the same on all ranks.
+        options: The options of the run; the same on all ranks.
         dataset: Samples of your own, in place of the data of the options.
 
     Returns:
@@ -187,8 +187,8 @@ class TrainingRun:
     """The state of a run on this rank.
 
     Args:
-        options: What to do; the same on all ranks.
-        plan: What runs.
+        options: The options of the run; the same on all ranks.
+        plan: The plan that runs.
         samples: Where batches come from.
     """
 

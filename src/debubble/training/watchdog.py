@@ -62,7 +62,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
     What the rank was doing is added as a note to an error that passes through.
 
     Args:
-        status: What this rank does.
+        status: Status of this rank.
         store: Shared by all ranks.
         rank: This rank.
         ranks: Their number.

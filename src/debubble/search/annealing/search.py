@@ -44,7 +44,7 @@ def search(
     """Better and better schedules of a problem, each with its exact objective and a lower bound.
 
     Args:
-        problem: What is ordered.
+        problem: The operations to order.
         starts: Schedules to improve, tried beside the constructed ones.
         steps: Number of moves of each walker.
         seed: The result depends on it, on the steps and on the number of walkers alone.
@@ -69,7 +69,7 @@ def best_starts(
     """Try one start after the other, and yield each that is better than all before it.
 
     Args:
-        problem: What is ordered.
+        problem: The operations to order.
         starts: Schedules to try before the constructed ones.
         bound: A lower bound that is already known.
         effort: When it is spent, and there is a start, no other is tried.
@@ -128,10 +128,10 @@ def improve(
     """Search locally from an incumbent: coolings, each from the best of its walker, until the steps are done.
 
     Args:
-        problem: What is ordered.
+        problem: The operations to order.
         best: The start.
         steps: Moves of each walker; by default as many as the effort pays for.
-        effort: What the moves are counted in; endless by default.
+        effort: Counter of the moves; endless by default.
         seed: The result depends on it, on the steps and on the number of walkers alone.
         workers: Walkers side by side, which exchange their best after every burst.
         block: The part of the lists that stays periodic, if any.
@@ -185,7 +185,7 @@ def verify(problem: OrderProblem, schedule: Schedule, best: Incumbent, *, below:
     """Make an incumbent of a schedule, if exact simulation agrees that it is better.
 
     Args:
-        problem: What is ordered.
+        problem: The operations to order.
         schedule: The schedule.
         best: An incumbent, whose bound is taken over.
         below: The objective that the schedule has to beat.

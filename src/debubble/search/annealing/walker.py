@@ -49,7 +49,7 @@ class Walker:
         """Start a walk.
 
         Args:
-            problem: What is ordered.
+            problem: The operations to order.
             start: Where the walk starts.
             seed: Seed of its random numbers.
             block: The part of the lists that stays periodic, if any.

@@ -28,7 +28,7 @@ def initial_schedules(problem: OrderProblem) -> Iterator[Schedule]:
     """Construct schedules to start a search from.
 
     Args:
-        problem: What is ordered.
+        problem: The operations to order.
 
     Returns:
         List schedules, what needs the least memory last; some may not fit the limit.
@@ -61,7 +61,7 @@ def schedules_of_chunks(problem: OrderProblem) -> Iterator[Schedule]:
     Where activations may leave memory, both are also planned with what the host lends, and made to fit.
 
     Args:
-        problem: What is ordered.
+        problem: The operations to order.
     """
     if not problem.split:
         return
@@ -88,8 +88,8 @@ def list_schedule(
     """Construct a list schedule that offloads nothing and recomputes nothing explicitly; None if it gets stuck.
 
     Args:
-        problem: What is ordered.  What its fused recomputations bring back for a moment is not counted: the exact
-            simulation of each start decides.
+        problem: The operations to order.  What its fused recomputations bring back for a moment is not counted: the
+            exact simulation of each start decides.
         room: Bytes for activations, per device; None for any number.
         rule: How W's fill gaps.
     """
@@ -105,7 +105,7 @@ def offloading_schedules(problem: OrderProblem, *, idle: Sequence[Number] | None
     """Construct list schedules that use the memory of the host.
 
     Args:
-        problem: What is ordered, with offload.
+        problem: The operations to order, with offload.
         idle: Time that each device may lose behind its first backward before it fills every gap; any by default.  With
             what the bound allows, the device that is the bottleneck stays busy, at the cost of others.
     """

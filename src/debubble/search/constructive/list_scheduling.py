@@ -131,7 +131,7 @@ class ListScheduler:
     Args:
         placement: Stages on devices.
         micro_batches: Micro-batches of the step, m.
-        costs: What operations take; memory limits are not read.
+        costs: Times and bytes of operations; memory limits are not read.
         room: Bytes for activations, per device; None for any number.
         split: The backward is an I with a W apart; else it is one B.
         exact_sizes: Sizes that are floats are added up as the fractions that they are, not as floats.

@@ -24,7 +24,7 @@ def offload_to_fit(
     """Add offloads and reloads, so that every device stays under its limit.
 
     Args:
-        problem: What is ordered.
+        problem: The operations to order.
         orders: Per device, its compute operations in order.
         eager: (stage, micro-batch) pairs that are offloaded in any case, unless their backward follows at once.
 
@@ -46,7 +46,7 @@ def movable_pairs(problem: OrderProblem, timetable: ListSchedule) -> frozenset[P
     """Choose the activations that there is time to move: until their backward, and on the link.
 
     Args:
-        problem: What is ordered, with offload.
+        problem: The operations to order, with offload.
         timetable: A list schedule of it; when an F ends, the link has to be free, or soon to be.
 
     Returns:
@@ -72,7 +72,7 @@ def recompute_to_fit(problem: OrderProblem, orders: Sequence[Sequence[Op]]) -> S
     """Add an R before the backward of as many micro-batches as memory demands.
 
     Args:
-        problem: What is ordered.
+        problem: The operations to order.
         orders: Per device, its compute operations in order.
 
     Returns:

@@ -55,7 +55,7 @@ def build(
     """Build the model of all schedules that take at most `horizon`, of some of them, or of a relaxation.
 
     Args:
-        problem: What is ordered.
+        problem: The operations to order.
         horizon: Latest end, in the costs' unit of time.
         exact: The devices whose lanes and memory count, by default all; the others are delays only.
         weights: Those of them where a W takes the lane, by default all; elsewhere it runs beside others, and for the

@@ -43,7 +43,7 @@ def solve(
     """Improve an incumbent, or prove it optimal: yield it anew whenever schedule or bound got better.
 
     Args:
-        problem: What is ordered.
+        problem: The operations to order.
         best: The incumbent.  Its whole backwards stay whole; in a problem that may split them, nothing is then proven.
         effort: How much CP-SAT may do.
         seed: Seed of CP-SAT.
@@ -88,7 +88,7 @@ def device_bound(problem: OrderProblem, device: int, *, horizon: Number, effort:
     """Bound a problem by one device: its lanes and memory are exact, the other devices are delays.
 
     Args:
-        problem: What is ordered.
+        problem: The operations to order.
         device: The device.
         horizon: A time that some schedule takes.
         effort: How much CP-SAT may do.

@@ -45,7 +45,7 @@ def improve_tight(
     """Improve schedule and bound of a problem without offload and recomputation: exact search, then local search.
 
     Args:
-        problem: What is ordered.
+        problem: The operations to order.
         best: The start.
         steps: Moves of the local search.
         seed: The result depends on it alone.
@@ -150,7 +150,7 @@ def skeleton_bound(problem: OrderProblem, *, horizon: Number, effort: Effort, bo
     """Bound a problem by its skeleton.
 
     Args:
-        problem: What is ordered, without offload and recomputation.
+        problem: The operations to order, without offload and recomputation.
         horizon: A time that some schedule takes; the bound is at most that.
         effort: How much CP-SAT may do.
         bound: A lower bound that is already known.

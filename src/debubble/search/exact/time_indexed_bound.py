@@ -98,7 +98,7 @@ def running_prover(problem: OrderProblem, *, bound: Number, below: Number, effor
     """Let a prover work on a core of its own, until it has spent its effort or the context is left.
 
     Args:
-        problem: What is ordered.
+        problem: The operations to order.
         bound: A lower bound that is known.
         below: A time that some schedule takes: the bound cannot be higher.
         effort: How much it may do.

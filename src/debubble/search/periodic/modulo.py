@@ -57,7 +57,7 @@ def modulo_schedule(problem: OrderProblem, *, effort: Effort, seed: int = 0) -> 
     """Find the shortest period, and unroll its pattern; None if there is no pattern.
 
     Args:
-        problem: What is ordered.
+        problem: The operations to order.
         effort: How much CP-SAT may do.
         seed: Seed of CP-SAT.
     """
@@ -69,8 +69,8 @@ def find_patterns(problem: OrderProblem, number: int, *, effort: Effort, seed: i
     """Find patterns with the shortest period, each a period longer under way than the one before.
 
     Args:
-        problem: What is ordered: a linear placement, equal micro-batches, asynchronous messages and a full-duplex host
-            link; there are no patterns for others.
+        problem: The operations to order: a linear placement, equal micro-batches, asynchronous messages and a
+            full-duplex host link; there are no patterns for others.
         number: Patterns at most.
         effort: Shared out among the periods that are tried.
         seed: Seed of CP-SAT.

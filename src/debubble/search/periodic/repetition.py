@@ -34,7 +34,7 @@ def periodic_schedule(problem: OrderProblem, *, effort: Effort, seed: int = 0, w
     """Search a schedule with a periodic middle.
 
     Args:
-        problem: What is ordered.
+        problem: The operations to order.
         effort: A third of it finds patterns, the rest improves them.
         seed: The result depends on it, on the effort and on the number of walkers alone.
         workers: Walkers of the local search side by side.

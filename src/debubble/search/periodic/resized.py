@@ -70,7 +70,7 @@ def _simulated(schedule: Schedule, costs: StageCosts) -> Timeline:
 
 
 def _copies(small: int, micro_batches: int, *, at: int) -> Iterator[tuple[int, int]]:
-    """For each micro-batch of the result the one that it follows, and by how many it is later."""
+    """Find for each micro-batch of the result the one that it follows, and by how many it is later."""
     more = micro_batches - small
     for j in range(micro_batches):
         if j < at:
