@@ -66,13 +66,15 @@ def model_units(
         framework = replace(framework, dispatch_overlap=True)
     speed = Speed.of(cluster.slowest, options.dtype)
     builder = _Builder(Shapes(model=model, options=options, framework=framework, speed=speed))
+    paces = layout.slowest_ranks
     tables = {
-        hardware.name: builder.on(Speed.of(hardware, options.dtype)).all_units() for hardware in layout.slowest_ranks
+        name: builder.on(Speed.of(hardware, options.dtype)).all_units()
+        for name, hardware in {hardware.name: hardware for hardware in paces}.items()
     }
     mixed = len(tables) > 1
     return Units(
         units=fastest_units([*tables.values()]) if mixed else next(iter(tables.values())),
-        on_devices=tuple(tables[hardware.name] for hardware in layout.slowest_ranks) if mixed else (),
+        on_devices=tuple(tables[hardware.name] for hardware in paces) if mixed else (),
         communication=speed.message(builder.boundary, across_nodes=layout.across_nodes),
         offload_bandwidth=speed.hardware.host_bandwidth * speed.hardware.efficiency.host / layout.sharing,
         host_memory=min(each.host_memory for each in cluster.types) or None,
