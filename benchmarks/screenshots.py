@@ -1,6 +1,6 @@
-"""Makes the pictures of the report in docs/pictures: `python benchmarks/screenshots.py`, with Chromium installed.
+"""Makes the pictures of the report and the workbench in docs/pictures: `python benchmarks/screenshots.py [NAME ...]`.
 
-Each is a page of `debubble show` as a browser draws it; plans and the measured run are made anew.
+Each is a page as Chromium draws it, which Playwright drives; plans and the measured run are made anew.
 """
 
 from __future__ import annotations
@@ -9,10 +9,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
+from playwright.sync_api import Page, sync_playwright
+
+from debubble.serve import Workbench
 
 PICTURES = Path(__file__).parents[1] / "docs/pictures"
 COLORS = 256
@@ -42,7 +46,7 @@ COSTS = '{"forward": 0.01, "backward_input": 0.01, "backward_weight": 0.01, "act
 SHOTS = (
     Shot(name="report", arguments=("plain.json",), height=2250),
     Shot(name="report-dark", arguments=("offload.json",), address="dark", height=2350),
-    Shot(name="report-phone", arguments=("plain.json",), width=500, height=3300),
+    Shot(name="report-phone", arguments=("plain.json",), width=390, height=3300),
     Shot(name="report-wide", arguments=("wide.json",), address="dark", height=2500),
     Shot(name="report-measured", arguments=("abstract.json", "--trace", "trace.json"), height=2050),
     Shot(name="report-two-plans", arguments=("plain.json", "offload.json"), height=3200),
@@ -50,17 +54,36 @@ SHOTS = (
 )
 
 
-def main() -> None:
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        sys.exit("Install Chromium first: it draws the pages.")
-    with tempfile.TemporaryDirectory() as name:
+def main(names: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
         folder = Path(name)
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         make_plans(folder)
         for shot in SHOTS:
-            debubble(folder, "show", *shot.arguments, "--html", "page.html")
-            take(shot, folder, chromium)
-            print(f"{shot.name}.png: {(PICTURES / f'{shot.name}.png').stat().st_size / 1024:.0f} KiB")
+            if not names or shot.name in names:
+                debubble(folder, "show", *shot.arguments, "--html", "page.html")
+                page = browser.new_page(viewport={"width": shot.width, "height": shot.height})
+                page.goto(f"file://{folder}/page.html#{shot.address}")
+                take(page, shot.name, top=shot.top)
+        if not names or "workbench" in names:
+            draw_workbench(browser.new_page(viewport={"width": 1400, "height": 900}))
+        browser.close()
+
+
+def draw_workbench(page: Page) -> None:
+    """The workbench with two plans that were found, the report of the second, and figures below the sliders."""
+    with Workbench() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        page.goto(server.address)
+        page.click("summary")
+        for planner in ("dapple", "adapipe"):
+            page.locator("#search [name=planner]").select_option(planner)
+            page.click("#search > button")
+            page.locator("#searches li").first.locator("[data-do=report]").wait_for(state="visible", timeout=120_000)
+        page.click("summary")
+        page.frame_locator("#page").locator("h1").wait_for()
+        take(page, "workbench")
+        server.shutdown()
 
 
 def make_plans(folder: Path) -> None:
@@ -76,16 +99,17 @@ def debubble(folder: Path, *arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "debubble", *arguments], cwd=folder, check=True, stdout=subprocess.DEVNULL)
 
 
-def take(shot: Shot, folder: Path, chromium: str) -> None:
-    address = f"file://{folder}/page.html#{shot.address}"
-    size = f"--window-size={shot.width},{shot.height}"
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}/profile"]
-    picture = folder / "picture.png"
-    command = [chromium, *options, size, "--virtual-time-budget=2000", f"--screenshot={picture}", address]
-    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
-    shown = Image.open(picture).convert("RGB").crop((0, shot.top, shot.width, shot.height))
-    shown.quantize(COLORS, dither=Image.Dither.NONE).save(PICTURES / f"{shot.name}.png", optimize=True)
+def take(page: Page, name: str, *, top: int = 0) -> None:
+    """Write what the page shows below a line, in few colours, and close it."""
+    file = PICTURES / f"{name}.png"
+    page.wait_for_timeout(500)
+    page.screenshot(path=file)
+    page.close()
+    shown = Image.open(file).convert("RGB")
+    shown = shown.crop((0, top, shown.width, shown.height))
+    shown.quantize(COLORS, dither=Image.Dither.NONE).save(file, optimize=True)
+    print(f"{name}.png: {file.stat().st_size / 1024:.0f} KiB", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -113,6 +113,16 @@ def test_without_planned_changes_the_page_says_how_much_of_the_step_its_advice_i
     assert f"{share}%; memory is" in text
 
 
+def test_a_row_says_how_many_devices_it_stands_for() -> None:
+    def planned(**degrees: int) -> str:
+        cluster = db.Cluster.parse("4xA100-80GB")
+        plan = db.plan(db.models["llama-tiny"], cluster, micro_batches=4, planner="dapple", **degrees)
+        return words(page(Scene.predicted(plan)))
+
+    assert "A row stands for 2 devices that do the same work." in planned(pipeline=2, data=2)
+    assert "A row stands for" not in planned(pipeline=4)
+
+
 def test_a_plan_without_a_limit_says_so() -> None:
     text = words(page(Scene.predicted(small_plan(memory_limit=None))))
 

@@ -12,12 +12,13 @@ import typer
 from debubble.cli import options as o
 from debubble.cli.app import app
 from debubble.cli.output import Json, console, log, print_answer
-from debubble.cli.progress import SearchProgress
+from debubble.cli.progress import SearchProgress, told_after_a_while
 from debubble.ir import InputError
 
 
 @app.command("import", rich_help_panel="Take along")
 @o.with_option_groups
+@told_after_a_while("Reading the job and planning it again")
 def import_(
     target: Annotated[str, typer.Argument(help="The framework, such as megatron; see docs/imports.md.")],
     file: Annotated[Path, typer.Argument(help="Its configuration.", metavar="FILE")],

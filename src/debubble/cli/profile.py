@@ -12,6 +12,7 @@ from rich.table import Table
 from debubble.cli import options as o
 from debubble.cli.app import app
 from debubble.cli.output import Json, console, log, print_answer
+from debubble.cli.progress import told_after_a_while
 from debubble.cli.torch_extra import require_torch
 from debubble.ir import Number
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 
 @app.command(rich_help_panel="Run")
+@told_after_a_while("Measuring")
 def profile(
     model: o.ModelName,
     output: Annotated[Path, typer.Option("--output", "-o", help="Write the measured units here.")] = Path("costs.json"),

@@ -10,10 +10,12 @@ import typer
 from debubble.cli.app import app
 from debubble.cli.options import PlanFile
 from debubble.cli.output import Json
+from debubble.cli.progress import told_after_a_while
 from debubble.cli.torch_extra import require_torch
 
 
 @app.command(rich_help_panel="Run")
+@told_after_a_while("Rehearsing")
 def rehearse(
     plan: PlanFile,
     steps: Annotated[int, typer.Option(help="Steps; the one of median length is compared.")] = 5,

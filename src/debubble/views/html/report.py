@@ -39,6 +39,7 @@ def section(scene: Scene) -> dict[str, Any]:
         "causes": [] if why is None else _causes(why),
         "facts": [] if plan is None else list(_facts(plan)),
         "strip": None if plan is None else partition_strip(plan),
+        "rows": "" if plan is None else _rows_words(plan),
         "memory": None if plan is None else memory_bars(scene),
         "tables": [] if plan is None else list(_plan_tables(plan, scene)),
         "shares": [_device_rows(scene), _stage_rows(scene)],
@@ -119,6 +120,12 @@ def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "costs", "measured by debubble profile" if plan.profile is not None else "computed by formulas"
     else:
         yield "pipeline", f"{plan.devices} devices, {plan.micro_batches} micro-batches"
+
+
+def _rows_words(plan: Plan) -> str:
+    """A sentence that says how many devices a row stands for, where it is more than one."""
+    alike = plan.degrees.devices // plan.devices
+    return "" if plan.model is None or alike == 1 else f"A row stands for {alike} devices that do the same work."
 
 
 def _plan_tables(plan: Plan, scene: Scene) -> Iterator[Rows]:
