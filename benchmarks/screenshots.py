@@ -58,13 +58,13 @@ def main(names: list[str]) -> None:
     with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
         folder = Path(name)
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        make_plans(folder)
-        for shot in SHOTS:
-            if not names or shot.name in names:
-                debubble(folder, "show", *shot.arguments, "--html", "page.html")
-                page = browser.new_page(viewport={"width": shot.width, "height": shot.height})
-                page.goto(f"file://{folder}/page.html#{shot.address}")
-                take(page, shot.name, top=shot.top)
+        shots = [shot for shot in SHOTS if not names or shot.name in names]
+        make_plans(folder, {argument for shot in shots for argument in shot.arguments})
+        for shot in shots:
+            debubble(folder, "show", *shot.arguments, "--html", "page.html")
+            page = browser.new_page(viewport={"width": shot.width, "height": shot.height})
+            page.goto(f"file://{folder}/page.html#{shot.address}")
+            take(page, shot.name, top=shot.top)
         if not names or "workbench" in names:
             draw_workbench(browser.new_page(viewport={"width": 1400, "height": 900}))
         browser.close()
@@ -76,9 +76,10 @@ def draw_workbench(page: Page) -> None:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         page.goto(server.address)
         page.click("summary")
-        for planner in ("dapple", "adapipe"):
+        for number, planner in enumerate(("dapple", "adapipe")):
             page.locator("#search [name=planner]").select_option(planner)
             page.click("#search > button")
+            page.locator("#searches li").nth(number).wait_for()
             page.locator("#searches li").first.locator("[data-do=report]").wait_for(state="visible", timeout=120_000)
         page.click("summary")
         page.frame_locator("#page").locator("h1").wait_for()
@@ -86,9 +87,12 @@ def draw_workbench(page: Page) -> None:
         server.shutdown()
 
 
-def make_plans(folder: Path) -> None:
+def make_plans(folder: Path, files: set[str]) -> None:
     for name, call in PLANS.items():
-        debubble(folder, "plan", *call.split(), "-o", f"{name}.json")
+        if f"{name}.json" in files:
+            debubble(folder, "plan", *call.split(), "-o", f"{name}.json")
+    if "abstract.json" not in files:
+        return
     (folder / "costs.json").write_text(COSTS)
     call = "plan --costs costs.json --devices 4 --micro-batches 8 --planner portfolio --effort 1 -o abstract.json"
     debubble(folder, *call.split())

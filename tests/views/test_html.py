@@ -113,14 +113,21 @@ def test_without_planned_changes_the_page_says_how_much_of_the_step_its_advice_i
     assert f"{share}%; memory is" in text
 
 
+def test_a_plan_of_costs_is_told_what_its_idle_time_is_about() -> None:
+    text = words(page(Scene.predicted(small_plan())))
+
+    assert "What would help? More micro-batches or fewer pipeline devices would help most." in text
+    assert re.search(r"At stake is what filling and draining the pipeline takes: [0-9.]+% of the devices' time", text)
+
+
 def test_a_row_says_how_many_devices_it_stands_for() -> None:
-    def planned(**degrees: int) -> str:
+    def planned(data: int) -> str:
         cluster = db.Cluster.parse("4xA100-80GB")
-        plan = db.plan(db.models["llama-tiny"], cluster, micro_batches=4, planner="dapple", **degrees)
+        plan = db.plan(db.models["llama-tiny"], cluster, micro_batches=4, planner="dapple", data=data)
         return words(page(Scene.predicted(plan)))
 
-    assert "A row stands for 2 devices that do the same work." in planned(pipeline=2, data=2)
-    assert "A row stands for" not in planned(pipeline=4)
+    assert "A row stands for 2 devices that do the same work." in planned(data=2)
+    assert "A row stands for" not in planned(data=1)
 
 
 def test_a_plan_without_a_limit_says_so() -> None:

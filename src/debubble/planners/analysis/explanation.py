@@ -204,21 +204,27 @@ class Explanation:
         return f"{ADVICE[self._most.cause]} would help most"
 
     @property
-    def at_stake(self) -> str:
-        """A sentence that says how much of the step the advice is about."""
+    def at_stake(self) -> tuple[str, ...]:
+        """Sentences that say how much of the step the advice is about, and what else takes a noticeable share."""
         if self.advice is None:
-            return "All else takes too little of the step for another plan to help."
-        cause, share = self._most.cause, self._percent(self._most.seconds)
-        return f"At stake is what {cause} takes: about {share} of the step."
+            return ("All else takes too little of the step for another plan to help.",)
+        first, *others = (each for each in self._improvable if each.seconds >= MUCH * self.step_time)
+        said = [f"{ADVICE[c.cause].removesuffix(',')} ({c.cause}: {self._percent(c.seconds)})" for c in others]
+        then = (f"Then {'; '.join(said)}.",) if said else ()
+        return (f"At stake is what {first.cause} takes: about {self._percent(first.seconds)} of the step.", *then)
 
     @property
     def _most(self) -> CauseSeconds:
-        """The cause that takes most beside computing; filling and draining the pipeline count as one."""
+        """The cause that takes most beside computing."""
+        return self._improvable[0]
+
+    @property
+    def _improvable(self) -> list[CauseSeconds]:
+        """The causes beside computing, largest first; filling and draining the pipeline count as one."""
         seconds = {each.cause: each.seconds for each in self.causes}
         filling = seconds.pop("warm-up", 0.0) + seconds.pop("cool-down", 0.0)
         others = {cause: seconds[cause] for cause in seconds.keys() & ADVICE.keys()} | {FILLING: filling}
-        most = max(others, key=lambda cause: others[cause])
-        return CauseSeconds(most, others[most])
+        return sorted((CauseSeconds(*each) for each in others.items()), key=lambda each: (-each.seconds, each.cause))
 
     def _percent(self, seconds: float) -> str:
         return f"{100 * seconds / self.step_time:.1f}%"

@@ -7,7 +7,7 @@ from typing import Any
 
 from debubble.formatting import percent, size_words, time_words
 from debubble.ir import Kind, Plan
-from debubble.planners.analysis.explanation import Explanation, explanation
+from debubble.planners.analysis.explanation import ADVICE, FILLING, MUCH, Explanation, explanation
 from debubble.planners.analysis.what_if import gains
 from debubble.simulator import Cause
 from debubble.views.html.strips import memory_bars, partition_strip
@@ -81,11 +81,22 @@ def _help(plan: Plan, scene: Scene, why: Explanation | None) -> dict[str, Any]:
         others = [g.words for g in told if g is not best]
         return {"answer": answer, "more": ["Planned too:", *map(_sentence, others)]}
     if why is None:
-        answer = "The largest share of idle time by cause, in the tables below, says where to begin."
-        return {"answer": answer, "more": []}
+        return _help_by_idle_time(scene)
     answer = "more devices, faster ones, or a narrower dtype" if why.advice is None else why.advice
-    more = [why.at_stake, "This follows from where the step goes; with --why the call below plans every such change."]
-    return {"answer": _sentence(answer), "more": more}
+    rest = "This follows from where the step goes; with --why the call below plans every such change."
+    return {"answer": _sentence(answer), "more": [*map(_sentence, why.at_stake), rest]}
+
+
+def _help_by_idle_time(scene: Scene) -> dict[str, Any]:
+    """What would shorten the idle time that is most, where nothing is known but costs."""
+    idle = {cause.value: sum(float(d.idle[cause]) for d in device_summaries(scene)) for cause in Cause}
+    idle[FILLING] = idle.pop(Cause.WARM_UP.value) + idle.pop(Cause.COOL_DOWN.value)
+    most = max(idle.keys() & ADVICE.keys(), key=lambda cause: (idle[cause], cause))
+    share = idle[most] / (float(scene.timeline.makespan) * scene.devices)
+    if share < MUCH:
+        return {"answer": "Less work: the devices are hardly ever idle.", "more": []}
+    stake = f"At stake is what {most} takes: {100 * share:.1f}% of the devices' time."
+    return {"answer": _sentence(f"{ADVICE[most]} would help most"), "more": [stake]}
 
 
 def _sentence(words: str) -> str:

@@ -155,11 +155,9 @@
     g.beginPath();
     g.rect(left(), 0, width - left() - RIGHT, scene.height);
     g.clip();
+    for (const device of visible) if (!device.folded) drawMemory(g, scene, device, x, width);
     if (view.pinned !== null) drawWay(g, scene, x);
-    for (const device of visible) {
-      for (const row of device.shown) if (row.compute) drawNumbers(g, row, x);
-      if (!device.folded) drawMemory(g, scene, device, x, width);
-    }
+    for (const device of visible) for (const row of device.shown) if (row.compute) drawNumbers(g, row, x);
     drawSelection(g, scene, x);
     g.restore();
     for (const device of visible) drawNames(g, scene, device);
