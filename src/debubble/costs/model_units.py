@@ -50,12 +50,17 @@ def model_units(
     pipeline: int | None = None,
     framework: Framework = MEGATRON,
 ) -> Units:
-    """Costs of the units of a model: embedding, attention and MLP half-layers (or whole layers), head.
+    """Seconds and bytes of a model's units: embedding, attention and MLP half-layers (or whole layers), head.
 
-    Seconds and bytes.
+    Args:
+        model: The model.
+        cluster: The devices.
+        options: Degrees, sequence length and number format of the run.
+        pipeline: Pipeline devices; None: as many as the cluster has for these degrees.
+        framework: The framework whose kernels are priced.
 
-    `pipeline` is the number of pipeline devices (None: as many as the cluster has for these degrees).  Raises
-    InputError if the degrees fit neither the model nor the cluster.
+    Raises:
+        InputError: The degrees fit neither the model nor the cluster.
     """
     options = options or RunOptions()
     layout = Layout.of(cluster, options, pipeline)

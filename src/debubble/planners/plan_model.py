@@ -205,7 +205,18 @@ def solve(
     cluster: Mapping[str, Any] | None = None,
     options: RunOptions | None = None,
 ) -> Plan:
-    """Let a planner solve a problem.  Raises InfeasibleError if it finds nothing that fits."""
+    """Let a planner solve a problem.
+
+    Args:
+        problem: The problem.
+        planner: Name of the planner.
+        model: Config of the model, for the plan file; None for abstract costs.
+        cluster: The devices as in a cluster file, for the plan file.
+        options: Options of the run, for the plan file.
+
+    Raises:
+        InfeasibleError: The planner finds nothing that fits.
+    """
     plan = _plan_of(planners[planner](problem), problem, options or RunOptions())
     return replace(plan, model=model, cluster=cluster)
 

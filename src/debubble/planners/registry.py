@@ -191,7 +191,8 @@ def planner(
     Args:
         name: Its name in `db.planners`.
         paper: Its source.
-        searches: Whether it uses the problem's effort; such planners run in processes of their own under `auto`.
+        searches: Whether it uses the problem's effort; such planners run in processes of their own under `auto`, if
+            the effort is worth a process.
         peers: Whether it can keep activations on other devices.
     """
 

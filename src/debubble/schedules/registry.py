@@ -103,7 +103,16 @@ def schedule(
     default_chunks: int = 1,
     peak: Callable[[int, int, int], Number] | None = None,
 ) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
-    """Register a schedule under its name, with its source and closed forms."""
+    """Register a schedule under its name, with its source and closed forms.
+
+    Args:
+        name: Its name in `db.schedules`.
+        paper: Its source.
+        bubble: Bubble time for uniform costs, a formula in p, m, v and the times of all of a device's chunks.
+        memory: Peak on device 0 in activations of one micro-batch on one device, as a formula.
+        default_chunks: Stages per device, v, unless it is asked for others.
+        peak: The most that any device holds, of (p, m, v), in the same unit for equal stages; None: not declared.
+    """
 
     def register(build: Callable[..., Schedule]) -> Callable[..., Schedule]:
         schedules.add(name, ScheduleEntry(name, build, paper, bubble, memory, default_chunks, peak))

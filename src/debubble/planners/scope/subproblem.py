@@ -66,9 +66,16 @@ def fastest(
     filled: bool,
     caps: Sequence[int] | None = None,
 ) -> Assignment | None:
-    """The fastest assignment of `held` layers per run that fits; None if there is none.
+    """The fastest assignment of a device's layers that fits; None if there is none.
 
-    `filled`: every chunk holds at least one layer.  `caps`: first of all, exceed these times per chunk by least.
+    Args:
+        inst: The instance.
+        device: The device.
+        load: Layers that it holds, per run.
+        opened: Runs that each of its chunks may hold.
+        effort: Counter of the work.
+        filled: Every chunk holds at least one layer.
+        caps: Times per chunk that are, first of all, to be exceeded by least.
     """
     from ortools.sat.python import cp_model
 
