@@ -82,6 +82,18 @@ def test_lists_without_transfers_take_what_simulation_says_whatever_their_order(
     assert found == pytest.approx(np.inf if expected is None else float(expected), rel=1e-12, abs=0)
 
 
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_evaluator_knows_steps_on_the_host(data: st.DataObject) -> None:
+    p, m = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 5))
+    each = st.lists(st.integers(0, 40), min_size=p, max_size=p)
+    costs = data.draw(stage_costs(stages=p)).replace(host_step=data.draw(each), gradient_offload=data.draw(each))
+    hosted = data.draw(st.frozensets(st.integers(0, p - 1)))
+    problem = OrderProblem(placement=Placement.linear(p), micro_batches=m, costs=costs, host_steps=hosted)
+    schedule = one_at_a_time(problem)
+    assert evaluated(problem, schedule) == pytest.approx(float(problem.value(schedule)), rel=1e-12)
+
+
 @given(schedule=random_schedules())
 @settings(max_examples=30, deadline=None)
 def test_encoding_and_decoding_return_the_schedule(schedule: Schedule) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from debubble.search.annealing.arrays import arrays_of, encode
-from debubble.search.annealing.evaluate import INFINITY, evaluate
+from debubble.search.annealing.evaluate import INFINITY, choose_rows, evaluate
 from debubble.search.annealing.incremental import SAME, START, common_mark, keep, put_back
 from debubble.search.annealing.moves import measure, move
 from debubble.search.annealing.search import search
@@ -29,9 +29,14 @@ SMALL = uniform(4, 10, offload=14, limit=8, backward_input=11, backward_weight=9
         replace(SMALL, offload=False),
         replace(SMALL, costs=SMALL.costs.replace(link_groups=[[0, 1], [2, 3]])),
         replace(SMALL, costs=SMALL.costs.replace(link_groups=[[1, 3]], host_link="half-duplex")),
+        replace(SMALL, recompute=True),
+        replace(SMALL, recompute=True, costs=SMALL.costs.replace(link_groups=[[0, 1], [2, 3]])),
     ],
-    ids=["full duplex", "half duplex", "exclusive messages", "without offload", "shared links", "shared half duplex"],
-)
+    ids=[
+        "full duplex", "half duplex", "exclusive messages", "without offload", "shared links", "shared half duplex",
+        "recomputation", "recomputation and shared links",
+    ],
+)  # fmt: skip
 def test_an_evaluation_from_a_mark_equals_one_from_the_start(problem: OrderProblem) -> None:
     start = next(iter(search(problem, steps=0)))
     walker = Walker.of(problem, start, seed=3)
@@ -46,10 +51,11 @@ def test_an_evaluation_from_a_mark_equals_one_from_the_start(problem: OrderProbl
     begins, meetings = set(), set()
     for turn in range(MOVES):
         tried, tried_lengths = orders.copy(), lengths.copy()
-        move(a, n, tried, tried_lengths, path, 0, problem.offload, False, random)
+        again = move(a, n, tried, tried_lengths, path, 0, problem.offload, problem.recompute, random)
         at = common_mark(a, n, orders, lengths, tried, tried_lengths)
         if at == SAME:
             continue
+        at = START if again else at
         threshold = INFINITY if turn % 2 else value
         found, at = measure(a, x, n, orders, lengths, tried, tried_lengths, at, threshold, INFINITY)
         begins.add(at)
@@ -58,6 +64,7 @@ def test_an_evaluation_from_a_mark_equals_one_from_the_start(problem: OrderProbl
         assert found == evaluate(a, fresh.floats, fresh.ints, tried, tried_lengths, threshold)
         if found == INFINITY or turn % 3 == 0:
             put_back(a, x, n)
+            choose_rows(a, n, orders, lengths)
             continue
         assert (walker.arrays.table("end", operations) == fresh.table("end", operations)).all()
         keep(a, x, n, at)

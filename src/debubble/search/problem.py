@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -30,6 +30,8 @@ class OrderProblem:
         recompute_fraction: Share of a stage's droppable activation that recomputation brings back.
         offload_fraction: Share of a stage's activation that an offload moves.
         asynchronous: Boundaries whose messages never block.
+        host_steps: Stages whose optimizer steps on the host; their transfers and steps stand in no order that is
+            searched, but count in its value.
     """
 
     placement: Placement
@@ -43,6 +45,7 @@ class OrderProblem:
     recompute_fraction: Mapping[int, Number] = field(default_factory=dict)
     offload_fraction: Mapping[int, Number] = field(default_factory=dict)
     asynchronous: frozenset[int] = frozenset()
+    host_steps: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         if self.costs.stages != self.placement.stages:
@@ -113,6 +116,14 @@ class OrderProblem:
         )
 
     @property
+    def behind_weights(self) -> list[Number]:
+        """Per stage, the time from its last weight gradient to the end of a step on the host; 0 if it is not there."""
+        costs = self.costs
+        return [
+            costs.gradient_offload[s] + costs.host_step[s] if s in self.host_steps else 0 for s in range(self.stages)
+        ]
+
+    @property
     def halves_cover_wholes(self) -> bool:
         """True if an I with its W behind it can stand for every B, so that what holds for all I and W holds for B too.
 
@@ -127,7 +138,7 @@ class OrderProblem:
 
     def value(self, schedule: Schedule) -> Number:
         """Simulate a schedule, and return its objective in the costs' unit of time; raises what `simulate` raises."""
-        timeline = simulate(schedule, self.costs)
+        timeline = simulate(step_on_host(schedule, self.host_steps), self.costs)
         return timeline.makespan if self.objective == "makespan" else timeline.span
 
 
@@ -160,3 +171,19 @@ class Incumbent:
     def optimal(self) -> bool:
         """True if the bound is met, up to rounding: no schedule is better."""
         return float(self.value - self.bound) <= 1e-9 * max(1.0, float(self.value))
+
+
+def step_on_host(schedule: Schedule, stages: Collection[int]) -> Schedule:
+    """Step these stages on the host: P before everything, in the order of use, D and S behind the last backward."""
+    if not stages:
+        return schedule
+    orders = []
+    for held, order in zip(schedule.placement.stages_of, schedule.orders, strict=True):
+        last = {op.stage: at for at, op in enumerate(order) if op.stage in stages and op.kind in (Kind.B, Kind.W)}
+        woven = [Op(Kind.P, stage, 0) for stage in held if stage in stages]
+        for at, op in enumerate(order):
+            woven.append(op)
+            if last.get(op.stage) == at:
+                woven += [Op(kind, op.stage, schedule.micro_batches - 1) for kind in (Kind.D, Kind.S)]
+        orders.append(tuple(woven))
+    return replace(schedule, orders=tuple(orders))

@@ -8,18 +8,19 @@ whose time and memory together cost least, so that level 0 recomputes nothing an
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 
 import numpy as np
 
 from debubble.costs.units import Partition, Unit, Units
-from debubble.ir import Kind, Number, Op, Placement, Schedule
+from debubble.ir import Number, Placement, Schedule
 from debubble.planners.joint.list_scheduler import COLUMNS, Floats, Ints, StageTable, schedule
 from debubble.planners.joint.walking import ENTRIES, QUARTERS, Space, fill
 from debubble.planners.problem import Problem, Solution
+from debubble.search.problem import step_on_host
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class Point:
 
 LONGEST = 2.5
 """Units of the longest stage that the search tries, in times of the mean."""
+FEW = 64
+"""Ways in which a whole model can recompute, up to which each is tried."""
 BOUNDLESS = 1e30
 """Bytes of a device without a limit."""
 BACKLOGS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 1e9)
@@ -148,12 +151,19 @@ class Levers:
 
     @cached_property
     def _strategies(self) -> list[list[str]]:
-        """Per level, the strategy of each unit."""
+        """Per level, the strategy of each unit; of a model that has few ways to recompute, each of them is a level."""
+        if math.prod(len(unit.strategies) for unit in self.units.units) <= FEW:
+            ways = [[*names] for names in product(*(unit.strategies for unit in self.units.units))]
+            return sorted(ways, key=self._kept, reverse=True)
         prices = sorted({price for unit in self.units.units for price in _prices(unit)})
         # Between two neighbouring prices all choices are the same.
         between = [0.0, *((a * b) ** 0.5 for a, b in pairwise(prices)), *(2 * price for price in prices[-1:])]
         chosen = [[_strategy(unit, price) for unit in self.units.units] for price in between]
         return [row for n, row in enumerate(chosen) if row not in chosen[:n]]
+
+    def _kept(self, names: Sequence[str]) -> float:
+        """Bytes that all units keep of a micro-batch."""
+        return sum(float(unit.strategies[name].activation) for unit, name in zip(self.units.units, names, strict=True))
 
     @cached_property
     def balanced_counts(self) -> tuple[int, ...]:
@@ -234,22 +244,6 @@ class Levers:
             costs=self.units.stage_costs(partition, self.placement, on_host=hosted),
             partition=partition,
         )
-
-
-def step_on_host(schedule: Schedule, stages: Collection[int]) -> Schedule:
-    """Step these stages on the host: P before everything, in the order of use, D and S behind the last backward."""
-    if not stages:
-        return schedule
-    orders = []
-    for held, order in zip(schedule.placement.stages_of, schedule.orders, strict=True):
-        last = {op.stage: at for at, op in enumerate(order) if op.stage in stages and op.kind in (Kind.B, Kind.W)}
-        woven = [Op(Kind.P, stage, 0) for stage in held if stage in stages]
-        for at, op in enumerate(order):
-            woven.append(op)
-            if last.get(op.stage) == at:
-                woven += [Op(kind, op.stage, schedule.micro_batches - 1) for kind in (Kind.D, Kind.S)]
-        orders.append(tuple(woven))
-    return replace(schedule, orders=tuple(orders))
 
 
 def _prices(unit: Unit) -> list[float]:

@@ -237,6 +237,7 @@ def place(
     in_flight = np.zeros(P, np.int64)
     under_way = np.zeros(P, np.int64)
     lanes = np.zeros(2 * P + 2)
+    leaving = np.full((P, 2), -1)
     # Offloads whose bytes are not free yet: a queue per device.
     queue_time, queue_bytes = np.empty((P, S * m)), np.empty((P, S * m))
     queue_head, queue_tail = np.zeros(P, np.int64), np.zeros(P, np.int64)
@@ -274,6 +275,19 @@ def place(
         now = wake[d]
         if now == never:
             break
+        if leaving[d, 0] >= 0:
+            # The forward that has just ended hands its activation to the link, which takes turns by arrival.
+            s, j = leaving[d]
+            begin = max(now, lanes[down[d]])
+            # A reload comes after its offload.
+            lanes[down[d]] = back[s, j] = gone = begin + stages[s, TRANSFER]
+            queue_time[d, queue_tail[d]], queue_bytes[d, queue_tail[d]] = gone, stages[s, MOVED]
+            queue_tail[d] += 1
+            leaving[d, 0] = -1
+            if recorded:
+                operations[placed, 0], operations[placed, 1], operations[placed, 2] = O, s, j
+                keys[placed] = gone
+                placed += 1
         while queue_head[d] < queue_tail[d] and queue_time[d, queue_head[d]] <= now:
             used[d] -= queue_bytes[d, queue_head[d]]
             queue_head[d] += 1
@@ -334,16 +348,7 @@ def place(
                 gradient[s, j] = end
                 there = d
             if stages[s, MOVED] > 0:
-                begin = max(end, lanes[down[d]])
-                lanes[down[d]] = gone = begin + stages[s, TRANSFER]
-                # A reload comes after its offload.
-                back[s, j] = gone
-                queue_time[d, queue_tail[d]], queue_bytes[d, queue_tail[d]] = gone, stages[s, MOVED]
-                queue_tail[d] += 1
-                if recorded:
-                    operations[placed, 0], operations[placed, 1], operations[placed, 2] = O, s, j
-                    keys[placed] = gone
-                    placed += 1
+                leaving[d, 0], leaving[d, 1] = s, j
         elif kind == I:
             j = next_i[s]
             next_i[s] += 1

@@ -9,24 +9,38 @@ from functools import partial
 from typing import TypeVar
 
 from debubble.costs.host_memory import check_host_memory
-from debubble.costs.units import Units
-from debubble.ir import DebubbleError, InfeasibleError, Kind, Number, Placement, Schedule
+from debubble.costs.units import Partition, Units
+from debubble.ir import DebubbleError, InfeasibleError, Kind, Number, Op, OutOfMemoryError, Placement, Schedule
+from debubble.ir.ops import BACKWARDS
 from debubble.planners.joint.annealing import Walk
-from debubble.planners.joint.levers import Levers, step_on_host
+from debubble.planners.joint.levers import Levers
+from debubble.planners.joint.refinement import refine
 from debubble.planners.problem import ModelUnits, Problem, Solution
+from debubble.search.annealing.search import MILD_TEMPERATURES, improve, split_backwards
 from debubble.search.bounds import lower_bound
-from debubble.search.effort import SIMULATION, Effort
-from debubble.search.problem import Incumbent, OrderProblem
+from debubble.search.effort import SIMULATION, Effort, price_of_move
+from debubble.search.problem import Incumbent, OrderProblem, step_on_host
 from debubble.simulator import simulate
 
 CHUNKS = (1, 2, 3, 4, 5, 6)
 """Stages per device; a device alone has no bubble that more than one could fill."""
+STARTS = 3
+"""Walks that begin in every placement; more where there are few placements."""
 DRAWING = 0.1
-"""The part of the effort in which points are drawn at random."""
-ROUNDS = ((6, 0.25, 0.01, 0.001), (2, 0.25, 0.005, 0.0002))
-"""How many placements go on, with what part of the effort for all of them, and the temperatures at both ends."""
+"""The part of the effort in which they draw their first points at random."""
+WALKS, WALKING = 10, 0.35
+"""How many walks go on from there, with what part of the effort for all of them: most walks find what they find in a
+second or so, and differ more by where they begin than by how long they go on."""
+WARM, COLD = 0.01, 0.0005
+"""Temperatures at which a walk begins and ends, parts of the step's time."""
+SIMULATED = 6
+"""Plans that are simulated."""
 ORDERED = 2
-"""Plans whose order is searched with the effort that is left."""
+"""Plans whose order is searched with the effort that is left; more where the effort suffices for slow searches."""
+REFINING = 0.05
+"""The part of the effort in which single units of each of these plans recompute less."""
+SLOWLY, HOT = 2000, (0.5,)
+"""Moves per pair of a stage and a micro-batch from which on an order is cooled from a high temperature, and that."""
 CORES = 2
 """Walks side by side: the reference machine has so many cores."""
 GOING_ON = 0.2
@@ -48,14 +62,24 @@ def search(problem: Problem, units: Units) -> Solution:
         InfeasibleError: If no plan of those that were tried fits.
     """
     effort = problem.begun()
-    walks = [Walk(Levers(problem, units, placement), problem.seed) for placement in _placements(problem, units)]
+    placements = _placements(problem, units)
+    starts = max(STARTS, WALKS // len(placements))
+    walks = [
+        Walk(levers, starts * problem.seed + start)
+        for levers in (Levers(problem, units, placement) for placement in placements)
+        for start in range(starts)
+    ]
     _side_by_side([walk.draw for walk in walks], effort, DRAWING * problem.effort)
-    for count, share, warm, cold in ROUNDS:
-        walks = sorted(walks, key=lambda walk: walk.least)[:count]
-        _side_by_side([partial(walk.run, warm=warm, cold=cold) for walk in walks], effort, share * problem.effort)
-    simulated = _simulated(problem, walks, effort)[:ORDERED]
-    improved = _improved_orders(problem, simulated, effort)
-    _, best = min([*simulated, *improved], key=lambda entry: entry[0])
+    walks = sorted(walks, key=lambda walk: walk.least)[:WALKS]
+    annealed = [partial(walk.run, warm=WARM, cold=COLD) for walk in walks]
+    _side_by_side(annealed, effort, WALKING * problem.effort)
+    walks = sorted(walks, key=lambda walk: walk.least)
+    simulated = _simulated(problem, walks, effort)
+    simulated = simulated[: max(ORDERED, _affordable(simulated, effort))]
+    refining = [partial(refine, units, partial(_step_time, problem), *entry) for entry in simulated]
+    refined = _side_by_side(refining, effort, REFINING * problem.effort)
+    improved = _improved_orders(problem, refined, effort)
+    _, best = min([*refined, *improved], key=lambda entry: entry[0])
     return replace(best, cut_off=effort.cut_off)
 
 
@@ -90,11 +114,16 @@ def _placements(problem: Problem, units: Units) -> list[Placement]:
 
 
 def _simulated(problem: Problem, walks: Sequence[Walk], effort: Effort) -> list[tuple[Number, Solution]]:
-    """The walks' best plans that fit, by the time of their step, the fastest first."""
+    """Plans of the first few walks that fit and are cut differently, by the time of their step, the fastest first."""
     solutions: list[tuple[Number, Solution]] = []
     reason: DebubbleError | None = None
+    partitions: set[tuple[Placement, Partition | None]] = set()
     for walk in walks:
         solution = walk.levers.solution(walk.best)
+        partition = solution.schedule.placement, solution.partition
+        if partition in partitions or len(partitions) == SIMULATED:
+            continue
+        partitions.add(partition)
         effort.spend(SIMULATION * walk.levers.placement.stages * problem.micro_batches)
         try:
             solutions.append((_step_time(problem, solution), solution))
@@ -151,17 +180,23 @@ def _improve_order(
     problem: Problem, value: Number, solution: Solution, effort: Effort
 ) -> tuple[Number, Solution] | None:
     """Search better orders of a solution, whose step takes `value`; None if none is faster."""
-    from debubble.search.annealing.search import improve, split_backwards
-
     hosted = solution.schedule.host_steps
     start = _without_host_steps(solution.schedule)
     try:
-        orders = OrderProblem.of(start, solution.costs, objective=problem.objective)
-        best = Incumbent(schedule=start, value=orders.value(start), bound=lower_bound(orders), source="start")
-        split = split_backwards(start)
-        if split != start and (time := orders.value(split)) <= best.value:
-            best = replace(best, schedule=split, value=time)
-        for better in improve(orders, best, effort=effort, seed=problem.seed):
+        best: Incumbent | None = None
+        for begun in (start, split_backwards(start), _recomputing_apart(split_backwards(start))):
+            orders = replace(OrderProblem.of(begun, solution.costs, objective=problem.objective), host_steps=hosted)
+            try:
+                time = orders.value(begun)
+            except OutOfMemoryError:
+                # An operation of its own brings back a whole stage, a backward one unit after the other.
+                continue
+            if best is None or time <= best.value:
+                best = Incumbent(schedule=begun, value=time, bound=lower_bound(orders), source="start")
+                searched = orders
+        if best is None:
+            return None
+        for better in improve(searched, best, effort=effort, seed=problem.seed, hot=_temperatures(searched, effort)):
             best = better
         found = replace(solution, schedule=step_on_host(best.schedule, hosted))
         time = _step_time(problem, found)
@@ -169,6 +204,38 @@ def _improve_order(
         # The order search does not know gradient reduction, nor messages that block, nor peers.
         return None
     return (time, found) if time < value else None
+
+
+def _affordable(simulated: Sequence[tuple[Number, Solution]], effort: Effort) -> int:
+    """The number of these plans whose orders can all be searched slowly with the effort that is left."""
+    pairs = max(solution.schedule.stages * solution.schedule.micro_batches for _, solution in simulated)
+    return int(CORES * effort.left / (SLOWLY * pairs * price_of_move(pairs, recompute=True, by_arrival=True)))
+
+
+def _temperatures(orders: OrderProblem, effort: Effort) -> Sequence[float]:
+    """Hot where there is time to cool slowly."""
+    pairs = orders.stages * orders.micro_batches
+    price = price_of_move(pairs, recompute=orders.recompute, by_arrival=bool(orders.costs.link_groups))
+    return HOT if effort.moves(price) > SLOWLY * pairs else MILD_TEMPERATURES
+
+
+def _recomputing_apart(schedule: Schedule) -> Schedule:
+    """The schedule with an R before every backward that recomputes: it need not wait for the gradient.
+
+    The search may then recompute a stage's micro-batches or not, one by one.
+    """
+    apart = schedule.fused_recompute - {stage for stage, _ in schedule.explicit_recompute}
+    orders = tuple(
+        tuple(
+            part
+            for op in order
+            for part in (
+                (Op(Kind.R, op.stage, op.micro_batch), op) if op.kind in BACKWARDS and op.stage in apart else (op,)
+            )
+        )
+        for order in schedule.orders
+    )
+    return replace(schedule, orders=orders, fused_recompute=schedule.fused_recompute - apart)
 
 
 def _without_host_steps(schedule: Schedule) -> Schedule:

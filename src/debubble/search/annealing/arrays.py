@@ -69,8 +69,8 @@ def message_rows(problem: OrderProblem) -> list[Number]:
     return result
 
 
-def tail_rows(problem: OrderProblem, time: Floats, message: Floats) -> Floats:
-    """Longest chain of data behind each operation, with the backward split where it may be."""
+def tail_rows(problem: OrderProblem, time: Floats, message: Floats, behind: Floats) -> Floats:
+    """Longest chain behind each operation, data and host steps, with the backward split where it may be."""
     S = problem.stages
     shape = (len(KINDS), S, len(distinct_micro_batches(problem)))
     t, c = time.reshape(shape), np.maximum(message.reshape(shape), 0)
@@ -82,6 +82,8 @@ def tail_rows(problem: OrderProblem, time: Floats, message: Floats) -> Floats:
         tail[I, s] = np.maximum(t[W, s] if problem.split else 0, 0 if s == 0 else c[I, s] + before)
         if not problem.split:
             tail[I, s] = tail[B, s]
+        tail[W, s], tail[B, s] = behind[s], np.maximum(tail[B, s], behind[s])
+        tail[I, s] = np.maximum(tail[I, s], (t[W, s] if problem.split else 0) + behind[s])
     for s in reversed(range(S)):
         tail[F, s] = step[s] + tail[I, s] if s == S - 1 else c[F, s] + t[F, s + 1] + tail[F, s + 1]
     return tail.reshape(-1)
@@ -239,6 +241,7 @@ def arrays_of(problem: OrderProblem, *, block: PeriodicBlock | None = None) -> K
         half_duplex=int(costs.host_link == "half-duplex"),
         span=int(problem.objective == "span"),
         by_arrival=int(bool(costs.link_groups)),
+        hosted=int(bool(problem.host_steps)),
         periods=block.periods if block else 0,
         step=block.step if block else 0,
         **_begins(floats),
@@ -253,16 +256,18 @@ def _costs(problem: OrderProblem) -> tuple[dict[str, Floats], int]:
     costs, devices = problem.costs, range(problem.devices)
     durations, allocated, freed = cost_rows(problem)
     message = message_rows(problem)
-    time_scale = _common_denominator([*durations, *message])
+    time_scale = _common_denominator([*durations, *message, *problem.behind_weights])
     statics, limits = [costs.static_of(d) for d in devices], [costs.limit_of(d) for d in devices]
     size_scale = _common_denominator([*allocated, *freed, *statics, *(x for x in limits if x is not None)])
     time, sent = _floats(durations, time_scale), _floats(message, time_scale)
+    behind = _floats(problem.behind_weights, time_scale)
     return {
         "time": time,
         "allocated": _floats(allocated, size_scale),
         "freed": _floats(freed, size_scale),
         "message": np.tile(sent, 2),
-        "tail": np.tile(tail_rows(problem, time.reshape(2, -1).min(axis=0), sent), 2),
+        "tail": np.tile(tail_rows(problem, time.reshape(2, -1).min(axis=0), sent, behind), 2),
+        "behind_weights": behind,
         "static": _floats(statics, size_scale),
         "limit": np.array([math.inf if x is None else float(x * size_scale) for x in limits]),
     }, time_scale

@@ -28,6 +28,7 @@ from debubble.search.annealing.layout import (
     inlined,
     jit,
 )
+from debubble.search.annealing.objective import longest
 
 INFINITY = np.inf
 COMPUTE, DOWN, UP = range(3)
@@ -335,7 +336,4 @@ def walk_by_arrival(
             if there != d:
                 look(a, x, n, there, COMPUTE)
         remaining -= 1
-    result = 0.0
-    for d in range(a.devices):
-        result = max(result, x[a.free + d] - x[a.first + d] if a.span else x[a.free + d])
-    return result
+    return longest(a, x, n)

@@ -29,6 +29,7 @@ from debubble.search.annealing.layout import (
     inlined,
     jit,
 )
+from debubble.search.annealing.objective import longest
 
 INFINITY = np.inf
 
@@ -178,13 +179,6 @@ def walk_list(a: KernelLayout, x: Floats, n: Ints, orders: Ints, length: int, d:
 
 
 @jit
-def length_of(a: KernelLayout, x: Floats, n: Ints, d: int) -> float:
-    """A device's part in the objective: its last end, from its first start where the span counts."""
-    end: float = x[a.free + d]
-    return end - x[a.first + d] if a.span else end
-
-
-@jit
 def evaluate(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float) -> float:
     """Objective of the lists, or infinity if they deadlock, break a limit or come out above `threshold`.
 
@@ -222,12 +216,3 @@ def walk(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, thres
             return INFINITY
         n[a.downward] = 1 - n[a.downward]
     return longest(a, x, n)
-
-
-@jit
-def longest(a: KernelLayout, x: Floats, n: Ints) -> float:
-    """The objective, once everything is timed."""
-    result = 0.0
-    for d in range(a.devices):
-        result = max(result, length_of(a, x, n, d))
-    return result

@@ -61,6 +61,8 @@ class KernelLayout(NamedTuple):
     """Count of the whole numbers that are."""
     by_arrival: int
     """1 if devices share links to the host, which they take in the order in which their transfers are ready."""
+    hosted: int
+    """1 if optimizers of some stages step on the host."""
     periods: int
     """Periods of the block; 0 if there is none."""
     step: int
@@ -76,6 +78,8 @@ class KernelLayout(NamedTuple):
     """[R in list, row]: time of the message behind F, I, B; negative where the consumer is on the same device."""
     tail: int
     """[R in list, row]: least time from its end to the end of everything."""
+    behind_weights: int
+    """[stage]: time from the last weight gradient to the end of a step on the host; 0 if it is not there."""
     static: int
     """[d]"""
     limit: int

@@ -9,9 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from debubble.search.annealing.arrivals import go_on_by_arrival
-from debubble.search.annealing.evaluate import INFINITY, evaluate, length_of, walk
+from debubble.search.annealing.evaluate import INFINITY, choose_rows, evaluate, walk
 from debubble.search.annealing.incremental import SAME, START, common_mark, keep, put_back, resume
 from debubble.search.annealing.layout import B, F, Floats, I, Ints, KernelLayout, L, O, R, jit
+from debubble.search.annealing.objective import last_of
 
 TOGGLE_OFFLOAD, SWAP_OFFLOAD, TOGGLE_RECOMPUTE, SHIFT, SHIFT_RUN = 22, 28, 38, 60, 80
 """Upper ends of the ranges of a number from 0 to 99 in which a move toggles offloads (22%), hands one to the next
@@ -206,8 +207,11 @@ def move(
     offload: bool,
     recompute: bool,
     random: Ints,
-) -> None:
-    """Change the lists in place: half of the time at an operation on the critical path."""
+) -> bool:
+    """Change the lists in place: half of the time at an operation on the critical path.
+
+    Returns True if what is recomputed has changed.
+    """
     m, size = a.micro_batches, a.stages * a.micro_batches
     if path_length > 0 and draw(random, 2) == 0:
         op = path[draw(random, path_length)]
@@ -221,7 +225,7 @@ def move(
         later, d = draw(random, 2) == 0, n[a.device_of + stage]
         for _ in range(1 + draw(random, 3)):
             rotate(a, n, orders, lengths, d, later)
-        return
+        return False
     if offload and dice < TOGGLE_OFFLOAD:
         run, stride = 1, 1
         if draw(random, 3) == 0:
@@ -229,20 +233,20 @@ def move(
         for k in range(run):
             if j + k * stride < m:
                 toggle_offload(a, n, orders, lengths, pair + k * stride, random)
-        return
+        return False
     if offload and dice < SWAP_OFFLOAD:
         # To the neighbouring micro-batch.
         other = pair + 1 if j + 1 < m and (j == 0 or draw(random, 2) == 0) else pair - 1
         if m > 1:
             toggle_offload(a, n, orders, lengths, pair, random)
             toggle_offload(a, n, orders, lengths, other, random)
-        return
+        return False
     if recompute and dice < TOGGLE_RECOMPUTE:
         run = 1 if draw(random, 3) > 0 else 1 + draw(random, 8)
         for k in range(run):
             if j + k < m:
                 toggle_recompute(a, n, orders, lengths, pair + k, random)
-        return
+        return True
     by = 1 + draw(random, 4 if draw(random, 3) > 0 else 4 * orders.shape[0])
     if draw(random, 2) == 0:
         by = -by
@@ -260,6 +264,7 @@ def move(
         for k in range(run):
             if stage + k < a.stages:
                 shift(a, n, orders, lengths, op + k * m, by)
+    return False
 
 
 @jit
@@ -267,9 +272,9 @@ def critical_path(a: KernelLayout, x: Floats, n: Ints, path: Ints) -> int:
     """Write the operations that the objective hangs on into `path`, last first; returns their number."""
     longest, last = -1.0, -1
     for d in range(a.devices):
-        length = length_of(a, x, n, d)
+        length, op = last_of(a, x, n, d)
         if length > longest:
-            longest, last = length, n[a.compute + d]
+            longest, last = length, op
     count = 0
     while last >= 0 and count < len(path):
         path[count] = last
@@ -329,13 +334,14 @@ def anneal(
     count = critical_path(a, x, n, path)
     tried, tried_lengths = orders.copy(), lengths.copy()
     for step in range(steps):
-        move(a, n, tried, tried_lengths, path, count, offload, recompute, random)
+        again = move(a, n, tried, tried_lengths, path, count, offload, recompute, random)
         at = common_mark(a, n, orders, lengths, tried, tried_lengths)
         if at == SAME:
             n[a.kept_begin : a.kept_begin + a.devices] = n[a.begin : a.begin + a.devices]
             continue
-        if recompute:
-            at, n[a.marked] = START, 0
+        if again:
+            # Operations cost what they did not.
+            at = START
         allowed = cost - temperature * np.log((1 + draw(random, 1000000)) / 1000000.0)
         tried_value, at = measure(
             a, x, n, orders, lengths, tried, tried_lengths, at, allowed, (allowed - cost) / weight
@@ -343,6 +349,8 @@ def anneal(
         price = tried_value + weight * mean_backward(a, x) if tried_value < INFINITY else INFINITY
         if price > allowed:
             put_back(a, x, n)
+            if again:
+                choose_rows(a, n, orders, lengths)
             n[a.begin : a.begin + a.devices] = n[a.kept_begin : a.kept_begin + a.devices]
             tried[:] = orders
             tried_lengths[:] = lengths
