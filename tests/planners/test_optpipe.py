@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from debubble.cli import main
 from debubble.costs.units import Strategy, Unit, Units
 from debubble.ir import InfeasibleError, Placement, StageCosts
 from debubble.planners import FixedStages, ModelUnits, Problem, planners
@@ -150,19 +150,12 @@ def test_the_rules_plan_what_their_schedules_simulate(problem: OrderProblem) -> 
         assert planned.makespan == simulate(schedule, stages).makespan
 
 
-def test_plan_and_simulate_say_the_same_of_adaoffload(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_plan_and_simulate_say_the_same_of_adaoffload(run: Any, tmp_path: Path) -> None:
     place = tmp_path / "costs.json"
     place.write_text(json.dumps(costs(8, 20, 4).to_dict()))
     shared = ["--costs", str(place), "--devices", "8", "--micro-batches", "32", "--json"]
-    makespans = []
-    for call in (["plan", "--planner", "adaoffload"], ["simulate", "--schedule", "adaoffload"]):
-        monkeypatch.setattr("sys.argv", ["debubble", *call, *shared])
-        with pytest.raises(SystemExit):
-            main()
-        makespans.append(json.loads(capsys.readouterr().out)["makespan"])
-    assert makespans == [1114, 1114]
+    calls = (["plan", "--planner", "adaoffload"], ["simulate", "--schedule", "adaoffload"])
+    assert [json.loads(run(*call, *shared)[1])["makespan"] for call in calls] == [1114, 1114]
 
 
 @pytest.mark.parametrize(("kept", "optimum"), [(0, 11), (1, 12)])

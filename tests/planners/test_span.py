@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from debubble.cli import main
 from debubble.ir import Plan, StageCosts
 from debubble.planners import FixedStages, Problem, planners
 from debubble.planners.bounds import lower_bound
@@ -43,28 +43,16 @@ def test_the_bound_on_a_span_leaves_out_the_way_to_the_last_device() -> None:
     assert bounds == [1 + 4 * 15, 4 * 15]
 
 
-def test_plan_asks_for_the_span_with_post_validation(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_plan_asks_for_the_span_with_post_validation(run: Any, tmp_path: Path) -> None:
     (tmp_path / "costs.json").write_text('{"stages": 3, "memory_limit": 5}')
     call = ["plan", "--costs", str(tmp_path / "costs.json"), "--devices", "3", "--micro-batches", "6"]
     more = ["--planner", "optpipe", "--effort", "3", "--post-validation", "-o", str(tmp_path / "plan.json"), "--json"]
-    monkeypatch.setattr("sys.argv", ["debubble", *call, *more])
-    with pytest.raises(SystemExit):
-        main()
-    answer = json.loads(capsys.readouterr().out)
+    answer = json.loads(run(*call, *more)[1])
     assert (answer["span"], answer["step_time"], answer["gap"]) == (18, 18, 0)
     assert Plan.load(tmp_path / "plan.json").options.post_validation
 
 
-def test_simulate_prices_a_post_validated_step_by_its_span(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_simulate_prices_a_post_validated_step_by_its_span(run: Any) -> None:
     call = ["simulate", "--schedule", "zb-h2", "--devices", "4", "--micro-batches", "8", "--json"]
-    times = []
-    for more in ([], ["--post-validation"]):
-        monkeypatch.setattr("sys.argv", ["debubble", *call, *more])
-        with pytest.raises(SystemExit):
-            main()
-        times.append(json.loads(capsys.readouterr().out)["step_time"])
+    times = [json.loads(run(*call, *more)[1])["step_time"] for more in ([], ["--post-validation"])]
     assert times == [27, 24]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
 import debubble as db
-from debubble.cli import main
 from debubble.ir import RunOptions
 from debubble.planners.degrees import Job
 from debubble.planners.degrees.estimate import quick_step
@@ -66,12 +65,9 @@ def test_where_no_change_fits_that_is_said() -> None:
     assert str(misfit(asked, "Why.")).endswith("No change that was tried fits.")
 
 
-def test_the_command_says_it_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_says_once_that_nothing_fits(run: Any) -> None:
     arguments = ("plan", "llama3-70b", "--cluster", "4xA100-80GB", "--micro-batches", "8", "--planner", "dapple")
-    monkeypatch.setattr("sys.argv", ["debubble", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    said = capsys.readouterr()
-    assert ended.value.code == 1
-    assert said.err.count("Nothing fits.") == 1
-    assert "What fits (tried): --lora 16" in said.err
+    code, _, said = run(*arguments)
+    assert code == 1
+    assert said.count("Nothing fits.") == 1
+    assert "What fits (tried): --lora 16" in said
