@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -84,8 +84,9 @@ def plan(
         from debubble.views.plan_table import render
 
         answer = render(
-            result, scene, tokens=output.tokens, details=output.details, nearest=nearest, front=front, quick=quick
-        )
+            result, scene, tokens=output.tokens, details=output.details, nearest=nearest, front=front, quick=quick,
+            elsewhere={} if nearest or not isinstance(request, ModelRequest) else _elsewhere(result, asked),
+        )  # fmt: skip
         console().print(answer)
 
 
@@ -150,6 +151,13 @@ def _what_ifs(plan: Plan, search: o.SearchLimits) -> tuple[WhatIf, ...]:
     from debubble.planners.analysis.what_if import what_ifs
 
     return what_ifs(plan, float(_scene(plan).step_time), effort=search.effort, deadline=search.deadline)
+
+
+def _elsewhere(plan: Plan, asked: Question) -> Mapping[str, float]:
+    """What the nearest quick plans cost in frameworks that do not run a plan that was made for none."""
+    from debubble.planners.analysis.nearest import quick_nearest
+
+    return quick_nearest(plan) if plan.target is None and asked.swap == "host" and asked.lengths is None else {}
 
 
 def _quick_what_ifs(plan: Plan, asked: Question) -> tuple[WhatIf, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -40,6 +41,7 @@ def render(
     nearest: Sequence[NearestPlan] = (),
     front: Sequence[ConfigurationSummary] = (),
     quick: tuple[WhatIf, ...] = (),
+    elsewhere: Mapping[str, float] = MappingProxyType({}),
 ) -> RenderableType:
     """The answer in a dozen lines: the step, the pace, the plan, its memory, what binds, and what others found.
 
@@ -51,6 +53,7 @@ def render(
         nearest: The plans of all targets, if they were asked for.
         front: The Pareto front of time and memory, if it was asked for.
         quick: What would help by quick plans.
+        elsewhere: How many times as long quick plans take in the targets that do not run the plan.
     """
     advice = [*what_if_lines(plan, float(scene.step_time), plan.what_ifs), *filter(None, [quick_words(plan, quick)])]
     parts: list[RenderableType] = [
@@ -61,6 +64,7 @@ def render(
                 [
                     headline(scene),
                     *model_lines(plan, scene, tokens=tokens),
+                    *_elsewhere(elsewhere),
                     bound_words(plan, scene),
                     *_judgement(plan, scene),
                     *advice,
@@ -126,6 +130,13 @@ def step_tables(plan: Plan, scene: Scene) -> list[RenderableType]:
     """Where the step goes and what takes the memory, which only a model's plan has."""
     why = explanation(plan, scene.timeline, float(scene.step_time))
     return [] if why is None else [rich_table(cause_rows(why)), memory_table(scene)]
+
+
+def _elsewhere(ratios: Mapping[str, float]) -> Iterator[str]:
+    """The line on what the nearest quick plans cost in the other targets."""
+    if ratios:
+        words = ", ".join(f"{name} {100 * (ratio - 1):+.1f}%" for name, ratio in ratios.items())
+        yield f"By quick plans the step takes in the others: {words}; --targets plans them."
 
 
 def _judgement(plan: Plan, scene: Scene) -> Iterator[str]:

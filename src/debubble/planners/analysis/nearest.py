@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from debubble.costs import Cluster
 from debubble.costs.units import partition_named
 from debubble.ir import DebubbleError, OutOfMemoryError, Plan
 from debubble.models import Model
-from debubble.planners.model_problem import half_layers
+from debubble.planners.degrees.estimate import quick_step
+from debubble.planners.degrees.search import LARGE
+from debubble.planners.model_problem import half_layers, problem_of
 from debubble.planners.plan_model import step_time, tail_of
 from debubble.targets.target import runs_in, targets
 
@@ -35,6 +37,36 @@ def plan_runs_in(plan: Plan) -> tuple[str, ...]:
         cluster = Cluster.from_dict(plan.cluster)
         units = half_layers(model, cluster, plan.options, pipeline=plan.devices, profile=plan.profile)
     return runs_in(plan.schedule, plan.partition, plan.options, model, units=units)
+
+
+def quick_nearest(plan: Plan) -> Mapping[str, float]:
+    """How many times as long a quick plan takes for every target that does not run the plan as the fastest quick one.
+
+    Args:
+        plan: A plan.
+
+    Returns:
+        Target -> ratio, for those that have a quick plan; nothing for abstract costs, with a profile, or for large
+        pipelines.
+    """
+    large = plan.devices * plan.micro_batches >= LARGE
+    if plan.model is None or plan.cluster is None or plan.profile is not None or large:
+        return {}
+    model, cluster = Model.from_hf(plan.model), Cluster.from_dict(plan.cluster)
+
+    def step(target: str | None) -> float | None:
+        try:
+            problem = problem_of(
+                model, cluster, plan.options, micro_batches=plan.micro_batches, pipeline=plan.devices, target=target
+            )  # fmt: skip
+            return quick_step(problem)[0]
+        except DebubbleError:
+            return None
+
+    as_it_is = plan_runs_in(plan)
+    quick = {name: step(name) for name in (None, *targets) if name not in as_it_is}
+    found = {name: taken for name, taken in quick.items() if taken is not None}
+    return {name: taken / min(found.values()) for name, taken in found.items() if name is not None}
 
 
 def step_in(plan: Plan, target: str) -> float | None:

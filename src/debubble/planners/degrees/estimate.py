@@ -21,6 +21,8 @@ from debubble.search.effort import REPRICED
 from debubble.simulator import Repricer
 from debubble.targets.orders import COMBINED
 
+INTERLEAVED = ("interleaved", "interleaved-less-memory", COMBINED)
+"""Orders of quick plans of several stages per device; a target has one of them."""
 CHUNKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 """Stages per device of quick plans; one is 1F1B, more are interleaved."""
 
@@ -110,9 +112,8 @@ def _chunks(problem: Problem) -> list[int]:
 
 
 def _order(problem: Problem, chunks: int) -> str:
-    if chunks == 1:
-        return "1f1b"
-    return COMBINED if problem.allows(COMBINED) else "interleaved"
+    names = ("1f1b",) if chunks == 1 else INTERLEAVED
+    return next(filter(problem.allows, names), names[0])
 
 
 def _price(problem: Problem, chunks: int) -> float:

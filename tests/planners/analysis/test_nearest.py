@@ -1,0 +1,48 @@
+"""The nearest plans of the frameworks that do not run a plan."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+from rich.console import Console
+
+import debubble as db
+from debubble.planners.analysis.nearest import plan_runs_in, quick_nearest, step_in
+from debubble.planners.plan_model import step_time, tail_of
+from debubble.targets import targets
+from debubble.views import Scene
+from debubble.views.plan_table import render
+
+PLAN = db.plan(db.models["llama3-8b"], db.Cluster.parse("4xL40S"), micro_batches=8, planner="adapipe")
+
+
+def test_quick_plans_are_of_the_targets_that_do_not_run_the_plan() -> None:
+    ratios = quick_nearest(PLAN)
+
+    assert set(ratios) == {*targets} - {*plan_runs_in(PLAN)}
+    assert min(ratios.values()) >= 1
+
+
+def test_abstract_costs_run_in_no_framework() -> None:
+    costs = db.StageCosts.of(stages=2)
+    plan = db.Plan(
+        planner="hand", schedule=db.schedules["1f1b"](devices=2, micro_batches=2), costs=costs, lower_bound=0,
+        partition=(),
+    )  # fmt: skip
+
+    assert quick_nearest(plan) == {}
+
+
+def test_the_answer_says_what_the_others_cost() -> None:
+    console = Console(width=200, file=StringIO(), record=True)
+    console.print(render(PLAN, Scene.predicted(PLAN), elsewhere={"megatron": 1.25, "torch": 1.0}))
+
+    assert "By quick plans the step takes in the others: megatron +25.0%, torch +0.0%; --targets plans them." in (
+        console.export_text()
+    )
+
+
+def test_a_target_without_memory_of_its_own_takes_the_step_of_the_plan() -> None:
+    predicted = float(step_time(PLAN.simulate(), PLAN.options, tail=tail_of(PLAN)))
+
+    assert step_in(PLAN, "debubble") == predicted
