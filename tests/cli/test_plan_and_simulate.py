@@ -245,6 +245,19 @@ def test_a_model_of_another_family_is_planned_in_whole_layers_and_that_is_said(r
     assert "'olmo2' is priced as a Llama of its sizes" in remark
 
 
+@pytest.mark.parametrize("command", ["plan", "fits"])
+def test_a_family_that_was_never_held_against_transformers_is_said_to_be_unknown(
+    command: str, run: Any, tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 96}
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_type": "mine", "vocab_size": 256, **sizes}))
+    steps = ["--micro-batches", "4", "--planner", "dapple"] if command == "plan" else []
+    _, out, _ = run(command, str(config), "--cluster", "2xA100-80GB", "--sequence-length", "64", *steps, "--json")
+
+    assert "does not know 'mine' and takes it for a Llama of its sizes, with 0.00 B" in json.loads(out)["remarks"][0]
+
+
 def test_plan_records_its_call_and_writes_the_report(run: Any, tmp_path: Path) -> None:
     plan, page = tmp_path / "plan.json", tmp_path / "plan.html"
     call = ("plan", "llama-tiny", "--cluster", "2xA100-80GB", "--planner", "dapple", "-o", str(plan))

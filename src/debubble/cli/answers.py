@@ -124,6 +124,7 @@ class FitsAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
 
     reserve: Annotated[float, Meta(description="Bytes of a device that no plan may use.")]
     footprints: list[FootprintAnswer]
+    remarks: Annotated[list[str], Meta(description="Sentences to know.")]
 
 
 class SimulateAnswer(Answer, forbid_unknown_fields=True, kw_only=True):

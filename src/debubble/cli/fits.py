@@ -36,8 +36,9 @@ def fits(
     devices = run.require_cluster()
     devices = devices if memory_limit is None else devices.with_limit(memory_limit)
     fixed = run.degrees
+    priced = named_model(model)
     job = Job(
-        model=named_model(model), cluster=devices, fixed=fixed,
+        model=priced, cluster=devices, fixed=fixed,
         global_batch=devices.count * (run.micro_batch_size or 1) if global_batch is None else global_batch,
         options=RunOptions(**run.settings),
     )  # fmt: skip
@@ -54,7 +55,8 @@ def fits(
             }
             for each in found
         ]
-        print_answer(reserve=reserve, footprints=rows)
+        remarks = [] if priced.remark is None else [priced.remark]
+        print_answer(reserve=reserve, footprints=rows, remarks=remarks)
         return
     node = devices.slowest.devices_per_node
 
@@ -70,3 +72,5 @@ def fits(
         and common("tensor", each.degrees.tensor, node)
     ] or found
     console().print(render_footprints(shown, reserve=reserve, left_out=len(found) - len(shown)))
+    if priced.remark is not None:
+        console().print(priced.remark)

@@ -114,6 +114,8 @@ class ModelConfig:
     """The tower that turns images into tokens, before the embedding."""
     whole_layers: bool = False
     """True if a layer is one unit, not two halves: the runtime then runs transformers' own modules."""
+    known: bool = True
+    """True if the parameters of its family's models were held against transformers'."""
     config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """The Hugging Face config that it was read from, unchanged."""
 
@@ -184,7 +186,13 @@ class ModelConfig:
     def remark(self) -> str | None:
         """Sentences that a reader of its costs should know; None if there are none."""
         remarks = []
-        if self.whole_layers and all(isinstance(layer.attention, Attention) for layer in self.per_layer):
+        if not self.known:
+            remarks.append(
+                f"debubble does not know '{self.family}' and takes it for a Llama of its sizes, with"
+                f" {self.parameters / 1e9:.2f} B parameters: if that is not the published number, give its units with"
+                " --units, or measure them with `debubble profile`."
+            )
+        elif self.whole_layers and all(isinstance(layer.attention, Attention) for layer in self.per_layer):
             remarks.append(
                 f"'{self.family}' is priced as a Llama of its sizes, in whole layers; `debubble profile` measures what"
                 " they really take."

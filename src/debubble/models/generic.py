@@ -10,6 +10,17 @@ from debubble.models.entries import Entries
 from debubble.models.layers import unpriced, windows
 from debubble.models.mixers import Attention
 
+KNOWN = frozenset(
+    (
+        "apertus", "arcee", "bitnet", "bloom", "codegen", "cohere", "cohere2", "cohere2_moe", "cwm",
+        "diffllama", "ernie4_5", "exaone4", "falcon", "flex_olmo", "flint", "glm", "glm4", "gpt_neox",
+        "gptj", "granite", "granite_swa", "granitemoe", "granitemoe_swa", "granitemoeshared", "helium",
+        "hyperclovax", "internlm3", "iquestcoder", "jais2", "mellum", "minimax_m2", "ministral3", "mpt", "olmo",
+        "olmo2", "olmo3", "olmoe", "persimmon", "phi", "phi3", "phimoe", "qwen2_moe", "seed_oss", "smollm3",
+        "stablelm", "starcoder2", "vaultgemma",
+    )
+)  # fmt: skip
+"""Families whose default models have the parameters that transformers builds, to 0.1%; of others a reader is told."""
 UNGATED = frozenset(
     (
         "apertus", "arcee", "biogpt", "bloom", "codegen", "falcon", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj",
@@ -34,9 +45,10 @@ _LAYERS = ("full_attention", "sliding_attention")
 _OTHER_LAYERS = (
     "kv_lora_rank", "state_size", "ssm_state_size", "mamba_d_state", "conv_L_cache", "linear_num_key_heads",
     "block_types", "hybrid_override_pattern", "layers_block_type", "kv_channels", "moe_num_experts",
-    "is_encoder_decoder",
+    "is_encoder_decoder", "hidden_size_per_layer_input", "type_vocab_size",
 )  # fmt: skip
-"""Entries of configs whose layers are unlike a Llama's: compressed keys, state spaces, convolutions, other experts."""
+"""Entries of configs whose layers are unlike a Llama's: compressed keys, state spaces, convolutions, other experts,
+tables per layer or per segment."""
 
 
 PER_TOKEN = {
@@ -56,6 +68,7 @@ def read_other(config: Entries) -> ModelConfig:
     return ModelConfig(
         family=family,
         whole_layers=True,
+        known=family in KNOWN,
         per_layer=tuple(
             Layer(attention=Attention(window=window), mlp=mlp)
             for window, mlp in zip(windows(config), _mlps(config), strict=True)
