@@ -74,6 +74,8 @@ def _run(
     if seconds is None:
         assert rate is not None
         seconds = batch * length / (rate * cluster.count)
+    if zero == 3:  # all of them by FSDP
+        entries["framework"] = replace(entries.get("framework", MEGATRON), gathers_units=True)
     divided = Degrees(
         **degrees, data=data, zero=zero if data * degrees.get("context", 1) > 1 else 0, micro_batch_size=size,
         micro_batches=batch // (data * size),

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from debubble.costs import EAGER, MEGATRON, Cluster, Unit, Units, model_units
+from debubble.costs import EAGER, MEGATRON, Cluster, Framework, Unit, Units, model_units
 from debubble.costs.speed import Speed
+from debubble.costs.units import Partition
 from debubble.ir import InputError, Placement, RunOptions
 from debubble.models import ModelConfig, models
 from debubble.models.config import Experts, Mlp
@@ -255,11 +256,12 @@ def test_the_parts_of_the_states_add_up_to_them(zero: int) -> None:
         assert unit.states.weights + unit.states.gradients + unit.states.optimizer == pytest.approx(unit.static)
 
 
-def test_zero_2_and_3_wait_for_what_takes_longer_than_computing_and_for_nothing_else() -> None:
+def test_zero_2_and_fsdp_wait_for_what_takes_longer_than_computing_and_for_nothing_else() -> None:
     slow = Cluster.from_dict({"devices": "8xA100-80GB", "link_bandwidth": 1e8, "devices_per_node": 8})
 
     def attention(cluster: Cluster, zero: int) -> Unit:
-        return layer(model_units(LLAMA, cluster, RunOptions(data=8, zero=zero)))[0]
+        fsdp = Framework(gathers_units=True)
+        return layer(model_units(LLAMA, cluster, RunOptions(data=8, zero=zero), framework=fsdp))[0]
 
     plain = attention(slow, 1)
     speed = Speed(slow.slowest, 2)
@@ -275,6 +277,26 @@ def test_zero_2_and_3_wait_for_what_takes_longer_than_computing_and_for_nothing_
 
     fast = Cluster.from_dict({"devices": "8xA100-80GB", "link_bandwidth": 1e14, "link_latency": 1e-9})
     assert attention(fast, 3).work == attention(fast, 1).work
+
+
+def test_zero_3_gathers_stages_beside_their_computing() -> None:
+    options = RunOptions(data=8, zero=3)
+    units = model_units(LLAMA, A100S, options)
+    parameters = LLAMA.attention_parameters(0)
+    speed = Speed(A100S.slowest, 2)
+    latency, bandwidth = speed.ring(8, beside=8)
+    unit = layer(units)[0]
+    assert unit.gathered == 2 * parameters
+    assert unit.parameter_gather == pytest.approx(2 * parameters * 7 / 8 / bandwidth)
+    assert unit.forward == layer(model_units(LLAMA, A100S, replace(options, zero=1)))[0].forward
+
+    costs = units.stage_costs(Partition.cut(units, [22, 22, 22]), Placement.of([0, 0, 0]))
+    assert sum(costs.gathered) == pytest.approx(2 * LLAMA.parameters)
+    assert costs.parameter_gather[1] == pytest.approx(latency + costs.gathered[1] * 7 / 8 / bandwidth)
+    states = sum(unit.static for unit in units.units)
+    workspace = max(unit.workspace for unit in units.units)
+    [static] = costs.static
+    assert static == pytest.approx(states + workspace + sum(sorted(costs.gathered)[1:]))
 
 
 def test_states_on_the_host_leave_weights_and_gradients() -> None:

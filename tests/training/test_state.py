@@ -66,14 +66,17 @@ EXPERTS = {**MIXTRAL, "num_local_experts": 6}
         (EXPERTS, {"data": 3, "expert": 3}),
         (EXPERTS, {"data": 2, "expert": 2, "zero": 1, "tensor": 1}),
         (EXPERTS, {"data": 6, "expert": 2, "zero": 2}),
+        (EXPERTS, {"data": 6, "expert": 2, "zero": 3}),
+        (GPT2, {"lora": 3, "data": 2, "zero": 3}),
     ],
 )
 def test_blocks_of_fused_layers_and_of_rows_make_up_what_one_rank_has(config: Any, options: Any) -> None:
     def of(pipeline: Pipeline) -> dict[str, TensorShard]:
         return state_of(pipeline)
 
+    gathered = db.StageCosts.of(stages=1, gathered=1, static=1)
     alone, divided = (
-        plan_of(db.schedules["1f1b"](devices=1, micro_batches=1), config, **more)
+        plan_of(db.schedules["1f1b"](devices=1, micro_batches=1), config, costs=gathered, **more)
         for more in ({"lora": options.get("lora", 0)}, {"tensor": 2, **options})
     )
     make = optimizer_maker("adamw", weight_decay=0.1)

@@ -314,10 +314,14 @@ def losses(train: Any) -> Callable[..., list[float]]:
 
 
 @pytest.mark.usefixtures("process_group")
-def test_divided_states_go_on_bit_for_bit_and_can_be_joined(options: Any, losses: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("zero", [2, 3])
+def test_divided_states_go_on_bit_for_bit_and_can_be_joined(
+    options: Any, losses: Any, tmp_path: Path, zero: int
+) -> None:
     """Two replicas that each own half of every parameter's rows, then the same again, then one rank alone."""
     plan, divided = Plan.load(options.plan), tmp_path / "divided.json"
-    replace(plan, options=replace(plan.options, data=2, zero=2)).save(divided)
+    gathered = plan.costs.replace(gathered=1 if zero == 3 else 0)
+    replace(plan, costs=gathered, options=replace(plan.options, data=2, zero=zero)).save(divided)
     folder, two = tmp_path / "c", changed(options, plan=divided)
     saving = ["--checkpoint", str(folder), "--save-every", "2", "--keep", "9"]
     whole = losses(two, "--steps", "4", *saving)

@@ -4,7 +4,7 @@ from debubble.costs.cluster import Cluster, parse_size
 from debubble.costs.files import apply_profile, load_costs, load_profile, load_units, profiled, read_profile
 from debubble.costs.known_hardware import Efficiency, Hardware, hardware
 from debubble.costs.model_units import joined_unit, model_units
-from debubble.costs.operators import DEEPSPEED, EAGER, MEGATRON, Framework
+from debubble.costs.operators import DEEPSPEED, EAGER, FSDP, MEGATRON, Framework
 from debubble.costs.step import StepTail, step_tail
 from debubble.costs.units import Partition, Strategy, Unit, Units
 
@@ -13,6 +13,7 @@ __all__ = [
     "DEEPSPEED",
     "EAGER",
     "Efficiency",
+    "FSDP",
     "Framework",
     "Hardware",
     "MEGATRON",

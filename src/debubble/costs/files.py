@@ -62,7 +62,14 @@ def check_measured(profile: Mapping[str, Any], model: ModelConfig, options: RunO
 
 MOST_UNITS = 100_000
 """Far more than any model has; a plan names each of them."""
-_PER_STAGE_ENTRIES = ("optimizer_step", "host_step", "gradient_offload", "parameter_load", "gradient_reduce")
+_PER_STAGE_ENTRIES = (
+    "optimizer_step",
+    "host_step",
+    "gradient_offload",
+    "parameter_load",
+    "gradient_reduce",
+    "parameter_gather",
+)
 
 
 class StrategyFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -98,6 +105,8 @@ class UnitFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     on_host: HostFile | None = None
     gradient_reduce: int | float = 0
     optimizer_step: int | float = 0
+    parameter_gather: int | float = 0
+    gathered: int | float = 0
 
 
 class UnitsFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -118,6 +127,7 @@ class UnitsFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     gradient_offload: int | float = 0
     parameter_load: int | float = 0
     gradient_reduce: int | float = 0
+    parameter_gather: int | float = 0
     divides_gradients: bool = True
 
 
@@ -220,6 +230,8 @@ def units_to_dict(units: Units) -> dict[str, Any]:
             on_host=None if unit.on_host is None else HostFile(**_entries(unit.on_host)),
             gradient_reduce=_plain(unit.gradient_reduce),
             optimizer_step=_plain(unit.optimizer_step),
+            parameter_gather=_plain(unit.parameter_gather),
+            gathered=_plain(unit.gathered),
         )
         if entries and msgspec.structs.replace(entries[-1], count=1) == entry:
             entries[-1].count += 1
@@ -273,6 +285,8 @@ def _measured(unit: Unit, found: Mapping[int | None, Unit] | None) -> Unit:
         on_host=measured.on_host or unit.on_host,
         gradient_reduce=measured.gradient_reduce or unit.gradient_reduce,
         optimizer_step=measured.optimizer_step or unit.optimizer_step,
+        parameter_gather=measured.parameter_gather or unit.parameter_gather,
+        gathered=measured.gathered or unit.gathered,
     )
 
 
@@ -305,6 +319,8 @@ def _expand(entries: list[UnitFile]) -> list[Unit]:
                     on_host=on_host,
                     gradient_reduce=entry.gradient_reduce,
                     optimizer_step=entry.optimizer_step,
+                    parameter_gather=entry.parameter_gather,
+                    gathered=entry.gathered,
                 )
             )
     return units

@@ -137,6 +137,8 @@ def joined_unit(kind: str, layer: int | None, *halves: Unit) -> Unit:
         on_host=_joined_hosts(hosts),
         gradient_reduce=sum(half.gradient_reduce for half in halves),
         optimizer_step=sum(half.optimizer_step for half in halves),
+        parameter_gather=sum(half.parameter_gather for half in halves),
+        gathered=sum(half.gathered for half in halves),
         module_bytes={name: size for half in halves for name, size in half.module_bytes.items()},
     )
 
@@ -161,6 +163,8 @@ def _without_states(unit: Unit) -> Unit:
         on_host=None if unit.on_host is None else HostStates(static=0.0, gradients=0.0, parameters=0.0, step=0.0),
         gradient_reduce=0.0,
         optimizer_step=0.0,
+        parameter_gather=0.0,
+        gathered=0.0,
     )
 
 
@@ -207,7 +211,7 @@ def _first_alike(layers: tuple[Layer, ...]) -> tuple[int, ...]:
 
 
 class _ShardWaits(NamedTuple):
-    """Seconds that a unit waits for the collectives of ZeRO-2 and ZeRO-3, beyond its own computing."""
+    """Seconds that a unit waits for the collectives of ZeRO-2 and FSDP, beyond its own computing."""
 
     forward: float
     backward: float
@@ -308,12 +312,14 @@ class _Builder:
             backward_weight=backward + waits.backward,
             static=self._static(s.model.embedding_parameters),
             states=self._states(s.model.embedding_parameters),
-            workspace=self._gathered(s.model.embedding_parameters),
+            workspace=self._gathered_unit(s.model.embedding_parameters),
             strategies={"none": Strategy(lookup.saved)},
             activation_after_input=self.boundary,
             on_host=self._on_host(s.model.embedding_parameters),
             gradient_reduce=self._gradient_reduce(s.model.embedding_parameters),
             optimizer_step=self._optimizer_step(s.model.embedding_parameters),
+            parameter_gather=self._parameter_gather(s.model.embedding_parameters),
+            gathered=self._gathered(s.model.embedding_parameters),
         )
 
     def attention(self, layer: int) -> Unit:
@@ -355,7 +361,7 @@ class _Builder:
             elementwise(s, "loss", forward=6 * logits, backward=4 * logits, saved=4 * logits),
         ]
         own = 0.0 if s.options.lora else s.element * model.vocab * model.hidden / tensor
-        workspace = own + self._layer_gradients(0) + self._gathered(model.head_parameters)
+        workspace = own + self._layer_gradients(0) + self._gathered_unit(model.head_parameters)
         unit = self._unit("head", None, operators, model.head_parameters, workspace=workspace)
         return replace(unit, strategies={name: unit.strategies[name] for name in ("none", "full")})
 
@@ -388,6 +394,8 @@ class _Builder:
             on_host=self._on_host(parameters, experts, adapters),
             gradient_reduce=self._gradient_reduce(parameters, experts, adapters),
             optimizer_step=self._optimizer_step(parameters, experts, adapters, matrices=kind != "head"),
+            parameter_gather=self._parameter_gather(parameters, experts, adapters),
+            gathered=self._gathered(parameters, experts, adapters),
         )
 
     def per_stage(self) -> dict[str, float]:
@@ -396,7 +404,8 @@ class _Builder:
         ranks = s.options.data * s.options.context
         latency, _ = s.speed.ring(ranks, beside=beside(s.speed, s.options))
         step = {"optimizer_step": s.speed.hardware.efficiency.launch}
-        return {**step, "gradient_reduce": latency} if ranks > 1 else step
+        gather = {"parameter_gather": latency} if self._gathers_stages else {}
+        return {**step, "gradient_reduce": latency, **gather} if ranks > 1 else step
 
     def _gradient_reduce(self, parameters: int, experts: int = 0, adapters: int = 0) -> float:
         """Seconds per step of summing gradients."""
@@ -436,9 +445,9 @@ class _Builder:
     def _shard_waits(
         self, forward: float, backward: float, parameters: int, experts: int = 0, adapters: int = 0
     ) -> _ShardWaits:
-        """Waits of one micro-batch for the gradients that ZeRO-2 divides, and the weights that ZeRO-3 does.
+        """Waits of one micro-batch for the gradients that ZeRO-2 divides, and the weights that FSDP does.
 
-        Gradients are scattered after each backward; weights are gathered before the forward and again before the
+        Gradients are scattered after each backward; FSDP gathers weights before the forward and again before the
         backward.  All of it runs beside the computing of the neighbouring units (FSDP's prefetch); only what takes
         longer is waited for.
         """
@@ -448,17 +457,43 @@ class _Builder:
             return _ShardWaits(0.0, 0.0)
         latency, bandwidth = s.speed.ring(ranks, beside=beside(s.speed, s.options))
         divided = self._divided(parameters, experts, adapters)
-        moved = [(count * (each.shards - 1) / each.shards, each.summed) for count, each in divided]
-        gather = latency + s.element * sum(count for count, _ in moved) / bandwidth if s.options.zero >= 3 else 0.0
-        scatter = latency + sum(count * summed for count, summed in moved) / bandwidth
+        moved = sum(count * (each.shards - 1) / each.shards * each.summed for count, each in divided)
+        scatter = latency + moved / bandwidth
+        gather = 0.0
+        if self._gathers_units:
+            gather = latency + self._gather_seconds(parameters, experts, adapters)
         return _ShardWaits(max(0.0, gather - forward), max(0.0, gather + scatter - backward))
 
-    def _gathered(self, parameters: float) -> float:
-        """Bytes of whole weights that ZeRO-3 gathers."""
+    @property
+    def _divides_weights(self) -> bool:
+        return self.shapes.options.zero >= 3 and self.shapes.options.data * self.shapes.options.context > 1
+
+    @property
+    def _gathers_units(self) -> bool:
+        return self._divides_weights and self.shapes.framework.gathers_units
+
+    @property
+    def _gathers_stages(self) -> bool:
+        return self._divides_weights and not self.shapes.framework.gathers_units
+
+    def _parameter_gather(self, parameters: int, experts: int = 0, adapters: int = 0) -> float:
+        """Seconds of gathering parameters that ZeRO-3 divides, as a part of their stage's."""
+        return self._gather_seconds(parameters, experts, adapters) if self._gathers_stages else 0.0
+
+    def _gathered(self, parameters: int, experts: int = 0, adapters: int = 0) -> float:
+        """Bytes of such parameters, whole."""
+        divided = self._divided(parameters, experts, adapters) if self._gathers_stages else []
+        return self.shapes.element * sum(count for count, _ in divided)
+
+    def _gather_seconds(self, parameters: int, experts: int, adapters: int) -> float:
         s = self.shapes
-        if s.options.zero < 3 or s.options.data * s.options.context == 1:
-            return 0.0
-        return s.element * parameters / s.options.tensor
+        _, bandwidth = s.speed.ring(s.options.data * s.options.context, beside=beside(s.speed, s.options))
+        divided = self._divided(parameters, experts, adapters)
+        return s.element * sum(count * (each.shards - 1) / each.shards for count, each in divided) / bandwidth
+
+    def _gathered_unit(self, parameters: float) -> float:
+        """Bytes of whole weights that FSDP gathers."""
+        return self.shapes.element * parameters / self.shapes.options.tensor if self._gathers_units else 0.0
 
     def _on_host(self, parameters: int, experts: int = 0, adapters: int = 0) -> HostStates | None:
         """Costs with the optimizer on the host: weights and gradients stay, and each rank moves its own share.
@@ -517,5 +552,5 @@ class _Builder:
         between = s.options.expert * s.options.expert_shards / s.options.tensor
         whole = model.layer_parameters(layer) - experts + experts / between
         # The layer that computes and the next one, which is gathered meanwhile.
-        gathered = 2 * self._gathered(whole)
+        gathered = 2 * self._gathered_unit(whole)
         return self._layer_gradients(layer) + 2 * s.element * s.tokens * width / s.options.tensor + gathered

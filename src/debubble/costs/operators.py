@@ -42,11 +42,14 @@ class Framework:
     """A token travels once to a device and to a node, however many of its experts are there (DeepEP)."""
     dispatch_overlap: bool = False
     """Tokens travel beside the experts' computing of another micro-batch (DualPipe)."""
+    gathers_units: bool = False
+    """ZeRO-3 gathers the parameters of a unit at a time, for every micro-batch (FSDP), not those of a stage."""
 
 
 MEGATRON = Framework()
 DEEPSPEED = Framework(fused_activation=False, gradient_bytes=2)
 EAGER = Framework(fused_activation=False, whole_layers=False)
+FSDP = Framework(gathers_units=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -198,9 +198,10 @@ class StepTail:
         ranks = options.data * options.context
         replicas = options.tensor * ranks // between
         scattered = scattered_bytes(options, gradient=self.framework.gradient_bytes if speed.element == 2 else 4)
-        gathered = speed.element if options.zero else 0
-        # ZeRO-3 scatters and gathers with every micro-batch, inside the pipeline.
-        moved = 0.0 if options.zero >= 3 else scattered * unsummed + gathered
+        # ZeRO-3 gathers inside the pipeline, where FSDP scatters, too.
+        gathered = speed.element if options.zero in (1, 2) else 0
+        inside = options.zero >= 3 and self.framework.gathers_units
+        moved = 0.0 if inside else scattered * unsummed + gathered
         neighbours = beside(speed, options)
         reduce = sum(
             speed.gather(parameters * moved, count, beside=min(count, neighbours))

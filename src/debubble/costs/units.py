@@ -78,6 +78,10 @@ class Unit:
     """Time of its optimizer step on the device, beside what every stage takes."""
     module_bytes: Mapping[str, Number] = field(default_factory=dict)
     """Bytes of what `none` keeps, by the module that it is the input of, where a framework offloads by module."""
+    parameter_gather: Number = 0
+    """Time of gathering its parameters, where ranks divide them (ZeRO-3), beside what every stage takes."""
+    gathered: Number = 0
+    """Bytes of its whole parameters, once they are gathered."""
 
     @property
     def activation(self) -> Number:
@@ -209,6 +213,11 @@ class Units:
         return self.offload_bandwidth is not None and all(unit.on_host is not None for unit in self.units)
 
     @cached_property
+    def gathers(self) -> bool:
+        """True if ranks divide parameters (ZeRO-3): with more chunks, a device then has less of them whole."""
+        return any(unit.gathered for unit in self.units)
+
+    @cached_property
     def reduces_inside(self) -> bool:
         """True if gradients are summed inside the step, which takes time and frees memory."""
         entry = self.stage_entries.get("gradient_reduce", 0)
@@ -251,6 +260,8 @@ class Units:
             gradient_offload=nothing,
             parameter_load=nothing,
             gradient_reduce=tuple(stage.gradient_reduce + self._entry("gradient_reduce") for stage in stages),
+            parameter_gather=tuple(stage.parameter_gather + self._entry("parameter_gather") for stage in stages),
+            gathered=tuple(stage.gathered for stage in stages),
         )
         others = {name: value for name, value in self.stage_entries.items() if name not in _ADDED}
         entries = {**others, **(self._host_entries(partition, on_host) if on_host else {})}
@@ -315,10 +326,11 @@ class Units:
 
     def _static(self, sums: Sequence[StageSums], held: Sequence[int], on_host: Collection[int]) -> Number:
         states = sum(s.static_on_host if stage in on_host else s.static for stage, s in zip(held, sums, strict=True))
-        return self.static + states + max((s.workspace for s in sums), default=0)
+        gathered = sum(sorted((s.gathered for s in sums), reverse=True)[:2])
+        return self.static + states + max((s.workspace for s in sums), default=0) + gathered
 
 
-_ADDED = ("gradient_reduce", "optimizer_step")
+_ADDED = ("gradient_reduce", "optimizer_step", "parameter_gather")
 """Entries of which units have a part."""
 
 
@@ -339,6 +351,8 @@ class StageSums(NamedTuple):
     workspace: Number
     gradient_reduce: Number
     optimizer_step: Number
+    parameter_gather: Number
+    gathered: Number
 
 
 def _sums(stage: Sequence[tuple[Unit, str]]) -> StageSums:
@@ -358,6 +372,8 @@ def _sums(stage: Sequence[tuple[Unit, str]]) -> StageSums:
         workspace=max((u.workspace for u, _ in stage), default=0),
         gradient_reduce=sum(u.gradient_reduce for u, _ in stage),
         optimizer_step=sum(u.optimizer_step for u, _ in stage),
+        parameter_gather=sum(u.parameter_gather for u, _ in stage),
+        gathered=sum(u.gathered for u, _ in stage),
     )
 
 

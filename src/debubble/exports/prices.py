@@ -14,6 +14,7 @@ from debubble.costs import Cluster, Partition, Units, model_units, profiled
 from debubble.costs.units import partition_named
 from debubble.ir import OutOfMemoryError, Plan, PlannedUnit, RunOptions
 from debubble.models import Model
+from debubble.planners.model_problem import framework_of_plan
 from debubble.planners.plan_model import step_time, tail_of
 from debubble.simulator import simulate
 
@@ -79,7 +80,7 @@ def _units(plan: Plan, options: RunOptions) -> Units | None:
     if plan.model is None or plan.cluster is None:
         return None
     model, cluster = Model.from_hf(plan.model), Cluster.from_dict(plan.cluster)
-    units = model_units(model, cluster, options, pipeline=plan.devices)
+    units = model_units(model, cluster, options, pipeline=plan.devices, framework=framework_of_plan(plan))
     if plan.profile is not None:
         units = profiled(units, plan.profile, model=model, options=options)
     return units if len(units.units) == sum(map(len, plan.partition)) else None

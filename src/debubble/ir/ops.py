@@ -24,6 +24,7 @@ class Lane(Enum):
     H2D = "h2d"
     HOST = "host"
     REDUCE = "reduce"
+    """Collectives of the data-parallel ranks: gradients that they sum, parameters that they gather."""
 
 
 class Kind(Enum):
@@ -59,6 +60,18 @@ class Kind(Enum):
     """Send the gradient of the stage's input to the previous stage."""
     RECV_B = "RECV_B"
     """Receive the gradient of the stage's output from the next stage."""
+    UNSHARD_F = "UNSHARD_F"
+    """Gather the stage's parameters from the data-parallel ranks, before this micro-batch's forward."""
+    UNSHARD_R = "UNSHARD_R"
+    """Gather them before its recomputation."""
+    UNSHARD_B = "UNSHARD_B"
+    """Gather them before its backward."""
+    RESHARD_F = "RESHARD_F"
+    """Free what other ranks have of the stage's parameters, after this micro-batch's forward."""
+    RESHARD_R = "RESHARD_R"
+    """Free it after its recomputation."""
+    RESHARD_B = "RESHARD_B"
+    """Free it after its backward."""
 
     # Members are singletons, and Enum's own hash is a Python call: this one is what schedules of a million
     # operations are looked up by.
@@ -78,8 +91,12 @@ BACKWARDS = (Kind.B, Kind.I)
 COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
 """The kinds that always run on the compute lane; S does unless it is the host's."""
 
+UNSHARDS = (Kind.UNSHARD_F, Kind.UNSHARD_R, Kind.UNSHARD_B)
+RESHARDS = (Kind.RESHARD_F, Kind.RESHARD_R, Kind.RESHARD_B)
+
 SCHEDULED = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.O, Kind.L, Kind.G, Kind.D, Kind.S, Kind.P)
-"""The kinds that a Schedule may contain; lowering adds the messages."""
+"""The kinds that a Schedule may contain; lowering adds the messages, and the gathers of
+divided parameters."""
 
 
 class Op(NamedTuple):

@@ -156,8 +156,9 @@ class Program:
 
     @cached_property
     def static(self) -> tuple[Number, ...]:
-        """Bytes that are on each device throughout."""
-        return tuple(self.costs.static_of(d) for d in range(self.devices))
+        """Bytes that are on each device throughout: without the room for gathered parameters."""
+        stages_of = self.schedule.placement.stages_of
+        return tuple(self.costs.static_of(d) - self.costs.gathered_room(stages_of[d]) for d in range(self.devices))
 
     @cached_property
     def predecessors(self) -> Edges:

@@ -88,6 +88,20 @@ class StageCosts:
     """Time of P."""
     gradient_reduce: PerStage = (0,)
     """Time of G."""
+    parameter_gather: PerStage = (0,)
+    """Time of gathering the stage's parameters, where the data-parallel ranks divide them (ZeRO-3)."""
+    gathered: PerStage = (0,)
+    """Bytes of the stage's whole parameters, once they are gathered; `static` has room for those that a device has at a
+    time (see `gathered_room`)."""
+
+    @property
+    def gathers(self) -> bool:
+        """True if the data-parallel ranks divide parameters."""
+        return any(self.parameter_gather) or any(self.gathered)
+
+    def gathered_room(self, stages: Sequence[int]) -> Number:
+        """Bytes of gathered parameters that a device with these stages has at a time: those of two, at most."""
+        return sum(sorted((self.gathered[s if len(self.gathered) > 1 else 0] for s in stages), reverse=True)[:2])
 
     @property
     def transfers(self) -> HostTransfers | None:
@@ -128,6 +142,8 @@ class StageCosts:
         gradient_offload: Number | Sequence[Number] = 0,
         parameter_load: Number | Sequence[Number] = 0,
         gradient_reduce: Number | Sequence[Number] = 0,
+        parameter_gather: Number | Sequence[Number] = 0,
+        gathered: Number | Sequence[Number] = 0,
     ) -> StageCosts:
         """Build costs from numbers (the same for every stage) or lists (one number per stage).
 
@@ -238,7 +254,7 @@ _PER_STAGE = (
     "forward", "backward_input", "backward_weight", "recompute", "activation", "activation_after_input",
     "activation_recomputed", "recompute_workspace", "recompute_workspace_input", "communication",
     "offload", "reload", "optimizer_step", "host_step",
-    "gradient_offload", "parameter_load", "gradient_reduce",
+    "gradient_offload", "parameter_load", "gradient_reduce", "parameter_gather", "gathered",
 )  # fmt: skip
 
 

@@ -35,8 +35,6 @@ def beyond_runtime(options: RunOptions, model: Mapping[str, Any] | None) -> str 
         )
     elif options.expert_shards != options.tensor:
         reason = "it divides each expert over all tensor-parallel ranks: make the plan without --expert-tensor."
-    elif options.zero > 2:
-        reason = "it keeps whole parameters on every replica: make the plan with zero 2 or less to train it."
     elif options.zero > 0 and options.optimizer == "muon":
         reason = (
             "ZeRO leaves every replica rows of each parameter and Muon needs whole ones: make the plan with zero 0."

@@ -115,7 +115,7 @@ class DynamicPrograms:
 
     def _budget(self, s: int, begin: int, end: int) -> float:
         units = self.units.units[begin:end]
-        static = self.units.static + sum(u.static for u in units) + max(u.workspace for u in units)
+        static = self.units.static + sum(u.static + u.gathered for u in units) + max(u.workspace for u in units)
         return self.problem.limits[s] - float(static)
 
     @cached_property

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from debubble.costs import Cluster, StepTail, model_units, profiled
+from debubble.costs import FSDP, MEGATRON, Cluster, Framework, StepTail, model_units, profiled
 from debubble.costs.parallel_layout import Layout
 from debubble.costs.units import Units
-from debubble.ir import InputError, RunOptions
+from debubble.ir import InputError, Plan, RunOptions
 from debubble.models import Model
 from debubble.planners.problem import ModelUnits, Problem
 from debubble.targets.target import sparse_layers, targets
@@ -48,9 +48,21 @@ def problem_of(
     return Problem(
         devices=devices, micro_batches=micro_batches, workload=ModelUnits(units), chunks=chunks, effort=effort,
         seed=seed, deadline=deadline, cache=cache, objective=objective_of(options),
-        tail=StepTail(model=model, cluster=cluster, options=options, pipeline=devices),
+        tail=StepTail(
+            model=model, cluster=cluster, options=options, pipeline=devices, framework=framework_of(target)
+        ),
         target=target,
     )  # fmt: skip
+
+
+def framework_of(target: str | None) -> Framework:
+    """What kernels fuse and ZeRO-3 gathers: stages in debubble's own runtime, units in the other frameworks."""
+    return MEGATRON if target in (None, "debubble") else FSDP
+
+
+def framework_of_plan(plan: Plan) -> Framework:
+    """The framework with which a plan's costs were made."""
+    return FSDP if plan.options.zero >= 3 and not plan.costs.gathers else MEGATRON
 
 
 def half_layers(
@@ -63,7 +75,7 @@ def half_layers(
     target: str | None = None,
 ) -> Units:
     """The units in which plans list a model's stages, with the memory of the target."""
-    units = model_units(model, cluster, options, pipeline=pipeline)
+    units = model_units(model, cluster, options, pipeline=pipeline, framework=framework_of(target))
     levers = None if target is None else targets[target].levers_of(options)
     if units.on_devices and (profile is not None or levers is not None):
         raise InputError("Pipelines on devices of several types are planned without a profile and without --for.")

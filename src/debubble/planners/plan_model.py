@@ -15,7 +15,7 @@ from debubble.ir.degrees import Degrees
 from debubble.models import Model
 from debubble.planners.degrees import Job, search_degrees
 from debubble.planners.micro_batch_order import with_lengths
-from debubble.planners.model_problem import half_layers, objective_of, problem_of
+from debubble.planners.model_problem import framework_of_plan, half_layers, objective_of, problem_of
 from debubble.planners.problem import ModelUnits, Problem, Solution, Swap
 from debubble.planners.progress import Listener, listening, tell
 from debubble.planners.registry import Result, planners
@@ -241,7 +241,7 @@ def tail_of(plan: Plan) -> float:
         return 0.0
     return step_tail(
         Model.from_hf(plan.model), Cluster.from_dict(plan.cluster), plan.options, pipeline=plan.devices,
-        schedule=plan.schedule,
+        framework=framework_of_plan(plan), schedule=plan.schedule,
     )  # fmt: skip
 
 

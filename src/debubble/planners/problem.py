@@ -205,7 +205,8 @@ class Problem:
             case FixedStages():
                 return (1,)
             case ModelUnits(units):
-                return tuple(v for v in (1, 2, 3, 4) if self.devices * v <= len(units.units))
+                choices = (1, 2, 3, 4, 8, 16) if units.gathers else (1, 2, 3, 4)
+                return tuple(v for v in choices if self.devices * v <= len(units.units))
 
 
 @dataclass(frozen=True, kw_only=True)

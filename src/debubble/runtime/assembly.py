@@ -62,6 +62,8 @@ def check_runnable(plan: Plan, ranks: int) -> None:
             f"The plan needs {plan.ranks} ranks ({plan.devices} pipeline devices x {options.tensor} tensor x"
             f" {options.context} context x {options.data} data parallel), but {ranks} were started."
         )
+    if options.zero > 2 and options.data * options.context > 1 and not plan.costs.gathers:
+        raise InputError("The plan's costs say nothing of gathering the parameters that ZeRO-3 divides: plan again.")
     if plan.model is None:
         return
     config = ModelConfig.from_hf(plan.model)
@@ -131,7 +133,7 @@ def build_part(
     last = plan.schedule.stages - 1
     if built.get(last):
         built[last][-1].loss = loss
-    part, pairs = DevicePart(adapters=adapters, tied=tied_tables(plan)), ParameterPairs(dtype, on)
+    part, pairs = DevicePart(adapters=adapters, tied=tied_tables(plan)), ParameterPairs(dtype, on, ledger)
     shards: dict[nn.Parameter, nn.Parameter] = {}
     for stage, units in built.items():
         divisions, experts = _divide(units, groups, shards)

@@ -25,7 +25,7 @@ from debubble.runtime.step_inputs import StepInputs
 class ForwardRuns:
     """Interprets the forwards of a plan's stages, of which nothing is kept.
 
-    Their messages count apart from those of the steps, which are measured.
+    What was measured of the last step stays: messages count apart.
 
     Args:
         plan: Whose stages run; they may train by another order of them.
@@ -33,6 +33,7 @@ class ForwardRuns:
         inputs: Makes the inputs.
         ranks: All ranks of the run.
         operations: Those of the steps.
+        activations: Ledger of the steps.
         status: What this rank does is written there.
     """
 
@@ -43,10 +44,11 @@ class ForwardRuns:
         inputs: StepInputs,
         ranks: Ranks,
         operations: TensorOperations,
+        activations: Ledger,
         status: RankStatus,
     ) -> None:
         self._plan, self._part, self._inputs, self._ranks = plan, part, inputs, ranks
-        self._status, self._lanes = status, operations.lanes
+        self._status, self._lanes, self._activations = status, operations.lanes, activations
         program = lower_forwards(plan.schedule, plan.costs)
         messages = Ledger(self._lanes.device)
         operations = replace(operations, program=program, messages=messages, evaluating=True)
@@ -101,13 +103,14 @@ class ForwardRuns:
 
     @contextmanager
     def _evaluation_mode(self) -> Iterator[None]:
-        """Let all modules be in evaluation mode."""
+        """Let all modules be in evaluation mode, and measure nothing."""
         units = [unit for stage in self._part.stages.values() for unit in stage.units]
         modes = [(module, module.training) for unit in units for module in unit.modules()]
         try:
             for module, _ in modes:
                 module.training = False
-            yield
+            with self._activations.pause():
+                yield
         finally:
             for module, training in modes:
                 module.training = training

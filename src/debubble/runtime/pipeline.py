@@ -446,8 +446,13 @@ class Pipeline:
 
     @property
     def peak_memory(self) -> int:
-        """Most bytes on the device at any moment of the last step, of static memory and saved activations."""
-        return self._static + self._activations.peak
+        """Most bytes on the device at any moment of the last step: static, saved activations, gathered parameters."""
+        return self._static + self._activations.peak_with_gathered
+
+    @property
+    def peak_gathered(self) -> int:
+        """Most bytes of parameters that were gathered at any moment of the last step (ZeRO-3)."""
+        return self._activations.gathered_peak
 
     @property
     def current_memory(self) -> int:
@@ -488,7 +493,9 @@ class Pipeline:
 
     @cached_property
     def _forward_runs(self) -> ForwardRuns:
-        return ForwardRuns(self.plan, self._part, self._inputs, self.ranks, self._operations, self.status)
+        return ForwardRuns(
+            self.plan, self._part, self._inputs, self.ranks, self._operations, self._activations, self.status
+        )
 
     def _check_optimizers(self) -> None:
         """Refuse optimizers, made here or by the user, for which ZeRO's rows are not enough."""

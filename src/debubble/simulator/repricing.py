@@ -46,7 +46,7 @@ class Repricer:
         self._transfers = any(op.kind in _TRANSFERS for op in schedule.operations)
         # Without offload the lists alone decide how much memory is in use at any time.
         self._times_decide = bool(schedule.offloaded) or any(op.kind is Kind.S for op in schedule.operations)
-        self._structures: dict[tuple[CommunicationModel, HostLink], _Structure] = {}
+        self._structures: dict[tuple[CommunicationModel, HostLink, bool], _Structure] = {}
         self._structure("latency", "full-duplex")
 
     def price(self, costs: StageCosts, *, fused_recompute: frozenset[int] | None = None) -> Price:
@@ -57,10 +57,10 @@ class Repricer:
         check_costs(self.schedule, costs)
         if costs.communication_model == "blocking" or (costs.link_groups and self._transfers):
             return self._simulated(costs, fused_recompute)
-        structure = self._structure(costs.communication_model, costs.host_link)
+        structure = self._structure(costs.communication_model, costs.host_link, gathers=costs.gathers)
         entries = structure.entries(self._op_costs(costs, fused_recompute))
         start, end = structure.times(entries)
-        if self._times_decide:
+        if self._times_decide or costs.gathers:
             peaks = structure.timed_peaks(costs, entries, start, end)
         else:
             peaks = structure.peaks(costs, entries)
@@ -68,7 +68,7 @@ class Repricer:
 
     def peak_memory(self, costs: StageCosts, *, fused_recompute: frozenset[int]) -> tuple[float, ...]:
         """Per device, the most bytes at any instant; without offload the order alone decides."""
-        if self._times_decide:
+        if self._times_decide or costs.gathers:
             return self.price(costs, fused_recompute=fused_recompute).peak_memory
         structure = self._structure("latency", "full-duplex")
         return structure.peaks(costs, structure.entries(self._op_costs(costs, fused_recompute)))
@@ -85,12 +85,15 @@ class Repricer:
         timeline = simulate(schedule, costs.with_limit(None))
         return Price(float(timeline.makespan), float(timeline.span), tuple(map(float, timeline.peak_memory)))
 
-    def _structure(self, communication: CommunicationModel, host_link: HostLink) -> _Structure:
-        key = communication, host_link if self._transfers else "full-duplex"
+    def _structure(
+        self, communication: CommunicationModel, host_link: HostLink, *, gathers: bool = False
+    ) -> _Structure:
+        key = communication, host_link if self._transfers else "full-duplex", gathers
         if key not in self._structures:
             costs = StageCosts.of(
-                stages=self.schedule.stages, offload=1, communication_model=communication, host_link=host_link
-            )
+                stages=self.schedule.stages, offload=1, communication_model=communication, host_link=host_link,
+                parameter_gather=int(gathers),
+            )  # fmt: skip
             self._structures[key] = _Structure(lower(self.schedule, costs))
         return self._structures[key]
 

@@ -46,7 +46,7 @@ def _add(target: Target) -> None:
     targets.add(target.name, target)
 
 
-_add(Target(name="debubble", title="debubble's runtime", zero=(0, 1, 2), zero_alone=(0, 1, 2), rules=(runtime,)))
+_add(Target(name="debubble", title="debubble's runtime", zero=(0, 1, 2, 3), zero_alone=(0, 1, 2, 3), rules=(runtime,)))
 _add(
     Target(
         name="torch",

@@ -12,6 +12,8 @@ KIND_COLORS = {
     Kind.F: "#4f7fd0", Kind.B: "#4cb07c", Kind.I: "#2a5f73", Kind.W: "#b7dc55", Kind.R: "#dd7a24", Kind.S: "#6e4a3c",
     Kind.O: "#8e6bb0", Kind.L: "#c46a9b", Kind.G: "#7a8ca3", Kind.D: "#a58cc0", Kind.P: "#d79abb",
     Kind.SEND_F: "#7f93ad", Kind.RECV_F: "#a9b8ca", Kind.SEND_B: "#86a892", Kind.RECV_B: "#b2c9ba",
+    Kind.UNSHARD_F: "#9db4d6", Kind.UNSHARD_R: "#d9b48f", Kind.UNSHARD_B: "#9cc7ab",
+    Kind.RESHARD_F: "#c3cbd6", Kind.RESHARD_R: "#c3cbd6", Kind.RESHARD_B: "#c3cbd6",
 }  # fmt: skip
 """The colours of the compute lane differ for colour-blind eyes too, as causes do; other lanes have their own rows."""
 
@@ -20,6 +22,9 @@ KIND_WORDS = {
     Kind.R: "recompute", Kind.S: "optimizer step", Kind.O: "offload", Kind.L: "reload", Kind.G: "gradient reduction",
     Kind.D: "gradients to host", Kind.P: "parameters from host", Kind.SEND_F: "send forward",
     Kind.RECV_F: "receive forward", Kind.SEND_B: "send backward", Kind.RECV_B: "receive backward",
+    Kind.UNSHARD_F: "gather parameters for a forward", Kind.UNSHARD_R: "gather parameters for a recomputation",
+    Kind.UNSHARD_B: "gather parameters for a backward", Kind.RESHARD_F: "free parameters after a forward",
+    Kind.RESHARD_R: "free parameters after a recomputation", Kind.RESHARD_B: "free parameters after a backward",
 }  # fmt: skip
 
 

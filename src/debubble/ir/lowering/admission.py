@@ -14,7 +14,7 @@ import numpy as np
 from debubble.errors import OutOfMemoryError, readable
 from debubble.ir.arrays import Numbers, entries, exact
 from debubble.ir.lowering.op_costs import Tables
-from debubble.ir.ops import CODE, COMPUTE, Kind, Op
+from debubble.ir.ops import CODE, COMPUTE, RESHARDS, UNSHARDS, Kind, Op
 from debubble.ir.schedule import OpArrays, Schedule
 from debubble.ir.stage_costs import Number, StageCosts
 
@@ -57,6 +57,9 @@ class Admission:
         pair = stage * self.schedule.micro_batches + micro_batch
         at = self.tables.at(np.isin(pair, pair[kind == CODE[Kind.R]]), kind, stage, micro_batch)
         self.allocated, self.freed = entries(self.tables.allocated, at), entries(self.tables.freed, at)
+        # Static bytes have room for gathered parameters.
+        gathers = np.isin(kind, [CODE[k] for k in (*UNSHARDS, *RESHARDS)])
+        self.allocated, self.freed = np.where(gathers, 0, self.allocated), np.where(gathers, 0, self.freed)
         host_steps = np.isin(stage, stage[kind == CODE[Kind.D]])
         self.computes = np.isin(kind, [CODE[k] for k in COMPUTE]) | ((kind == CODE[Kind.S]) & ~host_steps)
 

@@ -1,7 +1,8 @@
 """Lowering: Schedule + costs -> Program.
 
-Adds the messages between devices, gives every operation its lane, time and memory effect, and turns everything
-that an operation must wait for into an explicit wait.  All of it is done for all operations at once, in arrays.
+Adds the messages between devices and the gathers of divided parameters, gives every operation its lane, time and
+memory effect, and turns everything that an operation must wait for into an explicit wait.  All of it is done for all
+operations at once, in arrays.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from debubble.errors import InputError
 from debubble.ir.arrays import Bools, Edges, Ints, edges, entries
 from debubble.ir.lowering.admission import Admission
 from debubble.ir.lowering.contention import Rendezvous, share_links
+from debubble.ir.lowering.gathers import with_gathers
 from debubble.ir.lowering.op_costs import OpCosts
-from debubble.ir.ops import KINDS, Kind, Lane
+from debubble.ir.ops import KINDS, RESHARDS, UNSHARDS, Kind, Lane
 from debubble.ir.program import LANE_CODE, NO_PEER, Program, QueueArrays
 from debubble.ir.schedule import Schedule, check
 from debubble.ir.stage_costs import Number, StageCosts
@@ -25,10 +27,12 @@ _LANES = {
     Kind.S: Lane.COMPUTE, Kind.O: Lane.D2H, Kind.D: Lane.D2H, Kind.L: Lane.H2D, Kind.P: Lane.H2D,
     Kind.G: Lane.REDUCE, Kind.SEND_F: Lane.SEND, Kind.SEND_B: Lane.SEND, Kind.RECV_F: Lane.RECV,
     Kind.RECV_B: Lane.RECV,
+    **dict.fromkeys(UNSHARDS, Lane.REDUCE), **dict.fromkeys(RESHARDS, Lane.COMPUTE),
 }  # fmt: skip
 _LANE_OF = np.array([LANE_CODE[_LANES[kind]] for kind in KINDS])
 
-F, B, I, W, R, O, L, G, D, S, P, SEND_F, RECV_F, SEND_B, RECV_B = range(len(KINDS))  # noqa: E741 - the codes of KINDS
+F, B, I, W, R, O, L, G, D, S, P, SEND_F, RECV_F, SEND_B, RECV_B = range(15)  # noqa: E741 - the codes of KINDS
+UNSHARD_F, UNSHARD_R, UNSHARD_B = range(15, 18)
 COMPUTE, SEND, RECV, D2H, H2D, HOST, _ = range(len(LANE_CODE))
 NONE = -1
 
@@ -88,6 +92,7 @@ class _Lowering:
     """The instructions are the operations of all lists, device by device, then each message's send and receive."""
 
     def __init__(self, schedule: Schedule, costs: StageCosts) -> None:
+        schedule = with_gathers(schedule) if costs.gathers else schedule
         self.schedule, self.costs = schedule, costs
         self.operations = ops = schedule.arrays
         self.device_of = np.array(schedule.placement.device_of)
@@ -279,7 +284,25 @@ class _Lowering:
 
         # A reload starts no earlier than the compute operation before it.
         self._wait(*self._behind(kind == L, self._computes), at_start=True)
+        if self.costs.gathers:
+            self._wait_for_parameters(loads)
         self._wait(*loads[loads[:, 1] > loads[:, 0]].T)
+
+    def _wait_for_parameters(self, loads: Ints) -> None:
+        """Let the first user of gathered parameters wait for them, and these for what the host loads.
+
+        As a reload, a gather starts no earlier than the compute operation before it, which has freed the room for it.
+        """
+        kind, stage, micro_batch, _ = self.operations
+        gathers = _one_of(kind, UNSHARD_F, UNSHARD_R, UNSHARD_B)
+        self._wait(*self._behind(gathers, self._computes), at_start=True)
+        for gather, *users in ((UNSHARD_F, F), (UNSHARD_R, R), (UNSHARD_B, B, I)):
+            using = np.flatnonzero(_one_of(kind, *users))
+            gathered = self.index[gather, stage[using], micro_batch[using]]
+            self._wait(using[gathered != NONE], gathered[gathered != NONE])
+        for forward, load in loads.tolist():
+            before = np.flatnonzero(gathers[:forward] & (stage[:forward] == stage[forward]))
+            self._wait(before[-1:], np.full(len(before[-1:]), load))
 
     @cached_property
     def _computes(self) -> Bools:
@@ -366,5 +389,12 @@ def check_costs(schedule: Schedule, costs: StageCosts) -> None:
     if costs.stages != schedule.stages:
         raise InputError(f"The costs are for {costs.stages} stages, but the schedule has {schedule.stages}.")
     costs.check_for(devices=schedule.devices, micro_batches=schedule.micro_batches)
+    for device, stages in enumerate(schedule.placement.stages_of):
+        room = costs.gathered_room(stages)
+        if room > costs.static_of(device):
+            raise InputError(
+                f"'static' of device {device} is {costs.static_of(device)}, which has no room for the parameters that"
+                f" it gathers, those of two stages at a time ({room}): add them to it."
+            )
     if schedule.offloaded and costs.offload is None:
         raise InputError(f"The schedule '{schedule.name}' offloads, but the costs have no 'offload' time.")

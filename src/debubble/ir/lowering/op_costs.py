@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from debubble.ir.arrays import Bools, Ints, Numbers
-from debubble.ir.ops import CODE, KINDS, Kind, Op
+from debubble.ir.ops import CODE, KINDS, RESHARDS, UNSHARDS, Kind, Op
 from debubble.ir.schedule import Schedule
 from debubble.ir.stage_costs import Number, PerStage, StageCosts
 
@@ -145,6 +145,9 @@ class OpCosts:
             Kind.I: np.maximum(before_input - after, 0),
             Kind.W: after,
         }
+        gathered = numbers(costs.gathered)
+        allocated |= dict.fromkeys(UNSHARDS, gathered)
+        freed |= dict.fromkeys(RESHARDS, gathered)
 
         recompute = numbers(costs.recompute) * fractions(self.recompute_fraction)
         backward_input, backward_weight = numbers(costs.backward_input), numbers(costs.backward_weight)
@@ -162,6 +165,7 @@ class OpCosts:
             Kind.G: numbers(costs.gradient_reduce),
             Kind.D: numbers(costs.gradient_offload),
             Kind.P: numbers(costs.parameter_load),
+            **dict.fromkeys(UNSHARDS, numbers(costs.parameter_gather)),
         }
         if costs.offload is not None and costs.reload is not None:
             time[Kind.O] = numbers(costs.offload) * moved_share * scale

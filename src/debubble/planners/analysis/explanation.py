@@ -12,6 +12,7 @@ from debubble.ir import Kind, Plan
 from debubble.ir.degrees import ConfigurationSummary, MemoryParts
 from debubble.models import Model
 from debubble.planners.degrees.memory import parts_at_peak
+from debubble.planners.model_problem import framework_of_plan
 from debubble.simulator import Cause, Timeline, bubbles
 
 SECONDS_PER_DAY = 86400
@@ -239,7 +240,8 @@ class Explanation:
         return [float("inf") if limit is None else float(limit) for limit in limits]
 
     def _units(self, cluster: Cluster) -> Units:
-        return model_units(self.model, cluster, self.plan.options, pipeline=self.plan.devices)
+        framework = framework_of_plan(self.plan)
+        return model_units(self.model, cluster, self.plan.options, pipeline=self.plan.devices, framework=framework)
 
     @property
     def _free_links(self) -> Cluster:
@@ -259,7 +261,10 @@ class Explanation:
 
         def tail(cluster: Cluster) -> float:
             plan = self.plan
-            tail = StepTail(model=self.model, cluster=cluster, options=plan.options, pipeline=plan.devices)
+            tail = StepTail(
+                model=self.model, cluster=cluster, options=plan.options, pipeline=plan.devices,
+                framework=framework_of_plan(plan),
+            )  # fmt: skip
             return tail.of(plan.schedule)
 
         stepped = tail(self._free_links)

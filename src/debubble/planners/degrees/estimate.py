@@ -104,9 +104,10 @@ def _tail(problem: Problem) -> float:
 def _chunks(problem: Problem) -> list[int]:
     if problem.chunks is not None:
         choices = [problem.chunks]
-    elif problem.devices == 1:
+    elif problem.devices == 1 and not units_of(problem).gathers:
         choices = [1]
     else:
+        # Where ranks divide parameters, a device has them whole for two chunks at a time.
         choices = [v for v in CHUNKS if problem.devices * v <= len(units_of(problem).units)]
     return [v for v in choices if problem.allows(_order(problem, v))]
 

@@ -81,7 +81,7 @@ def too_large(problem: Problem) -> str | None:
         return float(unit.on_host.static if unit.on_host and units.hostable else unit.static)
 
     everything = sum(map(static, units.units)) if problem.devices == 1 else 0.0
-    needed = max(float(u.activation + u.workspace) + (everything or static(u)) for u in units.units)
+    needed = max(float(u.activation + u.workspace + u.gathered) + (everything or static(u)) for u in units.units)
     if needed + float(units.static) <= limit:
         return None
     return f"One device needs at least {needed / 2**30:.2f} GiB of {limit / 2**30:.2f} GiB for one micro-batch."
@@ -117,8 +117,9 @@ def parts_at_peak(
                 weights=weights,
                 gradients=gradients,
                 optimizer=optimizer,
-                activations=float(peaks[device]) - static,
-                workspace=max(0.0, static - weights - gradients - optimizer),
+                # The peak may be where fewer parameters are gathered than there is room for.
+                activations=max(0.0, float(peaks[device]) - static),
+                workspace=max(0.0, min(static, float(peaks[device])) - weights - gradients - optimizer),
             )
         )
     return parts

@@ -128,8 +128,8 @@ class Levers:
         row = self.space.rows[level, begin, count]
         row[1:] = (
             sums.backward_input + (sums.recompute if recomputes else 0), sums.backward_weight,
-            sums.kept if recomputes else sums.activation, again, sums.after_input, sums.static, sums.workspace,
-            sums.static_on_host, *self._host_times(begin, begin + count),
+            sums.kept if recomputes else sums.activation, again, sums.after_input, sums.static + sums.gathered,
+            sums.workspace, sums.static_on_host + sums.gathered, *self._host_times(begin, begin + count),
         )  # fmt: skip
         # It says that the row is known.
         row[0] = sums.forward

@@ -91,7 +91,7 @@ def _run(units: Units, first: int, size: int, count: int, strategies: Sequence[s
         first=first,
         size=size,
         count=count,
-        static=float(sum(u.static for u in layer)),
+        static=float(sum(u.static + u.gathered for u in layer)),
         workspace=float(max(u.workspace for u in layer)),
         options=tuple(_options(layer, strategies)),
     )

@@ -1,8 +1,8 @@
 """Data parallelism: replicas sum their gradients, and with ZeRO divide the optimizer's work.
 
 With ZeRO every replica owns the same share of the rows of every parameter: it alone gets the sum of their gradients,
-keeps their optimizer states and steps them, and then broadcasts the rows.  Only optimizers that treat every element by
-itself can step rows; others are refused.
+keeps their optimizer states and steps them, and then broadcasts the rows; with ZeRO-3 whenever they compute.  Only
+optimizers that treat every element by itself can step rows; others are refused.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ class Replicas:
     ranks: tuple[int, ...]
     divided: bool
     """True if each owns a part of the rows (ZeRO)."""
+    gathers: bool = False
+    """True if each keeps that part alone, and gathers the rest while it computes (ZeRO-3)."""
 
     @property
     def first(self) -> bool:

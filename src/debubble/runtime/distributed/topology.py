@@ -211,7 +211,8 @@ class Ranks:
         return tuple(self.rank(c, device, part) for c in self._sizes[0][pipeline % expert :: expert])
 
     def _over(self, ranks: tuple[int, ...]) -> Replicas:
-        return Replicas(self.transport, ranks, self._plan.options.zero > 0 and len(ranks) > 1)
+        zero = self._plan.options.zero if len(ranks) > 1 else 0
+        return Replicas(self.transport, ranks, divided=zero > 0, gathers=zero > 2)
 
     def check_same(self, plan: Plan, *more: object) -> None:
         """Raise InputError if the ranks are not to run the same."""

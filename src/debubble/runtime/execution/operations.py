@@ -170,6 +170,10 @@ class TensorOperations(Operations):
                 state.step_stage(stage)
             case Kind.P:
                 self.weights[stage].load_working()
+            case Kind.UNSHARD_F | Kind.UNSHARD_R | Kind.UNSHARD_B:
+                self.weights[stage].gather()
+            case Kind.RESHARD_F | Kind.RESHARD_R | Kind.RESHARD_B:
+                self.weights[stage].free()
 
     def set_aside(self, op: Op) -> None:
         """Keep the gradients of the stage up to here for a G or D."""
@@ -179,6 +183,8 @@ class TensorOperations(Operations):
         """Let go of all that a step has left in stages and messages."""
         for stage in self.stages.values():
             stage.forget()
+        for weights in self.weights.values():
+            weights.forget()
         super().forget()
 
     def _forward(self, op: Op, state: StepState) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from time import perf_counter
 
 import torch
@@ -26,6 +27,11 @@ class Ledger:
         self.peak = 0
         self.elsewhere = 0
         self.elsewhere_peak = 0
+        self.gathered = 0
+        """Bytes of parameters that are gathered now."""
+        self.gathered_peak = 0
+        self.peak_with_gathered = 0
+        """Most bytes of activations and gathered parameters together."""
         self.samples: list[tuple[float, int]] = []
         self._type = self.device.type
         self._excluded: set[int] = set()
@@ -37,11 +43,26 @@ class Ledger:
         """Forget the peaks and samples of the step before."""
         with self._lock:
             self.peak, self.elsewhere_peak = self.bytes, self.elsewhere
-            self.samples = [(perf_counter(), self.bytes)]
+            self.gathered_peak, self.peak_with_gathered = self.gathered, self.bytes + self.gathered
+            self.samples = [(perf_counter(), self.bytes + self.gathered)]
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Leave peaks and samples as they are."""
+        peaks, samples = (self.peak, self.elsewhere_peak, self.gathered_peak, self.peak_with_gathered), self.samples
+        self.samples = []
+        try:
+            yield
+        finally:
+            (self.peak, self.elsewhere_peak, self.gathered_peak, self.peak_with_gathered), self.samples = peaks, samples
 
     def exclude(self, tensors: Iterable[Tensor]) -> None:
         """Never count, drop or move these: parameters and buffers."""
         self._excluded.update(map(address, tensors))
+
+    def include(self, tensors: Iterable[Tensor]) -> None:
+        """Their storages go: what comes to lie there is an activation again."""
+        self._excluded.difference_update(map(address, tensors))
 
     def excludes(self, tensor: Tensor) -> bool:
         """Tell whether the tensor's storage is no activation of this device.
@@ -93,7 +114,20 @@ class Ledger:
             self.bytes += change
             if self.bytes > self.peak:
                 self.peak = self.bytes
-            self.samples.append((perf_counter(), self.bytes))
+            self._sample()
+
+    def count_gathered(self, change: int) -> None:
+        """Add to the bytes of gathered parameters."""
+        with self._lock:
+            self.gathered += change
+            self.gathered_peak = max(self.gathered_peak, self.gathered)
+            self._sample()
+
+    def _sample(self) -> None:
+        both = self.bytes + self.gathered
+        if both > self.peak_with_gathered:
+            self.peak_with_gathered = both
+        self.samples.append((perf_counter(), both))
 
     def count_elsewhere(self, change: int) -> None:
         """Add to the bytes that offload holds elsewhere."""

@@ -76,9 +76,11 @@ class DeviceOptimizers:
         states = {p: state.values() for optimizer in self.all for p, state in optimizer.state.items()}
         hosted = {p for weights in part.weights.values() if weights.on_host for p in weights.masters.values()}
         stepped = [p for p in part.masters.values() if p.requires_grad and p not in hosted]
-        tensors = [*stepped, *working, *(t for p in stepped for t in (p.grad, *states.get(p, ())))]
+        shards = [shard for weights in part.weights.values() for shard in weights.shards]
+        tensors = [*stepped, *working, *shards, *(t for p in stepped for t in (p.grad, *states.get(p, ())))]
         own = [local_tensor(t) for t in tensors if isinstance(t, Tensor)]
-        bytes_at = {t.untyped_storage().data_ptr(): t.nbytes for t in own}
+        # A parameter that is not gathered has an empty storage.
+        bytes_at = {t.untyped_storage().data_ptr(): t.nbytes for t in own if t.untyped_storage().nbytes()}
         return sum(bytes_at.values()) + self._snapshot_bytes
 
     @property

@@ -3,7 +3,8 @@
 A stage computes with *working* parameters in the run's dtype.  The optimizer sees *masters*: the same tensors in fp32
 or fp64; for bf16 and fp16, fp32 copies.  Gradients of these are taken after every backward and summed in fp32.
 A stage whose step is the host's has its masters there: D brings the gradients down, P the parameters up.
-Where replicas divide the optimizer states (ZeRO), a master is this replica's rows of the parameter.  Where the ranks of
+Where replicas divide the optimizer states (ZeRO), a master is this replica's rows of the parameter; where they divide
+the parameters too (ZeRO-3), a working one is there while it is gathered alone.  Where the ranks of
 a device divide the parameter, the optimizer sees the master as a DTensor (see dtensors.py).
 """
 
@@ -21,8 +22,10 @@ from debubble.runtime.distributed.cuts import Cut, Divisions, gathered, own_part
 from debubble.runtime.distributed.data_parallel import Replicas
 from debubble.runtime.distributed.sharding import TensorShard, blocks_of, cropped, dtensor_view, viewed_like
 from debubble.runtime.distributed.tensor_parallel import ALONE, TensorGroup
+from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.operators import add_gradient
 from debubble.runtime.models.units import UnitModule
+from debubble.runtime.parameters.divided import DividedParameter
 from debubble.runtime.streams import used_here
 
 Sums = list[Tensor | None]
@@ -36,11 +39,13 @@ class ParameterPair(NamedTuple):
     master: nn.Parameter
     replicas: Replicas
     """Those that have the same parameter, and may divide the master (ZeRO)."""
+    gathering: DividedParameter | None = None
+    """The working parameter as the replicas divide it (ZeRO-3), if they do."""
 
     @property
     def divided(self) -> bool:
         """True if the master has this replica's rows alone."""
-        return self.replicas.divided and self.master.requires_grad
+        return self.gathering is not None or (self.replicas.divided and self.master.requires_grad)
 
 
 class ParameterPairs:
@@ -49,10 +54,11 @@ class ParameterPairs:
     Args:
         dtype: Of the working parameters.
         on: The torch device that computes.
+        ledger: Counts what is gathered.
     """
 
-    def __init__(self, dtype: torch.dtype, on: torch.device) -> None:
-        self._dtype, self._on = dtype, on
+    def __init__(self, dtype: torch.dtype, on: torch.device, ledger: Ledger) -> None:
+        self._dtype, self._on, self._ledger = dtype, on, ledger
         self._made: dict[nn.Parameter, ParameterPair] = {}
         self.optimizer_views: dict[nn.Parameter, nn.Parameter] = {}
         """Each master as the optimizer sees it."""
@@ -65,22 +71,40 @@ class ParameterPairs:
 
     def _make(self, parameter: nn.Parameter, replicas: Replicas, *, on_host: bool) -> ParameterPair:
         if not parameter.requires_grad:
-            # What nothing steps needs no master, and every replica has all of it.
+            # What nothing steps needs no master.
             frozen = nn.Parameter(parameter.detach().to(self._on, self._dtype), requires_grad=False)
+            if replicas.gathers:
+                return self._divide(frozen, replicas, on_host=False)
             return ParameterPair(frozen, frozen, replicas)
         if not on_host:
             parameter.data = parameter.data.to(self._on)
         elif self._on.type == "cuda":
             parameter.data = parameter.data.pin_memory()  # P copies at the link's pace, and beside compute
+        if replicas.gathers:
+            return self._divide(parameter, replicas, on_host=on_host)
         same = parameter.dtype == self._dtype and not on_host
         copy = parameter.detach().to(self._on, self._dtype, copy=not same)
         working = parameter if same else nn.Parameter(copy, requires_grad=parameter.requires_grad)
         if not replicas.divided:
             return ParameterPair(working, parameter, replicas)
-        rows = replicas.own(parameter.detach())
         # Rows of a parameter that computes itself are a view of it; of another, the rest is not needed any more.
-        master = nn.Parameter(rows if same else rows.clone(), requires_grad=parameter.requires_grad)
-        return ParameterPair(working, master, replicas)
+        rows = nn.Parameter(replicas.own(parameter.detach())) if same else _rows(parameter, replicas)
+        return ParameterPair(working, rows, replicas)
+
+    def _divide(self, parameter: nn.Parameter, replicas: Replicas, *, on_host: bool) -> ParameterPair:
+        """The pair of a parameter that computes while it is gathered alone."""
+        master = _rows(parameter, replicas)
+        shard = master.detach().to(self._on, self._dtype, copy=on_host)
+        working = nn.Parameter(torch.empty_like(parameter, device=self._on, dtype=self._dtype), parameter.requires_grad)
+        return ParameterPair(
+            working, master, replicas, DividedParameter(working, master, shard, replicas, self._ledger)
+        )
+
+
+def _rows(parameter: nn.Parameter, replicas: Replicas) -> nn.Parameter:
+    """A copy of this replica's rows."""
+    rows = replicas.own(parameter.detach()).clone()
+    return nn.Parameter(rows.pin_memory() if parameter.is_pinned() else rows, parameter.requires_grad)
 
 
 class StageWeights:
@@ -125,7 +149,9 @@ class StageWeights:
             name: pairs.optimizer_views[pair.master] for name, pair in named.items()
         }
         """Masters as an optimizer sees them, by Hugging Face name."""
-        self._pairs = [pair for pair in dict.fromkeys(named.values()) if pair.master.requires_grad]
+        pairs_of_stage = dict.fromkeys(named.values())
+        self._gathering = [pair.gathering for pair in pairs_of_stage if pair.gathering is not None]
+        self._pairs = [pair for pair in pairs_of_stage if pair.master.requires_grad]
         self._views = [pairs.optimizer_views[pair.master] for pair in self._pairs]
         self.on_host = on_host
         self.loss_scale = 1.0
@@ -142,10 +168,32 @@ class StageWeights:
     def load_working(self) -> None:
         """P, or the refresh of copies on the device; rows that other replicas step come from them."""
         with torch.no_grad():
-            for working, master, replicas in self._pairs:
-                if working is not master:
+            for parameter in self._gathering:
+                parameter.refresh()
+            for working, master, replicas, gathering in self._pairs:
+                if working is not master and gathering is None:
                     replicas.own(working).copy_(master, non_blocking=True)
                     replicas.gather(working)
+
+    @property
+    def shards(self) -> list[Tensor]:
+        """What this replica has of the working parameters that replicas divide."""
+        return [parameter.shard for parameter in self._gathering]
+
+    def gather(self) -> None:
+        """UNSHARD: make the working parameters whole.  The replicas gather the same stages in the same order."""
+        for parameter in self._gathering:
+            parameter.gather()
+
+    def free(self) -> None:
+        """RESHARD: let go of what other replicas have of them."""
+        for parameter in self._gathering:
+            parameter.free()
+
+    def forget(self) -> None:
+        """Free what a step has left, whose parameters did not stand."""
+        for parameter in self._gathering:
+            parameter.forget()
 
     def whole(self, name: str) -> Tensor:
         """The master of a parameter with all ranks' parts; they all call it.  The live one, unless divided."""
@@ -196,7 +244,7 @@ class StageWeights:
 
     def collect(self) -> None:
         """Sum, after a backward, what it gave to working copies, in the masters' dtype."""
-        for index, (working, master, _) in enumerate(self._pairs):
+        for index, (working, master, *_) in enumerate(self._pairs):
             if working.dtype != master.dtype and working.grad is not None:
                 self._sums[index] = _plus(self._sums[index], working.grad.to(master.dtype))
                 working.grad = None
@@ -222,7 +270,7 @@ class StageWeights:
 
     def _take_gradients(self) -> Sums:
         gradients: Sums = []
-        for index, (working, master, _) in enumerate(self._pairs):
+        for index, (working, master, *_) in enumerate(self._pairs):
             if working.dtype == master.dtype:
                 gradients.append(working.grad)
                 working.grad = None
@@ -240,7 +288,7 @@ class StageWeights:
                 self._reduced[index] = _plus(self._reduced[index], replicas.reduce(gradient))
 
     def _give_gradients(self) -> None:
-        for index, (_, master, _) in enumerate(self._pairs):
+        for index, (_, master, *_) in enumerate(self._pairs):
             gradient = self._reduced[index]
             if gradient is not None:
                 view = self._views[index]

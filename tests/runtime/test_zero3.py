@@ -1,0 +1,221 @@
+"""ZeRO-3: a replica keeps its rows of all parameters, and gathers a stage's while it computes, as the program says."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import debubble as db
+from debubble.ir import InputError, lower
+from debubble.ir.ops import RESHARDS, UNSHARDS
+from debubble.runtime.models.build import build_stage
+from tests.runtime.test_pipeline import ADAMW, host_stepped, reference_losses, schedule_1f1b
+from tests.support.runtime_cases import (
+    GPT2,
+    LLAMA,
+    LLAMA_TIED,
+    MIXTRAL,
+    plan_of,
+    reference_gradients,
+    run_threads,
+    tokens_of,
+)
+
+EVEN = {**LLAMA, "vocab_size": 64}
+"""Two and four replicas divide the rows of all its parameters evenly."""
+EXPERTS = {**MIXTRAL, "num_local_experts": 4}
+SIZE = {"fp64": 8, "fp32": 4, "bf16": 2}
+
+
+def zero3(schedule: Any, config: Any, *, dtype: str = "fp64", **options: Any) -> Any:
+    """A plan whose costs have the bytes of its stages' parameters, and no others."""
+    plan = plan_of(schedule, config, dtype=dtype, zero=3, **options)
+    gathered = [
+        sum(p.numel() for unit in build_stage(config, units, seed=0) for p in unit.parameters()) * SIZE[dtype]
+        // options.get("tensor", 1)
+        for units in plan.partition
+    ]  # fmt: skip
+    costs = plan.costs.replace(gathered=gathered, parameter_gather=1, static=sum(gathered), offload=1)
+    return replace(plan, costs=costs)
+
+
+def interleaved(chunks: int = 2) -> Any:
+    return db.schedules["interleaved"](devices=2, micro_batches=4, chunks=chunks)
+
+
+def batch_of(pipeline: Any, config: Any, *, seed: int = 0) -> Any:
+    """This replica's part of a batch that does not depend on the number of replicas."""
+    tokens = tokens_of(config, rows=8, seed=seed)
+    return tokens.chunk(pipeline.plan.options.data)[pipeline.ranks.replica]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "config", "options"),
+    [
+        (schedule_1f1b(), LLAMA, {"data": 2}),
+        (db.schedules["1f1b"](devices=1, micro_batches=2), GPT2, {"data": 4}),
+        (interleaved(4), LLAMA, {"data": 2}),
+        (db.schedules["zb-v"](devices=2, micro_batches=4), LLAMA_TIED, {"data": 2}),
+        (replace(interleaved(), fused_recompute=frozenset(range(4))), MIXTRAL, {"data": 2, "strategy": "full"}),
+        (schedule_1f1b(), LLAMA, {"data": 2, "tensor": 2}),
+        (schedule_1f1b(), LLAMA, {"context": 2}),
+        (db.schedules["1f1b"](devices=1, micro_batches=2), EXPERTS, {"data": 4, "expert": 2}),
+    ],
+    ids=["1f1b", "data 4", "4 chunks", "tied", "recomputing experts", "tensor", "context", "divided experts"],
+)
+def test_losses_and_gradients_are_those_of_one_process(schedule: Any, config: Any, options: Any) -> None:
+    plan = zero3(schedule, config, **options)
+
+    def one(pipeline: Any) -> Any:
+        loss = pipeline.step(batch_of(pipeline, config))
+        # The gradients' rows, by the step that they make.
+        before = pipeline.state_dict()
+        torch.optim.SGD(pipeline.parameters(), lr=1.0).step()
+        return loss, {name: before[name] - after for name, after in pipeline.state_dict().items()}
+
+    expected_loss, expected = reference_gradients(config, tokens_of(config, rows=8), micro_batches=plan.micro_batches)
+    for loss, gradients in run_threads(plan, one):
+        torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
+        for name, gradient in gradients.items():
+            assert (gradient - expected[name]).abs().max() <= 1e-12 * expected[name].abs().max(), name
+
+
+def trained(plan: Any, *, max_norm: float | None = None) -> Any:
+    """Losses of four steps, evaluation in between, and the parameters in the end, by rank."""
+
+    def one(pipeline: Any) -> Any:
+        losses = []
+        for step in range(4):
+            losses.append(float(pipeline.step(batch_of(pipeline, plan.model, seed=step))))
+            pipeline.optimizer_step(max_norm)
+            losses.append(float(pipeline.evaluate([batch_of(pipeline, plan.model, seed=9)])))
+        return losses, pipeline.state_dict()
+
+    return run_threads(plan, one, optimizer=ADAMW)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "options"),
+    [
+        (interleaved(), {"dtype": "fp32"}),
+        (interleaved(), {"dtype": "bf16"}),
+        (host_stepped(schedule_1f1b()), {"dtype": "fp32"}),
+        (host_stepped(schedule_1f1b()), {"dtype": "bf16"}),
+        (schedule_1f1b(), {"dtype": "bf16", "lora": 4}),
+    ],
+    ids=["fp32", "bf16", "host steps", "host steps in bf16", "LoRA"],
+)
+def test_dividing_parameters_changes_no_bit(schedule: Any, options: Any) -> None:
+    divided = zero3(schedule, LLAMA, data=2, **options)
+    whole = replace(divided, options=replace(divided.options, zero=1))
+    for (losses, state), (expected, parameters) in zip(trained(divided), trained(whole), strict=True):
+        assert losses == expected
+        assert all(torch.equal(tensor, parameters[name]) for name, tensor in state.items())
+
+
+def test_losses_over_steps_are_those_of_one_process() -> None:
+    expected = reference_losses(EVEN, micro_batches=8, steps=4)
+
+    def one(pipeline: Any) -> Any:
+        losses = []
+        for step in range(4):
+            losses.append(float(pipeline.step(batch_of(pipeline, EVEN, seed=step))))
+            pipeline.optimizer_step()
+        return losses
+
+    for losses in run_threads(zero3(interleaved(), EVEN, dtype="fp32", data=2), one, optimizer=ADAMW):
+        assert losses == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_post_validated_step_that_is_taken_back_gathers_again() -> None:
+    plan = zero3(schedule_1f1b(), LLAMA, dtype="fp32", data=2)
+
+    def ahead(pipeline: Any) -> Any:
+        for step in range(4):
+            pipeline.post_validated_step(batch_of(pipeline, LLAMA, seed=step), max_norm=0.5 if step % 2 else 1e9)
+        pipeline.finish_update()
+        return pipeline.state_dict()
+
+    def synchronous(pipeline: Any) -> Any:
+        for step in range(4):
+            pipeline.step(batch_of(pipeline, LLAMA, seed=step))
+            pipeline.optimizer_step(0.5 if step % 2 else 1e9)
+        return pipeline.state_dict()
+
+    states = run_threads(plan, ahead, optimizer=ADAMW), run_threads(plan, synchronous, optimizer=ADAMW)
+    for state, expected in zip(*states, strict=True):
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in state.items())
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_counted_memory_is_the_predicted(chunks: int, dtype: str) -> None:
+    schedule = schedule_1f1b() if chunks == 1 else interleaved(chunks)
+    plan = zero3(schedule, EVEN, dtype=dtype, data=2)
+    nothing = plan.costs.replace(activation=0, activation_recomputed=0, activation_after_input=0)
+    timeline = db.simulate(plan.schedule, nothing)
+    parameters = [sum(plan.costs.gathered[s] for s in held) // SIZE[dtype] for held in schedule.placement.stages_of]
+
+    def one(pipeline: Any) -> Any:
+        pipeline.step(batch_of(pipeline, EVEN))
+        pipeline.optimizer_step()
+        pipeline.step(batch_of(pipeline, EVEN))
+        return pipeline.device, pipeline.peak_gathered, pipeline.static_bytes, pipeline.current_memory
+
+    # Masters, gradients and two moments of fp32, and the shard that computes: half of each.
+    states = {"fp32": 16, "bf16": 18}[dtype]
+    for device, gathered, static, current in run_threads(plan, one, optimizer=ADAMW):
+        assert gathered == timeline.peak_memory[device] - timeline.program.static[device]
+        steps = 4 * len(names_of(plan, device))
+        assert static - steps == parameters[device] * states // 2
+        assert current == static
+
+
+def names_of(plan: Any, device: int) -> list[str]:
+    """Parameters of a device: Adam counts the steps of each in four bytes."""
+    stages = plan.schedule.placement.stages_of[device]
+    units = [unit for s in stages for unit in build_stage(plan.model, plan.partition[s], seed=0)]
+    return [name for unit in units for name in unit.hf_parameters()]
+
+
+def test_of_four_chunks_a_device_has_the_parameters_of_two_at_most() -> None:
+    plan = zero3(interleaved(4), EVEN, dtype="fp32", data=2)
+
+    def one(pipeline: Any) -> Any:
+        pipeline.step(batch_of(pipeline, EVEN))
+        return pipeline.device, pipeline.peak_gathered
+
+    for device, gathered in run_threads(plan, one):
+        sizes = sorted(plan.costs.gathered[s] for s in plan.schedule.placement.stages_of[device])
+        assert sizes[-1] <= gathered <= sizes[-1] + sizes[-2] < sum(sizes)
+
+
+def test_gathers_are_traced_under_the_programs_names() -> None:
+    plan = zero3(interleaved(4), LLAMA, data=2)
+
+    def one(pipeline: Any) -> Any:
+        pipeline.step(batch_of(pipeline, LLAMA))
+        return pipeline.gather_trace()
+
+    trace = run_threads(plan, one)[0]
+    names = {event.name for event in trace.steps[0].events}
+    program = lower(plan.schedule, plan.costs)
+    gathers = {i.op.name for i in program.instructions if i.op.kind in (*UNSHARDS, *RESHARDS)}
+    assert gathers
+    assert gathers <= names
+
+
+def test_tokens_are_generated_as_without() -> None:
+    plan = zero3(interleaved(), EVEN, dtype="fp32", data=2)
+
+    def one(pipeline: Any) -> Any:
+        return pipeline.generate(torch.tensor([[1, 2, 3]]), new_tokens=3)
+
+    [expected] = run_threads(plan_of(db.schedules["1f1b"](devices=1, micro_batches=1), EVEN, dtype="fp32"), one)
+    assert all(torch.equal(tokens, expected) for tokens in run_threads(plan, one))
+
+
+def test_a_plan_from_before_gathers_is_refused() -> None:
+    with pytest.raises(InputError, match="say nothing of gathering the parameters that ZeRO-3 divides: plan again"):
+        run_threads(plan_of(schedule_1f1b(), LLAMA, data=2, zero=3), lambda _: None)
