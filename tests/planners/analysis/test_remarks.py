@@ -30,10 +30,10 @@ def test_nothing_is_said_of_an_ordinary_plan() -> None:
     assert remarks(planned()) == ()
 
 
-def test_it_is_said_how_mixed_devices_are_timed() -> None:
+def test_a_remark_says_how_mixed_devices_are_timed() -> None:
     assert remarks(planned("2xH100-80GB+2xA100-40GB")) == (
-        "H100-80GB and A100-40GB are mixed: every stage and every link is timed as on the slowest type, A100-40GB,"
-        " and every pipeline device has the memory limit of its own smallest device.",
+        "H100-80GB and A100-40GB are mixed: a pipeline device has the pace of its slowest and the memory limit of its"
+        " smallest device; links, and gradients and optimizer after the pipeline, are timed as on A100-40GB.",
     )
 
 
@@ -47,7 +47,7 @@ def test_it_is_said_how_mixed_devices_are_timed() -> None:
         ({"dtype": "fp16", "post_validation": True}, "fp16 skips steps, so it cannot update before the norm is known"),
     ],
 )
-def test_it_is_said_that_the_runtime_cannot_run_a_plan(options: dict[str, Any], reason: str) -> None:
+def test_a_remark_says_that_the_runtime_cannot_run_a_plan(options: dict[str, Any], reason: str) -> None:
     [remark] = remarks(planned(**options))
     assert remark.startswith(f"The runtime cannot run this plan, because {reason}")
 
