@@ -11,6 +11,7 @@ import pytest
 
 from debubble.costs import Cluster, apply_profile, load_costs, load_profile, load_units, model_units
 from debubble.costs.files import units_from_dict, units_to_dict
+from debubble.costs.step import HOST_MEMORY_BANDWIDTH
 from debubble.ir import InputError, Placement, RunOptions
 from debubble.models import models
 
@@ -165,6 +166,16 @@ def test_a_profile_replaces_what_it_measured(tmp_path: Path) -> None:
     assert (merged.units[0], merged.units[-1]) == (units.units[0], units.units[-1])
     assert merged.communication == 0.25
     assert merged.memory_limit == units.memory_limit
+
+
+def test_a_profile_paces_the_step_on_the_host() -> None:
+    units = model_units(models["llama-tiny"], Cluster.parse("2xCPU"), RunOptions(sequence_length=128))
+    profile = units_from_dict({"units": [{**DENSE, "type": "mlp"}], "host_step_bandwidth": HOST_MEMORY_BANDWIDTH / 2})
+    for before, after in zip(units.units, apply_profile(units, profile).units, strict=True):
+        assert before.on_host is not None
+        assert after.on_host is not None
+        assert after.on_host.step == 2 * before.on_host.step
+        assert after.on_host.gradients == before.on_host.gradients
 
 
 def test_a_profile_of_another_model_is_refused() -> None:

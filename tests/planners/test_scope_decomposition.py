@@ -262,3 +262,19 @@ def test_a_layer_has_every_efficient_combination_of_its_units_strategies() -> No
 
 def test_dual_recomputes_whole_layers_or_nothing() -> None:
     assert [option.strategies for option in one_run(("full",)).options] == [("none", "none"), ("full", "full")]
+
+
+def test_long_runs_end_where_equal_stages_would_end_them_or_a_stage_later() -> None:
+    # Work of 3, 45 and 45 on 4 stages: the second run ends in the third stage.
+    inst = small()
+    narrow, wider = inst.with_even_ends(later=0), inst.with_even_ends(later=1)
+    assert narrow is not None
+    assert wider is not None
+    assert inst.windows == (range(1), range(4), range(1, 4))
+    assert narrow.windows == (range(1), range(3), range(2, 4))
+    assert wider.windows == (range(1), range(4), range(3, 4))
+
+
+def test_where_one_run_alone_is_long_no_ends_are_fixed() -> None:
+    units = Units(units=(layer("embedding", 1), *[layer("dense", 3)] * 7))
+    assert asked(units, devices=2, chunks=2, micro_batches=4, limit=30).with_even_ends(later=0) is None

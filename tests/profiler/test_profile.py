@@ -14,6 +14,7 @@ from debubble import costs
 from debubble.costs import load_profile
 from debubble.costs.model_units import model_units
 from debubble.costs.operators import EAGER
+from debubble.costs.units import Units
 from debubble.ir import InputError, PlannedUnit, RunOptions
 from debubble.models import ModelConfig
 from debubble.profiler.profile import ProfileOptions, measure, profile
@@ -40,12 +41,22 @@ TOKENS = 2 * 16
 
 
 @pytest.fixture(scope="module")
-def units(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def profiled(tmp_path_factory: pytest.TempPathFactory) -> Units:
     output = tmp_path_factory.mktemp("profile") / "costs.json"
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     profile(ProfileOptions(config=CONFIG, run=RUN, output=output, repetitions=2))
     dist.destroy_process_group()
-    return load_profile(output).units
+    return load_profile(output)
+
+
+@pytest.fixture(scope="module")
+def units(profiled: Units) -> Any:
+    return profiled.units
+
+
+def test_the_step_on_the_host_is_measured(profiled: Units) -> None:
+    assert profiled.host_step_bandwidth is not None
+    assert profiled.host_step_bandwidth > 0
 
 
 def test_the_units_are_those_of_the_model_in_order(units: Any) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from debubble.costs.step import HOST_MEMORY_BANDWIDTH
 from debubble.costs.units import HostStates, Strategy, Unit, Units
 from debubble.files import decode_json, read_file
 from debubble.ir import InputError, RunOptions, StageCosts
@@ -117,6 +118,7 @@ class UnitsFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     communication_model: CommunicationModel = "latency"
     offload_bandwidth: int | float | None = None
     host_memory: int | float | None = None
+    host_step_bandwidth: int | float | None = None
     host_link: HostLink = "full-duplex"
     link_groups: list[list[int]] = []
     memory_limit: int | float | list[int | float] | None = None
@@ -194,6 +196,8 @@ def units_from_dict(entries: Any) -> Units:
     _check_numbers("", msgspec.to_builtins(file))
     if file.offload_bandwidth is not None and file.offload_bandwidth < 1 / LARGEST:
         raise InputError("'offload_bandwidth' must be positive; leave it out if there is no offload.")
+    if file.host_step_bandwidth is not None and file.host_step_bandwidth < 1 / LARGEST:
+        raise InputError("'host_step_bandwidth' must be positive; leave it out if it was not measured.")
     limit = file.memory_limit
     if [] in (limit, file.micro_batch_scale):
         name = "memory_limit" if limit == [] else "micro_batch_scale"
@@ -204,6 +208,7 @@ def units_from_dict(entries: Any) -> Units:
         communication_model=file.communication_model,
         offload_bandwidth=file.offload_bandwidth,
         host_memory=file.host_memory,
+        host_step_bandwidth=file.host_step_bandwidth,
         host_link=file.host_link,
         link_groups=link_groups_of(file.link_groups),
         memory_limit=None if limit is None else tuple(limit) if isinstance(limit, list) else (limit,),
@@ -243,6 +248,7 @@ def units_to_dict(units: Units) -> dict[str, Any]:
         communication_model=units.communication_model,
         offload_bandwidth=_plain(units.offload_bandwidth),
         host_memory=_plain(units.host_memory),
+        host_step_bandwidth=_plain(units.host_step_bandwidth),
         host_link=units.host_link,
         link_groups=[list(group) for group in units.link_groups],
         memory_limit=None if units.memory_limit is None else [_plain(limit) for limit in units.memory_limit],
@@ -258,8 +264,8 @@ def apply_profile(units: Units, profile: Units) -> Units:
     """Put measured units in place of computed ones.
 
     A layer that was measured takes its own measurement, another one that of the last measured unit of its type; types
-    that were not measured stay computed.  Communication and offload bandwidth are replaced where they were measured;
-    memory limit, static bytes per device and link groups stay.
+    that were not measured stay computed.  Communication, offload bandwidth and the pace of the host's optimizer step
+    are replaced where they were measured; memory limit, static bytes per device and link groups stay.
     """
     measured: dict[str, dict[int | None, Unit]] = {}
     for unit in profile.units:
@@ -268,7 +274,7 @@ def apply_profile(units: Units, profile: Units) -> Units:
         raise InputError(f"The profile measures {', '.join(measured)}, none of which the model has.")
     return replace(
         units,
-        units=tuple(_measured(unit, measured.get(unit.type)) for unit in units.units),
+        units=tuple(_stepped(_measured(unit, measured.get(unit.type)), profile) for unit in units.units),
         communication=profile.communication or units.communication,
         offload_bandwidth=profile.offload_bandwidth or units.offload_bandwidth,
         stage_entries={**units.stage_entries, **profile.stage_entries},
@@ -288,6 +294,14 @@ def _measured(unit: Unit, found: Mapping[int | None, Unit] | None) -> Unit:
         parameter_gather=measured.parameter_gather or unit.parameter_gather,
         gathered=measured.gathered or unit.gathered,
     )
+
+
+def _stepped(unit: Unit, profile: Units) -> Unit:
+    """The unit with its step on the host at the pace that was measured."""
+    if unit.on_host is None or profile.host_step_bandwidth is None:
+        return unit
+    step = unit.on_host.step * HOST_MEMORY_BANDWIDTH / profile.host_step_bandwidth
+    return replace(unit, on_host=replace(unit.on_host, step=step))
 
 
 def _expand(entries: list[UnitFile]) -> list[Unit]:

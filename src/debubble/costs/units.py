@@ -176,6 +176,8 @@ class Units:
     """Bytes per second of a host link over which planners move nothing, but a framework moves modules' inputs."""
     host_memory: Number | None = None
     """Bytes of the host's memory for each device; None: no limit."""
+    host_step_bandwidth: Number | None = None
+    """Bytes per second of the host's memory that a device's optimizer step gets there; None: not measured."""
     host_link: HostLink = "full-duplex"
     link_groups: tuple[tuple[int, ...], ...] = ()
     memory_limit: tuple[Number, ...] | None = None

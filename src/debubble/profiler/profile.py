@@ -23,7 +23,7 @@ from debubble.files import write_whole
 from debubble.ir import InputError, RunOptions
 from debubble.models.config import ModelConfig
 from debubble.models.runtime_limits import check_units
-from debubble.profiler.links import host_bandwidth, message_time
+from debubble.profiler.links import host_bandwidth, host_step_bandwidth, message_time
 from debubble.profiler.units import DTYPES, Kind, Measurements, ModelSlice, costs_of, kind_of, merged
 from debubble.runtime.execution.lanes import lanes_of
 from debubble.runtime.launcher import encode_options, launch
@@ -68,6 +68,7 @@ def profile(options: ProfileOptions) -> None:
         units=layered(kinds, options.config),
         communication=message_time(boundary, repetitions=5 * options.repetitions) if paired else 0.0,
         offload_bandwidth=_offload_bandwidth(part, options),
+        host_step_bandwidth=host_step_bandwidth(options.run, repetitions=options.repetitions),
     )
     if dist.get_rank() == 0:
         entries = {"measured": _measured(options, device), **units_to_dict(units)}

@@ -24,6 +24,10 @@ LOOSE = 0.01
 ROUNDS = 24
 PATIENCE = 9.0
 """Effort for one answer of the master."""
+WIDE = 0.05
+"""Relative gap from which programs are tried in which the ends of long runs are fixed."""
+ENDS = (0, 1)
+"""Stages by which long runs end later than in equal stages, in the programs that fix their ends."""
 PROBES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5)
 """Shares of the mean work at which a device's first cuts are tight."""
 
@@ -48,9 +52,26 @@ class Decomposition:
 
 
 def decompose(inst: Instance, *, effort: Effort, seed: int) -> Decomposition:
-    """The pooled program's answer by decomposition, as good as it gets with that effort."""
-    best = Decomposition(None, float("inf"), 0)
-    search = _BendersSearch(inst, effort)
+    """The pooled program's answer by decomposition, as good as it gets with that effort.
+
+    With several chunks the master has many places where one of several long runs may end, and learns them one by one.
+    Where that leaves a wide gap, programs in which they end where equal stages would end them have better answers.
+    """
+    search, best = _BendersSearch(inst, effort), Decomposition(None, float("inf"), 0)
+    narrow = [inst.with_even_ends(later=later) for later in ENDS] if inst.chunks > 1 else []
+    programs = [program for program in narrow if program is not None]
+    best = _rounds(search, best, effort=effort.part(effort.left / 3) if programs else effort, seed=seed)
+    for rank, program in enumerate(programs):
+        if best.gap > WIDE:
+            share = effort.part(effort.left / (len(programs) - rank + 1))
+            answer = _rounds(_BendersSearch(program, share), replace(best, bound=0), effort=share, seed=seed)
+            best = replace(answer, bound=best.bound)
+    return _rounds(search, best, effort=effort, seed=seed) if programs and best.gap > TOLERANCE else best
+
+
+def _rounds(search: _BendersSearch, best: Decomposition, *, effort: Effort, seed: int) -> Decomposition:
+    """Go on from the best assignment known; the bound of the result is one of the search's program."""
+    inst = search.inst
     for _ in range(ROUNDS):
         if effort.over:
             break
