@@ -1,9 +1,12 @@
-"""Times and sizes as people read them."""
+"""Times and sizes as people read them, and the version of what programs read."""
 
 from __future__ import annotations
 
 from debubble.errors import readable
 from debubble.ir import Number
+
+ANSWER_VERSION = 2
+"""Version of the keys of all JSON answers: see `cli/answers.py`."""
 
 
 def time_words(time: Number, *, seconds: bool) -> str:

@@ -126,8 +126,8 @@ def test_the_command_prints_a_schema_and_names_those_that_there_are(
     with pytest.raises(SystemExit):
         main()
     assert json.loads(capsys.readouterr().out) == json.loads((DOCS / "fits.json").read_text())
-    monkeypatch.setattr("sys.argv", ["debubble", "schema", "train"])
+    monkeypatch.setattr("sys.argv", ["debubble", "schema", "trane"])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert "There is no schema for 'train'; there are: plan, fits," in " ".join(capsys.readouterr().err.split())
+    assert "There is no schema for 'trane'; there are: plan, fits," in " ".join(capsys.readouterr().err.split())

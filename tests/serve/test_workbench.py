@@ -103,7 +103,9 @@ def test_the_page_has_forms_with_all_names(client: Client) -> None:
 def test_a_search_gives_report_plan_and_export(client: Client) -> None:
     number = client.found({**TINY, "planner": "dapple"})
 
-    assert json.loads(client.ask("search", number=number)[1])["state"] == "done"
+    state = json.loads(client.ask("search", number=number)[1])
+    assert state["state"] == "done"
+    assert state["found"].startswith("1f1b, ")
     assert b"Does it fit?" in client.ask("report", number=number)[1]
     assert json.loads(client.ask("plan", number=number)[1])["planner"] == "dapple"
     assert b"Side by side" in client.ask("compare", number=number, other=number)[1]

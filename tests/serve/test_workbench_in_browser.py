@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -65,6 +66,7 @@ def test_a_search_ends_with_the_report_a_plan_and_an_export(page: Any) -> None:
     line.locator("[data-do=report]").wait_for(state="visible")
     page.frame_locator("#page").locator("h1").wait_for()
 
+    assert re.search(r"1f1b, [0-9.]+ ms per step", line.inner_text())
     assert "llama-tiny on 2 x A100-80GB" in page.frame_locator("#page").locator("h1").inner_text()
     with page.expect_download() as plan:
         line.locator("[data-do=plan]").click()

@@ -11,10 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 import debubble as db
+from debubble.cli.answers import ANSWERS
 from debubble.ir import InputError, Plan, Trace
 from debubble.runtime.failures import RunError
 from debubble.runtime.launcher import RankFailedError, encode_options, launch
@@ -305,6 +307,7 @@ def test_two_ranks_resume_what_one_rank_began(options: Any, train: Any, tmp_path
     answer = answer_of(train(*arguments(two, *more)))
     assert answer["losses"] == pytest.approx([r.loss for r in whole.reports][3:], rel=1e-5)
     assert len(answer["peak_memory"]) == 2
+    assert json.loads(msgspec.json.encode(msgspec.convert(answer, ANSWERS["train"]))) == answer
 
 
 @pytest.fixture

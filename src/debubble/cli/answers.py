@@ -238,8 +238,8 @@ class OperationAnswer(PairAnswer, forbid_unknown_fields=True, kw_only=True):
     operation: str
 
 
-class CompareAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
-    """`debubble compare --json`."""
+class CompareFigures(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A plan beside a typical measured step."""
 
     step: Annotated[int, Meta(description="Number of the typical measured step.")]
     steps: Annotated[list[int], Meta(description="Those among which it is typical.")]
@@ -253,6 +253,32 @@ class CompareAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
     drift: Annotated[str, Meta(description="A sentence on the largest difference.")]
     around: Annotated[dict[str, float], Meta(description="Mean seconds per device before and after the program.")]
     seconds: Annotated[float, Meta(description="Time of the measured step with all that.")]
+
+
+class CompareAnswer(CompareFigures, forbid_unknown_fields=True, kw_only=True):
+    """`debubble compare --json`, and `debubble rehearse --json`."""
+
+    schema: Literal[2]
+
+
+class TrainAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
+    """`debubble train --json`."""
+
+    steps: Annotated[int, Meta(description="Number of the last step.")]
+    losses: Annotated[list[float], Meta(description="Of every step of this run.")]
+    validation_losses: Annotated[list[tuple[int, float]], Meta(description="Steps with their validation losses.")]
+    samples: Annotated[list[tuple[int, str]], Meta(description="Steps with what the model wrote.")]
+    rolled_back: Annotated[list[int], Meta(description="Steps that were taken back.")]
+    tokens_per_second: Annotated[float, Meta(description="Of the median step, over all replicas.")]
+    mfu: Annotated[float | None, Meta(description="Model FLOPs utilization, a fraction; null: not known.")]
+    bubble_fraction: Annotated[float | None, Meta(description="Of the last step; null: not known.")]
+    slowdown: Annotated[
+        float | None, Meta(description="The last steps' time over the first ones'; null: too few steps.")
+    ]
+    peak_memory: Annotated[list[Bytes], Meta(description="Per device.")]
+    checkpoint: Annotated[str | None, Meta(description="The newest checkpoint's folder.")]
+    switches: Annotated[list[dict[str, Any]], Meta(description="With --online: other orders that were tried.")]
+    comparison: CompareFigures
 
 
 class ExportAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
@@ -402,6 +428,8 @@ ANSWERS: dict[str, type[Struct]] = {
     "show": ShowAnswer,
     "serve": ServeAnswer,
     "compare": CompareAnswer,
+    "rehearse": CompareAnswer,
+    "train": TrainAnswer,
     "export": ExportAnswer,
     "hardware": HardwareAnswer,
     "models": ModelsAnswer,

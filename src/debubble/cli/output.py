@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from debubble.formatting import ANSWER_VERSION
+
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object instead of tables.", rich_help_panel="Output")
 ]
@@ -25,13 +27,9 @@ def log() -> Console:
     return Console(stderr=True, highlight=False)
 
 
-SCHEMA = 2
-"""Version of the keys of all answers: see `answers.py`."""
-
-
 def print_answer(**entries: Any) -> None:
     """Print one JSON object with the version of its keys, and nothing else."""
-    print_json({"schema": SCHEMA, **entries})
+    print_json({"schema": ANSWER_VERSION, **entries})
 
 
 def print_json(value: Any) -> None:

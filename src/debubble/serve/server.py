@@ -161,7 +161,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _state(self) -> None:
         search = self.server.searches[self._number()]
-        self._send(HTTPStatus.OK, {"state": search.state, "lines": search.lines[-20:], "error": search.error})
+        state, found = search.state, None
+        if state == "done":
+            scene = Scene.predicted(search.plan)
+            found = f"{search.plan.schedule.name}, {time_words(scene.step_time, seconds=True)} per step"
+        answer = {"state": state, "lines": search.lines[-20:], "error": search.error, "found": found}
+        self._send(HTTPStatus.OK, answer)
 
     def _stop(self) -> None:
         self.server.searches[self._number()].stop()

@@ -14,6 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from debubble.files import write_whole
+from debubble.formatting import ANSWER_VERSION
 from debubble.ir import Plan, Trace
 from debubble.training.online.journal import JournalEntry
 from debubble.training.progress import StepReport
@@ -60,6 +61,7 @@ class TrainingSummary:
     def as_dict(self) -> dict[str, Any]:
         """The report as `--json` prints it."""
         return {
+            "schema": ANSWER_VERSION,
             "steps": self.reports[-1].step,
             "losses": [report.loss for report in self.reports],
             "validation_losses": [[r.step, r.validation_loss] for r in self.reports if r.validation_loss is not None],
@@ -91,7 +93,7 @@ class TrainingSummary:
 def print_comparison(comparison: Comparison, *, json: bool) -> None:
     """Print a comparison on standard output, as tables or as one JSON object."""
     if json:
-        print(dumps(as_dict(comparison), indent=1), flush=True)
+        print(dumps({"schema": ANSWER_VERSION, **as_dict(comparison)}, indent=1), flush=True)
     else:
         Console(highlight=False).print(render(comparison))
 

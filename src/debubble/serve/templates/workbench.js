@@ -26,7 +26,7 @@ search.addEventListener("submit", async event => {
   if (form.global_batch) delete form.micro_batches;
   const { number, error } = await ask("search", { form });
   say(search, error);
-  if (error === undefined) follow(number, `${form.model} on ${form.cluster}`);
+  if (error === undefined) follow(number, `${form.model} on ${form.cluster}, ${form.planner}`);
 });
 
 // A search has a line in the list, which says how far it is, and then what to do with its plan.
@@ -46,8 +46,8 @@ async function follow(number, title) {
   button("export").addEventListener("change", event => take(number, event.target));
   document.getElementById("searches").prepend(entry);
   for (;;) {
-    const { state, lines, error } = await ask("search", { query: { number } });
-    words.textContent = error || (state === "done" ? "done" : lines.at(-1) || "starting ...");
+    const { state, lines, error, found } = await ask("search", { query: { number } });
+    words.textContent = error || found || lines.at(-1) || "starting ...";
     words.className = error ? "error" : "";
     if (state !== "running") {
       button("stop").hidden = true;
