@@ -290,3 +290,61 @@ def test_autocast_computes_as_it_does_in_one_process(strategy: str) -> None:
             assert gradient.dtype == torch.float32
             # bf16 has eight bits, and micro-batches round apart.
             assert (gradient - expected[name]).norm() <= 2e-2 * expected[name].norm(), name
+
+
+def compiled(*, dropout: float = 0.0) -> tuple[Any, list[Any]]:
+    """The model with two compiled modules, one of them in place, and the graphs that were compiled."""
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    torch._dynamo.reset()
+    model = sequential()
+    model[5] = torch.compile(nn.Sequential(Attention(), nn.Dropout(dropout)).double(), backend=backend)
+    model[1].compile(backend=backend)
+    return model, graphs
+
+
+def step_alone(model: Any, name: str, strategy: str) -> Any:
+    """Loss, gradients and the most that was kept, on one device with two stages."""
+    plan = plan_for(db.schedules[name](devices=1, micro_batches=2, **CHUNKS.get(name, {})), [5, 3], strategy=strategy)
+    pipeline = Pipeline(model, plan)
+    loss = pipeline.step(tokens())
+    assert pipeline.in_flight_bytes == 0
+    return loss, {name: p.grad for name, p in pipeline.named_parameters()}, pipeline.peak_activation
+
+
+CHUNKS: dict[str, Any] = {"interleaved": {"chunks": 2}}
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # dynamo's own
+@pytest.mark.parametrize(("name", "strategy"), [("interleaved", "none"), ("zb-v", "none"), ("interleaved", "full")])
+def test_compiled_modules_train_as_they_do_uncompiled(name: str, strategy: str) -> None:
+    """Their weight gradients come with the input's, so W has nothing of them; what they save is counted."""
+    model, graphs = compiled()
+    with torch.compiler.set_stance("force_eager"):
+        loss = nn.functional.cross_entropy(model(tokens()[:, :-1]).flatten(0, 1), tokens()[:, 1:].flatten())
+        loss.backward()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    found_loss, found, peak = step_alone(model, name, strategy)
+    assert len(graphs) >= 2
+    torch.testing.assert_close(found_loss, loss.detach(), rtol=1e-12, atol=0)
+    assert expected.keys() == {name for name, gradient in found.items() if gradient is not None}
+    for name, own in expected.items():
+        assert (found[name] - own).abs().max() <= 1e-12 * own.abs().max(), name
+    assert peak > 0
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_masks_of_compiled_modules_follow_from_the_micro_batch() -> None:
+    kept, again, recomputed = (
+        step_alone(compiled(dropout=0.5)[0], "interleaved", strategy) for strategy in ("none", "none", "full")
+    )
+    for loss, gradients, _ in (again, recomputed):
+        torch.testing.assert_close(loss, kept[0], rtol=1e-12, atol=0)
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(gradient, kept[1][name], rtol=1e-12, atol=1e-15)
+    assert kept[0] != step_alone(compiled()[0], "interleaved", "none")[0]

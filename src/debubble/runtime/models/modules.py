@@ -7,10 +7,12 @@ operations changes a mask.
 
 from __future__ import annotations
 
+import sys
 import warnings
 import zlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
@@ -53,8 +55,31 @@ class ModuleUnit(UnitModule, Deferring):
         return self.prefix + name.removeprefix("module.")
 
     def _run(self, x: Tensor, *, seed: int) -> Tensor:
+        if is_compiled(self.module):
+            with _seeded(seed, x.device):
+                return self.call(x)
         with _Rewired(self.later, seed):
             return self.call(x)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Tell whether `torch.compile` has made the module or a part of it: their operators cannot be replaced."""
+    return "torch._dynamo" in sys.modules and any(
+        hasattr(part, "dynamo_ctx") or part._compiled_call_impl is not None for part in module.modules()
+    )
+
+
+def _uncompiled(modules: Sequence[nn.Module]) -> AbstractContextManager[None]:
+    """A context in which compiled modules run as they were before."""
+    return torch.compiler.set_stance("force_eager") if any(map(is_compiled, modules)) else nullcontext()
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Let torch's own random numbers follow from the seed, and its generators be as they were afterwards."""
+    with torch.random.fork_rng([] if device.type == "cpu" else [device]):
+        torch.manual_seed(seed)
+        yield
 
 
 class _Rewired(TorchFunctionMode):
@@ -139,7 +164,12 @@ class Modules:
         handed_on: set[tuple[int, ...]] = set()
         ends = self._bounds[1:-1]
         # Fake tensors stand for those that modules hold beside parameters and buffers, too.
-        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), warnings.catch_warnings():
+        with (
+            _uncompiled(self.modules),
+            FakeTensorMode(allow_non_fake_inputs=True),
+            torch.no_grad(),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")  # of modules that are to be trained
             x = torch.empty_like(tokens)
             for index, module in enumerate(self.modules[: max(ends, default=0)]):
