@@ -161,6 +161,19 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(text: str, said: str, tmp_
         job(tmp_path, text)
 
 
+def test_layers_that_recompute_wholly_are_predicted_to_offload_nothing(tmp_path: Path) -> None:
+    offload = "--fine-grained-activation-offloading --offload-modules core_attn"
+    full = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+
+    alone, beside = (job(tmp_path, SCRIPT.replace("EXTRA", text)) for text in (offload, f"{offload} {full}"))
+
+    assert alone.offload is not None
+    assert beside.offload is None
+    assert "--fine-grained-activation-offloading beside full recomputation is predicted to move nothing." in (
+        beside.unread
+    )
+
+
 BRIDGE = """
 model:
   _target_: megatron.bridge.models.LlamaModelProvider

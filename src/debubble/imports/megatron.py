@@ -275,8 +275,8 @@ def _dtype(arguments: Arguments) -> str:
 
 
 def _offload(arguments: Arguments) -> ModuleOffload | None:
-    """The modules of every layer that are offloaded, of those that are priced."""
-    if "--fine-grained-activation-offloading" not in arguments:
+    """The modules of every layer that are offloaded and priced; layers that recompute wholly have none."""
+    if "--fine-grained-activation-offloading" not in arguments or arguments.text("--recompute-granularity") == "full":
         return None
     named = arguments.words("--offload-modules")
     modules = tuple(name for name in MODULES if name in named)
@@ -342,6 +342,8 @@ def _unread(arguments: Arguments, options: RunOptions) -> Iterator[str]:
     unknown = modules - {name for setting in MEGATRON_MODULES for name in setting.split("+")}
     if unknown:
         yield f"--recompute-modules {' '.join(sorted(unknown))} is not priced."
+    if "--fine-grained-activation-offloading" in arguments and arguments.text("--recompute-granularity") == "full":
+        yield "--fine-grained-activation-offloading beside full recomputation is predicted to move nothing."
     unmoved = set(arguments.words("--offload-modules")) - {*MODULES}
     if unmoved:
         yield f"--offload-modules {' '.join(sorted(unmoved))} is not priced: activations are predicted to stay."
