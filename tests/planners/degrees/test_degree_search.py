@@ -118,13 +118,18 @@ def test_more_chunks_are_taken_as_long_as_they_make_the_step_faster() -> None:
     assert step < quick_step(replace(problem, chunks=2))[0]
 
 
-@pytest.mark.slow
+def slow(*arguments: Any, **options: Any) -> Any:
+    return pytest.param(partial(job, *arguments, **options), marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     "asked",
     [
-        partial(job, "llama3-8b", "16xH100-80GB", batch=64, sequence_length=8192),
-        partial(job, "llama2-13b", "8xA100-40GB", batch=32, sequence_length=4096),
-        partial(job, "mixtral-8x7b", "16xH100-80GB", batch=32, sequence_length=4096),
+        partial(job),
+        partial(job, cluster="2xH100-80GB+2xA100-80GB"),
+        slow("llama3-8b", "16xH100-80GB", batch=64, sequence_length=8192),
+        slow("llama2-13b", "8xA100-40GB", batch=32, sequence_length=4096),
+        slow("mixtral-8x7b", "16xH100-80GB", batch=32, sequence_length=4096),
     ],
 )
 def test_no_choice_that_was_pruned_is_better(asked: Any) -> None:
