@@ -16,6 +16,7 @@ from debubble.planners.degrees import Job, configurations, search_degrees
 from debubble.planners.degrees.estimate import quick_bound, quick_step, step_bound
 from debubble.planners.degrees.memory import too_large
 from debubble.planners.degrees.search import BEST, quickest
+from debubble.planners.problem import Problem, Solution
 from debubble.planners.progress import Progress
 
 TINY = db.models["llama-tiny"]
@@ -156,3 +157,12 @@ def test_a_planner_that_plans_none_of_the_choices_says_so() -> None:
     mixed = replace(job(cluster="2xH100-80GB+2xA100-80GB"), fixed={"pipeline": 4})
     with pytest.raises(db.InfeasibleError, match="'joint' has no plan for the choices of degrees that fit; it says:"):
         search_degrees(mixed, planner="joint")
+
+
+def test_choices_that_the_planners_do_not_answer_keep_their_quick_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_answer(problem: Problem) -> Solution:
+        raise db.InfeasibleError("It did not answer in time.")
+
+    monkeypatch.setattr("debubble.planners.degrees.search.thorough", no_answer)
+    asked = replace(job(), fixed={"tensor": 1})
+    assert search_degrees(asked).search.configurations == quickest(asked).search.configurations

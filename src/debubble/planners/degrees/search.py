@@ -316,10 +316,12 @@ class _Search:
         steps = self._steps()
         if not steps or (self.planner != "auto" and not self.results and not self.interrupted):
             raise self._nothing_fits()
-        shown = sorted(self.results, key=lambda degrees: steps[degrees])[:BEST] or self.ranking.best(BEST)
-        for degrees in shown:
-            if degrees not in self.results:
-                self.results[degrees] = verified(QUICK, self.problems[degrees], self.quick[degrees], 0.0)
+        if self.planner == "auto" or not self.results:
+            # Also where the planners had no answer, or no time for one.
+            for degrees in self.ranking.best(BEST):
+                if degrees not in self.results:
+                    self.results[degrees] = verified(QUICK, self.problems[degrees], self.quick[degrees], 0.0)
+        shown = sorted(self.results, key=lambda degrees: steps[degrees])[:BEST]
         best = shown[0]
         found = DegreeSearch(
             configurations=tuple(self._summary(degrees) for degrees in shown),
