@@ -30,6 +30,20 @@ def test_the_svg_has_the_title_and_a_number_in_every_bar() -> None:
     assert sum(text == "3" for text in texts) >= 8
 
 
+def test_the_title_names_model_and_cluster() -> None:
+    from debubble.views.picture import SIZES, figure
+
+    cluster = db.Cluster.parse("2xA100-80GB")
+    plan = db.plan(db.models["llama-tiny"], cluster, micro_batches=4, planner="dapple")
+    figures = [figure([Scene.predicted(plan)], size=SIZES[size]) for size in ("slide", "column")]
+    titles = [each.axes[0].get_title(loc="left") for each in figures]
+
+    assert [title.strip() for title in titles] == [
+        "llama-tiny on 2 x A100-80GB: 1f1b, planned by dapple",
+        "llama-tiny on 2 x A100-80GB: 1f1b",
+    ]
+
+
 def test_the_same_plan_gives_the_same_svg() -> None:
     scene = Scene.predicted(small_plan())
 

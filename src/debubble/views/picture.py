@@ -24,6 +24,7 @@ from debubble.views.registry import view
 from debubble.views.scene import Scene
 from debubble.views.summary import present_causes, present_kinds
 from debubble.views.terminal import headline
+from debubble.views.titles import subject
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -116,7 +117,9 @@ def figure(scenes: Sequence[Scene], *, theme: Theme = THEMES["light"], size: Siz
 
 def _draw_scene(axes: Axes, scene: Scene, theme: Theme, size: Size, *, inches_per_time: float) -> None:
     axes.set_facecolor(theme.paper)
-    axes.set_title(f"{scene.title}\n", loc="left", fontsize=size.title, fontweight="bold", color=theme.ink, pad=2)
+    axes.set_title(
+        f"{_title(scene, size)}\n", loc="left", fontsize=size.title, fontweight="bold", color=theme.ink, pad=2
+    )
     words = headline(scene)
     if size.width < SIZES["page"].width:
         words = words.partition(",")[0].partition(" (")[0]
@@ -134,6 +137,15 @@ def _draw_scene(axes: Axes, scene: Scene, theme: Theme, size: Size, *, inches_pe
     for device in range(scene.devices):
         _draw_device(axes, scene, device, theme, size, inches_per_time)
         _draw_memory(axes, scene, device, theme, size)
+
+
+def _title(scene: Scene, size: Size) -> str:
+    """The scene's title, with its model and cluster if it is of a model's plan; shorter in a column."""
+    plan = scene.plan
+    if plan is None or plan.model is None:
+        return scene.title
+    words = f"{subject(plan)}: {plan.schedule.name}"
+    return words if size.width < SIZES["page"].width else f"{words}, planned by {plan.planner}"
 
 
 def _draw_device(axes: Axes, scene: Scene, device: int, theme: Theme, size: Size, inches_per_time: float) -> None:
