@@ -1,5 +1,6 @@
 """ZeRO-3: a replica keeps its rows of all parameters, and gathers a stage's while it computes, as the program says."""
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,10 @@ import torch
 import debubble as db
 from debubble.ir import InputError, lower
 from debubble.ir.ops import RESHARDS, UNSHARDS
+from debubble.runtime import Pipeline
+from debubble.runtime.distributed.transport import Threads
 from debubble.runtime.models.build import build_stage
+from tests.runtime.test_modules import plan_for, sequential, tokens
 from tests.runtime.test_pipeline import ADAMW, host_stepped, reference_losses, schedule_1f1b
 from tests.support.runtime_cases import (
     GPT2,
@@ -79,6 +83,29 @@ def test_losses_and_gradients_are_those_of_one_process(schedule: Any, config: An
         torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
         for name, gradient in gradients.items():
             assert (gradient - expected[name]).abs().max() <= 1e-12 * expected[name].abs().max(), name
+
+
+def test_modules_of_ones_own_are_divided_too() -> None:
+    """Plain autograd keeps views of their parameters from the forward to the backward."""
+    plan = plan_for(interleaved(), [2, 2, 2, 2], data=2, zero=3)
+    plan = replace(plan, costs=plan.costs.replace(gathered=1, static=2))
+    model, batch = sequential(), tokens()
+
+    def one(transport: Any) -> Any:
+        pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport)
+        loss, before = pipeline.step(batch), pipeline.state_dict()
+        torch.optim.SGD(pipeline.parameters(), lr=1.0).step()
+        return loss, {name: before[name] - after for name, after in pipeline.state_dict().items()}
+
+    logits = model(batch[:, :-1])
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+    expected.backward()
+    for loss, gradients in Threads.run(4, one):
+        torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=0)
+        for name, gradient in gradients.items():
+            parameter = model.get_parameter(name)
+            own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            assert (gradient - own).abs().max() <= 1e-12 * own.abs().max(), name
 
 
 def trained(plan: Any, *, max_norm: float | None = None) -> Any:

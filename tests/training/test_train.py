@@ -17,7 +17,7 @@ import torch
 
 import debubble as db
 from debubble.cli.answers import ANSWERS
-from debubble.ir import InputError, Plan, Trace
+from debubble.ir import InputError, Plan, RunOptions, Trace
 from debubble.runtime.failures import RunError
 from debubble.runtime.launcher import RankFailedError, encode_options, launch
 from debubble.training.checkpoint import folder as checkpoint_folder
@@ -339,10 +339,13 @@ def test_divided_states_go_on_bit_for_bit_and_can_be_joined(
 
 
 @pytest.mark.usefixtures("process_group")
-def test_divided_layers_train_like_whole_ones_and_can_be_joined(options: Any, losses: Any, tmp_path: Path) -> None:
-    """Two ranks that divide every layer, then one alone: shards of moments make up whole ones."""
+@pytest.mark.parametrize("degree", ["tensor", "context"])
+def test_divided_layers_or_sequences_train_like_whole_ones_and_can_be_joined(
+    options: Any, losses: Any, tmp_path: Path, degree: str
+) -> None:
+    """Two ranks that divide every layer, or every sequence, then one alone; shards of moments make up whole ones."""
     plan, divided, folder = Plan.load(options.plan), tmp_path / "divided.json", tmp_path / "c"
-    replace(plan, options=replace(plan.options, tensor=2)).save(divided)
+    replace(plan, options=RunOptions(**{**vars(plan.options), degree: 2})).save(divided)
     whole = [r.loss for r in train_alone(changed(options, steps=4)).reports]
     saving = ["--steps", "4", "--checkpoint", str(folder), "--save-every", "2", "--keep", "9"]
     assert losses(changed(options, plan=divided), *saving) == pytest.approx(whole, rel=1e-5)
