@@ -67,8 +67,11 @@ class Repricer:
         return Price(float(end.max()), structure.span(start, end), peaks)
 
     def peak_memory(self, costs: StageCosts, *, fused_recompute: frozenset[int]) -> tuple[float, ...]:
-        """Per device, the most bytes at any instant; without offload the order alone decides."""
-        if self._times_decide or costs.gathers:
+        """Per device, the most bytes at any instant that lowering counts; without offload the order alone decides.
+
+        Static bytes have room for gathered parameters, used or not.
+        """
+        if self._times_decide:
             return self.price(costs, fused_recompute=fused_recompute).peak_memory
         structure = self._structure("latency", "full-duplex")
         return structure.peaks(costs, structure.entries(self._op_costs(costs, fused_recompute)))

@@ -18,6 +18,7 @@ from debubble.planners.degrees.memory import too_large
 from debubble.planners.degrees.search import BEST, quickest
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.progress import Progress
+from debubble.planners.registry import verified
 
 TINY = db.models["llama-tiny"]
 
@@ -166,3 +167,11 @@ def test_choices_that_the_planners_do_not_answer_keep_their_quick_plans(monkeypa
     monkeypatch.setattr("debubble.planners.degrees.search.thorough", no_answer)
     asked = replace(job(), fixed={"tensor": 1})
     assert search_degrees(asked).search.configurations == quickest(asked).search.configurations
+
+
+def test_a_quick_plan_that_gathers_parameters_fits_as_its_operations_are_admitted() -> None:
+    cluster = db.Cluster.from_dict({"devices": "8xH100-80GB", "memory_limit": "90GiB"})
+    asked = replace(job("llama3.1-8b", batch=16, sequence_length=8192), cluster=cluster)
+    problem = asked.problem(Degrees(data=8, zero=3, micro_batch_size=2))
+    step, plan = quick_step(problem)
+    assert float(verified("quick", problem, plan, 0.0).time) == pytest.approx(step)
