@@ -15,7 +15,7 @@ from debubble.planners.offloading import PlacedStages, placed_stages
 from debubble.planners.optpipe import initial
 from debubble.planners.problem import FixedStages, Problem, Solution
 from debubble.planners.registry import planner
-from debubble.search.effort import Effort
+from debubble.search.effort import ROW, Effort
 from debubble.search.problem import Incumbent, OrderProblem
 
 
@@ -49,16 +49,17 @@ def milp(problem: Problem) -> Solution:
 
 def _solved(problem: OrderProblem, effort: Effort) -> tuple[Incumbent, str]:
     """The best schedule of the program, and what there is to say of it."""
-    from debubble.search.exact.milp import BUILT, best_backend, milp_incumbents, rows_of
-    from debubble.search.exact.milp_model import MilpModel, Reductions
-
-    rows = rows_of(problem)
-    if BUILT * rows > effort.left:
+    rows = _rows(problem)
+    if ROW * rows > effort.left:
         raise InputError(
             f"The MILP of {problem.devices} devices and {problem.micro_batches} micro-batches has about {rows:,} rows:"
-            f" give each partition an --effort of {BUILT * rows:.0f}, or ask 'optpipe', which orders the same"
+            f" give each partition an --effort of {ROW * rows:.0f}, or ask 'optpipe', which orders the same"
             " operations."
         )
+    # They load the solvers.
+    from debubble.search.exact.milp import best_backend, milp_incumbents
+    from debubble.search.exact.milp_model import MilpModel, Reductions
+
     program, backend = MilpModel(problem, Reductions(triangles="lazy")), best_backend()
     start = next(iter(initial(problem, effort.part(0))), None)
     stream = list(milp_incumbents(program, effort=effort, start=start, backend=backend))
@@ -67,3 +68,8 @@ def _solved(problem: OrderProblem, effort: Effort) -> tuple[Incumbent, str]:
     best = stream[-1]
     left = "proves that none of its orders is faster" if best.optimal else f"leaves a gap of {best.gap:.1%}"
     return best, f"{backend} {left}, with {program.binaries} binary variables and {program.rows} rows"
+
+
+def _rows(problem: OrderProblem) -> int:
+    """About how many rows the program of a problem has."""
+    return (14 if problem.offload else 4) * problem.stages * problem.micro_batches**2

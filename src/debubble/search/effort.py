@@ -41,6 +41,9 @@ CHECKED = 50e-6
 """Seconds, per pair, to check that a schedule fits, or does not, without simulating it."""
 LINEAR = 1e-3
 """Seconds of a small linear programme."""
+ROW, ITERATION = 1e-3, 1e-7
+"""Seconds to build a row of a MILP, to presolve it and to look for a first solution; and, for every row, of an
+iteration of the simplex method."""
 DETERMINISTIC = 3.0
 """Seconds of a unit of CP-SAT's deterministic time, with one worker."""
 PATIENCE, GRACE = 10.0, 60.0

@@ -18,15 +18,12 @@ from typing import Any, Literal
 from ortools.math_opt.python import mathopt
 
 from debubble.ir import InfeasibleError, InputError, Schedule
-from debubble.search.effort import Effort
+from debubble.search.effort import ITERATION, ROW, Effort
 from debubble.search.exact.milp_model import MilpModel
-from debubble.search.problem import Incumbent, OrderProblem
+from debubble.search.problem import Incumbent
 
 Backend = Literal["SCIP", "HIGHS", "GUROBI"]
 
-BUILT, ITERATION = 1e-3, 1e-7
-"""Seconds of the reference machine to build a row, presolve it and look for a first solution; and, for every row, of an
-iteration of the simplex method."""
 GROWTH = 4
 """Factor of nodes from one solve to the next."""
 TOLERANCE = 1e-6
@@ -68,11 +65,6 @@ def best_backend() -> Backend:
     return "GUROBI"
 
 
-def rows_of(problem: OrderProblem) -> int:
-    """About how many rows the program of a problem has."""
-    return (14 if problem.offload else 4) * problem.stages * problem.micro_batches**2
-
-
 def solve_milp(
     program: MilpModel, *, effort: Effort, backend: Backend = "SCIP", start: Schedule | None = None, nodes: int = 0
 ) -> MilpResult:
@@ -103,7 +95,7 @@ def solve_milp(
     except RuntimeError as error:
         raise InputError(f"{backend} cannot be used here ({error}); SCIP and HIGHS always can.") from None
     effort.brake.check()
-    effort.spend(BUILT * program.rows + ITERATION * program.rows * result.solve_stats.simplex_iterations)
+    effort.spend(ROW * program.rows + ITERATION * program.rows * result.solve_stats.simplex_iterations)
     return _answer(program, result)
 
 
