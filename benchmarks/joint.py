@@ -108,7 +108,7 @@ def without(problem: Problem, lever: str) -> Problem:
 
 
 LEVERS = ("chunks", "recomputation", "transfers to the host", "optimizer steps on the host")
-EFFORTS = (1.0, 3.0, 10.0, 30.0)
+EFFORTS = (1.0, 3.0, 10.0)
 
 
 def step_of(problem: Problem) -> float | None:
