@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 
 from debubble.ir import InputError, Plan
-from debubble.training.optimizer import learning_rate
+from debubble.training.optimizer import check_optimizer, learning_rate
 from debubble.training.options import TrainOptions, check, maker_of
 from tests.support.training_cases import train_alone
 
@@ -114,3 +114,52 @@ def test_a_plan_for_an_optimizer_that_torch_has_not_asks_for_its_class(options: 
         InputError, match=r"has no lion, .* --optimizer module:Class, or plan with --optimizer adamw or"
     ):
         check(planned_for("lion", options))
+
+
+class Codes(torch.Tensor):
+    """Numbers in 8 bits that pose as 32-bit ones, as torchao's do."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+
+    @classmethod
+    def of(cls, codes: torch.Tensor, scales: torch.Tensor) -> "Codes":
+        state = codes.float().as_subclass(cls)
+        state.codes, state.scales = codes, scales
+        return state
+
+    def __tensor_flatten__(self) -> Any:
+        return ["codes", "scales"], []
+
+
+class InEightBits(torch.optim.Optimizer):
+    """Keeps two moments in 8 bits, with a scale for every 256 numbers; small parameters in 32 bits."""
+
+    wrapped = False
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    def step(self, closure: Any = None) -> Any:
+        for parameter in (p for group in self.param_groups for p in group["params"]):
+            codes = torch.zeros_like(parameter, dtype=torch.uint8 if parameter.numel() > 4096 else torch.float32)
+            scales = torch.zeros(-(-parameter.numel() // 256))
+            state = self.state[parameter]
+            for moment in ("first", "second"):
+                if self.wrapped:
+                    state[moment] = Codes.of(codes, scales)
+                else:
+                    state[moment], state[f"{moment} scales"] = codes, scales
+
+
+class Wrapped(InEightBits):
+    wrapped = True
+
+
+@pytest.mark.parametrize("kind", [InEightBits, Wrapped])
+def test_states_in_eight_bits_are_counted_as_such_and_not_saved(kind: Any) -> None:
+    check_optimizer("mine:Eight", kind, planned="adamw-8bit")
+    with pytest.raises(InputError, match=r"keeps 2\.03 bytes per parameter, but the plan counts 0 for sgd"):
+        check_optimizer("mine:Eight", kind, planned="sgd")
+    with pytest.raises(InputError, match="keeps states in a form of its own, which checkpoints do not hold"):
+        check_optimizer("mine:Eight", kind, planned="adamw-8bit", saved=True)

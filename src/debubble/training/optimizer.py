@@ -57,15 +57,20 @@ def optimizer_maker(
     return make
 
 
-def check_optimizer(name: str, make: MakeOptimizer, *, planned: str) -> None:
+TRIAL = 256
+"""Rows and columns of the matrix that an optimizer is tried on: smaller ones some keep in 32 bits."""
+
+
+def check_optimizer(name: str, make: MakeOptimizer, *, planned: str, saved: bool = False) -> None:
     """Refuse an optimizer that cannot step a model's parameters, or keeps more than the plan counts for its states.
 
     Args:
         name: As the user gave it.
         make: Makes it (see `optimizer_maker`).
         planned: The optimizer that the plan was made for.
+        saved: Whether checkpoints hold its states, which must then be tensors of their parameter's shape.
     """
-    trial = [nn.Parameter(torch.ones(64, 64)), nn.Parameter(torch.ones(64))]
+    trial = [nn.Parameter(torch.ones(TRIAL, TRIAL)), nn.Parameter(torch.ones(TRIAL))]
     try:
         optimizer = make(trial)
         for parameter in trial:
@@ -75,12 +80,29 @@ def check_optimizer(name: str, make: MakeOptimizer, *, planned: str) -> None:
         raise InputError(f"The optimizer {name} cannot step a matrix and a vector: {error}") from error
     matrix = trial[0]
     states = [state for state in optimizer.state[matrix].values() if isinstance(state, Tensor)]
-    kept = sum(state.nbytes for state in states if state.numel() > 1) / matrix.numel()
+    kept = sum(map(_bytes, states)) / matrix.numel()
     if kept > SLACK * MOMENTS[planned]:
         raise InputError(
             f"The optimizer {name} keeps {kept:.3g} bytes per parameter, but the plan counts {MOMENTS[planned]} for"
             f" {planned}: plan with an --optimizer that keeps as many."
         )
+    if saved and any(state.dim() and (state.shape != matrix.shape or _inner(state)) for state in states):
+        raise InputError(
+            f"The optimizer {name} keeps states in a form of its own, which checkpoints do not hold: train without"
+            " --checkpoint, or with another optimizer."
+        )
+
+
+def _inner(tensor: Tensor) -> list[Tensor]:
+    """The tensors that a tensor of a class of its own consists of, such as codes and scales."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    return [] if flatten is None else [getattr(tensor, name) for name in flatten()[0]]
+
+
+def _bytes(state: Tensor) -> int:
+    """The bytes of an optimizer's state; a single number, which all have, is none."""
+    inner = _inner(state)
+    return sum(map(_bytes, inner)) if inner else state.nbytes * (state.numel() > 1)
 
 
 def _optimizer_class(name: str) -> Callable[..., Optimizer]:

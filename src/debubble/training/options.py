@@ -287,7 +287,7 @@ def _check_optimizer(options: TrainOptions, plan: Plan) -> None:
     if options.lr_schedule not in SCHEDULES:
         raise InputError(f"--lr-schedule must be one of {', '.join(SCHEDULES)}, not '{options.lr_schedule}'.")
     name = options.optimizer or plan.options.optimizer
-    check_optimizer(name, maker_of(options, plan), planned=plan.options.optimizer)
+    check_optimizer(name, maker_of(options, plan), planned=plan.options.optimizer, saved=options.checkpoint is not None)
 
 
 def plan_of(options: TrainOptions, *, resuming: bool) -> Plan:
