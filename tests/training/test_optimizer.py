@@ -9,9 +9,11 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 
+import debubble as db
 from debubble.ir import InputError, Plan
-from debubble.training.optimizer import check_optimizer, learning_rate
+from debubble.training.optimizer import check_optimizer, learning_rate, set_learning_rate
 from debubble.training.options import TrainOptions, check, maker_of
+from tests.support.runtime_cases import LLAMA, plan_of, run_threads
 from tests.support.training_cases import train_alone
 
 PEAK, WARMUP, STEPS = 0.8, 4, 21
@@ -163,3 +165,13 @@ def test_states_in_eight_bits_are_counted_as_such_and_not_saved(kind: Any) -> No
         check_optimizer("mine:Eight", kind, planned="sgd")
     with pytest.raises(InputError, match="keeps states in a form of its own, which checkpoints do not hold"):
         check_optimizer("mine:Eight", kind, planned="adamw-8bit", saved=True)
+
+
+def test_a_rate_that_is_a_tensor_stays_one() -> None:
+    """Optimizers that compile their step read the tensor itself."""
+    rate = torch.tensor(0.5)
+    plan = plan_of(db.schedules["1f1b"](devices=1, micro_batches=1), LLAMA)
+    (pipeline,) = run_threads(plan, lambda p: p, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=rate))
+    set_learning_rate(pipeline, 0.25)
+    assert float(rate) == 0.25
+    assert pipeline.optimizers[0].param_groups[0]["lr"] is rate

@@ -12,6 +12,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from debubble.costs.step import MOMENTS
 from debubble.ir import InputError
+from debubble.runtime.distributed.sharding import inner_tensors
 from debubble.runtime.parameters.optimizers import MakeOptimizer
 from debubble.runtime.pipeline import Pipeline
 from debubble.training.user_code import named
@@ -86,22 +87,16 @@ def check_optimizer(name: str, make: MakeOptimizer, *, planned: str, saved: bool
             f"The optimizer {name} keeps {kept:.3g} bytes per parameter, but the plan counts {MOMENTS[planned]} for"
             f" {planned}: plan with an --optimizer that keeps as many."
         )
-    if saved and any(state.dim() and (state.shape != matrix.shape or _inner(state)) for state in states):
+    if saved and any(state.dim() and (state.shape != matrix.shape or inner_tensors(state)) for state in states):
         raise InputError(
             f"The optimizer {name} keeps states in a form of its own, which checkpoints do not hold: train without"
             " --checkpoint, or with another optimizer."
         )
 
 
-def _inner(tensor: Tensor) -> list[Tensor]:
-    """The tensors that a tensor of a class of its own consists of, such as codes and scales."""
-    flatten = getattr(tensor, "__tensor_flatten__", None)
-    return [] if flatten is None else [getattr(tensor, name) for name in flatten()[0]]
-
-
 def _bytes(state: Tensor) -> int:
     """The bytes of an optimizer's state; a single number, which all have, is none."""
-    inner = _inner(state)
+    inner = inner_tensors(state)
     return sum(map(_bytes, inner)) if inner else state.nbytes * (state.numel() > 1)
 
 
@@ -118,7 +113,10 @@ def set_learning_rate(pipeline: Pipeline, rate: float) -> None:
     """Set the learning rate of all parameters on this rank, for the next step."""
     for optimizer in pipeline.optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            if isinstance(group["lr"], Tensor):  # of optimizers that compile their step
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
 
 
 def _cosine(progress: float) -> float:

@@ -128,6 +128,12 @@ def local_tensor(tensor: Tensor) -> Tensor:
     return tensor.to_local() if _is_dtensor(tensor) else tensor
 
 
+def inner_tensors(tensor: Tensor) -> list[Tensor]:
+    """The tensors that one of a class of its own consists of, such as codes and scales; none of a plain tensor."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    return [] if flatten is None else [getattr(tensor, name) for name in flatten()[0]]
+
+
 def _is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
     # The class itself takes a second to import, and most runs have no use for it.
     return hasattr(tensor, "device_mesh")

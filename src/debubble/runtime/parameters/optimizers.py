@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from debubble.ir import InputError, Kind, Plan
 from debubble.runtime.device_part import DevicePart
 from debubble.runtime.distributed.gradient_norm import PartialSums
-from debubble.runtime.distributed.sharding import local_tensor
+from debubble.runtime.distributed.sharding import inner_tensors, local_tensor
 from debubble.runtime.models.hf_names import HEAD_TABLE
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
@@ -78,7 +78,8 @@ class DeviceOptimizers:
         stepped = [p for p in part.masters.values() if p.requires_grad and p not in hosted]
         shards = [shard for weights in part.weights.values() for shard in weights.shards]
         tensors = [*stepped, *working, *shards, *(t for p in stepped for t in (p.grad, *states.get(p, ())))]
-        own = [local_tensor(t) for t in tensors if isinstance(t, Tensor)]
+        local = [local_tensor(t) for t in tensors if isinstance(t, Tensor)]
+        own = [part for t in local for part in (inner_tensors(t) or [t])]
         # A parameter that is not gathered has an empty storage.
         bytes_at = {t.untyped_storage().data_ptr(): t.nbytes for t in own if t.untyped_storage().nbytes()}
         return sum(bytes_at.values()) + self._snapshot_bytes
