@@ -13,7 +13,7 @@ from dataclasses import replace
 from debubble.ir import InfeasibleError, InputError
 from debubble.planners.offloading import PlacedStages, placed_stages
 from debubble.planners.optpipe import initial
-from debubble.planners.problem import FixedStages, Problem, Solution
+from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution
 from debubble.planners.registry import planner
 from debubble.search.effort import ROW, Effort
 from debubble.search.problem import Incumbent, OrderProblem
@@ -25,7 +25,10 @@ def milp(problem: Problem) -> Solution:
 
     Raises:
         InputError: It does not hold these costs, or is too large for the effort.
+        InfeasibleError: Micro-batches differ in length, or no schedule of it fits.
     """
+    if isinstance(problem.workload, ModelUnits) and problem.workload.units.micro_batch_scale is not None:
+        raise InfeasibleError("The MILP has micro-batches of one length; 'optpipe' orders those of several.")
     effort = problem.begun()
     choices = list(placed_stages(problem))
     found: list[tuple[Incumbent, PlacedStages, str]] = []
