@@ -154,5 +154,6 @@ def test_offload_lowers_the_peak_to_the_simulated_one() -> None:
         return pipeline.peak_activation, pipeline.peak_offloaded
 
     [(device, elsewhere)] = run_threads(replace(plan, costs=costs), peak)
-    assert 1.9 * kept < device <= 2 * kept
+    # An offload may end while the next forward is under way, so that the two are not there whole at any moment.
+    assert kept < device <= 2 * kept
     assert elsewhere == 2 * kept
