@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.ir import DebubbleError, InputError, Kind, Op, Placement, RunOptions, SolverError, StageCosts
+from debubble.ir import DebubbleError, InputError, Kind, Op, Placement, RunOptions, Schedule, SolverError, StageCosts
 from debubble.planners import Problem, planners
 from debubble.planners.model_problem import problem_of
 from debubble.search.annealing.search import search
@@ -118,3 +118,19 @@ def test_plans_that_go_beyond_an_order_are_refused_with_a_sentence() -> None:
     with pytest.raises(InputError, match="peer"):
         check_searchable(replace(plan, schedule=replace(plan.schedule, peers={0: 1})))
     assert issubclass(SolverError, DebubbleError)
+
+
+def test_the_model_holds_a_micro_batch_that_is_moved_and_recomputed() -> None:
+    """Only what is kept for the recomputation moves: 2 of 4 leave, and 2 more are allocated by R."""
+    costs = StageCosts.of(
+        stages=1, activation=4, activation_after_input=4, activation_recomputed=2, recompute=1, offload=2,
+        memory_limit=6,
+    )  # fmt: skip
+    order = "0F0 0O0 0F1 0R1 0I1 0W1 0L0 0R0 0I0 0W0"
+    plan = Schedule.of("mine", Placement.linear(1), 2, [order.split()])
+    problem = OrderProblem.of(plan, costs)
+    start = Incumbent(schedule=plan, value=problem.value(plan), bound=lower_bound(problem), source="start")
+
+    *_, best = start, *solve(problem, start, effort=Effort(5), free=frozenset())
+
+    assert best.value <= start.value

@@ -190,24 +190,37 @@ class _Resident:
         """Everything of a micro-batch on a stage."""
         v, problem = self.variables, self.variables.problem
         forward, backward, weight = Op(Kind.F, stage, j), v.backward(stage, j), v.weight(stage, j)
-        out, back, recompute = (Op(kind, stage, j) for kind in (Kind.O, Kind.L, Kind.R))
+        out, recompute = Op(Kind.O, stage, j), Op(Kind.R, stage, j)
         if weight != backward:
             self._lies(v.ends[backward], v.ends[weight], v.size(weight, 1))
         self._lies(v.starts[backward], v.ends[backward], v.size(backward, 0))
         begin, end = v.starts[forward], v.ends[backward]
         kept, at_least = v.size(forward, 0), v.size(forward, 0, recomputed=True)
         away = [v.present[out]] if out in v.present else []
-        moved = v.size(out, 1) if away else 0
-        if problem.recompute:
-            self._lies(begin, end, at_least)
-            self._lies(begin, end, kept - at_least, unless=[v.present[recompute], *away])
-            self._lies(v.starts[recompute], end, kept - at_least, when=[v.present[recompute]])
+        again = [v.present[recompute]] if problem.recompute else []
+        if not away:
+            self._lies(begin, end, at_least if again else kept)
         else:
-            self._lies(begin, end, kept - moved)
-            self._lies(begin, end, moved, unless=away)
-        if away:
-            self._lies(begin, v.ends[out], moved, when=away)
-            self._lies(v.starts[back], end, moved, when=away)
+            self._moved(stage, j, kept, v.size(out, 1), unless=again)
+        if again:
+            if away:
+                self._moved(stage, j, at_least, v.size(out, 1, recomputed=True), when=again)
+            else:
+                self._lies(begin, end, kept - at_least, unless=again)
+            self._lies(v.starts[recompute], end, kept - at_least, when=again)
+
+    def _moved(
+        self, stage: int, j: int, kept: int, moved: int, *, when: Iterable[Any] = (), unless: Iterable[Any] = ()
+    ) -> None:
+        """What a forward keeps, of which `moved` may be on the host between O and L."""
+        v = self.variables
+        out, back = Op(Kind.O, stage, j), Op(Kind.L, stage, j)
+        away = v.present[out]
+        begin, end = v.starts[Op(Kind.F, stage, j)], v.ends[v.backward(stage, j)]
+        self._lies(begin, end, kept - moved, when=when, unless=unless)
+        self._lies(begin, end, moved, when=when, unless=[*unless, away])
+        self._lies(begin, v.ends[out], moved, when=[*when, away], unless=unless)
+        self._lies(v.starts[back], end, moved, when=[*when, away], unless=unless)
 
     def _lies(self, begin: Any, end: Any, size: int, *, when: Iterable[Any] = (), unless: Iterable[Any] = ()) -> None:
         """Add `size` bytes from one moment to another, if all of `when` and none of `unless` hold."""

@@ -149,11 +149,11 @@ class _ScheduleModelBuilder:
             self.cp.add(self.starts[backward] >= self.ends[recompute]).only_enforce_if(self.present[recompute])
 
     def _offload(self, forward: Op, backward: Op) -> None:
-        """O and L as options."""
-        out, back = forward._replace(kind=Kind.O), forward._replace(kind=Kind.L)
-        self._operation(out, optional=True)
+        """O and L as options; where R is one too, they take as long as they do with it, which is less."""
+        out, back, again = forward._replace(kind=Kind.O), forward._replace(kind=Kind.L), self.problem.recompute
+        self._operation(out, recomputed=again, optional=True)
         away = self.present[back] = self.present[out]
-        self._operation(back, optional=True)
+        self._operation(back, recomputed=again, optional=True)
         self.cp.add(self.starts[out] >= self.ends[forward])
         self.cp.add(self.starts[back] >= self.ends[out]).only_enforce_if(away)
         self.cp.add(self.starts[backward] >= self.ends[back]).only_enforce_if(away)
