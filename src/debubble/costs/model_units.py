@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
 
 from debubble.costs.cluster import Cluster
 from debubble.costs.operators import (
@@ -26,16 +25,8 @@ from debubble.costs.operators import (
     strategies,
 )
 from debubble.costs.parallel_layout import Layout
+from debubble.costs.parameter_costs import Counts, ParameterCosts
 from debubble.costs.speed import Speed
-from debubble.costs.step import (
-    HOST_MEMORY_BANDWIDTH,
-    ParameterBytes,
-    beside,
-    parameter_bytes,
-    scattered_bytes,
-    step_seconds,
-    step_traffic,
-)
 from debubble.costs.units import HostStates, StateBytes, Strategy, Unit, Units, fastest_units
 from debubble.ir import InputError, PlannedUnit, RunOptions
 from debubble.models.config import Experts, Layer, ModelConfig, VisionTower
@@ -86,7 +77,7 @@ def model_units(
         host_link=speed.hardware.host_link,
         link_groups=layout.link_groups,
         memory_limit=layout.memory_limit,
-        stage_entries=builder.per_stage(),
+        stage_entries=builder.parameters.per_stage(),
         divides_gradients=options.zero >= 2,
     )
 
@@ -210,16 +201,14 @@ def _first_alike(layers: tuple[Layer, ...]) -> tuple[int, ...]:
     return tuple(first.setdefault(layer, index) for index, layer in enumerate(layers))
 
 
-class _ShardWaits(NamedTuple):
-    """Seconds that a unit waits for the collectives of ZeRO-2 and FSDP, beyond its own computing."""
-
-    forward: float
-    backward: float
-
-
 @dataclass(frozen=True)
 class _Builder:
     shapes: Shapes
+
+    @property
+    def parameters(self) -> ParameterCosts:
+        """The costs of what units keep from step to step."""
+        return ParameterCosts(self.shapes)
 
     @property
     def boundary(self) -> float:
@@ -287,7 +276,7 @@ class _Builder:
             product(s, "projections", inner=2 * model.hidden, outer=width, saved=2 * s.element * s.stream),
         ]
         own = model.mtp_parameters - model.layer_parameters(layer)
-        merge = self._unit("mtp", None, merged, own, workspace=0.0)
+        merge = self._unit("mtp", None, merged, Counts(own), workspace=0.0)
         return joined_unit("mtp", None, merge, *self._halves(layer), _without_states(head))
 
     def projection(self, parameters: int) -> Unit:
@@ -295,7 +284,7 @@ class _Builder:
         s, h, tensor = self.shapes, self.shapes.model.hidden, self.shapes.options.tensor
         kept = s.element * s.stream
         operators = [product(s, "projections", inner=h, outer=parameters / h / tensor, saved=kept)]
-        return self._unit("projection", None, operators, parameters, workspace=0.0)
+        return self._unit("projection", None, operators, Counts(parameters), workspace=0.0)
 
     def embedding(self) -> Unit:
         """Looks tokens up: bound by memory, and keeps nothing but a dropout mask."""
@@ -303,49 +292,42 @@ class _Builder:
         size = s.stream
         lookup = elementwise(s, "lookup", forward=2 * size, backward=0, saved=size * s.model.dropout)
         backward = 0.0 if s.options.lora else lookup.forward
-        waits = self._shard_waits(lookup.forward, backward, s.model.embedding_parameters)
-        return Unit(
+        counts = Counts(s.model.embedding_parameters)
+        waits = self.parameters.waits(lookup.forward, backward, counts)
+        unit = Unit(
             type="embedding",
             layer=None,
             forward=lookup.forward + waits.forward,
             backward_input=0.0,
             backward_weight=backward + waits.backward,
-            static=self._static(s.model.embedding_parameters),
-            states=self._states(s.model.embedding_parameters),
-            workspace=self._gathered_unit(s.model.embedding_parameters),
+            static=0.0,
+            workspace=self.parameters.gathered_unit(counts.dense),
             strategies={"none": Strategy(lookup.saved)},
             activation_after_input=self.boundary,
-            on_host=self._on_host(s.model.embedding_parameters),
-            gradient_reduce=self._gradient_reduce(s.model.embedding_parameters),
-            optimizer_step=self._optimizer_step(s.model.embedding_parameters),
-            parameter_gather=self._parameter_gather(s.model.embedding_parameters),
-            gathered=self._gathered(s.model.embedding_parameters),
         )
+        return self.parameters.added(unit, counts)
 
     def attention(self, layer: int) -> Unit:
         parameters = self.shapes.model.attention_parameters(layer)
         adapters = self.shapes.model.attention_adapters(self.shapes.options.lora)
-        return self._half("attention", layer, lambda shapes: attention(shapes, layer), parameters, adapters=adapters)
+        counts = Counts(parameters, adapters=adapters)
+        return self._half("attention", layer, lambda shapes: attention(shapes, layer), counts)
 
     def mlp(self, layer: int) -> Unit:
         model = self.shapes.model
         experts = model.expert_parameters(layer)
         dense = model.mlp_parameters(layer) - experts
         adapters = model.mlp_adapters(self.shapes.options.lora)
-        return self._half("mlp", layer, lambda shapes: mlp(shapes, layer), dense, experts, adapters=adapters)
+        return self._half("mlp", layer, lambda shapes: mlp(shapes, layer), Counts(dense, experts, adapters))
 
     def _half(
         self,
         kind: str,
         layer: int,
         build: Callable[[Shapes], Iterator[Operator]],
-        parameters: int,
-        experts: int = 0,
-        *,
-        adapters: int,
+        counts: Counts,
     ) -> Unit:
-        operators, workspace = list(build(self.shapes)), self._workspace(layer)
-        unit = self._unit(kind, layer, operators, parameters, experts, adapters=adapters, workspace=workspace)
+        unit = self._unit(kind, layer, list(build(self.shapes)), counts, workspace=self._workspace(layer))
         if kind == "mlp" and self.shapes.framework.whole_layers:
             joined = {"full": replace(unit.strategies["full"], after_full=0.0)}
             return replace(unit, strategies={**unit.strategies, **joined})
@@ -361,8 +343,8 @@ class _Builder:
             elementwise(s, "loss", forward=6 * logits, backward=4 * logits, saved=4 * logits),
         ]
         own = 0.0 if s.options.lora else s.element * model.vocab * model.hidden / tensor
-        workspace = own + self._layer_gradients(0) + self._gathered_unit(model.head_parameters)
-        unit = self._unit("head", None, operators, model.head_parameters, workspace=workspace)
+        workspace = own + self._layer_gradients(0) + self.parameters.gathered_unit(model.head_parameters)
+        unit = self._unit("head", None, operators, Counts(model.head_parameters), workspace=workspace)
         return replace(unit, strategies={name: unit.strategies[name] for name in ("none", "full")})
 
     def _unit(
@@ -370,170 +352,26 @@ class _Builder:
         kind: str,
         layer: int | None,
         operators: Sequence[Operator],
-        parameters: int,
-        experts: int = 0,
+        counts: Counts,
         *,
-        adapters: int = 0,
         workspace: float,
     ) -> Unit:
         forward = sum(op.forward for op in operators)
         backward_input = sum(op.backward_input for op in operators)
         backward_weight = sum(op.backward_weight for op in operators)
-        waits = self._shard_waits(forward, backward_input + backward_weight, parameters, experts, adapters)
-        return Unit(
+        waits = self.parameters.waits(forward, backward_input + backward_weight, counts)
+        unit = Unit(
             type=kind,
             layer=layer,
             forward=forward + waits.forward,
             backward_input=backward_input,
             backward_weight=backward_weight + waits.backward,
-            static=self._static(parameters, experts, adapters),
-            states=self._states(parameters, experts, adapters),
+            static=0.0,
             strategies=strategies(operators, boundary=self.boundary, framework=self.shapes.framework),
             activation_after_input=sum(op.held for op in operators),
             workspace=workspace,
-            on_host=self._on_host(parameters, experts, adapters),
-            gradient_reduce=self._gradient_reduce(parameters, experts, adapters),
-            optimizer_step=self._optimizer_step(parameters, experts, adapters, matrices=kind != "head"),
-            parameter_gather=self._parameter_gather(parameters, experts, adapters),
-            gathered=self._gathered(parameters, experts, adapters),
         )
-
-    def per_stage(self) -> dict[str, float]:
-        """Seconds per step, by name, that every stage takes beside its units."""
-        s = self.shapes
-        ranks = s.options.data * s.options.context
-        latency, _ = s.speed.ring(ranks, beside=beside(s.speed, s.options))
-        step = {"optimizer_step": s.speed.hardware.efficiency.launch}
-        gather = {"parameter_gather": latency} if self._gathers_stages else {}
-        return {**step, "gradient_reduce": latency, **gather} if ranks > 1 else step
-
-    def _gradient_reduce(self, parameters: int, experts: int = 0, adapters: int = 0) -> float:
-        """Seconds per step of summing gradients."""
-        s = self.shapes
-        ranks = s.options.data * s.options.context
-        _, bandwidth = s.speed.ring(ranks, beside=beside(s.speed, s.options))
-        moved = 0.0
-        for count, each in self._divided(parameters, experts, adapters):
-            if each.summed:
-                scattered = scattered_bytes(s.options, gradient=each.summed)
-                moved += count * scattered * (each.shards - 1) / each.shards
-        return moved / bandwidth
-
-    def _optimizer_step(self, parameters: int, experts: int = 0, adapters: int = 0, *, matrices: bool = False) -> float:
-        """Seconds of stepping on the device; if `matrices`, Muon orthogonalizes them."""
-        s = self.shapes
-        stepped = self._stepped(parameters, experts, adapters)
-        return step_seconds(s.model, s.speed, s.options, s.framework, stepped, matrices=stepped if matrices else 0.0)
-
-    def _stepped(self, parameters: int, experts: int, adapters: int) -> float:
-        """Parameters that the optimizer of one rank updates on the device."""
-        options, divided = self.shapes.options, self._divided(parameters, experts, adapters)
-        own = sum(count / (each.shards if options.zero else 1) for count, each in divided if each.summed)
-        return own * (1 - options.host_optimizer)
-
-    def _static(self, parameters: int, experts: int = 0, adapters: int = 0) -> float:
-        return sum(count * each.total for count, each in self._divided(parameters, experts, adapters))
-
-    def _states(self, parameters: int, experts: int = 0, adapters: int = 0) -> StateBytes:
-        divided = self._divided(parameters, experts, adapters)
-        return StateBytes(
-            weights=sum(count * each.weight for count, each in divided),
-            gradients=sum(count * each.gradient for count, each in divided),
-            optimizer=sum(count * each.optimizer for count, each in divided),
-        )
-
-    def _shard_waits(
-        self, forward: float, backward: float, parameters: int, experts: int = 0, adapters: int = 0
-    ) -> _ShardWaits:
-        """Waits of one micro-batch for the gradients that ZeRO-2 divides, and the weights that FSDP does.
-
-        Gradients are scattered after each backward; FSDP gathers weights before the forward and again before the
-        backward.  All of it runs beside the computing of the neighbouring units (FSDP's prefetch); only what takes
-        longer is waited for.
-        """
-        s = self.shapes
-        ranks = s.options.data * s.options.context
-        if s.options.zero < 2 or ranks == 1:
-            return _ShardWaits(0.0, 0.0)
-        latency, bandwidth = s.speed.ring(ranks, beside=beside(s.speed, s.options))
-        divided = self._divided(parameters, experts, adapters)
-        moved = sum(count * (each.shards - 1) / each.shards * each.summed for count, each in divided)
-        scatter = latency + moved / bandwidth
-        gather = 0.0
-        if self._gathers_units:
-            gather = latency + self._gather_seconds(parameters, experts, adapters)
-        return _ShardWaits(max(0.0, gather - forward), max(0.0, gather + scatter - backward))
-
-    @property
-    def _divides_weights(self) -> bool:
-        return self.shapes.options.zero >= 3 and self.shapes.options.data * self.shapes.options.context > 1
-
-    @property
-    def _gathers_units(self) -> bool:
-        return self._divides_weights and self.shapes.framework.gathers_units
-
-    @property
-    def _gathers_stages(self) -> bool:
-        return self._divides_weights and not self.shapes.framework.gathers_units
-
-    def _parameter_gather(self, parameters: int, experts: int = 0, adapters: int = 0) -> float:
-        """Seconds of gathering parameters that ZeRO-3 divides, as a part of their stage's."""
-        return self._gather_seconds(parameters, experts, adapters) if self._gathers_stages else 0.0
-
-    def _gathered(self, parameters: int, experts: int = 0, adapters: int = 0) -> float:
-        """Bytes of such parameters, whole."""
-        divided = self._divided(parameters, experts, adapters) if self._gathers_stages else []
-        return self.shapes.element * sum(count for count, _ in divided)
-
-    def _gather_seconds(self, parameters: int, experts: int, adapters: int) -> float:
-        s = self.shapes
-        _, bandwidth = s.speed.ring(s.options.data * s.options.context, beside=beside(s.speed, s.options))
-        divided = self._divided(parameters, experts, adapters)
-        return s.element * sum(count * (each.shards - 1) / each.shards for count, each in divided) / bandwidth
-
-    def _gathered_unit(self, parameters: float) -> float:
-        """Bytes of whole weights that FSDP gathers."""
-        return self.shapes.element * parameters / self.shapes.options.tensor if self._gathers_units else 0.0
-
-    def _on_host(self, parameters: int, experts: int = 0, adapters: int = 0) -> HostStates | None:
-        """Costs with the optimizer on the host: weights and gradients stay, and each rank moves its own share.
-
-        None where the run's options say which share of all states is there.
-
-        The host steps before the norm of all gradients is known, so it copies what it changes.  Its step takes the time
-        of its memory traffic: Muon's products are left out.
-        """
-        if self.shapes.options.host_optimizer:
-            return None
-        o = replace(self.shapes.options, post_validation=True)
-        divided = self._divided(parameters, experts, adapters, options=o)
-        share = 1 / (o.data * o.context) if o.zero else 1.0
-        gradients = sum(count * each.gradient for count, each in divided) * (1.0 if o.zero >= 2 else share)
-        weights = sum(count * each.weight for count, each in divided if each.gradient) * (1.0 if o.zero >= 3 else share)
-        traffic = step_traffic(o, gradient_bytes=self.shapes.framework.gradient_bytes)
-        return HostStates(
-            static=sum(count * (each.weight + each.gradient) for count, each in divided),
-            gradients=gradients,
-            parameters=weights,
-            step=traffic * self._stepped(parameters, experts, adapters) / HOST_MEMORY_BANDWIDTH,
-        )
-
-    def _divided(
-        self, parameters: int, experts: int, adapters: int, *, options: RunOptions | None = None
-    ) -> list[tuple[float, ParameterBytes]]:
-        """Parameters on one device with the bytes of each; ZeRO divides experts over what expert ranks leave.
-
-        With LoRA all but the adapters are frozen.
-        """
-        o, gradient_bytes = options or self.shapes.options, self.shapes.framework.gradient_bytes
-        shards = o.data * o.context
-        each = parameter_bytes(o, shards=shards, gradient_bytes=gradient_bytes)
-        between = o.expert * o.expert_shards
-        of_experts = parameter_bytes(o, shards=o.tensor * shards / between, gradient_bytes=gradient_bytes)
-        if o.lora:
-            frozen = (parameters / o.tensor, each.frozen), (experts / between, of_experts.frozen)
-            return [*frozen, (adapters / o.tensor, each)]
-        return [(parameters / o.tensor, each), (experts / between, of_experts)]
+        return self.parameters.added(unit, counts, matrices=kind != "head")
 
     def _layer_gradients(self, layer: int) -> float:
         """A layer's weight gradients before they are added up."""
@@ -552,5 +390,5 @@ class _Builder:
         between = s.options.expert * s.options.expert_shards / s.options.tensor
         whole = model.layer_parameters(layer) - experts + experts / between
         # The layer that computes and the next one, which is gathered meanwhile.
-        gathered = 2 * self._gathered_unit(whole)
+        gathered = 2 * self.parameters.gathered_unit(whole)
         return self._layer_gradients(layer) + 2 * s.element * s.tokens * width / s.options.tensor + gathered
