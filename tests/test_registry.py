@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import debubble as db
 from debubble.registry import Registry
 
 FAILS_ONCE = """
@@ -85,3 +86,8 @@ def test_other_distributions_add_members_by_entry_points(library: Path, tmp_path
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[library]\nmine = mine\n")
     assert registry()["mine"] == "m"
+
+
+def test_a_folder_tells_which_names_it_lacks() -> None:
+    assert "llama3-8b" in db.models
+    assert "llama3-9b" not in db.models

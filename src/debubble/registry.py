@@ -104,6 +104,9 @@ class _Folder(ModuleType, Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         return self._registry[name]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._registry
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._registry)
 
