@@ -49,9 +49,27 @@ class Search(Struct, forbid_unknown_fields=True, kw_only=True):
     interrupted: bool
 
 
-class PlanAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
+class ModelFigures(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The figures that only a model's plan has."""
+
+    degrees: Degrees | UnsetType = UNSET
+    tokens_per_second: Annotated[float | UnsetType, Meta(description="Of all devices together.")] = UNSET
+    tokens_per_second_per_device: float | UnsetType = UNSET
+    mfu: Annotated[float | UnsetType, Meta(description="Model FLOPs utilization, a fraction.")] = UNSET
+    memory: Annotated[
+        list[MemoryParts] | UnsetType, Meta(description="Bytes per pipeline device at its peak, by part.")
+    ] = UNSET
+    reserve: Annotated[float | UnsetType, Meta(description="Bytes of a device that no plan may use.")] = UNSET
+    why: Annotated[list[CauseSeconds] | UnsetType, Meta(description="Where the step's seconds go, largest first.")] = (
+        UNSET
+    )
+    binds: Annotated[str | UnsetType, Meta(description="What binds, as a sentence.")] = UNSET
+
+
+class PlanAnswer(ModelFigures, forbid_unknown_fields=True, kw_only=True):
     """`debubble plan --json`."""
 
+    schema: Literal[2]
     planner: str
     schedule: str
     devices: Annotated[int, Meta(description="Devices of the pipeline.")]
@@ -75,21 +93,7 @@ class PlanAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
     )
     candidates: Annotated[list[CandidateSummary], Meta(description="Every planner's answer, or why it has none.")]
     remarks: Annotated[list[str], Meta(description="Sentences to know.")]
-    degrees: Degrees | UnsetType = UNSET
-    tokens_per_second: Annotated[float | UnsetType, Meta(description="Tokens per second of all devices together.")] = (
-        UNSET
-    )
-    tokens_per_second_per_device: float | UnsetType = UNSET
-    mfu: Annotated[float | UnsetType, Meta(description="Model FLOPs utilization, a fraction.")] = UNSET
     days: Annotated[float | UnsetType, Meta(description="That training on --tokens takes.")] = UNSET
-    memory: Annotated[
-        list[MemoryParts] | UnsetType, Meta(description="Bytes per pipeline device at its peak, by part.")
-    ] = UNSET
-    reserve: Annotated[float | UnsetType, Meta(description="Bytes of a device that no plan may use.")] = UNSET
-    why: Annotated[list[CauseSeconds] | UnsetType, Meta(description="Where the step's seconds go, largest first.")] = (
-        UNSET
-    )
-    binds: Annotated[str | UnsetType, Meta(description="What binds, as a sentence.")] = UNSET
     levers: Annotated[list[Change] | UnsetType, Meta(description="With --why: without a lever of the plan.")] = UNSET
     advice: Annotated[list[Change] | UnsetType, Meta(description="With --why: what might help.")] = UNSET
     quick_advice: Annotated[
@@ -180,8 +184,8 @@ class KindFigures(Struct, forbid_unknown_fields=True, kw_only=True):
     total: Seconds
 
 
-class SceneFigures(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A predicted or measured timeline; from `degrees` on only where it is of a model's plan."""
+class SceneFigures(ModelFigures, forbid_unknown_fields=True, kw_only=True):
+    """A predicted or measured timeline."""
 
     step_time: Annotated[Seconds, Meta(description="The whole step.")]
     makespan: Annotated[Seconds, Meta(description="The pipeline's, over all lanes.")]
@@ -196,18 +200,6 @@ class SceneFigures(Struct, forbid_unknown_fields=True, kw_only=True):
     per_kind: Annotated[dict[str, KindFigures], Meta(description="By the letters of the kinds, such as F.")]
     critical_path: Annotated[str, Meta(description="What is on the critical path, as a sentence.")]
     remarks: Annotated[list[str], Meta(description="Sentences to know.")]
-    degrees: Degrees | UnsetType = UNSET
-    tokens_per_second: Annotated[float | UnsetType, Meta(description="Of all devices together.")] = UNSET
-    tokens_per_second_per_device: float | UnsetType = UNSET
-    mfu: Annotated[float | UnsetType, Meta(description="Model FLOPs utilization, a fraction.")] = UNSET
-    memory: Annotated[
-        list[MemoryParts] | UnsetType, Meta(description="Bytes per pipeline device at its peak, by part.")
-    ] = UNSET
-    reserve: Annotated[float | UnsetType, Meta(description="Bytes of a device that no plan may use.")] = UNSET
-    why: Annotated[list[CauseSeconds] | UnsetType, Meta(description="Where the step's seconds go, largest first.")] = (
-        UNSET
-    )
-    binds: Annotated[str | UnsetType, Meta(description="What binds, as a sentence.")] = UNSET
 
 
 class ShowAnswer(SceneFigures, forbid_unknown_fields=True, kw_only=True):
