@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from debubble.runtime.distributed.transport import Alone, Transport
+from debubble.runtime.distributed.rank_group import RankGroup
+from debubble.runtime.distributed.transport import Alone
 from debubble.runtime.models.operators import call
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -23,25 +24,17 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class ContextGroup:
-    """The ranks that divide sequences among them, as one of them sees them."""
-
-    transport: Transport
-    ranks: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """The number of ranks in the group."""
-        return len(self.ranks)
+class ContextGroup(RankGroup):
+    """The ranks that divide sequences among them."""
 
     @property
     def chunks(self) -> tuple[int, int]:
         """The two chunks of every sequence, of 2 x `size`, that are this rank's."""
-        return self._chunks(self.ranks.index(self.transport.rank))
+        return self._chunks(self.part)
 
     def own(self, x: Tensor, dim: int) -> Tensor:
         """This rank's two chunks of the whole sequences that lie along a dimension."""
-        return self._own(x, dim, self.ranks.index(self.transport.rank))
+        return self._own(x, dim, self.part)
 
     def gather(self, x: Tensor, dim: int) -> Tensor:
         """The whole sequences of all ranks' chunks along a dimension."""
@@ -50,10 +43,7 @@ class ContextGroup:
 
     def reduce(self, x: Tensor, dim: int) -> Tensor:
         """This rank's chunks of the sum of all ranks' tensors."""
-        parts = [self._own(x, dim, index) for index in range(self.size)]
-        for part, rank in zip(parts, self.ranks, strict=True):
-            self.transport.reduce(part, self.ranks, to=rank)
-        return parts[self.ranks.index(self.transport.rank)]
+        return self.reduce_scatter([self._own(x, dim, index) for index in range(self.size)])
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, attend: Attend) -> Tensor:
         """Attention of this rank's queries to the whole sequence's keys and values, [..., own length, head_dim] each.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from debubble.runtime.distributed.transport import Transport
+from debubble.runtime.distributed.rank_group import RankGroup
 
 
 @dataclass(frozen=True)
@@ -24,21 +24,8 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class CutGroup:
-    """The ranks that divide parameters among them, as one of them sees them."""
-
-    transport: Transport
-    ranks: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """The number of ranks in the group."""
-        return len(self.ranks)
-
-    @property
-    def part(self) -> int:
-        """This rank's index in the group."""
-        return self.ranks.index(self.transport.rank)
+class CutGroup(RankGroup):
+    """The ranks that divide parameters among them."""
 
     def span(self, size: int, part: int | None = None) -> tuple[int, int]:
         """Start and length of a rank's part (None: this one's) of `size` rows or columns; the last may have fewer."""

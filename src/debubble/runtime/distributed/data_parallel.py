@@ -18,15 +18,13 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from debubble.ir import InputError
-from debubble.runtime.distributed.transport import Transport
+from debubble.runtime.distributed.rank_group import RankGroup
 
 
 @dataclass(frozen=True)
-class Replicas:
-    """The ranks that hold the same stages, as one of them sees them.  They all call the same, in the same order."""
+class Replicas(RankGroup):
+    """The ranks that hold the same stages."""
 
-    transport: Transport
-    ranks: tuple[int, ...]
     divided: bool
     """True if each owns a part of the rows (ZeRO)."""
     gathers: bool = False
@@ -42,10 +40,7 @@ class Replicas:
         if not self.divided:
             self.transport.all_reduce(gradient, self.ranks)
             return gradient
-        parts = [self._part(gradient, rank).clone() for rank in self.ranks]
-        for part, rank in zip(parts, self.ranks, strict=True):
-            self.transport.reduce(part, self.ranks, to=rank)
-        return parts[self.ranks.index(self.transport.rank)]
+        return self.reduce_scatter([self._part(gradient, rank).clone() for rank in self.ranks])
 
     def own(self, tensor: Tensor) -> Tensor:
         """This replica's rows of a tensor, as a view; all of them if not divided."""
@@ -66,7 +61,7 @@ class Replicas:
         return tensor[rows.start : rows.stop]
 
     def _rows(self, of: int, rank: int) -> range:
-        index, count = self.ranks.index(rank), len(self.ranks)
+        index, count = self.ranks.index(rank), self.size
         return range(of * index // count, of * (index + 1) // count)
 
 
