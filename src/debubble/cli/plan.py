@@ -157,11 +157,11 @@ def _elsewhere(plan: Plan, asked: Question) -> Mapping[str, float]:
     """What the nearest quick plans cost in frameworks that do not run a plan that was made for none."""
     from debubble.planners.analysis.nearest import quick_nearest
 
-    return quick_nearest(plan) if plan.target is None and asked.swap == "host" and asked.lengths is None else {}
+    return quick_nearest(plan) if plan.target is None and asked.plain else {}
 
 
 def _quick_what_ifs(plan: Plan, asked: Question) -> tuple[WhatIf, ...]:
-    """What would help by quick plans, which have micro-batches that are alike and no swap to peers."""
+    """What would help by quick plans."""
     from debubble.planners.analysis.what_if import quick_what_ifs
 
-    return quick_what_ifs(plan) if asked.swap == "host" and asked.lengths is None else ()
+    return quick_what_ifs(plan) if asked.plain else ()

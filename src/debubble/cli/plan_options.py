@@ -60,6 +60,11 @@ class Question(o.OptionGroup):
         ),
     ] = False
 
+    @property
+    def plain(self) -> bool:
+        """True if micro-batches are alike and activations go where they usually do, as in every quick plan."""
+        return self.swap == "host" and self.lengths is None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Given(o.OptionGroup):
@@ -112,7 +117,7 @@ def check_call(model: str | None, *, run: o.ModelRun, asked: Question, given: Gi
         run.refuse_given()
     elif given.devices is not None:
         raise InputError("--devices is for --costs and --units; give a MODEL's devices with --cluster and --pipeline.")
-    plain = model is not None and given.profile is None and asked.swap == "host" and asked.lengths is None
+    plain = model is not None and given.profile is None and asked.plain
     for option, wanted, what in (("--pareto", output.pareto, ""), ("--why", output.why, " changes of")):
         if wanted and not plain:
             raise InputError(
