@@ -8,7 +8,6 @@ operations changes a mask.
 from __future__ import annotations
 
 import sys
-import warnings
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -164,15 +163,12 @@ class Modules:
         handed_on: set[tuple[int, ...]] = set()
         ends = self._bounds[1:-1]
         # Fake tensors stand for those that modules hold beside parameters and buffers, too.
-        with (
-            _uncompiled(self.modules),
-            FakeTensorMode(allow_non_fake_inputs=True),
-            torch.no_grad(),
-            warnings.catch_warnings(),
-        ):
-            warnings.simplefilter("ignore")  # of modules that are to be trained
+        with _uncompiled(self.modules), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
             x = torch.empty_like(tokens)
             for index, module in enumerate(self.modules[: max(ends, default=0)]):
+                # Checkpointed modules warn of inputs without gradients.  To silence warnings here would race: Python's
+                # filters belong to the process, and ranks may be threads.
+                x.requires_grad_(x.is_floating_point())
                 tensors = dict(module.named_parameters()) | dict(module.named_buffers())
                 x = functional_call(module, {n: torch.empty_like(t, device=x.device) for n, t in tensors.items()}, (x,))
                 if index + 1 in ends:
