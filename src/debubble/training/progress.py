@@ -105,6 +105,7 @@ class TensorBoard(AbstractContextManager["TensorBoard"]):
         """Write the report of one step."""
         for name, figure in figures(report).items():
             self._writer.add_scalar(name, figure, report.step)
+        self._writer.flush()  # whatever ends the run: the steps before its last checkpoint can be seen
 
 
 class WeightsAndBiases(AbstractContextManager["WeightsAndBiases"]):
