@@ -96,6 +96,12 @@ def test_context_parallelism_goes_with_split_backwards_recomputation_and_offload
     assert_trains_as_one_process(plan_for(LLAMA, name, strategy=strategy, context=2), LLAMA, packed=True)
 
 
+def test_context_parallelism_goes_with_sums_of_gradients_beside_attention() -> None:
+    schedule = db.schedules["chronos-zero2"](devices=2, micro_batches=4, group=2)
+    plan = plan_of(schedule, LLAMA, sequence_length=16, context=2, zero=2)
+    assert_trains_as_one_process(plan, LLAMA)
+
+
 def test_a_rank_keeps_its_part_of_the_activations_alone() -> None:
     batch = batch_of(LLAMA)
 

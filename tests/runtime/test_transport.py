@@ -1,12 +1,14 @@
 """Ranks on threads of one process: one that fails ends them all, and nothing is kept of what they exchange."""
 
 import weakref
+from threading import Thread
 from typing import Any
 
 import pytest
 import torch
 
-from debubble.runtime.distributed.transport import Channel, PeerError, Threads
+from debubble.ir import Lane
+from debubble.runtime.distributed.transport import Channel, PeerError, Threads, on_lane
 
 
 def test_a_rank_that_fails_before_the_others_ask_it_ends_them() -> None:
@@ -56,3 +58,26 @@ def test_exchanged_tensors_are_not_kept() -> None:
         return seen() is None
 
     assert Threads.run(2, one) == [True, True]
+
+
+def test_collectives_of_two_lanes_never_meet_each_other() -> None:
+    both, rounds = (0, 1), range(100)
+
+    def one(transport: Any) -> Any:
+        sums = []
+
+        def reduce() -> None:
+            with on_lane(Lane.REDUCE):
+                for i in rounds:
+                    tensor = torch.tensor([i + transport.rank])
+                    transport.all_reduce(tensor, both)
+                    sums.append(int(tensor))
+
+        lane = Thread(target=reduce, daemon=True)
+        lane.start()
+        gathered = [torch.cat(transport.all_gather(torch.tensor([i, transport.rank]), both)).tolist() for i in rounds]
+        lane.join()
+        return sums, gathered
+
+    expected = [2 * i + 1 for i in rounds], [[i, 0, i, 1] for i in rounds]
+    assert Threads.run(2, one) == [expected, expected]

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from debubble.ir import InputError, Kind, Op, Program
-from debubble.runtime.distributed.transport import Channel
+from debubble.runtime.distributed.transport import Channel, Group
 
 Supply = Callable[[Op, Tensor], None]
 """Fills the buffer of a receive, such as `2RECV_F5`, with what the other device would have sent."""
@@ -49,12 +49,7 @@ class Supplied:
         self._expected = _receives(program, self.rank)
         self._received: Counter[int] = Counter()
 
-    def open(
-        self,
-        channels: Sequence[tuple[int, int, Channel]],
-        groups: Sequence[tuple[int, ...]],
-        exchanges: Sequence[tuple[int, ...]] = (),
-    ) -> None:
+    def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[Group]) -> None:
         """Do nothing: messages that are supplied need no channels."""
 
     def mesh(self, shape: Mapping[str, int]) -> None:

@@ -14,7 +14,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from debubble.ir import InputError, Plan, Program
+from debubble.ir import InputError, Kind, Lane, Plan, Program
+from debubble.ir.ops import UNSHARDS
 from debubble.ir.plan_file import encode
 from debubble.runtime.assembly import DeviceGroups, tied_devices
 from debubble.runtime.batch import StepBatch
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 T = TypeVar("T")
+
+OVER_REPLICAS = frozenset((Kind.G, Kind.D, Kind.S, Kind.P, *UNSHARDS))
+"""Kinds that sum or gather over replicas."""
 
 
 class Ranks:
@@ -165,7 +169,7 @@ class Ranks:
         pipelines, (copies, devices, parts) = self._pipelines(), self._sizes
         options = self._plan.options
         groups = [*pipelines]
-        groups += [tuple(self.rank(c, d, p) for c in copies) for d in devices for p in parts]
+        sharing = [tuple(self.rank(c, d, p) for c in copies) for d in devices for p in parts]
         groups += [tuple(self.rank(c, d, p) for p in parts) for c in copies for d in devices]
         if options.context > 1:
             groups += [self._slices(r, d, p) for r in range(options.data) for d in devices for p in parts]
@@ -175,14 +179,17 @@ class Ranks:
                 for d in devices
                 for p in parts
             ]
-        exchanges: list[tuple[int, ...]] = []
         if options.expert > 1:
             everybody = [(c, d, p) for c in copies for d in devices for p in parts]
-            exchanges = [self._expert_ranks(*place) for place in everybody]
-            groups += [*exchanges, *(self._same_experts(*place) for place in everybody)]
-        groups += [tuple(sorted(pipeline[d] for d in tied_devices(self._plan))) for pipeline in pipelines]
+            groups += [self._expert_ranks(*place) for place in everybody]
+            sharing += [self._same_experts(*place) for place in everybody]
+        groups += [*sharing, *(tuple(sorted(pipeline[d] for d in tied_devices(self._plan))) for pipeline in pipelines)]
+        beside = {i.lane: None for i in program.instructions if i.op.kind in OVER_REPLICAS}
         channels = [(ranks[a], ranks[b], what) for ranks in pipelines for a, b, what in message_channels(program)]
-        self.transport.open(channels, groups, exchanges)
+        self.transport.open(
+            channels,
+            [(ranks, Lane.COMPUTE) for ranks in groups] + [(ranks, lane) for lane in beside for ranks in sharing],
+        )
 
     @property
     def _sizes(self) -> tuple[range, range, range]:

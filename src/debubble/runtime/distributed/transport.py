@@ -1,7 +1,8 @@
 """Transport of tensors between the ranks of a run: torch.distributed, or threads of one process.
 
 `send` and `receive` block until the message is through; every directed pair has a channel of its own and a thread at
-each end, so no message waits for one of another pair, and none for the compute lane.
+each end, so no message waits for one of another pair, and none for the compute lane.  Ranks have a process group for
+each lane whose collectives they meet in: lanes overlap, so that two may meet in another order on every rank.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from enum import Enum
 from functools import cached_property
 from queue import SimpleQueue
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from debubble.ir import DebubbleError
+from debubble.ir import DebubbleError, Lane
 from debubble.runtime.streams import StreamHandoff
 
 if TYPE_CHECKING:
@@ -36,6 +38,21 @@ class Channel(Enum):
 
 _TAGS = {channel: tag for tag, channel in enumerate(Channel)}
 
+Group = tuple[tuple[int, ...], Lane]
+"""Ranks, and the lane on which they meet."""
+
+_lane: ContextVar[Lane] = ContextVar("lane", default=Lane.COMPUTE)
+
+
+@contextmanager
+def on_lane(lane: Lane) -> Iterator[None]:
+    """Enter the context in which this thread's collectives are those of the lane; elsewhere, of the compute lane."""
+    token = _lane.set(lane)
+    try:
+        yield
+    finally:
+        _lane.reset(token)
+
 
 class Transport(Protocol):
     """The ranks as one of them sees them."""
@@ -43,13 +60,8 @@ class Transport(Protocol):
     rank: int
     size: int
 
-    def open(
-        self,
-        channels: Sequence[tuple[int, int, Channel]],
-        groups: Sequence[tuple[int, ...]],
-        exchanges: Sequence[tuple[int, ...]] = (),
-    ) -> None:
-        """Make ready for channels (from, to, what), sums over groups, and all-to-all exchanges.
+    def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[Group]) -> None:
+        """Make ready for channels (from, to, what) and for the collectives of groups.
 
         All ranks call it, with the same arguments.
         """
@@ -83,7 +95,7 @@ class Transport(Protocol):
     ) -> Tensor:
         """Send `sent[i]` rows of a tensor to the i-th of these ranks, in order; the `received[i]` rows from each.
 
-        They all call it, in the same order, on the lane that computes; sums over the same ranks may go on beside it.
+        They all call it, in the same order.
         """
 
     def gather(self, value: Any) -> list[Any]:
@@ -102,28 +114,19 @@ class Distributed:
         self._dist = dist
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._channels: dict[tuple[int, int, Channel], Any] = {}
-        self._groups: dict[tuple[int, ...], Any] = {}
-        self._exchanges: dict[tuple[int, ...], Any] = {}
+        self._groups: dict[Group, Any] = {}
         # Small control messages stay off the device.
         self._control = dist.new_group(backend="gloo") if self.size > 1 else None
 
-    def open(
-        self,
-        channels: Sequence[tuple[int, int, Channel]],
-        groups: Sequence[tuple[int, ...]],
-        exchanges: Sequence[tuple[int, ...]] = (),
-    ) -> None:
-        """Create the process groups of these channels, sums and exchanges."""
+    def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[Group]) -> None:
+        """Create the process groups of these channels and groups."""
         for channel in channels:
             # Gloo tells a group's messages apart by tags, and every group more polls; NCCL runs all in one order.
             by_tag = self._dist.get_backend() == "gloo" or channel[2] is Channel.NORM
             self._channels[channel] = self._control if by_tag else self._dist.new_group(sorted(channel[:2]))
-        for ranks in groups:
-            if len(ranks) > 1 and ranks not in self._groups:
-                self._groups[ranks] = self._dist.new_group(list(ranks))
-        for ranks in exchanges:
-            if ranks not in self._exchanges:
-                self._exchanges[ranks] = self._dist.new_group(list(ranks))
+        for group in groups:
+            if len(group[0]) > 1 and group not in self._groups:
+                self._groups[group] = self._dist.new_group(list(group[0]))
 
     def mesh(self, shape: Mapping[str, int]) -> DeviceMesh:
         """Build torch's device mesh of all ranks from the process groups that are open."""
@@ -131,7 +134,7 @@ class Distributed:
 
         ranks = torch.arange(self.size).view(*shape.values())
         lines = [line for dim in range(len(shape)) for line in ranks.movedim(dim, -1).flatten(0, -2).tolist()]
-        groups = [self._groups.get(tuple(line)) or self._alone for line in lines if self.rank in line]
+        groups = [self._groups.get((tuple(line), Lane.COMPUTE)) or self._alone for line in lines if self.rank in line]
         return DeviceMesh.from_group(groups, self._device_type, mesh=ranks, mesh_dim_names=tuple(shape))
 
     @cached_property
@@ -163,23 +166,23 @@ class Distributed:
         """Sum over these ranks, in place; a single rank's tensor is the sum already."""
         if len(ranks) > 1:
             with self._reachable(tensor) as summed:
-                self._dist.all_reduce(summed, group=self._groups[ranks])
+                self._dist.all_reduce(summed, group=self._groups[ranks, _lane.get()])
 
     def reduce(self, tensor: Tensor, ranks: tuple[int, ...], *, to: int) -> None:
         """Sum over these ranks into the tensor of rank `to`."""
         with self._reachable(tensor) as summed:
-            self._dist.reduce(summed, to, group=self._groups[ranks])
+            self._dist.reduce(summed, to, group=self._groups[ranks, _lane.get()])
 
     def broadcast(self, tensor: Tensor, ranks: tuple[int, ...], *, source: int) -> None:
         """Fill the tensor, in place, with that of rank `source`."""
         with self._reachable(tensor) as message:
-            self._dist.broadcast(message, source, group=self._groups[ranks])
+            self._dist.broadcast(message, source, group=self._groups[ranks, _lane.get()])
 
     def all_gather(self, tensor: Tensor, ranks: tuple[int, ...]) -> list[Tensor]:
         """Collect the tensors of these ranks on each of them, through the host's memory where Gloo cannot read it."""
         with self._reachable(tensor, received=False) as own:
             parts = [torch.empty_like(own) for _ in ranks]
-            self._dist.all_gather(parts, own, group=self._groups[ranks])
+            self._dist.all_gather(parts, own, group=self._groups[ranks, _lane.get()])
         return [part.to(tensor.device) for part in parts]
 
     def all_to_all(
@@ -188,7 +191,7 @@ class Distributed:
         """Exchange rows with these ranks, through the host's memory where Gloo cannot read the device."""
         with self._reachable(tensor, received=False) as own:
             rows = own.new_empty((sum(received), *own.shape[1:]))
-            self._dist.all_to_all_single(rows, own, list(received), list(sent), group=self._exchanges[ranks])
+            self._dist.all_to_all_single(rows, own, list(received), list(sent), group=self._groups[ranks, _lane.get()])
         return rows.to(tensor.device)
 
     @contextmanager
@@ -218,12 +221,7 @@ class Alone:
 
     rank, size = 0, 1
 
-    def open(
-        self,
-        channels: Sequence[tuple[int, int, Channel]],
-        groups: Sequence[tuple[int, ...]],
-        exchanges: Sequence[tuple[int, ...]] = (),
-    ) -> None:
+    def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[Group]) -> None:
         """Do nothing: there are no channels."""
 
     def mesh(self, shape: Mapping[str, int]) -> None:
@@ -270,12 +268,7 @@ class Threads:
     def __init__(self, hub: _Hub, rank: int) -> None:
         self._hub, self.rank, self.size = hub, rank, hub.size
 
-    def open(
-        self,
-        channels: Sequence[tuple[int, int, Channel]],
-        groups: Sequence[tuple[int, ...]],
-        exchanges: Sequence[tuple[int, ...]] = (),
-    ) -> None:
+    def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[Group]) -> None:
         """Do nothing: the hub has a mailbox for every pair of ranks and channel."""
 
     def mesh(self, shape: Mapping[str, int]) -> None:
@@ -321,7 +314,7 @@ class Threads:
     ) -> Tensor:
         """Exchange rows with these ranks.  Raises PeerError if a rank has failed."""
         own = [StreamHandoff.of(rows) for rows in tensor.clone().split(list(sent))]
-        arrived = self._hub.exchange(ranks, self.rank, own, beside=True)
+        arrived = self._hub.exchange(ranks, self.rank, own)
         return torch.cat([parts[ranks.index(self.rank)].receive() for parts in arrived])
 
     def _exchange(self, tensor: Tensor, ranks: tuple[int, ...]) -> list[Tensor]:
@@ -370,24 +363,22 @@ class _Hub:
         self.mail: dict[tuple[int, int, Channel], SimpleQueue[StreamHandoff | None]] = {
             (a, b, channel): SimpleQueue() for a in range(size) for b in range(size) for channel in Channel
         }
-        self._barriers: dict[tuple[tuple[int, ...], bool], threading.Barrier] = {}
-        self._values: dict[tuple[tuple[int, ...], bool], dict[int, Any]] = {}
+        self._barriers: dict[Group, threading.Barrier] = {}
+        self._values: dict[Group, dict[int, Any]] = {}
         self._failed: int | None = None
         """The rank that failed first: from then on, nobody waits for another."""
         self._lock = threading.Lock()
 
-    def exchange(self, ranks: tuple[int, ...], rank: int, value: Any, *, beside: bool = False) -> list[Any]:
-        """The values of these ranks, on each of them; those `beside` others are exchanged by another thread.
-
-        Raises PeerError if a rank has failed.
-        """
+    def exchange(self, ranks: tuple[int, ...], rank: int, value: Any) -> list[Any]:
+        """The values of these ranks, on each of them.  Raises PeerError if a rank has failed."""
         if len(ranks) == 1:
             return [value]
         with self._lock:
             if self._failed is not None:
                 raise PeerError(self._failed)
-            barrier = self._barriers.setdefault((ranks, beside), threading.Barrier(len(ranks)))
-            values = self._values.setdefault((ranks, beside), {})
+            group = ranks, _lane.get()
+            barrier = self._barriers.setdefault(group, threading.Barrier(len(ranks)))
+            values = self._values.setdefault(group, {})
             values[rank] = value
         try:
             barrier.wait()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from debubble.ir import Instruction, Kind, Lane, Op, Queue
+from debubble.runtime.distributed.transport import on_lane
 from debubble.runtime.execution.lanes import LaneThread
 from debubble.runtime.execution.operations import Operations, StepState
 from debubble.runtime.execution.status import RankStatus
@@ -85,7 +86,7 @@ class Interpreter:
 
     def _walk(self, queue: Queue, step: StepSynchronizer, state: StepState) -> None:
         """Run the instructions of one lane, in order."""
-        with self.lanes.lane(queue.lane, queue.peer):
+        with self.lanes.lane(queue.lane, queue.peer), on_lane(queue.lane):
             for index in queue.instructions:
                 instruction = self.program.instructions[index]
                 if index not in self._speculative:
