@@ -15,7 +15,7 @@ import importlib
 import pkgutil
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any, Generic, TypeVar
@@ -23,6 +23,31 @@ from typing import Any, Generic, TypeVar
 from debubble.errors import InputError
 
 T = TypeVar("T")
+
+
+def full_name(name: str, names: Iterable[str], *, what: str) -> str:
+    """The one of these names that is meant: the same, or the only one that begins so, in capitals or not.
+
+    Raises:
+        InputError: If several begin so, or none does.
+    """
+    known = tuple(names)
+    if name in known:
+        return name
+    beginning = [each for each in known if name and each.lower().startswith(name.lower())]
+    if len(beginning) > 1:
+        raise InputError(f"'{name}' may be {', '.join(beginning[:-1])} or {beginning[-1]}: write more of it.")
+    if not beginning:
+        raise unknown_name(name, known, what=what)
+    return beginning[0]
+
+
+def unknown_name(name: str, names: Iterable[str], *, what: str) -> InputError:
+    """The error for a name that is none of these, with those like it or else with all of them."""
+    known = {each.lower(): each for each in names}
+    close = [known[each] for each in difflib.get_close_matches(name.lower(), known, n=3)]
+    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are: {', '.join(known.values())}."
+    return InputError(f"There is no {what} '{name}'; {hint}")
 
 
 class Registry(Mapping[str, T], Generic[T]):
@@ -47,9 +72,7 @@ class Registry(Mapping[str, T], Generic[T]):
     def __getitem__(self, name: str) -> T:
         self._load()
         if name not in self._members:
-            close = difflib.get_close_matches(name, self._members, n=1)
-            hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(self._members)}."
-            raise InputError(f"There is no {self._what} '{name}'; {hint}")
+            raise unknown_name(name, self._members, what=self._what)
         return self._members[name]
 
     def full_name(self, name: str) -> str:
@@ -58,10 +81,7 @@ class Registry(Mapping[str, T], Generic[T]):
         Raises:
             InputError: If there is no such member, or there are several.
         """
-        matches = [known for known in self if known.startswith(name)]
-        if name in matches or len(matches) != 1:
-            self[name]
-        return name if name in matches else matches[0]
+        return full_name(name, self, what=self._what)
 
     def __contains__(self, name: object) -> bool:
         self._load()

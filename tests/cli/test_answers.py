@@ -130,4 +130,4 @@ def test_the_command_prints_a_schema_and_names_those_that_there_are(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert "There is no schema for 'trane'; there are: plan, fits," in " ".join(capsys.readouterr().err.split())
+    assert "There is no schema 'trane'; did you mean 'train'?" in " ".join(capsys.readouterr().err.split())

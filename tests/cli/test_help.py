@@ -10,23 +10,26 @@ import pytest
 from typer.testing import CliRunner
 
 import debubble as db
-import debubble.cli.compare
-import debubble.cli.export
-import debubble.cli.fits
-import debubble.cli.plan
-import debubble.cli.planners
-import debubble.cli.simulate
 from debubble.cli import progress
-from debubble.cli.app import app
-from debubble.cli.names import device_names, export_names, model_names, optimizer_names, planner_names, schedule_names
+from debubble.cli.app import with_all_commands
+from debubble.cli.names import (
+    Names,
+    completed,
+    export_names,
+    model_names,
+    offered_clusters,
+    optimizer_names,
+    planner_names,
+    schedule_names,
+)  # fmt: skip
 from debubble.costs.step import MOMENTS
 from debubble.exports import exports
 from debubble.ir import InputError, RunOptions
-from debubble.planners import planners
 from debubble.planners.auto import fastest_of
 from debubble.planners.model_problem import problem_of
 from debubble.planners.progress import Progress, listening
-from debubble.schedules import schedules
+
+app = with_all_commands()
 
 
 def said(*arguments: str) -> str:
@@ -54,16 +57,38 @@ def test_commands_stand_under_titles() -> None:
     assert re.findall(r"^(Plan|Look|Take along):$", words, re.MULTILINE) == ["Plan", "Look", "Take along"]
 
 
-def test_a_command_is_called_by_a_beginning_that_no_other_has() -> None:
-    assert json.loads(said("sim", "--schedule", "1f1b", "--devices", "2", "--json"))["devices"] == 2
-    assert CliRunner().invoke(app, ["p"]).exit_code == 2
+def test_commands_options_and_names_are_called_by_a_beginning_that_no_other_has() -> None:
+    assert json.loads(said("sim", "--sched", "dual", "--dev=2", "--js"))["schedule"] == "dualpipe-v"
+    assert said("--vers") == f"debubble {db.__version__}\n"
 
 
-def test_a_name_is_completed_if_only_one_begins_so() -> None:
-    assert planners.full_name("port") == "portfolio"
-    assert schedules.full_name("zb") == "zb"
-    with pytest.raises(InputError, match="There is no planner 'ada'"):
-        planners.full_name("ada")
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        ("pla llama-tiny", "'pla' may be plan or planners: write more of it."),
+        ("pln llama-tiny", "There is no command 'pln'; did you mean 'plan'?"),
+        ("simulate --micro 4", "'--micro' may be --micro-batches or --micro-batch-size: write more of it."),
+        ("simulate --microbatches=4", "There is no option '--microbatches'; did you mean '--micro-batches'"),
+        ("simulate --schedule zb-", "'zb-' may be zb-h1, zb-h2 or zb-v: write more of it."),
+        ("simulate --dtype fp", "'fp' may be fp16, fp8 or fp32: write more of it."),
+        ("plan llama-tiny --planner ada", "'ada' may be adapipe or adaoffload: write more of it."),
+        ("plan llama-tiny --planner MEGATRON-K", "Give the devices with --cluster"),
+        ("plan llama-tiny --for torchtitn", "There is no framework 'torchtitn'; did you mean 'torchtitan'"),
+        ("plan llama-tiny --swap x", "There is no swap 'x'; there are: host, peer, none."),
+        ("plan llama-tiny --optimizer ada", "'ada' may be adamw, adam or adamw-8bit: write more of it."),
+        ("plan llama-tin-y --cluster 8xH100", "There is no model or file 'llama-tin-y'; did you mean 'llama-tiny'"),
+        ("plan llama-tiny --cluster 8xH10", "'H10' may be H100-80GB, H100-PCIe-80GB or H100-NVL-94GB: write more"),
+        ("export plan.json --to t", "'t' may be torch or torchtitan: write more of it."),
+        ("import megatrn job", "There is no framework 'megatrn'; did you mean 'megatron'"),
+        ("reproduce o", "'o' may be obscura or optpipe: write more of it."),
+        ("show plan.json --theme blue", "There is no theme 'blue'; there are: light, dark."),
+    ],
+)
+def test_names_that_are_unknown_or_too_short_are_answered_with_those_like_them(call: str, sentence: str) -> None:
+    error = CliRunner().invoke(app, call.split()).exception
+
+    assert isinstance(error, InputError)
+    assert str(error).startswith(sentence)
 
 
 @pytest.mark.parametrize(("command", "names"), [("export", list(exports)), ("plan", list(MOMENTS))])
@@ -73,13 +98,34 @@ def test_help_names_the_choices(command: str, names: list[str]) -> None:
     assert [name for name in names if name not in words] == []
 
 
-def test_shells_complete_names() -> None:
-    assert model_names("llama2-13") == ["llama2-13b"]
-    assert device_names("16xL40") == ["16xL40S-48GB"]
-    assert optimizer_names("adamw") == ["adamw", "adamw-8bit"]
-    assert planner_names("meg") == ["megatron-even", "megatron-kwai"]
-    assert schedule_names("zb-h") == ["zb-h1", "zb-h2"]
-    assert export_names("to") == ["torch", "torchtitan"]
+@pytest.mark.parametrize(
+    ("names", "incomplete", "offered"),
+    [
+        (model_names, "llama2-13", ["llama2-13b"]),
+        (optimizer_names, "adamw", ["adamw", "adamw-8bit"]),
+        (planner_names, "meg", ["megatron-even", "megatron-kwai"]),
+        (schedule_names, "zb-h", ["zb-h1", "zb-h2"]),
+        (export_names, "to", ["torch", "torchtitan"]),
+    ],
+)
+def test_shells_offer_names(names: Names, incomplete: str, offered: list[str]) -> None:
+    assert completed(names)(incomplete) == offered
+
+
+def test_shells_offer_devices_behind_their_number() -> None:
+    assert offered_clusters("16xL40") == ["16xL40S-48GB"]
+
+
+def completions(line: str) -> list[str]:
+    """What bash is offered at the end of a line."""
+    words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - (not line.endswith(" ")))}
+    return CliRunner().invoke(app, env={"_ROOT_COMPLETE": "complete_bash", **words}, prog_name="root").output.split()
+
+
+def test_bash_completes_commands_options_and_values() -> None:
+    assert completions("debubble sim") == ["simulate"]
+    assert completions("debubble simulate --sche") == ["--schedule"]
+    assert completions("debubble simulate --schedule zb-h") == ["zb-h1", "zb-h2"]
 
 
 def test_planning_tells_how_many_planners_have_answered() -> None:

@@ -74,9 +74,9 @@ def test_plan_partitions_a_units_file(run: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("plan", "llama2-12b", "--cluster", "8xA100-80GB"), "is neither a file nor a known model"),
+        (("plan", "llama2-12b", "--cluster", "8xA100-80GB"), "There is no model or file 'llama2-12b'"),
         (("plan", "llama2-13b"), "Give the devices with --cluster"),
-        (("plan", "llama2-13b", "--cluster", "8xA100-81GB"), "did you mean 'A100-80GB'?"),
+        (("plan", "llama2-13b", "--cluster", "8xA100-81GB"), "did you mean 'A100-80GB' or"),
         (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--micro-batches", "0"), "at least one micro-batch"),
         (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--planner", "scoep"), "did you mean 'scope'?"),
         (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--effort", "nan"), "must be a number of seconds"),

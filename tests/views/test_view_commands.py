@@ -133,7 +133,7 @@ def test_export_writes_files_and_reports_what_is_lost(plan: Path, tmp_path: Path
 
 
 def test_an_unknown_target_names_the_others(plan: Path) -> None:
-    with pytest.raises(InputError, match="There is no export target 'megatrn'; did you mean 'megatron'"):
+    with pytest.raises(InputError, match="There is no framework 'megatrn'; did you mean 'megatron'"):
         run("export", plan, "--to", "megatrn")
 
 

@@ -35,12 +35,12 @@ class App(typer.Typer):
 app = App(
     name="debubble",
     cls=CommandGroup,
-    help="Plan, simulate and run pipeline-parallel LLM training under a memory limit.  A command can be called by any"
-    " beginning of its name that no other command has.",
+    help="Plan, simulate and run pipeline-parallel LLM training under a memory limit.  Commands, options and names may"
+    " be cut short where only one begins so.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"max_content_width": 120},
+    context_settings={"max_content_width": 120, "help_option_names": ["-h", "--help"]},
 )
 
 

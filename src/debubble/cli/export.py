@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from debubble.cli.app import app
-from debubble.cli.names import export_names
+from debubble.cli.names import export_names, name_option
 from debubble.cli.options import PlanFile
 from debubble.cli.output import Json, console, print_answer
 from debubble.cli.progress import told_after_a_while
@@ -20,9 +20,10 @@ def export(
     plan: PlanFile,
     to: Annotated[
         str,
-        typer.Option(
+        name_option(
+            export_names,
+            what="framework",
             help="torch, torchtitan, automodel, megatron, primus, deepspeed or mindformers; see docs/exports.md.",
-            autocompletion=export_names,
         ),
     ],
     output: Annotated[
@@ -35,7 +36,6 @@ def export(
     from debubble.files import write_whole
     from debubble.ir import Plan
 
-    to = exports.full_name(to)
     made = exports[to](Plan.load(plan))
     folder = output or plan.with_name(f"{plan.stem}-{to}")
     for name, content in made.files.items():

@@ -1,4 +1,4 @@
-"""Help in sections, and commands by the beginning of their name."""
+"""Help in sections, and commands and options by the beginning of their name."""
 
 from __future__ import annotations
 
@@ -6,12 +6,22 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from debubble.registry import full_name
+
 Sections = dict[str, list[tuple[str, str]]]
 """Title -> rows of a name and its explanation."""
 
 
 class SectionedCommand(TyperCommand):
-    """A command whose help lists its options under the titles that they were given (`rich_help_panel`)."""
+    """A command whose help lists its options under the titles that they were given (`rich_help_panel`).
+
+    An option is called by its name or by a beginning that no other has.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments, with the names of options written out."""
+        end = args.index("--") if "--" in args else len(args)
+        return super().parse_args(ctx, [*_whole_options(args[:end], self.get_params(ctx)), *args[end:]])
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write a list for each title; options without one come last."""
@@ -34,11 +44,20 @@ class SectionedCommand(TyperCommand):
 class CommandGroup(TyperGroup):
     """Commands under titles, each called by its name or by a beginning that no other has."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments, with the names of options in front of the command written out."""
+        end = next((at for at, argument in enumerate(args) if not argument.startswith("-")), len(args))
+        return super().parse_args(ctx, [*_whole_options(args[:end], self.get_params(ctx)), *args[end:]])
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of that name, or the only one that begins so."""
-        beginning = [name for name in self.commands if name.startswith(cmd_name)]
-        alone = cmd_name not in self.commands and len(beginning) == 1
-        return super().get_command(ctx, beginning[0] if alone else cmd_name)
+        """The command of that name, or the only one that begins so.
+
+        Raises:
+            InputError: If there is none, or there are several.
+        """
+        if cmd_name.startswith("-") or ctx.resilient_parsing:
+            return super().get_command(ctx, cmd_name)
+        return super().get_command(ctx, full_name(cmd_name, self.commands, what="command"))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write a list for each title, in the order of `TITLES`."""
@@ -51,6 +70,17 @@ class CommandGroup(TyperGroup):
 
 
 TITLES = ("Plan", "Look", "Run", "Take along", "Lists")
+
+
+def _whole_options(arguments: list[str], parameters: list[Any]) -> list[str]:
+    """The arguments with the whole names of long options; all others stay."""
+    options = [name for parameter in parameters for name in parameter.opts if name.startswith("--")]
+
+    def whole(argument: str) -> str:
+        name, equals, value = argument.partition("=")
+        return full_name(name, options, what="option") + equals + value if name.startswith("--") else argument
+
+    return list(map(whole, arguments))
 
 
 def _write(formatter: Any, sections: Sections) -> None:

@@ -11,6 +11,7 @@ import typer
 
 from debubble.cli import options as o
 from debubble.cli.app import app
+from debubble.cli.names import import_names, name_argument, name_option, planner_names
 from debubble.cli.output import Json, console, log, print_answer
 from debubble.cli.progress import SearchProgress, told_after_a_while
 from debubble.ir import InputError
@@ -20,7 +21,9 @@ from debubble.ir import InputError
 @o.with_option_groups
 @told_after_a_while("Reading the job and planning it again")
 def import_(
-    target: Annotated[str, typer.Argument(help="The framework, such as megatron; see docs/imports.md.")],
+    target: Annotated[
+        str, name_argument(import_names, what="framework", help="The framework, such as megatron; see docs/imports.md.")
+    ],
     file: Annotated[Path, typer.Argument(help="Its configuration.", metavar="FILE")],
     *,
     cluster: Annotated[
@@ -35,7 +38,9 @@ def import_(
     degrees: Annotated[
         bool, typer.Option("--degrees", help="Search the degrees of parallelism too, for the same global batch.")
     ] = False,
-    planner: Annotated[str, typer.Option(help="A planner's name; see `planners`.")] = "auto",
+    planner: Annotated[
+        str, name_option(planner_names, what="planner", help="A planner's name; see `planners`.")
+    ] = "auto",
     search: o.SearchLimits,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the faster plan here.")] = None,
     as_it_is: Annotated[

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, get_type_h
 
 import typer
 
-from debubble.cli.names import device_names, model_names, optimizer_names
+from debubble.cli.names import completed, dtype_names, model_names, name_option, offered_clusters, optimizer_names
 from debubble.ir import InputError, RunOptions
 
 if TYPE_CHECKING:
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 MicroBatches = Annotated[int, typer.Option(help="Micro-batches per step.")]
 SequenceLength = Annotated[int, typer.Option(help="Tokens per sequence.")]
 Lora = Annotated[int, typer.Option(help="Train LoRA adapters of that rank on every linear layer (0: the whole model).")]
-Dtype = Annotated[str, typer.Option(help="bf16, fp16, fp8 (linear layers; the rest bf16) or fp32.")]
+Dtype = Annotated[
+    str, name_option(dtype_names, what="dtype", help="bf16, fp16, fp8 (linear layers; the rest bf16) or fp32.")
+]
 QUESTION, GIVEN, OUTPUT = "What is asked", "Costs instead of a MODEL", "Output"
 """Titles of sections of the help."""
 
@@ -37,7 +39,9 @@ UnitsFile = Annotated[Path | None, typer.Option("--units", help="Model units, as
 ModelName = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help="A built-in name, a config.json, or a folder with one.", autocompletion=model_names
+        metavar="MODEL",
+        help="A built-in name, a config.json, or a folder with one.",
+        autocompletion=completed(model_names),
     ),
 ]
 PlanFile = Annotated[Path, typer.Argument(help="A plan file.", metavar="PLAN")]
@@ -72,7 +76,7 @@ class ModelRun(OptionGroup):
         typer.Option(
             "--cluster",
             help="Devices, as NxNAME (8xA100-80GB) or a YAML file; see `hardware`.",
-            autocompletion=device_names,
+            autocompletion=offered_clusters,
         ),
     ] = None
     pipeline: Annotated[int | None, typer.Option(help="Pipeline devices.")] = None
@@ -87,9 +91,10 @@ class ModelRun(OptionGroup):
     sequence_length: SequenceLength = 4096
     optimizer: Annotated[
         str,
-        typer.Option(
+        name_option(
+            optimizer_names,
+            what="optimizer",
             help="Whose states count as memory: adamw, adam, adamw-8bit, lion, muon, momentum or sgd.",
-            autocompletion=optimizer_names,
         ),
     ] = "adamw"
     zero: Annotated[

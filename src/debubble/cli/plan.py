@@ -10,7 +10,7 @@ import typer
 
 from debubble.cli import options as o
 from debubble.cli.app import app
-from debubble.cli.names import model_names
+from debubble.cli.names import completed, model_names
 from debubble.cli.origin import this_call
 from debubble.cli.output import console, log, print_answer
 from debubble.cli.plan_options import Given, Output, Question, check_call
@@ -32,7 +32,9 @@ def plan(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="MODEL", help="A built-in name, a config.json, or a folder with one.", autocompletion=model_names
+            metavar="MODEL",
+            help="A built-in name, a config.json, or a folder with one.",
+            autocompletion=completed(model_names),
         ),
     ] = None,
     *,
@@ -48,7 +50,6 @@ def plan(
     """
     from debubble.planners import planners
 
-    asked = replace(asked, planner=planners.full_name(asked.planner))
     check_call(model, run=run, asked=asked, given=given, output=output)
     request = _request(model, run=run, asked=asked, given=given, search=search)
     searches = planners[asked.planner].searches

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from debubble.cli import options as o
-from debubble.cli.names import framework_names, planner_names
+from debubble.cli.names import framework_names, name_option, planner_names
 from debubble.cli.output import Json
 from debubble.ir import InputError
 
@@ -30,21 +30,29 @@ class Question(o.OptionGroup):
     chunks: o.Chunks = None
     target: Annotated[
         str | None,
-        typer.Option(
+        name_option(
+            framework_names,
             "--for",
+            what="framework",
             help="Search only what this framework can run: megatron, torchtitan, deepspeed, ... (docs/exports.md).",
-            autocompletion=framework_names,
         ),
     ] = None
     planner: Annotated[
         str,
-        typer.Option(
+        name_option(
+            planner_names,
+            what="planner",
             help="auto asks all of them; joint, portfolio, adapipe, ... (see `planners`) answer alone.",
-            autocompletion=planner_names,
         ),
     ] = "auto"
     swap: Annotated[
-        str, typer.Option(metavar="host/peer/none", help="Where activations may go (peer: --planner obscura or bpipe).")
+        str,
+        name_option(
+            lambda: ("host", "peer", "none"),
+            what="swap",
+            metavar="host/peer/none",
+            help="Where activations may go (peer: --planner obscura or bpipe).",
+        ),
     ] = "host"
     lengths: Annotated[
         Path | None,

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from debubble.cli import options as o
 from debubble.cli.app import app
+from debubble.cli.names import name_option
 from debubble.cli.output import Json, console, log, print_answer
 from debubble.cli.progress import told_after_a_while
 from debubble.cli.torch_extra import require_torch
@@ -29,7 +30,7 @@ def profile(
     sequence_length: o.SequenceLength = 512,
     dtype: o.Dtype = "fp32",
     lora: o.Lora = 0,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Annotated[str, name_option(lambda: ("cpu", "cuda"), what="kind of device", help="cpu or cuda.")] = "cpu",
     processes: Annotated[
         int | None,
         typer.Option(help="Processes that measure at the same time, as ranks will (default: one per GPU, or 2)."),

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table as RichTable
 
 from debubble.cli.app import app
-from debubble.cli.names import report_names
+from debubble.cli.names import name_argument, report_names
 from debubble.cli.output import Json, console, log, print_answer
 
 if TYPE_CHECKING:
@@ -27,9 +27,7 @@ PAGE = Path("papers.html")
 def reproduce(
     paper: Annotated[
         str,
-        typer.Argument(
-            help="obscura, optpipe, scope or chronospipe; or all of them: all.", autocompletion=report_names
-        ),
+        name_argument(report_names, what="paper", help="obscura, optpipe, scope or chronospipe; or all of them: all."),
     ],
     html: Annotated[
         Path | None,
@@ -47,7 +45,7 @@ def reproduce(
     """Compute the papers' figures, tables and claims, and print theirs beside ours."""
     from debubble.reproduce import papers
 
-    chosen = list(papers) if paper == "all" else [papers.full_name(paper)]
+    chosen = list(papers) if paper == "all" else [paper]
     page = html or (PAGE if paper == "all" else None)
     results: list[Report] = []
     for report in _computed(chosen, draw=page is not None or pictures is not None):

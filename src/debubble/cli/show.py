@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from debubble.cli.app import app
+from debubble.cli.names import name_option, size_names, theme_names
 from debubble.cli.output import Json, console, log, print_answer
 from debubble.cli.progress import told_after_a_while
 from debubble.ir import InputError
@@ -26,9 +27,17 @@ def show(
     png: Annotated[Path | None, typer.Option(help="Write a picture.")] = None,
     svg: Annotated[Path | None, typer.Option(help="Write a vector picture.")] = None,
     pdf: Annotated[Path | None, typer.Option(help="Write a vector picture for papers.")] = None,
-    theme: Annotated[str, typer.Option(help="Colours of the pictures: light or dark.")] = "light",
+    theme: Annotated[
+        str,
+        name_option(theme_names, what="theme", help="Colours of the pictures: light or dark."),
+    ] = "light",
     size: Annotated[
-        str, typer.Option(help="Width and fonts of the pictures: slide, page (both columns of a paper) or column.")
+        str,
+        name_option(
+            size_names,
+            what="size",
+            help="Width and fonts of the pictures: slide, page (both columns of a paper) or column.",
+        ),
     ] = "slide",
     perfetto: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev.")] = None,
     view: Annotated[

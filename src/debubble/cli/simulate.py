@@ -10,7 +10,7 @@ import typer
 
 from debubble.cli import options as o
 from debubble.cli.app import app
-from debubble.cli.names import schedule_names
+from debubble.cli.names import name_option, schedule_names
 from debubble.cli.output import Json, console, print_answer
 from debubble.cli.progress import told_after_a_while
 from debubble.ir import InputError, Plan, Schedule, StageCosts
@@ -29,10 +29,10 @@ def simulate(
     *,
     schedule: Annotated[
         str | None,
-        typer.Option(
-            "--schedule",
+        name_option(
+            schedule_names,
+            what="schedule",
             help="1f1b, interleaved, zb-h1, zb-v, dualpipe-v, ... (all: `schedules`).",
-            autocompletion=schedule_names,
         ),
     ] = None,
     csv: Annotated[Path | None, typer.Option("--csv", help="An order of operations as torch writes it.")] = None,
@@ -60,11 +60,8 @@ def simulate(
     """
     from debubble import simulate as simulated
     from debubble.planners.analysis.remarks import timeline_remarks
-    from debubble.schedules import schedules
     from debubble.views.scene import Scene
 
-    if schedule is not None:
-        schedule = schedules.full_name(schedule)
     if schedule is None and csv is None:
         if source is None:
             raise InputError("Give a plan file, or a schedule with --schedule NAME (see `debubble schedules`).")

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
+from debubble.cli.names import learning_rate_names, name_option
 from debubble.cli.options import OptionGroup
 from debubble.errors import InputError
 
@@ -78,7 +79,11 @@ class Recipe(OptionGroup):
     warmup: Annotated[int | None, typer.Option(help="Steps until the peak (default: 10).")] = None
     lr_schedule: Annotated[
         str | None,
-        typer.Option(help="After the warm-up, to a tenth of the peak: cosine (default), linear, wsd; or constant."),
+        name_option(
+            learning_rate_names,
+            what="schedule of the learning rate",
+            help="After the warm-up, to a tenth of the peak: cosine (default), linear, wsd; or constant.",
+        ),
     ] = None
     optimizer: Annotated[
         str | None,

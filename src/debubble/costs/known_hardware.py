@@ -12,9 +12,8 @@ import re
 from dataclasses import dataclass
 from itertools import pairwise
 
-from debubble.ir import InputError
 from debubble.ir.stage_costs import HostLink
-from debubble.registry import Registry
+from debubble.registry import Registry, full_name
 
 Table = tuple[tuple[float, float], ...]
 """(size, share of the peak), sizes ascending; interpolated in the logarithm of the size."""
@@ -126,7 +125,7 @@ class Hardware:
     """The maker's page with these figures; empty: it publishes none."""
 
 
-hardware: Registry[Hardware] = Registry("debubble.costs", what="hardware")
+hardware: Registry[Hardware] = Registry("debubble.costs", what="device")
 
 PCIE3, PCIE4, PCIE5 = 15.75e9, 31.5e9, 63e9
 """Bytes per second and direction of 16 lanes."""
@@ -139,13 +138,8 @@ def find_hardware(name: str) -> Hardware:
 
     Raises InputError if there is none or more than one.
     """
-    if name in hardware:
-        return hardware[name]
     sized = [known for known in hardware if re.fullmatch(rf"{re.escape(name)}-\d+GB", known, re.IGNORECASE)]
-    found = sized or [known for known in hardware if known.lower().startswith(name.lower())]
-    if len(found) > 1:
-        raise InputError(f"'{name}' may be {', '.join(found[:-1])} or {found[-1]}: give one of these names.")
-    return hardware[found[0] if found else name]
+    return hardware[full_name(name, sized or hardware, what="device")]
 
 
 def _add(name: str, **entries: object) -> None:

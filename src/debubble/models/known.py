@@ -7,13 +7,11 @@ GPT-3 from Brown et al. 2020, Table 2.1, in Megatron-LM's shape (hidden size 512
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Any
 
-from debubble.ir import InputError
 from debubble.models.config import ModelConfig
-from debubble.registry import Registry
+from debubble.registry import Registry, full_name
 
 models: Registry[ModelConfig] = Registry("debubble.models", what="model")
 
@@ -24,16 +22,9 @@ def named_model(text: str) -> ModelConfig:
     Raises:
         InputError: If it is none of them.
     """
-    if text in models:
-        return models[text]
-    if Path(text).exists() or Path(text).suffix == ".json":
+    if text not in models and (Path(text).exists() or Path(text).suffix == ".json"):
         return ModelConfig.from_hf(text)
-    beginning = [name for name in models if name.startswith(text)]
-    if len(beginning) == 1:
-        return models[beginning[0]]
-    close = beginning or difflib.get_close_matches(text.lower(), models, n=3)
-    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are: {', '.join(models)}."
-    raise InputError(f"'{text}' is neither a file nor a known model; {hint}")
+    return models[full_name(text, models, what="model or file")]
 
 
 def _llama(

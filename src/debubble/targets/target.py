@@ -105,7 +105,7 @@ class Target:
         return levers.expresses(stages, sparse_layers(model)) and levers.orders.refusal(schedule) is None
 
 
-targets: Registry[Target] = Registry("debubble.targets", what="target")
+targets: Registry[Target] = Registry("debubble.targets", what="framework")
 
 
 def sparse_layers(model: Model) -> frozenset[int]:
