@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from debubble.search.annealing.arrays import arrays_of, encode
-from debubble.search.annealing.evaluate import INFINITY, choose_rows, evaluate
+from debubble.search.annealing.evaluate import INFINITY, evaluate
 from debubble.search.annealing.incremental import SAME, START, common_mark, keep, put_back
-from debubble.search.annealing.moves import measure, move
+from debubble.search.annealing.moves import measure, move, recompute_otherwise
 from debubble.search.annealing.search import search
 from debubble.search.annealing.walker import Walker
 from debubble.search.problem import OrderProblem
@@ -51,11 +51,12 @@ def test_an_evaluation_from_a_mark_equals_one_from_the_start(problem: OrderProbl
     begins, meetings = set(), set()
     for turn in range(MOVES):
         tried, tried_lengths = orders.copy(), lengths.copy()
-        again = move(a, n, tried, tried_lengths, path, 0, problem.offload, problem.recompute, random)
+        pair, run = move(a, n, tried, tried_lengths, path, 0, problem.offload, problem.recompute, random)
         at = common_mark(a, n, orders, lengths, tried, tried_lengths)
         if at == SAME:
             continue
-        at = START if again else at
+        if run:
+            at = recompute_otherwise(a, x, n, tried, tried_lengths, pair, run, at)
         threshold = INFINITY if turn % 2 else value
         found, at = measure(a, x, n, orders, lengths, tried, tried_lengths, at, threshold, INFINITY)
         begins.add(at)
@@ -64,7 +65,8 @@ def test_an_evaluation_from_a_mark_equals_one_from_the_start(problem: OrderProbl
         assert found == evaluate(a, fresh.floats, fresh.ints, tried, tried_lengths, threshold)
         if found == INFINITY or turn % 3 == 0:
             put_back(a, x, n)
-            choose_rows(a, n, orders, lengths)
+            if run:
+                recompute_otherwise(a, x, n, orders, lengths, pair, run, START)
             continue
         assert (walker.arrays.table("end", operations) == fresh.table("end", operations)).all()
         keep(a, x, n, at)

@@ -202,6 +202,8 @@ def arrays_of(problem: OrderProblem, *, block: PeriodicBlock | None = None) -> K
         "mark_floats": np.zeros(2 * MARKS * device_floats),
         "last_floats": np.zeros(device_floats),
         "kept_times": np.zeros(times),
+        "work": np.zeros(problem.devices),
+        "soonest": np.zeros(problem.devices if costs.link_groups else 0),
     }
     ints: dict[str, Ints] = {
         "device_of": np.array(problem.placement.device_of),
@@ -276,7 +278,7 @@ def _costs(problem: OrderProblem) -> tuple[dict[str, Floats], int]:
 def _state(problem: OrderProblem) -> tuple[dict[str, Floats], dict[str, Ints]]:
     """The state of all devices: what a mark keeps."""
     devices = problem.devices
-    names = ("reserved", "last_freed", "rest", "first", "begun", "free", "accounted")
+    names = ("reserved", "last_freed", "spent", "first", "begun", "free", "accounted")
     links = devices * devices if problem.costs.communication_model == "exclusive" else 0
     lanes = 3 * devices if problem.costs.link_groups else 0
     floats = {

@@ -121,7 +121,7 @@ def forget(a: KernelLayout, x: Floats, n: Ints, d: int) -> int:
     return count
 
 
-@jit
+@inlined
 def look(a: KernelLayout, x: Floats, n: Ints, d: int, lane: int) -> None:
     """Note when a lane's next operation is ready, once everything that it waits for has an end."""
     at = 3 * d + lane
@@ -164,7 +164,7 @@ def look(a: KernelLayout, x: Floats, n: Ints, d: int, lane: int) -> None:
     x[a.ready + at], n[a.ready_why + at] = begin, why
 
 
-@jit
+@inlined
 def transfer(a: KernelLayout, x: Floats, n: Ints, d: int, lane: int, op: int) -> None:
     """Give a transfer that is ready its turn on the link."""
     at = 3 * d + lane
@@ -178,7 +178,7 @@ def transfer(a: KernelLayout, x: Floats, n: Ints, d: int, lane: int, op: int) ->
     n[a.cause + op] = why
 
 
-@jit
+@inlined
 def compute(a: KernelLayout, x: Floats, n: Ints, d: int, op: int, threshold: float) -> bool:
     """Start a compute operation that is ready; False if the whole comes out above the threshold."""
     row = n[a.facts + 4 * op + ROW]
@@ -187,8 +187,8 @@ def compute(a: KernelLayout, x: Floats, n: Ints, d: int, op: int, threshold: flo
         x[a.first + d] = begin
     time = x[a.time + row]
     free = begin + time
-    x[a.rest + d] -= time
-    rest = x[a.rest + d]
+    x[a.spent + d] += time
+    rest = x[a.work + d] - x[a.spent + d]
     least = free + rest - x[a.first + d] if a.span else free + max(rest, x[a.tail + row])
     if least > threshold:
         return False
@@ -294,9 +294,17 @@ def look_at_all(a: KernelLayout, x: Floats, n: Ints) -> float:
         for lane in range(3):
             x[a.ready + 3 * d + lane] = INFINITY
             look(a, x, n, d, lane)
-            if n[a.stale + d]:
-                first = min(first, x[a.ready + 3 * d + lane])
+        note_soonest(a, x, d)
+        if n[a.stale + d]:
+            first = min(first, x[a.soonest + d])
     return first
+
+
+@inlined
+def note_soonest(a: KernelLayout, x: Floats, d: int) -> None:
+    """Note when the first lane of a device is ready."""
+    at = a.ready + 3 * d
+    x[a.soonest + d] = min(x[at], x[at + 1], x[at + 2])
 
 
 @jit
@@ -311,14 +319,15 @@ def walk_by_arrival(
             marked = mark(a, x, n, remaining)
             if marked and delay(a, x, n) * remaining > latest * whole:
                 return INFINITY
-        at, first = 0, INFINITY
-        for k in range(3 * a.devices):
-            if x[a.ready + k] < first:
-                at, first = k, x[a.ready + k]
+        d, first = 0, INFINITY
+        for other in range(a.devices):
+            if x[a.soonest + other] < first:
+                d, first = other, x[a.soonest + other]
         if first == INFINITY:
             return INFINITY
         x[a.clock] = first
-        d, lane = at // 3, at % 3
+        lane = COMPUTE if x[a.ready + 3 * d] == first else DOWN if x[a.ready + 3 * d + DOWN] == first else UP
+        at = 3 * d + lane
         op = n[a.next + at]
         if lane == COMPUTE:
             if not compute(a, x, n, d, op, threshold):
@@ -330,10 +339,12 @@ def walk_by_arrival(
         x[a.ready + at] = INFINITY
         for other in range(3):
             look(a, x, n, d, other)
+        note_soonest(a, x, d)
         kind = op // size
         if kind in (F, I, B):
             there = n[a.device_of + neighbour(a, op)]
             if there != d:
                 look(a, x, n, there, COMPUTE)
+                note_soonest(a, x, there)
         remaining -= 1
     return longest(a, x, n)

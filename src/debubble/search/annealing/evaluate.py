@@ -46,28 +46,36 @@ def reset(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints) -> N
     n[a.compute : a.compute + a.devices] = -1
     n[a.transfer : a.transfer + 2 * a.devices] = -1
     n[a.marked + 1] = 0
-    choose_rows(a, n, orders, lengths)
-    for d in range(a.devices):
-        work = 0.0
-        for index in range(lengths[d]):
-            op = orders[d, index]
-            if op < O * size:
-                work += x[a.time + n[a.facts + 4 * op + ROW]]
-        x[a.rest + d] = work
-
-
-@jit
-def choose_rows(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints) -> None:
-    """Let every operation take and free what it does with or without the R's that are in the lists."""
-    size = a.stages * a.micro_batches
     for op in range(7 * size):
         n[a.facts + 4 * op + ROW] = op // a.grain
     for d in range(a.devices):
         for index in range(lengths[d]):
             op = orders[d, index]
             if R * size <= op < O * size:
-                for other in range(op - R * size, 7 * size, size):
-                    n[a.facts + 4 * other + ROW] = (other + 7 * size) // a.grain
+                switch_rows(a, n, op - R * size)
+    for d in range(a.devices):
+        count_work(a, x, n, orders, lengths, d)
+
+
+@jit
+def switch_rows(a: KernelLayout, n: Ints, pair: int) -> None:
+    """Let a pair's operations take and free what they do with an R in the list, or without if they did with one."""
+    size = a.stages * a.micro_batches
+    for op in range(pair, 7 * size, size):
+        without = op // a.grain
+        row = a.facts + 4 * op + ROW
+        n[row] = without + 7 * size // a.grain if n[row] == without else without
+
+
+@jit
+def count_work(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, d: int) -> None:
+    """Note the compute time of a device's list."""
+    work = 0.0
+    for index in range(lengths[d]):
+        op = orders[d, index]
+        if op < O * a.stages * a.micro_batches:
+            work += x[a.time + n[a.facts + 4 * op + ROW]]
+    x[a.work + d] = work
 
 
 @inlined
@@ -127,11 +135,11 @@ def sent(a: KernelLayout, x: Floats, n: Ints, d: int, op: int, free: float, mess
 def walk_list(a: KernelLayout, x: Floats, n: Ints, orders: Ints, length: int, d: int, threshold: float) -> int:
     """Walk a device's list as far as its data have arrived: the number of operations, or -1 if it cannot be better."""
     size = a.stages * a.micro_batches
-    limit = x[a.limit + d]
+    limit, work = x[a.limit + d], x[a.work + d]
     begun: int = n[a.cursor + d]
     index, last = begun, n[a.compute + d]
     start, free = x[a.begun + d], x[a.free + d]
-    reserved, last_freed, rest = x[a.reserved + d], x[a.last_freed + d], x[a.rest + d]
+    reserved, last_freed, spent = x[a.reserved + d], x[a.last_freed + d], x[a.spent + d]
     while index < length:
         op = orders[d, index]
         facts = a.facts + 4 * op
@@ -162,7 +170,8 @@ def walk_list(a: KernelLayout, x: Floats, n: Ints, orders: Ints, length: int, d:
         time = x[a.time + row]
         start, free, last_freed = begin, begin + time, x[a.freed + row]
         reserved += allocated - last_freed
-        rest -= time
+        spent += time
+        rest = work - spent
         least = free + rest - x[a.first + d] if a.span else free + max(rest, x[a.tail + row])
         if least > threshold:
             return -1
@@ -174,7 +183,7 @@ def walk_list(a: KernelLayout, x: Floats, n: Ints, orders: Ints, length: int, d:
         index += 1
     n[a.cursor + d], n[a.compute + d] = index, last
     x[a.begun + d], x[a.free + d] = start, free
-    x[a.reserved + d], x[a.last_freed + d], x[a.rest + d] = reserved, last_freed, rest
+    x[a.reserved + d], x[a.last_freed + d], x[a.spent + d] = reserved, last_freed, spent
     return index - begun
 
 

@@ -98,8 +98,8 @@ class KernelLayout(NamedTuple):
     """[d]: bytes, as static admission counts them."""
     last_freed: int
     """[d]: what the last compute operation frees at its end."""
-    rest: int
-    """[d]: compute time still to come."""
+    spent: int
+    """[d]: compute time so far."""
     first: int
     """[d]: start of the first compute operation."""
     begun: int
@@ -114,6 +114,10 @@ class KernelLayout(NamedTuple):
     """[d, lane], with link groups: when the lane's next operation can start but for the link; infinite if not known."""
     clock: int
     """Time when the last operation was ready that has taken its turn, with link groups."""
+    work: int
+    """[d]: compute time of the whole list."""
+    soonest: int
+    """[d], with link groups: when the first of its lanes is ready."""
     # In the block of whole numbers.
     device_of: int
     """[stage]"""

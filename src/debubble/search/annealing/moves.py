@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from debubble.search.annealing.arrivals import go_on_by_arrival
-from debubble.search.annealing.evaluate import INFINITY, choose_rows, evaluate, walk
-from debubble.search.annealing.incremental import SAME, START, common_mark, keep, put_back, resume
+from debubble.search.annealing.evaluate import INFINITY, count_work, evaluate, switch_rows, walk
+from debubble.search.annealing.incremental import NEVER, SAME, START, common_mark, keep, put_back, resume
 from debubble.search.annealing.layout import B, F, Floats, I, Ints, KernelLayout, L, O, R, jit
 from debubble.search.annealing.objective import last_of
 
@@ -207,10 +207,10 @@ def move(
     offload: bool,
     recompute: bool,
     random: Ints,
-) -> bool:
+) -> tuple[int, int]:
     """Change the lists in place: half of the time at an operation on the critical path.
 
-    Returns True if what is recomputed has changed.
+    Returns the first pair that recomputes where it did not, or the other way round, and how many in a row do.
     """
     m, size = a.micro_batches, a.stages * a.micro_batches
     if path_length > 0 and draw(random, 2) == 0:
@@ -225,7 +225,7 @@ def move(
         later, d = draw(random, 2) == 0, n[a.device_of + stage]
         for _ in range(1 + draw(random, 3)):
             rotate(a, n, orders, lengths, d, later)
-        return False
+        return 0, 0
     if offload and dice < TOGGLE_OFFLOAD:
         run, stride = 1, 1
         if draw(random, 3) == 0:
@@ -233,20 +233,19 @@ def move(
         for k in range(run):
             if j + k * stride < m:
                 toggle_offload(a, n, orders, lengths, pair + k * stride, random)
-        return False
+        return 0, 0
     if offload and dice < SWAP_OFFLOAD:
         # To the neighbouring micro-batch.
         other = pair + 1 if j + 1 < m and (j == 0 or draw(random, 2) == 0) else pair - 1
         if m > 1:
             toggle_offload(a, n, orders, lengths, pair, random)
             toggle_offload(a, n, orders, lengths, other, random)
-        return False
+        return 0, 0
     if recompute and dice < TOGGLE_RECOMPUTE:
-        run = 1 if draw(random, 3) > 0 else 1 + draw(random, 8)
+        run = min(1 if draw(random, 3) > 0 else 1 + draw(random, 8), m - j)
         for k in range(run):
-            if j + k < m:
-                toggle_recompute(a, n, orders, lengths, pair + k, random)
-        return True
+            toggle_recompute(a, n, orders, lengths, pair + k, random)
+        return pair, run
     by = 1 + draw(random, 4 if draw(random, 3) > 0 else 4 * orders.shape[0])
     if draw(random, 2) == 0:
         by = -by
@@ -264,7 +263,26 @@ def move(
         for k in range(run):
             if stage + k < a.stages:
                 shift(a, n, orders, lengths, op + k * m, by)
-    return False
+    return 0, 0
+
+
+@jit
+def recompute_otherwise(
+    a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, pair: int, run: int, at: int
+) -> int:  # fmt: skip
+    """Let a run of pairs, which the lists now recompute or do not, cost accordingly.
+
+    Returns the last mark up to `at` that their first forward comes behind: what it keeps has changed too.
+    """
+    d = n[a.device_of + pair // a.micro_batches]
+    for other in range(pair, pair + run):
+        switch_rows(a, n, other)
+    count_work(a, x, n, orders, lengths, d)
+    n[a.shared] = NEVER
+    forward = find(orders, lengths, d, F * a.stages * a.micro_batches + pair)
+    while at >= 0 and n[a.mark_ints + at * a.device_ints + d] > forward:
+        at -= 1
+    return at
 
 
 @jit
@@ -334,14 +352,13 @@ def anneal(
     count = critical_path(a, x, n, path)
     tried, tried_lengths = orders.copy(), lengths.copy()
     for step in range(steps):
-        again = move(a, n, tried, tried_lengths, path, count, offload, recompute, random)
+        pair, run = move(a, n, tried, tried_lengths, path, count, offload, recompute, random)
         at = common_mark(a, n, orders, lengths, tried, tried_lengths)
         if at == SAME:
             n[a.kept_begin : a.kept_begin + a.devices] = n[a.begin : a.begin + a.devices]
             continue
-        if again:
-            # Operations cost what they did not.
-            at = START
+        if run > 0:
+            at = recompute_otherwise(a, x, n, tried, tried_lengths, pair, run, at)
         allowed = cost - temperature * np.log((1 + draw(random, 1000000)) / 1000000.0)
         tried_value, at = measure(
             a, x, n, orders, lengths, tried, tried_lengths, at, allowed, (allowed - cost) / weight
@@ -349,8 +366,8 @@ def anneal(
         price = tried_value + weight * mean_backward(a, x) if tried_value < INFINITY else INFINITY
         if price > allowed:
             put_back(a, x, n)
-            if again:
-                choose_rows(a, n, orders, lengths)
+            if run > 0:
+                recompute_otherwise(a, x, n, orders, lengths, pair, run, START)
             n[a.begin : a.begin + a.devices] = n[a.kept_begin : a.kept_begin + a.devices]
             tried[:] = orders
             tried_lengths[:] = lengths
