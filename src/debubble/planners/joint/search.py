@@ -35,8 +35,9 @@ WARM, COLD = 0.01, 0.0005
 """Temperatures at which a walk begins and ends, parts of the step's time."""
 SIMULATED = 6
 """Plans that are simulated."""
-ORDERED = 2
-"""Plans whose order is searched with the effort that is left; more where the effort suffices for slow searches."""
+ORDERED, BRIEFLY = 4, 0.3
+"""Plans whose order is searched, more where the effort suffices for slow searches, with what part of the effort that is
+left; the best of them is searched on with the rest."""
 REFINING = 0.05
 """The part of the effort in which single units of each of these plans recompute less."""
 SLOWLY, HOT = 2000, (0.5,)
@@ -78,9 +79,10 @@ def search(problem: Problem, units: Units) -> Solution:
     simulated = simulated[: max(ORDERED, _affordable(simulated, effort))]
     refining = [partial(refine, units, partial(_step_time, problem), *entry) for entry in simulated]
     refined = _side_by_side(refining, effort, REFINING * problem.effort)
-    improved = _improved_orders(problem, refined, effort)
-    _, best = min([*refined, *improved], key=lambda entry: entry[0])
-    return replace(best, cut_off=effort.cut_off)
+    improved = _improved_orders(problem, refined, effort, BRIEFLY * effort.left)
+    best = min([*refined, *improved], key=lambda entry: entry[0])
+    _, solution = _improve_order(problem, *best, effort, workers=CORES) or best
+    return replace(solution, cut_off=effort.cut_off)
 
 
 T = TypeVar("T")
@@ -160,8 +162,8 @@ def go_on(problem: Problem, answers: Sequence[Solution]) -> Solution | None:
         # A target has orders of its own.
         return None
     effort = Effort.starting(GOING_ON * problem.effort, problem.deadline)
-    simulated = [(_step_time(problem, solution), solution) for solution in answers[:ORDERED]]
-    improved = _improved_orders(problem, simulated, effort)
+    simulated = [(_step_time(problem, solution), solution) for solution in answers[:CORES]]
+    improved = _improved_orders(problem, simulated, effort, effort.left)
     value, best = min(improved, key=lambda entry: entry[0], default=(None, None))
     if value is None or best is None or value >= _step_time(problem, answers[0]):
         return None
@@ -169,15 +171,15 @@ def go_on(problem: Problem, answers: Sequence[Solution]) -> Solution | None:
 
 
 def _improved_orders(
-    problem: Problem, simulated: Sequence[tuple[Number, Solution]], effort: Effort
+    problem: Problem, simulated: Sequence[tuple[Number, Solution]], effort: Effort, seconds: float
 ) -> list[tuple[Number, Solution]]:
-    """Search better orders of some solutions beside the times of their steps with the effort that is left."""
+    """Search better orders of some solutions beside the times of their steps, with a part of the effort."""
     searches = [partial(_improve_order, problem, value, solution) for value, solution in simulated]
-    return [better for better in _side_by_side(searches, effort, effort.left) if better is not None]
+    return [better for better in _side_by_side(searches, effort, seconds) if better is not None]
 
 
 def _improve_order(
-    problem: Problem, value: Number, solution: Solution, effort: Effort
+    problem: Problem, value: Number, solution: Solution, effort: Effort, *, workers: int = 1
 ) -> tuple[Number, Solution] | None:
     """Search better orders of a solution, whose step takes `value`; None if none is faster."""
     hosted = solution.schedule.host_steps
@@ -196,7 +198,8 @@ def _improve_order(
                 searched = orders
         if best is None:
             return None
-        for better in improve(searched, best, effort=effort, seed=problem.seed, hot=_temperatures(searched, effort)):
+        hot = _temperatures(searched, effort)
+        for better in improve(searched, best, effort=effort, seed=problem.seed, workers=workers, hot=hot):
             best = better
         found = replace(solution, schedule=step_on_host(best.schedule, hosted))
         time = _step_time(problem, found)
