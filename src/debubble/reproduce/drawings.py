@@ -18,6 +18,8 @@ PAPER = "#1f2733"
 LIMIT = "#c0392b"
 FEW = 12
 """Groups of bars up to which their names stand upright."""
+ROOM = 140
+"""Characters that fit beside each other into a legend."""
 
 Values = Sequence[float | None]
 
@@ -96,9 +98,10 @@ def svg(drawing: Drawing) -> bytes:
         axes.set_ylabel(drawing.unit)
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
         axes.spines[["top", "right"]].set_visible(False)
-        handles, _ = axes.get_legend_handles_labels()
-        if len(handles) > 1:
-            figure.legend(loc="outside lower center", ncols=min(len(handles), 4), fontsize=8, frameon=False)
+        _, labels = axes.get_legend_handles_labels()
+        if len(labels) > 1:
+            columns = min(len(labels), 4, max(1, ROOM // (max(map(len, labels)) + 8)))
+            figure.legend(loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
     return encoded(figure, "svg")
 
 
@@ -129,7 +132,7 @@ def _draw_bars(axes: Axes, drawing: Bars) -> None:
     if count > FEW:
         axes.set_xticks(range(count), list(drawing.groups), fontsize=7, rotation=90)
         return
-    labels = [textwrap.fill(group, max(8, 110 // count)) for group in drawing.groups]
+    labels = [textwrap.fill(group, max(8, 110 // count), break_long_words=False) for group in drawing.groups]
     axes.set_xticks(range(count), labels, fontsize=8)
 
 
