@@ -1,5 +1,6 @@
 """The combined ChronosPipe planner: what it takes for a limit, and that it stays within it."""
 
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -48,10 +49,15 @@ def kinds(result: Any) -> Any:
     return {op.kind for op in result.solution.schedule.operations}
 
 
-def test_without_a_limit_nothing_is_saved() -> None:
+def test_without_a_limit_nothing_is_saved_and_backwards_are_split() -> None:
     result = plan(layers(16))
+    assert kinds(result) == {Kind.F, Kind.I, Kind.W}
+    assert result.makespan == 162  # 3 x 4 x (12 + 3) with whole backwards
+
+
+def test_backwards_stay_whole_where_splitting_them_saves_nothing() -> None:
+    result = plan(layers(4), devices=1, chunks=1)
     assert kinds(result) == {Kind.F, Kind.B}
-    assert result.makespan == 3 * 4 * (12 + 3)
 
 
 @pytest.mark.parametrize(("limit", "recomputed"), [(7, 0), (6, Fraction(1, 4)), (5, Fraction(1, 2)), (3, 1)])
@@ -71,8 +77,8 @@ def test_a_limit_below_a_block_is_refused_with_the_reason() -> None:
 def test_optimizer_states_of_deep_chunks_go_to_the_host_before_anything_recomputes() -> None:
     # Four layers: 72 bytes of states and 7/8 of 4 micro-batches' activations; the link is too slow for activations.
     result = plan(layers(16, limit=72 + 112 - 24, host_step=1, bandwidth=1), chunks=2)
-    assert result.makespan == 3 * 4 * (12 + 3)
-    assert kinds(result) == {Kind.F, Kind.B, Kind.D, Kind.S, Kind.P}
+    assert result.makespan == 164
+    assert kinds(result) == {Kind.F, Kind.I, Kind.W, Kind.D, Kind.S, Kind.P}
     assert result.solution.costs.static == (72 - 24,) * 4
     assert result.solution.costs.host_step == (0, 0, 0, 0, 2, 2, 2, 2)
 
@@ -94,7 +100,13 @@ def test_activations_go_to_the_host_when_the_link_is_fast() -> None:
     result = plan(layers(16, limit=72 + 72, bandwidth=16), chunks=2)
     assert Kind.O in kinds(result)
     assert Kind.R not in kinds(result)
-    assert result.makespan == 3 * 4 * (12 + 3)
+    assert result.makespan == 162
+
+
+def test_where_hosts_have_no_memory_for_them_activations_recompute() -> None:
+    result = plan(replace(layers(16, limit=72 + 72, bandwidth=16), host_memory=1), chunks=2)
+    assert Kind.O not in kinds(result)
+    assert Kind.R in kinds(result)
 
 
 def test_gradients_are_reduced_in_groups_when_that_takes_time() -> None:

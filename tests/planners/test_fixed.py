@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.ir import InputError
+from debubble.ir import InputError, Lane
 from debubble.planners.fixed_configuration import fixed_configuration
 
 MODEL, CLUSTER = db.models["llama2-7b"], db.Cluster.parse("4xA100-80GB")
@@ -89,3 +89,29 @@ def test_tokens_travel_beside_computing_in_combined_1f1b_alone() -> None:
     made("interleaved-combined")
     with pytest.raises(InputError, match="priced for the schedule 'interleaved-combined' alone, not for '1f1b'"):
         made("1f1b")
+
+
+@pytest.mark.parametrize("schedule", [name for name in db.schedules if name != "interleaved-combined"])
+def test_the_host_steps_the_last_chunk_of_every_schedule(schedule: str) -> None:
+    entry = db.schedules[schedule]
+    (plain, costs), (hosted, with_host) = (
+        fixed_configuration(MODEL, CLUSTER.with_limit("200GiB"), schedule=schedule, micro_batches=8, host_chunks=number)
+        for number in (0, 1)
+    )
+    deep = {held[-1] for held in plain.placement.stages_of}
+    assert plain.host_steps == frozenset()
+    assert hosted.host_steps == deep
+    timeline = db.simulate(hosted, with_host)
+    assert {o.op.stage for o in timeline.operations if o.lane is Lane.HOST} == deep
+    assert entry.default_chunks == plain.placement.chunks
+    assert all(after < before for after, before in zip(with_host.static, costs.static, strict=True))
+
+
+def test_more_chunks_than_a_device_has_cannot_be_the_hosts() -> None:
+    with pytest.raises(InputError, match=r"^The last 2 chunks of each device are asked for, but there are 1\.$"):
+        fixed_configuration(MODEL, CLUSTER, schedule="1f1b", micro_batches=8, host_chunks=2)
+
+
+def test_states_of_which_the_host_has_a_share_already_are_not_its_chunks_too() -> None:
+    with pytest.raises(InputError, match=r"no --host-optimizer\.$"):
+        fixed_configuration(MODEL, CLUSTER, schedule="1f1b", micro_batches=8, host_chunks=1, host_optimizer=0.5)

@@ -9,7 +9,6 @@ from torch.optim import AdamW
 
 import debubble as db
 from debubble.ir import InputError, Kind, Op, OutOfMemoryError, Schedule, StageCosts
-from debubble.search.annealing.search import split_backwards
 from tests.support.runtime_cases import GPT2, LLAMA, LLAMA_TIED, plan_of, run_threads, tokens_of
 
 STEPS = 4
@@ -53,7 +52,7 @@ def test_orders_that_add_up_alike_change_no_bit(config: Any, dtype: str) -> None
     costs = plan.costs
     orders = [
         db.schedules["zb-h1"](devices=2, micro_batches=4, costs=costs),
-        offloading(split_backwards(start)),
+        offloading(start.with_split_backwards()),
         db.schedules["1f1b"](devices=2, micro_batches=4),
     ]
     losses, parameters = trained(plan)

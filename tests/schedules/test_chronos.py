@@ -192,6 +192,24 @@ def test_recomp_has_the_published_times_and_blocks(p: int, makespans: Any, peak:
     assert extra_waits(p) == extra
 
 
+@pytest.mark.parametrize(
+    ("name", "v", "whole", "split"),
+    [
+        ("chronos", 2, (402, 426, 474), (393, 409, 435)),
+        ("chronos", 3, (603, 639, 711), (591, 610, 651)),
+        ("chronos-recomp", 2, (463, 486, 537), (457, 469, 497)),
+        ("chronos-zero2", 2, (399, 423, 471), (394, 404, 436)),
+    ],
+)
+def test_split_backwards_shorten_the_step_and_hold_no_more(
+    name: str, v: int, whole: tuple[int, ...], split: tuple[int, ...]
+) -> None:
+    for p, before, after in zip((4, 8, 16), whole, split, strict=True):
+        runs = [simulated(name, p, 64, v, split_backward=apart) for apart in (False, True)]
+        assert [run.makespan for run in runs] == [before, after]
+        assert runs[0].peak_memory == runs[1].peak_memory
+
+
 @settings(max_examples=60, deadline=None)
 @given(p=st.integers(2, 16), m=st.integers(1, 64))
 def test_recomp_is_never_slower_than_the_papers_formula(p: Any, m: Any) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from debubble.ir import DebubbleError, Kind, Number, Placement, StageCosts
 from debubble.schedules import schedules
-from debubble.search.annealing.search import search, split_backwards
+from debubble.search.annealing.search import search
 from debubble.search.bounds import lower_bound
 from debubble.search.constructive.initial import initial_schedules
 from debubble.search.constructive.zero_bubble import place_weights
@@ -117,7 +117,7 @@ def test_nothing_is_freed_late_where_w_frees_all_or_nothing() -> None:
 
 def test_w_are_put_into_the_gaps_between_the_same_f_and_i() -> None:
     problem = problem_of(4, 8, 4, activation=1, activation_after_input=1)
-    beside = split_backwards(schedules["1f1b"](devices=4, micro_batches=8))
+    beside = schedules["1f1b"](devices=4, micro_batches=8).with_split_backwards()
     found = place_weights(beside, costs=problem.costs, room=[4] * 4)
     assert found is not None
     assert (problem.value(beside), problem.value(found)) == (30, 27)

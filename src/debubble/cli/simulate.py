@@ -51,6 +51,15 @@ def simulate(
             " options choose (default: full on such stages, none elsewhere)."
         ),
     ] = None,
+    host_chunks: Annotated[
+        int,
+        typer.Option(
+            "--host-chunks",
+            metavar="N",
+            help="With --schedule: the last N chunks of every device have their optimizer states on the host, which"
+            " steps them beside the pipeline.",
+        ),
+    ] = 0,
     run: o.ModelRun,
     json: Json = False,
 ) -> None:
@@ -66,6 +75,8 @@ def simulate(
         if source is None:
             raise InputError("Give a plan file, or a schedule with --schedule NAME (see `debubble schedules`).")
         run.refuse_given()
+        if host_chunks:
+            raise InputError("A plan file says which stages the host steps: --host-chunks is for --schedule.")
         plan = Plan.load(source)
         if memory_limit is not None:
             plan = replace(plan, costs=plan.costs.with_limit(o.abstract_limit(memory_limit)))
@@ -81,7 +92,7 @@ def simulate(
         scene = configuration_scene(
             named_model(source), run.require_cluster(), run.run_options, schedule=schedule, micro_batches=micro_batches,
             pipeline=run.pipeline, chunks=chunks, recompute=recompute, memory_limit=memory_limit,
-            schedule_options=_given(option),
+            host_chunks=host_chunks, schedule_options=_given(option),
         )  # fmt: skip
     else:
         run.refuse_given()
@@ -90,7 +101,7 @@ def simulate(
         chosen, stage_costs = _abstract(
             schedule, csv, costs, devices, micro_batches, chunks, limit, objective, _given(option)
         )
-        timeline = simulated(chosen, stage_costs)
+        timeline = simulated(chosen.with_host_steps(chosen.placement.last_chunks(host_chunks)), stage_costs)
         scene = Scene.of(
             timeline, title=chosen.name, post_validation=run.post_validation, remarks=timeline_remarks(timeline)
         )

@@ -11,8 +11,8 @@ stage is in `fused_recompute`; its backward first recomputes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -23,6 +23,9 @@ from debubble.ir.arrays import Ints
 from debubble.ir.ops import BACKWARDS, CODE, COMPUTE, KINDS, SCHEDULED, Kind, Op
 from debubble.ir.placement import Placement
 from debubble.ir.stage_costs import Number, StageCosts
+
+_GRADIENTS = (Kind.B, Kind.W, Kind.G)
+"""Operations after the last of which a stage's gradients are complete."""
 
 
 class OpArrays(NamedTuple):
@@ -165,6 +168,37 @@ class Schedule:
         """The operation that consumes the gradient: I if the backward is split, else B."""
         kind = Kind.I if (stage, micro_batch) in self.split_backward else Kind.B
         return Op(kind, stage, micro_batch)
+
+    def with_split_backwards(self) -> Schedule:
+        """The schedule with I and W, side by side, in the place of every B."""
+        orders = tuple(
+            tuple(
+                part
+                for op in order
+                for part in ((op._replace(kind=Kind.I), op._replace(kind=Kind.W)) if op.kind is Kind.B else (op,))
+            )
+            for order in self.orders
+        )
+        return replace(self, orders=orders)
+
+    def with_host_steps(self, stages: Collection[int]) -> Schedule:
+        """The schedule in which hosts step these stages: P first, in order of use; D and S after the last gradients.
+
+        Args:
+            stages: The stages; their costs have to say what that takes (`Units.stage_costs(on_host=...)`).
+        """
+        if not stages:
+            return self
+        orders = []
+        for held, order in zip(self.placement.stages_of, self.orders, strict=True):
+            last = {op.stage: at for at, op in enumerate(order) if op.stage in stages and op.kind in _GRADIENTS}
+            extended = [Op(Kind.P, stage, 0) for stage in held if stage in stages]
+            for at, op in enumerate(order):
+                extended.append(op)
+                if last.get(op.stage) == at:
+                    extended += [Op(kind, op.stage, self.micro_batches - 1) for kind in (Kind.D, Kind.S)]
+            orders.append(tuple(extended))
+        return replace(self, orders=tuple(orders))
 
     @staticmethod
     def of(

@@ -30,6 +30,7 @@ def fixed_configuration(
     chunks: int | None = None,
     recompute: str | None = None,
     memory_limit: float | str | None = None,
+    host_chunks: int = 0,
     schedule_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> tuple[Schedule, StageCosts]:
@@ -47,6 +48,7 @@ def fixed_configuration(
             `recomputed_stages`), for those alone, while the others keep everything.  None: `full` on the stages that
             the schedule names, `none` on all others.
         memory_limit: Per device, bytes or a text such as `20GiB`; None: the cluster's.
+        host_chunks: Chunks of every device, the last ones, whose optimizer states and step are the host's.
         schedule_options: Options of the schedule.
         options: Those of RunOptions.
 
@@ -85,7 +87,10 @@ def fixed_configuration(
     else:
         kept = Partition.cut(units, counts)
         partition = Partition(everywhere[s] if s in chosen else kept[s] for s in range(made.stages))
-    return made, units.stage_costs(partition, made.placement)
+    if host_chunks and not units.hostable:
+        raise InputError("--host-chunks needs a cluster with a link to the host, and no --host-optimizer.")
+    hosted = made.placement.last_chunks(host_chunks)
+    return made.with_host_steps(hosted), units.stage_costs(partition, made.placement, on_host=hosted)
 
 
 def _chooses(entry: ScheduleEntry, given: Mapping[str, Any]) -> bool:

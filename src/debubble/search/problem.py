@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -138,7 +138,7 @@ class OrderProblem:
 
     def value(self, schedule: Schedule) -> Number:
         """Simulate a schedule, and return its objective in the costs' unit of time; raises what `simulate` raises."""
-        timeline = simulate(step_on_host(schedule, self.host_steps), self.costs)
+        timeline = simulate(schedule.with_host_steps(self.host_steps), self.costs)
         return timeline.makespan if self.objective == "makespan" else timeline.span
 
 
@@ -171,19 +171,3 @@ class Incumbent:
     def optimal(self) -> bool:
         """True if the bound is met, up to rounding: no schedule is better."""
         return float(self.value - self.bound) <= 1e-9 * max(1.0, float(self.value))
-
-
-def step_on_host(schedule: Schedule, stages: Collection[int]) -> Schedule:
-    """Step these stages on the host: P before everything, in the order of use, D and S behind the last backward."""
-    if not stages:
-        return schedule
-    orders = []
-    for held, order in zip(schedule.placement.stages_of, schedule.orders, strict=True):
-        last = {op.stage: at for at, op in enumerate(order) if op.stage in stages and op.kind in (Kind.B, Kind.W)}
-        woven = [Op(Kind.P, stage, 0) for stage in held if stage in stages]
-        for at, op in enumerate(order):
-            woven.append(op)
-            if last.get(op.stage) == at:
-                woven += [Op(kind, op.stage, schedule.micro_batches - 1) for kind in (Kind.D, Kind.S)]
-        orders.append(tuple(woven))
-    return replace(schedule, orders=tuple(orders))

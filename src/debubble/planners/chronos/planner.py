@@ -6,7 +6,8 @@ It chooses the number of chunks, what recomputes, whose optimizer states live on
 and how many micro-batches reduce their gradients together.  What recomputes follows the paper's principle in general
 form: first what takes the least time per byte and time that the byte would live, so shallow chunks before deep ones,
 and cheap operators before whole layers.  For each combination, how much of that order is needed is found by bisection
-on a short run, which has the same steady phase; those that promise to be fastest are then simulated whole.
+on a short run, which has the same steady phase; those that promise to be fastest are then simulated whole, with their
+backwards whole, as in the paper, and split.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from debubble.costs.host_memory import check_host_memory
 from debubble.ir import CutOffError, DebubbleError, InfeasibleError, Number
 from debubble.ir.lowering.admission import Admission
 from debubble.ir.lowering.op_costs import OpCosts
 from debubble.planners.chronos.combinations import ChunkIncrement, Combination, CombinationBuilder
-from debubble.planners.problem import Problem, Solution
+from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.planners.registry import planner
 from debubble.search.effort import CHECKED, SIMULATION
-from debubble.simulator import simulate
+from debubble.simulator import Timeline, simulate
 
 FINALISTS = 6
 SEARCH = 0.7
@@ -58,20 +60,29 @@ class _ChronosSearch:
             if best is not None and (rank >= FINALISTS or self.effort.over):
                 break
             increments = self._needed(fit)
-            solution = self.builder.build(fit.combination, increments, micro_batches=self.problem.micro_batches)
-            self.effort.spend(SIMULATION * solution.schedule.stages * self.problem.micro_batches)
-            try:
-                time = self.problem.step_time(simulate(solution.schedule, solution.costs))
-            except InfeasibleError as error:
-                self.reason = error
-                continue
-            if best is None or time < best[0]:
-                best = time, solution
+            whole = self.builder.build(fit.combination, increments, micro_batches=self.problem.micro_batches)
+            for solution in (whole, replace(whole, schedule=whole.schedule.with_split_backwards())):
+                self.effort.spend(SIMULATION * solution.schedule.stages * self.problem.micro_batches)
+                try:
+                    timeline = simulate(solution.schedule, solution.costs)
+                    self._check_hosts(solution, timeline)
+                except InfeasibleError as error:
+                    self.reason = error
+                    continue
+                time = self.problem.step_time(timeline)
+                if best is None or time < best[0]:
+                    best = time, solution
         if best is None:
             if self.effort.cut_off:
                 raise CutOffError("No combination of ChronosPipe's parts had been found to fit at the deadline.")
             raise InfeasibleError(f"ChronosPipe fits in no form: {self.reason}")
         return replace(best[1], cut_off=self.effort.cut_off)
+
+    def _check_hosts(self, solution: Solution, timeline: Timeline) -> None:
+        """Raises InfeasibleError if hosts have too little memory for what goes there."""
+        if isinstance(self.problem.workload, ModelUnits):
+            assert solution.partition is not None
+            check_host_memory(self.problem.workload.units, solution.partition, timeline)
 
     def _fits(self) -> list[_Fit]:
         """The combinations that fit, in the order in which they were tried."""

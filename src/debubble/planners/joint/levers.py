@@ -20,7 +20,6 @@ from debubble.ir import Number, Placement, Schedule
 from debubble.planners.joint.list_scheduler import COLUMNS, Floats, Ints, StageTable, schedule
 from debubble.planners.joint.walking import ENTRIES, QUARTERS, Space, fill
 from debubble.planners.problem import Problem, Solution
-from debubble.search.problem import step_on_host
 
 
 @dataclass(frozen=True)
@@ -240,7 +239,7 @@ class Levers:
         )
         hosted = [s for s, on_host in enumerate(point.hosted) if on_host]
         return Solution(
-            schedule=step_on_host(ordered, hosted),
+            schedule=ordered.with_host_steps(hosted),
             costs=self.units.stage_costs(partition, self.placement, on_host=hosted),
             partition=partition,
         )

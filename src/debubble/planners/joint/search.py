@@ -16,10 +16,10 @@ from debubble.planners.joint.annealing import Walk
 from debubble.planners.joint.levers import Levers
 from debubble.planners.joint.refinement import refine
 from debubble.planners.problem import ModelUnits, Problem, Solution
-from debubble.search.annealing.search import MILD_TEMPERATURES, improve, split_backwards
+from debubble.search.annealing.search import MILD_TEMPERATURES, improve
 from debubble.search.bounds import lower_bound
 from debubble.search.effort import SIMULATION, Effort, price_of_move
-from debubble.search.problem import Incumbent, OrderProblem, step_on_host
+from debubble.search.problem import Incumbent, OrderProblem
 from debubble.simulator import simulate
 
 CHUNKS = (1, 2, 3, 4, 5, 6)
@@ -186,7 +186,8 @@ def _improve_order(
     start = _without_host_steps(solution.schedule)
     try:
         best: Incumbent | None = None
-        for begun in (start, split_backwards(start), _recomputing_apart(split_backwards(start))):
+        split = start.with_split_backwards()
+        for begun in (start, split, _recomputing_apart(split)):
             orders = replace(OrderProblem.of(begun, solution.costs, objective=problem.objective), host_steps=hosted)
             try:
                 time = orders.value(begun)
@@ -201,7 +202,7 @@ def _improve_order(
         hot = _temperatures(searched, effort)
         for better in improve(searched, best, effort=effort, seed=problem.seed, workers=workers, hot=hot):
             best = better
-        found = replace(solution, schedule=step_on_host(best.schedule, hosted))
+        found = replace(solution, schedule=best.schedule.with_host_steps(hosted))
         time = _step_time(problem, found)
     except DebubbleError:
         # The order search does not know gradient reduction, nor messages that block, nor peers.

@@ -137,7 +137,7 @@ def figure_10() -> Exhibit:
                 "speed of ChronosPipe in the memory of its 1.72, by our planner",
                 paper=("1.17",),
                 ours=[speeds["chronos", 1.72]],
-                because="our planner recomputes cheap operators first, and offloads activations too",
+                because="our planner recomputes cheap operators first, offloads activations too, and splits backwards",
             ),
             compared(
                 "throughput that Megatron-Kwai loses against 1F1B in the memory of its 1.27: negligible, our planner",

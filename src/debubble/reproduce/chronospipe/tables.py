@@ -174,7 +174,7 @@ def figure_10_planned() -> Table:
         rows=tuple(rows),
         basis="modelled",
         note=f"Nothing fitted: by our cost model 1F1B holds {peak / GB:.1f} GB. The planner `chronos` recomputes cheap"
-        " operators first and offloads activations too, which the paper's method does not.",
+        " operators first, offloads activations too and splits backwards, which the paper's method does not.",
     )
 
 

@@ -27,21 +27,7 @@ def offload_states(made: Schedule, *, chunks: Collection[int]) -> Schedule:
     """
     if not set(chunks) <= set(range(made.placement.chunks)):
         raise InputError(f"Chunks {sorted(chunks)} cannot be offloaded: there are {made.placement.chunks}, from 0 on.")
-    orders = []
-    for device_stages, order in zip(made.placement.stages_of, made.orders, strict=True):
-        stages = {device_stages[chunk] for chunk in chunks}
-        last = {op.stage: i for i, op in enumerate(order) if op.stage in stages and op.kind in _GRADIENTS}
-        # The link carries parameters in the order of their first use.
-        extended = [Op(Kind.P, stage, 0) for stage in sorted(stages)]
-        for i, op in enumerate(order):
-            extended.append(op)
-            if last.get(op.stage) == i:
-                extended += [Op(kind, op.stage, made.micro_batches - 1) for kind in (Kind.D, Kind.S)]
-        orders.append(tuple(extended))
-    return replace(made, orders=tuple(orders))
-
-
-_GRADIENTS = (Kind.B, Kind.W, Kind.G)
+    return made.with_host_steps({held[chunk] for held in made.placement.stages_of for chunk in chunks})
 
 
 def offload_activations(made: Schedule, *, chunks: Collection[int], costs: StageCosts) -> Schedule:

@@ -15,6 +15,9 @@ The ZeRO-2 variant runs each chunk on g micro-batches in turn, forwards and back
 a chunk's gradients once per group.  Figure 7 is not in the text: this reading has the memory that the text describes.
 Its bubble is the registered formula, except that p = 7, g = 4 and a few settings with g = 3, 5, 6 take up to 2 b more.
 
+With `split_backward` every backward is two operations, I and W: gradients go on after I, so that the last ones pass the
+pipeline sooner.  Nothing is held longer than by a whole backward.  The paper does not split.
+
 The timetable (`chronos_lanes`) is made for the mean times of all stages; only the order is used, so that each
 operation starts as soon as it can with the stages' own times.  Of the timetables that hold equally little, none was
 found to be faster for uneven stages (30% spread, p = 4 and 8, v = 2 to 4).
@@ -42,7 +45,14 @@ PAPER = "ChronosPipe"
     memory="(p + 1 + ceil((p - 3) / 6) + ceil((2 p - 3) / 6)) / 2 for v = 2 and b = 2 f",
     default_chunks=2,
 )
-def chronos(*, devices: int, micro_batches: int, chunks: int = 2, costs: StageCosts | None = None) -> Schedule:
+def chronos(
+    *,
+    devices: int,
+    micro_batches: int,
+    chunks: int = 2,
+    costs: StageCosts | None = None,
+    split_backward: bool = False,
+) -> Schedule:
     """Chronos-Pipe: dependent operations follow each other at once; only between chunks may there be an interval.
 
     Args:
@@ -50,8 +60,10 @@ def chronos(*, devices: int, micro_batches: int, chunks: int = 2, costs: StageCo
         micro_batches: Micro-batches of a step, m.
         chunks: Stages per device, v.
         costs: Times and bytes per stage; all times 1 by default.
+        split_backward: Whether I and W stand in the place of every backward.
     """
-    return periodic("chronos", devices=devices, micro_batches=micro_batches, chunks=chunks, costs=costs)
+    made = periodic("chronos", devices=devices, micro_batches=micro_batches, chunks=chunks, costs=costs)
+    return made.with_split_backwards() if split_backward else made
 
 
 @schedule(
@@ -69,6 +81,7 @@ def chronos_recomp(
     costs: StageCosts | None = None,
     rho: Number = 1,
     recomputed_chunks: int | Collection[int] = 1,
+    split_backward: bool = False,
 ) -> Schedule:
     """Chronos-Recomp: the shallow chunks recompute a share rho, right before their backward and without waiting.
 
@@ -79,8 +92,9 @@ def chronos_recomp(
         costs: Times and bytes per stage; all times 1 by default.
         rho: Share of a chunk's activations that is recomputed.
         recomputed_chunks: The number of chunks that recompute, counted from the first, or which ones.
+        split_backward: Whether I and W stand in the place of every backward.
     """
-    return periodic(
+    made = periodic(
         "chronos-recomp",
         devices=devices,
         micro_batches=micro_batches,
@@ -88,6 +102,7 @@ def chronos_recomp(
         costs=costs,
         recompute=_shares(recomputed_chunks, chunks, rho),
     )
+    return made.with_split_backwards() if split_backward else made
 
 
 @schedule(
@@ -106,6 +121,7 @@ def chronos_zero2(
     group: int = 2,
     rho: Number = 1,
     recomputed_chunks: int | Collection[int] = 0,
+    split_backward: bool = False,
 ) -> Schedule:
     """Chronos-Pipe in groups of g micro-batches: gradients are reduced once per chunk and group, beside the compute.
 
@@ -117,6 +133,7 @@ def chronos_zero2(
         group: Micro-batches of a group, g.
         rho: Share of a chunk's activations that is recomputed.
         recomputed_chunks: The number of chunks that recompute, counted from the first, or which ones.
+        split_backward: Whether I and W stand in the place of every backward.
     """
     made = periodic(
         "chronos-zero2",
@@ -127,7 +144,8 @@ def chronos_zero2(
         recompute=_shares(recomputed_chunks, chunks, rho),
         group=group,
     )
-    return reduce_gradients(made, group=group)
+    reduced = reduce_gradients(made, group=group)
+    return reduced.with_split_backwards() if split_backward else reduced
 
 
 def periodic(

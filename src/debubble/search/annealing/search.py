@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from debubble.ir import DebubbleError, InfeasibleError, Kind, Number, Op, Schedule
+from debubble.ir import DebubbleError, InfeasibleError, Number, Schedule
 from debubble.search.annealing.arrays import PeriodicBlock
 from debubble.search.bounds import lower_bound
 from debubble.search.constructive.initial import initial_schedules
@@ -204,23 +204,6 @@ def _candidates(problem: OrderProblem, starts: Iterable[Schedule]) -> Iterator[S
     """Yield these starts, with their backwards split where that is allowed, and the constructed ones."""
     for start in starts:
         if problem.split and len(start.split_backward) < problem.stages * problem.micro_batches:
-            yield split_backwards(start)
+            yield start.with_split_backwards()
         yield start
     yield from initial_schedules(problem)
-
-
-def split_backwards(schedule: Schedule) -> Schedule:
-    """Put I and W, side by side, in the place of every B."""
-    orders = tuple(
-        tuple(
-            part
-            for op in order
-            for part in (
-                (Op(Kind.I, op.stage, op.micro_batch), Op(Kind.W, op.stage, op.micro_batch))
-                if op.kind is Kind.B
-                else (op,)
-            )
-        )
-        for order in schedule.orders
-    )
-    return replace(schedule, orders=orders)
