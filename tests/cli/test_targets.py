@@ -47,8 +47,25 @@ def test_targets_are_of_models_alone(run: Any, option: tuple[str, ...], tmp_path
     assert f"{option[0]} is an option of a MODEL" in error
 
 
-def test_what_a_framework_lacks_is_refused_with_what_to_do(run: Any) -> None:
-    code, _, error = run(*TINY, "--for", "deepspeed", "--pipeline", "1", "--tensor", "2")
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            ("--pipeline", "1", "--tensor", "2"),
+            "DeepSpeed's pipeline has no tensor parallelism beside it; plan again with --tensor 1.",
+        ),
+        (
+            ("--post-validation",),
+            "DeepSpeed waits for the norm of all gradients; plan again without --post-validation.",
+        ),
+    ],
+)
+def test_what_a_framework_lacks_is_refused_with_what_to_do(run: Any, options: tuple[str, ...], sentence: str) -> None:
+    code, _, error = run(*TINY, "--for", "deepspeed", *options)
 
     assert code == 2
-    assert "DeepSpeed's pipeline has no tensor parallelism beside it; plan again with --tensor 1." in error
+    assert sentence in error
+
+
+def test_a_plan_with_post_validation_runs_as_it_is_in_debubble_alone(run: Any) -> None:
+    assert json.loads(run(*TINY, "--post-validation", "--json")[1])["runs_in"] == ["debubble"]

@@ -85,9 +85,7 @@ def model_units(
 def _vision_units(language: _Builder, vision: VisionTower) -> Iterator[Unit]:
     """The layers of a vision tower, for one image per sequence; the first has what is before them, the last after."""
     s, tower = language.shapes, vision.tower
-    options = replace(s.options, sequence_length=vision.patches)
-    check(tower, replace(options, context=1, expert=1))
-    builder = _Builder(replace(s, model=tower, options=options))
+    builder = _Builder(replace(s, model=tower, options=replace(s.options, sequence_length=vision.patches)))
     for layer in range(tower.layers):
         parts = [builder.attention(layer), builder.mlp(layer)]
         if layer == 0:
@@ -166,7 +164,11 @@ def check(model: ModelConfig, options: RunOptions) -> None:
             f"Micro-batches need at least one sequence of at least one token, not {options.micro_batch_size} of"
             f" {options.sequence_length}."
         )
-    for name, size in (("attention heads", model.heads), ("columns of the MLP", model.ffn)):
+    divided = {"attention heads": model.heads, "columns of the MLP": model.ffn}
+    if model.vision is not None:
+        tower = model.vision.tower
+        divided |= {"attention heads of the vision tower": tower.heads, "columns of its MLP": tower.ffn}
+    for name, size in divided.items():
         if size % options.tensor:
             raise InputError(f"{size} {name} cannot be divided over {options.tensor} tensor-parallel ranks.")
     if options.lora < 0:

@@ -98,12 +98,16 @@ class Problem:
             raise InputError(f"The effort must be a number of seconds, 0 or more, not {self.effort}.")
         if self.deadline is not None and not self.deadline > 0:
             raise InputError(f"The deadline must be a number of seconds above 0, not {self.deadline}.")
-        if isinstance(self.workload, FixedStages):
-            stages = self.devices * (self.chunks or 1)
-            if self.workload.costs.stages != stages:
+        stages = self.devices * (self.chunks or 1)
+        match self.workload:
+            case FixedStages(costs) if costs.stages != stages:
                 raise InputError(
-                    f"The costs are for {self.workload.costs.stages} stages, but {self.devices} devices"
+                    f"The costs are for {costs.stages} stages, but {self.devices} devices"
                     f" with {self.chunks or 1} chunks each have {stages}."
+                )
+            case ModelUnits(units) if len(units.units) < stages:
+                raise InputError(
+                    f"{len(units.units)} model units cannot fill {stages} stages; use fewer pipeline devices or chunks."
                 )
         self.entries.check_for(devices=self.devices, micro_batches=self.micro_batches)
 

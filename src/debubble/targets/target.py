@@ -71,6 +71,8 @@ class Target:
                 f"{self.title} does not divide model states as ZeRO-{options.zero} {where} a pipeline; plan again with"
                 f" --zero {nearest}."
             )
+        if why is None and options.post_validation and self.levers is not None:
+            why = f"{self.title} waits for the norm of all gradients; plan again without --post-validation."
         if why is not None:
             raise InputError(why)
 
@@ -92,6 +94,8 @@ class Target:
             return False
         if levers is None:
             return True
+        if options.post_validation:
+            return False
         if schedule.offloaded and units is not None and levers.offload:
             kept = levers.kept(units, model, options)
             if levers.offload_of(schedule, kept, partition_named(stages, kept)) is not None:

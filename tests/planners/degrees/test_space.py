@@ -55,6 +55,26 @@ def test_whole_experts_are_divided_over_tensor_ranks_too() -> None:
     assert any(c.expert > c.data * c.context for c in whole)
 
 
+QWEN_VL = db.Model.from_hf(
+    {
+        "model_type": "qwen2_5_vl", "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 4,
+        "num_attention_heads": 16, "num_key_value_heads": 2, "vocab_size": 151936, "vision_config": {"depth": 32},
+    }
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("model", [QWEN_VL, db.models["llama4-scout"]], ids=["dense", "experts"])
+def test_tensor_parallel_ranks_divide_a_vision_tower_too(model: db.Model) -> None:
+    assert model.vision is not None
+    choices = configurations(job(batch=8, model=model, pipeline=1, zero=1, context=1, micro_batch_size=1))
+    assert {model.vision.tower.ffn % choice.tensor for choice in choices} == {0}
+    assert all(units_of(job(batch=8, model=model).problem(choice)).units for choice in choices)
+
+
+def test_the_layers_of_a_vision_tower_fill_stages_too() -> None:
+    assert any(choice.pipeline == 16 for choice in configurations(job(16, model=QWEN_VL, tensor=1)))
+
+
 def test_micro_batches_have_every_size_that_divides_a_replicas_batch() -> None:
     choices = configurations(job(batch=6 * 8, tensor=1, context=1, pipeline=1, zero=1))
     assert {c.micro_batch_size for c in choices} == {1, 2, 3, 6}

@@ -180,8 +180,8 @@ def _check(job: Job, degrees: Degrees) -> None:
     if job.target is not None:
         targets[job.target].check(options, job.model, pipeline=degrees.pipeline)
     parameter_bytes(options, shards=1, gradient_bytes=MEGATRON.gradient_bytes)
-    whole = job.model.whole_layers or (job.target is not None and targets[job.target].levers is not None)
-    units = job.model.layers * (1 if whole else 2) + 2
+    joined = job.target is not None and targets[job.target].levers is not None and not job.model.whole_layers
+    units = len(job.model.units) - (job.model.layers if joined else 0)
     stages = degrees.pipeline * (degrees.chunks or 1)
     if stages > units:
         raise InputError(f"{units} model units cannot fill {stages} stages; use fewer pipeline devices or chunks.")

@@ -101,18 +101,12 @@ def _side_by_side(searches: Sequence[Callable[[Effort], T]], effort: Effort, sec
 def _placements(problem: Problem, units: Units) -> list[Placement]:
     """The placements that are tried: for each number of chunks, looped and in V."""
     chunks = (problem.chunks,) if problem.chunks is not None else CHUNKS if problem.devices > 1 else CHUNKS[:1]
-    placements = [
+    return [
         make(problem.devices, v)
         for v in chunks
         if problem.devices * v <= len(units.units)
         for make in ((Placement.looped,) if 1 in (v, problem.devices) else (Placement.v_shape, Placement.looped))
     ]
-    if not placements:
-        raise InfeasibleError(
-            f"{len(units.units)} model units cannot fill {problem.devices * chunks[0]} stages; use"
-            " fewer devices or chunks."
-        )
-    return placements
 
 
 def _simulated(problem: Problem, walks: Sequence[Walk], effort: Effort) -> list[tuple[Number, Solution]]:
