@@ -94,7 +94,7 @@ def test_clipping_uses_the_norm_of_all_replicas_rows() -> None:
 def test_divided_states_may_be_the_hosts() -> None:
     plans = [plan_of(host_stepped(schedule_1f1b()), EVEN, data=2, zero=zero, dtype="fp32") for zero in (0, 2)]
     (whole, *_), (divided, *_) = (on_threads(plan) for plan in plans)
-    assert divided[0] == whole[0]
+    assert divided[0] == pytest.approx(whole[0], rel=1e-6)  # replicas are summed first, and then micro-batches
     assert divided[2] * 2 == whole[2]
 
 

@@ -83,3 +83,29 @@ def test_optimizers_of_single_elements_step_rows_as_they_step_wholes(make: Any) 
 def test_of_a_class_that_nothing_is_known_of_there_is_a_warning() -> None:
     with pytest.warns(UserWarning, match="Sign is right only if it treats every element by itself"):
         losses(plan(data=2, zero=1), Sign)
+
+
+@pytest.mark.parametrize(("zero", "times"), [(1, 1), (2, 2)])
+def test_zero_2_sums_gradients_after_every_micro_batch(zero: int, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So no rank keeps whole ones: it has the rows that the optimizer steps."""
+    rows: list[int] = []
+    reduce = Threads.reduce
+
+    def counting(transport: Threads, tensor: torch.Tensor, ranks: tuple[int, ...], *, to: int) -> None:
+        if transport.rank == to:
+            rows.append(tensor.numel())
+        reduce(transport, tensor, ranks, to=to)
+
+    monkeypatch.setattr(Threads, "reduce", counting)
+
+    def one(transport: Any) -> int:
+        pipeline = Pipeline(None, plan(data=2, zero=zero), transport=transport)
+        pipeline.step(tokens_of(LLAMA, rows=2, seed=pipeline.ranks.replica))
+        return sum(p.grad.numel() for p in pipeline.parameters() if p.grad is not None)
+
+    kept = sum(Threads.run(4, one))
+    assert sum(rows) == times * kept
+
+
+def test_losses_with_zero_2_are_those_of_zero_0_up_to_the_order_of_sums() -> None:
+    assert losses(plan(data=2, zero=2), AdamW) == pytest.approx(losses(plan(data=2, zero=0), AdamW), rel=1e-6)

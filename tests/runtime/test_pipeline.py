@@ -8,11 +8,13 @@ import pytest
 import torch
 
 import debubble as db
-from debubble.ir import InputError, Kind, Op, Placement, Schedule
+from debubble.ir import InputError, Kind, Op, Placement, RunOptions, Schedule
+from debubble.models.runtime_limits import beyond_runtime
 from debubble.runtime import Pipeline
 from debubble.runtime.batch import read_batch
 from debubble.runtime.distributed.transport import Threads
 from debubble.runtime.models.build import ReferenceModel
+from tests.support.hf_reference import hf_model
 from tests.support.runtime_cases import (
     GPT2,
     LLAMA,
@@ -413,3 +415,14 @@ def test_a_state_goes_from_one_partition_to_another() -> None:
     loaded = {n: t for part in run_threads(four, load) for n, t in part.items()}
     assert loaded.keys() == other.keys()
     assert all(torch.equal(loaded[n], other[n]) for n in other)
+
+
+def test_quantised_weights_are_refused() -> None:
+    refusal = beyond_runtime(RunOptions(lora=4), {**LLAMA, "quantization_config": {"load_in_4bit": True}})
+    assert "it trains no quantised weights, and LoRA beside none" in str(refusal)
+    model = hf_model(LLAMA)
+    layer = model.model.layers[0].mlp.down_proj
+    layer.weight = torch.nn.Parameter(torch.zeros(8, 1, dtype=torch.uint8), requires_grad=False)
+    plan = plan_of(db.schedules["1f1b"](devices=1, micro_batches=1), LLAMA)
+    with pytest.raises(InputError, match=r"The model's 'model.layers.0.mlp.down_proj.weight' is quantised"):
+        run_threads(plan, lambda _: None, model=model)

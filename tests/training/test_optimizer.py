@@ -159,12 +159,24 @@ class Wrapped(InEightBits):
 
 
 @pytest.mark.parametrize("kind", [InEightBits, Wrapped])
-def test_states_in_eight_bits_are_counted_as_such_and_not_saved(kind: Any) -> None:
+def test_states_in_eight_bits_are_counted_as_such(kind: Any) -> None:
     check_optimizer("mine:Eight", kind, planned="adamw-8bit")
     with pytest.raises(InputError, match=r"keeps 2\.03 bytes per parameter, but the plan counts 0 for sgd"):
         check_optimizer("mine:Eight", kind, planned="sgd")
-    with pytest.raises(InputError, match="keeps states in a form of its own, which checkpoints do not hold"):
-        check_optimizer("mine:Eight", kind, planned="adamw-8bit", saved=True)
+
+
+class Remembering(InEightBits):
+    """Keeps something that no checkpoint holds."""
+
+    def step(self, closure: Any = None) -> Any:
+        for parameter in (p for group in self.param_groups for p in group["params"]):
+            self.state[parameter]["history"] = []
+
+
+def test_states_that_no_checkpoint_holds_are_refused_where_there_are_some() -> None:
+    check_optimizer("mine:Remembering", Remembering, planned="sgd")
+    with pytest.raises(InputError, match="keeps history, which is no tensor and no number"):
+        check_optimizer("mine:Remembering", Remembering, planned="sgd", saved=True)
 
 
 def test_a_rate_that_is_a_tensor_stays_one() -> None:

@@ -108,6 +108,7 @@ class UnitFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     optimizer_step: int | float = 0
     parameter_gather: int | float = 0
     gathered: int | float = 0
+    undivided: int | float = 0
 
 
 class UnitsFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -237,6 +238,7 @@ def units_to_dict(units: Units) -> dict[str, Any]:
             optimizer_step=_plain(unit.optimizer_step),
             parameter_gather=_plain(unit.parameter_gather),
             gathered=_plain(unit.gathered),
+            undivided=_plain(unit.undivided),
         )
         if entries and msgspec.structs.replace(entries[-1], count=1) == entry:
             entries[-1].count += 1
@@ -293,6 +295,7 @@ def _measured(unit: Unit, found: Mapping[int | None, Unit] | None) -> Unit:
         optimizer_step=measured.optimizer_step or unit.optimizer_step,
         parameter_gather=measured.parameter_gather or unit.parameter_gather,
         gathered=measured.gathered or unit.gathered,
+        undivided=measured.undivided or unit.undivided,
     )
 
 
@@ -335,6 +338,7 @@ def _expand(entries: list[UnitFile]) -> list[Unit]:
                     optimizer_step=entry.optimizer_step,
                     parameter_gather=entry.parameter_gather,
                     gathered=entry.gathered,
+                    undivided=entry.undivided,
                 )
             )
     return units

@@ -128,6 +128,7 @@ def joined_unit(kind: str, layer: int | None, *halves: Unit) -> Unit:
         optimizer_step=sum(half.optimizer_step for half in halves),
         parameter_gather=sum(half.parameter_gather for half in halves),
         gathered=sum(half.gathered for half in halves),
+        undivided=sum(half.undivided for half in halves),
         module_bytes={name: size for half in halves for name, size in half.module_bytes.items()},
     )
 
@@ -154,6 +155,7 @@ def _without_states(unit: Unit) -> Unit:
         optimizer_step=0.0,
         parameter_gather=0.0,
         gathered=0.0,
+        undivided=0.0,
     )
 
 
@@ -303,11 +305,17 @@ class _Builder:
             backward_input=0.0,
             backward_weight=backward + waits.backward,
             static=0.0,
-            workspace=self.parameters.gathered_unit(counts.dense),
+            workspace=self.parameters.gathered_unit(counts.dense) + self._table_gradient(),
             strategies={"none": Strategy(lookup.saved)},
             activation_after_input=self.boundary,
         )
         return self.parameters.added(unit, counts)
+
+    def _table_gradient(self) -> float:
+        """Bytes of the table's gradient before it is divided; elsewhere rows add to the sum itself."""
+        s = self.shapes
+        divides = s.options.zero >= 2 and s.options.data * s.options.context > 1 and not s.options.lora
+        return s.element * s.model.embedding_parameters / s.options.tensor if divides else 0.0
 
     def attention(self, layer: int) -> Unit:
         parameters = self.shapes.model.attention_parameters(layer)

@@ -55,6 +55,7 @@ class ParameterCosts:
             optimizer_step=self._optimizer_step(counts, matrices=matrices),
             parameter_gather=self._parameter_gather(counts),
             gathered=self._gathered(counts),
+            undivided=sum(count * (each.summed - each.gradient) for count, each in self._divided(counts)),
         )
 
     def per_stage(self) -> dict[str, float]:

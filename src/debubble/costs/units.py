@@ -82,6 +82,8 @@ class Unit:
     """Time of gathering its parameters, where ranks divide them (ZeRO-3), beside what every stage takes."""
     gathered: Number = 0
     """Bytes of its whole parameters, once they are gathered."""
+    undivided: Number = 0
+    """Bytes that its gradients have beyond this rank's part (ZeRO-2), where they stay whole until they are summed."""
 
     @property
     def activation(self) -> Number:
@@ -284,6 +286,16 @@ class Units:
     def _summed(self) -> dict[tuple[int, tuple[tuple[int, str], ...]], StageSums]:
         """A cache of `_sums`: planners ask for the same stages thousands of times."""
         return {}
+
+    def with_whole_gradients(self) -> Units:
+        """The units where gradients stay whole until the program sums them, and not until the end of a backward."""
+
+        def whole(unit: Unit) -> Unit:
+            host = unit.on_host
+            kept = None if host is None else replace(host, static=host.static + unit.undivided)
+            return replace(unit, static=unit.static + unit.undivided, on_host=kept)
+
+        return self.changed(whole)
 
     def changed(self, change: Callable[[Unit], Unit]) -> Units:
         """Change every unit of the model, on every device."""

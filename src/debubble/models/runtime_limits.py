@@ -80,6 +80,8 @@ def check_units(model: ModelConfig) -> None:
 
 def _missing_in_units(model: ModelConfig) -> str | None:
     """Say what the runtime's units lack for the model; None if they lack nothing."""
+    if model.config.get("quantization_config"):
+        return "it trains no quantised weights, and LoRA beside none: make the plan from the unquantised model."
     if model.vision is not None:
         return "it has no vision towers: make the plan for the model's text_config to train that alone."
     if model.mtp_layers:

@@ -135,11 +135,12 @@ def build_part(
         built[last][-1].loss = loss
     part, pairs = DevicePart(adapters=adapters, tied=tied_tables(plan)), ParameterPairs(dtype, on, ledger)
     shards: dict[nn.Parameter, nn.Parameter] = {}
+    reduced_inside = {op.stage for op in plan.schedule.operations if op.kind is Kind.G}
     for stage, units in built.items():
         divisions, experts = _divide(units, groups, shards)
         part.weights[stage] = StageWeights(
             units, pairs, groups.replicas, on_host=stage in plan.schedule.host_steps,
-            group=groups.tensor, divisions=divisions, experts=experts,
+            reduced_inside=stage in reduced_inside, group=groups.tensor, divisions=divisions, experts=experts,
         )  # fmt: skip
         part.stages[stage] = _stage(units, plan, stage, ledger)
         for unit in units:
@@ -240,6 +241,10 @@ def take_over(units: Iterable[UnitModule], model: nn.Module) -> None:
         for name, parameter in unit.hf_parameters().items():
             if name not in own:
                 raise InputError(f"The model has no parameter '{name}', which the plan's model has.")
+            if not own[name].is_floating_point():
+                raise InputError(
+                    f"The model's '{name}' is quantised, and nothing trains beside such weights: give floats."
+                )
             if own[name].shape != parameter.shape:
                 raise InputError(
                     f"The model's '{name}' has shape {list(own[name].shape)}, the plan's {list(parameter.shape)}."

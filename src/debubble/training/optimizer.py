@@ -69,7 +69,7 @@ def check_optimizer(name: str, make: MakeOptimizer, *, planned: str, saved: bool
         name: As the user gave it.
         make: Makes it (see `optimizer_maker`).
         planned: The optimizer that the plan was made for.
-        saved: Whether checkpoints hold its states, which must then be tensors of their parameter's shape.
+        saved: Whether checkpoints hold its states, which must then be tensors and numbers.
     """
     trial = [nn.Parameter(torch.ones(TRIAL, TRIAL)), nn.Parameter(torch.ones(TRIAL))]
     try:
@@ -87,10 +87,13 @@ def check_optimizer(name: str, make: MakeOptimizer, *, planned: str, saved: bool
             f"The optimizer {name} keeps {kept:.3g} bytes per parameter, but the plan counts {MOMENTS[planned]} for"
             f" {planned}: plan with an --optimizer that keeps as many."
         )
-    if saved and any(state.dim() and (state.shape != matrix.shape or inner_tensors(state)) for state in states):
+    others = {
+        key for key, state in optimizer.state[matrix].items() if not isinstance(state, Tensor | int | float | None)
+    }
+    if saved and others:
         raise InputError(
-            f"The optimizer {name} keeps states in a form of its own, which checkpoints do not hold: train without"
-            " --checkpoint, or with another optimizer."
+            f"The optimizer {name} keeps {', '.join(sorted(others))}, which is no tensor and no number, so that no"
+            " checkpoint holds it: train without --checkpoint, or with another optimizer."
         )
 
 

@@ -24,7 +24,7 @@ from debubble.runtime.pipeline import Pipeline
 from debubble.training.checkpoint.folder import RunProgress
 from debubble.training.checkpoint.resume import ask_rank_0, choose, load
 from debubble.training.checkpoint.saver import Saver
-from debubble.training.checkpoint.state import state_of
+from debubble.training.checkpoint.state import state_of, take_numbers
 from debubble.training.data.datasets import (
     Prefetcher,
     SampleSource,
@@ -227,7 +227,9 @@ class TrainingRun:
 
     def resume(self, newest: Path, progress: RunProgress) -> None:
         """Go on from a checkpoint."""
-        load(newest, state_of(self.pipeline))
+        state = state_of(self.pipeline)
+        load(newest, state)
+        take_numbers(self.pipeline, state)
         self.step = self.pipeline.steps_taken = progress.step
         self.samples = progress.samples
         if progress.loss_scale is not None and self.pipeline.loss_scale is not None:

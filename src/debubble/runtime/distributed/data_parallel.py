@@ -27,8 +27,10 @@ class Replicas(RankGroup):
 
     divided: bool
     """True if each owns a part of the rows (ZeRO)."""
+    scatters: bool = False
+    """True if each keeps that part of gradients alone, and sums them after every micro-batch (ZeRO-2)."""
     gathers: bool = False
-    """True if each keeps that part alone, and gathers the rest while it computes (ZeRO-3)."""
+    """True if each keeps that part of parameters alone, and gathers the rest while it computes (ZeRO-3)."""
 
     @property
     def first(self) -> bool:
@@ -40,7 +42,8 @@ class Replicas(RankGroup):
         if not self.divided:
             self.transport.all_reduce(gradient, self.ranks)
             return gradient
-        return self.reduce_scatter([self._part(gradient, rank).clone() for rank in self.ranks])
+        # A copy, so that nothing keeps the others' rows.
+        return self.reduce_scatter([self._part(gradient, rank) for rank in self.ranks]).clone()
 
     def own(self, tensor: Tensor) -> Tensor:
         """This replica's rows of a tensor, as a view; all of them if not divided."""

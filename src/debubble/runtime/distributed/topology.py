@@ -219,7 +219,7 @@ class Ranks:
 
     def _over(self, ranks: tuple[int, ...]) -> Replicas:
         zero = self._plan.options.zero if len(ranks) > 1 else 0
-        return Replicas(self.transport, ranks, divided=zero > 0, gathers=zero > 2)
+        return Replicas(self.transport, ranks, divided=zero > 0, scatters=zero > 1, gathers=zero > 2)
 
     def check_same(self, plan: Plan, *more: object) -> None:
         """Raise InputError if the ranks are not to run the same."""

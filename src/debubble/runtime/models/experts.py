@@ -19,7 +19,15 @@ from debubble.models.config import Experts, ModelConfig
 from debubble.runtime.distributed.cuts import Cut
 from debubble.runtime.distributed.expert_parallel import TokenExchange, inverse
 from debubble.runtime.memory.recomputation import Operators
-from debubble.runtime.models.operators import Deferring, Linear, WeightGradients, activation, call, widen
+from debubble.runtime.models.operators import (
+    Deferring,
+    Linear,
+    WeightGradients,
+    activation,
+    call,
+    gradient_added,
+    widen,
+)
 from debubble.runtime.models.units import MicroBatch, UnitModule, norm
 
 
@@ -58,6 +66,7 @@ def _accumulate(weight: Tensor, sizes: list[int], x: Tensor, gy: Tensor) -> None
     for rows, gradients, total in zip(torch.split(x, sizes), torch.split(gy, sizes), weight.grad, strict=True):
         if len(rows):
             total.addmm_(gradients.t(), rows)
+    gradient_added(weight)
 
 
 class _ExpertWeights(Deferring):

@@ -72,6 +72,12 @@ def add_gradient(parameter: Tensor, gradient: Tensor) -> None:
         parameter.grad.add_(gradient)
 
 
+def gradient_added(parameter: Tensor) -> None:
+    """Run the hooks that autograd runs when it has added to a parameter's gradient."""
+    for hook in tuple((parameter._post_accumulate_grad_hooks or {}).values()):
+        hook(parameter)
+
+
 def add_product(parameter: Tensor, a: Tensor, b: Tensor) -> None:
     """Accumulate the gradient a b where it is to be: no product is written and read again."""
     if a.dtype != parameter.dtype:  # autocast
@@ -117,8 +123,10 @@ def _accumulate(weight: Tensor, bias: Tensor | None, transposed: bool, x: Tensor
         add_product(weight, x.t(), gy)
     else:
         add_product(weight, gy.t(), x)
+    gradient_added(weight)
     if bias is not None:
         add_gradient(bias, gy.sum(0).to(bias.dtype))
+        gradient_added(bias)
 
 
 def deferrable_linear(
@@ -150,6 +158,7 @@ class _LookUp(Function):
         if ctx.table.grad is None:
             ctx.table.grad = torch.zeros_like(ctx.table)
         ctx.table.grad.index_put_((tokens,), gy, accumulate=True)
+        gradient_added(ctx.table)
         return None, None, None
 
 

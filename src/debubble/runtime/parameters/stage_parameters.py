@@ -11,6 +11,7 @@ a device divide the parameter, the optimizer sees the master as a DTensor (see d
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -115,6 +116,8 @@ class StageWeights:
         pairs: Makes working and master parameters.
         replicas: Ranks that have the same stage.
         on_host: Whether the host steps the stage.
+        reduced_inside: Whether the program sums the stage's gradients (G), and not every backward where ZeRO-2 divides
+            them.
         group: The ranks that divide the stage.
         divisions: Divisions of the parameters that ranks divide, by Hugging Face name.
         experts: Ranks that have the same experts, by the name of each parameter of experts that ranks divide.
@@ -127,6 +130,7 @@ class StageWeights:
         replicas: Replicas,
         *,
         on_host: bool,
+        reduced_inside: bool = False,
         group: TensorGroup = ALONE,
         divisions: Mapping[str, Divisions] = MappingProxyType({}),
         experts: Mapping[str, Replicas] = MappingProxyType({}),
@@ -159,6 +163,9 @@ class StageWeights:
         self._sums: Sums = [None] * len(self._pairs)
         self._set_aside: dict[Op, Sums] = {}
         self._reduced: Sums = [None] * len(self._pairs)
+        for index, pair in enumerate(self._pairs):
+            if pair.replicas.scatters and not reduced_inside:
+                pair.working.register_post_accumulate_grad_hook(partial(self._scatter, index))
 
     def refresh(self) -> None:
         """Give the working parameters the masters' values; a host's wait for P."""
@@ -279,13 +286,21 @@ class StageWeights:
                 self._sums[index] = None
         return gradients
 
+    def _scatter(self, index: int, working: Tensor) -> None:
+        """Sum over replicas what a backward has just given to a parameter, and keep this one's rows alone."""
+        gradient, working.grad = working.grad, None
+        if gradient is not None:  # of a table that two stages share, each has a hook
+            self._reduce_one(index, gradient.to(self._pairs[index].master.dtype))
+
     def _reduce(self, gradients: Sums) -> None:
         for index, gradient in enumerate(gradients):
             if gradient is not None:
                 gradients[index] = None
                 used_here(gradient)  # backwards have made it, on the compute lane
-                replicas = self._pairs[index].replicas
-                self._reduced[index] = _plus(self._reduced[index], replicas.reduce(gradient))
+                self._reduce_one(index, gradient)
+
+    def _reduce_one(self, index: int, gradient: Tensor) -> None:
+        self._reduced[index] = _plus(self._reduced[index], self._pairs[index].replicas.reduce(gradient))
 
     def _give_gradients(self) -> None:
         for index, (_, master, *_) in enumerate(self._pairs):

@@ -27,8 +27,16 @@ State = Mapping[str, TensorShard]
 """A rank's shard of each tensor, by name."""
 
 
+OF_A_PART = " of the part "
+"""What stands before the place of a part of a parameter, in the name of a state that belongs to this part alone."""
+
+
 class OtherModelError(ValueError):
     """A checkpoint lacks a tensor, or has it in another shape."""
+
+
+class OtherPartsError(ValueError):
+    """A checkpoint lacks a state of a part of a parameter."""
 
 
 def tensors(state: State) -> dict[str, Tensor]:
@@ -65,12 +73,15 @@ class LoadPieces(DefaultLoadPlanner):
     def create_local_plan(self) -> LoadPlan:
         """Plan to read every block of this rank's tensors.
 
-        Raises OtherModelError if the checkpoint lacks a tensor or has it in another shape.
+        Raises OtherModelError if the checkpoint lacks a tensor or has it in another shape, OtherPartsError if it has a
+        state of other parts of a parameter alone.
         """
         assert self.metadata is not None
         items: list[ReadItem] = []
         for name, piece in self._state.items():
             found = self.metadata.state_dict_metadata.get(name)
+            if found is None and OF_A_PART in name:
+                raise OtherPartsError(name)
             if not isinstance(found, TensorStorageMetadata):
                 raise OtherModelError(f"it has no '{name}'")
             if found.size != piece.shape:

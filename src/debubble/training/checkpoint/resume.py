@@ -16,7 +16,7 @@ from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.api import CheckpointException
 
 from debubble.ir import InputError
-from debubble.training.checkpoint.dcp_planners import LoadPieces, OtherModelError, State, tensors
+from debubble.training.checkpoint.dcp_planners import LoadPieces, OtherModelError, OtherPartsError, State, tensors
 from debubble.training.checkpoint.folder import (
     DamagedError,
     Manifest,
@@ -121,6 +121,12 @@ def load(checkpoint: Path, state: State) -> None:
         state_dict_loader.load(tensors(state), storage_reader=reader, planner=LoadPieces(state))
     except (OSError, CheckpointException) as error:
         cause = first_failure(error)
+        if isinstance(cause, OtherPartsError):
+            raise InputError(
+                f"The optimizer's states in {checkpoint} have a form of their own (8 bits), which is not divided anew:"
+                " resume with the tensor, data, context and expert degrees and the ZeRO level that it was written with,"
+                " or train anew from saved weights (--load)."
+            ) from error
         if isinstance(cause, OtherModelError):
             raise InputError(f"The checkpoint {checkpoint} does not belong to this model: {cause}.") from error
         raise DamagedError(checkpoint, f"its tensors cannot be read ({type(cause).__name__})") from error

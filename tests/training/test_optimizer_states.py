@@ -1,0 +1,111 @@
+"""Whatever an optimizer keeps is in a checkpoint: a run that is resumed goes on bit for bit."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+import debubble as db
+from debubble.ir import InputError
+from debubble.runtime import Pipeline
+from debubble.training.checkpoint import folder as checkpoint_folder
+from debubble.training.checkpoint.resume import load
+from debubble.training.checkpoint.saver import Saver
+from debubble.training.checkpoint.state import make_states, state_of
+from debubble.training.options import TrainOptions
+from tests.support.runtime_cases import LLAMA, plan_of, run_threads
+from tests.support.training_cases import train_alone
+
+
+class EightBits(Optimizer):
+    """Momentum as codes with a scale for every row, and a count of steps that is Python's own."""
+
+    def __init__(self, params: Any, lr: float = 1e-3, weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                rows = parameter.grad.reshape(len(parameter), -1)
+                if not state:
+                    state["step"], state["codes"] = 0, torch.zeros(rows.numel(), dtype=torch.int8)
+                    state["scales"] = torch.zeros(len(rows))
+                state["step"] += 1
+                momentum = state["codes"].view_as(rows) * state["scales"][:, None]
+                momentum = momentum.lerp(rows, 0.1 + 0.9 / state["step"])
+                state["scales"].copy_(momentum.abs().amax(1) / 127)
+                state["codes"].copy_((momentum / state["scales"].clamp(min=1e-30)[:, None]).round().flatten())
+                parameter -= group["lr"] * momentum.view_as(parameter)
+
+
+@pytest.fixture
+def options(tmp_path: Path, plan_file: Any) -> TrainOptions:
+    (tmp_path / "text.txt").write_text("Ten green bottles, hanging on the wall; " * 40)
+    return TrainOptions(plan=plan_file(1), data=tmp_path / "text.txt", steps=6, warmup=1, learning_rate=0.01)
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        {"optimizer": "momentum"},
+        {"optimizer": "sgd"},
+        {"optimizer": "torch.optim:Adafactor"},
+        {"optimizer": f"{__name__}:EightBits"},
+    ],
+    ids=["momentum", "sgd", "adafactor", "8 bits"],
+)
+def test_a_resumed_run_goes_on_bit_for_bit(optimizer: Any, options: TrainOptions, tmp_path: Path) -> None:
+    options = replace(options, **optimizer)
+    whole = train_alone(options)
+    checkpoints = tmp_path / "checkpoints"
+    train_alone(replace(options, checkpoint=checkpoints, save_every=3, keep=9))
+    checkpoint_folder.latest(checkpoints).rename(tmp_path / "later")
+    resumed = train_alone(replace(options, checkpoint=checkpoints, resume=True))
+    assert [r.loss for r in resumed.reports] == [r.loss for r in whole.reports][3:]
+
+
+def states(plan: db.Plan) -> list[dict[str, Any]]:
+    """What each rank saves, by name."""
+
+    def of(pipeline: Pipeline) -> dict[str, Any]:
+        return dict(state_of(pipeline))
+
+    answers: list[dict[str, Any]] = run_threads(plan, of, ranks=plan.ranks, optimizer=EightBits)
+    return answers
+
+
+@pytest.mark.usefixtures("process_group")
+def test_states_of_8_bits_are_resumed_on_another_pipeline_and_refused_under_another_division(tmp_path: Path) -> None:
+    schedule = db.schedules["1f1b"](devices=1, micro_batches=2)
+    (whole,) = states(plan_of(schedule, LLAMA, dtype="fp32"))
+    first, last = states(plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), LLAMA, dtype="fp32"))
+    assert {**first, **last}.keys() == whole.keys()
+    saver = Saver(tmp_path, keep=1)
+    saver.save(whole, checkpoint_folder.RunProgress(step=1, samples=0, seed=0, model=LLAMA, recipe={}))
+    saver.wait()
+    checkpoint = checkpoint_folder.latest(tmp_path)
+    load(checkpoint, first)
+    (divided, _) = states(plan_of(schedule, LLAMA, tensor=2, dtype="fp32"))
+    with pytest.raises(InputError, match=r"have a form of their own \(8 bits\), which is not divided anew: resume"):
+        load(checkpoint, divided)
+
+
+def test_an_optimizer_makes_its_states_without_a_change_of_parameters() -> None:
+    parameter = torch.nn.Parameter(torch.ones(3, 2))
+    optimizer = torch.optim.AdamW([parameter], lr=0.1, weight_decay=0.5)
+    make_states(optimizer)
+    made: dict[str, Tensor] = optimizer.state[parameter]
+    assert {name: tensor.shape for name, tensor in made.items() if tensor.dim()} == {
+        "exp_avg": (3, 2), "exp_avg_sq": (3, 2)
+    }  # fmt: skip
+    assert torch.equal(parameter, torch.ones(3, 2))
+    assert parameter.grad is None
