@@ -1,11 +1,12 @@
 """A long run on four ranks, killed, resumed under other layouts and reordered meanwhile, beside one process.
 
-    python benchmarks/long_run.py [--case llama-100m] [--size full] [--output benchmarks/results/long_run.json]
+    python benchmarks/long_run.py [--case llama-100m] [--size full] [--folder FOLDER] [--output RESULT.json]
 
 `debubble train --online` trains on real text with a validation set.  A rank is killed, and the run is resumed on a
 shorter pipeline with replicas; the launcher is killed, and the run is resumed with tensor parallelism.  The reference
-is transformers' own model with torch's AdamW in one process.  A second one adds up the same micro-batches in the
-other order, which says how far rounding alone leads two runs apart.
+is transformers' own model with torch's AdamW in one process.  With `--rounding` a second one adds up the same
+micro-batches in the other order, which says how far rounding alone leads two runs apart.  What is done in a folder
+that is given is not done again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -108,16 +109,20 @@ def sequences(path: Path, length: int) -> Sequences:
 
 
 def mean_loss(model: Any, rows: torch.Tensor, *, learns: bool) -> float:
-    """The mean loss over the rows, one micro-batch each; their gradients add up on the parameters if it learns."""
-    total = 0.0
-    for row in rows.split(1):
-        output = model(input_ids=row[:, :-1])
-        loss = cross_entropy(output.logits.flatten(0, 1), row[:, 1:].flatten())
-        if getattr(output, "aux_loss", None) is not None:
+    """The mean loss over the rows; their gradients add up on the parameters if it learns.
+
+    Routers have an auxiliary loss for every micro-batch, which is a row.
+    """
+    total, routed = 0.0, bool(getattr(model.config, "output_router_logits", False))
+    for part in rows.split(1 if routed else len(rows)):
+        output = model(input_ids=part[:, :-1])
+        loss = cross_entropy(output.logits.flatten(0, 1), part[:, 1:].flatten())
+        if routed:
             loss = loss + model.config.router_aux_loss_coef * output.aux_loss
+        share = len(part) / len(rows)
         if learns:
-            (loss / len(rows)).backward()
-        total += float(loss.detach()) / len(rows)
+            (share * loss).backward()
+        total += share * float(loss.detach())
     return total
 
 
@@ -133,10 +138,9 @@ def reference(folder: Path, size: Size, *, reverse: bool) -> dict[str, Any]:
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": DECAY}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95), fused=True)
     text, held_out = sequences(folder / "train", size.length), sequences(folder / "validation.txt", size.length)
     losses, validation = [], {}
-    begin = time.monotonic()
     for step in range(size.steps):
         rate = learning_rate(step, peak=RATE, warmup=WARMUP, steps=size.steps)
         for group in optimizer.param_groups:
@@ -149,7 +153,7 @@ def reference(folder: Path, size: Size, *, reverse: bool) -> dict[str, Any]:
         if (step + 1) % validation_interval(size) == 0:
             with torch.no_grad():
                 validation[step + 1] = mean_loss(model, validation_rows(held_out), learns=False)
-    return {"losses": losses, "validation": validation, "seconds": time.monotonic() - begin}
+    return {"losses": losses, "validation": validation, "parameters": sum(p.numel() for p in model.parameters())}
 
 
 def validation_rows(held_out: Sequences) -> torch.Tensor:
@@ -185,13 +189,14 @@ class Run:
 
     def __init__(self, folder: Path, size: Size) -> None:
         self.folder, self.size, self.checkpoints = folder, size, folder / "checkpoints"
-        self.parts: list[Part] = []
-        (folder / "figures").mkdir()
+        (folder / "figures").mkdir(exist_ok=True)
+        self._done = folder / "parts.json"
+        self.parts = [Part(**part) for part in json.loads(self._done.read_text())] if self._done.exists() else []
 
     def under(self, model: Mapping[str, Any], layouts: Sequence[Mapping[str, int]]) -> None:
         """Train to the end, under one layout after the other."""
         ends = [self.kill_rank, self.kill_launcher, None]
-        for number, (layout, end) in enumerate(zip(layouts, ends, strict=True)):
+        for number, (layout, end) in list(enumerate(zip(layouts, ends, strict=True)))[len(self.parts) :]:
             plan = self.folder / f"layout{number}.json"
             save_plan(plan, model, layout, self.size.length)
             begin, resumed = time.monotonic(), newest(self.checkpoints)
@@ -207,6 +212,7 @@ class Run:
             switches = [f"step {entry['step']}: {entry['event']}" for entry in self._journal(plan)]
             seconds = time.monotonic() - begin
             self.parts.append(Part(layout, resumed, max(self.figures("train/loss")), ended, switches, seconds))
+            self._done.write_text(json.dumps([vars(part) for part in self.parts]))
             print(self.parts[-1], file=sys.stderr, flush=True)
 
     def figures(self, name: str) -> dict[int, float]:
@@ -277,42 +283,47 @@ def largest_difference(losses: Mapping[int, float], reference: Mapping[int, floa
     return {"relative": differences[step], "step": step}
 
 
-def compare(case: str, size: Size) -> dict[str, Any]:
+def once(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What is in the file, or else what is made and written there."""
+    if not path.exists():
+        path.write_text(json.dumps(make()))
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def compare(case: str, size: Size, folder: Path, *, rounding: bool) -> dict[str, Any]:
     """Train a model on four ranks and in one process."""
     model = {**MODELS[case], **size.model}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    if not (folder / "model").exists():
         write_texts(folder, size.length)
         torch.manual_seed(SEED)
         config = transformers.AutoConfig.for_model(**model)
-        initial = transformers.AutoModelForCausalLM.from_config(config)
-        initial.save_pretrained(folder / "model")
-        run = Run(folder, size)
-        run.under(model, LAYOUTS[case])
-        losses, validation = run.figures("train/loss"), run.figures("validation/loss")
-        one, reverse = (reference(folder, size, reverse=reverse) for reverse in (False, True))
-    by_step = dict(enumerate(one["losses"], 1))
-    if sorted(losses) != sorted(by_step):
-        raise SystemExit(f"The run has {len(losses)} losses of {len(by_step)} steps.")
-    return {
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder / "model")
+    run = Run(folder, size)
+    run.under(model, LAYOUTS[case])
+    losses, validation = run.figures("train/loss"), run.figures("validation/loss")
+    one = once(folder / "reference.json", lambda: reference(folder, size, reverse=False))
+    expected = dict(enumerate(one["losses"], 1))
+    expected_validation = {int(step): loss for step, loss in one["validation"].items()}
+    if losses.keys() != expected.keys():
+        raise SystemExit(f"The run has {len(losses)} losses of {len(expected)} steps.")
+    result = {
         "model": model,
-        "parameters": sum(p.numel() for p in initial.parameters()),
+        "parameters": one["parameters"],
         "steps": size.steps,
         "tokens_per_step": ROWS * size.length,
         "parts": [vars(part) for part in run.parts],
-        "loss": largest_difference(losses, by_step),
-        "validation": largest_difference(validation, one["validation"]),
-        "rounding": {
-            "loss": largest_difference(dict(enumerate(reverse["losses"], 1)), by_step),
-            "validation": largest_difference(reverse["validation"], one["validation"]),
-        },
+        "loss": largest_difference(losses, expected),
+        "validation": largest_difference(validation, expected_validation),
         "losses": [losses[step] for step in sorted(losses)],
         "reference_losses": one["losses"],
-        "reversed_losses": reverse["losses"],
         "validation_losses": validation,
-        "reference_validation_losses": one["validation"],
-        "reference_seconds": one["seconds"],
+        "reference_validation_losses": expected_validation,
     }
+    if rounding:
+        other = once(folder / "reversed.json", lambda: reference(folder, size, reverse=True))
+        result["rounding"] = largest_difference(dict(enumerate(other["losses"], 1)), expected)
+    return result
 
 
 def main() -> None:
@@ -322,12 +333,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--case", choices=[*MODELS], help="one of the models; both unless given")
     parser.add_argument("--size", choices=[*SIZES], default="full")
+    parser.add_argument("--folder", type=Path, help="keeps what is done; a temporary one unless given")
+    parser.add_argument("--rounding", action="store_true", help="train in one process once more, in another order")
     parser.add_argument("--output", type=Path, default=Path(__file__).with_name("results") / "long_run.json")
     arguments = parser.parse_args()
     before = json.loads(arguments.output.read_text()) if arguments.case and arguments.output.exists() else {}
     results = before.get("cases", {})
     for case in [arguments.case] if arguments.case else MODELS:
-        results[case] = {**measured_by(), **compare(case, SIZES[arguments.size])}
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = (arguments.folder or Path(temporary)) / case
+            folder.mkdir(parents=True, exist_ok=True)
+            compared = compare(case, SIZES[arguments.size], folder, rounding=arguments.rounding)
+        results[case] = {**measured_by(), **compared}
         arguments.output.write_text(json.dumps({"cases": results}, indent=1) + "\n")
     figures = {name: {k: v for k, v in case.items() if "losses" not in k} for name, case in results.items()}
     print(json.dumps(figures, indent=1))

@@ -62,8 +62,11 @@ def test_a_better_order_is_adopted_and_no_loss_or_weight_changes_by_a_bit(
     assert [name for name in weights if not torch.equal(weights[name], parameters[name])] == []
 
 
-def test_replicas_switch_together(tmp_path: Path) -> None:
-    plan = bad_plan(LLAMA, "fp32", costs=StageCosts.of(stages=2, activation=2, memory_limit=20), data=2, zero=1)
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_replicas_switch_together(zero: int, tmp_path: Path) -> None:
+    gathers = {"gathered": 1, "static": 2} if zero == 3 else {}
+    costs = StageCosts.of(stages=2, activation=2, memory_limit=20, **gathers)
+    plan = bad_plan(LLAMA, "fp32", costs=costs, data=2, zero=zero)
     controller = controlled(plan, tmp_path)
     losses, orders, _ = losses_and_parameters(plan, controller=controller)
     assert [order.name for order in orders] == ["gpipe"] * 4 + ["searched"] * 8
