@@ -85,7 +85,7 @@ class Size:
 
 SIZES = {
     "full": Size(model={}, length=32, steps=200, save_every=25, patience=40),
-    "tiny": Size(model=SMALL, length=16, steps=400, save_every=20, patience=150),
+    "tiny": Size(model=SMALL, length=16, steps=160, save_every=20, patience=40),
 }
 
 

@@ -64,7 +64,7 @@ def test_a_better_order_is_adopted_and_no_loss_or_weight_changes_by_a_bit(
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_replicas_switch_together(zero: int, tmp_path: Path) -> None:
-    gathers = {"gathered": 1, "static": 2} if zero == 3 else {}
+    gathers: Any = {"gathered": 1, "static": 2} if zero == 3 else {}
     costs = StageCosts.of(stages=2, activation=2, memory_limit=20, **gathers)
     plan = bad_plan(LLAMA, "fp32", costs=costs, data=2, zero=zero)
     controller = controlled(plan, tmp_path)
