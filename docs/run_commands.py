@@ -1,7 +1,8 @@
 """Runs the commands of README and docs: `make docs-check`, or `python docs/run_commands.py [PAGE ...]`.
 
-The commands of a page run in one empty folder, in order.  Those that need files of the reader's own, a GPU or the
-network are listed and not run; that they are called correctly is held by tests/test_documentation.py.
+The commands of a page run in one folder with nothing but `examples`, in order.  Those that need files of the reader's
+own, a GPU or the network are listed and not run; that they are called correctly is held by
+tests/test_documentation.py.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,9 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-OWN = re.compile(
-    r"path/to|my-text|config\.json|runs/|trace\.json|pretrain|cuda|torchrun|HOST|MODEL|PLAN|FILE|NAME|\.\.\."
-)
+OWN = re.compile(r"path/to|my-text|config\.json|runs/|cuda|torchrun|HOST|MODEL|PLAN|FILE|NAME|\.\.\.")
 """What stands for something of the reader's own."""
 UNENDING = ("serve",)
 WRITES = ("-o", "--html", "--png", "--svg", "--pdf", "--perfetto", "--trace")
@@ -62,6 +62,7 @@ def main(names: list[str]) -> int:
         if names and page.name not in names:
             continue
         with tempfile.TemporaryDirectory() as folder:
+            shutil.copytree(ROOT / "examples", Path(folder) / "examples")
             for command in commands(page):
                 if not runnable(command, Path(folder)):
                     print(f"{page.name}: not run: {command}", flush=True)

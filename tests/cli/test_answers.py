@@ -77,6 +77,23 @@ def test_show_answers_as_its_schema_says(
         assert json.loads(msgspec.json.encode(msgspec.convert(answer, ANSWERS["show"]))) == answer
 
 
+@pytest.mark.parametrize(
+    ("command", "arguments"), [("compare", ("plan.json", "trace.json")), ("export", ("plan.json", "--to", "torch"))]
+)
+def test_compare_and_export_answer_as_their_schemas_say(
+    command: str,
+    arguments: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small_plan().save("plan.json")
+    trace_of(small_plan()).save("trace.json")
+    answer = printed(capsys, monkeypatch, command, *arguments)
+    assert json.loads(msgspec.json.encode(msgspec.convert(answer, ANSWERS[command]))) == answer
+
+
 def test_import_answers_as_its_schema_says(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

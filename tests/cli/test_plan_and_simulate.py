@@ -224,7 +224,7 @@ def test_the_answer_of_a_model_is_explained(run) -> None:  # type: ignore[no-unt
     assert "tokens/s" in words
     assert "days for 1e+09 tokens" in words
     assert "is fullest: weights" in words
-    assert "would help most" in words
+    assert "would shorten" in words
     assert "No plan takes less than" in words
     assert "--details shows" in hint
     assert "Share of the step, per device" not in out

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 import typer
 import yaml
+from typer.testing import CliRunner
 
 from debubble.cli.app import with_all_commands
 from debubble.cli.help import CommandGroup
+from debubble.errors import InputError
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 
 
 def run(name: str, folder: Path) -> str:
@@ -54,6 +59,23 @@ def test_a_planner_of_ones_own_answers_and_adapipe_is_no_slower(tmp_path: Path) 
     assert adapipe <= own
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "megatron examples/jobs/pretrain_llama3_8b.sh",
+        "torchtitan examples/jobs/llama3_8b.toml",
+        "deepspeed examples/jobs/ds_config.json --model llama3-8b --pipeline 8 --sequence-length 4096",
+    ],
+)
+def test_a_job_of_another_framework_is_read_as_it_is(call: str) -> None:
+    words = ["import", *call.split(), "--cluster", "8xA100-40GB", "--as-it-is", "--json"]
+    words[2] = str(ROOT / words[2])
+    answer = json.loads(CliRunner().invoke(with_all_commands(), words).stdout)
+
+    assert answer["degrees"]["pipeline"] == 8
+    assert answer["yours"]["step_time"] > 0
+
+
 def test_the_slurm_script_is_a_script_and_its_call_is_right() -> None:
     script = EXAMPLES / "slurm.sh"
     subprocess.run(["bash", "-n", str(script)], check=True)
@@ -72,6 +94,19 @@ def test_the_kubernetes_jobs_call_is_right() -> None:
     check_call(container["args"][2:])
 
 
+def test_the_container_file_copies_files_and_installs_extras_that_there_are() -> None:
+    words = (ROOT / "Containerfile").read_text()
+    copied = [name for line in re.findall(r"^COPY (?!--from)(.*) \S+$", words, re.MULTILINE) for name in line.split()]
+    [extras] = re.findall(r"\.whl\)\[(.*?)\]", words)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    assert copied == ["pyproject.toml", "README.md", "LICENSE", "src"]
+    assert [name for name in copied if not (ROOT / name).exists()] == []
+    assert set(extras.split(",")) <= set(project["optional-dependencies"])
+    assert {Path(project["readme"]).name, *project["license-files"]} <= set(copied)
+    assert re.findall(r'ENTRYPOINT \["(.*)"\]', words) == list(project["scripts"])
+
+
 def test_a_wrong_call_would_be_found() -> None:
-    with pytest.raises(Exception, match="No such option"):
+    with pytest.raises(InputError, match="There is no option '--dta'; did you mean '--data'"):
         check_call(["train", "plan.json", "--dta", "text"])

@@ -11,7 +11,11 @@ import pytest
 
 import debubble as db
 from debubble.ir import Origin, PlannedUnit, WhatIf
+from debubble.ir.degrees import Degrees
+from debubble.planners.degrees import Job, Misfit
+from debubble.planners.degrees.remedies import Remedy
 from debubble.views import Scene, views
+from debubble.views.html.misfit import misfit_page
 from tests.support.browsers import CHROMIUM
 from tests.views.scenes import small_plan, trace_of
 
@@ -116,7 +120,7 @@ def test_without_planned_changes_the_page_says_how_much_of_the_step_its_advice_i
 def test_a_plan_of_costs_is_told_what_its_idle_time_is_about() -> None:
     text = words(page(Scene.predicted(small_plan())))
 
-    assert "What would help? More micro-batches or fewer pipeline devices would help most." in text
+    assert "What would help? More micro-batches or fewer pipeline devices." in text
     assert re.search(r"At stake is what filling and draining the pipeline takes: [0-9.]+% of the devices' time", text)
 
 
@@ -148,6 +152,26 @@ def test_the_page_has_what_would_help_if_that_was_planned() -> None:
     text = words(page(Scene.predicted(replace(small_plan(), what_ifs=(more,)))))
 
     assert "What would help? 10% more memory: 9.5 s, 50.0% faster per sequence." in text
+
+
+def test_the_page_has_what_would_help_by_quick_plans_compared_with_each_other() -> None:
+    same, more = (
+        WhatIf(change=change, lever=False, step_time=step, seconds_per_sequence=step / 4, quick=True)
+        for change, step in (("nothing changed", 20.0), ("10% more memory", 15.0))
+    )
+    text = words(page(Scene.predicted(replace(small_plan(), what_ifs=(same, more)))))
+
+    assert "What would help? 10% more memory: 25.0% faster per sequence." in text
+
+
+def test_the_page_of_a_misfit_says_what_would_be_on_the_host_and_breaks_no_option() -> None:
+    job = Job(model=db.models["llama-tiny"], cluster=db.Cluster.parse("2xA100-80GB"), global_batch=4)
+    more = Remedy(change="--cluster 4xA100-80GB", degrees=Degrees(), step_time=2.0, on_host="optimizers")
+    origin = Origin(command="debubble plan", date="2026-11-22", version="0.1.0")
+    text = misfit_page(Misfit(job=job, reason="Why.", remedies=(more,)), origin=origin).decode()
+
+    assert "A step then takes 2 s, with optimizers on the host." in words(text)
+    assert '<span class="option">--cluster</span> 4xA100-80GB' in text
 
 
 def test_the_partition_is_a_strip_per_device_with_recomputation_and_offload() -> None:

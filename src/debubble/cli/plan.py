@@ -70,22 +70,24 @@ def plan(
             nearest = nearest_plans(result, lambda name: plan_for(name, status))
         if output.why:
             status.update("Planning what would help ...")
-            result = replace(result, what_ifs=_what_ifs(result, search))
+            what_ifs = _what_ifs(result, search)
+        else:
+            status.update("Trying what would help ...")
+            what_ifs = _quick_what_ifs(result, asked)
     if result.degree_search is not None and result.degree_search.interrupted:
         log().print("Interrupted: this is the best so far.")
-    result = replace(result, origin=this_call())
+    result = replace(result, what_ifs=what_ifs, origin=this_call())
     scene = _scene(result)
     _write(result, scene, output)
-    quick = () if output.why else _quick_what_ifs(result, asked)
     if output.json:
         from debubble.cli.plan_answer import plan_dict
 
-        print_answer(**plan_dict(result, scene, tokens=output.tokens, nearest=nearest, front=front, quick=quick))
+        print_answer(**plan_dict(result, scene, tokens=output.tokens, nearest=nearest, front=front))
     else:
         from debubble.views.plan_table import render
 
         answer = render(
-            result, scene, tokens=output.tokens, details=output.details, nearest=nearest, front=front, quick=quick,
+            result, scene, tokens=output.tokens, details=output.details, nearest=nearest, front=front,
             elsewhere={} if nearest or not isinstance(request, ModelRequest) else _elsewhere(result, asked),
         )  # fmt: skip
         console().print(answer)

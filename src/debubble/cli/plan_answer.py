@@ -20,7 +20,6 @@ def plan_dict(
     tokens: float | None,
     nearest: Sequence[NearestPlan],
     front: Sequence[ConfigurationSummary],
-    quick: tuple[WhatIf, ...],
 ) -> dict[str, Any]:
     """The keys of `answers.PlanAnswer`, but for the version.
 
@@ -30,7 +29,6 @@ def plan_dict(
         tokens: How many tokens are to be trained on; None: the days are not told.
         nearest: The plans of all targets, if they were asked for.
         front: The Pareto front of time and memory, if it was asked for.
-        quick: What would help by quick plans.
     """
     timeline, step_time = scene.timeline, scene.step_time
     why = explanation(plan, timeline, float(step_time))
@@ -58,8 +56,7 @@ def plan_dict(
         "remarks": list(scene.remarks),
         **({} if why is None else explanation_dict(plan, why)),
         **({} if why is None or tokens is None else {"days": why.days(tokens)}),
-        **(_what_if_dict(plan.what_ifs) if plan.what_ifs else {}),
-        **({"quick_advice": _what_if_dict(quick)["advice"]} if quick else {}),
+        **_what_if_dict(plan.what_ifs),
         **({} if plan.degree_search is None else _search_dict(plan.degree_search)),
         **({"pareto": [asdict(each) for each in front]} if front else {}),
         **({"targets": [asdict(each) for each in nearest]} if nearest else {}),
@@ -67,12 +64,16 @@ def plan_dict(
 
 
 def _what_if_dict(changes: Sequence[WhatIf]) -> dict[str, Any]:
-    """The planned changes for the JSON object: those that take a lever away, and those that are advice."""
+    """The changes for the JSON object: those that take a lever away, and those that are advice."""
     keys = "change", "step_time", "seconds_per_sequence"
-    rows = [(each.lever, {key: getattr(each, key) for key in keys}) for each in changes]
+    rows = [(each, {key: getattr(each, key) for key in keys}) for each in changes]
+    if not rows:
+        return {}
+    if changes[0].quick:
+        return {"quick_advice": [row for _, row in rows]}
     return {
-        "levers": [row for lever, row in rows if lever],
-        "advice": [row for lever, row in rows if not lever],
+        "levers": [row for each, row in rows if each.lever],
+        "advice": [row for each, row in rows if not each.lever],
     }
 
 

@@ -135,12 +135,14 @@ class WhatIf:
         lever: Whether it takes a lever away, rather than giving the plan something.
         step_time: Seconds of a step; None: nothing fits.
         seconds_per_sequence: The step's seconds over its sequences.
+        quick: Whether it is a quick plan's, which compares with the quick plan of the unchanged problem alone.
     """
 
     change: str
     lever: bool
     step_time: float | None
     seconds_per_sequence: float | None
+    quick: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

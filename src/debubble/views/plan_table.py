@@ -10,11 +10,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from debubble.formatting import time_words
-from debubble.ir import Kind, Plan, WhatIf
+from debubble.ir import Kind, Plan
 from debubble.ir.degrees import ConfigurationSummary
 from debubble.planners.analysis.explanation import explanation
 from debubble.planners.analysis.nearest import NearestPlan, plan_runs_in
-from debubble.planners.analysis.what_if import quick_words, what_if_lines
+from debubble.planners.analysis.what_if import what_if_lines
 from debubble.planners.robustness import JITTER, LINKS, STRAGGLER
 from debubble.targets.target import targets
 from debubble.views.memory_table import memory_table, memory_words
@@ -30,6 +30,10 @@ from debubble.views.rows import (
 from debubble.views.scene import Scene
 from debubble.views.summary import bound_words, pace_words, why_not_faster
 from debubble.views.terminal import device_table, headline, remark_lines, rich_table, stage_table
+from debubble.views.titles import subject
+
+SHORT = 3
+"""Choices of degrees that are shown where no details are asked for."""
 
 
 def render(
@@ -40,7 +44,6 @@ def render(
     details: bool = True,
     nearest: Sequence[NearestPlan] = (),
     front: Sequence[ConfigurationSummary] = (),
-    quick: tuple[WhatIf, ...] = (),
     elsewhere: Mapping[str, float] = MappingProxyType({}),
 ) -> RenderableType:
     """The answer in a dozen lines: the step, the pace, the plan, its memory, what binds, and what others found.
@@ -52,12 +55,10 @@ def render(
         details: Whether stages, devices and every planner's answer follow.
         nearest: The plans of all targets, if they were asked for.
         front: The Pareto front of time and memory, if it was asked for.
-        quick: What would help by quick plans.
         elsewhere: How many times as long quick plans take in the targets that do not run the plan.
     """
-    advice = [*what_if_lines(plan, float(scene.step_time), plan.what_ifs), *filter(None, [quick_words(plan, quick)])]
     parts: list[RenderableType] = [
-        Text(f"{plan.schedule.name}, planned by {plan.planner}{_for_target(plan)}", style="bold"),
+        Text(_title(plan), style="bold"),
         *([Text(_cut_off(plan), style="bold red")] if plan.cut_off else []),
         Text(
             "\n".join(
@@ -65,16 +66,16 @@ def render(
                     headline(scene),
                     *model_lines(plan, scene, tokens=tokens),
                     *_elsewhere(elsewhere),
-                    bound_words(plan, scene),
+                    bound_words(plan, scene, argument=details),
                     *_judgement(plan, scene),
-                    *advice,
+                    *what_if_lines(plan, float(scene.step_time)),
                 ]
             )
         ),
         *remark_lines(scene),
     ]
     if plan.degree_search is not None:
-        parts.append(rich_table(configuration_rows(plan.degree_search)))
+        parts.append(rich_table(configuration_rows(plan.degree_search, most=None if details else SHORT)))
     if front:
         parts.append(rich_table(pareto_rows(front)))
     if nearest:
@@ -159,8 +160,11 @@ def _judgement(plan: Plan, scene: Scene) -> Iterator[str]:
     )
 
 
-def _for_target(plan: Plan) -> str:
-    return "" if plan.target is None else f" for {targets[plan.target].title}"
+def _title(plan: Plan) -> str:
+    """The answer to the first question, and who gave it."""
+    target = "" if plan.target is None else f" for {targets[plan.target].title}"
+    found = f"{plan.schedule.name}, planned by {plan.planner}{target}"
+    return found if plan.model is None else f"{subject(plan)} fits: {found}"
 
 
 def _partition_words(plan: Plan) -> str:

@@ -135,13 +135,14 @@ def _step(candidate: CandidateSummary) -> float:
 CONFIGURATION_COLUMNS = ("degrees", "step", "tokens/s/GPU", "MFU", "memory")
 
 
-def configuration_rows(search: DegreeSearch) -> Rows:
+def configuration_rows(search: DegreeSearch, *, most: int | None = None) -> Rows:
     """The best choices of degrees, fastest first; those that take the same step are one row, of the least memory."""
+    best = search.configurations[:most]
     left = f"; {search.unplanned} were not looked at within the effort" if search.unplanned else ""
     return Rows(
-        title=f"Degrees: the best {len(search.configurations)} of {search.legal}",
+        title=f"Degrees: the best {len(best)} of {search.legal}",
         columns=CONFIGURATION_COLUMNS,
-        rows=[_configuration_row(equal) for equal in _equal_steps(search.configurations)],
+        rows=[_configuration_row(equal) for equal in _equal_steps(best)],
         texts=frozenset({"degrees"}),
         caption=f"{search.too_large} do not fit, {search.slower} cannot be faster{left}.",
     )

@@ -168,12 +168,12 @@ def why_not_faster(scene: Scene) -> str:
     return f"The critical path spends {', '.join(words)}."
 
 
-def bound_words(plan: Plan, scene: Scene) -> str:
-    """A sentence on the lower bound, and how far the step is from it."""
+def bound_words(plan: Plan, scene: Scene, *, argument: bool = True) -> str:
+    """A sentence on the lower bound, and how far the step is from it; with the argument, a second on what it counts."""
     gap = max(0.0, float((scene.step_time - plan.lower_bound) / scene.step_time))
     which = "No plan with these degrees" if plan.degree_search is not None else "No plan"
     bound = time_words(plan.lower_bound, seconds=scene.seconds)
-    counted = "" if plan.bound_argument is None else f"  The bound counts {plan.bound_argument}."
+    counted = "" if plan.bound_argument is None or not argument else f"  The bound counts {plan.bound_argument}."
     return f"{which} takes less than {bound}: the gap is {100 * gap:.1f}%.{counted}"
 
 

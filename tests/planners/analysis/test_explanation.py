@@ -57,7 +57,7 @@ def test_tensor_parallelism_has_collectives_and_recomputation_is_named() -> None
 
 def test_few_micro_batches_bind_by_filling_and_draining() -> None:
     assert "filling and draining the pipeline" in explained(micro_batches=4).binding
-    assert "more micro-batches or fewer pipeline devices would help most" in explained(micro_batches=4).binding
+    assert "which more micro-batches or fewer pipeline devices would shorten" in explained(micro_batches=4).binding
 
 
 def test_a_single_device_binds_by_computing() -> None:

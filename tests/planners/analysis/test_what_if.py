@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import debubble as db
 from debubble.ir import Plan, WhatIf
-from debubble.planners.analysis.what_if import quick_what_ifs, quick_words, what_if_lines, what_ifs
+from debubble.planners.analysis.what_if import quick_what_ifs, what_if_lines, what_ifs
 from debubble.planners.plan_model import step_time, tail_of
 
 
@@ -59,14 +60,16 @@ def test_quick_plans_are_compared_with_a_quick_plan() -> None:
     assert first.change == "nothing changed"
     assert first.seconds_per_sequence is not None
     best = min(other.seconds_per_sequence or 1e9 for other in others)
-    assert f"{100 * (1 - best / first.seconds_per_sequence):.1f}% faster" in quick_words(plan, (first, *others))
+    [line] = what_if_lines(replace(plan, what_ifs=(first, *others)), 1.0)
+    assert f"{100 * (1 - best / first.seconds_per_sequence):.1f}% faster" in line
 
 
 def test_where_no_quick_plan_fits_none_says_what_would_help() -> None:
     costs = db.StageCosts.of(stages=2)
     schedule = db.schedules["1f1b"](devices=2, micro_batches=2)
     plan = Plan(planner="none", schedule=schedule, costs=costs, lower_bound=0, partition=((), ()))
-    assert quick_words(plan, quick_what_ifs(plan)) == ""
+    assert quick_what_ifs(plan) == ()
+    assert what_if_lines(plan, 1.0) == []
 
 
 def test_changes_are_told_per_sequence() -> None:
@@ -75,7 +78,7 @@ def test_changes_are_told_per_sequence() -> None:
     twice = WhatIf(
         change="twice the micro-batches", lever=False, step_time=1.8 * step, seconds_per_sequence=0.9 * step / 4
     )
-    lines = what_if_lines(plan, step, (without, twice))
+    lines = what_if_lines(replace(plan, what_ifs=(without, twice)), step)
     assert lines[0] == "Without a lever (planned): no offload: nothing fits."
     assert lines[1].endswith("10.0% faster per sequence.")
     assert lines[1].startswith("What would help (planned): twice the micro-batches: ")

@@ -178,10 +178,9 @@ class Explanation:
 
     @property
     def binding(self) -> str:
-        """A sentence that says what binds, and what would help most."""
-        if self.advice is None:
-            return f"{self.shares}; {self.memory_words}."
-        return f"{self.shares}: {self.advice}; {self.memory_words}."
+        """A sentence that says what binds, and what would shorten it."""
+        remedy = "" if self.advice is None else f", which {ADVICE[self._most.cause]} would shorten"
+        return f"{self.shares}{remedy}; {self.memory_words}."
 
     @property
     def shares(self) -> str:
@@ -199,10 +198,8 @@ class Explanation:
 
     @property
     def advice(self) -> str | None:
-        """The clause that says what would help most; None where hardly anything but computing takes time."""
-        if self._most.seconds < MUCH * self.step_time:
-            return None
-        return f"{ADVICE[self._most.cause]} would help most"
+        """What would shorten the cause that takes most beside computing; None where all take hardly any time."""
+        return None if self._most.seconds < MUCH * self.step_time else ADVICE[self._most.cause].removesuffix(",")
 
     @property
     def at_stake(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ plan's own problem.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -77,9 +77,10 @@ def quick_what_ifs(plan: Plan) -> tuple[WhatIf, ...]:
     for change in _changes(plan, effort=0.0, deadline=None):
         if not change.lever:
             try:
-                found.append(change.taking(quick_step(change.problem)[0]))
+                seconds = quick_step(change.problem)[0]
             except DebubbleError:
-                found.append(change.taking(float("inf")))
+                seconds = float("inf")
+            found.append(replace(change.taking(seconds), quick=True))
             if found[0].step_time is None:
                 return ()
     return tuple(found)
@@ -125,15 +126,18 @@ def gains(plan: Plan, step_time: float, changes: tuple[WhatIf, ...]) -> list[Gai
         direction = "slower" if share > 0 else "faster"
         much = f"{100 * abs(share):.1f}% {direction} per sequence"
         how = much if abs(share) >= NOTICED else "nothing faster was found"
-        return Gain(what_if=change, share=share, words=f"{change.change}: {change.step_time:.4g} s, {how}")
+        step = "" if change.quick else f"{change.step_time:.4g} s, "
+        return Gain(what_if=change, share=share, words=f"{change.change}: {step}{how}")
 
     return list(map(gain, changes))
 
 
-def what_if_lines(plan: Plan, step_time: float, changes: tuple[WhatIf, ...]) -> list[str]:
-    """Say in lines for people what each lever brings, and what would help."""
+def what_if_lines(plan: Plan, step_time: float) -> list[str]:
+    """Say in lines for people what each lever brings, and what would help; nothing where no change was planned."""
     titles = {True: "Without a lever", False: "What would help"}
-    told = gains(plan, step_time, changes)
+    told = gains(plan, step_time, plan.what_ifs)
+    if told and told[0].what_if.quick:
+        return [quick_words(told)]
     groups = ((title, [gain.words for gain in told if gain.what_if.lever is lever]) for lever, title in titles.items())
     return [f"{title} (planned): {'; '.join(words)}." for title, words in groups if words]
 
@@ -142,13 +146,15 @@ MOST = 3
 """Changes that quick plans tell."""
 
 
-def quick_words(plan: Plan, changes: tuple[WhatIf, ...]) -> str:
-    """Say in a sentence which of the changes help most by quick plans; nothing if there are none."""
-    if not changes:
-        return ""
-    helping = sorted((gain for gain in gains(plan, 0.0, changes) if gain.helps), key=lambda gain: gain.share or 0.0)
-    told = "; ".join(f"{gain.what_if.change}: {-100 * (gain.share or 0.0):.1f}% faster" for gain in helping[:MOST])
-    return f"What would help, per sequence, by quick plans: {told or 'nothing that was tried'}."
+def helping(told: Sequence[Gain]) -> list[Gain]:
+    """The changes that help, the best first; those that take a lever away are none."""
+    return sorted((gain for gain in told if gain.helps and not gain.what_if.lever), key=lambda gain: gain.share or 0.0)
+
+
+def quick_words(told: Sequence[Gain]) -> str:
+    """Say in a sentence which of the changes help most by quick plans."""
+    best = "; ".join(f"{g.what_if.change}: {-100 * (g.share or 0.0):.1f}% faster" for g in helping(told)[:MOST])
+    return f"What would help, per sequence, by quick plans: {best or 'nothing that was tried'}."
 
 
 @dataclass(frozen=True, kw_only=True)

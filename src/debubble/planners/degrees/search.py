@@ -47,7 +47,7 @@ RESCUED = 4
 MUCH_FASTER = 1.1
 """Factor by which such a choice must promise to be faster, where others fit."""
 
-QUICK = "degrees"
+QUICK = "quick plan"
 """Name of a quick plan's planner."""
 
 K = TypeVar("K", bound=Hashable)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from debubble.views.palette import THEMES
+
+
+def unbroken(text: str) -> Markup:
+    """The text, with options of the command line that no line breaks."""
+    return Markup(re.sub(r"--[a-z][a-z-]*", r'<span class="option">\g<0></span>', str(escape(text))))
 
 
 def render(template: str, **entries: Any) -> bytes:
@@ -15,4 +22,5 @@ def render(template: str, **entries: Any) -> bytes:
         loader=PackageLoader("debubble.views"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
+    environment.filters["unbroken"] = unbroken
     return environment.get_template(template).render(themes=THEMES, **entries).encode()

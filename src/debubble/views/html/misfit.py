@@ -44,8 +44,9 @@ def _answers(found: Misfit) -> list[dict[str, Any]]:
     help_: dict[str, Any] = {"answer": "No change that was tried.", "more": []}
     if found.remedies:
         first, *others = found.remedies
-        step = f"A step then takes {time_words(first.step_time, seconds=True)}."
-        call = "These were tried, with quick plans; what is given twice in a call counts as it is given last."
+        host = "" if first.on_host is None else f", with {first.on_host} on the host"
+        step = f"A step then takes {time_words(first.step_time, seconds=True)}{host}."
+        call = "These were tried and fit; what is given twice in a call counts as it is given last."
         help_ = {"answer": f"Add {first.change}", "more": [step, *(f"Or {other}." for other in others), call]}
     return [
         {"question": "Does it fit?", "answer": "No", "more": [states]},

@@ -8,7 +8,7 @@ from typing import Any
 from debubble.formatting import percent, size_words, time_words
 from debubble.ir import Kind, Plan
 from debubble.planners.analysis.explanation import ADVICE, FILLING, MUCH, Explanation, explanation
-from debubble.planners.analysis.what_if import gains
+from debubble.planners.analysis.what_if import gains, helping
 from debubble.simulator import Cause
 from debubble.views.html.strips import memory_bars, partition_strip
 from debubble.views.palette import KIND_COLORS
@@ -74,12 +74,16 @@ def _fit(scene: Scene, why: Explanation | None) -> dict[str, Any]:
 
 
 def _help(plan: Plan, scene: Scene, why: Explanation | None) -> dict[str, Any]:
-    if told := gains(plan, float(scene.step_time), plan.what_ifs):
-        advice = sorted((g for g in told if not g.what_if.lever), key=lambda g: (g.share is None, g.share))
-        best = advice[0] if advice and advice[0].helps else None
-        answer = "None of the changes that were planned." if best is None else _sentence(best.words)
-        others = [g.words for g in told if g is not best]
+    told = gains(plan, float(scene.step_time), plan.what_ifs)
+    best = helping(told)
+    if told and not told[0].what_if.quick:
+        answer = _sentence(best[0].words) if best else "None of the changes that were planned."
+        others = [gain.words for gain in told if gain not in best[:1]]
         return {"answer": answer, "more": ["Planned too:", *map(_sentence, others)]}
+    if best:
+        others = [gain.words for gain in best[1:]]
+        rest = "Quick plans, compared with a quick plan of the same job; with --why the call below plans every change."
+        return {"answer": _sentence(best[0].words), "more": [*map(_sentence, others), rest]}
     if why is None:
         return _help_by_idle_time(scene)
     answer = "more devices, faster ones, or a narrower dtype" if why.advice is None else why.advice
@@ -96,7 +100,7 @@ def _help_by_idle_time(scene: Scene) -> dict[str, Any]:
     if share < MUCH:
         return {"answer": "Less work: the devices are hardly ever idle.", "more": []}
     stake = f"At stake is what {most} takes: {100 * share:.1f}% of the devices' time."
-    return {"answer": _sentence(f"{ADVICE[most]} would help most"), "more": [stake]}
+    return {"answer": _sentence(ADVICE[most].removesuffix(",")), "more": [stake]}
 
 
 def _sentence(words: str) -> str:

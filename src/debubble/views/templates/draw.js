@@ -79,9 +79,14 @@
     if (row.compute)
       for (const [start, end, cause] of row.scene.devices[row.device].bubbles)
         if (end > from && start < to) fill(line, (start - from) * scale, (end - from) * scale, colors.causePixels[cause], 0);
-    for (let i = row.after(from); i < row.length && row.start[i] < to; i++) {
-      const x = (row.start[i] - from) * scale, end = (row.end[i] - from) * scale, wide = end - x > 4 * ratio;
-      const palette = view.pinned === null || row.microBatch[i] === view.pinned ? colors.pixels : colors.pale;
+    // Where many operations share a pixel, its first one stands for them, and the pinned one for all.
+    const { length, start: starts, end: ends, microBatch } = row, { pinned } = view, pixelTime = 1 / scale;
+    let painted = -Infinity;
+    for (let i = row.after(from); i < length && starts[i] < to; i++) {
+      if (ends[i] <= painted && ends[i] - starts[i] < pixelTime && microBatch[i] !== pinned) continue;
+      const x = (starts[i] - from) * scale, end = (ends[i] - from) * scale, wide = end - x > 4 * ratio;
+      if (end - x < 1) painted = from + (Math.round(x) + 0.5) * pixelTime;
+      const palette = pinned === null || microBatch[i] === pinned ? colors.pixels : colors.pale;
       const chunk = chunkOf[row.stage[i]];
       fill(line, x, wide ? end - ratio : end, palette[row.kind[i]][chunk]);
       if (row.recompute.length && row.recompute[i] && end - x > 2)
@@ -129,8 +134,8 @@
   }
 
   function scaleOf(width) {
-    const factor = (width - left() - RIGHT) / (view.to - view.from);
-    return time => left() + (time - view.from) * factor;
+    const origin = left(), from = view.from, factor = (width - origin - RIGHT) / (view.to - from);
+    return time => origin + (time - from) * factor;
   }
 
   function drawScene(canvas, scene) {
@@ -198,6 +203,7 @@
   function drawMemory(g, scene, device, x, width) {
     const floor = device.bottom, y = held => floor - held / scene.mostMemory * (MEMORY - 2);
     const { times, levels } = device, right = width - RIGHT, end = Math.min(x(scene.makespan), right + 2);
+    const pixelTime = (view.to - view.from) / (right - left());
     let at = 0, level = levels[0], low = 0, high = times.length;
     while (low < high) { const m = (low + high) >> 1; if (times[m] <= view.from) low = m + 1; else high = m; }
     at = low;
@@ -205,12 +211,11 @@
     g.beginPath();
     g.moveTo(Math.max(x(0), left() - 2), floor);
     g.lineTo(Math.max(x(0), left() - 2), y(level));
-    for (let pixel = -1; at < times.length && times[at] <= view.to;) {
-      const px = x(times[at]), column = Math.round(px);
+    while (at < times.length && times[at] <= view.to) {
+      const px = x(times[at]), until = times[at] + (Math.round(px) + 0.5 - px) * pixelTime;
       g.lineTo(px, y(level));
-      pixel = column;
       let most = level;
-      for (; at < times.length && Math.round(x(times[at])) === pixel; at++) { level = levels[at]; most = Math.max(most, level); }
+      do { level = levels[at++]; most = Math.max(most, level); } while (at < times.length && times[at] < until);
       g.lineTo(px, y(most));
       g.lineTo(px, y(level));
     }
