@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-OWN = re.compile(r"path/to|my-text|config\.json|runs/|cuda|torchrun|HOST|MODEL|PLAN|FILE|NAME|\.\.\.")
+OWN = re.compile(r"path/to|my-text|\bconfig\.json|runs/|cuda|torchrun|HOST|MODEL|PLAN|FILE|NAME|\.\.\.")
 """What stands for something of the reader's own."""
 UNENDING = ("serve",)
 WRITES = ("-o", "--html", "--png", "--svg", "--pdf", "--perfetto", "--trace")
