@@ -14,7 +14,7 @@ from debubble.costs.operators import MEGATRON, Framework
 from debubble.ir import RunOptions
 from debubble.ir.degrees import Degrees
 from debubble.models import Model, models
-from debubble.models.config import Experts
+from debubble.models.architecture import Experts
 from debubble.planners.degrees import Job
 
 

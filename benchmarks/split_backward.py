@@ -18,10 +18,10 @@ import torch
 from provenance import measured_by
 
 from debubble.models import ModelConfig
-from debubble.runtime.execution.stage import Stage
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.memory.recomputation import directly
 from debubble.runtime.models.build import build_stage
+from debubble.runtime.models.stage import Stage
 from debubble.runtime.models.units import MicroBatch
 
 BLOCK = {

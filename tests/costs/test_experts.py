@@ -12,7 +12,8 @@ from debubble.costs.operators import DIRECT, Operator, Shapes, collectives, mlp
 from debubble.costs.speed import Speed
 from debubble.ir import RunOptions
 from debubble.models import models
-from debubble.models.config import Experts, ModelConfig
+from debubble.models.architecture import Experts
+from debubble.models.config import ModelConfig
 
 MIXTRAL = models["mixtral-8x7b"]
 LENGTH = 4096

@@ -15,7 +15,7 @@ from debubble.costs.speed import Speed
 from debubble.costs.units import Partition
 from debubble.ir import InputError, Placement, RunOptions
 from debubble.models import ModelConfig, models
-from debubble.models.config import Experts, Mlp
+from debubble.models.architecture import Experts, Mlp
 from debubble.models.mixers import Attention
 
 A100S = Cluster.parse("64xA100-80GB")

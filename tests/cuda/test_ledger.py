@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from debubble.models import ModelConfig
-from debubble.runtime.execution.stage import Stage
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import build_stage
+from debubble.runtime.models.stage import Stage
 from debubble.runtime.models.units import MicroBatch
 from tests.support.runtime_cases import GPT2, LLAMA, MIXTRAL
 

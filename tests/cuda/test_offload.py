@@ -8,9 +8,9 @@ import torch
 from debubble.ir import Lane
 from debubble.models import ModelConfig
 from debubble.runtime.execution.lanes import lanes_of
-from debubble.runtime.execution.stage import Stage
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import build_stage
+from debubble.runtime.models.stage import Stage
 from debubble.runtime.models.units import MicroBatch
 from tests.support.cuda_cases import lag
 from tests.support.runtime_cases import LLAMA, MIXTRAL

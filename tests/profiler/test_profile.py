@@ -19,9 +19,9 @@ from debubble.ir import InputError, PlannedUnit, RunOptions
 from debubble.models import ModelConfig
 from debubble.profiler.profile import ProfileOptions, measure, profile
 from debubble.profiler.units import STRATEGIES, ModelSlice, measured_layers
-from debubble.runtime.execution.stage import Stage
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import build_stage
+from debubble.runtime.models.stage import Stage
 from debubble.runtime.models.units import MicroBatch
 
 CONFIG = {

@@ -12,10 +12,10 @@ from debubble.ir import InputError, PlannedUnit
 from debubble.models import ModelConfig
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Threads
-from debubble.runtime.execution.stage import Stage
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.hf_model import Anatomy
+from debubble.runtime.models.stage import Stage
 from debubble.runtime.models.units import MicroBatch
 from tests.support import gloo_ranks
 from tests.support.generic_cases import GENERIC

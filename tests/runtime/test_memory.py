@@ -9,9 +9,9 @@ import torch
 import debubble as db
 from debubble.ir import Placement, PlannedUnit, Schedule, StageCosts
 from debubble.models import ModelConfig
-from debubble.runtime.execution.stage import Stage
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import build_stage
+from debubble.runtime.models.stage import Stage
 from debubble.runtime.models.units import MicroBatch
 from tests.support.runtime_cases import LLAMA, plan_of, run_threads, tokens_of
 

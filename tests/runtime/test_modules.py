@@ -14,9 +14,9 @@ import debubble as db
 from debubble.ir import InputError, Plan, PlannedUnit, RunOptions, StageCosts
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Threads
-from debubble.runtime.execution.stage import Stage
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.modules import ModuleUnit
+from debubble.runtime.models.stage import Stage
 from debubble.runtime.models.units import MicroBatch
 from tests.support.schedule_cases import recomputing
 

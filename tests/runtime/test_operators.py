@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
-from debubble.runtime.models.operators import WeightGradients, deferrable_linear, look_up
+from debubble.runtime.operators import WeightGradients, deferrable_linear, look_up
 from tests.support.runtime_cases import gradient_of
 
 X = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

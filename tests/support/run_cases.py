@@ -11,9 +11,9 @@ from debubble.ir import Kind, Lane, Op, RunOptions
 from debubble.models import ModelConfig
 from debubble.planners import ModelUnits, Problem
 from debubble.planners.plan_model import solve
-from debubble.runtime.execution.stage import Stage
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import build_stage
+from debubble.runtime.models.stage import Stage
 from debubble.runtime.models.units import MicroBatch
 from tests.support import gloo_ranks
 from tests.support.runtime_cases import gradients_of, reference_gradients, run_threads, tokens_of

@@ -9,8 +9,8 @@ import torch
 
 from debubble.ir import InputError
 from debubble.runtime.distributed.sharding import ShardBlock, TensorShard
+from debubble.training import resume as checkpoint
 from debubble.training.checkpoint import folder as checkpoint_folder
-from debubble.training.checkpoint import resume as checkpoint
 from debubble.training.checkpoint.folder import DamagedError, Digest, RunProgress
 from debubble.training.checkpoint.saver import CheckpointError, Saver
 from tests.support import gloo_ranks

@@ -16,7 +16,7 @@ from debubble.imports.comparison import Change as Setting
 from debubble.imports.comparison import Figures
 from debubble.ir import CandidateSummary, PlannedUnit
 from debubble.ir.degrees import ConfigurationSummary, Degrees, MemoryParts
-from debubble.ir.plan import Robustness
+from debubble.ir.plan_entries import Robustness
 from debubble.planners.analysis.explanation import CauseSeconds
 from debubble.planners.analysis.nearest import NearestPlan
 

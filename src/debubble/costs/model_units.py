@@ -29,7 +29,8 @@ from debubble.costs.parameter_costs import Counts, ParameterCosts
 from debubble.costs.speed import Speed
 from debubble.costs.units import HostStates, StateBytes, Strategy, Unit, Units, fastest_units
 from debubble.ir import InputError, PlannedUnit, RunOptions
-from debubble.models.config import Experts, Layer, ModelConfig, VisionTower
+from debubble.models.architecture import Architecture, Experts, Layer, VisionTower
+from debubble.models.config import ModelConfig
 from debubble.models.mixers import Attention
 
 
@@ -159,7 +160,7 @@ def _without_states(unit: Unit) -> Unit:
     )
 
 
-def check(model: ModelConfig, options: RunOptions) -> None:
+def check(model: Architecture, options: RunOptions) -> None:
     """Refuse options that the model cannot be run with; raises InputError."""
     if options.micro_batch_size < 1 or options.sequence_length < 1:
         raise InputError(

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from debubble.costs.speed import Speed
 from debubble.costs.units import Strategy
 from debubble.ir import RunOptions
-from debubble.models.config import Experts, ModelConfig
+from debubble.models.architecture import Architecture, Experts
 from debubble.models.mixers import Attention, LatentAttention, LinearAttention, StateSpace
 
 
@@ -70,7 +70,7 @@ class Operator:
 class Shapes:
     """The settings of the run that operators' costs depend on."""
 
-    model: ModelConfig
+    model: Architecture
     options: RunOptions
     framework: Framework
     speed: Speed

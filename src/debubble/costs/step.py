@@ -21,6 +21,7 @@ from debubble.costs.operators import MEGATRON, Framework
 from debubble.costs.parallel_layout import Layout
 from debubble.costs.speed import Speed, element_bytes
 from debubble.ir import InputError, Kind, RunOptions, Schedule
+from debubble.models.architecture import Architecture
 from debubble.models.config import ModelConfig
 
 MOMENTS: Mapping[str, int] = {
@@ -227,14 +228,14 @@ class StepTail:
 
 
 @lru_cache
-def _trained(model: ModelConfig, lora: int) -> tuple[int, int, int]:
+def _trained(model: Architecture, lora: int) -> tuple[int, int, int]:
     """Parameters that are trained, those of them in matrices, and those in experts, of which LoRA trains none."""
     experts = 0 if lora else sum(model.expert_parameters(layer) for layer in range(model.layers))
     return model.trained_parameters(lora), model.matrix_parameters(lora), experts
 
 
 def step_seconds(
-    model: ModelConfig, speed: Speed, options: RunOptions, framework: Framework, parameters: float, *, matrices: float
+    model: Architecture, speed: Speed, options: RunOptions, framework: Framework, parameters: float, *, matrices: float
 ) -> float:
     """The optimizer step of so many parameters, so many of which are in matrices that Muon orthogonalizes.
 

@@ -13,7 +13,7 @@ from itertools import accumulate, count, pairwise
 from typing import Any, NamedTuple, Self
 
 from debubble.ir import Number, Placement, StageCosts
-from debubble.ir.plan import PlannedUnit
+from debubble.ir.plan_entries import PlannedUnit
 from debubble.ir.stage_costs import CommunicationModel, HostLink, check_counts
 
 

@@ -14,7 +14,8 @@ from debubble.errors import (
 from debubble.ir.lowering.lower import lower, lower_forwards
 from debubble.ir.ops import Kind, Lane, Op
 from debubble.ir.placement import Placement
-from debubble.ir.plan import CandidateSummary, Origin, Plan, PlannedUnit, Robustness, RunOptions, WhatIf
+from debubble.ir.plan import Plan
+from debubble.ir.plan_entries import CandidateSummary, Origin, PlannedUnit, Robustness, RunOptions, WhatIf
 from debubble.ir.program import Effect, Instruction, Moment, Program, Queue, Wait
 from debubble.ir.schedule import Schedule, check
 from debubble.ir.stage_costs import Number, StageCosts

@@ -9,155 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from debubble.errors import InputError
 from debubble.ir.degrees import Degrees, DegreeSearch
 from debubble.ir.ops import Kind
+from debubble.ir.plan_entries import CandidateSummary, Origin, PlannedUnit, Robustness, RunOptions, WhatIf
+from debubble.ir.plan_file import VERSION, PlanFile, ScheduleFile, read_plan_file, write_plan_file
 from debubble.ir.schedule import Schedule
 from debubble.ir.stage_costs import Number, StageCosts
 
 if TYPE_CHECKING:
     from debubble import Report, Timeline
-
-
-@dataclass(frozen=True)
-class PlannedUnit:
-    """One model unit in its stage."""
-
-    type: str
-    """`embedding`, `attention`, `mlp`, `layer` (both in one), `head`, a units file's own type, or `stage` for stages
-    given by their costs."""
-    layer: int | None
-    """Index of the decoder layer, None for embedding and head; a units file counts per type."""
-    strategy: str = "none"
-    """`none`, `full`, or the operators that it recomputes, joined by `+`: norm, activation, multiply, core,
-    projections, mlp."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """Options with which a model is run.
-
-    Attributes:
-        micro_batch_size: Sequences per micro-batch and replica.
-        sequence_length: Tokens per sequence.
-        tensor: Ranks that divide each layer.
-        data: Replicas of the pipeline.
-        context: Ranks that divide each sequence.
-        expert: Ranks between which a layer's experts are divided, out of the data- and context-parallel ones (and of
-            the tensor-parallel ones, as far as these do not divide each expert).
-        expert_tensor: Ranks that divide each expert; None: as many as `tensor`.
-        zero: What replicas divide: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too.
-        optimizer: `adamw`, `adam`, `adamw-8bit`, `lion`, `muon`, `momentum` or `sgd`.
-        dtype: Of computing: `bf16`, `fp16`, `fp32`, or `fp8` for products beside bf16 activations.
-        lora: Rank of the low-rank adapters that are trained instead of the model's own parameters; 0: those are.
-        post_validation: Devices update before the norm of all gradients is known, with copies that take that back.
-        host_optimizer: Share of every rank's optimizer states that are the host's, which steps them after the pipeline.
-        expert_overlap: Tokens travel to experts and back beside another micro-batch's computing.
-    """
-
-    micro_batch_size: int = 1
-    sequence_length: int = 2048
-    tensor: int = 1
-    data: int = 1
-    context: int = 1
-    expert: int = 1
-    expert_tensor: int | None = None
-    zero: int = 0
-    optimizer: str = "adamw"
-    dtype: str = "bf16"
-    lora: int = 0
-    post_validation: bool = False
-    host_optimizer: float = 0.0
-    expert_overlap: bool = False
-
-    @property
-    def expert_shards(self) -> int:
-        """Ranks of each expert, which divide its inner width."""
-        return self.tensor if self.expert_tensor is None else self.expert_tensor
-
-
-Status = Literal["found", "cut off", "rejected"]
-"""End of a planner: with an answer; when the deadline bit, so that more time might find another one; without any."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Robustness:
-    """The time of a plan's whole step when times are not as predicted, in the costs' unit of time.
-
-    Attributes:
-        draws: Disturbed steps that were simulated.
-        expected: The mean under all disturbances together.
-        worst: What 95% of these steps do not exceed.
-        jitter: The mean if only the operations' times scatter.
-        straggler: The mean if only one device is slow.
-        links: The mean if only messages, reductions and copies are slow.
-    """
-
-    draws: int
-    expected: float
-    worst: float
-    jitter: float
-    straggler: float
-    links: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class CandidateSummary:
-    """One planner's answer, or why it has none."""
-
-    planner: str
-    status: Status = "found"
-    step_time: float | None = None
-    """Time of the whole step, with what gradients and optimizer take after the pipeline."""
-    makespan: float | None = None
-    span: float | None = None
-    lower_bound: float | None = None
-    gap: float | None = None
-    peak_memory: tuple[float, ...] = ()
-    schedule: str | None = None
-    solve_seconds: float = 0.0
-    rejected: str | None = None
-    remark: str | None = None
-    """The planner's own account of its search."""
-    runs_in: tuple[str, ...] = ()
-    """Names of the targets that run its answer as it is, if it is a model's."""
-    robustness: Robustness | None = None
-    """The step under disturbances, if plans were judged by them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WhatIf:
-    """One change of a plan and what a step takes with it.
-
-    Attributes:
-        change: The change, in words.
-        lever: Whether it takes a lever away, rather than giving the plan something.
-        step_time: Seconds of a step; None: nothing fits.
-        seconds_per_sequence: The step's seconds over its sequences.
-        quick: Whether it is a quick plan's, which compares with the quick plan of the unchanged problem alone.
-    """
-
-    change: str
-    lever: bool
-    step_time: float | None
-    seconds_per_sequence: float | None
-    quick: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Origin:
-    """The call that made a plan.
-
-    Attributes:
-        command: The command line.
-        date: When it was called, as ISO 8601 writes it, in UTC.
-        version: The version of debubble.
-    """
-
-    command: str
-    date: str
-    version: str
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -274,16 +137,61 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Write the plan file, whole or not at all."""
-        from debubble.ir.plan_file import save
-
-        save(self, Path(path))
+        write_plan_file(self.to_file(), Path(path))
 
     @staticmethod
     def load(path: str | Path) -> Plan:
         """Read a plan file.  Raises InputError with a sentence if it is none, cut short, or of an unknown version."""
-        from debubble.ir.plan_file import load
+        return Plan.of_file(read_plan_file(Path(path)))
 
-        return load(Path(path))
+    def to_file(self) -> PlanFile:
+        """The content of its file."""
+        return PlanFile(
+            debubble_plan=VERSION,
+            planner=self.planner,
+            schedule=ScheduleFile.of(self.schedule),
+            costs=self.costs.to_dict(),
+            lower_bound=float(self.lower_bound),
+            bound_argument=self.bound_argument,
+            solve_seconds=self.solve_seconds,
+            partition=[list(units) for units in self.partition],
+            candidates=list(self.candidates),
+            model=None if self.model is None else dict(self.model),
+            cluster=None if self.cluster is None else dict(self.cluster),
+            profile=None if self.profile is None else dict(self.profile),
+            options=self.options,
+            degree_search=self.degree_search,
+            what_ifs=list(self.what_ifs),
+            origin=self.origin,
+            target=self.target,
+        )
+
+    @staticmethod
+    def of_file(file: PlanFile) -> Plan:
+        """The plan of a file's content.  Raises InputError or ScheduleError if it contradicts itself."""
+        schedule = file.schedule.schedule()
+        if len(file.partition) != schedule.stages:
+            raise InputError(f"The plan has {len(file.partition)} partitions for {schedule.stages} stages.")
+        costs = StageCosts.from_dict(file.costs, stages=schedule.stages)
+        costs.check_for(devices=schedule.devices, micro_batches=schedule.micro_batches)
+        return Plan(
+            planner=file.planner,
+            schedule=schedule,
+            costs=costs,
+            lower_bound=file.lower_bound,
+            bound_argument=file.bound_argument,
+            solve_seconds=file.solve_seconds,
+            partition=tuple(map(tuple, file.partition)),
+            candidates=tuple(file.candidates),
+            model=file.model,
+            cluster=file.cluster,
+            profile=file.profile,
+            options=file.options,
+            degree_search=file.degree_search,
+            what_ifs=tuple(file.what_ifs),
+            origin=file.origin,
+            target=file.target,
+        )
 
 
 def _summary(strategies: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""The plan file: one Plan as JSON, with a version.
+"""The plan file: a plan's content as JSON, with a version.
 
 Orders are written in torch's letters, one string per device, so that a person can read and edit them.
 """
@@ -15,9 +15,8 @@ from debubble.files import decode_json, read_file, write_whole
 from debubble.ir.degrees import DegreeSearch
 from debubble.ir.ops import Op
 from debubble.ir.placement import Placement
-from debubble.ir.plan import CandidateSummary, Origin, Plan, PlannedUnit, RunOptions, WhatIf
+from debubble.ir.plan_entries import CandidateSummary, Origin, PlannedUnit, RunOptions, WhatIf
 from debubble.ir.schedule import Schedule, check
-from debubble.ir.stage_costs import StageCosts
 
 VERSION = 1
 
@@ -34,6 +33,38 @@ class ScheduleFile(msgspec.Struct, forbid_unknown_fields=True):
     offload_fraction: dict[int, float] = {}
     peers: dict[int, int] = {}
     asynchronous: list[int] = []
+
+    @staticmethod
+    def of(schedule: Schedule) -> ScheduleFile:
+        """The entries of a schedule."""
+        s = schedule
+        return ScheduleFile(
+            name=s.name,
+            placement=list(s.placement.device_of),
+            micro_batches=s.micro_batches,
+            orders=[" ".join(op.name for op in order) for order in s.orders],
+            fused_recompute=sorted(s.fused_recompute),
+            recompute_fraction={stage: float(share) for stage, share in s.recompute_fraction.items()},
+            offload_fraction={stage: float(share) for stage, share in s.offload_fraction.items()},
+            peers=dict(s.peers),
+            asynchronous=sorted(s.asynchronous),
+        )
+
+    def schedule(self) -> Schedule:
+        """The schedule that they describe.  Raises InputError or ScheduleError if they contradict each other."""
+        schedule = Schedule(
+            name=self.name,
+            placement=Placement.of(self.placement),
+            micro_batches=self.micro_batches,
+            orders=tuple(tuple(Op.parse(name) for name in order.split()) for order in self.orders),
+            fused_recompute=frozenset(self.fused_recompute),
+            recompute_fraction=self.recompute_fraction,
+            offload_fraction=self.offload_fraction,
+            peers=self.peers,
+            asynchronous=frozenset(self.asynchronous),
+        )
+        check(schedule)
+        return schedule
 
 
 class PlanFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -62,14 +93,13 @@ class _Header(msgspec.Struct):
     debubble_plan: int | None = None
 
 
-def save(plan: Plan, path: Path) -> None:
+def write_plan_file(file: PlanFile, path: Path) -> None:
     """Write the file beside its place and rename it, so that it is never half there."""
-    content = msgspec.json.format(msgspec.json.encode(encode(plan)), indent=1)
-    write_whole(path, content + b"\n")
+    write_whole(path, msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
 
 
-def load(path: Path) -> Plan:
-    """Read, validate and check a plan file; raises InputError with one sentence."""
+def read_plan_file(path: Path) -> PlanFile:
+    """Read and validate a plan file; raises InputError with one sentence."""
     content = read_file(path, "plan file")
     try:
         version = decode_json(content, _Header).debubble_plan
@@ -80,79 +110,6 @@ def load(path: Path) -> Plan:
                 f"{path} has plan version {version}; this debubble reads version {VERSION}: make the plan again with"
                 " `debubble plan`."
             )
-        return decode(decode_json(content, PlanFile))
+        return decode_json(content, PlanFile)
     except msgspec.DecodeError as error:
         raise InputError(f"{path} is not a whole plan file: {error}.") from error
-
-
-def encode(plan: Plan) -> PlanFile:
-    """The file's content for a plan."""
-    s = plan.schedule
-    return PlanFile(
-        debubble_plan=VERSION,
-        planner=plan.planner,
-        schedule=ScheduleFile(
-            name=s.name,
-            placement=list(s.placement.device_of),
-            micro_batches=s.micro_batches,
-            orders=[" ".join(op.name for op in order) for order in s.orders],
-            fused_recompute=sorted(s.fused_recompute),
-            recompute_fraction={stage: float(share) for stage, share in s.recompute_fraction.items()},
-            offload_fraction={stage: float(share) for stage, share in s.offload_fraction.items()},
-            peers=dict(s.peers),
-            asynchronous=sorted(s.asynchronous),
-        ),
-        costs=plan.costs.to_dict(),
-        lower_bound=float(plan.lower_bound),
-        bound_argument=plan.bound_argument,
-        solve_seconds=plan.solve_seconds,
-        partition=[list(units) for units in plan.partition],
-        candidates=list(plan.candidates),
-        model=None if plan.model is None else dict(plan.model),
-        cluster=None if plan.cluster is None else dict(plan.cluster),
-        profile=None if plan.profile is None else dict(plan.profile),
-        options=plan.options,
-        degree_search=plan.degree_search,
-        what_ifs=list(plan.what_ifs),
-        origin=plan.origin,
-        target=plan.target,
-    )
-
-
-def decode(file: PlanFile) -> Plan:
-    """The plan of a file's content; raises InputError or ScheduleError if it contradicts itself."""
-    s = file.schedule
-    schedule = Schedule(
-        name=s.name,
-        placement=Placement.of(s.placement),
-        micro_batches=s.micro_batches,
-        orders=tuple(tuple(Op.parse(name) for name in order.split()) for order in s.orders),
-        fused_recompute=frozenset(s.fused_recompute),
-        recompute_fraction=s.recompute_fraction,
-        offload_fraction=s.offload_fraction,
-        peers=s.peers,
-        asynchronous=frozenset(s.asynchronous),
-    )
-    check(schedule)
-    if len(file.partition) != schedule.stages:
-        raise InputError(f"The plan has {len(file.partition)} partitions for {schedule.stages} stages.")
-    costs = StageCosts.from_dict(file.costs, stages=schedule.stages)
-    costs.check_for(devices=schedule.devices, micro_batches=schedule.micro_batches)
-    return Plan(
-        planner=file.planner,
-        schedule=schedule,
-        costs=costs,
-        lower_bound=file.lower_bound,
-        bound_argument=file.bound_argument,
-        solve_seconds=file.solve_seconds,
-        partition=tuple(map(tuple, file.partition)),
-        candidates=tuple(file.candidates),
-        model=file.model,
-        cluster=file.cluster,
-        profile=file.profile,
-        options=file.options,
-        degree_search=file.degree_search,
-        what_ifs=tuple(file.what_ifs),
-        origin=file.origin,
-        target=file.target,
-    )

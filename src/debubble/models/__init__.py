@@ -1,6 +1,7 @@
 """Descriptions of models: configs, families, layers, known models.  Free of torch."""
 
-from debubble.models.config import Experts, ModelConfig
+from debubble.models.architecture import Experts
+from debubble.models.config import ModelConfig
 from debubble.models.known import models, named_model
 from debubble.registry import index_by_name
 

@@ -1,137 +1,25 @@
-"""A model as its Hugging Face config describes it: all that costs and modules depend on, read once, without torch."""
+"""A model as its Hugging Face config describes it: read once, without torch."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from debubble.ir import InputError, PlannedUnit
-from debubble.models.mixers import Attention, LatentAttention, LinearAttention, Mixer, StateSpace
-
-Norm = Literal["rmsnorm", "layernorm"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mlp:
-    """A dense MLP; its sizes are the model's."""
+from debubble.models.architecture import Architecture
+from debubble.models.entries import Entries, read_entries
+from debubble.models.families import read_architecture
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experts:
-    """A mixture of experts in place of an MLP."""
-
-    count: int
-    per_token: int
-    ffn: int
-    """Inner width of one expert."""
-    shared: int = 0
-    """Inner width of the expert that every token passes through."""
-    shared_gate: bool = False
-    """True if a gate weighs the result of the shared expert."""
-    bias: bool = False
-    """True if experts and router have biases (gpt-oss)."""
-    renormalised: bool = False
-    """True if the weights of a token's experts sum to 1."""
-    reach: float = 1.0
-    """Share of the experts among which those of a token are, where routing is limited to groups (DeepSeek-V3)."""
-
-    def parameters(self, hidden: int, matrices: int) -> int:
-        """Parameters of the experts alone, which expert parallelism divides."""
-        biases = self.bias * ((matrices - 1) * self.ffn + hidden)
-        return self.count * (matrices * hidden * self.ffn + biases)
-
-    def router_parameters(self, hidden: int, matrices: int) -> int:
-        """Parameters of the router and of the shared expert."""
-        router = self.count * (hidden + self.bias)
-        return router + matrices * hidden * self.shared + self.shared_gate * hidden
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layer:
-    """One layer: what mixes its tokens, and what maps each of them; None: the layer has no such half."""
-
-    attention: Mixer | None = field(default_factory=Attention)
-    mlp: Mlp | Experts | None = field(default_factory=Mlp)
-
-    @property
-    def window(self) -> int | None:
-        """The number of tokens that its attention reaches back, the token itself included; None: all."""
-        return self.attention.window if isinstance(self.attention, Attention) else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(Architecture):
     """A causal language model: Llama-like, GPT-2 (`positions` set), or with other mixers of tokens in its layers."""
 
-    family: str
-    """Hugging Face's `model_type`."""
-    per_layer: tuple[Layer, ...]
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    """Inner width of the MLP."""
-    vocab: int
-    gated: bool = True
-    """True if the MLP multiplies by a gate (SwiGLU, GeGLU)."""
-    tied: bool = False
-    """True if the head uses the embedding's table."""
-    norm: Norm = "rmsnorm"
-    norm_eps: float = 1e-6
-    norm_offset: float = 0.0
-    """The number that norms add to their weights (Gemma: 1)."""
-    norms_results: bool = False
-    """True if the result of a half-layer passes a second norm (Gemma 2 and 3)."""
-    qkv_bias: bool = False
-    output_bias: bool = False
-    """Bias of the projection after the attention core."""
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    """RMS norm of every query and key head."""
-    positions: int = 0
-    """Learned position embeddings (0: rotary)."""
-    padding: int | None = None
-    """Token whose embedding gets no gradient."""
-    activation: str = "silu"
-    initializer_range: float = 0.02
-    embedding_scale: float = 1.0
-    attention_scale: float | None = None
-    """The factor of the scores; None: 1 / sqrt(head_dim)."""
-    attention_cap: float | None = None
-    """Scores x become cap tanh(x / cap)."""
-    logit_cap: float | None = None
-    embedding_dropout: float = 0.0
-    attention_dropout: float = 0.0
-    residual_dropout: float = 0.0
-    router_balance: float = 0.0
-    """Coefficient of the routers' auxiliary loss; 0: there is none."""
-    mtp_layers: int = 0
-    """Further layers, like the last one, that predict tokens beyond the next (DeepSeek-V3, arXiv:2412.19437, 2.2)."""
-    vision: VisionTower | None = None
-    """The tower that turns images into tokens, before the embedding."""
-    whole_layers: bool = False
-    """True if a layer is one unit, not two halves: the runtime then runs transformers' own modules."""
-    known: bool = True
-    """True if the parameters of its family's models were held against transformers'."""
     config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """The Hugging Face config that it was read from, unchanged."""
-
-    def __post_init__(self) -> None:
-        for name in ("hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab"):
-            if getattr(self, name) < 1:
-                raise InputError(f"A model's {name} must be at least 1, not {getattr(self, name)}.")
-        if self.heads % self.kv_heads:
-            raise InputError(
-                f"{self.heads} attention heads cannot share {self.kv_heads} key-value heads:"
-                " the first number must be a multiple of the second."
-            )
-        if self.experts is not None and not 1 <= self.experts.per_token <= self.experts.count:
-            raise InputError(
-                f"{self.experts.per_token} experts per token is impossible with {self.experts.count} experts."
-            )
 
     @staticmethod
     def from_hf(source: str | Path | Mapping[str, Any]) -> ModelConfig:
@@ -145,231 +33,25 @@ class ModelConfig:
         Raises:
             InputError: It is no config, incomplete, inconsistent, or of layers that debubble does not know.
         """
-        from debubble.models.families import read_config
-
-        return read_config(source)
-
-    @property
-    def layers(self) -> int:
-        """Number of layers."""
-        return len(self.per_layer)
-
-    @property
-    def units(self) -> tuple[PlannedUnit, ...]:
-        """The units that partitioning moves, in model order.
-
-        Layers of a vision tower, embedding, two half-layers (or one whole) per layer, modules that predict further
-        tokens, head.
-        """
-        tower = (PlannedUnit("vision", None),) * (0 if self.vision is None else self.vision.tower.layers)
-        parts = ("layer",) if self.whole_layers else ("attention", "mlp")
-        inner = (PlannedUnit(part, layer) for layer in range(self.layers) for part in parts)
-        further = (PlannedUnit("mtp", None),) * self.mtp_layers
-        return (*tower, PlannedUnit("embedding", None), *inner, *further, PlannedUnit("head", None))
-
-    @property
-    def experts(self) -> Experts | None:
-        """The mixture of the first layer that has one; None for a dense model."""
-        return next((layer.mlp for layer in self.per_layer if isinstance(layer.mlp, Experts)), None)
-
-    @property
-    def is_gpt2(self) -> bool:
-        """True if positions are learned, as in GPT-2."""
-        return self.positions > 0
-
-    @property
-    def dropout(self) -> bool:
-        """True if any result is dropped in training."""
-        return any((self.embedding_dropout, self.attention_dropout, self.residual_dropout))
-
-    @property
-    def remark(self) -> str | None:
-        """Sentences that a reader of its costs should know; None if there are none."""
-        remarks = []
-        if not self.known:
-            remarks.append(
-                f"debubble does not know '{self.family}' and takes it for a Llama of its sizes, with"
-                f" {self.parameters / 1e9:.2f} B parameters: if that is not the published number, give its units with"
-                " --units, or measure them with `debubble profile`."
-            )
-        elif self.whole_layers and all(isinstance(layer.attention, Attention) for layer in self.per_layer):
-            remarks.append(
-                f"'{self.family}' is priced as a Llama of its sizes, in whole layers; `debubble profile` measures what"
-                " they really take."
-            )
-        elif self.whole_layers:
-            remarks.append(
-                f"'{self.family}' is priced by its operators, in whole layers; these prices were not held against"
-                " measurements."
-            )
-        if self.vision is not None:
-            remarks.append(
-                f"Its vision tower is planned and trained too, with one image of {self.vision.patches} patches per"
-                " sequence."
-            )
-        if self.mtp_layers:
-            remarks.append(
-                f"Predicting {self.mtp_layers} further tokens is planned too, as units of type mtp; set"
-                " num_nextn_predict_layers to 0 to train without."
-            )
-        return " ".join(remarks) or None
-
-    @property
-    def attention_width(self) -> int:
-        """Width of all query heads together."""
-        return self.heads * self.head_dim
-
-    @property
-    def kv_width(self) -> int:
-        """Width of all key heads (and of all value heads) together."""
-        return self.kv_heads * self.head_dim
-
-    @property
-    def matrices(self) -> int:
-        """Weight matrices of one MLP."""
-        return 3 if self.gated else 2
-
-    @property
-    def norm_parameters(self) -> int:
-        """Parameters of one norm."""
-        return self.hidden * (2 if self.norm == "layernorm" else 1)
-
-    @property
-    def half_layer_norms(self) -> int:
-        """Norms of one half-layer."""
-        return 2 if self.norms_results else 1
-
-    def core_flops(self, layer: int, length: int) -> float:
-        """Operations per token that mix a layer's tokens, forward, beside its projections."""
-        match self.per_layer[layer].attention:
-            case Attention() as attention:
-                return 4 * attention.attended(length) * self.attention_width
-            case LatentAttention() as latent:
-                return 2 * latent.attended(length) * (latent.queries + latent.values)
-            case LinearAttention() | StateSpace() as recurrence:
-                return recurrence.flops
-            case None:
-                return 0
-
-    def is_moe(self, layer: int) -> bool:
-        """Tell whether a layer has a mixture of experts."""
-        return isinstance(self.per_layer[layer].mlp, Experts)
-
-    @property
-    def embedding_parameters(self) -> int:
-        """Parameters of the tables of tokens and of learned positions."""
-        return (self.vocab + self.positions) * self.hidden
-
-    def attention_parameters(self, layer: int) -> int:
-        """Parameters of what mixes a layer's tokens, its norm included."""
-        h, q, kv = self.hidden, self.attention_width, self.kv_width
-        norms = self.half_layer_norms * self.norm_parameters
-        match self.per_layer[layer].attention:
-            case None:
-                return 0
-            case Attention() as attention:
-                bias = self.qkv_bias * ((1 + attention.gated) * q + 2 * kv) + self.output_bias * h
-                extra = self.qk_norm * 2 * self.head_dim + attention.sinks * self.heads
-                return (2 + attention.gated) * h * q + 2 * h * kv + bias + extra + norms
-            case mixer:
-                return mixer.parameters(h) + norms
-
-    def mlp_parameters(self, layer: int) -> int:
-        """Parameters of one MLP half-layer, its norm, router and experts included."""
-        h, n = self.hidden, self.matrices
-        match self.per_layer[layer].mlp:
-            case None:
-                return 0
-            case Experts() as experts:
-                return experts.parameters(h, n) + experts.router_parameters(h, n) + self.norm_parameters
-            case Mlp():
-                bias = self.mlp_bias * ((n - 1) * self.ffn + h)
-                return n * h * self.ffn + bias + self.half_layer_norms * self.norm_parameters
-
-    def expert_parameters(self, layer: int) -> int:
-        """Parameters of the experts of one MLP half-layer alone, which expert parallelism divides."""
-        mlp = self.per_layer[layer].mlp
-        return mlp.parameters(self.hidden, self.matrices) if isinstance(mlp, Experts) else 0
-
-    def layer_parameters(self, layer: int) -> int:
-        """Parameters of both halves of a layer."""
-        return self.attention_parameters(layer) + self.mlp_parameters(layer)
-
-    @property
-    def head_parameters(self) -> int:
-        """Parameters of the final norm and the head's table, tied or not: the last stage has its own copy."""
-        return self.vocab * self.hidden + self.norm_parameters
-
-    @property
-    def mtp_parameters(self) -> int:
-        """Parameters of one module for a further token: a layer, two norms and a projection of two hidden states.
-
-        It shares embedding and head with the model.
-        """
-        norms = 3 * self.norm_parameters
-        return self.layer_parameters(self.layers - 1) + 2 * self.hidden**2 + norms
-
-    @property
-    def parameters(self) -> int:
-        """Parameters of the whole model without modules for further tokens; a tied table counts once."""
-        table = self.vocab * self.hidden if self.tied else 0
-        vision = 0 if self.vision is None else self.vision.parameters
-        return vision + self.embedding_parameters + self.matrix_parameters(0) + self.head_parameters - table
-
-    @property
-    def qkv_layers(self) -> int:
-        """Linear layers before the attention core: one in GPT-2, else three."""
-        return 1 if self.positions else 3
-
-    def attention_adapters(self, rank: int) -> int:
-        """Parameters of LoRA adapters on one attention half-layer."""
-        h, q = self.hidden, self.attention_width
-        return rank * (self.qkv_layers * h + q + 2 * self.kv_width + q + h)
-
-    def mlp_adapters(self, rank: int) -> int:
-        """Parameters of LoRA adapters on one MLP half-layer; with a mixture of experts attention alone has them."""
-        return 0 if self.experts is not None else rank * self.matrices * (self.hidden + self.ffn)
-
-    def trained_parameters(self, rank: int) -> int:
-        """Parameters that are trained: those of adapters of that rank, or all (0)."""
-        return self.layers * (self.attention_adapters(rank) + self.mlp_adapters(rank)) if rank else self.parameters
-
-    def matrix_parameters(self, rank: int) -> int:
-        """Trained parameters in layers, whose matrices Muon orthogonalizes; norms and biases are few and count too."""
-        if rank:
-            return self.trained_parameters(rank)
-        return sum(self.layer_parameters(layer) for layer in range(self.layers))
-
-    @property
-    def active_parameters(self) -> int:
-        """Parameters that one token passes through: of a mixture, only the experts that it is routed to."""
-        idle = 0
-        for layer in range(self.layers):
-            if isinstance(experts := self.per_layer[layer].mlp, Experts):
-                idle += self.expert_parameters(layer) // experts.count * (experts.count - experts.per_token)
-        return self.parameters - idle
+        if not isinstance(source, Mapping):
+            entries = read_entries(Path(source))
+            return _with_config(read_architecture(entries), entries.entries)
+        try:
+            content = json.dumps(source)
+        except (TypeError, ValueError, RecursionError):
+            return _with_config(read_architecture(Entries(source, _CONTENT)), source)
+        return _with_config(_parsed(content), source)
 
 
-@dataclass(frozen=True, kw_only=True)
-class VisionTower:
-    """An encoder of images, whose result takes the place of some of the language model's tokens."""
+_CONTENT = "The config"
+"""The name in messages of a config that is no file."""
 
-    tower: ModelConfig
-    """The tower's layers."""
-    patches: int
-    """Patches of one image, which its layers see."""
-    embedding_parameters: int
-    """Parameters before its layers."""
-    projector_parameters: int
-    """Parameters after its layers, up to the language model's hidden size."""
 
-    @property
-    def parameters(self) -> int:
-        """Parameters of the whole tower."""
-        return self.embedding_parameters + self.tower.matrix_parameters(0) + self.projector_parameters
+@lru_cache(maxsize=64)
+def _parsed(content: str) -> Architecture:
+    return read_architecture(Entries(json.loads(content), _CONTENT))
 
-    @property
-    def flops(self) -> float:
-        """Operations of one image, forward."""
-        cores = sum(self.tower.core_flops(layer, self.patches) for layer in range(self.tower.layers))
-        return self.patches * (2 * self.parameters + cores)
+
+def _with_config(architecture: Architecture, config: Mapping[str, Any]) -> ModelConfig:
+    values = {f.name: getattr(architecture, f.name) for f in fields(architecture)}
+    return ModelConfig(**values, config=dict(config))

@@ -6,39 +6,21 @@ defaults are transformers' own).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from debubble.ir import InputError
-from debubble.models.config import Experts, Layer, Mlp, ModelConfig
-from debubble.models.entries import Entries, read_entries
+from debubble.models.architecture import Architecture, Experts, Layer, Mlp
+from debubble.models.entries import Entries
 from debubble.models.generic import read_other
 from debubble.models.layers import first_dense, layer_kinds, like_layers, mtp_layers, rope_of, unpriced, windows
 from debubble.models.mixers import Attention, LatentAttention, LinearAttention, StateSpace
 from debubble.models.vision import read_vision, text_entries
 
 
-def read_config(source: str | Path | Mapping[str, Any]) -> ModelConfig:
-    """The model of a config file, a folder with one, or a config's content; equal contents are parsed once."""
-    if not isinstance(source, Mapping):
-        return _parse(read_entries(Path(source)))
-    try:
-        content = json.dumps(source)
-    except (TypeError, ValueError, RecursionError):
-        return _parse(Entries(source, "The config"))
-    return replace(_parse_json(content), config=dict(source))
-
-
-@lru_cache(maxsize=64)
-def _parse_json(content: str) -> ModelConfig:
-    return _parse(Entries(json.loads(content), "The config"))
-
-
-def _parse(config: Entries) -> ModelConfig:
+def read_architecture(config: Entries) -> Architecture:
+    """The architecture that a config describes.  Raises InputError if it is none, incomplete or inconsistent."""
     if config.entries.get("model_type") is None:
         raise InputError(f"{config.name} has no `model_type`: it is no Hugging Face config.")
     config.check_types()
@@ -47,11 +29,10 @@ def _parse(config: Entries) -> ModelConfig:
         return _FAMILIES.get(config.family, read_other)(config)
     text.check_types()
     model = _FAMILIES.get(text.family, read_other)(text)
-    vision = read_vision(config, model.hidden)
-    return replace(model, family=config.family, vision=vision, config=dict(config.entries))
+    return replace(model, family=config.family, vision=read_vision(config, model.hidden))
 
 
-def _llama_like(config: Entries, *, kv_heads: int | None = None, **changes: Any) -> ModelConfig:
+def _llama_like(config: Entries, *, kv_heads: int | None = None, **changes: Any) -> Architecture:
     """Llama and what differs from it in a few entries: the default of `kv_heads`, and fields in `changes`."""
     hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
     given = "num_key_value_heads" in config.entries
@@ -74,30 +55,29 @@ def _llama_like(config: Entries, *, kv_heads: int | None = None, **changes: Any)
         "attention_dropout": config.real("attention_dropout", 0.0),
         # transformers adds the auxiliary loss where logits of routers are asked for.
         "router_balance": config.real("router_aux_loss_coef", 0.001) if config.get("output_router_logits") else 0.0,
-        "config": dict(config.entries),
     }
     if "per_layer" not in changes:
         fields["per_layer"] = like_layers(config)
-    return ModelConfig(**{**fields, **changes})
+    return Architecture(**{**fields, **changes})
 
 
-def _llama(config: Entries) -> ModelConfig:
+def _llama(config: Entries) -> Architecture:
     return _llama_like(config, mlp_bias=config.flag("mlp_bias", False))
 
 
-def _mistral(config: Entries) -> ModelConfig:
+def _mistral(config: Entries) -> Architecture:
     return _llama_like(config, kv_heads=8, qkv_bias=False, output_bias=False)
 
 
-def _qwen2(config: Entries) -> ModelConfig:
+def _qwen2(config: Entries) -> Architecture:
     return _llama_like(config, kv_heads=32, qkv_bias=True, output_bias=False)
 
 
-def _qwen3(config: Entries) -> ModelConfig:
+def _qwen3(config: Entries) -> Architecture:
     return _llama_like(config, kv_heads=32, head_dim=config.number("head_dim", 128), qk_norm=True)
 
 
-def _mixtral(config: Entries) -> ModelConfig:
+def _mixtral(config: Entries) -> Architecture:
     experts = Experts(
         count=config.number("num_local_experts", config.get("num_experts", 8)),
         per_token=config.number("num_experts_per_tok", 2),
@@ -114,7 +94,7 @@ def _mixtral(config: Entries) -> ModelConfig:
     )
 
 
-def _qwen3_moe(config: Entries) -> ModelConfig:
+def _qwen3_moe(config: Entries) -> Architecture:
     experts = Experts(
         count=config.number("num_experts", config.get("num_local_experts", 128)),
         per_token=config.number("num_experts_per_tok", 8),
@@ -126,7 +106,7 @@ def _qwen3_moe(config: Entries) -> ModelConfig:
     return _llama_like(config, kv_heads=4, per_layer=like_layers(config, mlps=mlps), qk_norm=True)
 
 
-def _gemma_like(config: Entries, *, kv_heads: int, activation: str, **changes: Any) -> ModelConfig:
+def _gemma_like(config: Entries, *, kv_heads: int, activation: str, **changes: Any) -> Architecture:
     common: dict[str, Any] = {
         "head_dim": config.number("head_dim", 256),
         # The first checkpoints say gelu, and mean its approximation.
@@ -139,12 +119,14 @@ def _gemma_like(config: Entries, *, kv_heads: int, activation: str, **changes: A
     return _llama_like(config, kv_heads=kv_heads, **{**common, **changes})
 
 
-def _gemma(config: Entries) -> ModelConfig:
+def _gemma(config: Entries) -> Architecture:
     activation = config.get("hidden_activation") or config.get("hidden_act", "gelu_pytorch_tanh")
     return _gemma_like(config, kv_heads=16, activation=activation)
 
 
-def _gemma2(config: Entries, *, cap: float | None = 50.0, logit_cap: float | None = 30.0, **fields: Any) -> ModelConfig:
+def _gemma2(
+    config: Entries, *, cap: float | None = 50.0, logit_cap: float | None = 30.0, **fields: Any
+) -> Architecture:
     return _gemma_like(
         config,
         kv_heads=4,
@@ -158,7 +140,7 @@ def _gemma2(config: Entries, *, cap: float | None = 50.0, logit_cap: float | Non
     )
 
 
-def _gemma3(config: Entries) -> ModelConfig:
+def _gemma3(config: Entries) -> Architecture:
     rotary = config.get("rope_parameters", {})
     scaling = {**config.get("rope_scaling", {}), **(rotary.get("full_attention") or {})}
     full = rope_of(config, {"rope_theta": config.get("rope_theta", 1e6), **scaling})
@@ -170,9 +152,9 @@ def _gemma3(config: Entries) -> ModelConfig:
     return _gemma2(config, cap=None, logit_cap=None, per_layer=layers, qk_norm=True)
 
 
-def _gpt2(config: Entries) -> ModelConfig:
+def _gpt2(config: Entries) -> Architecture:
     hidden, heads = config.number("n_embd"), config.number("n_head")
-    return ModelConfig(
+    return Architecture(
         family="gpt2",
         # transformers lets GPT-2 configs use the common names too.
         per_layer=(Layer(),) * config.layers(),
@@ -195,16 +177,15 @@ def _gpt2(config: Entries) -> ModelConfig:
         embedding_dropout=config.real("embd_pdrop", 0.1),
         attention_dropout=config.real("attn_pdrop", 0.1),
         residual_dropout=config.real("resid_pdrop", 0.1),
-        config=dict(config.entries),
     )
 
 
-def _of_layers(config: Entries, layers: Sequence[Layer], **changes: Any) -> ModelConfig:
+def _of_layers(config: Entries, layers: Sequence[Layer], **changes: Any) -> Architecture:
     """A model that runs with transformers' own modules, of these layers."""
     return _llama_like(config, per_layer=tuple(layers), whole_layers=True, **changes)
 
 
-def _deepseek(config: Entries) -> ModelConfig:
+def _deepseek(config: Entries) -> Architecture:
     """DeepSeek-V2 and V3, and Kimi-K2: latent attention, first layers dense, shared experts."""
     content, rotary = config.number("qk_nope_head_dim", 128), config.number("qk_rope_head_dim", 64)
     heads = config.number("num_attention_heads")
@@ -232,7 +213,7 @@ def _deepseek(config: Entries) -> ModelConfig:
     return _of_layers(config, layers, kv_heads=heads, head_dim=content + rotary, mtp_layers=mtp_layers(config))
 
 
-def _glm4_moe(config: Entries) -> ModelConfig:
+def _glm4_moe(config: Entries) -> Architecture:
     mlps = first_dense(
         config,
         count=config.number("n_routed_experts", 128),
@@ -251,7 +232,7 @@ def _glm4_moe(config: Entries) -> ModelConfig:
     )
 
 
-def _gpt_oss(config: Entries) -> ModelConfig:
+def _gpt_oss(config: Entries) -> Architecture:
     experts = Experts(
         count=config.number("num_local_experts", 128),
         per_token=config.number("num_experts_per_tok", config.get("experts_per_token", 4)),
@@ -265,7 +246,7 @@ def _gpt_oss(config: Entries) -> ModelConfig:
     )
 
 
-def _llama4(config: Entries) -> ModelConfig:
+def _llama4(config: Entries) -> Architecture:
     """Llama 4's language model: dense layers and mixtures take turns; most layers attend within chunks."""
     count, inner = config.layers(), config.number("intermediate_size", 8192)
     step = config.number("interleave_moe_layer_step", 1)
@@ -293,7 +274,7 @@ def _llama4(config: Entries) -> ModelConfig:
     )
 
 
-def _qwen3_next(config: Entries) -> ModelConfig:
+def _qwen3_next(config: Entries) -> Architecture:
     """Three layers of linear attention, then one of attention with gated results."""
     linear = LinearAttention(
         key_heads=config.number("linear_num_key_heads", 16),
@@ -324,7 +305,7 @@ def _qwen3_next(config: Entries) -> ModelConfig:
     return _of_layers(config, layers, kv_heads=2, head_dim=config.number("head_dim", 256), qk_norm=True)
 
 
-def _nemotron_h(config: Entries) -> ModelConfig:
+def _nemotron_h(config: Entries) -> Architecture:
     """Every layer is a state space, an attention, an MLP or a mixture of experts, under one norm."""
     if config.get("moe_latent_size"):
         raise unpriced(config, "moe_latent_size")
@@ -369,7 +350,7 @@ def _nemotron_h(config: Entries) -> ModelConfig:
     )
 
 
-_FAMILIES: Mapping[str, Callable[[Entries], ModelConfig]] = {
+_FAMILIES: Mapping[str, Callable[[Entries], Architecture]] = {
     "llama": _llama,
     "mistral": _mistral,
     "qwen2": _qwen2,

@@ -5,7 +5,7 @@ What distinguishes them in time and memory is read from the config: gates, exper
 
 from __future__ import annotations
 
-from debubble.models.config import Experts, Layer, Mlp, ModelConfig
+from debubble.models.architecture import Architecture, Experts, Layer, Mlp
 from debubble.models.entries import Entries
 from debubble.models.layers import unpriced, windows
 from debubble.models.mixers import Attention
@@ -57,7 +57,7 @@ PER_TOKEN = {
 """Experts per token in these families, unless the config says otherwise."""
 
 
-def read_other(config: Entries) -> ModelConfig:
+def read_other(config: Entries) -> Architecture:
     """The model of such a config.  Raises InputError if its layers are not an attention and an MLP each."""
     _check_layers(config)
     entries, family = config.entries, config.family
@@ -65,7 +65,7 @@ def read_other(config: Entries) -> ModelConfig:
     gated = family not in UNGATED
     layer_norm = any("layer_norm" in key or key == "norm_epsilon" for key in entries)
     biased = any(entries.get(key) for key in ("use_bias", "bias"))
-    return ModelConfig(
+    return Architecture(
         family=family,
         whole_layers=True,
         known=family in KNOWN,
@@ -89,7 +89,6 @@ def read_other(config: Entries) -> ModelConfig:
         mlp_bias=biased or bool(entries.get("mlp_bias")),
         attention_dropout=config.real("attention_dropout", 0.0),
         residual_dropout=config.real("resid_pdrop", config.real("hidden_dropout", 0.0)),
-        config=dict(entries),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from debubble.ir import InputError
-from debubble.models.config import Experts, Layer, Mlp
+from debubble.models.architecture import Experts, Layer, Mlp
 from debubble.models.entries import Entries
 from debubble.models.mixers import Attention, Rope
 

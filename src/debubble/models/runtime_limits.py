@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from debubble.ir import InputError
-from debubble.ir.plan import RunOptions
+from debubble.ir.plan_entries import RunOptions
 from debubble.models.config import ModelConfig
 from debubble.models.mixers import Attention
 

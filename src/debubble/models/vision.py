@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from debubble.models.config import Layer, ModelConfig, VisionTower
+from debubble.models.architecture import Architecture, Layer, VisionTower
 from debubble.models.entries import Entries
 from debubble.models.layers import unpriced
 from debubble.models.mixers import Attention
@@ -144,13 +144,13 @@ def _tower(
     gated: bool = False,
     window: int | None = None,
     full: Any = (),
-) -> ModelConfig:
+) -> Architecture:
     """The layers of a tower, whose entries have these defaults; its attention sees all patches, or a window of them."""
     hidden = vision.number("hidden_size", hidden)
     heads = vision.number("num_attention_heads", vision.get("num_heads", heads))
     count = vision.number("num_hidden_layers", vision.get("depth", layers))
     windows = [None if window is None or layer in full else window for layer in range(count)]
-    return ModelConfig(
+    return Architecture(
         family=vision.family,
         per_layer=tuple(Layer(attention=Attention(chunk=w, causal=False)) for w in windows),
         hidden=hidden,

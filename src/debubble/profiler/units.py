@@ -24,14 +24,15 @@ from torch import Tensor
 from debubble.costs.operators import subsets
 from debubble.costs.units import Strategy, Unit
 from debubble.ir import Number, PlannedUnit, RunOptions
-from debubble.models.config import Layer, ModelConfig
+from debubble.models.architecture import Layer
+from debubble.models.config import ModelConfig
 from debubble.runtime.execution.lanes import Mark, lanes_of
-from debubble.runtime.execution.stage import Stage
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.memory.host import HostMemory
 from debubble.runtime.memory.recomputation import directly
 from debubble.runtime.models.build import add_adapters, build_stage
 from debubble.runtime.models.lora import new_adapters
+from debubble.runtime.models.stage import Stage
 from debubble.runtime.models.units import MicroBatch
 
 STRATEGIES: Mapping[str, Sequence[str]] = {

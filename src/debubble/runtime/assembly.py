@@ -10,15 +10,14 @@ import torch
 from torch import nn
 
 from debubble.ir import InputError, Kind, Plan, RunOptions
-from debubble.models.config import Experts, ModelConfig
+from debubble.models.architecture import Experts
+from debubble.models.config import ModelConfig
 from debubble.models.runtime_limits import beyond_runtime
-from debubble.runtime.device_part import DevicePart
 from debubble.runtime.distributed.context_parallel import ContextGroup
 from debubble.runtime.distributed.cuts import Division, Divisions
 from debubble.runtime.distributed.data_parallel import Replicas
 from debubble.runtime.distributed.expert_parallel import ExpertGroup
 from debubble.runtime.distributed.tensor_parallel import TensorGroup
-from debubble.runtime.execution.stage import MoeStage, Stage
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import add_adapters, build_stage
 from debubble.runtime.models.hf_division import check_division
@@ -27,7 +26,9 @@ from debubble.runtime.models.lora import Adapters, given_adapters, new_adapters,
 from debubble.runtime.models.loss import Loss
 from debubble.runtime.models.modules import Modules
 from debubble.runtime.models.routing import Balance
+from debubble.runtime.models.stage import MoeStage, Stage
 from debubble.runtime.models.units import UnitModule
+from debubble.runtime.parameters.device_part import DevicePart
 from debubble.runtime.parameters.stage_parameters import ParameterPairs, StageWeights
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}

@@ -12,14 +12,14 @@ from torch import Tensor
 from debubble.ir import InputError, Plan, lower_forwards
 from debubble.runtime.assembly import loss_dtype
 from debubble.runtime.batch import Batch, Rows, StepBatch
-from debubble.runtime.device_part import DevicePart
-from debubble.runtime.distributed.topology import Ranks
 from debubble.runtime.execution.interpreter import Interpreter
 from debubble.runtime.execution.operations import TensorOperations
 from debubble.runtime.execution.status import RankStatus
 from debubble.runtime.generation import chosen_tokens, last_logits
 from debubble.runtime.memory.activations import Ledger
+from debubble.runtime.parameters.device_part import DevicePart
 from debubble.runtime.step_inputs import StepInputs
+from debubble.runtime.topology import Ranks
 
 
 class ForwardRuns:

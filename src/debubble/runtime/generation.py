@@ -13,8 +13,8 @@ from debubble.ir import Kind, Plan
 from debubble.models.config import ModelConfig
 from debubble.runtime.distributed.cuts import Cut
 from debubble.runtime.distributed.tensor_parallel import TensorGroup
-from debubble.runtime.execution.stage import Stage
-from debubble.runtime.models.operators import widen
+from debubble.runtime.models.stage import Stage
+from debubble.runtime.operators import widen
 
 
 def chosen_tokens(logits: Tensor, temperature: float, random: torch.Generator) -> Tensor:

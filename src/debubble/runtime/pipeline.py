@@ -21,25 +21,25 @@ from debubble.runtime.batch import Batch, StepBatch
 from debubble.runtime.distributed.data_parallel import check_before_steps, check_divided
 from debubble.runtime.distributed.gradient_norm import PartialSums
 from debubble.runtime.distributed.sharding import TensorShard, local_tensor
-from debubble.runtime.distributed.topology import Ranks, default_device, default_transport, shape_words
 from debubble.runtime.distributed.transport import Transport
 from debubble.runtime.execution.interpreter import Interpreter
 from debubble.runtime.execution.lanes import lanes_of
 from debubble.runtime.execution.operations import StepState, TensorOperations
-from debubble.runtime.execution.stage import Stage
 from debubble.runtime.execution.status import RankStatus
 from debubble.runtime.execution.synchronization import ExecutedInstruction, trace_events
 from debubble.runtime.forward_runs import ForwardRuns
+from debubble.runtime.hf_files import load_pretrained, save_pretrained
 from debubble.runtime.memory.activations import Ledger
-from debubble.runtime.models.hf_files import load_pretrained, save_pretrained
 from debubble.runtime.models.lora import Adapters
 from debubble.runtime.models.loss import Loss, check_loss, cross_entropy
 from debubble.runtime.models.modules import sequence_of
-from debubble.runtime.models.operators import add_gradient
+from debubble.runtime.models.stage import Stage
+from debubble.runtime.operators import add_gradient
 from debubble.runtime.parameters.loss_scale import LossScale
 from debubble.runtime.parameters.optimizers import DeviceOptimizers, MakeOptimizer, scale_gradients
 from debubble.runtime.parameters.post_validation import PostValidation, StepResult
 from debubble.runtime.step_inputs import StepInputs
+from debubble.runtime.topology import Ranks, default_device, default_transport, shape_words
 
 MEETS, UPDATES = "meets the other ranks", "updates parameters"
 """Phases of a step; the others have one place."""
@@ -416,11 +416,12 @@ class Pipeline:
 
         A folder that peft wrote has adapters alone: the others stay.
         """
-        load_pretrained(self, folder)
+        load_pretrained(self._part, self.plan.model, folder)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write a checkpoint that Hugging Face's `from_pretrained` opens; of adapters, peft's.  All ranks call it."""
-        save_pretrained(self, folder)
+        self.finish_update()
+        save_pretrained(self._part, self.plan, self.ranks, folder)
 
     @property
     def stages(self) -> Mapping[int, Stage]:

@@ -22,9 +22,9 @@ from debubble.runtime.distributed.transport import Distributed, Transport
 from debubble.runtime.execution.interpreter import Interpreter
 from debubble.runtime.execution.lanes import CpuLanes
 from debubble.runtime.execution.operations import Operations, StepState
+from debubble.runtime.execution.peer_offload import message_channels
 from debubble.runtime.execution.synchronization import trace_events
 from debubble.runtime.memory.activations import Ledger
-from debubble.runtime.memory.peer import message_channels
 
 _TIMES = (
     "forward", "backward_input", "backward_weight", "recompute", "communication", "offload", "reload",

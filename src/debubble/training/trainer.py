@@ -22,14 +22,11 @@ from debubble.runtime.failures import DeviceMemoryError, RunError
 from debubble.runtime.parameters.post_validation import StepResult
 from debubble.runtime.pipeline import Pipeline
 from debubble.training.checkpoint.folder import RunProgress
-from debubble.training.checkpoint.resume import ask_rank_0, choose, load
 from debubble.training.checkpoint.saver import Saver
 from debubble.training.checkpoint.state import state_of, take_numbers
 from debubble.training.data.datasets import (
     Prefetcher,
     SampleSource,
-    samples_of,
-    validation_of,
 )
 from debubble.training.data.text import decoded, encoded
 from debubble.training.memory_check import explain_shortage
@@ -47,6 +44,8 @@ from debubble.training.options import (
 )
 from debubble.training.progress import Display, StepReport, TensorBoard, WeightsAndBiases
 from debubble.training.report import TrainingSummary, available_cores, compare_timelines
+from debubble.training.resume import ask_rank_0, choose, load
+from debubble.training.samples import samples_of, validation_of
 from debubble.training.user_code import Dataset
 from debubble.training.watchdog import SAVING, watch
 

@@ -82,10 +82,11 @@ class OpCosts:
 
     def tables(self, *, dtype: Any = object, explicit: bool = True) -> Tables:
         """All costs; exact with dtype object.  Without `explicit` they hold no entries for what an R recomputes."""
-        kept = self._half(dtype, False)
+        kept = _TableBuilder(self, dtype, explicit=False).tables()
         if not explicit:
             return Tables(*(table[None] for table in kept))
-        return Tables(*(np.stack(both) for both in zip(kept, self._half(dtype, True), strict=True)))
+        recomputed = _TableBuilder(self, dtype, explicit=True).tables()
+        return Tables(*(np.stack(both) for both in zip(kept, recomputed, strict=True)))
 
     @cached_property
     def _exact(self) -> Tables:
@@ -96,85 +97,109 @@ class OpCosts:
         number: Number = table[int(explicit), CODE[op.kind], op.stage, column]
         return number
 
-    def _half(self, dtype: Any, explicit: bool) -> Tables:
-        """Tables by [kind, stage, micro-batch], for what an R recomputes or for all else."""
-        costs = self.costs
-        scale = np.array([costs.micro_batch_scale or (1,)], dtype=dtype)
 
-        # Each of these has a row per stage and one column.
-        def numbers(values: Iterable[Number]) -> Numbers:
-            return np.array(tuple(values), dtype=dtype)[:, None]
+class _TableBuilder:
+    """Builds the tables by [kind, stage, micro-batch], for what an R recomputes (`explicit`) or for all else.
 
-        def fractions(given: Mapping[int, Number]) -> Numbers:
-            return numbers(given.get(stage, 1) for stage in range(costs.stages))
+    Its arrays have a row per stage; those of a micro-batch of scale 1 have one column.
+    """
 
-        def stages(chosen: Iterable[int]) -> Bools:
-            mask = np.zeros((costs.stages, 1), dtype=np.bool_)
-            mask[list(chosen)] = True
-            return mask
+    def __init__(self, op_costs: OpCosts, dtype: Any, *, explicit: bool) -> None:
+        self.op_costs, self.costs, self.dtype, self.explicit = op_costs, op_costs.costs, dtype, explicit
+        self.scale = np.array([self.costs.micro_batch_scale or (1,)], dtype=dtype)
+        self.recomputed_fraction = self._fractions(op_costs.recompute_fraction)
+        self.fused = self._mask(() if explicit else op_costs.fused_recompute)
+        self.whole = self._column(self.costs.activation)
+        dropped = (self.whole - self._column(self.costs.activation_recomputed)) * self.recomputed_fraction
+        self.remaining = np.where(self.fused | explicit, self.whole - dropped, self.whole)
+        """Bytes that F leaves."""
 
-        fused = stages(() if explicit else self.fused_recompute)
-        whole, share = numbers(costs.activation), fractions(self.offload_fraction)
-        dropped = (whole - numbers(costs.activation_recomputed)) * fractions(self.recompute_fraction)
-        remaining = np.where(fused | explicit, whole - dropped, whole)
-        partly = (remaining != whole) & (whole != 0)
-        moved_share = np.where(partly, share * remaining / np.where(partly, whole, 1), share)
-        dropped = whole - remaining
+    def tables(self) -> Tables:
+        """All three."""
+        allocated, freed = self._sizes()
+        return Tables(self._table(self._times()), self._table(allocated), self._table(freed))
 
-        def brought_back(workspace: PerStage | None) -> Numbers:
-            """Bytes that a fused recomputation brings back at a time."""
-            most = dropped if workspace is None else np.minimum(numbers(workspace), dropped)
-            result: Numbers = np.where(fused, most, 0) * scale
-            return result
-
-        kept, moved, after = remaining * scale, remaining * share * scale, numbers(costs.activation_after_input) * scale
-        before_backward = whole * scale if explicit else kept
-        restored = brought_back(costs.recompute_workspace)
-        again_input = brought_back(costs.recompute_workspace_input or costs.recompute_workspace)
-        before_input = before_backward + again_input
+    def _sizes(self) -> tuple[dict[Kind, Numbers], dict[Kind, Numbers]]:
+        """Bytes that the kinds allocate and free."""
+        costs, scale = self.costs, self.scale
+        kept, whole = self.remaining * scale, self.whole * scale
+        moved = self.remaining * self._fractions(self.op_costs.offload_fraction) * scale
+        after = self._column(costs.activation_after_input) * scale
+        before_backward = whole if self.explicit else kept
+        restored = self._restored(costs.recompute_workspace)
+        restored_by_input = self._restored(costs.recompute_workspace_input or costs.recompute_workspace)
+        before_input = before_backward + restored_by_input
+        gathered = self._column(costs.gathered)
         allocated = {
             Kind.F: kept,
-            Kind.R: whole * scale - kept,
+            Kind.R: whole - kept,
             Kind.L: moved,
             Kind.B: restored,
-            Kind.I: again_input + np.maximum(after - before_input, 0),
+            Kind.I: restored_by_input + np.maximum(after - before_input, 0),
+            **dict.fromkeys(UNSHARDS, gathered),
         }
         freed = {
             Kind.O: moved,
             Kind.B: before_backward + restored,
             Kind.I: np.maximum(before_input - after, 0),
             Kind.W: after,
+            **dict.fromkeys(RESHARDS, gathered),
         }
-        gathered = numbers(costs.gathered)
-        allocated |= dict.fromkeys(UNSHARDS, gathered)
-        freed |= dict.fromkeys(RESHARDS, gathered)
+        return allocated, freed
 
-        recompute = numbers(costs.recompute) * fractions(self.recompute_fraction)
-        backward_input, backward_weight = numbers(costs.backward_input), numbers(costs.backward_weight)
-        backward = backward_input + backward_weight
-        communication = numbers(costs.communication)
+    def _restored(self, workspace: PerStage | None) -> Numbers:
+        """Bytes that a fused recomputation brings back at a time."""
+        dropped = self.whole - self.remaining
+        most = dropped if workspace is None else np.minimum(self._column(workspace), dropped)
+        result: Numbers = np.where(self.fused, most, 0) * self.scale
+        return result
+
+    def _times(self) -> dict[Kind, Numbers]:
+        """Times of the kinds."""
+        costs, scale, column = self.costs, self.scale, self._column
+        recompute = column(costs.recompute) * self.recomputed_fraction
+        backward_input, backward_weight = column(costs.backward_input), column(costs.backward_weight)
+        backward, communication = backward_input + backward_weight, column(costs.communication)
+        host_steps = self._mask(self.op_costs.host_steps)
         time = {
-            Kind.F: numbers(costs.forward) * scale,
-            Kind.B: np.where(fused, backward + recompute, backward) * scale,
-            Kind.I: np.where(fused, backward_input + recompute, backward_input) * scale,
+            Kind.F: column(costs.forward) * scale,
+            Kind.B: np.where(self.fused, backward + recompute, backward) * scale,
+            Kind.I: np.where(self.fused, backward_input + recompute, backward_input) * scale,
             Kind.W: backward_weight * scale,
             Kind.R: recompute * scale,
             Kind.SEND_F: communication * scale,
             Kind.SEND_B: communication[np.arange(costs.stages) - 1] * scale,
-            Kind.S: np.where(stages(self.host_steps), numbers(costs.host_step), numbers(costs.optimizer_step)),
-            Kind.G: numbers(costs.gradient_reduce),
-            Kind.D: numbers(costs.gradient_offload),
-            Kind.P: numbers(costs.parameter_load),
-            **dict.fromkeys(UNSHARDS, numbers(costs.parameter_gather)),
+            Kind.S: np.where(host_steps, column(costs.host_step), column(costs.optimizer_step)),
+            Kind.G: column(costs.gradient_reduce),
+            Kind.D: column(costs.gradient_offload),
+            Kind.P: column(costs.parameter_load),
+            **dict.fromkeys(UNSHARDS, column(costs.parameter_gather)),
         }
         if costs.offload is not None and costs.reload is not None:
-            time[Kind.O] = numbers(costs.offload) * moved_share * scale
-            time[Kind.L] = numbers(costs.reload) * moved_share * scale
+            share = self._moved_share()
+            time |= {Kind.O: column(costs.offload) * share * scale, Kind.L: column(costs.reload) * share * scale}
+        return time
 
-        def table(rows: Mapping[Kind, Numbers]) -> Numbers:
-            result: Numbers = np.zeros((len(KINDS), costs.stages, scale.shape[1]), dtype=dtype)
-            for kind, row in rows.items():
-                result[CODE[kind]] = row
-            return result
+    def _moved_share(self) -> Numbers:
+        """Share of a whole activation's offload time that its offload takes."""
+        share = self._fractions(self.op_costs.offload_fraction)
+        partly = (self.remaining != self.whole) & (self.whole != 0)
+        result: Numbers = np.where(partly, share * self.remaining / np.where(partly, self.whole, 1), share)
+        return result
 
-        return Tables(table(time), table(allocated), table(freed))
+    def _column(self, values: Iterable[Number]) -> Numbers:
+        return np.array(tuple(values), dtype=self.dtype)[:, None]
+
+    def _fractions(self, given: Mapping[int, Number]) -> Numbers:
+        return self._column(given.get(stage, 1) for stage in range(self.costs.stages))
+
+    def _mask(self, chosen: Iterable[int]) -> Bools:
+        mask = np.zeros((self.costs.stages, 1), dtype=np.bool_)
+        mask[list(chosen)] = True
+        return mask
+
+    def _table(self, rows: Mapping[Kind, Numbers]) -> Numbers:
+        result: Numbers = np.zeros((len(KINDS), self.costs.stages, self.scale.shape[1]), dtype=self.dtype)
+        for kind, row in rows.items():
+            result[CODE[kind]] = row
+        return result

@@ -17,7 +17,7 @@ from torch.autograd import Function
 
 from debubble.runtime.distributed.rank_group import RankGroup
 from debubble.runtime.distributed.transport import Alone
-from debubble.runtime.models.operators import call
+from debubble.runtime.operators import call
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Attention of queries, and the keys and values of the whole sequence."""

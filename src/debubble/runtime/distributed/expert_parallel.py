@@ -16,7 +16,7 @@ from torch.autograd import Function
 
 from debubble.runtime.distributed.cuts import CutGroup
 from debubble.runtime.distributed.transport import Alone
-from debubble.runtime.models.operators import call
+from debubble.runtime.operators import call
 
 
 @dataclass(frozen=True)

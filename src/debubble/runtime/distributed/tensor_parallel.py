@@ -17,7 +17,7 @@ from torch.autograd import Function
 
 from debubble.runtime.distributed.cuts import Cut, CutGroup
 from debubble.runtime.distributed.transport import Alone
-from debubble.runtime.models.operators import Linear, call, deferrable_linear
+from debubble.runtime.operators import Linear, call, deferrable_linear
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

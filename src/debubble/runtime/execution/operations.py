@@ -16,9 +16,9 @@ from torch import Tensor
 from debubble.ir import Instruction, Kind, Op, Program
 from debubble.runtime.distributed.transport import Channel, Transport
 from debubble.runtime.execution.lanes import CpuLanes, CudaLanes
-from debubble.runtime.execution.stage import Stage
+from debubble.runtime.execution.peer_offload import PeerOffload
 from debubble.runtime.memory.activations import Ledger
-from debubble.runtime.memory.peer import PeerOffload
+from debubble.runtime.models.stage import Stage
 from debubble.runtime.models.units import MicroBatch
 from debubble.runtime.parameters.stage_parameters import StageWeights
 from debubble.runtime.streams import used_here

@@ -15,7 +15,7 @@ from torch.autograd import Function
 
 from debubble.models.mixers import Rope
 from debubble.runtime.distributed.context_parallel import WHOLE, ContextGroup
-from debubble.runtime.models.operators import call, capped, widen
+from debubble.runtime.operators import call, capped, widen
 
 
 class _Rotate(Function):

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from debubble.ir import InputError, PlannedUnit
-from debubble.models.config import Experts, ModelConfig
+from debubble.models.architecture import Experts
+from debubble.models.config import ModelConfig
 from debubble.models.runtime_limits import check_units
 from debubble.runtime.memory.recomputation import Operators, directly
 from debubble.runtime.models.experts import MoeMlp

@@ -15,20 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from debubble.models.config import Experts, ModelConfig
+from debubble.models.architecture import Experts
+from debubble.models.config import ModelConfig
 from debubble.runtime.distributed.cuts import Cut
 from debubble.runtime.distributed.expert_parallel import TokenExchange, inverse
 from debubble.runtime.memory.recomputation import Operators
-from debubble.runtime.models.operators import (
-    Deferring,
-    Linear,
-    WeightGradients,
-    activation,
-    call,
-    gradient_added,
-    widen,
-)
 from debubble.runtime.models.units import MicroBatch, UnitModule, norm
+from debubble.runtime.operators import Deferring, Linear, WeightGradients, activation, call, gradient_added, widen
 
 
 class _Grouped(Function):

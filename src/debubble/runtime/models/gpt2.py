@@ -11,8 +11,8 @@ from debubble.models.config import ModelConfig
 from debubble.runtime.memory.recomputation import Operators
 from debubble.runtime.models.attention import attention
 from debubble.runtime.models.loss import embed
-from debubble.runtime.models.operators import Linear, activation, look_up
 from debubble.runtime.models.units import MicroBatch, UnitModule, norm
+from debubble.runtime.operators import Linear, activation, look_up
 
 
 class Gpt2Embedding(UnitModule):

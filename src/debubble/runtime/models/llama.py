@@ -12,8 +12,8 @@ from debubble.models.mixers import Attention
 from debubble.runtime.memory.recomputation import Operators
 from debubble.runtime.models.attention import attention, rotary_table, rotate
 from debubble.runtime.models.loss import embed
-from debubble.runtime.models.operators import Linear, RMSNorm, activation
 from debubble.runtime.models.units import MicroBatch, UnitModule, norm
+from debubble.runtime.operators import Linear, RMSNorm, activation
 
 
 class LlamaEmbedding(UnitModule):

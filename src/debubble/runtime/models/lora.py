@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from debubble.ir import InputError
-from debubble.runtime.models.operators import Linear
 from debubble.runtime.models.units import UnitModule
+from debubble.runtime.operators import Linear
 
 PREFIX = "base_model.model."
 """Prefix that peft puts before a parameter's Hugging Face name."""

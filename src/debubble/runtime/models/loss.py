@@ -16,7 +16,7 @@ from torch.autograd import Function
 
 from debubble.ir import InputError, Plan
 from debubble.runtime.distributed.tensor_parallel import TensorGroup
-from debubble.runtime.models.operators import call, look_up, widen
+from debubble.runtime.operators import call, look_up, widen
 
 Loss = Callable[..., Tensor]
 """`loss(output, targets)`, *summed* over the targets of a micro-batch that count (those that are not -100).

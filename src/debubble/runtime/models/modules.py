@@ -26,9 +26,9 @@ from torch.overrides import TorchFunctionMode
 
 from debubble.ir import InputError, Plan
 from debubble.runtime.memory.recomputation import Operators
-from debubble.runtime.models.operators import Deferring, WeightGradients, deferrable_linear, drop
 from debubble.runtime.models.seeded_random import DRAWING, drawn
 from debubble.runtime.models.units import MicroBatch, UnitModule
+from debubble.runtime.operators import Deferring, WeightGradients, deferrable_linear, drop
 
 
 class ModuleUnit(UnitModule, Deferring):

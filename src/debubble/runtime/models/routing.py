@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from debubble.models.config import Experts, ModelConfig
-from debubble.runtime.models.operators import call, widen
+from debubble.models.architecture import Experts
+from debubble.models.config import ModelConfig
+from debubble.runtime.operators import call, widen
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from debubble.runtime.distributed.tensor_parallel import ALONE, TensorGroup, col
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.memory.recomputation import Operators
 from debubble.runtime.models.loss import Loss, cross_entropy, divided_cross_entropy, scaled_loss
-from debubble.runtime.models.operators import Linear, RMSNorm, capped, drop
 from debubble.runtime.models.routing import Routing
+from debubble.runtime.operators import Linear, RMSNorm, capped, drop
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from debubble.ir import InputError, Kind, Plan
-from debubble.runtime.device_part import DevicePart
 from debubble.runtime.distributed.gradient_norm import PartialSums
 from debubble.runtime.distributed.sharding import inner_tensors, local_tensor
 from debubble.runtime.models.hf_names import HEAD_TABLE
+from debubble.runtime.parameters.device_part import DevicePart
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 

@@ -24,8 +24,8 @@ from debubble.runtime.distributed.data_parallel import Replicas
 from debubble.runtime.distributed.sharding import TensorShard, blocks_of, cropped, dtensor_view, viewed_like
 from debubble.runtime.distributed.tensor_parallel import ALONE, TensorGroup
 from debubble.runtime.memory.activations import Ledger
-from debubble.runtime.models.operators import add_gradient
 from debubble.runtime.models.units import UnitModule
+from debubble.runtime.operators import add_gradient
 from debubble.runtime.parameters.divided import DividedParameter
 from debubble.runtime.streams import used_here
 

@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,12 +22,11 @@ import torch.utils.data
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from debubble.ir import DebubbleError, InputError, Plan
+from debubble.ir import DebubbleError, InputError
 from debubble.runtime.batch import IGNORED, Entries, check_entries
 from debubble.runtime.launcher import end_with_parent
 from debubble.training.data.text import Sequences, shuffled
-from debubble.training.options import TrainOptions, separator_of, sequences_of
-from debubble.training.user_code import Dataset, current_folder_last, named_dataset
+from debubble.training.user_code import Dataset, current_folder_last
 
 
 class SampleSource(Protocol):
@@ -192,31 +190,6 @@ def _checked(item: Any, place: int, length: int) -> Tensor | Mapping[str, Tensor
         f"Item {place} of the dataset has {shapes}: it must be {length + 1} tokens, or a mapping with 'input_ids' and"
         f" 'labels' or 'targets' of {length} each."
     )
-
-
-def samples_of(options: TrainOptions, plan: Plan, dataset: Dataset | None = None) -> SampleSource:
-    """The samples of a run: of the given dataset, or as its options say."""
-    if dataset is None and options.dataset is not None:
-        with current_folder_last():  # the function may import more from there
-            dataset = named_dataset(options.dataset)(plan)
-    if dataset is None:
-        return TextSamples(sequences_of(options, plan, options.data), separator_of(options, plan))
-    return DatasetSamples(dataset=dataset, sequence_length=plan.options.sequence_length, seed=options.seed)
-
-
-def validation_of(options: TrainOptions, plan: Plan) -> ValidationSet | None:
-    """The validation set of a run, if its options name one."""
-    if options.validation is None:
-        return None
-    source: ValidationSource
-    if options.dataset is None:
-        source = TextWindows(sequences_of(options, plan, Path(options.validation)), separator_of(options, plan))
-    else:
-        with current_folder_last():
-            dataset = named_dataset(options.validation, option="--validation")(plan)
-        source = DatasetSamples(dataset=dataset, sequence_length=plan.options.sequence_length, seed=options.seed)
-    rows = plan.micro_batches * plan.options.micro_batch_size
-    return ValidationSet(source=source, rows=rows, replicas=plan.options.data)
 
 
 AHEAD = 2

@@ -20,7 +20,7 @@ from typing import Protocol
 import msgspec
 
 from debubble.ir import InputError, Plan, StageCosts
-from debubble.ir.plan_file import PlanFile, decode, encode
+from debubble.ir.plan_file import PlanFile
 from debubble.ir.trace import TraceStep
 from debubble.runtime.pipeline import Pipeline
 from debubble.training.online.journal import Journal, JournalEntry
@@ -216,10 +216,10 @@ class OnlineScheduler(AbstractContextManager["OnlineScheduler"]):
         """
         chosen = None if self._controller is None else self._controller.after_step(step, seconds, traced)
         plan_bytes = self._pipeline.ranks.transport.gather(
-            None if chosen is None else msgspec.json.encode(encode(chosen))
+            None if chosen is None else msgspec.json.encode(chosen.to_file())
         )[0]
         if plan_bytes is None:
             return None
-        plan = decode(msgspec.json.decode(plan_bytes, type=PlanFile))
+        plan = Plan.of_file(msgspec.json.decode(plan_bytes, type=PlanFile))
         self._pipeline.switch_plan(plan)
         return plan

@@ -24,7 +24,7 @@ import msgspec
 from debubble.errors import InputError
 from debubble.files import write_whole
 from debubble.ir import Kind, Plan, Schedule
-from debubble.ir.plan_file import PlanFile, decode, encode
+from debubble.ir.plan_file import PlanFile
 from debubble.models import Model
 
 Terms = list[tuple[str, int]]
@@ -97,13 +97,13 @@ class _File(msgspec.Struct):
 
 def save_order(order: BetterOrder, path: Path) -> None:
     """Write a file that `load_order` reads."""
-    write_whole(path, msgspec.json.encode(_File(encode(order.plan), order.makespan, order.makespan_before)))
+    write_whole(path, msgspec.json.encode(_File(order.plan.to_file(), order.makespan, order.makespan_before)))
 
 
 def load_order(path: Path) -> BetterOrder:
     """Read what `save_order` has written."""
     file = msgspec.json.decode(path.read_bytes(), type=_File)
-    return BetterOrder(decode(file.plan), file.makespan, file.makespan_before)
+    return BetterOrder(Plan.of_file(file.plan), file.makespan, file.makespan_before)
 
 
 def better_orders(plan: Plan, *, effort: float, seed: int = 0) -> Iterator[BetterOrder]:

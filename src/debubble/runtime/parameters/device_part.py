@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from debubble.ir import InputError
 from debubble.runtime.distributed.sharding import TensorShard
-from debubble.runtime.execution.stage import Stage
 from debubble.runtime.models.lora import Adapters
+from debubble.runtime.models.stage import Stage
 from debubble.runtime.parameters.stage_parameters import StageWeights
 
 

@@ -19,9 +19,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from debubble.ir import InputError, PlannedUnit
 from debubble.runtime.memory.activations import Ledger, SavedStorage
 from debubble.runtime.memory.recomputation import Tape, directly
-from debubble.runtime.models.operators import Deferred, Deferring, WeightGradients, call
 from debubble.runtime.models.routing import Balance, Routing
 from debubble.runtime.models.units import MicroBatch, UnitModule
+from debubble.runtime.operators import Deferred, Deferring, WeightGradients, call
 
 OPERATORS = {
     "norm": ("norm",),

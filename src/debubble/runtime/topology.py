@@ -16,7 +16,6 @@ from torch import Tensor
 
 from debubble.ir import InputError, Kind, Lane, Plan, Program
 from debubble.ir.ops import UNSHARDS
-from debubble.ir.plan_file import encode
 from debubble.runtime.assembly import DeviceGroups, tied_devices
 from debubble.runtime.batch import StepBatch
 from debubble.runtime.distributed.context_parallel import ContextGroup
@@ -25,7 +24,7 @@ from debubble.runtime.distributed.expert_parallel import ExpertGroup
 from debubble.runtime.distributed.gradient_norm import NormRelay, PartialSums, finish_order, relay_channels
 from debubble.runtime.distributed.tensor_parallel import TensorGroup
 from debubble.runtime.distributed.transport import Alone, Distributed, Transport
-from debubble.runtime.memory.peer import message_channels
+from debubble.runtime.execution.peer_offload import message_channels
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -225,7 +224,7 @@ class Ranks:
         """Raise InputError if the ranks are not to run the same."""
         # How a plan was found is no part of what runs: ranks may have planned by themselves.
         runs = msgspec.structs.replace(
-            encode(plan), planner="", lower_bound=0.0, solve_seconds=0.0, candidates=[], degree_search=None
+            plan.to_file(), planner="", lower_bound=0.0, solve_seconds=0.0, candidates=[], degree_search=None
         )
         fingerprints = self.transport.gather(zlib.crc32(msgspec.json.encode([runs, *more])))
         for rank, fingerprint in enumerate(fingerprints):

@@ -9,70 +9,65 @@ import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torch import Tensor
 
 from debubble.files import write_whole
-from debubble.ir import InputError
+from debubble.ir import InputError, Plan
 from debubble.runtime.models.hf_model import tied_names
 from debubble.runtime.models.hf_names import HEAD_TABLE, joined, sources, stored
 from debubble.runtime.models.lora import CONFIG, PREFIX, WEIGHTS, Adapters, is_adapter
-
-if TYPE_CHECKING:
-    from debubble.runtime.pipeline import Pipeline
+from debubble.runtime.parameters.device_part import DevicePart
+from debubble.runtime.topology import Ranks
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 
 
-def load_pretrained(pipeline: Pipeline, folder: str | Path) -> None:
+def load_pretrained(part: DevicePart, model: Mapping[str, Any] | None, folder: str | Path) -> None:
     """Give this rank's parameters the values of a Hugging Face checkpoint, or its adapters those of peft's.
 
     It reads these alone, one at a time.  Raises InputError if the folder has no safetensors checkpoint, or it lacks a
     parameter or has it in another shape.
     """
-    _check_model(pipeline)
-    folder = Path(folder)
+    config, folder = _checked(model), Path(folder)
     files, adapters = _files(folder), (folder / CONFIG).is_file()
-    if adapters and pipeline.adapters is None:
+    if adapters and part.adapters is None:
         raise InputError(f"{folder} has adapters, but the plan trains whole parameters: make the plan with `--lora`.")
-    config = pipeline.plan.model or {}
     family, tables = str(config.get("model_type")), tied_names(config)
-    for name in [name for name, _ in pipeline.named_parameters() if is_adapter(name) == adapters]:
+    for name in [name for name, _ in part.named_parameters() if is_adapter(name) == adapters]:
         names = [PREFIX + name] if adapters else sources(
-            name, pipeline.shape_of(name), family, files, table=tables[0] if tables else HEAD_TABLE
+            name, part.shape_of(name), family, files, table=tables[0] if tables else HEAD_TABLE
         )  # fmt: skip
         for source in names:
             if source not in files:
                 raise InputError(f"The checkpoint in {folder} has no parameter '{source}'.")
         tensor = joined(name, [partial(_read, folder / files[source], source) for source in names])
-        if tensor.shape != pipeline.shape_of(name):
+        if tensor.shape != part.shape_of(name):
             raise InputError(
-                f"'{name}' has shape {list(tensor.shape)} in the checkpoint, {list(pipeline.shape_of(name))} in the"
+                f"'{name}' has shape {list(tensor.shape)} in the checkpoint, {list(part.shape_of(name))} in the"
                 " plan's model."
             )
-        pipeline.load_parameter(name, tensor)
+        part.load(name, tensor)
 
 
-def save_pretrained(pipeline: Pipeline, folder: str | Path) -> None:
+def save_pretrained(part: DevicePart, plan: Plan, ranks: Ranks, folder: str | Path) -> None:
     """Write a checkpoint that `from_pretrained` opens: a shard per pipeline device.  All ranks call it.
 
     Parameters are written as the optimizer has them (fp32).
     """
-    _check_model(pipeline)
-    folder = Path(folder)
-    if pipeline.adapters is not None:
-        _save_adapters(pipeline, pipeline.adapters, folder)
+    config, folder = _checked(plan.model), Path(folder)
+    if part.adapters is not None:
+        _save_adapters(part, part.adapters, ranks, folder)
         return
-    ranks, plan = pipeline.ranks, pipeline.plan
     folder.mkdir(parents=True, exist_ok=True)
-    state = pipeline.state_dict()
-    own = {name: state[name].cpu() for name, _ in pipeline.named_parameters()}
+    state = part.state_dict()
+    own = {name: state[name].cpu() for name, _ in part.named_parameters()}
     if ranks.shares_table:
         own.pop(HEAD_TABLE, None)
-    family = str((plan.model or {}).get("model_type"))
+    family = str(config.get("model_type"))
     tensors = {n: t.contiguous() for name, whole in own.items() for n, t in stored(name, whole, family).items()}
-    shard = f"model-{pipeline.device + 1:05}-of-{plan.devices:05}.safetensors"
+    shard = f"model-{ranks.device + 1:05}-of-{plan.devices:05}.safetensors"
     if ranks.replica == ranks.slice == ranks.part == 0:
         _write(tensors, folder / shard)
     # Whoever knows of all shards knows that they are written.
@@ -82,24 +77,24 @@ def save_pretrained(pipeline: Pipeline, folder: str | Path) -> None:
             "metadata": {"total_size": sum(size for _, held in told for _, size in held)},
             "weight_map": {name: file for file, held in told for name, _ in held},
         }
-        write_whole(folder / "config.json", json.dumps(dict(plan.model or {}), indent=2).encode())
+        write_whole(folder / "config.json", json.dumps(dict(config), indent=2).encode())
         write_whole(folder / INDEX, json.dumps(index, indent=2).encode())
     ranks.transport.gather(None)
 
 
-def _check_model(pipeline: Pipeline) -> None:
-    if pipeline.plan.model is None:
+def _checked(model: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if model is None:
         raise InputError("Modules of your own are no Hugging Face model: save and load `pipeline.state_dict()`.")
+    return model
 
 
-def _save_adapters(pipeline: Pipeline, adapters: Adapters, folder: Path) -> None:
+def _save_adapters(part: DevicePart, adapters: Adapters, ranks: Ranks, folder: Path) -> None:
     """Save the adapters for peft's `from_pretrained`, in one file, which rank 0 writes because they are small."""
-    ranks = pipeline.ranks
-    state = {PREFIX + name: t.cpu() for name, t in pipeline.state_dict().items() if is_adapter(name)}
+    state = {PREFIX + name: t.cpu() for name, t in part.state_dict().items() if is_adapter(name)}
     parts = ranks.first_per_device(ranks.transport.gather(state))
     if ranks.transport.rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        _write({name: t.contiguous() for part in parts for name, t in part.items()}, folder / WEIGHTS)
+        _write({name: t.contiguous() for state in parts for name, t in state.items()}, folder / WEIGHTS)
         write_whole(folder / CONFIG, json.dumps(dict(adapters.config), indent=2, sort_keys=True).encode())
     ranks.transport.gather(None)
 
