@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -99,20 +96,3 @@ def test_evaluator_knows_steps_on_the_host(data: st.DataObject) -> None:
 def test_encoding_and_decoding_return_the_schedule(schedule: Schedule) -> None:
     problem = OrderProblem.of(schedule, StageCosts.of(stages=schedule.stages, offload=1))
     assert decode(problem, *encode(problem, schedule), name=schedule.name).orders == schedule.orders
-
-
-def test_a_kernel_whose_file_another_version_wrote_is_compiled_anew(tmp_path: Path) -> None:
-    """In a process of its own, twice: the second one finds a file that names a class that is gone."""
-    pytest.importorskip("numba")
-    shapes, kernel = tmp_path / "shapes.py", tmp_path / "kernel.py"
-    shapes.write_text("from typing import NamedTuple\nclass Former(NamedTuple):\n    x: int\n")
-    kernel.write_text(
-        "import shapes\nfrom debubble.search.annealing.layout import jit\n"
-        "@jit\ndef double(pair):\n    return 2 * pair.x\n"
-        "print(double(shapes.Former(21)))\n"
-    )
-    for name in ("Former", "Latter"):
-        for file in (shapes, kernel):
-            file.write_text(file.read_text().replace("Former", name))
-        done = subprocess.run([sys.executable, "kernel.py"], cwd=tmp_path, capture_output=True, text=True)
-        assert done.stdout == "42\n", done.stderr

@@ -14,6 +14,7 @@ import numpy as np
 
 from debubble.ir.arrays import Edges, Ints, Numbers
 from debubble.ir.precedence import successors
+from debubble.kernels import jit
 
 _LOADS_FROM, _COMPILED_FROM = 1_000_000, 1_000
 """Instructions from which loading the compiler takes less time than it saves, and those from which the compiled code
@@ -83,7 +84,4 @@ def longest_path(
 
 @cache
 def _compiled() -> Callable[..., int]:
-    import numba
-
-    compiled: Callable[..., int] = numba.njit(cache=True)(longest_path)
-    return compiled
+    return jit(longest_path)

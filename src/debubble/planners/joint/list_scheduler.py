@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.ir import Kind, Op
-from debubble.search.annealing.layout import inlined, jit
+from debubble.kernels import inlined, jit
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from debubble.kernels import jit
 from debubble.planners.joint.list_scheduler import COLUMNS, Floats, Ints, place
-from debubble.search.annealing.layout import jit
 from debubble.search.annealing.moves import draw
 
 CHOICES = 5

@@ -5,7 +5,8 @@ The rules are those of ir/lowering/admission.py, and know no times.
 
 from __future__ import annotations
 
-from debubble.search.annealing.layout import ROW, Floats, Ints, KernelLayout, inlined
+from debubble.kernels import inlined
+from debubble.search.annealing.layout import ROW, Floats, Ints, KernelLayout
 
 
 @inlined

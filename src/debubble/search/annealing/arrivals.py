@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from debubble.kernels import inlined, jit
 from debubble.search.annealing.admission import admit_compute, admit_reload
 from debubble.search.annealing.incremental import START, delay, mark
 from debubble.search.annealing.layout import (
@@ -25,8 +26,6 @@ from debubble.search.annealing.layout import (
     KernelLayout,
     L,
     O,
-    inlined,
-    jit,
 )
 from debubble.search.annealing.objective import longest
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from debubble.kernels import inlined, jit
 from debubble.search.annealing.admission import admit_compute, admit_reload
 from debubble.search.annealing.arrivals import begin_by_arrival
 from debubble.search.annealing.incremental import delay, go_to_end, mark, met
@@ -26,8 +27,6 @@ from debubble.search.annealing.layout import (
     L,
     O,
     R,
-    inlined,
-    jit,
 )
 from debubble.search.annealing.objective import longest
 

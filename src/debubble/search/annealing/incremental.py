@@ -8,7 +8,8 @@ The evaluation that was last accepted is kept; what another one overwrites is pu
 
 from __future__ import annotations
 
-from debubble.search.annealing.layout import MARKS, SENT, B, Floats, I, Ints, KernelLayout, L, O, jit
+from debubble.kernels import jit
+from debubble.search.annealing.layout import MARKS, SENT, B, Floats, I, Ints, KernelLayout, L, O
 
 SAME = -2
 """Nothing differs."""

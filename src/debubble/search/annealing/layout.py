@@ -1,4 +1,4 @@
-"""The kernel's memory layout, and its compiler.
+"""The kernel's memory layout.
 
 An operation is a number: `(kind * stages + stage) * micro_batches + micro_batch`, with the kinds in the order of KINDS.
 All tables lie in two blocks, one of floats and one of whole numbers, and a KernelLayout says where each begins:
@@ -12,14 +12,11 @@ Of every operation the kernel knows four numbers, its facts:
 | RELOADED | index into the floats: when its activation is back |
 | SENT | index into the floats: where it writes the time at which its message arrives |
 | ROW | row in the tables of costs |
-
-`jit` compiles with numba where that is installed; else plain Python runs the same source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -188,41 +185,3 @@ class KernelLayout(NamedTuple):
     """[op]: of a reload, the compute operation before it in the list, -1 for none."""
     freeing: int
     """[op]: of a reload, 1 if it waits for the end of that operation, whose memory it needs."""
-
-
-C = TypeVar("C", bound=Callable[..., object])
-
-
-def jit(function: C, *, inline: Literal["never", "always"] = "never") -> C:
-    """Compile the function when it is first called, and keep the result on disk."""
-    try:
-        # Its import takes longer than a search that ends at its start.
-        from numba import njit
-    except ImportError:
-        return function
-    compiled = njit(cache=True, nogil=True, error_model="numpy", inline=inline)(function)
-    _forget_what_cannot_be_read(compiled)
-    return cast("C", compiled)
-
-
-def _forget_what_cannot_be_read(compiled: Any) -> None:
-    """Let a kernel be compiled anew where its file on disk names classes of another version of this package.
-
-    numba reads such a file before it compares its stamp, and passes the error on.
-    """
-    cache = compiled._cache
-    load = cache.load_overload
-
-    def load_or_flush(signature: Any, context: Any) -> Any:
-        try:
-            return load(signature, context)
-        except (AttributeError, ImportError):
-            cache.flush()
-            return None
-
-    cache.load_overload = load_or_flush
-
-
-def inlined(function: C) -> C:
-    """Compile the function into its callers: passing a KernelLayout takes longer than what a short function does."""
-    return jit(function, inline="always")

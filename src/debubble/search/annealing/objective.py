@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from debubble.search.annealing.layout import B, Floats, Ints, KernelLayout, W, jit
+from debubble.kernels import jit
+from debubble.search.annealing.layout import B, Floats, Ints, KernelLayout, W
 
 
 @jit

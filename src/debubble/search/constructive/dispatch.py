@@ -19,6 +19,8 @@ from heapq import heappop, heappush
 from types import FunctionType
 from typing import Any, NamedTuple, TypeVar
 
+from debubble.kernels import jit
+
 INFINITY = float("inf")
 GREEDY, GAP_FILLING, ORDER_FOLLOWING = range(3)
 """The rules by which a free device chooses."""
@@ -353,15 +355,10 @@ def dispatch(a: DispatchInput, r: DispatchRule, s: DispatchState) -> int:
 
 @cache
 def compiled() -> Callable[[DispatchInput, DispatchRule, DispatchState], int]:
-    """Compile `dispatch` and all that it calls; numba keeps the result on disk.  It is plain where numba is missing."""
-    try:
-        import numba
-    except ImportError:
-        return dispatch
+    """Compile `dispatch` and all that it calls; it is plain where numba is missing."""
     names = dict(globals())
     for function in _KERNEL:
         assert isinstance(function, FunctionType)
-        copy = FunctionType(function.__code__, names, function.__name__)
-        names[function.__name__] = numba.njit(cache=True, nogil=True, error_model="numpy")(copy)
+        names[function.__name__] = jit(FunctionType(function.__code__, names, function.__name__))
     kernel: Callable[[DispatchInput, DispatchRule, DispatchState], int] = names["dispatch"]
     return kernel

@@ -1,0 +1,58 @@
+"""The compiler of kernels: what is compiled once, and for whom."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("numba")
+
+KERNEL = """
+import shapes
+from debubble.kernels import jit
+
+@jit
+def double(pair):
+    return 2 * pair.x
+"""
+
+
+def test_a_kernel_whose_file_another_version_wrote_is_compiled_anew(tmp_path: Path) -> None:
+    """In a process of its own, twice: the second one finds a file that names a class that is gone."""
+    shapes, kernel = tmp_path / "shapes.py", tmp_path / "kernel.py"
+    shapes.write_text("from typing import NamedTuple\nclass Former(NamedTuple):\n    x: int\n")
+    kernel.write_text(KERNEL + "print(double(shapes.Former(21)))\n")
+    for name in ("Former", "Latter"):
+        for file in (shapes, kernel):
+            file.write_text(file.read_text().replace("Former", name))
+        done = subprocess.run([sys.executable, "kernel.py"], cwd=tmp_path, capture_output=True, text=True)
+        assert done.stdout == "42\n", done.stderr
+
+
+def test_processes_that_start_together_compile_a_kernel_once(tmp_path: Path) -> None:
+    (tmp_path / "shapes.py").write_text("from typing import NamedTuple\nclass Pair(NamedTuple):\n    x: int\n")
+    call = "input()\ndouble(shapes.Pair(21))\nprint(sum(double.stats.cache_misses.values()))\n"
+    (tmp_path / "kernel.py").write_text(KERNEL + "print('ready', flush=True)\n" + call)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "kernel.py"],
+            cwd=tmp_path,
+            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    assert sorted(process.communicate()[0] for process in processes) == ["0\n", "0\n", "1\n"]
