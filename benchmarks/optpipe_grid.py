@@ -13,7 +13,7 @@ The baselines know the limit: `adaoffload` and `pipeoffload` are the library's s
 `tuned`, not the rule as printed), with one chunk per device; `zb` at default options moves nothing.  All three are
 starts of OptPipe's search.
 
-`milp` is the paper's programme, plain, by SCIP: its best schedule after `--milp` seconds, "none in N s" where it found
+`milp` is the paper's program, plain, by SCIP: its best schedule after `--milp` seconds, "none in N s" where it found
 no schedule, and "not built" above 256 stages x micro-batches, where its rows alone take minutes.
 
 With --json, cells that the file already has are kept and not run again, so that a broken run goes on where it stopped.

@@ -1,4 +1,4 @@
-"""SCOPE's integer programme at scale: gap and time on 16,384 devices (16 stages, tensor 8, data 128).
+"""SCOPE's integer program at scale: gap and time on 16,384 devices (16 stages, tensor 8, data 128).
 
     python benchmarks/scope_scale.py [--only 'MIX,LAYERS,MEMORY,STRATEGIES,CHUNKS;...'] [--per-chunk] [--seconds 60]
         [--json FILE]
@@ -7,7 +7,7 @@ Layers are those of LLaMA-175B, in three mixes: `one` type; `moe`, a prefix of 3
 multi-token-prediction layer; `multimodal`, the same behind a vision tower of a fifth of the layers.  Model states take
 40% of the memory; the activations that 1F1B keeps without recomputation take 110% (`loose`), 200% (`medium`) or 400%
 (`tight`) of the rest.  64 micro-batches.  `cpu` is the processor time of the process, the `wall` depends on the
-neighbours; `--seconds` is the effort.  The gap is that of the programme's own objective; `--per-chunk` adds
+neighbours; `--seconds` is the effort.  The gap is that of the program's own objective; `--per-chunk` adds
 the second reading of max T.
 """
 

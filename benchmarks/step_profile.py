@@ -21,7 +21,7 @@ from provenance import measured_by
 import debubble as db
 from debubble.ir import Op, lower
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.supplied import Supplied
+from debubble.runtime.distributed.single_rank import Supplied
 
 MODEL = {
     "model_type": "llama", "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8,

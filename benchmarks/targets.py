@@ -27,7 +27,7 @@ from provenance import commit, provenance
 import debubble as db
 from debubble.exports import exports
 from debubble.ir import DebubbleError, ExportError, InputError, Plan
-from debubble.planners.analysis.nearest import plan_runs_in, step_in
+from debubble.planners.analysis.nearest_plans import plan_runs_in, step_in
 from debubble.planners.plan_model import step_time, tail_of
 from debubble.targets import targets
 

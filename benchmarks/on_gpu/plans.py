@@ -24,7 +24,7 @@ from debubble.ir import Kind, Lane, Op, OutOfMemoryError, Plan, RunOptions, Sche
 from debubble.ir.trace import TraceStep
 from debubble.models import Model
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.supplied import Supplied
+from debubble.runtime.distributed.single_rank import Supplied
 from debubble.views import Scene, views
 from debubble.views.comparison import as_dict, compare
 from on_gpu.figures import Figures, pair

@@ -1,4 +1,4 @@
-"""AdaPipe's two programmes are exact, and Megatron-Kwai takes the cheapest operators that fit."""
+"""AdaPipe's two programs are exact, and Megatron-Kwai takes the cheapest operators that fit."""
 
 import itertools
 from collections.abc import Sequence

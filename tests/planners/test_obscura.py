@@ -202,7 +202,7 @@ menus = st.lists(
 
 @given(menus, st.integers(1, 5), st.integers(0, 200))
 @settings(max_examples=150, deadline=None)
-def test_fronts_hold_the_optimum_of_the_0_1_programme(
+def test_fronts_hold_the_optimum_of_the_0_1_program(
     menus: list[dict[str, tuple[int, int]]], alive: int, budget: int
 ) -> None:
     full_menus = [{"none": Strategy(10), **{k: Strategy(*v) for k, v in menu.items()}} for menu in menus]

@@ -69,7 +69,7 @@ def test_the_formula_is_exact_for_equal_stages_and_never_below_the_simulation(ti
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
-def test_the_integer_programme_is_proven_optimal_for_its_formula(chunks: int) -> None:
+def test_the_integer_program_is_proven_optimal_for_its_formula(chunks: int) -> None:
     units = Units(units=(layer("embedding", 1), *[layer("dense", 3)] * 7, layer("head", 5)), memory_limit=(36,))
     problem = asked(units, devices=2, micro_batches=6, chunks=chunks)
     schedule = megatron_schedule(problem, chunks)
@@ -162,7 +162,7 @@ def test_a_long_end_of_the_step_hides_no_baseline_from_a_search_without_time(uni
     assert db.planners["scope"](problem).time <= baseline.time
 
 
-def test_scope_says_how_far_its_programme_is_solved() -> None:
+def test_scope_says_how_far_its_program_is_solved() -> None:
     units = Units(units=(layer("embedding", 1), *[layer("dense", 3)] * 7, layer("head", 5)), memory_limit=(36,))
     answer = plan(asked(units, devices=2, micro_batches=6, chunks=1), polish=False)
-    assert answer.remark == "its integer programme is solved to within 0.00% with 1 chunk"
+    assert answer.remark == "its integer program is solved to within 0.00% with 1 chunk"

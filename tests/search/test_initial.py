@@ -13,7 +13,7 @@ from debubble.ir import DebubbleError, Kind, Lane, Number, Placement
 from debubble.search.bounds import idle_allowed, lower_bound, round_trip
 from debubble.search.constructive.initial import initial_schedules, list_schedule, offloading_schedules
 from debubble.search.constructive.list_scheduling import GapFilling
-from debubble.search.constructive.offloading import movable_pairs, offload_to_fit
+from debubble.search.constructive.offload import movable_pairs, offload_to_fit
 from debubble.search.problem import OrderProblem
 from debubble.simulator import simulate
 from tests.search.orders import offload_problems, uniform

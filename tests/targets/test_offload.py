@@ -12,7 +12,7 @@ from debubble.costs.units import Partition, Units
 from debubble.exports import exports
 from debubble.ir import RunOptions
 from debubble.models import Model
-from debubble.planners.analysis.nearest import plan_runs_in
+from debubble.planners.analysis.nearest_plans import plan_runs_in
 from debubble.planners.model_problem import half_layers, problem_of
 from debubble.planners.plan_model import tail_of
 from debubble.planners.registry import planners, verified

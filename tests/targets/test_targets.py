@@ -12,7 +12,7 @@ import debubble as db
 from debubble.exports import exports
 from debubble.ir import ExportError, InputError, Plan, RunOptions
 from debubble.models import Model
-from debubble.planners.analysis.nearest import plan_runs_in
+from debubble.planners.analysis.nearest_plans import plan_runs_in
 from debubble.targets import targets
 from tests.exports.hand_plans import LLAMA, MIXTRAL, Strategy, full, plain, priced
 

@@ -18,7 +18,7 @@ from debubble.ir import CandidateSummary, PlannedUnit
 from debubble.ir.degrees import ConfigurationSummary, Degrees, MemoryParts
 from debubble.ir.plan_entries import Robustness
 from debubble.planners.analysis.explanation import CauseSeconds
-from debubble.planners.analysis.nearest import NearestPlan
+from debubble.planners.analysis.nearest_plans import NearestPlan
 
 Seconds = Annotated[float, Meta(description="Seconds, or the unit of an abstract costs file.")]
 Bytes = Annotated[float, Meta(description="Bytes, or the unit of an abstract costs file.")]

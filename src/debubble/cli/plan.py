@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from debubble.ir.degrees import ConfigurationSummary
-    from debubble.planners.analysis.nearest import NearestPlan
+    from debubble.planners.analysis.nearest_plans import NearestPlan
     from debubble.views import Scene
 
 
@@ -64,7 +64,7 @@ def plan(
             status.update("Planning with less memory ...")
             front = pareto_front(request.job, _configuration(result))
         if output.targets and isinstance(request, ModelRequest):
-            from debubble.planners.analysis.nearest import nearest_plans
+            from debubble.planners.analysis.nearest_plans import nearest_plans
 
             plan_for = request.plan_for
             nearest = nearest_plans(result, lambda name: plan_for(name, status))
@@ -94,7 +94,7 @@ def plan(
 
 
 def _request(model: str | None, *, run: o.ModelRun, asked: Question, given: Given, search: o.SearchLimits) -> Request:
-    """What is asked.  Raises InputError if the model or its cluster is unknown."""
+    """The call as a Request.  Raises InputError if the model or its cluster is unknown."""
     if model is None:
         return GivenRequest(run=run, asked=asked, given=given, search=search)
     from debubble.models import named_model
@@ -117,7 +117,7 @@ def _planned(request: Request, status: Status, output: Output) -> Plan:
         status.update("Nothing fits; trying what would ...")
         found = misfit(request.job, str(error))
         if output.html is not None:
-            from debubble.views.html.misfit import misfit_page
+            from debubble.views.html.infeasible import misfit_page
 
             write_whole(output.html, misfit_page(found, origin=this_call()))
             log().print(f"The report is in {output.html}.")
@@ -157,14 +157,14 @@ def _what_ifs(plan: Plan, search: o.SearchLimits) -> tuple[WhatIf, ...]:
 
 
 def _elsewhere(plan: Plan, asked: Question) -> Mapping[str, float]:
-    """What the nearest quick plans cost in frameworks that do not run a plan that was made for none."""
-    from debubble.planners.analysis.nearest import quick_nearest
+    """Cost of the nearest quick plans in frameworks that do not run a plan that was made for none."""
+    from debubble.planners.analysis.nearest_plans import quick_nearest
 
     return quick_nearest(plan) if plan.target is None and asked.plain else {}
 
 
 def _quick_what_ifs(plan: Plan, asked: Question) -> tuple[WhatIf, ...]:
-    """What would help by quick plans."""
+    """Changes that would help, by quick plans."""
     from debubble.planners.analysis.what_if import quick_what_ifs
 
     return quick_what_ifs(plan) if asked.plain else ()

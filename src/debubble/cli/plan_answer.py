@@ -9,7 +9,7 @@ from typing import Any
 from debubble.ir import Plan, WhatIf
 from debubble.ir.degrees import ConfigurationSummary, DegreeSearch
 from debubble.planners.analysis.explanation import Explanation, explanation
-from debubble.planners.analysis.nearest import NearestPlan, plan_runs_in
+from debubble.planners.analysis.nearest_plans import NearestPlan, plan_runs_in
 from debubble.views import Scene
 
 

@@ -17,7 +17,7 @@ from debubble.ir import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class Question(o.OptionGroup):
-    """What a plan has to keep to, and who searches it."""
+    """The constraints of a plan, and the planner that searches it."""
 
     section: ClassVar[str] = o.QUESTION
 

@@ -1,4 +1,4 @@
-"""What `debubble plan` is asked: the plan of a model on a cluster, or of costs that are given."""
+"""The request of `debubble plan`: the plan of a model on a cluster, or of costs that are given."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Request(Protocol):
-    """What to plan."""
+    """The model or the costs to plan for, and how."""
 
     def plan(self, status: Status) -> Plan:
         """The fastest plan, with its progress in the status.  Raises a DebubbleError if there is none."""
@@ -119,7 +119,7 @@ class GivenRequest:
 
 
 def _swap(name: str) -> Swap:
-    """Where activations may go; raises InputError for anything else."""
+    """Read where activations may go.  Raises InputError for anything else."""
     match name:
         case "host" | "peer" | "none":
             return name

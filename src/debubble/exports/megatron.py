@@ -163,7 +163,7 @@ def megatron(plan: Plan, settings: Mapping[str, Any]) -> Made:
 
 
 def untested(plan: Plan) -> tuple[str, ...]:
-    """What Megatron-LM takes and does not test."""
+    """Settings that Megatron-LM takes and does not test."""
     if plan.options.zero < 2 or plan.devices == 1:
         return ()
     return (

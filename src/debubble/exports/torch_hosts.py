@@ -47,7 +47,7 @@ def fsdp(plan: Plan, *, target: str) -> Decision:
 
 
 def accumulation(plan: Plan) -> tuple[str, ...]:
-    """What to set where neither a pipeline nor a batch of the plan says how many micro-batches a step has."""
+    """The setting to make where neither a pipeline nor a batch of the plan says how many micro-batches a step has."""
     if plan.model is not None:
         return ()
     return (f"A step has {plan.micro_batches} micro-batches: set the global batch to as many of them.",)

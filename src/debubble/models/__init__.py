@@ -2,7 +2,7 @@
 
 from debubble.models.architecture import Experts
 from debubble.models.config import ModelConfig
-from debubble.models.known import models, named_model
+from debubble.models.known_models import models, named_model
 from debubble.registry import index_by_name
 
 Model = ModelConfig

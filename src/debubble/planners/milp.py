@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from debubble.ir import InfeasibleError, InputError
-from debubble.planners.offloading import PlacedStages, placed_stages
+from debubble.planners.offload import PlacedStages, placed_stages
 from debubble.planners.optpipe import initial
 from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution
 from debubble.planners.registry import planner

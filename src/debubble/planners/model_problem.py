@@ -56,7 +56,7 @@ def problem_of(
 
 
 def framework_of(target: str | None) -> Framework:
-    """What kernels fuse and ZeRO-3 gathers: stages in debubble's own runtime, units in the other frameworks."""
+    """The framework for a target: debubble's own runtime gathers whole stages with ZeRO-3, the others unit by unit."""
     return MEGATRON if target in (None, "debubble") else FSDP
 
 

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from debubble.ir import DebubbleError, InfeasibleError, Number, Placement, Schedule
-from debubble.planners.offloading import PlacedStages, placed_stages
+from debubble.planners.offload import PlacedStages, placed_stages
 from debubble.planners.problem import FixedStages, Problem, Solution
 from debubble.planners.registry import planner
 from debubble.schedules import schedules

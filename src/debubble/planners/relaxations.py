@@ -12,7 +12,7 @@ last t1 only backwards, and what these windows cannot fill is idle time:
 
 Forwards of the first window leave activations that are in memory at t0, or went to the host by then; inputs' gradients
 of the last window need activations that were in memory at T - t1, or come from the host after it; and weight gradients
-alone need what remains of them.  How much recomputation is worth its time there is a linear programme.  It gives up
+alone need what remains of them.  How much recomputation is worth its time there is a linear program.  It gives up
 the order of operations, who holds which unit, and all but the sums of memory and of links.
 
 Where optimizer states may be the host's, memory is free of them, but then the host steps behind the last weight
@@ -43,7 +43,7 @@ STATES = 200_000
 RANGES = 8
 """Ranges of the time that hosts step."""
 ROUNDING = 1e-9
-"""Share by which a linear programme's optimum is taken down, so that its rounding raises no bound."""
+"""Share by which a linear program's optimum is taken down, so that its rounding raises no bound."""
 
 
 @dataclass(frozen=True)

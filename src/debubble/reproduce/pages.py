@@ -37,7 +37,7 @@ def is_same(claim: Claim) -> bool:
 
 
 def summary(reports: Sequence[Report]) -> str:
-    """How many claims are the same, differ, and have no figure of ours."""
+    """The number of claims that are the same, that differ, and that have no figure of ours."""
     claims = [claim for report in reports for result in report.results for claim in result.claims]
     same = sum(map(is_same, claims))
     differ = sum(isinstance(claim.verdict, Differs) for claim in claims)

@@ -70,7 +70,7 @@ class ComputeOrder:
             InfeasibleError: The schedule does not fit the costs' memory limit.
         """
         # Importing the search takes a while, which the other schedules need not wait for.
-        from debubble.search.constructive.offloading import all_pairs, offload_to_fit
+        from debubble.search.constructive.offload import all_pairs, offload_to_fit
         from debubble.search.problem import OrderProblem
 
         problem = OrderProblem(

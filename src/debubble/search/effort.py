@@ -40,7 +40,7 @@ REPRICED, SCORED = (5e-3, 15e-6), (5e-4, 2.5e-6)
 CHECKED = 50e-6
 """Seconds, per pair, to check that a schedule fits, or does not, without simulating it."""
 LINEAR = 1e-3
-"""Seconds of a small linear programme."""
+"""Seconds of a small linear program."""
 ROW, ITERATION = 1e-3, 1e-7
 """Seconds to build a row of a MILP, to presolve it and to look for a first solution; and, for every row, of an
 iteration of the simplex method."""

@@ -11,7 +11,7 @@ from debubble.costs import Cluster
 from debubble.ir import InputError, RunOptions
 from debubble.models import named_model
 from debubble.views import Scene
-from debubble.views.simulated import configuration_scene
+from debubble.views.configuration_scene import configuration_scene
 
 MOST_TRIED = 20_000
 """Operations of a simulation that is drawn at once: larger ones would not follow a slider."""

@@ -2,7 +2,7 @@
 
 from debubble.simulator.bubbles import Bubble, Cause, bubbles, by_cause, critical_path
 from debubble.simulator.engine import run, simulate
-from debubble.simulator.repricing import Price, Repricer
+from debubble.simulator.repricer import Price, Repricer
 from debubble.simulator.timeline import TimedOperation, Timeline
 
 __all__ = [

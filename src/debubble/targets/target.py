@@ -44,7 +44,7 @@ class Target:
     overlapping: Levers | None = None
 
     def levers_of(self, options: RunOptions) -> Levers | None:
-        """What a plan with these options may choose; None: everything."""
+        """The levers of a plan with these options; None: all."""
         return self.overlapping if options.expert_overlap and self.overlapping is not None else self.levers
 
     def zero_levels(self, pipeline: int) -> tuple[int, ...]:

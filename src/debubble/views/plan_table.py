@@ -13,7 +13,7 @@ from debubble.formatting import time_words
 from debubble.ir import Kind, Plan
 from debubble.ir.degrees import ConfigurationSummary
 from debubble.planners.analysis.explanation import explanation
-from debubble.planners.analysis.nearest import NearestPlan, plan_runs_in
+from debubble.planners.analysis.nearest_plans import NearestPlan, plan_runs_in
 from debubble.planners.analysis.what_if import what_if_lines
 from debubble.planners.robustness import JITTER, LINKS, STRAGGLER
 from debubble.targets.target import targets
@@ -128,7 +128,7 @@ def model_lines(plan: Plan, scene: Scene, *, tokens: float | None = None) -> Ite
 
 
 def step_tables(plan: Plan, scene: Scene) -> list[RenderableType]:
-    """Where the step goes and what takes the memory, which only a model's plan has."""
+    """Tables of the step's time and of the memory by part, which only a model's plan has."""
     why = explanation(plan, scene.timeline, float(scene.step_time))
     return [] if why is None else [rich_table(cause_rows(why)), memory_table(scene)]
 

@@ -10,7 +10,7 @@ from debubble.formatting import percent, size_words, time_words
 from debubble.ir import CandidateSummary, Plan, PlannedUnit
 from debubble.ir.degrees import ConfigurationSummary, DegreeSearch
 from debubble.planners.analysis.explanation import Explanation
-from debubble.planners.analysis.nearest import NearestPlan
+from debubble.planners.analysis.nearest_plans import NearestPlan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from debubble.planners.analysis.remarks import plan_remarks
 from debubble.planners.plan_model import tail_of
 from debubble.simulator import Bubble, TimedOperation, Timeline, bubbles, critical_path
 from debubble.simulator.shared_cores import run_shared
-from debubble.views.measured import measured_memory, measured_timeline
+from debubble.views.measured_timeline import measured_memory, measured_timeline
 
 FAR = 3
 """Limits of more than so many times the peak are off the memory axes."""

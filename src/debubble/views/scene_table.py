@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from debubble.views.figure_table import side_by_side
 from debubble.views.plan_table import model_lines, step_tables
 from debubble.views.scene import Scene
-from debubble.views.side_by_side import side_by_side
 from debubble.views.summary import bound_words, why_not_faster
 from debubble.views.terminal import bubble_table, device_table, headline, kind_table, remark_lines, rich_table
 

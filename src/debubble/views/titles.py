@@ -1,4 +1,4 @@
-"""What a plan is of, as a headline."""
+"""Headlines of plans: the model and the cluster that each is for."""
 
 from __future__ import annotations
 

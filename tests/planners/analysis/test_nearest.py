@@ -7,7 +7,7 @@ from io import StringIO
 from rich.console import Console
 
 import debubble as db
-from debubble.planners.analysis.nearest import plan_runs_in, quick_nearest, step_in
+from debubble.planners.analysis.nearest_plans import plan_runs_in, quick_nearest, step_in
 from debubble.planners.plan_model import step_time, tail_of
 from debubble.targets import targets
 from debubble.views import Scene

@@ -1,4 +1,4 @@
-"""When a device gathers the parameters of its stages and frees them again (ZeRO-3, FSDP).
+"""Gathers of the parameters of a device's stages, and where they are freed again (ZeRO-3, FSDP).
 
 A device has the whole parameters of two stages: of the one that computes and of the one that computes next, whose
 gather runs beside the computing (FSDP's prefetch).  What it needs again after the next stage stays: a device that

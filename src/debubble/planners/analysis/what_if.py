@@ -61,7 +61,7 @@ def what_ifs(plan: Plan, step_time: float, *, effort: float, deadline: float | N
 
 
 def quick_what_ifs(plan: Plan) -> tuple[WhatIf, ...]:
-    """What would help, by quick plans of the changes and of the plan's own problem alike, which comes first.
+    """Changes that would help, by quick plans of the changes and of the plan's own problem alike, which comes first.
 
     Args:
         plan: A plan.

@@ -1,4 +1,4 @@
-"""What a quick plan's pipeline takes at least, by its order and its memory, before either is built.
+"""A lower bound of a quick plan's pipeline, by its order and its memory, before either is built.
 
 A quick plan has balanced stages in the order of 1F1B or interleaved 1F1B.  Its device d, with the stages d, p + d, ...,
 
@@ -112,7 +112,7 @@ class PipelineBounds:
 
 @lru_cache(maxsize=4096)
 def first_forwards(devices: int, micro_batches: int, chunks: int) -> tuple[tuple[int, ...], ...]:
-    """How many micro-batches each device has on each of its stages when its first backward starts, first stage first.
+    """The micro-batches that each device has on each of its stages, in order, when its first backward starts.
 
     With one chunk these are 1F1B's, else those of interleaved 1F1B.
     """

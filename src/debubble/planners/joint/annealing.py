@@ -8,7 +8,7 @@ import numpy as np
 
 from debubble.planners.joint.levers import Levers, Point, policy_choices
 from debubble.planners.joint.list_scheduler import Floats, Ints
-from debubble.planners.joint.walking import CHOICES, REFUSED, anneal, sample
+from debubble.planners.joint.walk import CHOICES, REFUSED, anneal, sample
 from debubble.search.effort import Effort
 
 EVALUATION, PER_PAIR = 2e-5, 2e-7

@@ -18,7 +18,7 @@ import numpy as np
 from debubble.costs.units import Partition, Unit, Units
 from debubble.ir import Number, Placement, Schedule
 from debubble.planners.joint.list_scheduler import COLUMNS, Floats, Ints, StageTable, schedule
-from debubble.planners.joint.walking import ENTRIES, QUARTERS, Space, fill
+from debubble.planners.joint.walk import ENTRIES, QUARTERS, Space, fill
 from debubble.planners.problem import Problem, Solution
 
 

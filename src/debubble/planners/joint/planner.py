@@ -4,7 +4,7 @@ Not from a paper.  The published planners use some levers each: OptPipe orders a
 recomputes, ChronosPipe chooses what recomputes and what goes to the host.  Here a point is a choice of all of them
 at once (`levers.py`), and a compiled list scheduler (`list_scheduler.py`) orders and prices it in a fraction of a
 millisecond.  For each number of chunks, looped and in V, random points come first; the best go on by simulated
-annealing (`annealing.py`, compiled in `walking.py`).  Single units of the best plans recompute less
+annealing (`annealing.py`, compiled in `walk.py`).  Single units of the best plans recompute less
 (`refinement.py`), and their order is searched by the engine of `search/`, where recomputation is an operation of its
 own, for each micro-batch or not.  Two walks go side by side, on the two cores that efforts are counted in.
 Every schedule that counts is lowered under the limit and simulated exactly.

@@ -1,4 +1,4 @@
-"""What a plan's units recompute, one by one: the search gives a stage's units one price, this frees some of them of it.
+"""Recomputation of a plan's units one by one: the search gives a stage's units one price; this frees some of it.
 
 Choosing by time per byte is not exact, because units cannot be cut: where memory is left, a unit may keep more; where
 some is lacking for a better order, one unit may keep less instead of a whole stage.

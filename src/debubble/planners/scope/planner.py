@@ -65,7 +65,7 @@ def plan(problem: Problem, *, strategies: Sequence[str] | None = None, polish: b
         for left, candidate in zip(range(len(finalists), 0, -1), finalists, strict=True):
             again = improve(problem, candidate, effort=effort.part(effort.left / left), strategies=strategies)
             best = min(best, again, key=lambda c: c.time)
-    remark = f"its integer programme is solved to within {', '.join(gaps)}" if gaps else None
+    remark = f"its integer program is solved to within {', '.join(gaps)}" if gaps else None
     return replace(best.solution, remark=remark, cut_off=effort.cut_off)
 
 

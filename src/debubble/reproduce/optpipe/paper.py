@@ -7,7 +7,7 @@ from typing import Any
 
 from debubble.reproduce.claims import Claim, compared, stated, unavailable
 from debubble.reproduce.drawings import Bars, Lines, Timelines
-from debubble.reproduce.optpipe import programme, tables
+from debubble.reproduce.optpipe import program, tables
 from debubble.reproduce.optpipe.runs import LAYERS, LIMITED, METHODS, PRINTED_LAYERS, shape
 from debubble.reproduce.optpipe.tables import PRINTED, Row
 from debubble.reproduce.registry import Entry, Exhibit, Paper, papers
@@ -39,7 +39,7 @@ def toys() -> dict[int, Any]:
 
 def figure_3() -> Exhibit:
     """Ordering variables that the solver decides, and what each reduction brings."""
-    drawing, table = programme.figure_3(), programme.reductions()
+    drawing, table = program.figure_3(), program.reductions()
     decided = sum(row.count("decided by the solver") for row in drawing.cells)
     size = {row[0]: row[1:] for row in table.cells}
     every = size["all reductions"]
@@ -64,7 +64,7 @@ def figure_3() -> Exhibit:
             stated(
                 "section 4.1.3: an initial solution shortens the search",
                 paper="yes",
-                ours="yes" if size[programme.WARM][4] < every[4] else "no",
+                ours="yes" if size[program.WARM][4] < every[4] else "no",
             ),
         ),
         tables=(table,),

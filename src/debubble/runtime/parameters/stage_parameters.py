@@ -26,7 +26,7 @@ from debubble.runtime.distributed.tensor_parallel import ALONE, TensorGroup
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.units import UnitModule
 from debubble.runtime.operators import add_gradient
-from debubble.runtime.parameters.divided import DividedParameter
+from debubble.runtime.parameters.zero3 import DividedParameter
 from debubble.runtime.streams import used_here
 
 Sums = list[Tensor | None]
@@ -184,7 +184,7 @@ class StageWeights:
 
     @property
     def shards(self) -> list[Tensor]:
-        """What this replica has of the working parameters that replicas divide."""
+        """This replica's rows of the working parameters that replicas divide."""
         return [parameter.shard for parameter in self._gathering]
 
     def gather(self) -> None:
@@ -234,7 +234,7 @@ class StageWeights:
         return (self._cut(name) is not None or self._group.part == 0) and (replicas.divided or replicas.first)
 
     def _cut(self, name: str) -> Cut | None:
-        """How the group divides a parameter, if it does."""
+        """The cut by which the group divides a parameter, if it does."""
         return next((division.cut for division in self._divisions[name] if division.group is self._group), None)
 
     def _optimizer_view(self, name: str, pair: ParameterPair) -> nn.Parameter:

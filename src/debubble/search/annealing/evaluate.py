@@ -2,7 +2,7 @@
 
 It walks the lists as the lanes would, with the same static admission (ir/lowering/admission.py) and the same
 arithmetic, and stops as soon as the result cannot be better than a threshold.  Where devices share links to the host
-the lanes are walked in the order of time instead (arrivals.py).
+the lanes are walked in the order of time instead (shared_links.py).
 
 Everywhere `a` is the KernelLayout, `x` the block of floats and `n` that of whole numbers.  A device's walk keeps what
 it changes at every operation in local variables, and writes it to the blocks at the end of its turn.
@@ -14,7 +14,6 @@ import numpy as np
 
 from debubble.kernels import inlined, jit
 from debubble.search.annealing.admission import admit_compute, admit_reload
-from debubble.search.annealing.arrivals import begin_by_arrival
 from debubble.search.annealing.incremental import delay, go_to_end, mark, met
 from debubble.search.annealing.layout import (
     NEEDED,
@@ -29,6 +28,7 @@ from debubble.search.annealing.layout import (
     R,
 )
 from debubble.search.annealing.objective import longest
+from debubble.search.annealing.shared_links import begin_by_arrival
 
 INFINITY = np.inf
 

@@ -170,7 +170,7 @@ class KernelLayout(NamedTuple):
     kept_causes: int
     """Its causes and queues."""
     kept_begin: int
-    # What walks by arrival need beside (arrivals.py); without link groups all but `stale` are empty.
+    # What walks by arrival need beside (shared_links.py); without link groups all but `stale` are empty.
     stale: int
     """[d]: 1 if the tables below are those of another list than the accepted one."""
     head: int

@@ -9,11 +9,12 @@ from __future__ import annotations
 import numpy as np
 
 from debubble.kernels import jit
-from debubble.search.annealing.arrivals import go_on_by_arrival
+from debubble.search.annealing.shared_links import go_on_by_arrival
 from debubble.search.annealing.evaluate import INFINITY, count_work, evaluate, switch_rows, walk
 from debubble.search.annealing.incremental import NEVER, SAME, START, common_mark, keep, put_back, resume
 from debubble.search.annealing.layout import B, F, Floats, I, Ints, KernelLayout, L, O, R
 from debubble.search.annealing.objective import last_of
+from debubble.search.annealing.shared_links import go_on_by_arrival
 
 TOGGLE_OFFLOAD, SWAP_OFFLOAD, TOGGLE_RECOMPUTE, SHIFT, SHIFT_RUN = 22, 28, 38, 60, 80
 """Upper ends of the ranges of a number from 0 to 99 in which a move toggles offloads (22%), hands one to the next

@@ -14,7 +14,7 @@ from fractions import Fraction
 from debubble.ir import Kind, Number, Op, Schedule
 from debubble.search.bounds import idle_allowed, round_trip
 from debubble.search.constructive.list_scheduling import GapFilling, ListSchedule, ListScheduler
-from debubble.search.constructive.offloading import Pair, movable_pairs, offload_to_fit, recompute_to_fit
+from debubble.search.constructive.offload import Pair, movable_pairs, offload_to_fit, recompute_to_fit
 from debubble.search.constructive.zero_bubble import RULES, best_order, greedy_schedules
 from debubble.search.problem import OrderProblem
 

@@ -212,7 +212,7 @@ class _Resident:
     def _moved(
         self, stage: int, j: int, kept: int, moved: int, *, when: Iterable[Any] = (), unless: Iterable[Any] = ()
     ) -> None:
-        """What a forward keeps, of which `moved` may be on the host between O and L."""
+        """Memory that a forward keeps, of which `moved` may be on the host between O and L."""
         v = self.variables
         out, back = Op(Kind.O, stage, j), Op(Kind.L, stage, j)
         away = v.present[out]

@@ -1,7 +1,7 @@
 """The report: one self-contained page that works offline.
 
 `report.py` says what the page says of each scene, `timeline.py` gives the figures that the scripts of the templates
-draw on canvases, one for each scene on one time scale.  `misfit.py` is the report where nothing fits.
+draw on canvases, one for each scene on one time scale.  `infeasible.py` is the report where nothing fits.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 
 from markupsafe import Markup
 
+from debubble.views.figure_table import side_by_side
 from debubble.views.html.environment import render
 from debubble.views.html.report import section
 from debubble.views.html.timeline import figures
 from debubble.views.palette import KIND_COLORS, KIND_WORDS, PART_COLORS, PHASE_COLOR
 from debubble.views.registry import view
 from debubble.views.scene import Scene
-from debubble.views.side_by_side import side_by_side
 from debubble.views.summary import present_causes, present_kinds
 
 

@@ -92,7 +92,7 @@ def _help(plan: Plan, scene: Scene, why: Explanation | None) -> dict[str, Any]:
 
 
 def _help_by_idle_time(scene: Scene) -> dict[str, Any]:
-    """What would shorten the idle time that is most, where nothing is known but costs."""
+    """The change that would shorten the largest idle time, where nothing is known but costs."""
     idle = {cause.value: sum(float(d.idle[cause]) for d in device_summaries(scene)) for cause in Cause}
     idle[FILLING] = idle.pop(Cause.WARM_UP.value) + idle.pop(Cause.COOL_DOWN.value)
     most = max(idle.keys() & ADVICE.keys(), key=lambda cause: (idle[cause], cause))

@@ -11,7 +11,7 @@ from debubble.schedules import schedules
 from debubble.search import cache
 from debubble.search.bounds import lower_bound
 from debubble.search.build_cache import shipped_problems
-from debubble.search.periodic.resized import resized
+from debubble.search.periodic.micro_batch_count import resized
 from debubble.search.problem import OrderProblem
 
 

@@ -10,7 +10,7 @@ import torch
 import debubble as db
 from debubble.ir import InputError, Op, StageCosts, lower
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.supplied import Supplied
+from debubble.runtime.distributed.single_rank import Supplied
 from debubble.runtime.distributed.transport import Threads
 from tests.support.runtime_cases import LLAMA, MIXTRAL, plan_of, run_threads, tokens_of
 from tests.support.schedule_cases import explicit, fused, offloading, schedule_of, tightest

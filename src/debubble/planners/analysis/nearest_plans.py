@@ -40,7 +40,7 @@ def plan_runs_in(plan: Plan) -> tuple[str, ...]:
 
 
 def quick_nearest(plan: Plan) -> Mapping[str, float]:
-    """How many times as long a quick plan takes for every target that does not run the plan as the fastest quick one.
+    """Ratio of a quick plan's step to the fastest quick one's, for every target that does not run the plan.
 
     Args:
         plan: A plan.

@@ -1,4 +1,4 @@
-"""PipeOffload and AdaOffload as planners: the schedules of `schedules/offloading.py` on every partition that is tried.
+"""PipeOffload and AdaOffload as planners: the schedules of `schedules/offload.py` on every partition that is tried.
 
 Sources: Wan et al., PipeOffload, ICML 2025; OptPipe, appendix D.
 """
