@@ -137,6 +137,43 @@ def _depths(stages: Floats) -> tuple[Floats, Floats]:
     return forward, backward
 
 
+@jit
+def _tails(stages: Floats) -> Floats:
+    """[F or I, stage]: the least time from the end of that operation to the end of its micro-batch."""
+    S = len(stages)
+    behind = np.zeros((2, S))
+    for s in range(S):
+        behind[I, s] = stages[0, WEIGHT] if s == 0 else behind[I, s - 1] + stages[s - 1, SEND] + stages[s - 1, INPUT]
+    for s in range(S - 1, -1, -1):
+        if s == S - 1:
+            behind[F, s] = stages[s, INPUT] + behind[I, s]
+        else:
+            behind[F, s] = stages[s, SEND] + stages[s + 1, FORWARD] + behind[F, s + 1]
+    return behind
+
+
+@inlined
+def _totals(stages: Floats, device_of: Ints, devices: int, m: int) -> tuple[Floats, Floats]:
+    """Per device, the time of all its operations, and the room kept for one backward: its workspace and its reload."""
+    rest, reserve = np.zeros(devices), np.zeros(devices)
+    for s in range(len(stages)):
+        d = device_of[s]
+        rest[d] += m * (stages[s, FORWARD] + stages[s, INPUT] + stages[s, WEIGHT])
+        reserve[d] = max(reserve[d], stages[s, WORKSPACE] + stages[s, MOVED])
+    return rest, reserve
+
+
+@inlined
+def _load_parameters(stages: Floats, device_of: Ints, up: Ints, lanes: Floats) -> Floats:
+    """Let parameters come from the hosts that step them; returns per stage when its first forward has them."""
+    loaded = np.zeros(len(stages))
+    for s in range(len(stages)):
+        if stages[s, STEP] > 0:
+            lanes[up[device_of[s]]] += stages[s, LOAD]
+            loaded[s] = lanes[up[device_of[s]]]
+    return loaded
+
+
 @inlined
 def _due_reload(
     own: Ints, stages: Floats, next_f: Ints, next_l: Ints, started: Ints, back: Floats, horizon: int, period: float,
@@ -207,6 +244,33 @@ def _oldest_weight(own: Ints, next_w: Ints, next_i: Ints, period: float, depth: 
     return best
 
 
+@inlined
+def _earliest(wake: Floats) -> int:
+    """The device that decides first."""
+    d = 0
+    for other in range(1, len(wake)):
+        if wake[other] < wake[d]:
+            d = other
+    return d
+
+
+@inlined
+def _take_link(lanes: Floats, lane: int, now: float, duration: float) -> float:
+    """Let a transfer start as soon as its lane is free; returns when it ends."""
+    lanes[lane] = max(now, lanes[lane]) + duration
+    return lanes[lane]
+
+
+@inlined
+def _record(operations: Ints, keys: Floats, placed: int, kind: int, s: int, j: int, key: float) -> int:
+    """Write an operation down, if that is asked for; returns how many there are then."""
+    if len(keys) == 0:
+        return placed
+    operations[placed, 0], operations[placed, 1], operations[placed, 2] = kind, s, j
+    keys[placed] = key
+    return placed + 1
+
+
 @jit
 def place(
     stages: Floats, device_of: Ints, room: Floats, down: Ints, up: Ints, m: int, policy: Floats, most: Ints,
@@ -217,77 +281,43 @@ def place(
     It is given up, with an infinite time and nothing missing, as soon as the step must end behind the threshold.
     """
     S, P = len(stages), len(room)
-    recorded = len(keys) > 0
     never = np.inf
     backlog, patience, horizon = policy[BACKLOG], policy[PATIENCE], int(policy[HORIZON])
     prefetch, age = int(policy[PREFETCH]), policy[AGE]
 
     stages_of, count, period = _stages_by_device(stages, device_of, P)
     forward_depth, backward_depth = _depths(stages)
+    behind = _tails(stages)
+    rest, reserve = _totals(stages, device_of, P, m)
 
     next_f, next_i, next_w = np.zeros(S, np.int64), np.zeros(S, np.int64), np.zeros(S, np.int64)
     next_l = np.zeros(S, np.int64)
-    data, gradient = np.full((S, m), never), np.full((S, m), never)
-    back = np.full((S, m), never)
+    data, gradient, back = np.full((S, m), never), np.full((S, m), never), np.full((S, m), never)
     started = np.zeros(m, np.int64)  # operations of each micro-batch's chain, F down and I up, that have started
-    used = np.zeros(P)
-    free = np.zeros(P)
-    wake = np.zeros(P)
-    waiting_w = np.zeros(P, np.int64)
-    in_flight = np.zeros(P, np.int64)
-    under_way = np.zeros(P, np.int64)
-    lanes = np.zeros(2 * P + 2)
+    used, free, wake = np.zeros(P), np.zeros(P), np.zeros(P)
+    waiting_w, in_flight, under_way = np.zeros(P, np.int64), np.zeros(P, np.int64), np.zeros(P, np.int64)
     leaving = np.full((P, 2), -1)
     # Offloads whose bytes are not free yet: a queue per device.
     queue_time, queue_bytes = np.empty((P, S * m)), np.empty((P, S * m))
     queue_head, queue_tail = np.zeros(P, np.int64), np.zeros(P, np.int64)
-    # Room that is kept for the backward of one stage: its workspace, and its reload.
-    reserve = np.zeros(P)
-    for s in range(S):
-        need = stages[s, WORKSPACE] + stages[s, MOVED]
-        reserve[device_of[s]] = max(reserve[device_of[s]], need)
-
-    # Least time of what is to come: on the device, and of the micro-batch behind its F or I.
-    rest, behind = np.zeros(P), np.zeros((2, S))
-    for s in range(S):
-        rest[device_of[s]] += m * (stages[s, FORWARD] + stages[s, INPUT] + stages[s, WEIGHT])
-        behind[I, s] = stages[0, WEIGHT] if s == 0 else behind[I, s - 1] + stages[s - 1, SEND] + stages[s - 1, INPUT]
-    for s in range(S - 1, -1, -1):
-        above = 0.0 if s == S - 1 else stages[s, SEND] + stages[s + 1, FORWARD] + behind[F, s + 1]
-        behind[F, s] = stages[s, INPUT] + behind[I, s] if s == S - 1 else above
-
-    # Parameters that come from the host are needed by their stage's first forward.
-    loaded, stepped = np.zeros(S), np.zeros(P)
-    for s in range(S):
-        if stages[s, STEP] > 0:
-            lanes[up[device_of[s]]] += stages[s, LOAD]
-            loaded[s] = lanes[up[device_of[s]]]
+    lanes, stepped = np.zeros(2 * P + 2), np.zeros(P)
+    loaded = _load_parameters(stages, device_of, up, lanes)
     data[0, :] = loaded[0]
 
-    left = 3 * S * m
-    placed = 0
-    last = 0.0
+    left, placed, last = 3 * S * m, 0, 0.0
     while left > 0:
-        d = 0
-        for other in range(1, P):
-            if wake[other] < wake[d]:
-                d = other
+        d = _earliest(wake)
         now = wake[d]
         if now == never:
             break
         if leaving[d, 0] >= 0:
-            # The forward that has just ended hands its activation to the link, which takes turns by arrival.
+            # The forward that has just ended hands its activation to the link; a reload comes after its offload.
             s, j = leaving[d]
-            begin = max(now, lanes[down[d]])
-            # A reload comes after its offload.
-            lanes[down[d]] = back[s, j] = gone = begin + stages[s, TRANSFER]
+            back[s, j] = gone = _take_link(lanes, down[d], now, stages[s, TRANSFER])
             queue_time[d, queue_tail[d]], queue_bytes[d, queue_tail[d]] = gone, stages[s, MOVED]
             queue_tail[d] += 1
             leaving[d, 0] = -1
-            if recorded:
-                operations[placed, 0], operations[placed, 1], operations[placed, 2] = O, s, j
-                keys[placed] = gone
-                placed += 1
+            placed = _record(operations, keys, placed, O, s, j, gone)
         while queue_head[d] < queue_tail[d] and queue_time[d, queue_head[d]] <= now:
             used[d] -= queue_bytes[d, queue_head[d]]
             queue_head[d] += 1
@@ -300,15 +330,11 @@ def place(
             if best < 0 or used[d] + stages[best, MOVED] + stages[best, WORKSPACE] > room[d]:
                 break
             j = next_l[best]
-            begin = max(now, lanes[up[d]])
-            lanes[up[d]] = back[best, j] = begin + stages[best, TRANSFER]
+            back[best, j] = _take_link(lanes, up[d], now, stages[best, TRANSFER])
             used[d] += stages[best, MOVED]
             next_l[best] += 1
             under_way[d] += 1
-            if recorded:
-                operations[placed, 0], operations[placed, 1], operations[placed, 2] = L, best, j
-                keys[placed] = now
-                placed += 1
+            placed = _record(operations, keys, placed, L, best, j, now)
 
         # What could start now, and when what cannot will be able to.
         own = stages_of[d, : count[d]]
@@ -375,14 +401,10 @@ def place(
             arrival = end
             there = d
             if j == m - 1 and stages[s, STEP] > 0:
-                begin = max(end, lanes[down[d]])
-                lanes[down[d]] = begin + stages[s, DRAIN]
-                stepped[d] = max(lanes[down[d]], stepped[d]) + stages[s, STEP]
+                gone = _take_link(lanes, down[d], end, stages[s, DRAIN])
+                stepped[d] = max(gone, stepped[d]) + stages[s, STEP]
                 last = max(last, stepped[d])
-        if recorded:
-            operations[placed, 0], operations[placed, 1], operations[placed, 2] = kind, s, j
-            keys[placed] = now
-            placed += 1
+        placed = _record(operations, keys, placed, kind, s, j, now)
         free[d] = wake[d] = end
         last = max(last, end)
         left -= 1
