@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
-import time
+from queue import Queue
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import debubble as db
@@ -141,14 +143,21 @@ def test_planning_tells_how_many_planners_have_answered() -> None:
     assert times == sorted(times, reverse=True)
 
 
-def test_a_command_that_takes_long_says_what_it_does(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_that_takes_long_says_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: Queue[str] = Queue()
+    said: list[str] = []
+
+    class Terminal(io.StringIO):
+        def write(self, text: str) -> int:
+            lines.put(text)
+            return len(text)
+
     monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    monkeypatch.setattr(progress, "log", lambda: Console(file=Terminal()))
 
     @progress.told_after_a_while("Counting")
     def command() -> None:
-        while "Counting ..." not in capsys.readouterr().err:
-            time.sleep(0.001)
+        said.append(lines.get())
 
     command()
+    assert said == ["Counting ...\n"]

@@ -6,7 +6,6 @@ import io
 import json
 import subprocess
 import threading
-import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import closing
@@ -60,14 +59,17 @@ class Client:
             response = connection.getresponse()
             return response.status, response.read()
 
-    def found(self, form: dict[str, str]) -> int:
-        """Start a search and wait for its end; returns its number."""
+    def search(self, form: dict[str, str]) -> int:
+        """Start a search; returns its number."""
         status, answer = self.ask("search", form=form)
         assert status == 200, answer
         number: int = json.loads(answer)["number"]
-        while json.loads(self.ask("search", number=number)[1])["state"] == "running":
-            time.sleep(0.05)
         return number
+
+    def state(self, number: int) -> dict[str, Any]:
+        """The state of a search."""
+        state: dict[str, Any] = json.loads(self.ask("search", number=number)[1])
+        return state
 
 
 @pytest.fixture
@@ -100,10 +102,11 @@ def test_the_page_has_forms_with_all_names(client: Client) -> None:
         assert name in page.decode()
 
 
-def test_a_search_gives_report_plan_and_export(client: Client) -> None:
-    number = client.found({**TINY, "planner": "dapple"})
+def test_a_search_gives_report_plan_and_export(workbench: Workbench, client: Client) -> None:
+    number = client.search({**TINY, "planner": "dapple"})
+    workbench.searches[number].wait()
 
-    state = json.loads(client.ask("search", number=number)[1])
+    state = client.state(number)
     assert state["state"] == "done"
     assert state["found"].startswith("1f1b, ")
     assert b"Does it fit?" in client.ask("report", number=number)[1]
@@ -114,24 +117,24 @@ def test_a_search_gives_report_plan_and_export(client: Client) -> None:
         assert "torch/what-is-lost.txt" in archive.namelist()
 
 
-def test_a_search_that_fails_says_why_in_a_sentence(client: Client) -> None:
-    number = client.found({**TINY, "model": "llama9"})
+def test_a_search_that_fails_says_why_in_a_sentence(workbench: Workbench, client: Client) -> None:
+    number = client.search({**TINY, "model": "llama9"})
+    workbench.searches[number].wait()
 
-    state = json.loads(client.ask("search", number=number)[1])
+    state = client.state(number)
     assert state["state"] == "failed"
     assert "llama9" in state["error"]
     assert client.ask("report", number=number)[0] == 422
 
 
-def test_the_page_answers_while_a_search_runs_and_a_search_can_be_stopped(client: Client) -> None:
-    _, answer = client.ask("search", form={**TINY, "planner": "auto", "effort": "60"})
-    number = json.loads(answer)["number"]
+def test_the_page_answers_while_a_search_runs_and_a_search_can_be_stopped(workbench: Workbench, client: Client) -> None:
+    number = client.search({**TINY, "planner": "auto", "effort": "60"})
 
     assert client.ask("")[0] == 200
-    assert json.loads(client.ask("search", number=number)[1])["state"] == "running"
+    assert client.state(number)["state"] == "running"
     client.ask("stop", form={}, number=number)
-    while json.loads(client.ask("search", number=number)[1])["state"] == "running":
-        time.sleep(0.05)
+    workbench.searches[number].wait()
+    assert client.state(number)["state"] != "running"
 
 
 def test_a_trial_is_simulated_at_once(client: Client) -> None:
@@ -160,10 +163,11 @@ def test_bad_input_is_a_sentence(client: Client, path: str, content: bytes, sent
     assert sentence in json.loads(answer)["error"]
 
 
-def test_a_value_is_never_taken_for_an_option(client: Client) -> None:
-    number = client.found({**TINY, "planner": "dapple", "model": "--help"})
+def test_a_value_is_never_taken_for_an_option(workbench: Workbench, client: Client) -> None:
+    number = client.search({**TINY, "planner": "dapple", "model": "--help"})
+    workbench.searches[number].wait()
 
-    assert "--help" in json.loads(client.ask("search", number=number)[1])["error"]
+    assert "--help" in client.state(number)["error"]
 
 
 def test_what_is_not_there_is_said(client: Client) -> None:

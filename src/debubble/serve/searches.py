@@ -72,6 +72,10 @@ class Search:
         """End it at once."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
+        self.wait()
+
+    def wait(self) -> None:
+        """Return once it has ended."""
         self.process.wait()
         self._reader.join()
 

@@ -257,8 +257,9 @@ def _earliest(wake: Floats) -> int:
 @inlined
 def _take_link(lanes: Floats, lane: int, now: float, duration: float) -> float:
     """Let a transfer start as soon as its lane is free; returns when it ends."""
-    lanes[lane] = max(now, lanes[lane]) + duration
-    return lanes[lane]
+    end: float = max(now, lanes[lane]) + duration
+    lanes[lane] = end
+    return end
 
 
 @inlined
