@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from debubble.kernels import jit
-from debubble.search.annealing.shared_links import go_on_by_arrival
 from debubble.search.annealing.evaluate import INFINITY, count_work, evaluate, switch_rows, walk
 from debubble.search.annealing.incremental import NEVER, SAME, START, common_mark, keep, put_back, resume
 from debubble.search.annealing.layout import B, F, Floats, I, Ints, KernelLayout, L, O, R
