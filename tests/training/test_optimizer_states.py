@@ -13,10 +13,10 @@ import debubble as db
 from debubble.ir import InputError
 from debubble.runtime import Pipeline
 from debubble.training.checkpoint import folder as checkpoint_folder
-from debubble.training.checkpoint.resume import load
 from debubble.training.checkpoint.saver import Saver
 from debubble.training.checkpoint.state import make_states, state_of
 from debubble.training.options import TrainOptions
+from debubble.training.resume import load
 from tests.support.runtime_cases import LLAMA, plan_of, run_threads
 from tests.support.training_cases import train_alone
 

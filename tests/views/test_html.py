@@ -15,7 +15,7 @@ from debubble.ir.degrees import Degrees
 from debubble.planners.degrees import Job, Misfit
 from debubble.planners.degrees.remedies import Remedy
 from debubble.views import Scene, views
-from debubble.views.html.misfit import misfit_page
+from debubble.views.html.infeasible import misfit_page
 from tests.support.browsers import CHROMIUM
 from tests.views.scenes import small_plan, trace_of
 
