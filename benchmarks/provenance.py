@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("numpy", "ortools", "numba")
+PACKAGES = ("numpy", "ortools", "numba", "torch", "transformers")
 
 
 def provenance() -> dict[str, Any]:

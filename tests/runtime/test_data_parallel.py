@@ -86,8 +86,8 @@ def test_of_a_class_that_nothing_is_known_of_there_is_a_warning() -> None:
 
 
 @pytest.mark.parametrize(("zero", "times"), [(1, 1), (2, 2)])
-def test_zero_2_sums_gradients_after_every_micro_batch(zero: int, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So no rank keeps whole ones: it has the rows that the optimizer steps."""
+def test_zero_2_sums_matrices_after_every_micro_batch(zero: int, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So no rank keeps whole gradients: it has the rows that the optimizer steps."""
     rows: list[int] = []
     reduce = Threads.reduce
 
@@ -101,10 +101,11 @@ def test_zero_2_sums_gradients_after_every_micro_batch(zero: int, times: int, mo
     def one(transport: Any) -> int:
         pipeline = Pipeline(None, plan(data=2, zero=zero), transport=transport)
         pipeline.step(tokens_of(LLAMA, rows=2, seed=pipeline.ranks.replica))
-        return sum(p.grad.numel() for p in pipeline.parameters() if p.grad is not None)
+        gradients = [p.grad for p in pipeline.parameters() if p.grad is not None]
+        return sum(g.numel() * (times if g.dim() > 1 else 1) for g in gradients)
 
-    kept = sum(Threads.run(4, one))
-    assert sum(rows) == times * kept
+    expected = sum(Threads.run(4, one))
+    assert sum(rows) == expected
 
 
 def test_losses_with_zero_2_are_those_of_zero_0_up_to_the_order_of_sums() -> None:

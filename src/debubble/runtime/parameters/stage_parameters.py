@@ -164,7 +164,8 @@ class StageWeights:
         self._set_aside: dict[Op, Sums] = {}
         self._reduced: Sums = [None] * len(self._pairs)
         for index, pair in enumerate(self._pairs):
-            if pair.replicas.scatters and not reduced_inside:
+            # Vectors take next to nothing, and a collective each would take its time.
+            if pair.replicas.scatters and not reduced_inside and pair.working.dim() > 1:
                 pair.working.register_post_accumulate_grad_hook(partial(self._scatter, index))
 
     def refresh(self) -> None:
