@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -55,6 +56,11 @@ class Walk:
         return float(self._values[1])
 
     @property
+    def complete(self) -> bool:
+        """Whether it has met a point that fits."""
+        return self.least < self.levers.longest
+
+    @property
     def best(self) -> Point:
         """The best point so far."""
         return Point.of(self._best, self._best_policy)
@@ -89,3 +95,12 @@ class Walk:
                 self.levers.fill(*missing.tolist())
             effort.spend((at - done) * self.price)
             done = at
+
+
+def compile_kernels(levers: Levers) -> float:
+    """Compile the walk, or load it from disk, and return the seconds on the clock that this took."""
+    begin = time.monotonic()
+    walk = Walk(levers, 0)
+    walk.draw(Effort(0))
+    walk.run(Effort(walk.price), warm=1, cold=1)
+    return time.monotonic() - begin

@@ -12,11 +12,11 @@ from debubble.costs.host_memory import check_host_memory
 from debubble.costs.units import Partition, Units
 from debubble.ir import DebubbleError, InfeasibleError, Kind, Number, Op, OutOfMemoryError, Placement, Schedule
 from debubble.ir.ops import BACKWARDS
-from debubble.planners.joint.annealing import Walk
+from debubble.planners.joint.annealing import Walk, compile_kernels
 from debubble.planners.joint.levers import Levers
 from debubble.planners.joint.refinement import refine
 from debubble.planners.problem import ModelUnits, Problem, Solution
-from debubble.search.annealing.search import MILD_TEMPERATURES, improve
+from debubble.search.annealing.search import MILD_TEMPERATURES, compile_kernel, improve
 from debubble.search.bounds import lower_bound
 from debubble.search.effort import SIMULATION, Effort, price_of_move
 from debubble.search.problem import Incumbent, OrderProblem
@@ -44,8 +44,9 @@ SLOWLY, HOT = 2000, (0.5,)
 """Moves per pair of a stage and a micro-batch from which on an order is cooled from a high temperature, and that."""
 CORES = 2
 """Walks side by side: the reference machine has so many cores."""
-GOING_ON = 0.2
-"""The part of the effort with which the orders of the fastest answers are searched, whoever gave them."""
+GOING_ON, CLOSE = 0.2, 1.05
+"""The part of the effort with which the orders of the fastest answers are searched, whoever gave them, and how much
+longer than the fastest the step of another may take."""
 REMARK = "the order of the fastest answer, searched further"
 
 
@@ -70,6 +71,7 @@ def search(problem: Problem, units: Units) -> Solution:
         for levers in (Levers(problem, units, placement) for placement in placements)
         for start in range(starts)
     ]
+    effort.brake.delay(compile_kernels(walks[0].levers))
     _side_by_side([walk.draw for walk in walks], effort, DRAWING * problem.effort)
     walks = sorted(walks, key=lambda walk: walk.least)[:WALKS]
     annealed = [partial(walk.run, warm=WARM, cold=COLD) for walk in walks]
@@ -81,7 +83,8 @@ def search(problem: Problem, units: Units) -> Solution:
     refined = _side_by_side(refining, effort, REFINING * problem.effort)
     improved = _improved_orders(problem, refined, effort, BRIEFLY * effort.left)
     best = min([*refined, *improved], key=lambda entry: entry[0])
-    _, solution = _improve_order(problem, *best, effort, workers=CORES) or best
+    improved = _improved_orders(problem, [best], effort, effort.left)
+    _, solution = min([best, *improved], key=lambda entry: entry[0])
     return replace(solution, cut_off=effort.cut_off)
 
 
@@ -114,7 +117,7 @@ def _simulated(problem: Problem, walks: Sequence[Walk], effort: Effort) -> list[
     solutions: list[tuple[Number, Solution]] = []
     reason: DebubbleError | None = None
     partitions: set[tuple[Placement, Partition | None]] = set()
-    for walk in walks:
+    for walk in (walk for walk in walks if walk.complete):
         solution = walk.levers.solution(walk.best)
         partition = solution.schedule.placement, solution.partition
         if partition in partitions or len(partitions) == SIMULATED:
@@ -157,9 +160,10 @@ def go_on(problem: Problem, answers: Sequence[Solution]) -> Solution | None:
         return None
     effort = Effort.starting(GOING_ON * problem.effort, problem.deadline)
     simulated = [(_step_time(problem, solution), solution) for solution in answers[:CORES]]
-    improved = _improved_orders(problem, simulated, effort, effort.left)
+    close = [entry for entry in simulated if entry[0] <= CLOSE * simulated[0][0]]
+    improved = _improved_orders(problem, close, effort, effort.left)
     value, best = min(improved, key=lambda entry: entry[0], default=(None, None))
-    if value is None or best is None or value >= _step_time(problem, answers[0]):
+    if value is None or best is None or value >= simulated[0][0]:
         return None
     return replace(best, lower_bound=0, candidates=(), remark=REMARK, cut_off=effort.cut_off)
 
@@ -168,14 +172,15 @@ def _improved_orders(
     problem: Problem, simulated: Sequence[tuple[Number, Solution]], effort: Effort, seconds: float
 ) -> list[tuple[Number, Solution]]:
     """Search better orders of some solutions beside the times of their steps, with a part of the effort."""
-    searches = [partial(_improve_order, problem, value, solution) for value, solution in simulated]
+    workers = max(1, CORES // len(simulated))
+    searches = [partial(_improve_order, problem, value, solution, workers) for value, solution in simulated]
     return [better for better in _side_by_side(searches, effort, seconds) if better is not None]
 
 
 def _improve_order(
-    problem: Problem, value: Number, solution: Solution, effort: Effort, *, workers: int = 1
+    problem: Problem, value: Number, solution: Solution, workers: int, effort: Effort
 ) -> tuple[Number, Solution] | None:
-    """Search better orders of a solution, whose step takes `value`; None if none is faster."""
+    """Search better orders of a solution, whose step takes `value`, with so many walkers; None if none is faster."""
     hosted = solution.schedule.host_steps
     start = _without_host_steps(solution.schedule)
     try:
@@ -193,6 +198,7 @@ def _improve_order(
                 searched = orders
         if best is None:
             return None
+        effort.brake.delay(compile_kernel(searched, best))
         hot = _temperatures(searched, effort)
         for better in improve(searched, best, effort=effort, seed=problem.seed, workers=workers, hot=hot):
             best = better
