@@ -12,12 +12,12 @@ from debubble.costs.units import Partition
 from debubble.ir import Kind, Lane, Placement, Plan
 from debubble.runtime import Pipeline
 from debubble.runtime.batch import read_batch
-from debubble.runtime.models.build import ReferenceModel
 from debubble.runtime.parameters.post_validation import StepResult
 from debubble.training.options import validates_after
 from debubble.training.trainer import PostValidated, Synchronous
 from tests.runtime.test_pipeline import ADAMW
 from tests.support import gloo_ranks
+from tests.support.reference_model import ReferenceModel
 from tests.support.run_cases import (
     LLAMA8,
     batch_for,

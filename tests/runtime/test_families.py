@@ -10,7 +10,7 @@ import debubble as db
 from debubble.ir import InputError
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Threads
-from debubble.runtime.models.build import ReferenceModel
+from tests.support.reference_model import ReferenceModel
 from tests.support.runtime_cases import FAMILIES, LLAMA, plan_of, tokens_of
 
 pytest.importorskip("transformers")

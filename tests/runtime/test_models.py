@@ -8,8 +8,10 @@ import torch
 import debubble as db
 from debubble.ir import InputError, PlannedUnit
 from debubble.models import ModelConfig
-from debubble.runtime.models.build import ReferenceModel, build_unit
+from debubble.models.runtime_limits import check_units
+from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.units import MicroBatch
+from tests.support.reference_model import ReferenceModel
 from tests.support.runtime_cases import (
     FAMILIES,
     GPT2,
@@ -62,13 +64,13 @@ def test_parameter_names_are_those_of_transformers(config: Any) -> None:
 
 def test_a_unit_has_the_same_weights_alone_as_in_the_model() -> None:
     whole = ReferenceModel(LLAMA, seed=3).hf_parameters()
-    alone = build_unit(LLAMA, PlannedUnit("mlp", 2), seed=3)
+    (alone,) = build_stage(LLAMA, [PlannedUnit("mlp", 2)], seed=3)
     for name, parameter in alone.hf_parameters().items():
         assert torch.equal(parameter, whole[name])
 
 
 def test_seeds_give_different_weights() -> None:
-    one, two = (build_unit(LLAMA, PlannedUnit("head", None), seed=s).hf_parameters() for s in (0, 1))
+    one, two = (build_stage(LLAMA, [PlannedUnit("head", None)], seed=s)[0].hf_parameters() for s in (0, 1))
     assert not torch.equal(one["lm_head.weight"], two["lm_head.weight"])
 
 
@@ -78,7 +80,7 @@ def test_units_are_two_per_layer_with_embedding_and_head() -> None:
 
 def test_an_unknown_family_is_refused_in_a_sentence() -> None:
     with pytest.raises(InputError, match="no half-layers for the model type 'bert'"):
-        ReferenceModel({**LLAMA, "model_type": "bert"})
+        check_units(ModelConfig.from_hf({**LLAMA, "model_type": "bert"}))
 
 
 def test_a_missing_entry_is_named() -> None:
@@ -88,9 +90,9 @@ def test_a_missing_entry_is_named() -> None:
 
 def test_a_unit_that_is_no_part_of_the_model_is_refused() -> None:
     with pytest.raises(InputError, match="layer 9, but the model has 4 layers"):
-        build_unit(LLAMA, PlannedUnit("mlp", 9))
+        build_stage(LLAMA, [PlannedUnit("mlp", 9)])
     with pytest.raises(InputError, match="cannot build a unit of type 'dense'"):
-        build_unit(LLAMA, PlannedUnit("dense", 0))
+        build_stage(LLAMA, [PlannedUnit("dense", 0)])
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])

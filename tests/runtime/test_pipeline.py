@@ -13,8 +13,8 @@ from debubble.models.runtime_limits import beyond_runtime
 from debubble.runtime import Pipeline
 from debubble.runtime.batch import read_batch
 from debubble.runtime.distributed.transport import Threads
-from debubble.runtime.models.build import ReferenceModel
 from tests.support.hf_reference import hf_model
+from tests.support.reference_model import ReferenceModel
 from tests.support.runtime_cases import (
     GPT2,
     LLAMA,

@@ -9,8 +9,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import debubble as db
-from debubble.runtime.models.build import ReferenceModel
 from tests.support import gloo_ranks
+from tests.support.reference_model import ReferenceModel
 from tests.support.runtime_cases import GPT2, LLAMA, MIXTRAL, plan_of, reference_gradients, run_threads, tokens_of
 
 FAMILIES = {"llama": LLAMA, "gpt2": GPT2, "mixtral": MIXTRAL}

@@ -15,11 +15,12 @@ from debubble.runtime import Pipeline
 from debubble.runtime.distributed.cuts import Cut
 from debubble.runtime.distributed.tensor_parallel import TensorGroup
 from debubble.runtime.distributed.transport import Threads
-from debubble.runtime.models.build import ReferenceModel, build_unit
+from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.lora import plain_name
 from debubble.runtime.models.loss import cross_entropy, divided_cross_entropy
 from tests.support import gloo_ranks
 from tests.support.generic_cases import GENERIC
+from tests.support.reference_model import ReferenceModel
 from tests.support.runtime_cases import (
     FAMILIES,
     GPT2,
@@ -244,7 +245,7 @@ def test_units_are_divided_as_transformers_own_plan_says(family: str) -> None:
     config = FAMILIES[family]
     theirs = transformers.AutoConfig.for_model(**config).base_model_tp_plan
     assert theirs is not None
-    units = [build_unit(config, unit) for unit in ModelConfig.from_hf(config).units[1:3]]
+    units = build_stage(config, ModelConfig.from_hf(config).units[1:3])
     ours = {f"layers.*.{path}": "colwise" for unit in units for path in unit.columns}
     ours |= {f"layers.*.{path}": "rowwise" for unit in units for path in unit.rows}
     for path, cut in ((path, cut) for unit in units for path, cut in unit.cuts().items() if "experts" in path):

@@ -13,7 +13,7 @@ from debubble.search.annealing.search import search
 from debubble.search.bounds import lower_bound
 from debubble.search.effort import Effort
 from debubble.search.optimize import optimize
-from debubble.search.periodic.modulo import modulo_schedule
+from debubble.search.periodic.modulo import find_patterns, unroll
 from debubble.search.problem import Incumbent, OrderProblem
 from debubble.simulator import Timeline, simulate
 from tests.search.orders import offload_problems, uniform
@@ -143,9 +143,8 @@ def test_what_fits_nowhere_is_refused() -> None:
 
 def test_a_periodic_pattern_fits_and_comes_within_a_round_of_the_bound() -> None:
     problem = uniform(4, 40, offload=10, limit=6)
-    schedule = modulo_schedule(problem, effort=Effort(20))
-    assert schedule is not None
-    timeline = simulate(schedule, problem.costs)
+    pattern = next(find_patterns(problem, 1, effort=Effort(20)))
+    timeline = simulate(unroll(problem, pattern), problem.costs)
     check_independently(timeline, problem)
     assert timeline.makespan <= float(lower_bound(problem)) + 60
 

@@ -9,7 +9,7 @@ import torch
 from debubble.runtime import Pipeline
 from debubble.runtime.batch import read_batch
 from debubble.runtime.distributed.transport import Threads
-from debubble.runtime.models.build import ReferenceModel
+from tests.support.reference_model import ReferenceModel
 
 CYCLES = 20_000_000
 """About ten milliseconds of a GPU."""

@@ -11,7 +11,7 @@ from debubble.models import ModelConfig
 from debubble.runtime import Pipeline
 from debubble.runtime.batch import read_batch
 from debubble.runtime.distributed.transport import Threads
-from debubble.runtime.models.build import ReferenceModel
+from tests.support.reference_model import ReferenceModel
 from tests.support.schedule_cases import recomputing
 
 LLAMA: dict[str, Any] = {

@@ -14,9 +14,10 @@ import pytest
 import debubble as db
 from debubble.exports import exports
 from debubble.ir import DebubbleError, Plan
-from debubble.planners.analysis.nearest_plans import plan_runs_in, step_in
+from debubble.planners.analysis.nearest_plans import plan_runs_in
 from debubble.planners.plan_model import step_time, tail_of
 from debubble.targets import targets
+from tests.support.target_steps import step_in
 
 MODELS = (
     "llama3-8b", "llama2-13b", "llama3-70b", "llama3.2-1b", "qwen3-8b", "qwen2.5-32b", "mistral-7b", "mixtral-8x7b",

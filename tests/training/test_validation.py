@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from debubble.ir import InputError, Plan
-from debubble.runtime.models.build import ReferenceModel
 from debubble.runtime.models.units import MicroBatch
 from debubble.training.data.datasets import DatasetSamples, TextWindows, ValidationSet
 from debubble.training.data.text import Corpus, Sequences
 from debubble.training.options import TrainOptions, check
+from tests.support.reference_model import ReferenceModel
 from tests.support.training_cases import train_alone
 
 TEXT = "".join(f"{i} bottles of beer on the wall, {i} bottles of beer.\n" for i in range(60))

@@ -7,11 +7,12 @@ from io import StringIO
 from rich.console import Console
 
 import debubble as db
-from debubble.planners.analysis.nearest_plans import plan_runs_in, quick_nearest, step_in
+from debubble.planners.analysis.nearest_plans import plan_runs_in, quick_nearest
 from debubble.planners.plan_model import step_time, tail_of
 from debubble.targets import targets
 from debubble.views import Scene
 from debubble.views.plan_table import render
+from tests.support.target_steps import step_in
 
 PLAN = db.plan(db.models["llama3-8b"], db.Cluster.parse("4xL40S"), micro_batches=8, planner="adapipe")
 

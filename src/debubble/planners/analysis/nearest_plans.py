@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from debubble.costs import Cluster
-from debubble.costs.units import partition_named
-from debubble.ir import DebubbleError, OutOfMemoryError, Plan
+from debubble.ir import DebubbleError, Plan
 from debubble.models import Model
 from debubble.planners.degrees.estimate import quick_step
 from debubble.planners.degrees.search import LARGE
@@ -67,25 +66,6 @@ def quick_nearest(plan: Plan) -> Mapping[str, float]:
     quick = {name: step(name) for name in (None, *targets) if name not in as_it_is}
     found = {name: taken for name, taken in quick.items() if taken is not None}
     return {name: taken / min(found.values()) for name, taken in found.items() if name is not None}
-
-
-def step_in(plan: Plan, target: str) -> float | None:
-    """Seconds of a plan's step in a target that runs it as it is, with the target's memory; None if it does not fit."""
-    assert plan.model is not None
-    assert plan.cluster is not None
-    model, cluster = Model.from_hf(plan.model), Cluster.from_dict(plan.cluster)
-    units = half_layers(
-        model, cluster, plan.options, pipeline=plan.devices, profile=plan.profile, target=target
-    )  # fmt: skip
-    linked = units.offloading_modules() if plan.schedule.offloaded and units.offload_bandwidth is None else units
-    costs = linked.stage_costs(
-        partition_named(plan.partition, units), plan.schedule.placement, on_host=plan.schedule.host_steps
-    )
-    try:
-        timeline = replace(plan, costs=costs).simulate()
-    except OutOfMemoryError:
-        return None
-    return float(step_time(timeline, plan.options, tail=tail_of(plan)))
 
 
 def nearest_plans(plan: Plan, again: Callable[[str], Plan]) -> tuple[NearestPlan, ...]:

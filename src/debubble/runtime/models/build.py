@@ -1,4 +1,4 @@
-"""Builds units, stages and whole models from a Hugging Face config, with weights that no partition changes.
+"""Builds stages from a Hugging Face config, with weights that no partition changes.
 
 Every parameter is initialised from the seed and its own Hugging Face name, so any stage on any rank gets the values
 that the whole model has.
@@ -14,55 +14,35 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from debubble.ir import InputError, PlannedUnit
 from debubble.models.architecture import Experts
 from debubble.models.config import ModelConfig
 from debubble.models.runtime_limits import check_units
-from debubble.runtime.memory.recomputation import Operators, directly
 from debubble.runtime.models.experts import MoeMlp
 from debubble.runtime.models.gpt2 import Gpt2Attention, Gpt2Embedding, Gpt2Mlp
 from debubble.runtime.models.hf_names import TABLE
 from debubble.runtime.models.hf_units import build_hf_stage
 from debubble.runtime.models.llama import GemmaMlp, LlamaAttention, LlamaEmbedding, LlamaMlp
 from debubble.runtime.models.lora import Adapters, adapt, is_adapter
-from debubble.runtime.models.units import Head, MicroBatch, UnitModule
-
-
-def build_unit(
-    hf_config: Mapping[str, Any], unit: PlannedUnit, *, seed: int = 0, dtype: torch.dtype = torch.float32
-) -> UnitModule:
-    """One unit with its initial weights.
-
-    Raises InputError for a unit that is no part of the model.
-    """
-    config = _config_of_units(hf_config)
-    built = _empty_unit(config, unit).to(dtype)
-    for name, parameter in built.hf_parameters().items():
-        initialise(parameter, name, config, seed=seed)
-    return built
+from debubble.runtime.models.units import Head, UnitModule
 
 
 def build_stage(
     hf_config: Mapping[str, Any], units: Sequence[PlannedUnit], *, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> list[UnitModule]:
     """The units of one stage."""
-    if ModelConfig.from_hf(hf_config).whole_layers:
+    config = ModelConfig.from_hf(hf_config)
+    if config.whole_layers:
         return [*build_hf_stage(hf_config, units, seed=seed, dtype=dtype)]
-    # A parameter's numbers come one after another from its own generator: cores are used by many parameters at once.
-    config = _config_of_units(hf_config)
+    check_units(config)
     built = [_empty_unit(config, unit).to(dtype) for unit in units]
+    # A parameter's numbers come one after another from its own generator: cores are used by many parameters at once.
     named = [named for unit in built for named in unit.hf_parameters().items()]
     with ThreadPoolExecutor(_own_cores()) as pool:
         list(pool.map(lambda one: initialise(one[1], one[0], config, seed=seed), named))
     return built
-
-
-def _config_of_units(hf_config: Mapping[str, Any]) -> ModelConfig:
-    config = ModelConfig.from_hf(hf_config)
-    check_units(config)
-    return config
 
 
 def _own_cores() -> int:
@@ -138,31 +118,3 @@ def initialise(parameter: Tensor, name: str, config: ModelConfig, *, seed: int) 
                 drawn.normal_(0, deviation, generator=generator)
             # Drawn in fp32 whatever the dtype, so that runs in other precisions start alike.
             parameter.copy_(drawn)
-
-
-class ReferenceModel(nn.Module):
-    """The whole model in one process, from the same units: what every pipeline must equal.
-
-    Its loss is without the routers' auxiliary one.
-    """
-
-    def __init__(self, hf_config: Mapping[str, Any], *, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__()
-        config = _config_of_units(hf_config)
-        units = build_stage(hf_config, config.units, seed=seed, dtype=dtype)
-        self.units = nn.ModuleList(units)
-        if config.tied:
-            head = units[-1]
-            assert isinstance(head, Head)
-            head.lm_head.weight = self.hf_parameters()[TABLE[config.is_gpt2]]
-
-    def hf_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters by their Hugging Face names; a tied table has both of its names."""
-        return {name: p for unit in self.units for name, p in unit.hf_parameters().items()}  # type: ignore[operator]
-
-    def forward(self, tokens: Tensor, micro_batch: MicroBatch | None = None, op: Operators = directly) -> Tensor:
-        """The logits, or the loss if the micro-batch has targets."""
-        x = tokens
-        for unit in self.units:
-            x = unit(x, micro_batch or MicroBatch(), op)
-        return x

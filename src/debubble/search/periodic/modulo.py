@@ -53,18 +53,6 @@ class Pattern:
         return float(self.period * self.unit / self.step)
 
 
-def modulo_schedule(problem: OrderProblem, *, effort: Effort, seed: int = 0) -> Schedule | None:
-    """Find the shortest period, and unroll its pattern; None if there is no pattern.
-
-    Args:
-        problem: The operations to order.
-        effort: How much CP-SAT may do.
-        seed: Seed of CP-SAT.
-    """
-    pattern = next(find_patterns(problem, 1, effort=effort, seed=seed), None)
-    return None if pattern is None else unroll(problem, pattern)
-
-
 def find_patterns(problem: OrderProblem, number: int, *, effort: Effort, seed: int = 0) -> Iterator[Pattern]:
     """Find patterns with the shortest period, each a period longer under way than the one before.
 

@@ -1,0 +1,31 @@
+"""The step of a plan in a target that runs it as it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from debubble.costs import Cluster
+from debubble.costs.units import partition_named
+from debubble.ir import OutOfMemoryError, Plan
+from debubble.models import Model
+from debubble.planners.model_problem import half_layers
+from debubble.planners.plan_model import step_time, tail_of
+
+
+def step_in(plan: Plan, target: str) -> float | None:
+    """Seconds of a plan's step in a target that runs it as it is, with the target's memory; None if it does not fit."""
+    assert plan.model is not None
+    assert plan.cluster is not None
+    model, cluster = Model.from_hf(plan.model), Cluster.from_dict(plan.cluster)
+    units = half_layers(
+        model, cluster, plan.options, pipeline=plan.devices, profile=plan.profile, target=target
+    )  # fmt: skip
+    linked = units.offloading_modules() if plan.schedule.offloaded and units.offload_bandwidth is None else units
+    costs = linked.stage_costs(
+        partition_named(plan.partition, units), plan.schedule.placement, on_host=plan.schedule.host_steps
+    )
+    try:
+        timeline = replace(plan, costs=costs).simulate()
+    except OutOfMemoryError:
+        return None
+    return float(step_time(timeline, plan.options, tail=tail_of(plan)))
