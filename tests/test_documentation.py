@@ -38,6 +38,18 @@ def test_every_relative_link_of_a_page_leads_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors_of(file), target
 
 
+def test_every_source_file_that_a_page_names_is_there() -> None:
+    ours = [
+        f"/{file.relative_to(ROOT)}"
+        for room in ("src", "tests", "benchmarks", "docs", "examples")
+        for file in (ROOT / room).rglob("*.py")
+    ]
+    pages = [page for page in PAGES if page.name != "CHANGELOG.md"]
+    named = {name for page in pages for name in re.findall(r"`([\w/]+\.py)`", page.read_text())}
+    exported = {name for name in named if name.startswith(("out/", "planned_"))}
+    assert [name for name in named - exported if not any(file.endswith(f"/{name}") for file in ours)] == []
+
+
 def test_every_page_stands_in_the_contents_of_the_site() -> None:
     contents = (ROOT / "docs/index.md").read_text()
     pages = {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"}

@@ -187,7 +187,7 @@ def profiled(units: Units, profile: Mapping[str, Any], *, model: ModelConfig, op
 def units_from_dict(entries: Any) -> Units:
     """The units of a units file's content."""
     if isinstance(entries, Mapping):
-        entries = {name: entry for name, entry in entries.items() if name != "measured"}  # see measured.py
+        entries = {name: entry for name, entry in entries.items() if name != "measured"}  # where they were measured
     try:
         file = msgspec.convert(entries, UnitsFile)
     except msgspec.ValidationError as error:
