@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from debubble.costs.units import Strategy, Unit, Units
 from debubble.ir import Kind, Schedule
 from debubble.planners.scope.benders import decompose, per_chunk_reading
+from debubble.planners.scope.fixed_ends import DeviceTimes, FixedEnds
 from debubble.planners.scope.instance import DeviceInstance, Instance, alive, instance
 from debubble.planners.scope.layer_types import LayerRun, layer_runs
+from debubble.planners.scope.relaxation import relaxed
 from debubble.planners.scope.subproblem import Open, bound_of_prices, fastest, time_bound
 from debubble.schedules import schedules
 from debubble.search.effort import Effort
@@ -264,17 +266,42 @@ def test_dual_recomputes_whole_layers_or_nothing() -> None:
     assert [option.strategies for option in one_run(("full",)).options] == [("none", "none"), ("full", "full")]
 
 
-def test_long_runs_end_where_equal_stages_would_end_them_or_a_stage_later() -> None:
-    # Work of 3, 45 and 45 on 4 stages: the second run ends in the third stage.
-    inst = small()
-    narrow, wider = inst.with_even_ends(later=0), inst.with_even_ends(later=1)
-    assert narrow is not None
-    assert wider is not None
-    assert inst.windows == (range(1), range(4), range(1, 4))
-    assert narrow.windows == (range(1), range(3), range(2, 4))
-    assert wider.windows == (range(1), range(4), range(3, 4))
+@pytest.mark.parametrize("limit", [24, 30, 45, 80])
+def test_the_relaxation_bounds_the_optimum_of_small_instances(limit: float) -> None:
+    units = Units(units=(layer("embedding", 1), *[layer("dense", 3)] * 4, layer("head", 2)))
+    inst = asked(units, devices=2, chunks=2, micro_batches=4, limit=limit)
+    found = relaxed(inst, Effort(math.inf))
+    optimum = min(_values(inst), default=math.inf)
+    assert found is None or found.bound <= optimum
+    assert found is not None or optimum == math.inf
+
+
+def two_long_runs(limit: float) -> Instance:
+    units = Units(units=(*[layer("vision", 1, kept=3)] * 4, layer("embedding", 1), *[layer("dense", 3)] * 4))
+    return asked(units, devices=2, chunks=2, micro_batches=4, limit=limit)
+
+
+@pytest.mark.parametrize("limit", [24, 30, 45, 80])
+def test_the_best_answer_with_fixed_ends_is_near_the_optimum_and_never_below(limit: float) -> None:
+    inst = two_long_runs(limit)
+    relaxation = relaxed(inst, Effort(math.inf))
+    assert relaxation is not None
+    times = DeviceTimes(inst, Effort(math.inf))
+    found = []
+    for program in FixedEnds.choices(inst):
+        pieces = program.answer(times, least=relaxation.slowest, most=2 * relaxation.slowest)
+        if pieces is not None:
+            assert [sum(numbers) for numbers in zip(*program.counts(pieces).loads, strict=True)] == list(inst.counts)
+            each = [sum(piece.times(inst)) for piece in pieces]
+            found.append(inst.weight * max(each) + sum(each))
+    best = min(_values(inst))
+    assert best * (1 - 1e-3) <= min(found) <= best * 1.05
+
+
+def test_ends_of_chunks_are_tried_first() -> None:
+    assert [program.ends for program in FixedEnds.choices(two_long_runs(30))] == [(1,), (0,), (2,)]
 
 
 def test_where_one_run_alone_is_long_no_ends_are_fixed() -> None:
     units = Units(units=(layer("embedding", 1), *[layer("dense", 3)] * 7))
-    assert asked(units, devices=2, chunks=2, micro_batches=4, limit=30).with_even_ends(later=0) is None
+    assert FixedEnds.choices(asked(units, devices=2, chunks=2, micro_batches=4, limit=30)) == []

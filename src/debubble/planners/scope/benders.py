@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from debubble.planners.scope.fixed_ends import DeviceTimes, FixedEnds
 from debubble.planners.scope.instance import Instance
 from debubble.planners.scope.master import LayerCounts, Master, merged, widest
+from debubble.planners.scope.relaxation import relaxed
 from debubble.planners.scope.subproblem import Assignment, Open, fastest, time_bound
 from debubble.search.effort import LINEAR, Effort
 
@@ -24,10 +26,10 @@ LOOSE = 0.01
 ROUNDS = 24
 PATIENCE = 9.0
 """Effort for one answer of the master."""
-WIDE = 0.05
-"""Relative gap from which programs are tried in which the ends of long runs are fixed."""
-ENDS = (0, 1)
-"""Stages by which long runs end later than in equal stages, in the programs that fix their ends."""
+SLACK = 0.3
+"""Time that the slowest device may take over the relaxation's, as a share of it, in answers with fixed ends."""
+STARTS = 0.3
+"""Share of the effort for answers with fixed ends."""
 PROBES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5)
 """Shares of the mean work at which a device's first cuts are tight."""
 
@@ -55,18 +57,31 @@ def decompose(inst: Instance, *, effort: Effort, seed: int) -> Decomposition:
     """The pooled program's answer by decomposition, as good as it gets with that effort.
 
     With several chunks the master has many places where one of several long runs may end, and learns them one by one.
-    Where that leaves a wide gap, programs in which they end where equal stages would end them have better answers.
+    So it goes on from the best answer with given ends (`fixed_ends`), and from the bound of the relaxation.
     """
-    search, best = _BendersSearch(inst, effort), Decomposition(None, float("inf"), 0)
-    narrow = [inst.with_even_ends(later=later) for later in ENDS] if inst.chunks > 1 else []
-    programs = [program for program in narrow if program is not None]
-    best = _rounds(search, best, effort=effort.part(effort.left / 3) if programs else effort, seed=seed)
-    for rank, program in enumerate(programs):
-        if best.gap > WIDE:
-            share = effort.part(effort.left / (len(programs) - rank + 1))
-            answer = _rounds(_BendersSearch(program, share), replace(best, bound=0), effort=share, seed=seed)
-            best = replace(answer, bound=best.bound)
-    return _rounds(search, best, effort=effort, seed=seed) if programs and best.gap > TOLERANCE else best
+    programs = FixedEnds.choices(inst) if inst.chunks > 1 else []
+    start = effort.part(STARTS * effort.left) if programs else effort
+    return _rounds(_BendersSearch(inst, effort), _best_of(programs, inst, start), effort=effort, seed=seed)
+
+
+def _best_of(programs: Sequence[FixedEnds], inst: Instance, effort: Effort) -> Decomposition:
+    """The best answer of programs with fixed ends, of as many as the effort tries, and the bound of the relaxation."""
+    relaxation = relaxed(inst, effort) if programs else None
+    if relaxation is None:
+        return Decomposition(None, float("inf"), 0)
+    best = Decomposition(None, float("inf"), relaxation.bound)
+    times, most = DeviceTimes(inst, effort), (1 + SLACK) * relaxation.slowest
+    for program in programs:
+        if effort.over or best.gap <= TOLERANCE:
+            break
+        pieces = program.answer(times, least=relaxation.slowest, most=most)
+        if pieces is not None:
+            counts = program.counts(pieces)
+            most = counts.slowest
+            value = inst.weight * most + sum(sum(piece.times(inst)) for piece in pieces)
+            layers = merged([piece.layers for piece in pieces], inst)
+            best = Decomposition(layers, value, relaxation.bound, tuple(pieces), counts)
+    return best
 
 
 def _rounds(search: _BendersSearch, best: Decomposition, *, effort: Effort, seed: int) -> Decomposition:

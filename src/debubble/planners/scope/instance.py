@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from debubble.ir import Kind, Schedule
@@ -47,7 +47,6 @@ class Instance:
         devices: What holds for each device.
         micro_batches: Micro-batches per step.
         time_unit: Seconds (or the costs' own unit of time) per time unit.
-        allowed: Per run, the only stages that may hold its layers; None: any.
     """
 
     counts: tuple[int, ...]
@@ -55,7 +54,6 @@ class Instance:
     devices: tuple[DeviceInstance, ...]
     micro_batches: int
     time_unit: float
-    allowed: tuple[range, ...] | None = None
 
     @property
     def chunks(self) -> int:
@@ -84,29 +82,7 @@ class Instance:
         for count in self.counts:
             windows.append(range(max(0, self.stages - total + before), min(self.stages, before + count)))
             before += count
-        if self.allowed is None:
-            return tuple(windows)
-        return tuple(
-            range(max(window.start, some.start), min(window.stop, some.stop))
-            for window, some in zip(windows, self.allowed, strict=True)
-        )
-
-    def with_even_ends(self, *, later: int) -> Instance | None:
-        """The program whose long runs end where equal stages would end them, or that many stages later.
-
-        Returns:
-            None if there are no two runs of more layers than devices, which would leave nothing to fix.
-        """
-        work = [count * min(times) for count, times in zip(self.counts, self.times, strict=True)]
-        long = [run for run, count in enumerate(self.counts) if count > len(self.devices)]
-        starts, stops = [0] * len(work), [self.stages] * len(work)
-        for run in long[:-1]:
-            end = min(self.stages - 1, self.stages * sum(work[: run + 1]) // sum(work) + later)
-            stops[: run + 1] = [min(stop, end + 1) for stop in stops[: run + 1]]
-            starts[run + 1 :] = [end] * (len(work) - run - 1)
-        if len(long) < 2:
-            return None
-        return replace(self, allowed=tuple(map(range, starts, stops)))
+        return tuple(windows)
 
 
 def instance(runs: Sequence[LayerRun], schedule: Schedule, *, limits: Sequence[float], static: float) -> Instance:
