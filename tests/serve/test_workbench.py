@@ -153,7 +153,8 @@ def test_a_trial_is_simulated_at_once(client: Client) -> None:
         ("trial", b'{"model": "llama-tiny", "cluster": "2xA100-80GB", "micro_batches": 99999}', "too many to follow"),
         ("search", b"[1]", "A form is one JSON object"),
         ("search", b"{", "The form is wrong"),
-        ("search", b'{"model": "", "cluster": "2xA100-80GB"}', "The form is wrong"),
+        ("search", b'{"model": "", "cluster": "2xA100-80GB"}', "Choose a model and a cluster."),
+        ("trial", b'{"model": "llama-tiny"}', "Choose a model and a cluster."),
     ],
 )
 def test_bad_input_is_a_sentence(client: Client, path: str, content: bytes, sentence: str) -> None:

@@ -113,6 +113,14 @@ def test_memory_that_is_too_small_is_said_beside_the_sliders(page: Any) -> None:
     assert "GiB" in error.inner_text()
 
 
+def test_on_a_phone_the_forms_stand_above_the_report(page: Any) -> None:
+    page.set_viewport_size({"width": 390, "height": 800})
+    last, report = page.locator("#trial [name=recompute]").bounding_box(), page.locator("#page").bounding_box()
+
+    assert last["y"] + last["height"] <= report["y"]
+    assert report["width"] == 390
+
+
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [({"memory_limit": "much"}, "much"), ({"model": "llama9"}, "llama9"), ({"cluster": "2xB9000"}, "B9000")],

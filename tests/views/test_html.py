@@ -157,7 +157,7 @@ def test_the_page_has_what_would_help_if_that_was_planned() -> None:
 def test_the_page_has_what_would_help_by_quick_plans_compared_with_each_other() -> None:
     same, more = (
         WhatIf(change=change, lever=False, step_time=step, seconds_per_sequence=step / 4, quick=True)
-        for change, step in (("nothing changed", 20.0), ("10% more memory", 15.0))
+        for change, step in (("the same job again", 20.0), ("10% more memory", 15.0))
     )
     text = words(page(Scene.predicted(replace(small_plan(), what_ifs=(same, more)))))
 

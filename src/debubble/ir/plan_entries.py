@@ -122,6 +122,7 @@ class WhatIf:
         step_time: Seconds of a step; None: nothing fits.
         seconds_per_sequence: The step's seconds over its sequences.
         quick: Whether it is a quick plan's, which compares with the quick plan of the unchanged problem alone.
+        more_devices: Whether it takes more devices.
     """
 
     change: str
@@ -129,6 +130,7 @@ class WhatIf:
     step_time: float | None
     seconds_per_sequence: float | None
     quick: bool = False
+    more_devices: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,8 +20,8 @@ MOST_TRIED = 20_000
 class SearchForm(msgspec.Struct, forbid_unknown_fields=True):
     """The fields of the form that starts a search; an empty text is a field that was not filled in."""
 
-    model: str
-    cluster: str
+    model: str = ""
+    cluster: str = ""
     planner: str = "auto"
     global_batch: int | None = None
     micro_batches: int | None = None
@@ -35,8 +35,7 @@ class SearchForm(msgspec.Struct, forbid_unknown_fields=True):
     @property
     def arguments(self) -> list[str]:
         """The arguments of `debubble plan`; every value is joined to its option, so that none can be taken for one."""
-        if not (self.model and self.cluster):
-            raise InputError("Choose a model and a cluster.")
+        _check_chosen(self)
         given = {name.replace("_", "-"): getattr(self, name) for name in self.__struct_fields__ if name != "model"}
         options = [f"--{name}={value}" for name, value in given.items() if value is not None and value != ""]
         return ["plan", *options, "--", self.model]
@@ -45,8 +44,8 @@ class SearchForm(msgspec.Struct, forbid_unknown_fields=True):
 class TrialForm(msgspec.Struct, forbid_unknown_fields=True):
     """The fields of the form that simulates one schedule."""
 
-    model: str
-    cluster: str
+    model: str = ""
+    cluster: str = ""
     schedule: str = "1f1b"
     micro_batches: int = 8
     sequence_length: int = 4096
@@ -57,6 +56,7 @@ class TrialForm(msgspec.Struct, forbid_unknown_fields=True):
 
     def scene(self) -> Scene:
         """Simulate it.  Raises a DebubbleError with a sentence if it does not fit or makes no sense."""
+        _check_chosen(self)
         cluster = Cluster.parse(self.cluster)
         if cluster.count * self.micro_batches > MOST_TRIED:
             raise InputError(f"{cluster.count} devices and {self.micro_batches} micro-batches are too many to follow.")
@@ -65,6 +65,11 @@ class TrialForm(msgspec.Struct, forbid_unknown_fields=True):
             named_model(self.model), cluster, run, schedule=self.schedule, micro_batches=self.micro_batches,
             recompute=self.recompute or None, memory_limit=self.memory_limit or None,
         )  # fmt: skip
+
+
+def _check_chosen(form: SearchForm | TrialForm) -> None:
+    if not (form.model and form.cluster):
+        raise InputError("Choose a model and a cluster.")
 
 
 def read_form(content: bytes, form: type[Any]) -> Any:

@@ -30,7 +30,7 @@ def test_every_change_is_planned_and_none_that_keeps_the_plan_is_slower() -> Non
     twice, half = changes["twice the micro-batches (a batch of 8)"], changes["half the micro-batches (a batch of 2)"]
     assert twice.seconds_per_sequence is not None
     assert half.seconds_per_sequence is not None
-    again = changes["nothing changed"].seconds_per_sequence
+    again = changes["the same job again"].seconds_per_sequence
     assert again is not None
     assert again <= step / 4
     assert twice.seconds_per_sequence < again < half.seconds_per_sequence
@@ -57,7 +57,7 @@ def test_less_than_a_node_is_told_twice_the_devices() -> None:
 def test_quick_plans_are_compared_with_a_quick_plan() -> None:
     plan, _ = planned(memory_limit="64GiB")
     first, *others = quick_what_ifs(plan)
-    assert first.change == "nothing changed"
+    assert first.change == "the same job again"
     assert first.seconds_per_sequence is not None
     best = min(other.seconds_per_sequence or 1e9 for other in others)
     [line] = what_if_lines(replace(plan, what_ifs=(first, *others)), 1.0)
@@ -90,3 +90,17 @@ def test_abstract_costs_have_no_advice() -> None:
     plan = Plan(planner="none", schedule=schedule, costs=costs, lower_bound=0, partition=((), ()))
     with pytest.raises(db.InputError, match="for a MODEL on a --cluster"):
         what_ifs(plan, 1.0, effort=1.0)
+
+
+def test_more_devices_are_told_last_and_what_hardly_helps_not_at_all() -> None:
+    plan, _ = planned("dapple")
+    seconds = {"the same job again": 10.0, "twice the devices": 5.0, "10% more memory": 9.0, "faster links": 9.9}
+    changes = tuple(
+        WhatIf(
+            change=change, lever=False, step_time=step, seconds_per_sequence=step, quick=True,
+            more_devices="devices" in change,
+        )
+        for change, step in seconds.items()
+    )  # fmt: skip
+    [line] = what_if_lines(replace(plan, what_ifs=changes), 1.0)
+    assert line.endswith(": 10% more memory: 10.0% faster; twice the devices: 50.0% faster.")

@@ -17,6 +17,7 @@ from functools import partial
 from debubble.costs import Cluster
 from debubble.ir import DebubbleError, InputError, Kind, Plan, WhatIf
 from debubble.models import Model
+from debubble.planners.analysis.explanation import MUCH
 from debubble.planners.degrees.estimate import quick_step
 from debubble.planners.degrees.memory import units_of
 from debubble.planners.degrees.search import ALSO_LARGE, LARGE, THOROUGH, thorough
@@ -25,7 +26,7 @@ from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.planners.process_pool import Task, side_by_side
 from debubble.planners.registry import planners, verified
 
-AGAIN = "nothing changed"
+AGAIN = "the same job again"
 """The plan's own problem, planned again as the changes are."""
 MORE_MEMORY = 1.1
 FASTER_LINKS = 2
@@ -102,8 +103,8 @@ class Gain:
 
     @property
     def helps(self) -> bool:
-        """True if a sequence takes noticeably less time."""
-        return self.share is not None and self.share < -NOTICED
+        """True if a sequence takes much less time."""
+        return self.share is not None and self.share < -MUCH
 
 
 NOTICED = 0.0005
@@ -147,8 +148,9 @@ MOST = 3
 
 
 def helping(told: Sequence[Gain]) -> list[Gain]:
-    """The changes that help, the best first; those that take a lever away are none."""
-    return sorted((gain for gain in told if gain.helps and not gain.what_if.lever), key=lambda gain: gain.share or 0.0)
+    """The changes that help, the best first, and more devices last; those that take a lever away are none."""
+    helpful = (gain for gain in told if gain.helps and not gain.what_if.lever)
+    return sorted(helpful, key=lambda gain: (gain.what_if.more_devices, gain.share or 0.0))
 
 
 def quick_words(told: Sequence[Gain]) -> str:
@@ -167,6 +169,7 @@ class _Change:
     lever: bool = False
     keeps_plan: bool = False
     """True if the plan itself is an answer to the changed problem."""
+    more_devices: bool = False
 
     def taking(self, seconds: float) -> WhatIf:
         """The change with a step of so many seconds; infinite: nothing fits."""
@@ -174,6 +177,7 @@ class _Change:
         return WhatIf(
             change=self.words,
             lever=self.lever,
+            more_devices=self.more_devices,
             step_time=seconds if fits else None,
             seconds_per_sequence=seconds / self.batch if fits else None,
         )
@@ -219,7 +223,7 @@ def _changes(plan: Plan, *, effort: float, deadline: float | None) -> Iterator[_
         more, grown = problem(larger, m, data=data), batch * data // plan.options.data
         added = "one more node" if cluster.count >= node else "twice the devices"
         words = f"{added} ({larger.count} devices, a batch of {grown})"
-        yield _Change(words=words, problem=more, find=find, batch=grown)
+        yield _Change(words=words, problem=more, find=find, batch=grown, more_devices=True)
     words = f"twice the micro-batches (a batch of {2 * batch})"
     yield _Change(words=words, problem=problem(cluster, 2 * m), find=find, batch=2 * batch)
     if m % 2 == 0:
