@@ -93,6 +93,14 @@ def test_names_that_are_unknown_or_too_short_are_answered_with_those_like_them(c
     assert str(error).startswith(sentence)
 
 
+@pytest.mark.parametrize("command", ["models", "hardware", "schedules", "planners"])
+def test_lists_cut_nothing_off_at_80_columns(command: str) -> None:
+    printed = CliRunner().invoke(app, [command], env={"COLUMNS": "80"}).output
+
+    assert max(map(len, printed.splitlines())) <= 80
+    assert "…" not in printed
+
+
 @pytest.mark.parametrize(("command", "names"), [("export", list(exports)), ("plan", list(MOMENTS))])
 def test_help_names_the_choices(command: str, names: list[str]) -> None:
     words = " ".join(said(command, "--help").split())

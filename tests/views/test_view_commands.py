@@ -63,6 +63,15 @@ def test_show_tells_a_models_pace_and_memory_and_where_its_step_goes(tmp_path: P
     assert "-0.0%" not in words
 
 
+def test_show_says_which_model_and_cluster_a_plan_is_of(tmp_path: Path) -> None:
+    db.plan(db.models["llama-tiny"], db.Cluster.parse("2xA100-80GB"), micro_batches=4, planner="dapple").save(
+        tmp_path / "plan.json"
+    )
+    printed = run("show", tmp_path / "plan.json").stdout
+
+    assert printed.startswith("llama-tiny on 2 x A100-80GB; Predicted: 1f1b, planned by dapple\n")
+
+
 def test_show_compares_two_plans_and_says_that_their_batches_differ(tmp_path: Path) -> None:
     for micro_batches in (4, 8):
         model_plan(micro_batches=micro_batches).save(tmp_path / f"{micro_batches}.json")

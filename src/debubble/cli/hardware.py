@@ -31,6 +31,8 @@ def hardware(json: Json = False) -> None:
         header_style="bold",
     )
     sources = Table.grid(padding=(0, 2, 0, 0))
+    sources.add_column(no_wrap=True)
+    sources.add_column(overflow="fold")
     rates.columns[0].no_wrap = True
     for column in rates.columns[1:]:
         column.justify = "right"

@@ -34,7 +34,7 @@ def models(json: Json = False) -> None:
         )
         return
     columns = ("model", "size", "layers", "hidden", "heads", "kv", "ffn", "vocab", "experts")
-    table = Table(*columns, box=None, header_style="bold")
+    table = Table(*columns, box=None, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
     table.columns[0].no_wrap = True
     for column in table.columns[1:]:
         column.justify = "right"

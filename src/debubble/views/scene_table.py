@@ -12,6 +12,7 @@ from debubble.views.plan_table import model_lines, step_tables
 from debubble.views.scene import Scene
 from debubble.views.summary import bound_words, why_not_faster
 from debubble.views.terminal import bubble_table, device_table, headline, kind_table, remark_lines, rich_table
+from debubble.views.titles import subject
 
 
 def render_scenes(scenes: Sequence[Scene]) -> RenderableType:
@@ -28,8 +29,9 @@ def render_scenes(scenes: Sequence[Scene]) -> RenderableType:
 def _render_scene(scene: Scene, letter: str) -> RenderableType:
     plan = scene.plan
     said = [] if plan is None else [*model_lines(plan, scene), bound_words(plan, scene)]
+    model = "" if plan is None or plan.model is None else f"{subject(plan)}; "
     return Group(
-        Text(f"{letter}{scene.title}", style="bold"),
+        Text(f"{letter}{model}{scene.title}", style="bold"),
         Text("\n".join([headline(scene), *said, why_not_faster(scene)]) + "\n"),
         *remark_lines(scene),
         *([] if plan is None else step_tables(plan, scene)),
