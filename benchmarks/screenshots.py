@@ -50,7 +50,7 @@ SHOTS = (
     Shot(name="report-wide", arguments=("wide.json",), address="dark", height=2500),
     Shot(name="report-measured", arguments=("abstract.json", "--trace", "trace.json"), height=2050),
     Shot(name="report-two-plans", arguments=("plain.json", "offload.json"), height=3200),
-    Shot(name="report-pinned", arguments=("offload.json",), address="2F5", top=1290, height=2320),
+    Shot(name="report-pinned", arguments=("offload.json",), address="2F5", top=1280, height=2660),
 )
 
 
