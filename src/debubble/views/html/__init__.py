@@ -13,8 +13,8 @@ from typing import Any
 from markupsafe import Markup
 
 from debubble.views.figure_table import side_by_side
-from debubble.views.html.environment import render
 from debubble.views.html.report import section
+from debubble.views.html.templates import render
 from debubble.views.html.timeline import figures
 from debubble.views.palette import KIND_COLORS, KIND_WORDS, PART_COLORS, PHASE_COLOR
 from debubble.views.registry import view

@@ -10,8 +10,8 @@ from debubble.formatting import size_words, time_words
 from debubble.ir import InputError, Origin
 from debubble.planners.degrees import Footprint, Job, Misfit, footprints
 from debubble.planners.degrees.remedies import states_sentence
-from debubble.views.html.environment import render
 from debubble.views.html.strips import bars
+from debubble.views.html.templates import render
 from debubble.views.rows import Rows
 from debubble.views.titles import model_title
 
