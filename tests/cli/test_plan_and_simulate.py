@@ -31,6 +31,33 @@ def test_simulate_reads_a_costs_file(run: Any, tmp_path: Path) -> None:
     assert json.loads(out)["makespan"] == 1 + 3 * 2 + 3 * 2 + 2
 
 
+def test_simulate_steps_the_last_chunks_on_the_host(run: Any, tmp_path: Path) -> None:
+    file = tmp_path / "costs.json"
+    file.write_text('{"stages": 2, "gradient_offload": 1, "host_step": 5, "parameter_load": 1}')
+    common = (
+        "simulate",
+        "--schedule",
+        "1f1b",
+        "--costs",
+        str(file),
+        "--devices",
+        "2",
+        "--micro-batches",
+        "3",
+        "--json",
+    )
+    plain, hosted = (json.loads(run(*common, *more)[1]) for more in ((), ("--host-chunks", "1")))
+    # The parameters come up before the first forward; gradients go down and the host steps after the last backward.
+    assert plain["makespan"] == 12
+    assert hosted["makespan"] == 1 + 12 + 1 + 5
+
+
+def test_host_chunks_of_a_plan_file_are_refused(run: Any, tmp_path: Path) -> None:
+    code, _, err = run("simulate", str(tmp_path / "plan.json"), "--host-chunks", "1")
+    assert code == 2
+    assert "A plan file says which stages the host steps" in " ".join(err.split())
+
+
 def test_simulate_a_model_with_full_recomputation_needs_less_memory(run: Any) -> None:
     common = ("simulate", "--schedule", "1f1b", "llama-tiny", "--cluster", "4xA100-80GB", "--sequence-length", "128")
     plain = json.loads(run(*common, "--json")[1])
