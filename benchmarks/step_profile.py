@@ -21,7 +21,7 @@ from provenance import measured_by
 import debubble as db
 from debubble.ir import Op, lower
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.single_rank import Supplied
+from debubble.runtime.distributed.single_rank import SingleRankTransport
 
 MODEL = {
     "model_type": "llama", "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8,
@@ -59,7 +59,7 @@ def pipeline_of(schedule: str) -> Pipeline:
     plan = db.plan(db.Model.from_hf(MODEL), cluster, planner="dapple", **options)
     made = db.schedules[schedule](devices=2, micro_batches=MICRO_BATCHES, costs=plan.costs)
     plan = type(plan)(**{**vars(plan), "schedule": made})
-    supplied = Supplied(lower(made, plan.costs), 0, small)
+    supplied = SingleRankTransport(lower(made, plan.costs), 0, small)
     return Pipeline(None, plan, transport=supplied)
 
 

@@ -24,7 +24,7 @@ from debubble.ir import Kind, Lane, Op, OutOfMemoryError, Plan, RunOptions, Sche
 from debubble.ir.trace import TraceStep
 from debubble.models import Model
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.single_rank import Supplied
+from debubble.runtime.distributed.single_rank import SingleRankTransport
 from debubble.views import Scene, views
 from debubble.views.comparison import as_dict, compare
 from on_gpu.figures import Figures, pair
@@ -182,7 +182,7 @@ def run_device(plans: dict[str, Plan], device: int, settings: Settings) -> dict[
     length, config = first.options.sequence_length, first.model
     assert config is not None
     supply = supply_of(settings, config["hidden_size"], length)
-    transport = Supplied(lower(first.schedule, first.costs), device, supply)
+    transport = SingleRankTransport(lower(first.schedule, first.costs), device, supply)
     pipeline = Pipeline(None, first, transport=transport, device=torch.device(settings.device))
     tokens = torch.randint(
         config["vocab_size"], (first.micro_batches, length + 1), generator=torch.Generator().manual_seed(0)

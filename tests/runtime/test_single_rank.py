@@ -10,7 +10,7 @@ import torch
 import debubble as db
 from debubble.ir import InputError, Op, StageCosts, lower
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.single_rank import Supplied
+from debubble.runtime.distributed.single_rank import SingleRankTransport
 from debubble.runtime.distributed.transport import Threads
 from tests.support.runtime_cases import LLAMA, MIXTRAL, plan_of, run_threads, tokens_of
 from tests.support.schedule_cases import explicit, fused, offloading, schedule_of, tightest
@@ -79,7 +79,7 @@ def test_a_device_alone_has_the_gradients_and_the_peak_that_it_has_in_the_pipeli
     plan = plans()[name]
     tokens, program = tokens_of(plan.model, rows=8), lower(plan.schedule, plan.costs)
     for device, (expected, peak, received) in enumerate(together(plan, tokens)):
-        alone = Supplied(program, device, replay(program, device, received))
+        alone = SingleRankTransport(program, device, replay(program, device, received))
         gradients, peak_alone = measured(Pipeline(None, plan, transport=alone), tokens)
         assert gradients.keys() == expected.keys()
         assert all(torch.equal(gradients[n], expected[n]) for n in expected)
@@ -97,7 +97,7 @@ def zero(op: Op, buffer: torch.Tensor) -> None:
 def test_a_message_is_received_no_earlier_than_it_arrives() -> None:
     plan = plans()["1f1b"]
     arrivals = {Op.parse("1RECV_F0"): 0.2}
-    alone = Supplied(lower(plan.schedule, plan.costs), 1, zero, arrivals=arrivals)
+    alone = SingleRankTransport(lower(plan.schedule, plan.costs), 1, zero, arrivals=arrivals)
     pipeline = Pipeline(None, plan, transport=alone)
     pipeline.step(tokens_of(plan.model, rows=4))
     (step,) = pipeline.trace().steps
@@ -113,7 +113,7 @@ def test_the_messages_of_every_step_are_asked_for_in_the_same_order() -> None:
         asked.append(op.name)
         zero(op, buffer)
 
-    alone = Supplied(lower(plan.schedule, plan.costs), 3, noted)
+    alone = SingleRankTransport(lower(plan.schedule, plan.costs), 3, noted)
     pipeline = Pipeline(None, plan, transport=alone)
     for _ in range(2):
         pipeline.step(tokens_of(plan.model, rows=4))
@@ -124,12 +124,12 @@ def test_a_device_that_offloads_to_another_one_cannot_run_alone() -> None:
     schedule = db.schedules["bpipe"](devices=4, micro_batches=8)
     plan = plan_of(schedule, LLAMA)
     with pytest.raises(InputError, match="cannot run alone"):
-        Supplied(lower(schedule, plan.costs), 0, lambda op, buffer: None)
+        SingleRankTransport(lower(schedule, plan.costs), 0, lambda op, buffer: None)
 
 
 def test_nothing_is_sent_to_the_devices_that_are_not_there() -> None:
     plan = plans()["1f1b"]
-    alone = Supplied(lower(plan.schedule, plan.costs), 0, zero)
+    alone = SingleRankTransport(lower(plan.schedule, plan.costs), 0, zero)
     losses = [float(Pipeline(None, plan, transport=alone).step(tokens_of(plan.model, rows=4)))]
     assert losses == [0.0]  # the last device has it
     assert run_threads(plan, lambda pipeline: float(pipeline.step(tokens_of(plan.model, rows=4))))[0] > 0

@@ -21,7 +21,7 @@ Supply = Callable[[Op, Tensor], None]
 """Fills the buffer of a receive, such as `2RECV_F5`, with what the other device would have sent."""
 
 
-class Supplied:
+class SingleRankTransport:
     """The transport of one rank that runs without the others of its pipeline.
 
     Args:
