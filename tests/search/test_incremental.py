@@ -10,6 +10,7 @@ import pytest
 from debubble.search.annealing.arrays import arrays_of, encode
 from debubble.search.annealing.evaluate import INFINITY, evaluate
 from debubble.search.annealing.incremental import SAME, START, common_mark, keep, put_back
+from debubble.search.annealing.layout import FROM_SCRATCH
 from debubble.search.annealing.moves import measure, move, recompute_otherwise
 from debubble.search.annealing.search import search
 from debubble.search.annealing.walker import Walker
@@ -51,7 +52,7 @@ def test_an_evaluation_from_a_mark_equals_one_from_the_start(problem: OrderProbl
     begins, meetings = set(), set()
     for turn in range(MOVES):
         tried, tried_lengths = orders.copy(), lengths.copy()
-        pair, run = move(a, n, tried, tried_lengths, path, 0, problem.offload, problem.recompute, random)
+        pair, run = move(a, n, tried, tried_lengths, path, 0, problem.offload, problem.recompute, FROM_SCRATCH, random)
         at = common_mark(a, n, orders, lengths, tried, tried_lengths)
         if at == SAME:
             continue
@@ -88,7 +89,7 @@ def test_lists_that_stay_late_are_given_up_and_were_mostly_worse() -> None:
     given_up = []
     for _ in range(10 * MOVES):
         tried, tried_lengths = orders.copy(), lengths.copy()
-        move(a, n, tried, tried_lengths, path, 0, True, False, random)
+        move(a, n, tried, tried_lengths, path, 0, True, False, FROM_SCRATCH, random)
         at = common_mark(a, n, orders, lengths, tried, tried_lengths)
         if at < 0:
             continue

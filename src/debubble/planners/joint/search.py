@@ -16,6 +16,7 @@ from debubble.planners.joint.annealing import Walk, compile_kernels
 from debubble.planners.joint.levers import Levers
 from debubble.planners.joint.refinement import refine
 from debubble.planners.problem import ModelUnits, Problem, Solution
+from debubble.search.annealing.layout import FROM_A_PLAN
 from debubble.search.annealing.search import MILD_TEMPERATURES, compile_kernel, improve
 from debubble.search.bounds import lower_bound
 from debubble.search.effort import SIMULATION, Effort, price_of_move
@@ -200,7 +201,9 @@ def _improve_order(
             return None
         effort.brake.delay(compile_kernel(searched, best))
         hot = _temperatures(searched, effort)
-        for better in improve(searched, best, effort=effort, seed=problem.seed, workers=workers, hot=hot):
+        for better in improve(
+            searched, best, effort=effort, seed=problem.seed, workers=workers, hot=hot, shares=FROM_A_PLAN
+        ):
             best = better
         found = replace(solution, schedule=best.schedule.with_host_steps(hosted))
         time = _step_time(problem, found)

@@ -11,14 +11,9 @@ import numpy as np
 from debubble.kernels import jit
 from debubble.search.annealing.evaluate import INFINITY, count_work, evaluate, switch_rows, walk
 from debubble.search.annealing.incremental import NEVER, SAME, START, common_mark, keep, put_back, resume
-from debubble.search.annealing.layout import B, F, Floats, I, Ints, KernelLayout, L, O, R
+from debubble.search.annealing.layout import B, F, Floats, I, Ints, KernelLayout, L, O, R, Shares
 from debubble.search.annealing.objective import last_of
 from debubble.search.annealing.shared_links import go_on_by_arrival
-
-TOGGLE_OFFLOAD, SWAP_OFFLOAD, TOGGLE_RECOMPUTE, SHIFT, SHIFT_RUN = 22, 28, 38, 60, 80
-"""Upper ends of the ranges of a number from 0 to 99 in which a move toggles offloads (22%), hands one to the next
-micro-batch (6%), toggles recomputations (10%), or shifts one operation (22%) or a run of micro-batches (20%); else it
-shifts those of neighbouring stages (20%).  Where a move is not allowed, the next range takes its share."""
 
 
 @jit
@@ -207,6 +202,7 @@ def move(
     path_length: int,
     offload: bool,
     recompute: bool,
+    shares: Shares,
     random: Ints,
 ) -> tuple[int, int]:
     """Change the lists in place: half of the time at an operation on the critical path.
@@ -222,12 +218,13 @@ def move(
     pair = op % size
     stage, j = pair // m, pair % m
     dice = draw(random, 100)
+    toggle, swap, again, single, several = shares
     if a.periods > 0 and draw(random, 10) == 0:
         later, d = draw(random, 2) == 0, n[a.device_of + stage]
         for _ in range(1 + draw(random, 3)):
             rotate(a, n, orders, lengths, d, later)
         return 0, 0
-    if offload and dice < TOGGLE_OFFLOAD:
+    if offload and dice < toggle:
         run, stride = 1, 1
         if draw(random, 3) == 0:
             run, stride = 1 + draw(random, 8), 1 + draw(random, 3)
@@ -235,14 +232,14 @@ def move(
             if j + k * stride < m:
                 toggle_offload(a, n, orders, lengths, pair + k * stride, random)
         return 0, 0
-    if offload and dice < SWAP_OFFLOAD:
+    if offload and dice < swap:
         # To the neighbouring micro-batch.
         other = pair + 1 if j + 1 < m and (j == 0 or draw(random, 2) == 0) else pair - 1
         if m > 1:
             toggle_offload(a, n, orders, lengths, pair, random)
             toggle_offload(a, n, orders, lengths, other, random)
         return 0, 0
-    if recompute and dice < TOGGLE_RECOMPUTE:
+    if recompute and dice < again:
         run = min(1 if draw(random, 3) > 0 else 1 + draw(random, 8), m - j)
         for k in range(run):
             toggle_recompute(a, n, orders, lengths, pair + k, random)
@@ -250,9 +247,9 @@ def move(
     by = 1 + draw(random, 4 if draw(random, 3) > 0 else 4 * orders.shape[0])
     if draw(random, 2) == 0:
         by = -by
-    if dice < SHIFT:
+    if dice < single:
         shift(a, n, orders, lengths, op, by)
-    elif dice < SHIFT_RUN:
+    elif dice < several:
         run = 2 + draw(random, 8 if draw(random, 2) == 0 else m)
         for k in range(run):
             # The first to move makes room for the next.
@@ -337,7 +334,7 @@ def measure(
 def anneal(
     a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, best_orders: Ints, best_lengths: Ints,
     best_value: float, steps: int, temperature: float, weight: float, target: float, offload: bool, recompute: bool,
-    random: Ints,
+    shares: Shares, random: Ints,
 ) -> tuple[float, int]:  # fmt: skip
     """Walk `steps` moves from (orders, lengths) at a temperature; keep the best in `best_*`.
 
@@ -353,7 +350,7 @@ def anneal(
     count = critical_path(a, x, n, path)
     tried, tried_lengths = orders.copy(), lengths.copy()
     for step in range(steps):
-        pair, run = move(a, n, tried, tried_lengths, path, count, offload, recompute, random)
+        pair, run = move(a, n, tried, tried_lengths, path, count, offload, recompute, shares, random)
         at = common_mark(a, n, orders, lengths, tried, tried_lengths)
         if at == SAME:
             n[a.kept_begin : a.kept_begin + a.devices] = n[a.begin : a.begin + a.devices]

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from debubble.ir import DebubbleError, InfeasibleError, Number, Schedule
 from debubble.search.annealing.arrays import PeriodicBlock
+from debubble.search.annealing.layout import FROM_SCRATCH, Shares
 from debubble.search.bounds import lower_bound
 from debubble.search.constructive.initial import initial_schedules
 from debubble.search.effort import START, Effort, price_of_move
@@ -124,6 +125,7 @@ def improve(
     block: PeriodicBlock | None = None,
     hot: Sequence[float] = MILD_TEMPERATURES,
     coolings: Sequence[float] = COOLINGS,
+    shares: Shares = FROM_SCRATCH,
 ) -> Iterator[Incumbent]:
     """Search locally from an incumbent: coolings, each from the best of its walker, until the steps are done.
 
@@ -138,6 +140,7 @@ def improve(
         hot: Temperatures at which a cooling begins, in mean operation times, of the first walker, the second and so on
             in turn.
         coolings: Shares of the search at which a cooling begins; the last entry is where the last one ends.
+        shares: How often which move is made.
 
     Returns:
         The stream of schedules that are better than all before them.
@@ -149,7 +152,9 @@ def improve(
         problem.stages * problem.micro_batches, recompute=problem.recompute, by_arrival=bool(problem.costs.link_groups)
     )
     steps = effort.moves(price) if steps is None else steps
-    walkers = [Walker.of(problem, best, seed=seed * 7919 + worker, block=block) for worker in range(workers)]
+    walkers = [
+        Walker.of(problem, best, seed=seed * 7919 + worker, block=block, shares=shares) for worker in range(workers)
+    ]
     done, before = 0, best.seconds
     with ThreadPoolExecutor(workers) as pool:
         for begin, end in itertools.pairwise(coolings):

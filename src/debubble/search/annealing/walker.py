@@ -8,7 +8,7 @@ import numpy as np
 
 from debubble.ir import Schedule
 from debubble.search.annealing.arrays import KernelArrays, PeriodicBlock, arrays_of, decode, encode
-from debubble.search.annealing.layout import Ints
+from debubble.search.annealing.layout import FROM_SCRATCH, Ints, Shares
 from debubble.search.annealing.moves import anneal
 from debubble.search.problem import Incumbent, OrderProblem
 
@@ -34,6 +34,7 @@ class Walker:
     problem: OrderProblem
     name: str
     block: PeriodicBlock | None
+    shares: Shares
     arrays: KernelArrays
     orders: Ints
     lengths: Ints
@@ -45,7 +46,10 @@ class Walker:
     unit: float
 
     @staticmethod
-    def of(problem: OrderProblem, start: Incumbent, *, seed: int, block: PeriodicBlock | None = None) -> Walker:
+    def of(
+        problem: OrderProblem, start: Incumbent, *, seed: int, block: PeriodicBlock | None = None,
+        shares: Shares = FROM_SCRATCH,
+    ) -> Walker:  # fmt: skip
         """Start a walk.
 
         Args:
@@ -53,6 +57,7 @@ class Walker:
             start: Where the walk starts.
             seed: Seed of its random numbers.
             block: The part of the lists that stays periodic, if any.
+            shares: How often which move is made.
         """
         arrays = arrays_of(problem, block=block)
         layout = arrays.layout
@@ -62,6 +67,7 @@ class Walker:
             problem=problem,
             name=start.schedule.name,
             block=block,
+            shares=shares,
             arrays=arrays,
             orders=orders,
             lengths=lengths,
@@ -105,7 +111,7 @@ class Walker:
         best, moves = anneal(
             layout, floats, ints, self.orders, self.lengths, self.best_orders, self.best_lengths, self.best * scale,
             steps, temperature * self.unit, SLOPE, target * scale * (1 + 1e-12), self.problem.offload,
-            self.problem.recompute, self.random,
+            self.problem.recompute, self.shares, self.random,
         )  # fmt: skip
         self.best = best / scale
         return int(moves)
