@@ -162,6 +162,10 @@ def test_plan_partitions_a_units_file(run: Any, tmp_path: Path) -> None:
             ("simulate", "--schedule", "1f1b", "--devices", "4", "--micro-batches", "1000000000"),
             "4000000000 pairs of stage and micro-batch are more than the 4194304 that debubble orders",
         ),
+        (
+            ("plan", "llama-tiny", "--cluster", "4xH100", "--micro-batches", "1000000000", "--planner", "adapipe"),
+            "4000000000 pairs of stage and micro-batch are more than the 4194304 that debubble orders",
+        ),
     ],
 )
 def test_wrong_calls_end_with_one_sentence_and_exit_2(run: Any, arguments: tuple[str, ...], message: str) -> None:

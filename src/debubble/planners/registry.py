@@ -17,6 +17,7 @@ from debubble.planners.bounds import OF_ORDERS, check_states, proven_bound
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.planners.restriction import as_run, offloading
 from debubble.registry import Registry
+from debubble.schedules.registry import check_size
 from debubble.simulator import Timeline, simulate
 from debubble.targets.target import runs_in
 
@@ -112,11 +113,13 @@ class PlannerEntry:
 
         Raises:
             InfeasibleError: If nothing fits.
-            InputError: If activations are to go to peers, and the planner cannot do that.
+            InputError: If activations are to go to peers, and the planner cannot do that, or there are more
+                micro-batches than can be ordered.
         """
         if problem.peers and not self.peers:
             able = " and ".join(sorted(name for name in planners if planners[name].peers))
             raise InputError(f"The planner '{self.name}' cannot swap to peers; {able} can.")
+        check_size(problem.devices * (problem.chunks or 1), problem.micro_batches)
         check_states(problem)
         start = time.perf_counter()
         solution = self.find(problem)

@@ -20,6 +20,16 @@ MOST_PAIRS = 2**22
 """Pairs of stage and micro-batch beyond which a schedule is refused: it would take minutes and gigabytes."""
 
 
+def check_size(stages: int, micro_batches: int) -> None:
+    """Refuse more stages and micro-batches than can be ordered; raises InputError."""
+    pairs = stages * micro_batches
+    if pairs > MOST_PAIRS:
+        raise InputError(
+            f"{pairs} pairs of stage and micro-batch are more than the {MOST_PAIRS} that debubble orders; ask for"
+            " fewer devices or micro-batches."
+        )
+
+
 @dataclass(frozen=True)
 class ScheduleEntry:
     """One published schedule: how to build it, and what its source says of it."""
@@ -70,12 +80,7 @@ class ScheduleEntry:
             if name not in self.options:
                 raise InputError(f"The schedule '{self.name}' has no option '{name}'.")
             self._check_type(name, value)
-        pairs = devices * given.get("chunks", self.default_chunks) * micro_batches
-        if pairs > MOST_PAIRS:
-            raise InputError(
-                f"{pairs} pairs of stage and micro-batch are more than the {MOST_PAIRS} that debubble orders; ask for"
-                " fewer devices or micro-batches."
-            )
+        check_size(devices * given.get("chunks", self.default_chunks), micro_batches)
         return self.build(devices=devices, micro_batches=micro_batches, costs=costs, **given)
 
     def accepted(self, **options: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ What an option fixes is kept.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import TypeVar, cast
@@ -24,6 +25,7 @@ from debubble.ir.degrees import Degrees
 from debubble.models import Model
 from debubble.planners.model_problem import problem_of
 from debubble.planners.problem import Problem
+from debubble.schedules.registry import check_size
 from debubble.targets.target import targets
 
 ZERO_LEVELS = (1, 2, 3)
@@ -185,7 +187,9 @@ def _check(job: Job, degrees: Degrees) -> None:
     stages = degrees.pipeline * (degrees.chunks or 1)
     if stages > units:
         raise InputError(f"{units} model units cannot fill {stages} stages; use fewer pipeline devices or chunks.")
+    check_size(stages, degrees.micro_batches)
 
 
 def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
