@@ -9,7 +9,7 @@ import numpy as np
 
 from debubble.planners.joint.levers import Levers, Point, policy_choices
 from debubble.planners.joint.list_scheduler import Floats, Ints
-from debubble.planners.joint.walk import CHOICES, REFUSED, anneal, sample
+from debubble.planners.joint.walk import ADDRESS, CHOICES, REFUSED, anneal, sample
 from debubble.search.effort import Effort
 
 EVALUATION, PER_PAIR = 2e-5, 2e-7
@@ -67,7 +67,7 @@ class Walk:
 
     def draw(self, effort: Effort) -> None:
         """Try random points until the effort is spent."""
-        counts, missing = np.array(self.levers.balanced_counts), np.zeros(3, np.int64)
+        counts, missing = np.array(self.levers.balanced_counts), np.zeros(ADDRESS, np.int64)
         done, draws = 0, max(1, effort.moves(self.price))
         while done < draws and not effort.brake.bites:
             end = min(draws, done + BURST)
@@ -82,7 +82,7 @@ class Walk:
 
     def run(self, effort: Effort, *, warm: float, cold: float) -> None:
         """Walk from the best until the effort is spent, cooling from one temperature to another, parts of the step."""
-        point, policy, missing = self._best.copy(), self._best_policy.copy(), np.zeros(3, np.int64)
+        point, policy, missing = self._best.copy(), self._best_policy.copy(), np.zeros(ADDRESS, np.int64)
         self._values[0] = self._values[1]
         done, steps = 0, effort.moves(self.price)
         while done < steps and not effort.brake.bites:

@@ -18,7 +18,7 @@ import numpy as np
 from debubble.costs.units import Partition, Unit, Units
 from debubble.ir import Number, Placement, Schedule
 from debubble.planners.joint.list_scheduler import COLUMNS, Floats, Ints, StageTable, schedule
-from debubble.planners.joint.walk import ENTRIES, QUARTERS, Space, fill
+from debubble.planners.joint.walk import ADDRESS, ENTRIES, QUARTERS, Space, fill
 from debubble.planners.problem import Problem, Solution
 
 
@@ -83,6 +83,10 @@ class Levers:
     def __init__(self, problem: Problem, units: Units, placement: Placement) -> None:
         self.problem, self.placement, self.units = problem, placement, units
         self.device_of = np.array(placement.device_of)
+        types = [id(units.on(device)) for device in range(placement.devices)]
+        self.examples = [types.index(each) for each in dict.fromkeys(types)]
+        """A device of each type."""
+        self.type_of = np.array([*map([*dict.fromkeys(types)].index, types)])[self.device_of]
         group_of = {d: g for g, group in enumerate(self.units.link_groups) for d in group}
         links = [group_of.get(d, len(group_of) + d) for d in range(placement.devices)]
         lanes = {link: n for n, link in enumerate(dict.fromkeys(links))}
@@ -90,20 +94,23 @@ class Levers:
         half = self.units.host_link == "half-duplex"
         self.up = self.down if half else self.down + placement.devices
         self.limits = np.array(problem.limits)
-        self.longest = 4 * problem.micro_batches * float(self.units.work)
+        work = np.array([float(sum(unit.work for unit in units.on(device))) for device in self.examples])
+        self.paces = (work / work.min() if work.min() else np.ones(len(work)))[self.type_of]
+        """Per stage, the time of the model on its device over that on the fastest."""
+        self.longest = 4 * problem.micro_batches * float(work.max())
         """Longer than any step that is not stuck."""
 
     @cached_property
     def space(self) -> Space:
         """The constants that the compiled walk reads."""
         units, stages = self.units, self.placement.stages
-        longest = min(len(units.units) - stages + 1, round(LONGEST * len(units.units) / stages) + 2)
         choices = policy_choices(stages)
         table = np.zeros((len(choices), max(map(len, choices))))
         for n, entry in enumerate(choices):
             table[n, : len(entry)] = entry
         return Space(
-            rows=np.full((self.levels, len(units.units), longest + 1, ENTRIES), -1.0),
+            rows=np.full((len(self.examples), self.levels, len(units.units), self.most_units + 1, ENTRIES), -1.0),
+            type_of=self.type_of,
             device_of=self.device_of,
             limits=np.where(np.isinf(self.limits), BOUNDLESS, self.limits),
             down=self.down,
@@ -118,13 +125,20 @@ class Levers:
             hostable=int(units.hostable),
         )
 
-    def fill(self, level: int, begin: int, count: int) -> None:
-        """Fill a row of the table: a stage of so many units, from one on, at a level."""
+    @property
+    def most_units(self) -> int:
+        """Units of the longest stage that is tried, on the fastest device."""
+        units, stages = len(self.units.units), self.placement.stages
+        mean = float(units / stages * (1 / self.paces).max() / (1 / self.paces).mean())
+        return min(units - stages + 1, round(LONGEST * mean) + 2)
+
+    def fill(self, type_: int, level: int, begin: int, count: int) -> None:
+        """Fill a row of the table: a stage of so many units, from one on, at a level, on a type of device."""
         stage = self._stage(begin, begin + count, level)
-        sums = self.units.stage_sums(stage)
+        sums = self.units.stage_sums(stage, self.examples[type_])
         recomputes = any(name != "none" for _, name in stage)
         again = min(sums.workspace_before_i, sums.activation - sums.kept) if recomputes else 0
-        row = self.space.rows[level, begin, count]
+        row = self.space.rows[type_, level, begin, count]
         row[1:] = (
             sums.backward_input + (sums.recompute if recomputes else 0), sums.backward_weight,
             sums.kept if recomputes else sums.activation, again, sums.after_input, sums.static + sums.gathered,
@@ -166,13 +180,15 @@ class Levers:
 
     @cached_property
     def balanced_counts(self) -> tuple[int, ...]:
-        """Units per stage such that devices, not stages, have equal work, as far as moves of single units go.
+        """Units per stage such that devices, not stages, take equal times, as far as moves of single units go.
 
-        Boundaries between stages move, alone or several together, while that evens out the devices' work.
+        Boundaries between stages move, alone or several together, while that evens out the devices' times.
         """
         stages, devices = self.placement.stages, self.placement.devices
         work = np.array([float(unit.work) for unit in self.units.units])
         sums = np.concatenate(([0.0], np.cumsum(work)))
+        paces, pace_of = self.paces, np.ones(devices)
+        pace_of[self.device_of] = paces
         ends = np.searchsorted(sums, sums[-1] * np.arange(1, stages) / stages)
         ends = np.maximum(ends, np.arange(1, stages))
         ends = np.minimum(np.maximum.accumulate(ends), len(work) - np.arange(stages - 1, 0, -1))
@@ -184,11 +200,12 @@ class Levers:
 
         def unevenness(ends: Ints) -> float:
             cuts = np.concatenate(([0], ends, [len(work)]))
-            each = np.diff(sums[cuts])
+            each = np.diff(sums[cuts]) * paces
             loads = np.bincount(self.device_of, weights=each, minlength=devices)
             static = np.bincount(self.device_of, weights=np.diff(states[cuts]), minlength=devices)
             lacking = np.maximum(static - SPARE * room, 0).sum() / room.min()
-            return float((loads**2).sum() + 1e-3 * (each**2).sum() + 1e3 * lacking * sums[-1] ** 2)
+            # Divided by the pace, the squares are least where the times are equal.
+            return float((loads**2 / pace_of).sum() + 1e-3 * (each**2 / paces).sum() + 1e3 * lacking * sums[-1] ** 2)
 
         best = unevenness(ends)
         improved = True
@@ -200,7 +217,10 @@ class Levers:
                         moved = ends.copy()
                         moved[begin : end + 1] += step
                         bounded = np.concatenate(([0], moved, [len(work)]))
-                        if (np.diff(bounded) >= 1).all() and (value := unevenness(moved)) < best * (1 - 1e-12):
+                        counts = np.diff(bounded)
+                        if not 1 <= counts.min() <= counts.max() <= self.most_units:
+                            continue
+                        if (value := unevenness(moved)) < best * (1 - 1e-12):
                             ends, best, improved = moved, value, True
         return tuple(int(n) for n in np.diff(np.concatenate(([0], ends, [len(work)]))))
 
@@ -218,10 +238,11 @@ class Levers:
 
     def table(self, point: Point) -> tuple[StageTable, float]:
         """The point as the list scheduler sees it, and the bytes that its states lack on the fullest device."""
-        for (begin, end), level in zip(pairwise(accumulate(point.counts, initial=0)), point.levels, strict=True):
-            self.fill(level, begin, end - begin)
+        begins = accumulate(point.counts[:-1], initial=0)
+        for type_, level, begin, count in zip(self.type_of, point.levels, begins, point.counts, strict=True):
+            self.fill(type_, level, begin, count)
         stages, room = np.zeros((self.placement.stages, COLUMNS)), np.zeros(self.placement.devices)
-        lacking = fill(self.space, point.rows, stages, room, np.zeros(3, np.int64))
+        lacking = fill(self.space, point.rows, stages, room, np.zeros(ADDRESS, np.int64))
         return StageTable(stages, self.device_of, room, self.down, self.up), lacking
 
     def solution(self, point: Point) -> Solution:

@@ -26,8 +26,6 @@ def joint(problem: Problem) -> Solution:
     """Search partition, chunks, recomputation, offload and order together."""
     if not isinstance(problem.workload, ModelUnits):
         raise InfeasibleError("Stages that are given leave the order to choose alone, which `optpipe` searches.")
-    if problem.workload.units.on_devices:
-        raise InfeasibleError("It plans for devices of one type alone.")
     if problem.workload.units.micro_batch_scale is not None:
         raise InfeasibleError("Micro-batches of different lengths are not searched jointly.")
     # It loads the compiler, which nobody needs who only lists planners.

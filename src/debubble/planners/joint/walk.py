@@ -27,6 +27,9 @@ T_FORWARD, T_INPUT, T_WEIGHT, B_KEPT, B_AGAIN, B_AFTER, B_STATES, B_SPACE, B_HOS
 before I, and that remain after it; bytes of its states, of its workspace, and of its states where the host steps; times
 of a step on the host."""
 
+ADDRESS = 4
+"""The numbers of a row's place in the table."""
+
 QUARTERS = 4
 """Shares of a stage's activations are counted in quarters."""
 MANY = 10**6
@@ -46,7 +49,8 @@ class Space(NamedTuple):
     """The constants of a walk's problem, and its table, which grows.
 
     Attributes:
-        rows: [level, first unit, units]: the entries above; negative where they are not known yet.
+        rows: [type of device, level, first unit, units]: the entries above; negative where they are not known yet.
+        type_of: Per stage, the type of its device.
         device_of: Per stage, its device.
         limits: Per device, bytes.
         down: Per device, its link's lane to the host.
@@ -62,6 +66,7 @@ class Space(NamedTuple):
     """
 
     rows: Floats
+    type_of: Ints
     device_of: Ints
     limits: Floats
     down: Ints
@@ -88,9 +93,9 @@ def fill(a: Space, point: Ints, stages: Floats, room: Floats, missing: Ints) -> 
     begin = 0
     for s in range(S):
         count, level = point[COUNT, s], point[LEVEL, s]
-        row = a.rows[level, begin, count]
+        row = a.rows[a.type_of[s], level, begin, count]
         if row[T_FORWARD] < 0:
-            missing[0], missing[1], missing[2] = level, begin, count
+            missing[0], missing[1], missing[2], missing[3] = a.type_of[s], level, begin, count
             return -1.0
         begin += count
         d = a.device_of[s]
@@ -149,13 +154,13 @@ def change(point: Ints, choice: int, to: int, s: int, devices: int, random: Ints
 def neighbour(a: Space, point: Ints, policy: Floats, random: Ints) -> None:
     """Change a point at random, in place."""
     S, P = point.shape[1], len(a.limits)
-    levels = a.rows.shape[0]
+    levels = a.rows.shape[1]
     dice, s = draw(random, 100), draw(random, S)
     offloads = a.pace < np.inf
     if dice < SHIFTS:
         other = s + 2 * draw(random, 2) - 1 if draw(random, 2) == 0 else draw(random, S)
         by = 1
-        if 0 <= other < S and point[COUNT, s] > by and point[COUNT, other] + by < a.rows.shape[2]:
+        if 0 <= other < S and point[COUNT, s] > by and point[COUNT, other] + by < a.rows.shape[3]:
             point[COUNT, s] -= by
             point[COUNT, other] += by
     elif dice < LEVELS:
@@ -184,7 +189,7 @@ def neighbour(a: Space, point: Ints, policy: Floats, random: Ints) -> None:
 def random_point(a: Space, counts: Ints, point: Ints, policy: Floats, random: Ints) -> None:
     """Write a point whose stages have one level and one share per chunk, with a random policy."""
     S, P = point.shape[1], len(a.limits)
-    levels, chunks = a.rows.shape[0], point.shape[1] // len(a.limits)
+    levels, chunks = a.rows.shape[1], point.shape[1] // len(a.limits)
     offloads = a.pace < np.inf
     level, share = np.zeros(chunks, np.int64), np.zeros(chunks, np.int64)
     for k in range(chunks):
