@@ -266,7 +266,7 @@ def test_a_csv_says_that_all_but_the_order_is_taken(tmp_path: Path) -> None:
             "distributed: {pp_size: auto}\nmodel: {pretrained_model_name_or_path: x/gpt2-tiny}",
             "your trainer",
         ),
-        ("mindformers", "a.yaml", "runner_config: {batch_size: 1}\n", "hidden_size is missing"),
+        ("mindformers", "a.yaml", "runner_config: {batch_size: 1}\n", "give it with --model"),
         ("automodel", "a.ini", "", "no configuration that is read here"),
     ],
 )

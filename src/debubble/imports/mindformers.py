@@ -26,7 +26,7 @@ _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 def mindformers(settings: Settings, path: Path, given: Given) -> Job:
     """Degrees, stages, order and recomputation of a MindFormers configuration, and the model if it describes it."""
     read = Reader(settings, path)
-    model = given.model or _model(read)
+    model = given.model or _model(read, path)
     pipeline = given.pipeline or read.size("parallel_config.pipeline_stage", 1)
     data = read.size("parallel_config.data_parallel", 1)
     context = read.size("parallel_config.context_parallel", 1)
@@ -57,7 +57,9 @@ def mindformers(settings: Settings, path: Path, given: Given) -> Job:
     )
 
 
-def _model(read: Reader) -> Model:
+def _model(read: Reader, path: Path) -> Model:
+    if read.get(f"{_MODEL}hidden_size") is None:
+        raise InputError(f"{path} does not describe its model: give it with --model.")
     hidden, heads = read.size(f"{_MODEL}hidden_size"), read.size(f"{_MODEL}num_heads")
     return Sizes(
         layers=read.size(f"{_MODEL}num_layers"),
