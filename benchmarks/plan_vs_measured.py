@@ -28,7 +28,7 @@ from debubble.profiler.profile import layered
 from debubble.profiler.units import Measurements, ModelSlice, costs_of, merged
 from debubble.runtime.launcher import launch, run_rank
 from debubble.runtime.pipeline import Pipeline
-from debubble.training.optimizer import adamw
+from debubble.training.optimizer import optimizer_maker
 from debubble.training.report import available_cores
 from debubble.views.comparison import compare
 
@@ -93,7 +93,7 @@ def _pipeline(config, schedule: str, chunks: int, strategy: str) -> Pipeline:
         planner="benchmark", schedule=replace(built, fused_recompute=recomputed), costs=db.StageCosts.of(stages=stages),
         lower_bound=0, partition=partition, model=config, options=RUN,
     )  # fmt: skip
-    return Pipeline(None, plan, optimizer=adamw(weight_decay=0.0))
+    return Pipeline(None, plan, optimizer=optimizer_maker("adamw", weight_decay=0.0))
 
 
 def _strategy(unit: PlannedUnit, strategy: str) -> str:

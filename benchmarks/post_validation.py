@@ -19,7 +19,8 @@ import debubble as db
 from debubble.ir import Plan, PlannedUnit
 from debubble.runtime.distributed.gradient_norm import NormRelay, PartialSums, finish_order
 from debubble.runtime.distributed.transport import Threads
-from debubble.training.rehearsal import Sleeper, messages, scaled
+from debubble.runtime.execution.interpreter import Interpreter
+from debubble.training.rehearsal import SleepingOperations, messages, scaled
 
 DEVICES, MICRO_BATCHES = 4, 8
 CASES = ("1f1b", "zb-h1", "zb-h2", "zb-v", "interleaved")
@@ -76,13 +77,13 @@ def seconds_per_step(plan: Plan, *, steps: int, unit: float, waits: bool) -> flo
     program = db.lower(slow.schedule, slow.costs)
 
     def work(transport: Threads) -> float:
-        sleeper = Sleeper.of(program, transport)
+        interpreter = Interpreter(SleepingOperations.of(program, transport))
         relay = NormRelay(transport, finish_order(program))
         ends: list[float] = []
         whole = None
         for _ in range(steps):
             before = whole
-            sleeper.run_ahead(
+            interpreter.run_ahead(
                 messages(plan), stands=lambda before=before: before is None or before.result() is not None
             )
             ends.append(time.perf_counter())
