@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from provenance import measured_by
+from provenance import commit, measured_by
 from soak import children, is_rank, newest
 from torch.nn.functional import cross_entropy
 
@@ -182,6 +182,7 @@ class Part:
     switches: Sequence[str]
     """What came of the search for better orders."""
     seconds: float
+    commit: str
 
 
 class Run:
@@ -211,7 +212,8 @@ class Run:
                 raise SystemExit((self.folder / "log.txt").read_text()[-2000:])
             switches = [f"step {entry['step']}: {entry['event']}" for entry in self._journal(plan)]
             seconds = time.monotonic() - begin
-            self.parts.append(Part(layout, resumed, max(self.figures("train/loss")), ended, switches, seconds))
+            done = max(self.figures("train/loss"))
+            self.parts.append(Part(layout, resumed, done, ended, switches, seconds, commit()))
             self._done.write_text(json.dumps([vars(part) for part in self.parts]))
             print(self.parts[-1], file=sys.stderr, flush=True)
 
