@@ -4,9 +4,9 @@
 
 `debubble train --online` trains on real text with a validation set.  A rank is killed, and the run is resumed on a
 shorter pipeline with replicas; the launcher is killed, and the run is resumed with tensor parallelism.  The reference
-is transformers' own model with torch's AdamW in one process.  With `--rounding` a second one adds up the same
-micro-batches in the other order, which says how far rounding alone leads two runs apart.  What is done in a folder
-that is given is not done again.
+is transformers' own model with torch's AdamW in one process.  With `--rounding STEPS` a second one adds up the same
+micro-batches in the other order, which says how far rounding alone leads two runs apart.  What is done in a folder that
+is given is not done again.
 """
 
 from __future__ import annotations
@@ -126,12 +126,13 @@ def mean_loss(model: Any, rows: torch.Tensor, *, learns: bool) -> float:
     return total
 
 
-def reference(folder: Path, size: Size, *, reverse: bool) -> dict[str, Any]:
+def reference(folder: Path, size: Size, *, steps: int, reverse: bool) -> dict[str, Any]:
     """Losses of one process, of each step and of the validation set.
 
     Args:
         folder: Where the initial model and the texts are.
         size: How much is trained.
+        steps: How many steps of it are taken.
         reverse: Whether micro-batches are added up in the reverse order.
     """
     model = transformers.AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
@@ -141,7 +142,7 @@ def reference(folder: Path, size: Size, *, reverse: bool) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95), fused=True)
     text, held_out = sequences(folder / "train", size.length), sequences(folder / "validation.txt", size.length)
     losses, validation = [], {}
-    for step in range(size.steps):
+    for step in range(steps):
         rate = learning_rate(step, peak=RATE, warmup=WARMUP, steps=size.steps)
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -293,8 +294,8 @@ def once(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def compare(case: str, size: Size, folder: Path, *, rounding: bool) -> dict[str, Any]:
-    """Train a model on four ranks and in one process."""
+def compare(case: str, size: Size, folder: Path, *, rounding: int) -> dict[str, Any]:
+    """Train a model on four ranks and in one process, and so many steps of it in one process in another order."""
     model = {**MODELS[case], **size.model}
     if not (folder / "model").exists():
         write_texts(folder, size.length)
@@ -304,7 +305,7 @@ def compare(case: str, size: Size, folder: Path, *, rounding: bool) -> dict[str,
     run = Run(folder, size)
     run.under(model, LAYOUTS[case])
     losses, validation = run.figures("train/loss"), run.figures("validation/loss")
-    one = once(folder / "reference.json", lambda: reference(folder, size, reverse=False))
+    one = once(folder / "reference.json", lambda: reference(folder, size, steps=size.steps, reverse=False))
     expected = dict(enumerate(one["losses"], 1))
     expected_validation = {int(step): loss for step, loss in one["validation"].items()}
     if losses.keys() != expected.keys():
@@ -323,8 +324,14 @@ def compare(case: str, size: Size, folder: Path, *, rounding: bool) -> dict[str,
         "reference_validation_losses": expected_validation,
     }
     if rounding:
-        other = once(folder / "reversed.json", lambda: reference(folder, size, reverse=True))
-        result["rounding"] = largest_difference(dict(enumerate(other["losses"], 1)), expected)
+        other = once(folder / "reversed.json", lambda: reference(folder, size, steps=rounding, reverse=True))
+        steps = len(other["losses"])
+        result["rounding"] = {
+            "steps": steps,
+            "loss": largest_difference({step: losses[step] for step in range(1, steps + 1)}, expected),
+            "reversed": largest_difference(dict(enumerate(other["losses"], 1)), expected),
+        }
+        result["reversed_losses"] = other["losses"]
     return result
 
 
@@ -336,7 +343,7 @@ def main() -> None:
     parser.add_argument("--case", choices=[*MODELS], help="one of the models; both unless given")
     parser.add_argument("--size", choices=[*SIZES], default="full")
     parser.add_argument("--folder", type=Path, help="keeps what is done; a temporary one unless given")
-    parser.add_argument("--rounding", action="store_true", help="train in one process once more, in another order")
+    parser.add_argument("--rounding", type=int, default=0, help="steps that one process takes in another order, too")
     parser.add_argument("--output", type=Path, default=Path(__file__).with_name("results") / "long_run.json")
     arguments = parser.parse_args()
     before = json.loads(arguments.output.read_text()) if arguments.case and arguments.output.exists() else {}

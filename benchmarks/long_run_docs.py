@@ -19,9 +19,12 @@ def table() -> str:
     lines += [_row(name, case, part) for name, case in cases.items() for part in case["parts"]]
     lines += [
         "",
-        "| model | parameters | largest relative difference of a loss | of a validation loss | by rounding alone |",
+        "| model | parameters | loss | validation | first steps | loss in these | by rounding alone in these |",
     ]
-    lines += ["| --- | --- | --- | --- | --- |", *(_differences(name, case) for name, case in cases.items())]
+    lines += [
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        *(_differences(name, case) for name, case in cases.items()),
+    ]
     return "\n".join(lines)
 
 
@@ -36,8 +39,9 @@ def _row(name: str, case: dict[str, Any], part: dict[str, Any]) -> str:
 
 def _differences(name: str, case: dict[str, Any]) -> str:
     found = [f"{case[what]['relative']:.1e}" for what in ("loss", "validation")]
-    rounding = f"{case['rounding']['relative']:.1e}" if "rounding" in case else "not measured"
-    return f"| {name} | {case['parameters'] / 1e6:.1f} million | {' | '.join(found)} | {rounding} |"
+    control = case["rounding"]
+    alone = f"{control['steps']} | {control['loss']['relative']:.1e} | {control['reversed']['relative']:.1e}"
+    return f"| {name} | {case['parameters'] / 1e6:.1f} million | {' | '.join(found)} | {alone} |"
 
 
 if __name__ == "__main__":
