@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,9 +28,12 @@ from provenance import commit, provenance
 import debubble as db
 from debubble.exports import exports
 from debubble.ir import DebubbleError, ExportError, InputError, Plan
-from debubble.planners.analysis.nearest_plans import plan_runs_in, step_in
+from debubble.planners.analysis.nearest_plans import plan_runs_in
 from debubble.planners.plan_model import step_time, tail_of
 from debubble.targets import targets
+
+sys.path.append(str(Path(__file__).parents[1]))
+from tests.support.target_steps import step_in
 
 MODELS = (
     "llama3-8b", "llama2-13b", "llama3-70b", "llama3.2-1b", "qwen3-8b", "qwen2.5-32b", "mistral-7b", "mixtral-8x7b",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -40,9 +40,10 @@ def test_what_scripts_import_is_there(folder: str) -> None:
 
 
 def _importable(module: str, name: str) -> bool:
-    if hasattr(importlib.import_module(module), name):
-        return True
-    return importlib.util.find_spec(f"{module}.{name}") is not None
+    try:
+        return hasattr(importlib.import_module(module), name) or bool(importlib.import_module(f"{module}.{name}"))
+    except ModuleNotFoundError:
+        return False
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
