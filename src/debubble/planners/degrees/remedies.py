@@ -11,9 +11,10 @@ from debubble.errors import readable
 from debubble.ir import DebubbleError, RunOptions
 from debubble.ir.degrees import Degrees
 from debubble.planners.degrees.estimate import promise, quick_bound, quick_step, step_bound
-from debubble.planners.degrees.memory import too_large
+from debubble.planners.degrees.memory import footprint, too_large
 from debubble.planners.degrees.search import Ranking, rank
 from debubble.planners.degrees.space import Job, configurations, smallest_batches
+from debubble.planners.problem import Problem
 from debubble.planners.registry import planners
 from debubble.search.effort import Effort
 
@@ -27,7 +28,7 @@ MOST = 4
 WITH_HOST = ("chronos", "pipeoffload")
 """Planners with optimizers or activations on the host that are asked where no quick plan fits."""
 ASKED = 2
-"""Choices of degrees that they are asked per change, those that promise most."""
+"""Choices of degrees that they are asked per change, those that promise most; beside them the one that needs least."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,8 +164,10 @@ def _host_remedy(change: str, job: Job) -> Iterator[Remedy]:
     except DebubbleError:
         return
     possible = [degrees for degrees, problem in problems.items() if too_large(problem) is None]
+    hopeful = sorted(possible, key=lambda degrees: promise(problems[degrees]))[:ASKED]
+    least = min(possible, key=lambda degrees: _least_memory(degrees, problems[degrees]), default=None)
     found: list[tuple[float, Degrees, str]] = []
-    for degrees in sorted(possible, key=lambda degrees: promise(problems[degrees]))[:ASKED]:
+    for degrees in dict.fromkeys([*hopeful, *([] if least is None else [least])]):
         for name in WITH_HOST:
             try:
                 answer = planners[name](replace(problems[degrees], effort=TRIED))
@@ -175,6 +178,12 @@ def _host_remedy(change: str, job: Job) -> Iterator[Remedy]:
     if found:
         step, degrees, on_host = min(found, key=lambda plan: plan[0])
         yield Remedy(change=_words(change, degrees), degrees=degrees, step_time=step, on_host=on_host)
+
+
+def _least_memory(degrees: Degrees, problem: Problem) -> float:
+    """Bytes on the fullest device that recomputes everything and leaves optimizers to the host."""
+    parts = footprint(degrees, problem).recomputed
+    return parts.total - parts.optimizer
 
 
 def _words(change: str, degrees: Degrees) -> str:
