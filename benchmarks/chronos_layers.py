@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,8 +21,7 @@ from provenance import measured_by
 
 from debubble.costs import Cluster, model_units
 from debubble.costs.units import Partition
-from debubble.ir import OutOfMemoryError, RunOptions, Schedule, StageCosts
-from debubble.ir.lowering.admission import Admission
+from debubble.ir import OutOfMemoryError, RunOptions, Schedule, StageCosts, lower
 from debubble.models import Model, models
 from debubble.planners.partitioning.balance import balanced_counts, even_counts
 from debubble.reproduce.chronospipe.memory_model import ALL, CHRONOS, HALF, PLAIN, RECOMP, Method
@@ -112,17 +111,13 @@ def configurations(case: Case, layers: int, limit: float) -> Iterator[tuple[Sche
 
 def scheduled(method: Method) -> Schedule:
     """The order of operations, without recomputation that is fused into backwards."""
-    extra: Mapping[str, int] = {"chunks": method.chunks} if method.chunks > 1 else {}
-    return schedules[method.schedule](devices=PIPELINE, micro_batches=MICRO_BATCHES, **extra)
+    return schedules[method.schedule](devices=PIPELINE, micro_batches=MICRO_BATCHES, chunks=method.chunks)
 
 
 def fits(schedule: Schedule, costs: StageCosts) -> bool:
     """Whether every device's list can be admitted under its limit."""
     try:
-        for device, order in enumerate(schedule.orders):
-            admission = Admission(schedule, costs, device, costs.static_of(device), costs.limit_of(device))
-            for op in order:
-                admission.admit(op)
+        lower(schedule, costs)
     except OutOfMemoryError:
         return False
     return True

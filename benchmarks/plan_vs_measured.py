@@ -11,8 +11,10 @@ import itertools
 import json
 import os
 import statistics
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,11 +36,13 @@ from debubble.views.comparison import compare
 
 RANKS, MICRO_BATCHES = 2, 8
 RUN = RunOptions(sequence_length=256, dtype="fp32")
-CASES = (
+Config = Mapping[str, Any]
+Case = tuple[str, int, str]
+"""(schedule, chunks, recomputation)."""
+CASES: tuple[Case, ...] = (
     ("gpipe", 1, "none"), ("1f1b", 1, "none"), ("1f1b", 1, "full"), ("1f1b", 1, "norm+activation+multiply"),
     ("interleaved", 2, "none"), ("zb-h1", 1, "none"),
 )  # fmt: skip
-"""(schedule, chunks, recomputation)."""
 
 
 def main(argument: str) -> None:
@@ -51,7 +55,7 @@ def main(argument: str) -> None:
     tokens = torch.randint(256, (MICRO_BATCHES, RUN.sequence_length + 1), generator=torch.Generator().manual_seed(0))
     measured: list[Measurements] = []
     messages: list[float] = []
-    traces = [[] for _ in CASES]
+    traces: list[list[db.Trace]] = [[] for _ in CASES]
     for round_ in range(rounds + 1):
         dist.barrier()
         part = rank_slice.measure(repetitions=1, warm_up=0 if round_ else 3)
@@ -71,23 +75,22 @@ def main(argument: str) -> None:
         Path(output).write_text(json.dumps(content, indent=1) + "\n")
 
 
-def _units(config, rank_slice: ModelSlice, measured: list[Measurements], message: float) -> Units:
-    parts: list = [None] * RANKS
+def _units(config: Config, rank_slice: ModelSlice, measured: list[Measurements], message: float) -> Units:
+    parts: list[Measurements] = [{}] * RANKS
     dist.all_gather_object(parts, merged(measured))
     per_parameter = parameter_bytes(RUN, shards=1, gradient_bytes=4).total
     static = [per_parameter * sum(p.numel() for p in unit.parameters()) for unit in rank_slice.units]
-    kinds = costs_of(rank_slice.planned, merged(parts), static=static)
+    kinds = costs_of(rank_slice.planned, merged(parts), static=static, config=config)
     return Units(units=layered(kinds, config), communication=message)
 
 
-def _pipeline(config, schedule: str, chunks: int, strategy: str) -> Pipeline:
+def _pipeline(config: Config, schedule: str, chunks: int, strategy: str) -> Pipeline:
     """An even split of the units; the plan's costs do not matter to what runs."""
     stages = RANKS * chunks
     units = [replace(u, strategy=_strategy(u, strategy)) for u in ModelConfig.from_hf(config).units]
     at = [round(len(units) * s / stages) for s in range(stages + 1)]
     partition = tuple(tuple(units[a:b]) for a, b in itertools.pairwise(at))
-    options = {"chunks": chunks} if chunks > 1 else {}
-    built = db.schedules[schedule](devices=RANKS, micro_batches=MICRO_BATCHES, **options)
+    built = db.schedules[schedule](devices=RANKS, micro_batches=MICRO_BATCHES, chunks=chunks)
     recomputed = frozenset(s for s, held in enumerate(partition) if any(u.strategy != "none" for u in held))
     plan = db.Plan(
         planner="benchmark", schedule=replace(built, fused_recompute=recomputed), costs=db.StageCosts.of(stages=stages),
@@ -102,7 +105,7 @@ def _strategy(unit: PlannedUnit, strategy: str) -> str:
     return "norm" if "+" in strategy and unit.type == "attention" else strategy
 
 
-def _result(case, pipeline: Pipeline, units: Units, traces: list) -> dict:
+def _result(case: Case, pipeline: Pipeline, units: Units, traces: list[db.Trace]) -> dict[str, Any]:
     schedule, chunks, strategy = case
     plan = pipeline.plan
     index = {(u.type, u.layer): i for i, u in enumerate(units.units)}
