@@ -76,7 +76,7 @@ class Chunk(nn.Module):
         self.units = nn.ModuleList(units)
         for module in self.modules():
             if type(module).__name__ == "Linear":
-                module.forward = lambda x, m=module: nn.functional.linear(x, m.weight, m.bias)  # type: ignore[method-assign]
+                module.forward = lambda x, m=module: nn.functional.linear(x, m.weight, m.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         for unit in self.units:
@@ -170,7 +170,8 @@ def figures_of(found: dict[str, list[list[float]]]) -> dict[str, float]:
 
 def one(rank: int, folder: str, schedules: dict[str, Schedule], rounds: int, output: Path) -> None:
     torch.set_num_threads(1)
-    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank % os.cpu_count()]})
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
     figures = {}
     for name, schedule in schedules.items():

@@ -22,7 +22,7 @@ from provenance import commit, provenance
 
 import debubble as db
 from debubble.ir import DebubbleError, RunOptions
-from debubble.planners.plan_model import problem_of
+from debubble.planners.model_problem import problem_of
 from debubble.planners.problem import ModelUnits, Problem
 
 PAGE = Path(__file__).parents[1] / "docs" / "joint.md"

@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -62,7 +62,19 @@ SMALL = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 4,
 }  # fmt: skip
-LAYOUTS: Mapping[str, Sequence[Mapping[str, int]]] = {
+
+
+class Layout(TypedDict, total=False):
+    """Degrees of parallelism, and the ZeRO level, as `plan` takes them."""
+
+    pipeline: int
+    data: int
+    tensor: int
+    expert: int
+    zero: int
+
+
+LAYOUTS: Mapping[str, Sequence[Layout]] = {
     "llama-100m": ({"pipeline": 4}, {"pipeline": 2, "data": 2, "zero": 2}, {"pipeline": 2, "tensor": 2}),
     "mixtral-8-experts": ({"pipeline": 4}, {"pipeline": 2, "data": 2, "expert": 2}, {"pipeline": 2, "tensor": 2}),
 }
@@ -174,7 +186,7 @@ def validation_interval(size: Size) -> int:
 class Part:
     """What one launch of the run did."""
 
-    layout: Mapping[str, int]
+    layout: Layout
     resumed_from: int
     """Steps of the checkpoint that it began with."""
     ended_at: int
@@ -195,7 +207,7 @@ class Run:
         self._done = folder / "parts.json"
         self.parts = [Part(**part) for part in json.loads(self._done.read_text())] if self._done.exists() else []
 
-    def under(self, model: Mapping[str, Any], layouts: Sequence[Mapping[str, int]]) -> None:
+    def under(self, model: Mapping[str, Any], layouts: Sequence[Layout]) -> None:
         """Train to the end, under one layout after the other."""
         ends = [self.kill_rank, self.kill_launcher, None]
         for number, (layout, end) in list(enumerate(zip(layouts, ends, strict=True)))[len(self.parts) :]:
@@ -265,7 +277,7 @@ class Run:
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
 
-def save_plan(path: Path, model: Mapping[str, Any], layout: Mapping[str, int], length: int) -> None:
+def save_plan(path: Path, model: Mapping[str, Any], layout: Layout, length: int) -> None:
     """Write a plan in GPipe's order, which leaves the search something to find."""
     micro_batches = ROWS // layout.get("data", 1)
     plan = db.plan(

@@ -11,6 +11,8 @@ span.  Sleeping takes no core, so any machine will do.
 import argparse
 import json
 import time
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 from provenance import measured_by
@@ -80,19 +82,22 @@ def seconds_per_step(plan: Plan, *, steps: int, unit: float, waits: bool) -> flo
         interpreter = Interpreter(SleepingOperations.of(program, transport))
         relay = NormRelay(transport, finish_order(program))
         ends: list[float] = []
-        whole = None
+        whole: Future[PartialSums] | None = None
         for _ in range(steps):
-            before = whole
-            interpreter.run_ahead(
-                messages(plan), stands=lambda before=before: before is None or before.result() is not None
-            )
+            interpreter.run_ahead(messages(plan), stands=partial(known, whole))
             ends.append(time.perf_counter())
             _, whole = relay.take_turn(PartialSums(squares=1.0), steps_ahead=lambda _: True)
             if waits:
                 whole.result()
         return (ends[-1] - ends[0]) / (steps - 1)
 
-    return max(Threads.run(plan.devices, work))
+    seconds: list[float] = Threads.run(plan.devices, work)
+    return max(seconds)
+
+
+def known(total: Future[PartialSums] | None) -> bool:
+    """Wait for the total of the step before, if there is one, with which that step always stands."""
+    return total is None or total.result() is not None
 
 
 if __name__ == "__main__":

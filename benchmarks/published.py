@@ -59,9 +59,9 @@ def predicted(run: PublishedRun) -> float:
     lengths = balanced_counts(units, problem.devices * chunks)
     partition = Partition.cut(units, lengths, strategy=run.recompute)
     costs = replace(units.stage_costs(partition, Placement.looped(problem.devices, chunks)), memory_limit=None)
-    name, placed = ("1f1b", {}) if chunks == 1 else ("interleaved", {"chunks": chunks})
+    name = "1f1b" if chunks == 1 else "interleaved"
     micro_batches = problem.micro_batches // run.passes
-    schedule = schedules[name](devices=problem.devices, micro_batches=micro_batches, **placed)
+    schedule = schedules[name](devices=problem.devices, micro_batches=micro_batches, chunks=chunks)
     timeline = simulate(replace(schedule, fused_recompute=partition.recomputing), costs)
     return run.passes * float(timeline.makespan) + problem.tail.of(schedule)
 

@@ -148,7 +148,7 @@ class Soak:
 
     def disturbances(self, *, full_disk: bool) -> list[Callable[[subprocess.Popen[str]], str]]:
         """What may happen, each at least once, in a random order."""
-        what = [
+        what: list[Callable[[subprocess.Popen[str]], str]] = [
             self.kill_rank,
             self.kill_rank,
             self.kill_launcher,

@@ -24,11 +24,11 @@ from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.stage import Stage
 from debubble.runtime.models.units import MicroBatch
 
+HIDDEN, LENGTH, ROUNDS = 512, 256, 25
 BLOCK = {
-    "model_type": "llama", "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4,
+    "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": 1408, "num_hidden_layers": 4,
     "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 512, "rms_norm_eps": 1e-5,
 }  # fmt: skip
-LENGTH, ROUNDS = 256, 25
 
 
 Run = Callable[[torch.Tensor, torch.Tensor], None]
@@ -40,7 +40,7 @@ def plain(units: list[torch.nn.Module]) -> Run:
     for unit in units:
         for module in unit.modules():
             if type(module).__name__ == "Linear":
-                module.forward = lambda x, m=module: torch.nn.functional.linear(x, m.weight, m.bias)  # type: ignore[method-assign]
+                module.forward = lambda x, m=module: torch.nn.functional.linear(x, m.weight, m.bias)
 
     def run(x: torch.Tensor, gradient: torch.Tensor) -> None:
         y = x.detach().requires_grad_()
@@ -79,7 +79,7 @@ def main() -> None:
         "full recompute, fused": staged("full"),
         "full recompute, explicit, split": staged("full", split=True, explicit=True),
     }
-    x, gradient = torch.randn(1, LENGTH, BLOCK["hidden_size"]), torch.randn(1, LENGTH, BLOCK["hidden_size"])
+    x, gradient = torch.randn(1, LENGTH, HIDDEN), torch.randn(1, LENGTH, HIDDEN)
     times: dict[str, list[float]] = {name: [] for name in techniques}
     for _ in range(3):
         for run in techniques.values():

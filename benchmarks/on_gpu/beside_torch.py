@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,7 +53,8 @@ class Block(nn.Module):
         core = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(core.transpose(1, 2).flatten(2))
         h = self.norms[1](x)
-        return x + self.down(functional.silu(self.gate(h)) * self.up(h))
+        mlp: Tensor = self.down(functional.silu(self.gate(h)) * self.up(h))
+        return x + mlp
 
 
 def run(settings: Settings, figures: Figures, known: dict[str, Any]) -> None:
@@ -60,12 +62,8 @@ def run(settings: Settings, figures: Figures, known: dict[str, Any]) -> None:
         dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=0, world_size=1)
         for name, config, length in settings.overhead:
             for way, compiler in (("eager", None), ("compiled", settings.compiler)):
-                figures.run(
-                    lambda c=config, n=length, k=compiler, p=(name, way): figures.add(
-                        *p, figures=overheads(c, n, settings, compiler=k)
-                    ),
-                    name, way, needs=10 if settings.dry else 30,
-                )  # fmt: skip
+                work = partial(overheads, config, length, settings, compiler=compiler)
+                figures.measure(work, name, way, needs=10 if settings.dry else 30)
         dist.destroy_process_group()
 
 
@@ -153,8 +151,7 @@ def torchs(kind: str, modules: Sequence[nn.Module], tokens: Tensor, device: torc
 
 
 def ours(kind: str, modules: Sequence[nn.Module], tokens: Tensor, settings: Settings, length: int) -> Step:
-    chunks = {"chunks": len(modules)} if kind == "interleaved" else {}
-    schedule: Schedule = db.schedules[kind](devices=1, micro_batches=MICRO_BATCHES, **chunks)
+    schedule: Schedule = db.schedules[kind](devices=1, micro_batches=MICRO_BATCHES, chunks=len(modules))
     plan = Plan(
         planner="benchmark", schedule=schedule, costs=StageCosts.of(stages=len(modules)), lower_bound=0,
         partition=tuple((PlannedUnit("module", s),) for s in range(len(modules))), model=None,
@@ -173,7 +170,8 @@ def ours(kind: str, modules: Sequence[nn.Module], tokens: Tensor, settings: Sett
 
 def rounds(made: dict[str, Step], device: torch.device, count: int) -> dict[str, list[float]]:
     """Seconds of every step, round after round in shuffled order."""
-    order, found = random.Random(0), {name: [] for name in made}
+    order = random.Random(0)
+    found: dict[str, list[float]] = {name: [] for name in made}
     for _ in range(count):
         for name in order.sample(list(made), len(made)):
             if device.type == "cuda":

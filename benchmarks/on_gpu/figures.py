@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from debubble.ir import Number
+
 
 class Figures:
     """A tree of figures in a JSON file; `until`: when the section should be over, on `time.monotonic`'s clock."""
@@ -48,6 +50,10 @@ class Figures:
         except Exception:
             self.add(*path, figures={"failed": traceback.format_exc()})
 
+    def measure(self, work: Callable[[], Any], *path: str, needs: float = 0.0) -> None:
+        """Do one part of a section, whose answer is the figures at its place."""
+        self.run(lambda: self.add(*path, figures=work()), *path, needs=needs)
+
     def fail(self, told: str) -> None:
         """The section ends with this traceback."""
         self._write(traceback=told)
@@ -69,7 +75,7 @@ def finite(figures: Any) -> Any:
     return figures
 
 
-def pair(predicted: float, measured: float) -> dict[str, float | None]:
+def pair(predicted: Number, measured: Number) -> dict[str, float | None]:
     """A prediction beside its measurement."""
     ratio = float(measured) / float(predicted) if predicted else None
     return {"predicted": float(predicted), "measured": float(measured), "ratio": ratio}

@@ -30,7 +30,7 @@ def run(settings: Settings, figures: Figures, known: dict[str, Any]) -> None:
     figures.add("model", figures={"config": config, "rows": rows, "sequence_length": length, "dtype": settings.dtype})
     for name in ("kept", "recomputed", "offloaded"):
         needs = 10 if settings.dry else 60
-        figures.run(lambda n=name: figures.add(n, figures=train(n, settings)), name, needs=needs)
+        figures.measure(partial(train, name, settings), name, needs=needs)
         gc.collect()
         if settings.device == "cuda":
             torch.cuda.empty_cache()
@@ -100,6 +100,7 @@ def train(way: str, settings: Settings) -> dict[str, Any]:
 
 def counting(settings: Settings, step: int) -> torch.Tensor:
     """Sequences that count up from a random token: each token says which is next."""
-    rows, length, vocab = settings.large_rows, settings.large_length, settings.large["vocab_size"]
+    rows, length = settings.large_rows, settings.large_length
+    vocab: int = settings.large["vocab_size"]
     starts = torch.randint(vocab, (rows, 1), generator=torch.Generator().manual_seed(step))
     return (starts + torch.arange(length + 1)) % min(vocab, 512)

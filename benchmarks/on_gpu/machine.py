@@ -7,6 +7,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from threading import Thread
 from typing import Any
 
@@ -28,9 +29,9 @@ Lanes = CpuLanes | CudaLanes
 def run(settings: Settings, figures: Figures, known: dict[str, Any]) -> None:
     lanes = lanes_of(torch.device(settings.device))
     figures.add("machine", figures=machine(lanes.device))
-    figures.run(lambda: figures.add("compute", figures=compute(lanes, settings)), "compute")
-    figures.run(lambda: figures.add("launch", figures=launch(lanes, settings)), "launch")
-    figures.run(lambda: figures.add("host_link", figures=host_link(lanes, settings)), "host_link")
+    figures.measure(partial(compute, lanes, settings), "compute")
+    figures.measure(partial(launch, lanes, settings), "launch")
+    figures.measure(partial(host_link, lanes, settings), "host_link")
 
 
 def machine(device: torch.device) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,8 @@ NAMES = {"mlp": "projections", "rotary": "projections"}
 
 def run(settings: Settings, figures: Figures, known: dict[str, Any]) -> None:
     for name, config, length in cases(settings):
-        figures.run(lambda c=config, n=length, w=name: units(c, n, settings, figures, w), name, needs=25)
-        figures.run(
-            lambda c=config, n=length, w=name: figures.add(w, "operators", figures=operators(c, n, settings)),
-            name, "operators", needs=10,
-        )  # fmt: skip
+        figures.run(partial(units, config, length, settings, figures, name), name, needs=25)
+        figures.measure(partial(operators, config, length, settings), name, "operators", needs=10)
 
 
 def cases(settings: Settings) -> list[tuple[str, Config, int]]:
