@@ -8,7 +8,7 @@ Neither the model nor the data is prepared: ranks have parts of one model alread
 
 import torch
 from accelerate import Accelerator
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 import debubble as db
 
@@ -24,9 +24,9 @@ optimizer = torch.optim.AdamW(pipeline.parameters(), lr=1e-3)
 schedule = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=1.0, end_factor=0.1, total_iters=10)
 optimizer, schedule = accelerator.prepare(optimizer, schedule)
 
-texts = torch.randint(256, (40, 129), generator=torch.Generator().manual_seed(0))
+texts = TensorDataset(torch.randint(256, (40, 129), generator=torch.Generator().manual_seed(0)))
 same_order = torch.Generator().manual_seed(1)
-for step, batch in enumerate(DataLoader(texts, batch_size=4, shuffle=True, generator=same_order)):
+for step, (batch,) in enumerate(DataLoader(texts, batch_size=4, shuffle=True, generator=same_order)):
     loss = pipeline.step(batch)
     pipeline.clip_grad_norm(1.0)
     optimizer.step()

@@ -8,7 +8,7 @@ Neither the model nor the data is set up: ranks have parts of one model already,
 
 import torch
 from lightning_fabric import Fabric
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 import debubble as db
 
@@ -23,9 +23,9 @@ fabric.barrier()
 pipeline = db.Pipeline(None, db.Plan.load(path))
 optimizer = fabric.setup_optimizers(torch.optim.AdamW(pipeline.parameters(), lr=1e-3))
 
-texts = torch.randint(256, (40, 129), generator=torch.Generator().manual_seed(0))
+texts = TensorDataset(torch.randint(256, (40, 129), generator=torch.Generator().manual_seed(0)))
 same_order = torch.Generator().manual_seed(1)
-for step, batch in enumerate(DataLoader(texts, batch_size=4, shuffle=True, generator=same_order)):
+for step, (batch,) in enumerate(DataLoader(texts, batch_size=4, shuffle=True, generator=same_order)):
     loss = pipeline.step(batch)
     pipeline.clip_grad_norm(1.0)
     optimizer.step()
