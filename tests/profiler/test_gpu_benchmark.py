@@ -1,6 +1,5 @@
 """The GPU's command on a CPU with tiny sizes: the same code; and the page that its figures make."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -8,23 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from on_gpu import report
 
 pytest.importorskip("torch")
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, str(ROOT / "benchmarks/gpu.py")]
-
-
-def report_module() -> Any:
-    spec = importlib.util.spec_from_file_location("gpu_report", ROOT / "benchmarks/on_gpu/report.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-report = report_module()
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,8 @@
 from typing import Any
 
 import pytest
-from benchmarks.schedules import DEVICES, ROWS, cells, measure
+
+from schedules import DEVICES, ROWS, cells, measure
 
 
 @pytest.mark.parametrize(

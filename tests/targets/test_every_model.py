@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import json
+import math
 from contextlib import suppress
 from itertools import product
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 import debubble as db
+import targets as benchmark
 from debubble.exports import exports
 from debubble.ir import DebubbleError, Plan
 from debubble.planners.analysis.nearest_plans import plan_runs_in
@@ -26,23 +25,17 @@ MODELS = (
 CLUSTERS = ("4xL40S", "8xA100-40GB", "8xH100-80GB", "16xA100-80GB", "64xH100-80GB")
 
 
-@pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    return importlib.import_module("targets")
-
-
-def test_the_page_has_the_tables_of_the_results(benchmark: ModuleType) -> None:
+def test_the_page_has_the_tables_of_the_results() -> None:
     assert benchmark.PAGE.read_text() == benchmark.page(), "python benchmarks/targets.py docs"
 
 
-def test_every_plan_of_the_results_is_taken_and_at_most_5_percent_behind(benchmark: ModuleType) -> None:
+def test_every_plan_of_the_results_is_taken_and_at_most_5_percent_behind() -> None:
     rows = json.loads(benchmark.RESULTS.read_text())["rows"]
 
     assert [(row["model"], row["cluster"]) for row in rows] == [*product(MODELS, CLUSTERS)]
     cells = [(row, target) for row in rows for target in targets if row["targets"][target]["step"] is not None]
     assert {row["targets"][target]["export"] for row, target in cells} == {"taken"}
-    assert max(benchmark.behind(row, target) for row, target in cells) <= BEHIND
+    assert max(benchmark.behind(row, target) or math.inf for row, target in cells) <= BEHIND
 
 
 @pytest.mark.slow
