@@ -155,9 +155,13 @@ def test_a_choice_that_no_quick_plan_fits_is_planned_where_it_promises_much_more
 
 
 def test_a_planner_that_plans_none_of_the_choices_says_so() -> None:
-    mixed = replace(job(cluster="2xH100-80GB+2xA100-80GB"), fixed={"pipeline": 4})
-    with pytest.raises(db.InfeasibleError, match="'joint' has no plan for the choices of degrees that fit; it says:"):
-        search_degrees(mixed, planner="joint")
+    # 1F1B keeps everything; the quick plan recomputes.
+    tight = replace(
+        job("llama2-13b", batch=64, sequence_length=4096),
+        fixed={"pipeline": 4, "data": 1, "tensor": 1, "zero": 0, "micro_batch_size": 4},
+    )
+    with pytest.raises(db.InfeasibleError, match="'dapple' has no plan for the choices of degrees that fit; it says:"):
+        search_degrees(tight, planner="dapple")
 
 
 def test_choices_that_the_planners_do_not_answer_keep_their_quick_plans(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from debubble.costs.units import Strategy, Unit, Units
@@ -32,6 +32,7 @@ def equal_units(count: int, *, limit: int | None = None) -> Units:
 
 @given(model_units(max_layers=8, limit=True), st.integers(1, 4), st.integers(1, 9), st.sampled_from([1, 2, 3, None]))
 def test_no_quick_plan_is_faster(units: Units, devices: int, micro_batches: int, chunks: int | None) -> None:
+    assume(len(units.units) >= devices * (chunks or 1))
     asked = problem(units, devices=devices, micro_batches=micro_batches, chunks=chunks)
     try:
         step, _ = quick_step(asked)
@@ -42,6 +43,7 @@ def test_no_quick_plan_is_faster(units: Units, devices: int, micro_batches: int,
 
 @given(model_units(max_layers=8, limit=True), st.integers(1, 4), st.integers(1, 9), st.sampled_from([1, 2, 3]))
 def test_what_it_refuses_fits_in_no_quick_plan(units: Units, devices: int, micro_batches: int, chunks: int) -> None:
+    assume(len(units.units) >= devices * chunks)
     asked = problem(units, devices=devices, micro_batches=micro_batches, chunks=chunks)
     try:
         quick_bound(asked)
