@@ -136,6 +136,25 @@ def test_the_schemas_in_the_docs_are_those_of_the_answers(command: str) -> None:
     )
 
 
+@pytest.mark.parametrize("more", [("--micro-batches", "4"), ("--global-batch", "4"), ("--micro-batches", "4", "--why")])
+def test_a_models_plan_says_what_might_help_and_which_degrees_are_best(
+    more: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = (*SMALL[:4], "--effort", "0", "--planner", "dapple")
+    answer = printed(capsys, monkeypatch, "plan", "llama-tiny", *quick, *more)
+
+    first = answer["configurations"][0]
+    assert (first["degrees"], first["step_time"]) == (answer["degrees"], pytest.approx(answer["step_time"]))
+    assert answer["advice"][0]["change"] == "the same job again"
+    assert answer.get("quick_advice", answer["advice"]) == answer["advice"]
+
+
+def test_the_schemas_command_takes_json_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert printed(capsys, monkeypatch, "schema", "fits") == json.loads((DOCS / "fits.json").read_text())
+
+
 def test_the_command_prints_a_schema_and_names_those_that_there_are(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

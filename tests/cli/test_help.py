@@ -6,6 +6,7 @@ import io
 import json
 import re
 from queue import Queue
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -91,6 +92,37 @@ def test_names_that_are_unknown_or_too_short_are_answered_with_those_like_them(c
 
     assert isinstance(error, InputError)
     assert str(error).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        ("plan llama-tiny --micro-batches x", "Invalid value for '--micro-batches': "),
+        ("fits llama-tiny --zero 7", "Invalid value for '--zero': "),
+        ("export plan.json", "Missing option '--to'; see `debubble export -h`."),
+        ("compare plan.json", "Missing argument 'TRACE'; see `debubble compare -h`."),
+        ("plan -z", "No such option: -z; see `debubble plan -h`."),
+        ("-z", "No such option: -z; see `debubble -h`."),
+    ],
+)
+def test_calls_that_the_parser_refuses_are_answered_with_a_sentence(call: str, sentence: str) -> None:
+    error = CliRunner().invoke(app, call.split()).exception
+
+    assert isinstance(error, InputError)
+    assert str(error).startswith(sentence)
+
+
+@pytest.mark.parametrize("option", ["--no-post-validation", "--no-post", "--prompt=--steps", "--prompt --x"])
+def test_negated_options_and_values_that_look_like_options_are_read(option: str) -> None:
+    assert said("train", "plan.json", *option.split(), "--help").startswith("Usage")
+
+
+@pytest.mark.parametrize("json_option", ["--json", "--js"])
+def test_what_the_parser_refuses_is_one_object_and_one_sentence(run: Any, json_option: str) -> None:
+    code, out, err = run("plan", "llama-tiny", "--micro-batches", "x", json_option)
+
+    assert code == 2
+    assert err == f"debubble: {json.loads(out)['error']}\n"
 
 
 @pytest.mark.parametrize("command", ["models", "hardware", "schedules", "planners"])

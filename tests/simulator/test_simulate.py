@@ -61,6 +61,13 @@ def test_a_recomputation_runs_beside_the_message_that_its_backward_waits_for() -
     assert [timeline.by_name[name].start for name in ("1F0", "1B0", "0R0", "0B0")] == [6, 7, 1, 14]
 
 
+def test_operations_name_their_lanes() -> None:
+    timeline = timeline_of("0F0 0B0", "1F0 1B0", costs=StageCosts.of(stages=2, communication=1), micro_batches=1)
+    lanes = {op.name: op.lane for op in timeline.operations if op.device == 1}
+    assert lanes == {"1RECV_F0": "recv", "1F0": "compute", "1B0": "compute", "1SEND_B0": "send"}
+    assert str(timeline.by_name["1F0"].lane) == "compute"
+
+
 def test_a_blocking_message_keeps_both_compute_lanes_busy() -> None:
     costs = StageCosts.of(stages=2, communication=5, communication_model="blocking")
     timeline = timeline_of("0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1", costs=costs, micro_batches=2)

@@ -95,13 +95,19 @@ class PlanAnswer(ModelFigures, forbid_unknown_fields=True, kw_only=True):
     remarks: Annotated[list[str], Meta(description="Sentences to know.")]
     days: Annotated[float | UnsetType, Meta(description="That training on --tokens takes.")] = UNSET
     levers: Annotated[list[Change] | UnsetType, Meta(description="With --why: without a lever of the plan.")] = UNSET
-    advice: Annotated[list[Change] | UnsetType, Meta(description="With --why: what might help.")] = UNSET
-    quick_advice: Annotated[
+    advice: Annotated[
         list[Change] | UnsetType,
-        Meta(description="Without --why: what might help, by quick plans; the first is one of the plan's own problem."),
+        Meta(
+            description="What might help, by quick plans without --why; the first is the plan's own problem, planned"
+            " again in the same way."
+        ),
+    ] = UNSET
+    quick_advice: Annotated[
+        list[Change] | UnsetType, Meta(description="Without --why: the same as `advice`, by quick plans.")
     ] = UNSET
     configurations: Annotated[
-        list[ConfigurationSummary] | UnsetType, Meta(description="The best choices of degrees, the plan's first.")
+        list[ConfigurationSummary] | UnsetType,
+        Meta(description="The best choices of degrees, the plan's first; alone where the degrees were given."),
     ] = UNSET
     search: Search | UnsetType = UNSET
     pareto: Annotated[

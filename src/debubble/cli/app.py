@@ -73,7 +73,7 @@ def main() -> None:
     try:
         with_all_commands()()
     except DebubbleError as error:
-        if "--json" in sys.argv:
+        if any(len(word) > 2 and "--json".startswith(word) for word in sys.argv):
             json.dump({"error": str(error), "kind": type(error).__name__}, sys.stdout)
             sys.stdout.write("\n")
         sys.stderr.write(f"debubble: {error}\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated
 
 import typer
@@ -25,12 +25,18 @@ def fits(
         int | None,
         typer.Option(help="Sequences per step (default: as many as fill every pipeline).", rich_help_panel=o.QUESTION),
     ] = None,
+    micro_batches: Annotated[
+        int | None,
+        typer.Option(
+            help="Micro-batches per pipeline and step (default: what the batch makes).", rich_help_panel=o.QUESTION
+        ),
+    ] = None,
     memory_limit: o.MemoryLimit = None,
     json: Json = False,
 ) -> None:
     """Say what takes the memory and whether it fits, for every choice of the degrees not given: no planning."""
     from debubble.models import named_model
-    from debubble.planners.degrees import Job, footprints
+    from debubble.planners.degrees import Job, footprints, footprints_with
     from debubble.views.memory_table import render_footprints
 
     devices = run.require_cluster()
@@ -42,7 +48,12 @@ def fits(
         global_batch=devices.count * (run.micro_batch_size or 1) if global_batch is None else global_batch,
         options=RunOptions(**run.settings),
     )  # fmt: skip
-    found = footprints(job)
+    if micro_batches is None:
+        found = footprints(job)
+    elif global_batch is None:
+        found = footprints_with(job, micro_batches)
+    else:
+        found = footprints(replace(job, fixed={**fixed, "micro_batches": micro_batches}))
     reserve = min(t.memory - limit for t, limit in zip(devices.types, devices.memory_limits, strict=True))
     if json:
         rows = [

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
+from debubble.errors import InputError
 from debubble.registry import full_name
 
 Sections = dict[str, list[tuple[str, str]]]
@@ -20,8 +25,8 @@ class SectionedCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments, with the names of options written out."""
-        end = args.index("--") if "--" in args else len(args)
-        return super().parse_args(ctx, [*_whole_options(args[:end], self.get_params(ctx)), *args[end:]])
+        with _refusals_as_input_errors(ctx):
+            return super().parse_args(ctx, _whole_options(args, self.get_params(ctx)))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write a list for each title; options without one come last."""
@@ -47,7 +52,11 @@ class CommandGroup(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments, with the names of options in front of the command written out."""
         end = next((at for at, argument in enumerate(args) if not argument.startswith("-")), len(args))
-        return super().parse_args(ctx, [*_whole_options(args[:end], self.get_params(ctx)), *args[end:]])
+        whole = [*_whole_options(args[:end], self.get_params(ctx)), *args[end:]]
+        if not whole:  # the parser answers this call with the help
+            return super().parse_args(ctx, whole)
+        with _refusals_as_input_errors(ctx):
+            return super().parse_args(ctx, whole)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of that name, or the only one that begins so.
@@ -72,15 +81,35 @@ class CommandGroup(TyperGroup):
 TITLES = ("Plan", "Look", "Run", "Take along", "Lists")
 
 
+_UsageError: Any = typer.BadParameter.__base__
+"""What the parser raises for a call that it refuses."""
+
+
+@contextmanager
+def _refusals_as_input_errors(ctx: Any) -> Iterator[None]:
+    """Raise the parser's refusals as InputErrors of one sentence, without the usage in front of it."""
+    try:
+        yield
+    except _UsageError as error:
+        raise InputError(f"{error.format_message().rstrip('.')}; see `{ctx.command_path} -h`.") from None
+
+
 def _whole_options(arguments: list[str], parameters: list[Any]) -> list[str]:
-    """The arguments with the whole names of long options; all others stay."""
-    options = [name for parameter in parameters for name in parameter.opts if name.startswith("--")]
-
-    def whole(argument: str) -> str:
+    """The arguments with the whole names of long options; their values, and all behind `--`, stay."""
+    flags = {name: getattr(each, "is_flag", True) for each in parameters for name in (*each.opts, *each.secondary_opts)}
+    long = [name for name in flags if name.startswith("--")]
+    whole: list[str] = []
+    left = iter(arguments)
+    for argument in left:
         name, equals, value = argument.partition("=")
-        return full_name(name, options, what="option") + equals + value if name.startswith("--") else argument
-
-    return list(map(whole, arguments))
+        if argument == "--":
+            return [*whole, argument, *left]
+        if name.startswith("--"):
+            name = full_name(name, long, what="option")
+        whole.append(name + equals + value)
+        if not equals and not flags.get(name, True):
+            whole += islice(left, 1)
+    return whole
 
 
 def _write(formatter: Any, sections: Sections) -> None:

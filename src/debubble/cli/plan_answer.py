@@ -57,24 +57,29 @@ def plan_dict(
         **({} if why is None else explanation_dict(plan, why)),
         **({} if why is None or tokens is None else {"days": why.days(tokens)}),
         **_what_if_dict(plan.what_ifs),
-        **({} if plan.degree_search is None else _search_dict(plan.degree_search)),
+        **({} if why is None else _advice_dict(plan.what_ifs)),
+        **_configurations_dict(plan.degree_search, why),
         **({"pareto": [asdict(each) for each in front]} if front else {}),
         **({"targets": [asdict(each) for each in nearest]} if nearest else {}),
     }
 
 
 def _what_if_dict(changes: Sequence[WhatIf]) -> dict[str, Any]:
-    """The changes for the JSON object: those that take a lever away, and those that are advice."""
-    keys = "change", "step_time", "seconds_per_sequence"
-    rows = [(each, {key: getattr(each, key) for key in keys}) for each in changes]
-    if not rows:
+    """The changes that only one way to plan them has: those that take a lever away, or quick plans."""
+    if not changes:
         return {}
     if changes[0].quick:
-        return {"quick_advice": [row for _, row in rows]}
-    return {
-        "levers": [row for each, row in rows if each.lever],
-        "advice": [row for each, row in rows if not each.lever],
-    }
+        return {"quick_advice": [_change(each) for each in changes]}
+    return {"levers": [_change(each) for each in changes if each.lever]}
+
+
+def _advice_dict(changes: Sequence[WhatIf]) -> dict[str, Any]:
+    """What might help, planned one way or the other."""
+    return {"advice": [_change(each) for each in changes if not each.lever]}
+
+
+def _change(change: WhatIf) -> dict[str, Any]:
+    return {key: getattr(change, key) for key in ("change", "step_time", "seconds_per_sequence")}
 
 
 def explanation_dict(plan: Plan, why: Explanation) -> dict[str, Any]:
@@ -91,7 +96,9 @@ def explanation_dict(plan: Plan, why: Explanation) -> dict[str, Any]:
     }
 
 
-def _search_dict(search: DegreeSearch) -> dict[str, Any]:
-    """The entries of the JSON object on a search of degrees: the best choices, the plan's first, and their counts."""
-    counts = {key: value for key, value in asdict(search).items() if key != "configurations"}
-    return {"configurations": [asdict(each) for each in search.configurations], "search": counts}
+def _configurations_dict(search: DegreeSearch | None, why: Explanation | None) -> dict[str, Any]:
+    """The best choices of degrees, the plan's first, and how many were looked at where they were searched."""
+    if search is not None:
+        counts = {key: value for key, value in asdict(search).items() if key != "configurations"}
+        return {"configurations": [asdict(each) for each in search.configurations], "search": counts}
+    return {} if why is None else {"configurations": [asdict(why.configuration)]}

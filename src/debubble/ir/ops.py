@@ -8,13 +8,13 @@ surrounds it) carry the micro-batch that they follow, or, for `P`, the one that 
 from __future__ import annotations
 
 import re
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import NamedTuple
 
 from debubble.errors import InputError
 
 
-class Lane(Enum):
+class Lane(StrEnum):
     """A part of a device that executes one operation at a time."""
 
     COMPUTE = "compute"

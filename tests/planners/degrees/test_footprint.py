@@ -92,3 +92,22 @@ def test_nothing_legal_is_refused(capsys: pytest.CaptureFixture[str], monkeypatc
     code, said = run(capsys, monkeypatch, "fits", "llama3-8b", "--cluster", "8xH100-80GB", "--tensor", "3")
     assert code == 2
     assert "No choice of degrees with --tensor 3 divides a global batch of 8" in said.err
+
+
+def test_micro_batches_are_those_of_every_choice(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ("fits", "llama3-8b", "--cluster", "8xH100-80GB", "--micro-batches", "3", "--json")
+    open_batch, one_batch = (
+        [row["degrees"] for row in json.loads(run(capsys, monkeypatch, *given, *more)[1].out)["footprints"]]
+        for more in ((), ("--global-batch", "12"))
+    )
+    assert {d["micro_batches"] for d in open_batch} == {3}
+    assert {d["data"] for d in open_batch} == {1, 2, 4, 8}
+    assert {(d["data"], d["micro_batch_size"]) for d in one_batch} == {(1, 4), (2, 2), (4, 1)}
+
+
+def test_no_micro_batches_are_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    code, said = run(capsys, monkeypatch, "fits", "llama3-8b", "--cluster", "8xH100-80GB", "--micro-batches", "0")
+    assert code == 2
+    assert said.err == "debubble: --micro-batches must be at least 1, not 0.\n"

@@ -7,14 +7,14 @@ embedding and head, and as many micro-batches as 1F1B does (p - s on stage s).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from debubble.costs.units import Partition, StateBytes, Unit, Units
-from debubble.ir import InfeasibleError, Number, Placement, Schedule, StageCosts
+from debubble.ir import InfeasibleError, InputError, Number, Placement, Schedule, StageCosts
 from debubble.ir.degrees import Degrees, MemoryParts
 from debubble.planners.bounds import check_states
-from debubble.planners.degrees.space import Job, smallest_batches
+from debubble.planners.degrees.space import Job, divisors, in_order, smallest_batches
 from debubble.planners.partitioning.balance import even_counts
 from debubble.planners.problem import ModelUnits, Problem, Solution
 
@@ -53,6 +53,26 @@ def footprints(job: Job) -> list[Footprint]:
         InputError: if no choice of degrees is legal.
     """
     return [footprint(degrees, job.problem(degrees)) for degrees in smallest_batches(job)]
+
+
+def footprints_with(job: Job, micro_batches: int) -> list[Footprint]:
+    """The same where every pipeline has so many micro-batches, whatever batch that makes; the job's is not looked at.
+
+    Raises:
+        InputError: if no choice of degrees is legal.
+    """
+    count, size = job.cluster.count, job.fixed.get("micro_batch_size") or 1
+    found: list[Footprint] = []
+    refusals: list[InputError] = []
+    for data in (job.fixed["data"],) if "data" in job.fixed else divisors(count):
+        fixed = {**job.fixed, "data": data, "micro_batch_size": size, "micro_batches": micro_batches}
+        try:
+            found += footprints(replace(job, global_batch=(data or 1) * size * micro_batches, fixed=fixed))
+        except InputError as refusal:
+            refusals.append(refusal)
+    if not found:
+        raise refusals[0]
+    return sorted(found, key=lambda each: in_order(each.degrees))
 
 
 def footprint(degrees: Degrees, problem: Problem) -> Footprint:

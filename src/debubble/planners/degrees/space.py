@@ -52,11 +52,11 @@ class Job:
     """The framework that is to run the plan; None: none in particular."""
 
     def __post_init__(self) -> None:
-        if self.global_batch < 1:
-            raise InputError(f"A step needs a global batch of at least one sequence, not {self.global_batch}.")
         for name, degree in self.fixed.items():
             if degree is not None and degree < (0 if name == "zero" else 1):
                 raise InputError(f"--{name.replace('_', '-')} must be at least 1, not {degree}.")
+        if self.global_batch < 1:
+            raise InputError(f"A step needs a global batch of at least one sequence, not {self.global_batch}.")
 
     @property
     def tokens(self) -> int:
@@ -94,7 +94,12 @@ def smallest_batches(job: Job) -> list[Degrees]:
     undivided = (
         () if "zero" in job.fixed else (replace(degrees, zero=0) for degrees in smallest.values() if degrees.zero)
     )
-    return sorted({*smallest.values(), *undivided}, key=lambda degrees: [each or 0 for each in astuple(degrees)])
+    return sorted({*smallest.values(), *undivided}, key=in_order)
+
+
+def in_order(degrees: Degrees) -> list[int]:
+    """The key by which choices of degrees are listed: the pipeline first, then as `Degrees` has them."""
+    return [each or 0 for each in astuple(degrees)]
 
 
 def configurations(job: Job) -> list[Degrees]:
@@ -126,10 +131,10 @@ def configurations(job: Job) -> list[Degrees]:
 def _divided(job: Job) -> Iterator[Degrees]:
     """Every way to divide devices and batch, whether the model allows it or not."""
     count = job.cluster.count
-    for tensor in _choices(job, "tensor", _divisors(count)):
-        for context in _choices(job, "context", _divisors(count)):
-            for data in _choices(job, "data", _divisors(count)):
-                for pipeline in _choices(job, "pipeline", _divisors(count)):
+    for tensor in _choices(job, "tensor", divisors(count)):
+        for context in _choices(job, "context", divisors(count)):
+            for data in _choices(job, "data", divisors(count)):
+                for pipeline in _choices(job, "pipeline", divisors(count)):
                     if tensor * context * data * pipeline == count and job.global_batch % data == 0:
                         yield from _ranked(job, Degrees(tensor=tensor, context=context, data=data, pipeline=pipeline))
 
@@ -139,7 +144,7 @@ def _ranked(job: Job, degrees: Degrees) -> Iterator[Degrees]:
     ranks, batch = degrees.data * degrees.context, job.global_batch // degrees.data
     for divided in _experts_divided(job, degrees):
         for zero in _choices(job, "zero", _zero_levels(job, degrees.pipeline) if ranks > 1 else (0,)):
-            for size in _choices(job, "micro_batch_size", _divisors(batch)):
+            for size in _choices(job, "micro_batch_size", divisors(batch)):
                 if batch % size == 0:
                     for number in _choices(job, "micro_batches", (batch // size,)):
                         if number * size == batch:
@@ -162,7 +167,7 @@ def _experts_divided(job: Job, degrees: Degrees) -> Iterator[Degrees]:
     whole = (1,) if experts is not None and degrees.tensor > 1 else ()
     for shards in _choices(job, "expert_tensor", (None, *whole)):
         among = ranks if shards is None else degrees.tensor * ranks // shards
-        shared = [e for e in _divisors(among) if experts is not None and experts.count % e == 0] or [1]
+        shared = [e for e in divisors(among) if experts is not None and experts.count % e == 0] or [1]
         for expert in _choices(job, "expert", shared):
             yield replace(degrees, expert=expert, expert_tensor=shards)
 
@@ -190,6 +195,7 @@ def _check(job: Job, degrees: Degrees) -> None:
     check_size(stages, degrees.micro_batches)
 
 
-def _divisors(number: int) -> list[int]:
+def divisors(number: int) -> list[int]:
+    """The numbers that divide it, from 1 to itself."""
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)})
