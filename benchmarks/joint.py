@@ -190,6 +190,8 @@ def main() -> None:
     if chosen.json is not None and chosen.json.exists():
         content = json.loads(chosen.json.read_text())
     if chosen.docs:
+        if not content["rows"]:
+            parser.error("--docs needs --json FILE, and rows in that file.")
         text = PAGE.read_text()
         for begin, end, table in (
             (BEGIN, END, page(content["rows"])),
