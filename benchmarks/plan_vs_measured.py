@@ -46,7 +46,7 @@ CASES: tuple[Case, ...] = (
 
 
 def main(argument: str) -> None:
-    rounds, output = json.loads(argument)
+    rounds, output, run = json.loads(argument)
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     config = named_model("llama-tiny").config
@@ -71,7 +71,7 @@ def main(argument: str) -> None:
     if dist.get_rank() == 0:
         results = [_result(case, p, units, t) for case, p, t in zip(CASES, pipelines, traces, strict=True)]
         machine = {"cores": available_cores(), "load_average": os.getloadavg()[0], "torch": torch.__version__}
-        content = {**measured_by(), "ranks_on": machine, "rounds": rounds, "cases": results}
+        content = {**run, "ranks_on": machine, "rounds": rounds, "cases": results}
         Path(output).write_text(json.dumps(content, indent=1) + "\n")
 
 
@@ -141,4 +141,4 @@ if __name__ == "__main__":
         parser.add_argument("--output", default="benchmarks/results/plan_vs_measured.json")
         given = parser.parse_args()
         os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-        launch("plan_vs_measured", json.dumps([given.rounds, given.output]), ranks=RANKS)
+        launch("plan_vs_measured", json.dumps([given.rounds, given.output, measured_by()]), ranks=RANKS)
