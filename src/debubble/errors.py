@@ -55,13 +55,15 @@ class OutOfMemoryError(InfeasibleError):
     `missing` is in bytes (or abstract units); the sentence ends with the cheapest change that would make it fit.
     """
 
-    def __init__(self, *, device: int, operation: str, missing: float, limit: float, advice: str) -> None:
+    def __init__(
+        self, *, device: int, operation: str, stage: int, micro_batch: int, missing: float, limit: float, advice: str
+    ) -> None:
         self.device = device
         self.operation = operation
         self.limit = limit
         super().__init__(
-            f"Device {device} runs out of memory at {operation}: it needs {readable(missing)} more than its limit"
-            f" of {readable(limit)}; {advice}.",
+            f"Device {device} runs out of memory at {operation} (stage {stage}, micro-batch {micro_batch}): it needs"
+            f" {readable(missing)} more than its limit of {readable(limit)}; {advice}.",
             missing=missing,
         )
 

@@ -144,9 +144,12 @@ class Admission:
         return waits
 
     def _out_of_memory(self, position: int, missing: Number) -> OutOfMemoryError:
+        op = self._order[position]
         return OutOfMemoryError(
             device=self.device,
-            operation=self._order[position].name,
+            operation=op.name,
+            stage=op.stage,
+            micro_batch=op.micro_batch,
             missing=float(missing),
             limit=float(self.limit),
             advice=self._advice(position, missing),
