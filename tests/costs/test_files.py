@@ -31,6 +31,7 @@ HEAD = {
     "backward_weight": 3,
     "strategies": {"none": {"activation": 1}},
 }
+NO_TIME = {"forward": 0, "backward_input": 0, "backward_weight": 0}
 
 
 def written(folder: Path, content: Any) -> Path:
@@ -103,6 +104,8 @@ def test_a_models_units_come_back_with_the_same_stage_costs() -> None:
         ({"units": [{**DENSE, "count": 10**12}]}, "A units file may have up to 100000 units"),
         ({"units": [DENSE], "link_groups": [[0], [0]]}, "'link_groups' names device 0 twice"),
         ({"units": [DENSE], "micro_batch_scale": []}, "'micro_batch_scale' must be a number or a list of numbers"),
+        ({"units": [{**DENSE, **NO_TIME}]}, "a step must take some time"),
+        ({"units": [DENSE], "micro_batch_scale": [0, 0]}, "a step must take some time"),
         ("", "is not JSON"),
         ("[" * 100_000, "is not JSON: it is nested too deeply"),
     ],
@@ -130,6 +133,8 @@ def test_a_costs_file_is_read(tmp_path: Path) -> None:
         ({"forward": [1, 2]}, "'forward' has 2 numbers for 4 stages"),
         ({"forwards": 1}, "A costs file has no entry 'forwards'"),
         ({"activation": -1}, "'activation' must not be negative"),
+        (NO_TIME, "a step must take some time"),
+        ({"micro_batch_scale": [0, 0]}, "a step must take some time"),
     ],
 )
 def test_a_wrong_costs_file_is_refused_with_a_sentence(tmp_path: Path, content: Any, sentence: str) -> None:

@@ -18,7 +18,7 @@ from debubble.costs.step import HOST_MEMORY_BANDWIDTH
 from debubble.costs.units import HostStates, Strategy, Unit, Units
 from debubble.files import decode_json, read_file
 from debubble.ir import InputError, RunOptions, StageCosts
-from debubble.ir.stage_costs import LARGEST, CommunicationModel, HostLink, check_number, link_groups_of
+from debubble.ir.stage_costs import LARGEST, CommunicationModel, HostLink, check_number, check_step_time, link_groups_of
 from debubble.models.config import ModelConfig
 
 
@@ -203,6 +203,7 @@ def units_from_dict(entries: Any) -> Units:
     if [] in (limit, file.micro_batch_scale):
         name = "memory_limit" if limit == [] else "micro_batch_scale"
         raise InputError(f"'{name}' must be a number or a list of numbers, not an empty list.")
+    check_step_time((u.forward + u.backward_input + u.backward_weight for u in file.units), file.micro_batch_scale)
     return Units(
         units=tuple(_expand(file.units)),
         communication=file.communication,

@@ -5,7 +5,7 @@ Times are seconds and sizes bytes, or abstract units; integers and fractions sta
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from typing import Any, Literal, get_args
@@ -193,7 +193,9 @@ class StageCosts:
         given = dict(entries)
         if stages is not None and given.setdefault("stages", stages) != stages:
             raise InputError(f"The costs are for {given['stages']} stages, but {stages} are asked for.")
-        return StageCosts.of(**given)
+        costs = StageCosts.of(**given)
+        check_step_time(map(costs.work, range(costs.stages)), costs.micro_batch_scale)
+        return costs
 
     def to_dict(self) -> dict[str, Any]:
         """The costs file's entries, without those that are at their default."""
@@ -277,6 +279,12 @@ def _numbers(name: str, value: Any) -> tuple[Number, ...]:
             raise InputError(f"'{name}' must be a number or a list of numbers, not {v!r}.")
         check_number(name, v)
     return values
+
+
+def check_step_time(work: Iterable[Number], micro_batch_scale: Sequence[Number] | None) -> None:
+    """Refuse costs with which a step computes for no time at all, so that no share of its time has a meaning."""
+    if not any(work) or (micro_batch_scale and not any(micro_batch_scale)):
+        raise InputError("The times of forwards and backwards are all 0; a step must take some time.")
 
 
 def check_number(name: str, value: Number) -> None:
