@@ -4,9 +4,10 @@
 
 `debubble train --online` trains on real text with a validation set.  A rank is killed, and the run is resumed on a
 shorter pipeline with replicas; the launcher is killed, and the run is resumed with tensor parallelism.  The reference
-is transformers' own model with torch's AdamW in one process.  With `--rounding STEPS` a second one adds up the same
-micro-batches in the other order, which says how far rounding alone leads two runs apart.  What is done in a folder that
-is given is not done again.
+is transformers' own model with torch's AdamW in one process.  With `--rounding STEPS` a second one takes
+rows one by one, the last one first, which says how far rounding alone leads two runs apart, and a third one
+a few steps in fp64, which says whose rounding it is.  What is done in a folder
+that is given is not done again.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ RANKS, ROWS, SEED, WINDOWS = 4, 4, 0, 32
 RATE, WARMUP, DECAY, CLIP = 5e-4, 10, 0.01, 1.0
 HELD_OUT = "argparse.py"
 """The module of the standard library that validates; the other single modules train."""
+EXACT_STEPS = 10
+"""Steps that are taken in fp64, too."""
 PATIENCE = 3600
 TRAIN = [sys.executable, "-P", "-m", "debubble", "train"]
 
@@ -120,13 +123,13 @@ def sequences(path: Path, length: int) -> Sequences:
 # The reference: one process
 
 
-def mean_loss(model: Any, rows: torch.Tensor, *, learns: bool) -> float:
-    """The mean loss over the rows; their gradients add up on the parameters if it learns.
+def mean_loss(model: Any, rows: torch.Tensor, *, learns: bool, apart: bool = False) -> float:
+    """The mean loss over the rows, at once or each apart; their gradients add up on the parameters if it learns.
 
     Routers have an auxiliary loss for every micro-batch, which is a row.
     """
     total, routed = 0.0, bool(getattr(model.config, "output_router_logits", False))
-    for part in rows.split(1 if routed else len(rows)):
+    for part in rows.split(1 if routed or apart else len(rows)):
         output = model(input_ids=part[:, :-1])
         loss = cross_entropy(output.logits.flatten(0, 1), part[:, 1:].flatten())
         if routed:
@@ -138,16 +141,19 @@ def mean_loss(model: Any, rows: torch.Tensor, *, learns: bool) -> float:
     return total
 
 
-def reference(folder: Path, size: Size, *, steps: int, reverse: bool) -> dict[str, Any]:
+def reference(
+    folder: Path, size: Size, *, steps: int, control: bool = False, dtype: torch.dtype = torch.float32
+) -> dict[str, Any]:
     """Losses of one process, of each step and of the validation set.
 
     Args:
         folder: Where the initial model and the texts are.
         size: How much is trained.
         steps: How many steps of it are taken.
-        reverse: Whether micro-batches are added up in the reverse order.
+        control: Whether rows are added up one by one, the last one first.
+        dtype: What it computes in.
     """
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "model", dtype=dtype)
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": DECAY}, {"params": vectors, "weight_decay": 0.0}]
@@ -159,7 +165,7 @@ def reference(folder: Path, size: Size, *, steps: int, reverse: bool) -> dict[st
         for group in optimizer.param_groups:
             group["lr"] = rate
         rows = torch.from_numpy(text.batch(step * ROWS, count=ROWS))
-        losses.append(mean_loss(model, rows.flip(0) if reverse else rows, learns=True))
+        losses.append(mean_loss(model, rows.flip(0) if control else rows, learns=True, apart=control))
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad()
@@ -307,7 +313,7 @@ def once(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def compare(case: str, size: Size, folder: Path, *, rounding: int) -> dict[str, Any]:
-    """Train a model on four ranks and in one process, and so many steps of it in one process in another order."""
+    """Train a model on four ranks and in one process, and so many steps of it in one process with other sums."""
     model = {**MODELS[case], **size.model}
     if not (folder / "model").exists():
         write_texts(folder, size.length)
@@ -317,7 +323,7 @@ def compare(case: str, size: Size, folder: Path, *, rounding: int) -> dict[str, 
     run = Run(folder, size)
     run.under(model, LAYOUTS[case])
     losses, validation = run.figures("train/loss"), run.figures("validation/loss")
-    one = once(folder / "reference.json", lambda: reference(folder, size, steps=size.steps, reverse=False))
+    one = once(folder / "reference.json", lambda: reference(folder, size, steps=size.steps))
     expected = dict(enumerate(one["losses"], 1))
     expected_validation = {int(step): loss for step, loss in one["validation"].items()}
     if losses.keys() != expected.keys():
@@ -336,14 +342,21 @@ def compare(case: str, size: Size, folder: Path, *, rounding: int) -> dict[str, 
         "reference_validation_losses": expected_validation,
     }
     if rounding:
-        other = once(folder / "reversed.json", lambda: reference(folder, size, steps=rounding, reverse=True))
+        other = once(folder / "control.json", lambda: reference(folder, size, steps=rounding, control=True))
         steps = len(other["losses"])
         result["rounding"] = {
             "steps": steps,
             "loss": largest_difference({step: losses[step] for step in range(1, steps + 1)}, expected),
-            "reversed": largest_difference(dict(enumerate(other["losses"], 1)), expected),
+            "control": largest_difference(dict(enumerate(other["losses"], 1)), expected),
         }
-        result["reversed_losses"] = other["losses"]
+        result["control_losses"] = other["losses"]
+        exact = once(folder / "exact.json", lambda: reference(folder, size, steps=EXACT_STEPS, dtype=torch.float64))
+        fp64 = dict(enumerate(exact["losses"], 1))
+        result["fp64"] = {
+            "steps": EXACT_STEPS,
+            "loss": largest_difference({step: losses[step] for step in fp64}, fp64),
+            "reference": largest_difference({step: expected[step] for step in fp64}, fp64),
+        }
     return result
 
 
@@ -355,7 +368,7 @@ def main() -> None:
     parser.add_argument("--case", choices=[*MODELS], help="one of the models; both unless given")
     parser.add_argument("--size", choices=[*SIZES], default="full")
     parser.add_argument("--folder", type=Path, help="keeps what is done; a temporary one unless given")
-    parser.add_argument("--rounding", type=int, default=0, help="steps that one process takes in another order, too")
+    parser.add_argument("--rounding", type=int, default=0, help="steps that one process takes row by row, too")
     parser.add_argument("--output", type=Path, default=Path(__file__).with_name("results") / "long_run.json")
     arguments = parser.parse_args()
     before = json.loads(arguments.output.read_text()) if arguments.case and arguments.output.exists() else {}

@@ -39,8 +39,8 @@ def _row(name: str, case: dict[str, Any], part: dict[str, Any]) -> str:
 
 def _differences(name: str, case: dict[str, Any]) -> str:
     found = [f"{case[what]['relative']:.1e}" for what in ("loss", "validation")]
-    control = case["rounding"]
-    alone = f"{control['steps']} | {control['loss']['relative']:.1e} | {control['reversed']['relative']:.1e}"
+    rounding = case["rounding"]
+    alone = f"{rounding['steps']} | {rounding['loss']['relative']:.1e} | {rounding['control']['relative']:.1e}"
     return f"| {name} | {case['parameters'] / 1e6:.1f} million | {' | '.join(found)} | {alone} |"
 
 
