@@ -4,10 +4,9 @@
 
 `debubble train --online` trains on real text with a validation set.  A rank is killed, and the run is resumed on a
 shorter pipeline with replicas; the launcher is killed, and the run is resumed with tensor parallelism.  The reference
-is transformers' own model with torch's AdamW in one process.  With `--rounding STEPS` a second one takes
-rows one by one, the last one first, which says how far rounding alone leads two runs apart, and a third one
-a few steps in fp64, which says whose rounding it is.  What is done in a folder
-that is given is not done again.
+is transformers' own model with torch's AdamW in one process.  With `--rounding STEPS` a second one takes rows one by
+one, the last one first, which says how far rounding alone leads two runs apart, and a third one takes a few steps in
+fp64, which says whose rounding it is.  What is done in a folder that is given is not done again.
 """
 
 from __future__ import annotations
@@ -153,7 +152,9 @@ def reference(
         control: Whether rows are added up one by one, the last one first.
         dtype: What it computes in.
     """
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "model", dtype=dtype)
+    # torch's grouped products know no fp64.
+    experts = {} if dtype == torch.float32 else {"experts_implementation": "eager"}
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "model", dtype=dtype, **experts)
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": DECAY}, {"params": vectors, "weight_decay": 0.0}]
