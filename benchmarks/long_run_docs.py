@@ -19,10 +19,10 @@ def table() -> str:
     lines += [_row(name, case, part) for name, case in cases.items() for part in case["parts"]]
     lines += [
         "",
-        "| model | parameters | loss | validation | first steps | loss in these | by rounding alone in these |",
+        "| model | parameters | loss | validation | row by row | first steps | run to fp64 | one process to fp64 |",
     ]
     lines += [
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
         *(_differences(name, case) for name, case in cases.items()),
     ]
     return "\n".join(lines)
@@ -38,10 +38,18 @@ def _row(name: str, case: dict[str, Any], part: dict[str, Any]) -> str:
 
 
 def _differences(name: str, case: dict[str, Any]) -> str:
-    found = [f"{case[what]['relative']:.1e}" for what in ("loss", "validation")]
-    rounding = case["rounding"]
-    alone = f"{rounding['steps']} | {rounding['loss']['relative']:.1e} | {rounding['control']['relative']:.1e}"
-    return f"| {name} | {case['parameters'] / 1e6:.1f} million | {' | '.join(found)} | {alone} |"
+    fp64 = case["fp64"]
+    against_reference = [case["loss"], case["validation"], case["rounding"]["control"]]
+    against_fp64 = [fp64["loss"], fp64["reference"]]
+    cells = [
+        name, f"{case['parameters'] / 1e6:.1f} million", *map(_relative, against_reference), str(fp64["steps"]),
+        *map(_relative, against_fp64),
+    ]  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def _relative(difference: dict[str, Any]) -> str:
+    return f"{difference['relative']:.1e}"
 
 
 if __name__ == "__main__":
