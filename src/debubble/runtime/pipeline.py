@@ -395,14 +395,6 @@ class Pipeline:
         self.finish_update()
         self._part.load_state_dict(state)
 
-    def load_parameter(self, name: str, whole: Tensor) -> None:
-        """Give one of this rank's parameters, by its Hugging Face name, the values of a whole one."""
-        self._part.load(name, whole)
-
-    def shape_of(self, name: str) -> torch.Size:
-        """Unsharded shape of one of this rank's parameters, by its Hugging Face name."""
-        return self._part.shape_of(name)
-
     def shards(self) -> Iterator[tuple[str, nn.Parameter, TensorShard]]:
         """This rank's part of each parameter and where it lies in the whole one: what checkpoints are made of.
 

@@ -164,10 +164,12 @@ def _host_remedy(change: str, job: Job) -> Iterator[Remedy]:
     except DebubbleError:
         return
     possible = [degrees for degrees, problem in problems.items() if too_large(problem) is None]
+    if not possible:
+        return
     hopeful = sorted(possible, key=lambda degrees: promise(problems[degrees]))[:ASKED]
-    least = min(possible, key=lambda degrees: _least_memory(degrees, problems[degrees]), default=None)
+    leanest = min(possible, key=lambda degrees: _least_memory(degrees, problems[degrees]))
     found: list[tuple[float, Degrees, str]] = []
-    for degrees in dict.fromkeys([*hopeful, *([] if least is None else [least])]):
+    for degrees in dict.fromkeys([*hopeful, leanest]):
         for name in WITH_HOST:
             try:
                 answer = planners[name](replace(problems[degrees], effort=TRIED))
