@@ -36,14 +36,11 @@ MemoryLimit = Annotated[
 Devices = Annotated[int | None, typer.Option(help="Pipeline devices, with --costs or --units.", rich_help_panel=GIVEN)]
 Costs = Annotated[Path | None, typer.Option("--costs", help="Stage costs, as a costs file.", rich_help_panel=GIVEN)]
 UnitsFile = Annotated[Path | None, typer.Option("--units", help="Model units, as a units file.", rich_help_panel=GIVEN)]
-ModelName = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="A built-in name, a config.json, or a folder with one.",
-        autocompletion=completed(model_names),
-    ),
-]
+_MODEL = typer.Argument(
+    metavar="MODEL", help="A built-in name, a config.json, or a folder with one.", autocompletion=completed(model_names)
+)
+ModelName = Annotated[str, _MODEL]
+OptionalModelName = Annotated[str | None, _MODEL]
 PlanFile = Annotated[Path, typer.Argument(help="A plan file.", metavar="PLAN")]
 
 DEGREES = ("pipeline", "tensor", "data", "context", "expert", "expert_tensor", "zero", "micro_batch_size")

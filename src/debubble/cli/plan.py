@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from debubble.cli import options as o
 from debubble.cli.app import app
-from debubble.cli.names import completed, model_names
 from debubble.cli.origin import this_call
 from debubble.cli.output import console, log, print_answer
 from debubble.cli.plan_options import Given, Output, Question, check_call
@@ -29,14 +26,7 @@ if TYPE_CHECKING:
 @app.command(rich_help_panel="Plan")
 @o.with_option_groups
 def plan(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL",
-            help="A built-in name, a config.json, or a folder with one.",
-            autocompletion=completed(model_names),
-        ),
-    ] = None,
+    model: o.OptionalModelName = None,
     *,
     run: o.ModelRun,
     asked: Question,
