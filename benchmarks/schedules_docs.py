@@ -58,11 +58,23 @@ def example(name: str) -> Scene:
     return Scene.of(db.simulate(schedule, costs), title=name)
 
 
+COMMON = (
+    "devices: Pipeline devices, p.",
+    "micro_batches: Micro-batches of a step, m.",
+    "chunks: Stages per device, v.",
+    "costs: Not read; the order is the same for any.",
+    "costs: Times and bytes per stage; all times 1 by default.",
+)
+"""Arguments of most schedules, which the page names once."""
+
+
 def described(docstring: str) -> str:
-    """A Google docstring as Markdown: its sections' entries as lists."""
+    """A Google docstring as Markdown: its sections' entries as lists, but for arguments that most schedules have."""
     lines: list[str] = []
     for line in docstring.splitlines():
         text = line.strip()
+        if text in COMMON:
+            continue
         if line in ("Args:", "Raises:"):
             lines += [f"{'Arguments' if line == 'Args:' else 'It raises'}:", ""]
         elif line.startswith("    ") and not line.startswith("     "):

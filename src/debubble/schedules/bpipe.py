@@ -24,13 +24,7 @@ from debubble.schedules.registry import schedule
     peak=lambda p, m, v: min(m, (p + 3) // 2),
 )
 def bpipe(*, devices: int, micro_batches: int, costs: StageCosts | None = None) -> Schedule:
-    """1F1B, with stages s and p - 1 - s sharing their memory.  The bound holds under a `memory_limit` that says so.
-
-    Args:
-        devices: Pipeline devices, p.
-        micro_batches: Micro-batches of a step, m.
-        costs: Not read; the order is the same for any.
-    """
+    """1F1B, with stages s and p - 1 - s sharing their memory.  The bound holds under a `memory_limit` that says so."""
     plain = one_f_one_b(devices=devices, micro_batches=micro_batches)
     most = (devices + 3) // 2
     orders = tuple(tuple(_with_transfers(order, most)) for order in plain.orders)

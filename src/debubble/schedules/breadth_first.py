@@ -21,22 +21,11 @@ from debubble.schedules.registry import schedule
     default_chunks=2,
 )
 def breadth_first(*, devices: int, micro_batches: int, chunks: int = 2, costs: StageCosts | None = None) -> Schedule:
-    """All forwards chunk by chunk, then all backwards from the last chunk down.
-
-    Args:
-        devices: Pipeline devices, p.
-        micro_batches: Micro-batches of a step, m.
-        chunks: Stages per device, v.
-        costs: Not read; the order is the same for any.
-    """
+    """All forwards chunk by chunk, then all backwards from the last chunk down."""
     placement = Placement.looped(devices, chunks)
-    orders = tuple(
-        tuple(
-            Op(kind, s, j)
-            for kind, passes in ((Kind.F, device_stages), (Kind.B, device_stages[::-1]))
-            for s in passes
-            for j in range(micro_batches)
-        )
+    orders = [
+        [Op(Kind.F, s, j) for s in device_stages for j in range(micro_batches)]
+        + [Op(Kind.B, s, j) for s in device_stages[::-1] for j in range(micro_batches)]
         for device_stages in placement.stages_of
-    )
-    return Schedule(name="breadth-first", placement=placement, micro_batches=micro_batches, orders=orders)
+    ]
+    return Schedule.of("breadth-first", placement, micro_batches, orders)

@@ -29,19 +29,14 @@ def dualpipe_v(*, devices: int, micro_batches: int, costs: StageCosts | None = N
     """Two chunks in a V; every forward of one chunk is paired with a backward of the other.
 
     The rule is for m >= 2 p; for fewer micro-batches the others are left out of it.
-
-    Args:
-        devices: Pipeline devices, p.
-        micro_batches: Micro-batches of a step, m.
-        costs: Not read; the order is the same for any.
     """
     placement = Placement.v_shape(devices)
     rule_for = max(micro_batches, 2 * devices)
-    orders = tuple(
-        tuple(op for op in _PhaseList(device_stages).run(rule_for, devices, d) if op.micro_batch < micro_batches)
+    orders = [
+        [op for op in _PhaseList(device_stages).run(rule_for, devices, d) if op.micro_batch < micro_batches]
         for d, device_stages in enumerate(placement.stages_of)
-    )
-    return Schedule(name="dualpipe-v", placement=placement, micro_batches=micro_batches, orders=orders)
+    ]
+    return Schedule.of("dualpipe-v", placement, micro_batches, orders)
 
 
 class _PhaseList:

@@ -11,18 +11,6 @@ from debubble.schedules.registry import schedule
 
 @schedule("gpipe", paper="GPipe, NeurIPS 2019", bubble="(p - 1)(f + b)", memory="m", peak=lambda p, m, v: m)
 def gpipe(*, devices: int, micro_batches: int, costs: StageCosts | None = None) -> Schedule:
-    """Every stage runs all its forwards, then all its backwards.
-
-    Args:
-        devices: Pipeline devices, p.
-        micro_batches: Micro-batches of a step, m.
-        costs: Not read; the order is the same for any.
-    """
-    return Schedule(
-        name="gpipe",
-        placement=Placement.linear(devices),
-        micro_batches=micro_batches,
-        orders=tuple(
-            tuple(Op(kind, s, j) for kind in (Kind.F, Kind.B) for j in range(micro_batches)) for s in range(devices)
-        ),
-    )
+    """Every stage runs all its forwards, then all its backwards."""
+    orders = [[Op(kind, s, j) for kind in (Kind.F, Kind.B) for j in range(micro_batches)] for s in range(devices)]
+    return Schedule.of("gpipe", Placement.linear(devices), micro_batches, orders)

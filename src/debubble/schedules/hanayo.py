@@ -24,14 +24,7 @@ from debubble.search.constructive.zero_bubble import room_within
     peak=lambda p, m, v: min(m, p),
 )
 def hanayo(*, devices: int, micro_batches: int, chunks: int = 2, costs: StageCosts | None = None) -> Schedule:
-    """Waves on a zigzag of v chunks (v = 2 per wave): less bubble with every wave, in 1F1B's memory.
-
-    Args:
-        devices: Pipeline devices, p.
-        micro_batches: Micro-batches of a step, m.
-        chunks: Stages per device, v.
-        costs: Times and bytes per stage; all times 1 by default.
-    """
+    """Waves on a zigzag of v chunks (v = 2 per wave): less bubble with every wave, in 1F1B's memory."""
     placement = Placement.v_shape(devices, chunks)
     costs = costs or StageCosts.of(stages=placement.stages)
     room = room_within(placement, costs, devices)

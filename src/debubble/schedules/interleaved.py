@@ -32,20 +32,12 @@ from debubble.schedules.registry import schedule
     bubble="(p - 1)(f + b) / v",
     memory="p + (p - 1) / v, for m a multiple of p",
     default_chunks=2,
-    peak=lambda p, m, v: min(Fraction(m), Fraction(2 * p - 1 + (v - 1) * max(group_sizes(m, p)), v)),
+    peak=lambda p, m, v: peak_in_groups(p, m, v, ahead=2 * p - 1),
 )
 def interleaved(*, devices: int, micro_batches: int, chunks: int = 2, costs: StageCosts | None = None) -> Schedule:
-    """Megatron's interleaved 1F1B: v chunks per device, groups of p micro-batches.
-
-    Args:
-        devices: Pipeline devices, p.
-        micro_batches: Micro-batches of a step, m.
-        chunks: Stages per device, v.
-        costs: Not read; the order is the same for any.
-    """
-    sizes = group_sizes(micro_batches, devices)
-    ahead = [2 * (devices - d - 1) + (chunks - 1) * max(sizes) + 1 for d in range(devices)]
-    return _in_groups("interleaved", chunks, sizes, ahead)
+    """Megatron's interleaved 1F1B: v chunks per device, groups of p micro-batches."""
+    ahead = [2 * (devices - d) - 1 for d in range(devices)]
+    return in_groups("interleaved", micro_batches, chunks, ahead=ahead)
 
 
 @schedule(
@@ -54,22 +46,13 @@ def interleaved(*, devices: int, micro_batches: int, chunks: int = 2, costs: Sta
     bubble="(p - 1)(f + b) / v where messages take no time",
     memory="p, for m a multiple of p",
     default_chunks=2,
-    peak=lambda p, m, v: min(Fraction(m), Fraction(p + (v - 1) * max(group_sizes(m, p)), v)),
+    peak=lambda p, m, v: peak_in_groups(p, m, v, ahead=p),
 )
 def interleaved_less_memory(
     *, devices: int, micro_batches: int, chunks: int = 2, costs: StageCosts | None = None
 ) -> Schedule:
-    """MindSpore's interleaved 1F1B in 1F1B's memory: p - d - 1 forwards less of warm-up.
-
-    Args:
-        devices: Pipeline devices, p.
-        micro_batches: Micro-batches of a step, m.
-        chunks: Stages per device, v.
-        costs: Not read; the order is the same for any.
-    """
-    sizes = group_sizes(micro_batches, devices)
-    ahead = [devices - d + (chunks - 1) * max(sizes) for d in range(devices)]
-    return _in_groups("interleaved-less-memory", chunks, sizes, ahead)
+    """MindSpore's interleaved 1F1B in 1F1B's memory: p - d - 1 forwards less of warm-up."""
+    return in_groups("interleaved-less-memory", micro_batches, chunks, ahead=range(devices, 0, -1))
 
 
 @schedule(
@@ -78,39 +61,60 @@ def interleaved_less_memory(
     bubble="(p - 1)(f + b) / v",
     memory="p + p / v, for m a multiple of p",
     default_chunks=2,
-    peak=lambda p, m, v: min(Fraction(m), Fraction(2 * p + (v - 1) * max(group_sizes(m, p)), v)),
+    peak=lambda p, m, v: peak_in_groups(p, m, v, ahead=2 * p),
 )
 def interleaved_combined(
     *, devices: int, micro_batches: int, chunks: int = 2, costs: StageCosts | None = None
 ) -> Schedule:
-    """Megatron's interleaved 1F1B with one more forward of warm-up, so that it runs forwards beside backwards.
+    """Megatron's interleaved 1F1B with one more forward of warm-up, so that it runs forwards beside backwards."""
+    return in_groups("interleaved-combined", micro_batches, chunks, ahead=range(2 * devices, 0, -2))
+
+
+def in_groups(
+    name: str,
+    micro_batches: int,
+    chunks: int,
+    *,
+    ahead: Sequence[int],
+    group: int | None = None,
+    delays: Sequence[int] | None = None,
+) -> Schedule:
+    """Interleaved 1F1B.
 
     Args:
-        devices: Pipeline devices, p.
+        name: The schedule's name.
         micro_batches: Micro-batches of a step, m.
         chunks: Stages per device, v.
-        costs: Not read; the order is the same for any.
+        ahead: Per device, its forwards on the last chunk before its first backward.
+        group: Micro-batches of a group; as many as there are devices by default.
+        delays: Per device, the backwards by which each W is late; None: backwards are whole.
     """
-    sizes = group_sizes(micro_batches, devices)
-    ahead = [2 * (devices - d) + (chunks - 1) * max(sizes) for d in range(devices)]
-    return _in_groups("interleaved-combined", chunks, sizes, ahead)
-
-
-def _in_groups(name: str, chunks: int, sizes: Sequence[int], ahead: Sequence[int]) -> Schedule:
-    """Interleaved 1F1B with so many forwards on each device before its first backward."""
     devices = len(ahead)
+    sizes = group_sizes(micro_batches, group or devices)
     forwards = turns(sizes, range(chunks))
     backwards = turns(sizes, range(chunks)[::-1])
     orders = []
-    for d, first in enumerate(ahead):
+    for d in range(devices):
+        first = ahead[d] + (chunks - 1) * max(sizes)
         order = [Op(Kind.F, c * devices + d, j) for c, j in forwards[:first]]
+        owed = []
         for k, (c, j) in enumerate(backwards):
-            order.append(Op(Kind.B, c * devices + d, j))
+            stage = c * devices + d
+            if delays is None:
+                order.append(Op(Kind.B, stage, j))
+            else:
+                order.append(Op(Kind.I, stage, j))
+                owed.append(Op(Kind.W, stage, j))
+                if k >= delays[d]:
+                    order.append(owed.pop(0))
             order += [Op(Kind.F, c * devices + d, j) for c, j in forwards[first + k : first + k + 1]]
-        orders.append(tuple(order))
-    return Schedule(
-        name=name, placement=Placement.looped(devices, chunks), micro_batches=sum(sizes), orders=tuple(orders)
-    )
+        orders.append(order + owed)
+    return Schedule.of(name, Placement.looped(devices, chunks), micro_batches, orders)
+
+
+def peak_in_groups(p: int, m: int, v: int, *, ahead: int) -> Fraction:
+    """The most activations that device 0 holds with groups of p and so many forwards `ahead`."""
+    return min(Fraction(m), Fraction(ahead + (v - 1) * max(group_sizes(m, p)), v))
 
 
 def group_sizes(micro_batches: int, group: int) -> list[int]:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Literal, get_args
 
 from debubble.ir import InfeasibleError, InputError, Kind, Number, Op, Placement, Schedule, StageCosts
-from debubble.schedules.group_interleaved import with_delays
+from debubble.schedules.interleaved import in_groups
 from debubble.schedules.registry import schedule
 from debubble.schedules.transfers import ComputeOrder, Offload
 from debubble.schedules.zero_bubble import split_order
@@ -72,7 +72,7 @@ def pipeoffload(
     if variant == "paper" and offload == "half":
         raise InputError("The paper's variant offloads everything: leave 'offload' out, or ask for variant 'tuned'.")
     costs = _with_link(costs or StageCosts.of(stages=devices * chunks), memory_limit)
-    build = partial(with_delays, "pipeoffload", devices, micro_batches, chunks, group or devices)
+    build = partial(in_groups, "pipeoffload", micro_batches, chunks, ahead=range(devices, 0, -1), group=group)
     together = build(delays=[0] * devices)
     if _checked(variant) == "paper":
         return ComputeOrder(_whole(together), costs).just_in_time()

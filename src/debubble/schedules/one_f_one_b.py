@@ -5,6 +5,8 @@ Source: Fan et al., DAPPLE, PPoPP 2021 (arXiv:2007.01045); Narayanan et al., SC 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from debubble.ir import InputError, Kind, Op, Placement, Schedule, StageCosts
 from debubble.schedules.registry import schedule
 
@@ -33,13 +35,8 @@ def one_f_one_b(
     if not 0 <= recomputed_stages <= devices:
         raise InputError(f"recomputed_stages must be between 0 and {devices}, the devices; it is {recomputed_stages}.")
     orders = [alternate(s, micro_batches, warm_up=devices - s) for s in range(devices)]
-    return Schedule(
-        name="1f1b",
-        placement=Placement.linear(devices),
-        micro_batches=micro_batches,
-        orders=tuple(map(tuple, orders)),
-        fused_recompute=frozenset(range(recomputed_stages)),
-    )
+    plain = Schedule.of("1f1b", Placement.linear(devices), micro_batches, orders)
+    return replace(plain, fused_recompute=frozenset(range(recomputed_stages)))
 
 
 def alternate(stage: int, micro_batches: int, *, warm_up: int) -> list[Op]:

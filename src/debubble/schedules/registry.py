@@ -59,9 +59,16 @@ class ScheduleEntry:
     def __call__(
         self, *, devices: int, micro_batches: int, costs: StageCosts | None = None, **options: Any
     ) -> Schedule:
-        """Build the schedule.  Options that are None are left at their default.
+        """Build the schedule.
 
-        Raises InputError for an option that the schedule does not have, or numbers that it cannot handle.
+        Args:
+            devices: Pipeline devices, p.
+            micro_batches: Micro-batches of a step, m.
+            costs: Times and bytes per stage, for the schedules that read them; all times 1 by default.
+            options: `chunks` (stages per device, v) and the schedule's own; those that are None stay at their default.
+
+        Raises:
+            InputError: For an option that the schedule does not have, or numbers that it cannot handle.
         """
         if devices < 1:
             raise InputError(f"A pipeline needs at least one device, not {devices}.")

@@ -29,13 +29,7 @@ from debubble.search.zero_bubble import zero_bubble_schedule
     peak=lambda p, m, v: min(m, p),
 )
 def zb_h1(*, devices: int, micro_batches: int, costs: StageCosts | None = None) -> Schedule:
-    """1F1B's memory, a third of its bubble: p - s forwards ahead, W delayed by s micro-batches.
-
-    Args:
-        devices: Pipeline devices, p.
-        micro_batches: Micro-batches of a step, m.
-        costs: Not read; the order is the same for any.
-    """
+    """1F1B's memory, a third of its bubble: p - s forwards ahead, W delayed by s micro-batches."""
     return _split_1f1b("zb-h1", micro_batches, [devices - s for s in range(devices)])
 
 
@@ -47,19 +41,13 @@ def zb_h1(*, devices: int, micro_batches: int, costs: StageCosts | None = None) 
     peak=lambda p, m, v: min(m, 2 * p - 1),
 )
 def zb_h2(*, devices: int, micro_batches: int, costs: StageCosts | None = None) -> Schedule:
-    """No bubble within any device's span, at nearly twice 1F1B's memory: 2 (p - s) - 1 forwards ahead.
-
-    Args:
-        devices: Pipeline devices, p.
-        micro_batches: Micro-batches of a step, m.
-        costs: Not read; the order is the same for any.
-    """
+    """No bubble within any device's span, at nearly twice 1F1B's memory: 2 (p - s) - 1 forwards ahead."""
     return _split_1f1b("zb-h2", micro_batches, [2 * (devices - s) - 1 for s in range(devices)])
 
 
 def _split_1f1b(name: str, micro_batches: int, ahead: list[int]) -> Schedule:
-    orders = tuple(tuple(split_order(s, micro_batches, n, delay=ahead[0] - n)) for s, n in enumerate(ahead))
-    return Schedule(name=name, placement=Placement.linear(len(ahead)), micro_batches=micro_batches, orders=orders)
+    orders = [split_order(s, micro_batches, n, delay=ahead[0] - n) for s, n in enumerate(ahead)]
+    return Schedule.of(name, Placement.linear(len(ahead)), micro_batches, orders)
 
 
 def split_order(stage: int, micro_batches: int, ahead: int, *, delay: int) -> list[Op]:

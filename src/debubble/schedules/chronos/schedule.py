@@ -62,7 +62,7 @@ def chronos(
         costs: Times and bytes per stage; all times 1 by default.
         split_backward: Whether I and W stand in the place of every backward.
     """
-    made = periodic("chronos", devices=devices, micro_batches=micro_batches, chunks=chunks, costs=costs)
+    made = periodic("chronos", devices, micro_batches, chunks, costs=costs)
     return made.with_split_backwards() if split_backward else made
 
 
@@ -94,14 +94,8 @@ def chronos_recomp(
         recomputed_chunks: The number of chunks that recompute, counted from the first, or which ones.
         split_backward: Whether I and W stand in the place of every backward.
     """
-    made = periodic(
-        "chronos-recomp",
-        devices=devices,
-        micro_batches=micro_batches,
-        chunks=chunks,
-        costs=costs,
-        recompute=_shares(recomputed_chunks, chunks, rho),
-    )
+    shares = _shares(recomputed_chunks, chunks, rho)
+    made = periodic("chronos-recomp", devices, micro_batches, chunks, costs=costs, recompute=shares)
     return made.with_split_backwards() if split_backward else made
 
 
@@ -135,25 +129,18 @@ def chronos_zero2(
         recomputed_chunks: The number of chunks that recompute, counted from the first, or which ones.
         split_backward: Whether I and W stand in the place of every backward.
     """
-    made = periodic(
-        "chronos-zero2",
-        devices=devices,
-        micro_batches=micro_batches,
-        chunks=chunks,
-        costs=costs,
-        recompute=_shares(recomputed_chunks, chunks, rho),
-        group=group,
-    )
+    shares = _shares(recomputed_chunks, chunks, rho)
+    made = periodic("chronos-zero2", devices, micro_batches, chunks, costs=costs, recompute=shares, group=group)
     reduced = reduce_gradients(made, group=group)
     return reduced.with_split_backwards() if split_backward else reduced
 
 
 def periodic(
     name: str,
-    *,
     devices: int,
     micro_batches: int,
     chunks: int,
+    *,
     costs: StageCosts | None = None,
     recompute: Mapping[int, Number] | None = None,
     group: int = 1,

@@ -36,12 +36,6 @@ def dependency_relaxed(
         adjusted_stages: First stages that are adjusted; by default those that exceed the costs' memory limit.
     """
     adjusted = identify(adjusted_stages, devices=devices, micro_batches=micro_batches, costs=costs)
-    return adjusted_pipeline(
-        "dependency-relaxed",
-        (
-            alternate(s, micro_batches, warm_up=3 * (devices - s) - 2 if s < adjusted else devices - s)
-            for s in range(devices)
-        ),
-        micro_batches=micro_batches,
-        adjusted=adjusted,
-    )
+    warm_ups = [3 * (devices - s) - 2 if s < adjusted else devices - s for s in range(devices)]
+    orders = [alternate(s, micro_batches, warm_up=warm_up) for s, warm_up in enumerate(warm_ups)]
+    return adjusted_pipeline("dependency-relaxed", orders, micro_batches=micro_batches, adjusted=adjusted)

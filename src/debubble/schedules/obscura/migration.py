@@ -11,7 +11,7 @@ has one more than the next.  Likewise lambda_s = lambda_k + (k - s), as the pape
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left
 from dataclasses import replace
 from typing import Literal, get_args
 
@@ -111,8 +111,12 @@ def obscura_minimal(
         )
 
     if migrated_forwards is None:
-        known = StageCosts.of(stages=devices) if costs is None else costs
-        migrated_forwards = fewest_migrated(build, most_migrated(devices, adjusted), known)
+        unlimited = (costs or StageCosts.of(stages=devices)).with_limit(None)
+        most = most_migrated(devices, adjusted)
+        target = simulate(build(most), unlimited).makespan
+        migrated_forwards = bisect_left(
+            range(most), True, key=lambda fewer: simulate(build(fewer), unlimited).makespan <= target
+        )
     return build(migrated_forwards)
 
 
@@ -162,17 +166,3 @@ def migrated_pipeline(
 def most_migrated(devices: int, adjusted: int) -> int:
     """The most forwards to migrate, x = 2(p - k - 1): further ones would start no earlier."""
     return 2 * (devices - adjusted) if adjusted else 0
-
-
-def fewest_migrated(build: Callable[[int], Schedule], most: int, costs: StageCosts) -> int:
-    """The least x whose step takes no longer than that of `most`, by bisection over simulated steps."""
-    unlimited = costs.with_limit(None)
-    least, enough = 0, most
-    target = simulate(build(most), unlimited).makespan
-    while least < enough:
-        middle = (least + enough) // 2
-        if simulate(build(middle), unlimited).makespan <= target:
-            enough = middle
-        else:
-            least = middle + 1
-    return enough

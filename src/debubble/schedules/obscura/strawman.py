@@ -10,6 +10,7 @@ forwards stay where 1F1B has them: F of j directly after B of j - (p - s).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from debubble.ir import InputError, Kind, Op, Placement, Schedule, StageCosts
 from debubble.schedules.one_f_one_b import alternate
@@ -38,17 +39,9 @@ def strawman(
         adjusted_stages: First stages that are adjusted; by default those that exceed the costs' memory limit.
     """
     adjusted = identify(adjusted_stages, devices=devices, micro_batches=micro_batches, costs=costs)
-    return adjusted_pipeline(
-        "strawman",
-        (
-            _migrated(s, micro_batches, distance=devices - s)
-            if s < adjusted
-            else alternate(s, micro_batches, warm_up=devices - s)
-            for s in range(devices)
-        ),
-        micro_batches=micro_batches,
-        adjusted=adjusted,
-    )
+    orders = [_migrated(s, micro_batches, distance=devices - s) for s in range(adjusted)]
+    orders += [alternate(s, micro_batches, warm_up=devices - s) for s in range(adjusted, devices)]
+    return adjusted_pipeline("strawman", orders, micro_batches=micro_batches, adjusted=adjusted)
 
 
 def identify(adjusted_stages: int | None, *, devices: int, micro_batches: int, costs: StageCosts | None) -> int:
@@ -72,14 +65,9 @@ def identify(adjusted_stages: int | None, *, devices: int, micro_batches: int, c
 
 def adjusted_pipeline(name: str, orders: Iterable[Iterable[Op]], *, micro_batches: int, adjusted: int) -> Schedule:
     """The schedule of these orders, one stage each, whose adjusted stages recompute."""
-    lists = tuple(map(tuple, orders))
-    return Schedule(
-        name=name,
-        placement=Placement.linear(len(lists)),
-        micro_batches=micro_batches,
-        orders=lists,
-        fused_recompute=frozenset(range(adjusted)),
-    )
+    lists = list(orders)
+    plain = Schedule.of(name, Placement.linear(len(lists)), micro_batches, lists)
+    return replace(plain, fused_recompute=frozenset(range(adjusted)))
 
 
 def _migrated(stage: int, micro_batches: int, *, distance: int) -> list[Op]:

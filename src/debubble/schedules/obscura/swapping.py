@@ -37,9 +37,8 @@ def swap(order: Iterable[Op], *, warm_up: int, blocks: int) -> list[Op]:
     lead = first_swapped(warm_up, blocks)
     swapped = range(lead, micro_batches - (warm_up - blocks - lead))
     extended: list[Op] = []
-    for op in plain:
-        kind, stage, j = op
-        extended.append(op)
+    for kind, stage, j in plain:
+        extended.append(Op(kind, stage, j))
         if kind is Kind.F and j in swapped:
             extended.append(Op(Kind.O, stage, j))
         if kind is Kind.B and j + lead in swapped:
