@@ -7,8 +7,7 @@ from typing import Any
 
 import yaml
 
-from debubble.exports.layers import StageLayers, stage_layers
-from debubble.exports.module_names import hf_names
+from debubble.exports.layers import StageLayers, hf_names, stage_layers
 from debubble.exports.options import (
     MEGATRON_ALONE,
     Decision,
@@ -17,6 +16,7 @@ from debubble.exports.options import (
     Written,
     by_value,
     nested,
+    one_value,
     post_validation,
     written,
 )
@@ -28,9 +28,7 @@ from debubble.exports.torch_hosts import (
     expert_degree,
     fsdp,
     placing_schedule,
-    refuse_mtp,
     whole_backwards,
-    whole_experts,
 )
 from debubble.ir import Plan
 
@@ -40,7 +38,7 @@ _TARGET = "NeMo Automodel"
 def _batch(plan: Plan) -> Decision:
     """A local batch goes through the pipeline at once; without one it is a micro-batch, and gradients add up."""
     size = plan.options.micro_batch_size
-    batch = {"step_scheduler.global_batch_size": size * plan.micro_batches * plan.options.data}
+    batch = {"step_scheduler.global_batch_size": plan.degrees.global_batch}
     if plan.devices == 1:
         return Written({"step_scheduler.local_batch_size": size, **batch})
     local = size * plan.micro_batches
@@ -98,10 +96,10 @@ OPTIONS: OptionTable = {
     "tensor": lambda plan: Written(
         {"distributed.tp_size": plan.options.tensor, "distributed.sequence_parallel": plan.options.tensor > 1}
     ),
-    "data": written("distributed.dp_size", lambda plan: plan.options.data),
-    "context": written("distributed.cp_size", lambda plan: plan.options.context),
+    "data": written("distributed.dp_size", "data"),
+    "context": written("distributed.cp_size", "context"),
     "expert": lambda plan: expert_degree(plan, name="distributed.ep_size"),
-    "expert_tensor": whole_experts,
+    "expert_tensor": one_value,
     "zero": _zero,
     "optimizer": by_value(
         "optimizer",
@@ -122,8 +120,7 @@ OPTIONS: OptionTable = {
 @exporter("automodel", options=OPTIONS)
 def automodel(plan: Plan, settings: Mapping[str, Any]) -> Made:
     """`plan.yaml`, to be merged into a recipe, and, for a pipeline, `schedule.csv`."""
-    stages = stage_layers(plan, target=_TARGET)
-    refuse_mtp(stages, target=_TARGET)
+    stages = stage_layers(plan, target=_TARGET, further_tokens=False)
     pipeline: dict[str, Any] = {}
     if plan.devices > 1:
         pipeline = {

@@ -20,16 +20,15 @@ from debubble.exports.options import (
     Written,
     adapters,
     by_value,
-    divided_experts,
+    global_batch,
     nested,
-    only_one,
+    one_value,
     post_validation,
     written,
 )
-from debubble.exports.recomputation import whole_where_needed
+from debubble.exports.recomputation import recomputed_layers, whole_where_needed
 from debubble.exports.reduction import require_order
 from debubble.exports.registry import Made, exporter
-from debubble.exports.torch_hosts import refuse_mtp
 from debubble.ir import Plan
 from debubble.models import Model
 
@@ -114,15 +113,13 @@ def _optimizer(plan: Plan) -> Decision:
 
 
 OPTIONS: OptionTable = {
-    "micro_batch_size": written("train_micro_batch_size_per_gpu", lambda plan: plan.options.micro_batch_size),
+    "micro_batch_size": written("train_micro_batch_size_per_gpu", "micro_batch_size"),
     "sequence_length": _length,
-    "tensor": only_one,
-    "data": written(
-        "train_batch_size", lambda plan: plan.options.micro_batch_size * plan.micro_batches * plan.options.data
-    ),
-    "context": only_one,
-    "expert": only_one,
-    "expert_tensor": divided_experts,
+    "tensor": one_value,
+    "data": global_batch("train_batch_size"),
+    "context": one_value,
+    "expert": one_value,
+    "expert_tensor": one_value,
     "zero": _zero,
     "optimizer": _optimizer,
     "dtype": by_value("dtype", {"bf16": {"bf16.enabled": True}, "fp16": {"fp16.enabled": True}, "fp32": {}}),
@@ -135,14 +132,10 @@ OPTIONS: OptionTable = {
 @exporter("deepspeed", options=OPTIONS)
 def deepspeed(plan: Plan, settings: Mapping[str, Any]) -> Made:
     """`ds_config.json`, and the module or function for the model's layers."""
-    stages = stage_layers(plan, target="DeepSpeed")
-    refuse_mtp(stages, target="DeepSpeed")
+    stages = stage_layers(plan, target="DeepSpeed", further_tokens=False)
     require_order(plan, target="DeepSpeed", names=("1f1b",))
-    plan, losses = whole_where_needed(
-        plan, stages, target="DeepSpeed", expressible=lambda layer: layer.whole or not layer.recomputes
-    )
-    layers = [layer for stage in stage_layers(plan, target="DeepSpeed") for layer in stage.layers]
-    recomputed = {layer.index for layer in layers if layer.recomputes}
+    plan, losses = whole_where_needed(plan, target="DeepSpeed")
+    recomputed = set(recomputed_layers(plan, target="DeepSpeed"))
     config = {"gradient_accumulation_steps": plan.micro_batches, **nested(settings)}
     if plan.devices == 1:
         files = {"planned_layers.py": _LAYERS.format(recomputed=recomputed)} if recomputed else {}

@@ -1,11 +1,15 @@
-"""Whole layers per stage of a plan, by which other frameworks partition; and advice where there are none."""
+"""Whole layers per stage of a plan, by which other frameworks partition, and the names of their modules."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from debubble.ir import ExportError, Plan, PlannedUnit
+from debubble.models.module_bases import OTHER_BASES, UNNAMED
 from debubble.targets import targets
+from debubble.targets.limits import no_further_tokens
 
 ENDS = ("embedding", "head", "mtp")
 """Types of units that are no decoder layers."""
@@ -59,9 +63,15 @@ def require_layers(plan: Plan, *, target: str) -> None:
         )
 
 
-def stage_layers(plan: Plan, *, target: str) -> tuple[StageLayers, ...]:
-    """Per stage, its whole layers.  Raises ExportError if the plan has none, or a stage ends within a layer."""
+def stage_layers(plan: Plan, *, target: str, further_tokens: bool = True) -> tuple[StageLayers, ...]:
+    """Per stage, its whole layers.
+
+    Raises ExportError if the plan has none, or a stage ends within a layer, or if there are multi-token-prediction
+    layers in a target without `further_tokens`, whose modules debubble cannot name.
+    """
     require_layers(plan, target=target)
+    if not further_tokens and any(unit.type == "mtp" for units in plan.partition for unit in units):
+        raise ExportError(no_further_tokens(target))
     first = 0
     result: list[StageLayers] = []
     for stage, units in enumerate(plan.partition):
@@ -94,3 +104,35 @@ def again(plan: Plan, target: str) -> str:
         return "plan again with --planner dapple+ on pipeline devices that divide the layers, or plan a MODEL"
     names = (name for name, each in targets.items() if each.title == target)
     return f"plan again with --for {next(names, 'TARGET')}, which searches what it can run"
+
+
+def hf_names(model: Mapping[str, Any], stages: Sequence[StageLayers]) -> list[list[str]]:
+    """Names in a Hugging Face causal language model; rotary embeddings, which have no weights, are in every stage."""
+    if any(stage.mtp for stage in stages):
+        raise ExportError("debubble does not know the names of the modules of multi-token-prediction layers.")
+    if model.get("model_type") == "gpt2":
+        return _names(
+            stages, ["transformer.wte", "transformer.wpe"], "transformer.h.{}", ["transformer.ln_f", "lm_head"]
+        )
+    family = str(model.get("model_type"))
+    if family in UNNAMED:
+        raise ExportError(f"debubble does not know the names of the modules of '{family}'; export to megatron.")
+    base, embedding, layers, last = OTHER_BASES.get(family, ("model", "embed_tokens", "layers", "norm"))
+    names = _names(stages, [f"{base}.{embedding}"], f"{base}.{layers}.{{}}", [f"{base}.{last}", "lm_head"])
+    return [[*part, f"{base}.rotary_emb"] for part in names]
+
+
+def torchtitan_names(stages: Sequence[StageLayers]) -> list[list[str]]:
+    """Names in torchtitan's own models."""
+    return _names(stages, ["tok_embeddings"], "layers.{}", ["norm", "lm_head"])
+
+
+def _names(stages: Sequence[StageLayers], first: list[str], layer: str, last: list[str]) -> list[list[str]]:
+    return [
+        [
+            *(first if stage.embedding else []),
+            *(layer.format(each.index) for each in stage.layers),
+            *(last if stage.head else []),
+        ]
+        for stage in stages
+    ]

@@ -15,16 +15,17 @@ from typing import Any
 
 from debubble.exports import megatron_bridge
 from debubble.exports.layers import PlannedLayer, StageLayers, stage_layers
-from debubble.exports.offload import module_offload
 from debubble.exports.options import (
     Decision,
     OptionTable,
     Written,
     adapters,
     by_value,
+    global_batch,
     post_validation,
     written,
 )
+from debubble.exports.prices import module_offload
 from debubble.exports.recomputation import Choice, LayerStrategies, fastest
 from debubble.exports.reduction import require_order
 from debubble.exports.registry import Made, exporter
@@ -121,13 +122,11 @@ def _expert_tensor(plan: Plan) -> Decision:
 
 
 OPTIONS: OptionTable = {
-    "micro_batch_size": written("--micro-batch-size", lambda plan: plan.options.micro_batch_size),
-    "sequence_length": written("--seq-length", lambda plan: plan.options.sequence_length),
+    "micro_batch_size": written("--micro-batch-size", "micro_batch_size"),
+    "sequence_length": written("--seq-length", "sequence_length"),
     "tensor": _tensor,
-    "data": written(
-        "--global-batch-size", lambda plan: plan.options.micro_batch_size * plan.micro_batches * plan.options.data
-    ),
-    "context": written("--context-parallel-size", lambda plan: plan.options.context),
+    "data": global_batch("--global-batch-size"),
+    "context": written("--context-parallel-size", "context"),
     "expert": _expert,
     "expert_tensor": _expert_tensor,
     "zero": _zero,

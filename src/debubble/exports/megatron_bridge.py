@@ -68,10 +68,11 @@ def recipe(arguments: Mapping[str, Any], environment: Mapping[str, str], *, chun
     """
     precision = next((name for flag, name in _PRECISION.items() if flag in arguments), None)
     parts = {
-        part: {_name(flag): arguments[flag] for flag in flags if flag in arguments} for part, flags in _PARTS.items()
+        part: as_settings({flag: arguments[flag] for flag in flags if flag in arguments})
+        for part, flags in _PARTS.items()
     }
     elsewhere = {flag for flags in _PARTS.values() for flag in flags} | set(_ELSEWHERE)
-    model = {_name(flag): _plain(value) for flag, value in arguments.items() if flag not in elsewhere}
+    model = as_settings({flag: value for flag, value in arguments.items() if flag not in elsewhere})
     model["virtual_pipeline_model_parallel_size"] = chunks if chunks > 1 else None
     for name in ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"):
         model.setdefault(name, None)
@@ -83,9 +84,9 @@ def recipe(arguments: Mapping[str, Any], environment: Mapping[str, str], *, chun
     )
 
 
-def _name(flag: str) -> str:
-    return flag[2:].replace("-", "_")
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+def as_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments such as `--num-layers` by names such as `num_layers`, with lists for several words."""
+    return {
+        flag[2:].replace("-", "_"): list(value) if isinstance(value, tuple) else value
+        for flag, value in arguments.items()
+    }

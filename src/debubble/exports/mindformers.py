@@ -19,15 +19,14 @@ from debubble.exports.options import (
     Written,
     adapters,
     by_value,
-    divided_experts,
     nested,
+    one_value,
     post_validation,
     written,
 )
 from debubble.exports.recomputation import whole_where_needed
 from debubble.exports.reduction import require_order
 from debubble.exports.registry import Made, exporter
-from debubble.exports.torch_hosts import refuse_mtp
 from debubble.ir import Plan
 from debubble.targets.frameworks import MINDFORMERS_CELLS
 
@@ -58,18 +57,18 @@ def _dtype(plan: Plan) -> Decision:
 
 
 OPTIONS: OptionTable = {
-    "micro_batch_size": written("runner_config.batch_size", lambda plan: plan.options.micro_batch_size),
-    "sequence_length": written("model.model_config.seq_length", lambda plan: plan.options.sequence_length),
+    "micro_batch_size": written("runner_config.batch_size", "micro_batch_size"),
+    "sequence_length": written("model.model_config.seq_length", "sequence_length"),
     "tensor": lambda plan: Written(
         {
             "parallel_config.model_parallel": plan.options.tensor,
             "parallel_config.use_seq_parallel": plan.options.tensor > 1,
         }
     ),
-    "data": written("parallel_config.data_parallel", lambda plan: plan.options.data),
-    "context": written("parallel_config.context_parallel", lambda plan: plan.options.context),
-    "expert": written("parallel_config.expert_parallel", lambda plan: plan.options.expert),
-    "expert_tensor": divided_experts,
+    "data": written("parallel_config.data_parallel", "data"),
+    "context": written("parallel_config.context_parallel", "context"),
+    "expert": written("parallel_config.expert_parallel", "expert"),
+    "expert_tensor": one_value,
     "zero": _zero,
     "optimizer": by_value("optimizer", {"adamw": {"optimizer.type": "AdamW"}}),
     "dtype": _dtype,
@@ -82,10 +81,9 @@ OPTIONS: OptionTable = {
 @exporter("mindformers", options=OPTIONS)
 def mindformers(plan: Plan, settings: Mapping[str, Any]) -> Made:
     """`plan.yaml`, to be merged into a run's configuration."""
-    stages = stage_layers(plan, target=_TARGET)
-    refuse_mtp(stages, target=_TARGET)
+    stages = stage_layers(plan, target=_TARGET, further_tokens=False)
     require_order(plan, target=_TARGET, names=("1f1b", "interleaved-less-memory"))
-    plan, losses = whole_where_needed(plan, stages, target=_TARGET, expressible=_expressible)
+    plan, losses = whole_where_needed(plan, target=_TARGET, expressible=_expressible)
     stages = stage_layers(plan, target=_TARGET)
     chunks = plan.schedule.placement.chunks
     layers = sum(len(stage.layers) for stage in stages)

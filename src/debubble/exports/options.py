@@ -48,9 +48,14 @@ def settings_of(plan: Plan, table: OptionTable) -> tuple[dict[str, Any], tuple[s
     return settings, tuple(losses)
 
 
-def written(name: str, value: Callable[[Plan], Any]) -> Callable[[Plan], Decision]:
+def written(name: str, option: str) -> Callable[[Plan], Decision]:
     """The rule of an option that is one setting of the target."""
-    return lambda plan: Written({name: value(plan)})
+    return lambda plan: Written({name: getattr(plan.options, option)})
+
+
+def global_batch(name: str) -> Callable[[Plan], Decision]:
+    """The rule of `data` where the target counts the sequences of a step."""
+    return lambda plan: Written({name: plan.degrees.global_batch})
 
 
 def by_value(option: str, settings: Mapping[str, Mapping[str, Any]]) -> Callable[[Plan], Decision]:
@@ -58,22 +63,12 @@ def by_value(option: str, settings: Mapping[str, Mapping[str, Any]]) -> Callable
     return lambda plan: Written(settings[getattr(plan.options, option)])
 
 
-def only_one(plan: Plan) -> Decision:
-    """The rule of a parallel degree of which the target has no other than 1."""
+def one_value(plan: Plan) -> Decision:
+    """The rule of an option of which the target has one value alone, and refuses the others."""
     return Written({})
 
 
-def divided_experts(plan: Plan) -> Decision:
-    """The rule of `expert_tensor` where tensor-parallel ranks always divide every expert."""
-    return Written({})
-
-
-def refused_elsewhere(plan: Plan) -> Decision:
-    """The rule of an option that the target refuses, but for its default."""
-    return Written({})
-
-
-MEGATRON_ALONE: OptionTable = {"host_optimizer": refused_elsewhere, "expert_overlap": refused_elsewhere}
+MEGATRON_ALONE: OptionTable = {"host_optimizer": one_value, "expert_overlap": one_value}
 """Options that are written for Megatron-LM and Primus alone."""
 
 

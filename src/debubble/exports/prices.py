@@ -7,7 +7,7 @@ whichever is faster.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from debubble.costs import Cluster, Partition, Units, model_units, profiled
@@ -17,6 +17,9 @@ from debubble.models import Model
 from debubble.planners.model_problem import framework_of_plan
 from debubble.planners.plan_model import step_time, tail_of
 from debubble.simulator import simulate
+from debubble.targets import Target
+from debubble.targets.offload import ModuleOffload
+from debubble.targets.target import sparse_layers
 
 
 def units_of(plan: Plan) -> Units | None:
@@ -96,7 +99,8 @@ def to_whole_layers(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
     units = units_of(plan) if split else None
     if units is None:
         return plan, ()
-    moved = [with_partition(plan, units, _moved(partition_of(plan, units), split, to)) for to in (_earlier, _later)]
+    partition = partition_of(plan, units)
+    moved = [with_partition(plan, units, _moved(partition, split, earlier=earlier)) for earlier in (True, False)]
     fitting = [candidate for candidate in moved if fits(candidate)]
     if not fitting:
         return plan, ()
@@ -110,18 +114,24 @@ def split_stages(partition: Sequence[Sequence[PlannedUnit]]) -> list[int]:
     return [s for s, units in enumerate(partition[:-1]) if units and units[-1].type == "attention"]
 
 
-def _earlier(before: list[tuple[int, str]], after: list[tuple[int, str]]) -> None:
-    before.append(after.pop(0))
-
-
-def _later(before: list[tuple[int, str]], after: list[tuple[int, str]]) -> None:
-    after.insert(0, before.pop())
-
-
-def _moved(
-    partition: Partition, split: Sequence[int], to: Callable[[list[tuple[int, str]], list[tuple[int, str]]], None]
-) -> Partition:
+def _moved(partition: Partition, split: Sequence[int], *, earlier: bool) -> Partition:
+    """The partition with the layers at the ends of these stages whole, in the earlier stage or in the later one."""
     stages = [list(stage) for stage in partition]
     for stage in split:
-        to(stages[stage], stages[stage + 1])
+        before, after = stages[stage], stages[stage + 1]
+        if earlier:
+            before.append(after.pop(0))
+        else:
+            after.insert(0, before.pop())
     return Partition(stages)
+
+
+def module_offload(plan: Plan, target: Target) -> ModuleOffload | None:
+    """The target's setting that moves what a plan moves; None: it moves nothing, or the target cannot move that."""
+    units, levers = units_of(plan), target.levers_of(plan.options)
+    if units is None or levers is None or plan.model is None or not plan.schedule.offloaded:
+        return None
+    model = Model.from_hf(plan.model)
+    if not levers.expresses(plan.partition, sparse_layers(model)):
+        return None
+    return levers.offload_of(plan.schedule, levers.kept(units, model, plan.options), partition_of(plan, units))

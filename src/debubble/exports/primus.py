@@ -13,7 +13,8 @@ import yaml
 
 from debubble.exports.layers import StageLayers, stage_layers
 from debubble.exports.megatron import OPTIONS, arguments_of, environment, ladders, offload_arguments, untested
-from debubble.exports.recomputation import fastest, whole_where_needed
+from debubble.exports.megatron_bridge import as_settings
+from debubble.exports.recomputation import fastest, recomputed_layers, whole_where_needed
 from debubble.exports.reduction import require_order
 from debubble.exports.registry import Made, exporter
 from debubble.ir import Plan
@@ -30,9 +31,9 @@ def primus(plan: Plan, settings: Mapping[str, Any]) -> Made:
     combined = plan.options.expert_overlap
     names = (COMBINED,) if combined else ("1f1b", "interleaved", "zb-h1")
     order = require_order(plan, target=_TARGET, names=names)
-    plan, recompute, losses = _alike(plan, stages) if combined else _by_layer(plan, stages)
+    plan, recompute, losses = _alike(plan, stages) if combined else _by_layer(plan)
     arguments = {**arguments_of(plan, stages, settings), **offload_arguments(plan, targets["primus"])}
-    overrides = {name[2:].replace("-", "_"): _plain(value) for name, value in arguments.items()} | recompute
+    overrides = as_settings(arguments) | recompute
     losses = (*losses, *untested(plan))
     variables = environment(arguments)
     if variables:
@@ -44,14 +45,10 @@ def primus(plan: Plan, settings: Mapping[str, Any]) -> Made:
     return Made({"plan.yaml": yaml.safe_dump(config, sort_keys=False, default_flow_style=None)}, plan, losses)
 
 
-def _by_layer(plan: Plan, stages: Sequence[StageLayers]) -> tuple[Plan, dict[str, Any], tuple[str, ...]]:
+def _by_layer(plan: Plan) -> tuple[Plan, dict[str, Any], tuple[str, ...]]:
     """Whole layers that recompute, by their numbers."""
-    plan, losses = whole_where_needed(
-        plan, stages, target=_TARGET, expressible=lambda layer: layer.whole or not layer.recomputes
-    )
-    recomputed = [
-        layer.index for stage in stage_layers(plan, target=_TARGET) for layer in stage.layers if layer.recomputes
-    ]
+    plan, losses = whole_where_needed(plan, target=_TARGET)
+    recomputed = recomputed_layers(plan, target=_TARGET)
     settings = {"recompute_granularity": "full", "recompute_method": None, "recompute_layer_ids": recomputed}
     return plan, settings if recomputed else {}, losses
 
@@ -59,8 +56,4 @@ def _by_layer(plan: Plan, stages: Sequence[StageLayers]) -> tuple[Plan, dict[str
 def _alike(plan: Plan, stages: Sequence[StageLayers]) -> tuple[Plan, dict[str, Any], tuple[str, ...]]:
     """Modules that recompute in every layer, as combined 1F1B recomputes no whole one."""
     plan, recompute, losses = fastest(plan, ladders(plan, stages), target=_TARGET)
-    return plan, {name[2:].replace("-", "_"): _plain(value) for name, value in recompute.items()}, losses
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+    return plan, as_settings(recompute), losses

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from debubble.costs import Units
-from debubble.exports.layers import ENDS, PlannedLayer, StageLayers, again
+from debubble.exports.layers import ENDS, PlannedLayer, again, stage_layers
 from debubble.exports.prices import fits, partition_of, seconds, slowdown, units_of, with_partition
 from debubble.ir import ExportError, Plan
 
@@ -45,14 +45,25 @@ def fastest(plan: Plan, ladders: Iterable[Sequence[Choice[T]]], *, target: str) 
     return changed, choice.setting, losses
 
 
+def wholly_or_not(layer: PlannedLayer) -> bool:
+    """Tell whether all of a layer is recomputed, or nothing."""
+    return layer.whole or not layer.recomputes
+
+
+def recomputed_layers(plan: Plan, *, target: str) -> list[int]:
+    """The numbers of the layers of which anything is recomputed."""
+    return [layer.index for stage in stage_layers(plan, target=target) for layer in stage.layers if layer.recomputes]
+
+
 def whole_where_needed(
-    plan: Plan, stages: Sequence[StageLayers], *, target: str, expressible: Callable[[PlannedLayer], bool]
+    plan: Plan, *, target: str, expressible: Callable[[PlannedLayer], bool] = wholly_or_not
 ) -> tuple[Plan, tuple[str, ...]]:
     """The plan for a target that recomputes other layers wholly or not at all.
 
     Of the layers that are not expressible, as many recompute wholly as it takes to keep no more than planned on their
     stage: all of them, where the plan's costs are not those of model units.
     """
+    stages = stage_layers(plan, target=target)
     chosen = {layer.index: layer.strategies for stage in stages for layer in stage.layers}
     partly = [[layer for layer in stage.layers if not expressible(layer)] for stage in stages]
     if not any(partly):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from debubble.exports.layers import again
 from debubble.exports.prices import slowdown, with_options
@@ -11,16 +11,8 @@ from debubble.targets import Target
 from debubble.targets.orders import own_order, without_transfers
 
 
-@dataclass(frozen=True)
-class Reduction:
-    """A plan that a target can run, and what was lost on the way."""
-
-    plan: Plan
-    losses: tuple[str, ...]
-
-
-def compute_only(plan: Plan, *, target: Target, offloads: bool) -> Reduction:
-    """The plan without offload, with recomputation in the backward, and with one optimizer step at the end.
+def compute_only(plan: Plan, *, target: Target, offloads: bool) -> tuple[Plan, tuple[str, ...]]:
+    """The plan without offload, with recomputation in the backward, and one optimizer step at the end; what is lost.
 
     Where the target `offloads` as the plan does, the plan keeps that.
 
@@ -28,7 +20,7 @@ def compute_only(plan: Plan, *, target: Target, offloads: bool) -> Reduction:
     the plan then no longer fits in memory, or if its costs cannot say whether it does.
     """
     if offloads:
-        return Reduction(plan, ())
+        return plan, ()
     reduced = replace(plan, schedule=without_transfers(plan.schedule))
     losses = _schedule_losses(plan)
     needed = ["offload"] if plan.schedule.offloaded else []
@@ -45,7 +37,7 @@ def compute_only(plan: Plan, *, target: Target, offloads: bool) -> Reduction:
             )
         reduced = replace(reduced, costs=on_devices.costs, options=on_devices.options)
     if not losses:
-        return Reduction(reduced, ())
+        return reduced, ()
     try:
         losses.append(f"With that {slowdown(reduced, plan)}.")
     except OutOfMemoryError as error:
@@ -54,7 +46,7 @@ def compute_only(plan: Plan, *, target: Target, offloads: bool) -> Reduction:
             f"{target.title} cannot run this plan, whose memory depends on {needs}: {error}  To avoid that,"
             f" {again(plan, target.title)}."
         ) from error
-    return Reduction(reduced, tuple(losses))
+    return reduced, tuple(losses)
 
 
 def _schedule_losses(plan: Plan) -> list[str]:

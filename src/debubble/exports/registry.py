@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from debubble.exports.layers import ENDS, require_layers
-from debubble.exports.offload import module_offload
 from debubble.exports.options import OptionTable, settings_of
-from debubble.exports.prices import seconds, to_whole_layers
+from debubble.exports.prices import module_offload, seconds, to_whole_layers
 from debubble.exports.recomputation import ends_keep
 from debubble.exports.reduction import compute_only
 from debubble.ir import ExportError, Plan
@@ -28,11 +27,8 @@ class Export:
     """One sentence for each thing that the target cannot express; the plan still fits in memory."""
 
 
-class Exporter(Protocol):
-    """Raises ExportError if the target cannot keep what the plan depends on."""
-
-    def __call__(self, plan: Plan, /) -> Export:
-        """Export the plan."""
+Exporter = Callable[[Plan], Export]
+"""Raises ExportError if the target cannot keep what the plan depends on."""
 
 
 @dataclass(frozen=True)
@@ -66,17 +62,13 @@ def exporter(
                 require_layers(plan, target=target.title)
             _check(target, plan)
             offloads = plan.schedule.offloaded and module_offload(plan, target) is not None
-            reduction = compute_only(plan, target=target, offloads=bool(offloads))
-            reduced, losses = reduction.plan, list(reduction.losses)
+            reduced, losses = compute_only(plan, target=target, offloads=bool(offloads))
             settings, lost = settings_of(reduced, options)
-            if layers:
-                reduced, more = ends_keep(reduced, target=target.title)
-                losses += more
-            reduced, more = to_whole_layers(reduced)
-            losses += more
+            reduced, of_ends = ends_keep(reduced, target=target.title) if layers else (reduced, ())
+            reduced, of_layers = to_whole_layers(reduced)
             made = make(reduced, settings)
-            losses = [*lost, *_unit_losses(plan), *losses, *made.losses]
-            return Export(files=made.files, losses=(*losses, *_together(plan, made.runs, losses)))
+            said = (*lost, *_unit_losses(plan), *losses, *of_ends, *of_layers, *made.losses)
+            return Export(files=made.files, losses=(*said, *_together(plan, made.runs, said)))
 
         exports.add(name, export)
         return export
@@ -105,7 +97,7 @@ def _unit_losses(plan: Plan) -> tuple[str, ...]:
     return tuple(losses)
 
 
-def _together(plan: Plan, runs: Plan, losses: list[str]) -> tuple[str, ...]:
+def _together(plan: Plan, runs: Plan, losses: Sequence[str]) -> tuple[str, ...]:
     """The slowdown of all that was changed, where more than one sentence has one."""
     if sum("times as long" in sentence for sentence in losses) < 2:
         return ()

@@ -9,24 +9,18 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from debubble.exports.layers import stage_layers
-from debubble.exports.module_names import hf_names
-from debubble.exports.options import Decision, OptionTable, written
+from debubble.exports.layers import hf_names, stage_layers
+from debubble.exports.options import OptionTable, written
 from debubble.exports.registry import Made, exporter
 from debubble.exports.torch_hosts import whole_backwards
 from debubble.ir import ExportError, InputError, Op, Placement, Plan, RunOptions, Schedule, check
 
-
-def _named(name: str) -> Callable[[Plan], Decision]:
-    return written(name, lambda plan: getattr(plan.options, name))
-
-
-OPTIONS: OptionTable = {field.name: _named(field.name) for field in fields(RunOptions)}
+OPTIONS: OptionTable = {field.name: written(field.name, field.name) for field in fields(RunOptions)}
 """The script that loads the CSV sets up the rest of the run itself: all options are named to the user."""
 _DEFAULT = RunOptions()
 _SIZES = ("micro_batch_size", "sequence_length")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from debubble.exports.layers import StageLayers, again
+from debubble.exports.layers import again
 from debubble.exports.options import Decision, Lost, Written
 from debubble.exports.prices import slowdown
 from debubble.ir import ExportError, Plan
 from debubble.models import Model
 from debubble.targets import orders
-from debubble.targets.limits import no_further_tokens
 from debubble.targets.orders import placement_kind
 
 
@@ -33,12 +31,6 @@ _PLACING = {"linear": "1F1B", "looped": "Interleaved1F1B", "v_shape": "ZBVZeroBu
 """Way of placing stages -> the torch schedule that has it."""
 
 
-def refuse_mtp(stages: Sequence[StageLayers], *, target: str) -> None:
-    """Raise ExportError for multi-token-prediction layers, whose modules debubble cannot name in any target."""
-    if any(stage.mtp for stage in stages):
-        raise ExportError(no_further_tokens(target))
-
-
 def fsdp(plan: Plan, *, target: str) -> Decision:
     """ZeRO under FSDP, which always divides what ZeRO-1 does."""
     if plan.options.zero or plan.options.data * plan.options.context == 1:
@@ -54,15 +46,13 @@ def accumulation(plan: Plan) -> tuple[str, ...]:
 
 
 def expert_degree(plan: Plan, *, name: str) -> Decision:
-    """Experts are divided over expert- and tensor-parallel ranks, which these targets call expert-parallel both."""
+    """Experts are divided over expert- and tensor-parallel ranks, which these targets call expert-parallel both.
+
+    Every rank has whole experts in these targets, whatever the plan; the shards of an expert count as ranks.
+    """
     if plan.model is None or Model.from_hf(plan.model).experts is None:
         return Written({})
     return Written({name: plan.options.expert * plan.options.expert_shards})
-
-
-def whole_experts(plan: Plan) -> Decision:
-    """Every rank has whole experts in these targets, whatever the plan; `expert_degree` counts its shards as ranks."""
-    return Written({})
 
 
 def whole_backwards(plan: Plan) -> tuple[Plan, tuple[str, ...]]:

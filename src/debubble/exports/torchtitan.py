@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from pprint import pformat
 from typing import Any
 
-from debubble.exports.layers import stage_layers
-from debubble.exports.module_names import torchtitan_names
+from debubble.exports.layers import stage_layers, torchtitan_names
 from debubble.exports.options import (
     MEGATRON_ALONE,
     Decision,
@@ -21,10 +20,11 @@ from debubble.exports.options import (
     adapters,
     by_value,
     nested,
+    one_value,
     post_validation,
     written,
 )
-from debubble.exports.recomputation import whole_where_needed
+from debubble.exports.recomputation import recomputed_layers, whole_where_needed
 from debubble.exports.registry import Made, exporter
 from debubble.exports.torch_csv import to_csv
 from debubble.exports.torch_hosts import (
@@ -32,9 +32,7 @@ from debubble.exports.torch_hosts import (
     expert_degree,
     fsdp,
     placing_schedule,
-    refuse_mtp,
     whole_backwards,
-    whole_experts,
 )
 from debubble.ir import Plan
 
@@ -120,8 +118,8 @@ def _zero(plan: Plan) -> Decision:
 
 
 OPTIONS: OptionTable = {
-    "micro_batch_size": written("size", lambda plan: plan.options.micro_batch_size),
-    "sequence_length": written("length", lambda plan: plan.options.sequence_length),
+    "micro_batch_size": written("size", "micro_batch_size"),
+    "sequence_length": written("length", "sequence_length"),
     "tensor": lambda plan: Written(
         {"parallelism.tensor_parallel_degree": plan.options.tensor, "parallelism.enable_sequence_parallel": True}
     ),
@@ -131,9 +129,9 @@ OPTIONS: OptionTable = {
             "parallelism.data_parallel_shard_degree": plan.options.data,
         }
     ),
-    "context": written("parallelism.context_parallel_degree", lambda plan: plan.options.context),
+    "context": written("parallelism.context_parallel_degree", "context"),
     "expert": lambda plan: expert_degree(plan, name="parallelism.expert_parallel_degree"),
-    "expert_tensor": whole_experts,
+    "expert_tensor": one_value,
     "zero": _zero,
     "optimizer": by_value("optimizer", {"adamw": {}, "adam": {}}),
     "dtype": by_value(
@@ -152,20 +150,15 @@ OPTIONS: OptionTable = {
 @exporter("torchtitan", options=OPTIONS)
 def torchtitan(plan: Plan, settings: Mapping[str, Any]) -> Made:
     """`plan.py`, which changes a trainer config, and, for a pipeline, `schedule.csv`."""
-    stages = stage_layers(plan, target="torchtitan")
-    refuse_mtp(stages, target="torchtitan")
+    stages = stage_layers(plan, target="torchtitan", further_tokens=False)
     pipeline = plan.devices > 1
     parallelism: dict[str, Any] = {"pipeline_parallel_degree": plan.devices}
     if pipeline:
         parallelism["pipeline_parallel_schedule"] = placing_schedule(plan, target="torchtitan")
-    plan, losses = whole_where_needed(
-        plan, stages, target="torchtitan", expressible=lambda layer: layer.whole or not layer.recomputes
-    )
+    plan, losses = whole_where_needed(plan, target="torchtitan")
     plan, split = whole_backwards(plan)
     tree = nested(settings)
-    recomputed = {
-        layer.index for stage in stage_layers(plan, target="torchtitan") for layer in stage.layers if layer.recomputes
-    }
+    recomputed = set(recomputed_layers(plan, target="torchtitan"))
     recipe = _RECIPE.format(
         beside="; schedule.csv belongs beside this file" if pipeline else "",
         recomputed=_python(recomputed or ()),
