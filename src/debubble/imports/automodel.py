@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from debubble.imports.job import Job
-from debubble.imports.modules import hub_model, layers_of
+from debubble.imports.model import hub_model
 from debubble.imports.registry import Given, Settings, importer
 from debubble.imports.settings import Reader, read_settings, unread
-from debubble.imports.torch_hosts import balanced_layers, chunks_of, order_of, recomputed
+from debubble.imports.torch_hosts import balanced_layers, chunks_of, layers_of, order_of, recomputed
 from debubble.ir import InputError, RunOptions, Schedule
 from debubble.models import Model
 

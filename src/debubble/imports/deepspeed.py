@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from debubble.files import read_file
 from debubble.imports.job import Job, even_layers
 from debubble.imports.registry import Given, Settings, importer
-from debubble.imports.settings import Reader, read_settings, unread
+from debubble.imports.settings import Reader, read_constants, read_settings, unread
 from debubble.imports.torch_hosts import recomputed
 from debubble.ir import InputError, RunOptions
 
@@ -32,7 +30,7 @@ def read_config(path: Path) -> Mapping[str, Any]:
         f"{module.name}: {name}": sorted(value)
         for module in beside
         if module.exists()
-        for name, value in _constants(module).items()
+        for name, value in read_constants(module).items()
     }
     return {**read_settings(path), **planned}
 
@@ -97,15 +95,6 @@ def _pipeline(read: Reader, devices: int) -> int:
     batch = read.get("train_batch_size")
     replicas = batch // local if isinstance(batch, int) and batch % local == 0 else 0
     return devices // replicas if replicas > 0 and devices % replicas == 0 else 1
-
-
-def _constants(path: Path) -> dict[str, Any]:
-    tree = ast.parse(read_file(path, "pipeline module"))
-    return {
-        node.targets[0].id: ast.literal_eval(node.value)
-        for node in tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-    }
 
 
 def _unread(read: Reader, *, pipeline: int, batch: int, predicted: int) -> Iterator[str]:

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from debubble.costs import Cluster
-from debubble.costs.units import Partition, Strategy, Unit, Units
+from debubble.costs.units import Unit, Units, partition_named
 from debubble.files import read_file
 from debubble.ir import InputError, Kind, Plan
 from debubble.models import Model
@@ -118,13 +118,9 @@ def fitted(plan: Plan, measured: Measured) -> Fit:
     )  # fmt: skip
     stage_of = [stage for stage, held in enumerate(plan.partition) for _ in held]
     scaled = replace(units, units=tuple(_scaled(unit, *factors[stage_of[i]]) for i, unit in enumerate(units.units)))
-    names = iter(unit.strategy for stage in plan.partition for unit in stage)
-    index = iter(range(len(stage_of)))
-    partition = Partition(
-        [(i := next(index), units.units[i].strategy_named(next(names)) or "none") for _ in stage]
-        for stage in plan.partition
+    costs = scaled.stage_costs(
+        partition_named(plan.partition, units), plan.schedule.placement, on_host=plan.schedule.host_steps
     )
-    costs = scaled.stage_costs(partition, plan.schedule.placement, on_host=plan.schedule.host_steps)
     again = replace(plan, costs=costs.with_limit(None))
     predicted = float(step_time(again.simulate(), plan.options, tail=tail_of(plan)))
     return Fit(units=scaled, factors=factors, predicted=predicted, measured=measured.step)
@@ -184,7 +180,9 @@ def _factors(plan: Plan, measured: Measured) -> Iterator[tuple[float, float]]:
 
 def _scaled(unit: Unit, forward: float, backward: float) -> Unit:
     """A unit with other times; what it recomputes is part of the backward."""
-    strategies = {name: _slower(strategy, backward) for name, strategy in unit.strategies.items()}
+    strategies = {
+        name: replace(strategy, recompute=strategy.recompute * backward) for name, strategy in unit.strategies.items()
+    }
     return replace(
         unit,
         forward=unit.forward * forward,
@@ -192,7 +190,3 @@ def _scaled(unit: Unit, forward: float, backward: float) -> Unit:
         backward_weight=unit.backward_weight * backward,
         strategies=strategies,
     )
-
-
-def _slower(strategy: Strategy, factor: float) -> Strategy:
-    return replace(strategy, recompute=strategy.recompute * factor)

@@ -7,16 +7,14 @@ import re
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 from debubble.exports.megatron import FSDP
 from debubble.imports.arguments import read_arguments
 from debubble.imports.job import Job, even_layers
 from debubble.imports.megatron_bridge import read_bridge
-from debubble.imports.modules import hub_model
+from debubble.imports.model import Sizes, hub_model
 from debubble.imports.registry import Given, Settings, importer
-from debubble.imports.settings import unread
-from debubble.imports.sizes import Sizes
+from debubble.imports.settings import Reader, unread
 from debubble.ir import InputError, RunOptions
 from debubble.models import Model
 from debubble.targets.megatron_modules import MEGATRON_MODULES
@@ -55,7 +53,7 @@ def job_of(settings: Settings, path: Path, given: Given, *, target: str) -> Job:
         raise InputError(
             f"{path}: a global batch of {batch} cannot be divided over {data} replicas of {size} sequences."
         )
-    model = given.model or hub_model(arguments.text("model") or "") or _model(arguments)
+    model = given.model or hub_model(arguments.word("model") or "") or _model(arguments)
     layers, mtp_stage = _stages(arguments, model.layers, pipeline)
     options = RunOptions(
         micro_batch_size=size,
@@ -87,72 +85,48 @@ def job_of(settings: Settings, path: Path, given: Given, *, target: str) -> Job:
     )
 
 
-class Arguments:
-    """Arguments that know which of them were asked for."""
+class Arguments(Reader):
+    """Arguments, whose values are words: the numbers among them, and which of them were asked for."""
 
-    def __init__(self, settings: Settings, path: Path) -> None:
-        self._settings, self._path = settings, path
-        self.asked: set[str] = set()
-
-    def __contains__(self, name: str) -> bool:
-        self.asked.add(name)
-        return name in self._settings
-
-    def text(self, name: str, default: str | None = None) -> str | None:
+    def word(self, name: str, default: str | None = None) -> str | None:
         """The value of an argument that has one."""
-        self.asked.add(name)
-        value = self._settings.get(name, default)
-        return value if value is None or isinstance(value, str) else str(value)
+        value = self.get(name, default)
+        return value if value is None else str(value)
 
     def words(self, name: str) -> tuple[str, ...]:
         """The words behind an argument."""
-        self.asked.add(name)
-        value = self._settings.get(name, ())
+        value = self.get(name, ())
         return (value,) if isinstance(value, str) else () if value is True else tuple(value)
 
     def number(self, name: str, default: int | None = None) -> int:
         """A whole number; raises InputError if it is missing without a default, or is none."""
-        text = self.text(name)
-        if text is None:
+        word = self.word(name)
+        if word is None:
             if default is None:
-                raise InputError(f"{self._path} does not say {name}; give what it describes on the command line.")
+                raise InputError(f"{self.path} does not say {name}; give what it describes on the command line.")
             return default
-        return self._whole(name, text)
+        return self._whole(name, word)
 
-    def size(self, name: str, default: int | None = None) -> int:
-        """A positive whole number; raises InputError if it is missing without a default, or is none."""
-        value = self.number(name, default)
-        if value < 1:
-            raise InputError(f"{self._path}: {name} is {value}, which is no number of anything.")
-        return value
-
-    def numbers(self, name: str) -> tuple[int, ...]:
+    def numbers(self, name: str) -> list[int]:
         """The whole numbers behind an argument; raises InputError if one is none."""
-        return tuple(self._whole(name, word) for word in self.words(name))
+        return [self._whole(name, word) for word in self.words(name)]
 
-    def _whole(self, name: str, text: str) -> int:
+    def _whole(self, name: str, word: str) -> int:
         try:
-            return int(text)
+            return int(word)
         except ValueError:
-            raise InputError(
-                f"{self._path}: {name} is '{text}', which is no whole number that is known here."
-            ) from None
+            raise InputError(f"{self.path}: {name} is '{word}', which is no whole number that is known here.") from None
 
     def share(self, name: str) -> float:
         """A number between 0 and 1, which is 1 if the argument is not there; raises InputError if it is none."""
-        text = self.text(name, "1")
+        word = self.word(name, "1")
         try:
-            share = float(text or "")
+            share = float(word or "")
         except ValueError:
             share = -1.0
         if not 0 <= share <= 1:
-            raise InputError(f"{self._path}: {name} is '{text}', which is no share between 0 and 1.")
+            raise InputError(f"{self.path}: {name} is '{word}', which is no share between 0 and 1.")
         return share
-
-    @property
-    def left(self) -> dict[str, Any]:
-        """The arguments that nobody asked for."""
-        return {name: value for name, value in self._settings.items() if name not in self.asked}
 
 
 def _model(arguments: Arguments) -> Model:
@@ -161,7 +135,7 @@ def _model(arguments: Arguments) -> Model:
     # Megatron-LM's own defaults, from its arguments.py.
     ffn = int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
     grouped = "--group-query-attention" in arguments
-    positions = arguments.text("--position-embedding-type", "learned_absolute")
+    positions = arguments.word("--position-embedding-type", "learned_absolute")
     vocab = arguments.number("--padded-vocab-size", 0) or arguments.number("--vocab-size", 0) or _vocabulary(arguments)
     if "--multi-latent-attention" in arguments or "--moe-layer-freq" in arguments:
         raise InputError(
@@ -176,7 +150,7 @@ def _model(arguments: Arguments) -> Model:
         ffn=arguments.number("--ffn-hidden-size", ffn),
         vocab=vocab,
         gated=gated,
-        rms_norm=arguments.text("--normalization", "LayerNorm") == "RMSNorm",
+        rms_norm=arguments.word("--normalization", "LayerNorm") == "RMSNorm",
         rotary=positions == "rope" or "--use-rotary-position-embeddings" in arguments,
         tied="--untie-embeddings-and-output-weights" not in arguments,
         qkv_bias="--add-qkv-bias" in arguments,
@@ -190,7 +164,7 @@ def _model(arguments: Arguments) -> Model:
 
 def _vocabulary(arguments: Arguments) -> int:
     """The size of a tokenizer's vocabulary, as Megatron-LM pads it; raises InputError if it is not known."""
-    kind, name = arguments.text("--tokenizer-type") or "", arguments.text("--tokenizer-model") or ""
+    kind, name = arguments.word("--tokenizer-type") or "", arguments.word("--tokenizer-model") or ""
     of_model = hub_model(name) if kind == "HuggingFaceTokenizer" else None
     words = of_model.vocab if of_model is not None else _TOKENIZERS.get(kind)
     if words is None:
@@ -208,15 +182,15 @@ _TOKENIZERS = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
 
 def _stages(arguments: Arguments, layers: int, pipeline: int) -> tuple[tuple[int, ...], int | None]:
     """Layers per stage, and the stage of the multi-token-prediction layers."""
-    layout = arguments.text("--pipeline-model-parallel-layout")
+    layout = arguments.word("--pipeline-model-parallel-layout")
     if layout is not None:
         stages = _layout(layout)
         mtp = next((s for s, stage in enumerate(stages) if "m" in stage), None)
         return tuple(stage.count("t") for stage in stages), mtp
     per_virtual = arguments.number("--num-layers-per-virtual-pipeline-stage", 0)
     chunks = arguments.number("--num-virtual-stages-per-pipeline-rank", 0)
-    first = arguments.text("--decoder-first-pipeline-num-layers")
-    last = arguments.text("--decoder-last-pipeline-num-layers")
+    first = arguments.word("--decoder-first-pipeline-num-layers")
+    last = arguments.word("--decoder-last-pipeline-num-layers")
     embedding = int("--account-for-embedding-in-pipeline-split" in arguments)
     loss = int("--account-for-loss-in-pipeline-split" in arguments)
     if per_virtual:
@@ -250,16 +224,16 @@ def _zero(arguments: Arguments) -> int:
     if "--use-torch-fsdp2" in arguments:
         return 3
     if "--use-megatron-fsdp" in arguments:
-        strategy = arguments.text("--data-parallel-sharding-strategy", FSDP[3])
+        strategy = arguments.word("--data-parallel-sharding-strategy", FSDP[3])
         return next((level for level, name in FSDP.items() if name == strategy), 3)
     return int("--use-distributed-optimizer" in arguments)
 
 
 def _optimizer(arguments: Arguments) -> str:
-    name = arguments.text("--optimizer", "adam") or "adam"
+    name = arguments.word("--optimizer", "adam") or "adam"
     if name == "sgd":
-        return "momentum" if float(arguments.text("--sgd-momentum", "0.9") or 0) else "sgd"
-    small = arguments.text("--exp-avg-dtype", "fp32") == "fp8" and arguments.text("--exp-avg-sq-dtype") == "fp8"
+        return "momentum" if float(arguments.word("--sgd-momentum", "0.9") or 0) else "sgd"
+    small = arguments.word("--exp-avg-dtype", "fp32") == "fp8" and arguments.word("--exp-avg-sq-dtype") == "fp8"
     if name == "adam":
         return "adamw-8bit" if small and "--use-precision-aware-optimizer" in arguments else "adamw"
     return name
@@ -271,12 +245,12 @@ def _host_optimizer(arguments: Arguments) -> float:
 
 def _dtype(arguments: Arguments) -> str:
     names = [name for name in ("bf16", "fp16") if f"--{name}" in arguments]
-    return "fp8" if arguments.text("--fp8-format") is not None else next(iter(names), "fp32")
+    return "fp8" if arguments.word("--fp8-format") is not None else next(iter(names), "fp32")
 
 
 def _offload(arguments: Arguments) -> ModuleOffload | None:
     """The modules of every layer that are offloaded and priced; layers that recompute wholly have none."""
-    if "--fine-grained-activation-offloading" not in arguments or arguments.text("--recompute-granularity") == "full":
+    if "--fine-grained-activation-offloading" not in arguments or arguments.word("--recompute-granularity") == "full":
         return None
     named = arguments.words("--offload-modules")
     modules = tuple(name for name in MODULES if name in named)
@@ -288,7 +262,7 @@ def _order(arguments: Arguments, *, chunks: int, combined: bool) -> str:
     if combined and chunks > 1:
         return COMBINED
     named = {"zero-bubble": "zb-h1", "1f1b": "1f1b", "1f1b-interleaved": "interleaved" if chunks > 1 else "1f1b"}
-    algorithm = arguments.text("--pp-algorithm") if "--patch-primus-pipeline" in arguments else None
+    algorithm = arguments.word("--pp-algorithm") if "--patch-primus-pipeline" in arguments else None
     if algorithm is None:
         return "interleaved" if chunks > 1 else "1f1b"
     if algorithm not in named:
@@ -301,10 +275,10 @@ def _strategies(arguments: Arguments, model: Model, layers: tuple[int, ...]) -> 
     numbers = arguments.numbers("--recompute-layer-ids")
     if numbers:
         return dict.fromkeys(numbers, ("full", "full"))
-    granularity = arguments.text("--recompute-granularity")
+    granularity = arguments.word("--recompute-granularity")
     if "--recompute-activations" in arguments:
         granularity = "selective"
-    method, count = arguments.text("--recompute-method"), arguments.number("--recompute-num-layers", 1)
+    method, count = arguments.word("--recompute-method"), arguments.number("--recompute-num-layers", 1)
     modules = frozenset(arguments.words("--recompute-modules") or ("core_attn",))
     if granularity == "full":
         most = count if method == "block" else math.inf
@@ -336,13 +310,13 @@ def _unread(arguments: Arguments, options: RunOptions) -> Iterator[str]:
     """Sentences on what changes time or memory and is not in the prediction."""
     if options.tensor > 1 and "--sequence-parallel" not in arguments:
         yield "--sequence-parallel is off, and the prediction counts on it: the job keeps more than predicted."
-    if arguments.text("--recompute-method") == "uniform" and arguments.number("--recompute-num-layers", 1) > 1:
+    if arguments.word("--recompute-method") == "uniform" and arguments.number("--recompute-num-layers", 1) > 1:
         yield "--recompute-method uniform is taken for one input kept per layer, not one per group of layers."
     modules = set(arguments.words("--recompute-modules"))
     unknown = modules - {name for setting in MEGATRON_MODULES for name in setting.split("+")}
     if unknown:
         yield f"--recompute-modules {' '.join(sorted(unknown))} is not priced."
-    if "--fine-grained-activation-offloading" in arguments and arguments.text("--recompute-granularity") == "full":
+    if "--fine-grained-activation-offloading" in arguments and arguments.word("--recompute-granularity") == "full":
         yield "--fine-grained-activation-offloading beside full recomputation is predicted to move nothing."
     unmoved = set(arguments.words("--offload-modules")) - {*MODULES}
     if unmoved:

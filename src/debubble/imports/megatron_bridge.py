@@ -48,7 +48,7 @@ def _arguments(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         elif name == "pipeline_model_parallel_layout":
             yield "--pipeline-model-parallel-layout", value if isinstance(value, str) else _layout(value)
         elif part in PARTS and name:
-            yield f"--{_NAMES.get(name, name.replace('_', '-'))}", _argument(value)
+            yield f"--{_NAMES.get(name, name.replace('_', '-'))}", argument(value)
         elif part != "mixed_precision":
             yield path, value
     if not settings.get("model.share_embeddings_and_output_weights"):
@@ -69,7 +69,8 @@ def _layout(stages: Sequence[Any]) -> str:
     return "|".join("".join(_STAGES.get(str(name), "t") for name in stage) for stage in stages)
 
 
-def _argument(value: Any) -> Any:
+def argument(value: Any) -> Any:
+    """A value as it stands behind an argument: True, a word, or a tuple of words."""
     if isinstance(value, list):
         return tuple(map(str, value))
     return True if value is True else str(value)

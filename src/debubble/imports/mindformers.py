@@ -8,9 +8,9 @@ from itertools import accumulate
 from pathlib import Path
 
 from debubble.imports.job import Job
+from debubble.imports.model import Sizes
 from debubble.imports.registry import Given, Settings, importer
 from debubble.imports.settings import Reader, read_settings, unread
-from debubble.imports.sizes import Sizes
 from debubble.ir import InputError, RunOptions
 from debubble.models import Model
 from debubble.targets.frameworks import MINDFORMERS_CELLS

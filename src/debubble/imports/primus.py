@@ -9,6 +9,7 @@ from typing import Any
 
 from debubble.imports.job import Job
 from debubble.imports.megatron import job_of
+from debubble.imports.megatron_bridge import argument
 from debubble.imports.registry import Given, Settings, importer
 from debubble.imports.settings import read_settings
 from debubble.ir import InputError
@@ -23,10 +24,11 @@ def read_experiment(path: Path) -> Mapping[str, Any]:
         InputError: if the file is no experiment.
     """
     settings = read_settings(path)
+    prefix = f"{_TRAINER}overrides."
     overrides = {
-        f"--{name.removeprefix(f'{_TRAINER}overrides.').replace('_', '-')}": _argument(value)
+        f"--{name.removeprefix(prefix).replace('_', '-')}": _with_default(argument(value))
         for name, value in settings.items()
-        if name.startswith(f"{_TRAINER}overrides.") and value not in (None, False, {})
+        if name.startswith(prefix) and value not in (None, False, {})
     }
     if not overrides:
         raise InputError(f"{path} has no modules.pre_trainer.overrides, as Primus's experiments have.")
@@ -34,16 +36,9 @@ def read_experiment(path: Path) -> Mapping[str, Any]:
     return overrides if model is None else {**overrides, "model": model.removesuffix(".yaml").replace("_", "-")}
 
 
-_DEFAULT = re.compile(r"\$\{\w+:([^}]*)\}")
-"""A variable of the environment with what is taken where it is not set."""
-
-
-def _argument(value: Any) -> Any:
-    if isinstance(value, str):
-        return _DEFAULT.sub(r"\1", value)
-    if isinstance(value, list):
-        return tuple(map(str, value))
-    return True if value is True else str(value)
+def _with_default(value: Any) -> Any:
+    """A word in which a variable of the environment, such as `${PP:4}`, has what is taken where it is not set."""
+    return re.sub(r"\$\{\w+:([^}]*)\}", r"\1", value) if isinstance(value, str) else value
 
 
 @importer("primus", settings=read_experiment, file="plan.yaml")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import tomllib
@@ -48,6 +49,22 @@ def _flat(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield f"{prefix}{name}", value
 
 
+def read_constants(path: Path) -> dict[str, Any]:
+    """The constants of a Python file that debubble wrote, which is not run.
+
+    Raises:
+        InputError: if it cannot be read, or is no such file.
+    """
+    try:
+        return {
+            node.targets[0].id: ast.literal_eval(node.value)
+            for node in ast.parse(read_file(path, "recipe")).body
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        }
+    except (SyntaxError, ValueError) as error:
+        raise InputError(f"{path} is no recipe of debubble's, whose settings are constants.") from error
+
+
 def unread(left: Iterable[str], costly: re.Pattern[str]) -> Iterator[str]:
     """Sentences on the settings that nobody asked for: those that change time or memory of a step, and the others.
 
@@ -73,7 +90,7 @@ class Reader:
     """Settings that are asked for by type, and know which of them were."""
 
     def __init__(self, settings: Mapping[str, Any], path: Path) -> None:
-        self._settings, self._path = settings, path
+        self._settings, self.path = settings, path
         self._asked: set[str] = set()
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -86,7 +103,7 @@ class Reader:
         """A word; raises InputError if the setting is none."""
         value = self.get(name, default)
         if not isinstance(value, str):
-            raise InputError(f"{self._path}: {name} is {value!r}, which is no word.")
+            raise InputError(f"{self.path}: {name} is {value!r}, which is no word.")
         return value
 
     def number(self, name: str, default: int | None = None) -> int:
@@ -96,7 +113,7 @@ class Reader:
             said = "is missing" if value is None else f"is {value!r}, which is no whole number"
             if value == "auto":
                 said = "is 'auto', which your trainer fills in: write the number into a copy of the file"
-            raise InputError(f"{self._path}: {name} {said}.")
+            raise InputError(f"{self.path}: {name} {said}.")
         return value
 
     def __contains__(self, name: str) -> bool:
@@ -116,12 +133,12 @@ class Reader:
         """A positive whole number; raises InputError if it is missing without a default, or is none."""
         value = self.number(name, default)
         if value < 1:
-            raise InputError(f"{self._path}: {name} is {value}, which is no number of anything.")
+            raise InputError(f"{self.path}: {name} is {value}, which is no number of anything.")
         return value
 
     def numbers(self, name: str) -> list[int]:
         """A list of whole numbers, none if it is missing; raises InputError if the setting is anything else."""
         value = self.get(name, [])
         if not isinstance(value, list) or not all(type(each) is int for each in value):
-            raise InputError(f"{self._path}: {name} is {value!r}, which is no list of whole numbers.")
+            raise InputError(f"{self.path}: {name} is {value!r}, which is no list of whole numbers.")
         return value

@@ -9,9 +9,8 @@ from pathlib import Path
 from debubble.exports import torch_csv
 from debubble.files import read_file
 from debubble.imports.job import Job
-from debubble.imports.modules import layers_of
 from debubble.imports.registry import Given, Settings, importer
-from debubble.imports.torch_hosts import balanced_layers
+from debubble.imports.torch_hosts import balanced_layers, layers_of
 from debubble.ir import InputError, RunOptions
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,9 @@ ORDERS = {
     "dualpipev": "dualpipe-v",
 }
 """torch's schedules, in small letters -> those of the library."""
+
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)$")
 
 
 def order_of(name: str, csv: str, path: Path) -> str | Schedule:
@@ -54,6 +58,19 @@ def balanced_layers(layers: int, stages: int, *, first_less: int, last_less: int
     counts[0] -= first_less
     counts[-1] -= last_less
     return tuple(counts)
+
+
+def layers_of(parts: object) -> tuple[int, ...]:
+    """Decoder layers per stage, of modules such as `model.layers.3` or `transformer.h.3`.
+
+    Raises:
+        InputError: if that is no list of lists of names.
+    """
+    if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
+        raise InputError(f"The modules of the stages are {parts!r}, which is no list of lists of names.")
+    if not all(isinstance(name, str) for part in parts for name in part):
+        raise InputError("The modules of the stages are no names.")
+    return tuple(sum(_LAYER.search(name) is not None for name in part) for part in parts)
 
 
 def recomputed(layers: Sequence[int], operators: str = "full") -> dict[int, tuple[str, str]]:

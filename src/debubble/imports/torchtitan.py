@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from debubble.files import read_file
 from debubble.imports.job import Job
-from debubble.imports.modules import hub_model, layers_of
+from debubble.imports.model import hub_model
 from debubble.imports.registry import Given, Settings, importer
-from debubble.imports.settings import Reader, read_settings, unread
-from debubble.imports.torch_hosts import balanced_layers, chunks_of, order_of, recomputed
+from debubble.imports.settings import Reader, read_constants, read_settings, unread
+from debubble.imports.torch_hosts import balanced_layers, chunks_of, layers_of, order_of, recomputed
 from debubble.ir import InputError, RunOptions, Schedule
 from debubble.models import Model
 
@@ -40,15 +38,7 @@ def read_recipe(path: Path) -> Mapping[str, Any]:
     """
     if path.suffix != ".py":
         return read_settings(path)
-    try:
-        tree = ast.parse(read_file(path, "recipe"))
-        constants = {
-            node.targets[0].id: ast.literal_eval(node.value)
-            for node in tree.body
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-        }
-    except (SyntaxError, ValueError) as error:
-        raise InputError(f"{path} is no recipe of debubble's, whose settings are constants.") from error
+    constants = read_constants(path)
     if "PARALLELISM" not in constants:
         raise InputError(f"{path} is no recipe of debubble's: it has no PARALLELISM.")
     return dict(_of_recipe(constants))

@@ -1,13 +1,22 @@
-"""A model's sizes, as frameworks without Hugging Face configs name them, as such a config."""
+"""The model of a job, by a hub's name for it, or by its sizes where a framework has no Hugging Face config."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from debubble.ir import InputError
-from debubble.models import Model
+from debubble.models import Model, models
+
+
+def hub_model(name: str) -> Model | None:
+    """The known model that a hub's name such as `meta-llama/Meta-Llama-3-8B` means; None if none is."""
+    last = name.rstrip("/").rpartition("/")[2].lower().removeprefix("meta-")
+    short = re.sub(r"-(instruct|hf|base|it|chat|v0\.\d)\b", "", last)
+    names = (last, short, short.replace("llama-", "llama"), re.sub(r"-(?=\d)", "", short, count=1))
+    return next((models[each] for each in names if each in models), None)
 
 
 @dataclass(frozen=True, kw_only=True)
