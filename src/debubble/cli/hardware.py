@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from debubble.cli.app import app
-from debubble.cli.output import Json, console, print_answer
+from debubble.cli.output import Json, console, figure_table, print_answer
 
 
 @app.command(rich_help_panel="Lists")
@@ -18,24 +18,10 @@ def hardware(json: Json = False) -> None:
     if json:
         print_answer(hardware=[asdict(device) for device in registry.values()])
         return
-    rates = Table(
-        "device",
-        "memory GiB",
-        "16-bit TFLOP/s",
-        "fp8",
-        "memory",
-        "link",
-        "network",
-        "host",
-        box=None,
-        header_style="bold",
-    )
+    rates = figure_table("device", "memory GiB", "16-bit TFLOP/s", "fp8", "memory", "link", "network", "host")
     sources = Table.grid(padding=(0, 2, 0, 0))
     sources.add_column(no_wrap=True)
     sources.add_column(overflow="fold")
-    rates.columns[0].no_wrap = True
-    for column in rates.columns[1:]:
-        column.justify = "right"
     for d in registry.values():
         bandwidths = (d.memory_bandwidth, d.link_bandwidth, d.network_bandwidth, d.host_bandwidth)
         fp8 = f"{d.fp8_flops / 1e12:g}" if d.fp8_flops else ""

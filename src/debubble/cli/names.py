@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pkgutil import resolve_name
 from typing import Any
 
 import typer
@@ -51,33 +52,22 @@ def completed(names: Names) -> Callable[[str], list[str]]:
     return offered
 
 
-def model_names() -> Iterable[str]:
-    """Built-in models."""
-    from debubble.models import models
-
-    return models
+def registered(place: str) -> Names:
+    """The names in a mapping, `module:attribute`, which is imported when they are needed."""
+    return lambda: resolve_name(f"debubble.{place}")
 
 
-def offered_clusters(incomplete: str) -> list[str]:
-    """What a shell offers for a cluster: known devices, behind the number and the `x` that were typed."""
-    from debubble.costs import hardware
-
-    number, times, _ = incomplete.rpartition("x")
-    return completed(lambda: (f"{number or 8}{times or 'x'}{name}" for name in hardware))(incomplete)
-
-
-def optimizer_names() -> Iterable[str]:
-    """Optimizers whose states are known."""
-    from debubble.costs.step import MOMENTS
-
-    return MOMENTS
-
-
-def dtype_names() -> Iterable[str]:
-    """Data types that are priced."""
-    from debubble.costs.speed import ELEMENT
-
-    return ELEMENT
+model_names = registered("models:models")
+optimizer_names = registered("costs.step:MOMENTS")
+dtype_names = registered("costs.speed:ELEMENT")
+planner_names = registered("planners:planners")
+schedule_names = registered("schedules:schedules")
+export_names = registered("exports:exports")
+import_names = registered("imports:imports")
+framework_names = registered("targets:targets")
+theme_names = registered("views.palette:THEMES")
+size_names = registered("views.picture:SIZES")
+answer_names = registered("cli.answers:ANSWERS")
 
 
 def learning_rate_names() -> Iterable[str]:
@@ -88,55 +78,6 @@ def learning_rate_names() -> Iterable[str]:
     return SCHEDULES
 
 
-def planner_names() -> Iterable[str]:
-    """Registered planners."""
-    from debubble.planners import planners
-
-    return planners
-
-
-def schedule_names() -> Iterable[str]:
-    """Registered schedules."""
-    from debubble.schedules import schedules
-
-    return schedules
-
-
-def export_names() -> Iterable[str]:
-    """Registered targets of exports."""
-    from debubble.exports import exports
-
-    return exports
-
-
-def import_names() -> Iterable[str]:
-    """Frameworks whose configurations are read."""
-    from debubble.imports import imports
-
-    return imports
-
-
-def framework_names() -> Iterable[str]:
-    """Frameworks that plans are made for."""
-    from debubble.targets.target import targets
-
-    return targets
-
-
-def theme_names() -> Iterable[str]:
-    """Colours of pictures."""
-    from debubble.views.palette import THEMES
-
-    return THEMES
-
-
-def size_names() -> Iterable[str]:
-    """Sizes of pictures."""
-    from debubble.views.picture import SIZES
-
-    return SIZES
-
-
 def report_names() -> Iterable[str]:
     """Papers whose tables are computed, and all of them."""
     from debubble.reproduce import papers
@@ -144,8 +85,9 @@ def report_names() -> Iterable[str]:
     return [*papers, "all"]
 
 
-def answer_names() -> Iterable[str]:
-    """Commands that answer in JSON."""
-    from debubble.cli.answers import ANSWERS
+def offered_clusters(incomplete: str) -> list[str]:
+    """What a shell offers for a cluster: known devices, behind the number and the `x` that were typed."""
+    from debubble.costs import hardware
 
-    return ANSWERS
+    number, times, _ = incomplete.rpartition("x")
+    return completed(lambda: (f"{number or 8}{times or 'x'}{name}" for name in hardware))(incomplete)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from debubble.formatting import ANSWER_VERSION
 
@@ -25,6 +26,15 @@ def console() -> Console:
 def log() -> Console:
     """The console of progress and remarks."""
     return Console(stderr=True, highlight=False)
+
+
+def figure_table(*columns: str, **style: Any) -> Table:
+    """A table without lines: names in the first column, figures in the others."""
+    table = Table(*columns, box=None, header_style="bold", **style)
+    table.columns[0].no_wrap = True
+    for column in table.columns[1:]:
+        column.justify = "right"
+    return table
 
 
 def print_answer(**entries: Any) -> None:

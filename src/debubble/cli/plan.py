@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from debubble import __version__
 from debubble.cli import options as o
 from debubble.cli.app import app
-from debubble.cli.origin import this_call
 from debubble.cli.output import console, log, print_answer
 from debubble.cli.plan_options import Given, Output, Question, check_call
 from debubble.cli.plan_request import GivenRequest, ModelRequest, Request
 from debubble.files import write_whole
-from debubble.ir import CutOffError, InfeasibleError, Plan, WhatIf
+from debubble.ir import CutOffError, InfeasibleError, Origin, Plan, WhatIf
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -52,7 +55,9 @@ def plan(
             from debubble.planners.degrees import pareto_front
 
             status.update("Planning with less memory ...")
-            front = pareto_front(request.job, _configuration(result))
+            why = _scene(result).why
+            assert why is not None
+            front = pareto_front(request.job, why.configuration)
         if output.targets and isinstance(request, ModelRequest):
             from debubble.planners.analysis.nearest_plans import nearest_plans
 
@@ -81,6 +86,15 @@ def plan(
             elsewhere={} if nearest or not isinstance(request, ModelRequest) else _elsewhere(result, asked),
         )  # fmt: skip
         console().print(answer)
+
+
+def this_call() -> Origin:
+    """The command line, the time and the version, as plans record them."""
+    return Origin(
+        command=shlex.join(["debubble", *sys.argv[1:]]),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        version=__version__,
+    )
 
 
 def _request(model: str | None, *, run: o.ModelRun, asked: Question, given: Given, search: o.SearchLimits) -> Request:
@@ -130,14 +144,6 @@ def _scene(plan: Plan) -> Scene:
     from debubble.views import Scene
 
     return Scene.predicted(plan)
-
-
-def _configuration(plan: Plan) -> ConfigurationSummary:
-    """A model's plan as one choice of degrees."""
-    from debubble.planners.analysis.explanation import Explanation
-
-    scene = _scene(plan)
-    return Explanation(plan, scene.timeline, float(scene.step_time)).configuration
 
 
 def _what_ifs(plan: Plan, search: o.SearchLimits) -> tuple[WhatIf, ...]:

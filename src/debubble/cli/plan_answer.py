@@ -8,7 +8,7 @@ from typing import Any
 
 from debubble.ir import Plan, WhatIf
 from debubble.ir.degrees import ConfigurationSummary, DegreeSearch
-from debubble.planners.analysis.explanation import Explanation, explanation
+from debubble.planners.analysis.explanation import Explanation
 from debubble.planners.analysis.nearest_plans import NearestPlan, plan_runs_in
 from debubble.views import Scene
 
@@ -31,7 +31,7 @@ def plan_dict(
         front: The Pareto front of time and memory, if it was asked for.
     """
     timeline, step_time = scene.timeline, scene.step_time
-    why = explanation(plan, timeline, float(step_time))
+    why = scene.why
     return {
         "planner": plan.planner,
         "schedule": plan.schedule.name,
@@ -54,7 +54,7 @@ def plan_dict(
         **({} if plan.robustness is None else {"robustness": asdict(plan.robustness)}),
         "candidates": [asdict(candidate) for candidate in plan.candidates],
         "remarks": list(scene.remarks),
-        **({} if why is None else explanation_dict(plan, why)),
+        **explanation_dict(scene),
         **({} if why is None or tokens is None else {"days": why.days(tokens)}),
         **_what_if_dict(plan.what_ifs),
         **({} if why is None else _advice_dict(plan.what_ifs)),
@@ -82,10 +82,13 @@ def _change(change: WhatIf) -> dict[str, Any]:
     return {key: getattr(change, key) for key in ("change", "step_time", "seconds_per_sequence")}
 
 
-def explanation_dict(plan: Plan, why: Explanation) -> dict[str, Any]:
+def explanation_dict(scene: Scene) -> dict[str, Any]:
     """The entries that only a model's plan has."""
+    why = scene.why
+    if why is None:
+        return {}
     return {
-        "degrees": plan.degrees.to_dict(),
+        "degrees": why.plan.degrees.to_dict(),
         "tokens_per_second": why.tokens_per_second,
         "tokens_per_second_per_device": why.tokens_per_second_per_device,
         "mfu": why.mfu,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -127,7 +128,8 @@ def split(table: Table, width: int) -> Iterator[RichTable]:
     from debubble.reproduce.pages import shown
 
     texts = [[shown(cell) for cell in row] for row in table.rows]
-    widths = [max([_longest_word(name), *(len(row[at]) for row in texts)]) + 3 for at, name in enumerate(table.columns)]
+    words = [name.split() + [row[at] for row in texts] for at, name in enumerate(table.columns)]
+    widths = [max(map(len, each), default=0) + 3 for each in words]
     keys = list(range(table.keys))
     room = width - 1 - sum(widths[at] for at in keys)
     parts: list[list[int]] = [[]]
@@ -145,13 +147,7 @@ def split(table: Table, width: int) -> Iterator[RichTable]:
         yield drawn
 
 
-def _longest_word(name: str) -> int:
-    return max(map(len, name.split()), default=0)
-
-
 def _plain(report: Report) -> dict[str, Any]:
-    from dataclasses import asdict
-
     return {
         "name": report.name,
         "title": report.title,
@@ -159,15 +155,7 @@ def _plain(report: Report) -> dict[str, Any]:
             {
                 "place": result.place,
                 "what": result.what,
-                "claims": [
-                    {
-                        "statement": claim.statement,
-                        "paper": claim.paper,
-                        "ours": claim.ours,
-                        "verdict": str(claim.verdict),
-                    }
-                    for claim in result.claims
-                ],
+                "claims": [asdict(claim) | {"verdict": str(claim.verdict)} for claim in result.claims],
                 "tables": [asdict(table) for table in result.tables],
             }
             for result in report.results

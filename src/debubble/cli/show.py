@@ -77,12 +77,9 @@ def show(
 def _figures(scene: Scene) -> dict[str, Any]:
     """The figures of a scene, and for a model's plan its explanation."""
     from debubble.cli.plan_answer import explanation_dict
-    from debubble.planners.analysis.explanation import explanation
     from debubble.views.summary import as_dict
 
-    plan = scene.plan
-    why = None if plan is None else explanation(plan, scene.timeline, float(scene.step_time))
-    return {**as_dict(scene), **({} if plan is None or why is None else explanation_dict(plan, why))}
+    return {**as_dict(scene), **explanation_dict(scene)}
 
 
 def _named_file(text: str) -> tuple[str, Path]:

@@ -83,7 +83,7 @@ def simulate(
         scene = replace(Scene.predicted(plan), title=plan.schedule.name)
     elif source is not None and schedule is not None:
         from debubble.models import named_model
-        from debubble.views.configuration_scene import configuration_scene
+        from debubble.views.scene import configuration_scene
 
         if costs is not None:
             raise InputError("Give either MODEL or --costs, not both.")

@@ -10,8 +10,7 @@ import msgspec
 from debubble.costs import Cluster
 from debubble.ir import InputError, RunOptions
 from debubble.models import named_model
-from debubble.views import Scene
-from debubble.views.configuration_scene import configuration_scene
+from debubble.views.scene import Scene, configuration_scene
 
 MOST_TRIED = 20_000
 """Operations of a simulation that is drawn at once: larger ones would not follow a slider."""

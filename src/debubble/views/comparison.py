@@ -12,9 +12,8 @@ from debubble.formatting import cores_words, size_words, time_words
 from debubble.ir import Kind, Lane, Plan, Trace
 from debubble.simulator import TimedOperation
 from debubble.simulator.timeline import WORK
-from debubble.views.measured_timeline import measured_peaks
 from debubble.views.palette import KIND_WORDS
-from debubble.views.scene import Scene
+from debubble.views.scene import Scene, measured_peaks
 from debubble.views.terminal import titled_table
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from debubble.formatting import size_words, time_words
-from debubble.planners.analysis.explanation import Explanation, explanation
 from debubble.views.rows import Rows
-from debubble.views.scene import Scene
-from debubble.views.titles import subject
+from debubble.views.scene import Scene, subject
 
 Words = Callable[[float], str]
 
@@ -38,7 +36,7 @@ def _figures(first: Scene, second: Scene) -> Iterator[tuple[str, float, float, W
         return f"{100 * value:.1f}%"
 
     yield "step", float(first.step_time), float(second.step_time), time
-    one, two = _explanation(first), _explanation(second)
+    one, two = first.why, second.why
     if one is not None and two is not None:
         yield "tokens per step", one.tokens, two.tokens, lambda count: f"{count:,.0f}"
         yield (
@@ -65,13 +63,9 @@ def _warning(first: Scene, second: Scene) -> str:
     assert second.plan is not None
     if first.plan.model != second.plan.model:
         return "Their models differ, so that neither steps nor tokens per second say which plan is better."
-    one, two = _explanation(first), _explanation(second)
+    one, two = first.why, second.why
     if one is not None and two is not None:
         return "" if one.tokens == two.tokens else "Their batches differ: compare tokens per second, and not steps."
     if first.plan.micro_batches != second.plan.micro_batches:
         return "Their micro-batches differ in number: compare times per micro-batch, and not steps."
     return ""
-
-
-def _explanation(scene: Scene) -> Explanation | None:
-    return None if scene.plan is None else explanation(scene.plan, scene.timeline, float(scene.step_time))

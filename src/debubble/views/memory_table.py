@@ -11,7 +11,6 @@ from rich.text import Text
 from debubble.formatting import size_words
 from debubble.ir.degrees import MemoryParts
 from debubble.planners.degrees import Footprint
-from debubble.views.memory_parts import parts_at_the_peak
 from debubble.views.scene import Scene
 from debubble.views.terminal import titled_table
 
@@ -64,7 +63,7 @@ def memory_table(scene: Scene) -> Table:
     table = titled_table("GiB at the peak, per device")
     for column in ("device", *PARTS, "peak", "limit"):
         table.add_column(HEADERS.get(column, column), justify="right", no_wrap=True)
-    for device, each in enumerate(parts_at_the_peak(scene)):
+    for device, each in enumerate(scene.parts_at_the_peak):
         limit = scene.limits[device]
         sizes = [*(each[part] for part in PARTS), float(scene.peak_memory[device])]
         table.add_row(str(device), *map(_gib, sizes), "-" if limit is None else _gib(float(limit)))

@@ -10,7 +10,6 @@ from pathlib import Path
 from debubble.files import write_whole
 from debubble.formatting import size_words
 from debubble.ir import Kind, Lane, Plan, Schedule, StageCosts
-from debubble.planners.analysis.explanation import explanation
 from debubble.simulator import Timeline, simulate
 from debubble.views.html import html
 from debubble.views.palette import KIND_COLORS, KIND_WORDS, LIGHT, ink_on, shade
@@ -79,8 +78,7 @@ def inline_html(source: Plan | Timeline | Schedule) -> str:
         scene = _scene(source)
     words = [f"{headline(scene)}."]
     if isinstance(source, Plan):
-        why = explanation(source, scene.timeline, float(scene.step_time))
-        words += [] if why is None else [f"{pace_words(why)}.", why.binding]
+        words += [] if scene.why is None else [f"{pace_words(scene.why)}.", scene.why.binding]
         words.append(bound_words(source, scene))
     lines = "".join(f"<p style='margin: 2px 0'>{escape(line)}</p>" for line in [*words, *scene.remarks])
     return f"<div><b>{escape(scene.title)}</b>{lines}{_picture(scene)}</div>"

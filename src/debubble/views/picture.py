@@ -21,10 +21,9 @@ from debubble.views.palette import (
     shade,
 )
 from debubble.views.registry import view
-from debubble.views.scene import Scene
+from debubble.views.scene import Scene, subject
 from debubble.views.summary import present_causes, present_kinds
 from debubble.views.terminal import headline
-from debubble.views.titles import subject
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,7 +12,6 @@ from rich.text import Text
 from debubble.formatting import time_words
 from debubble.ir import Kind, Plan
 from debubble.ir.degrees import ConfigurationSummary
-from debubble.planners.analysis.explanation import explanation
 from debubble.planners.analysis.nearest_plans import NearestPlan, plan_runs_in
 from debubble.planners.analysis.what_if import what_if_lines
 from debubble.planners.robustness import JITTER, LINKS, STRAGGLER
@@ -27,10 +26,9 @@ from debubble.views.rows import (
     planner_rows,
     target_rows,
 )
-from debubble.views.scene import Scene
+from debubble.views.scene import Scene, subject
 from debubble.views.summary import bound_words, pace_words, why_not_faster
 from debubble.views.terminal import device_table, headline, remark_lines, rich_table, stage_table
-from debubble.views.titles import subject
 
 SHORT = 3
 """Choices of degrees that are shown where no details are asked for."""
@@ -97,7 +95,7 @@ def _details(plan: Plan, scene: Scene) -> list[RenderableType]:
     """Stages, devices and every planner's answer or reason."""
     parts: list[RenderableType] = [
         Text(why_not_faster(scene) + "\n"),
-        *step_tables(plan, scene),
+        *step_tables(scene),
         rich_table(partition_rows(plan)),
         device_table(scene),
         *([stage_table(scene)] if plan.schedule.placement.chunks > 1 else []),
@@ -113,7 +111,7 @@ def _details(plan: Plan, scene: Scene) -> list[RenderableType]:
 
 def model_lines(plan: Plan, scene: Scene, *, tokens: float | None = None) -> Iterator[str]:
     """The lines that only a model's plan has, with the days that so many tokens take."""
-    why = explanation(plan, scene.timeline, float(scene.step_time))
+    why = scene.why
     if why is None:
         yield _partition_words(plan)
         return
@@ -127,10 +125,9 @@ def model_lines(plan: Plan, scene: Scene, *, tokens: float | None = None) -> Ite
         yield f"Runs as it is in {', '.join(plan_runs_in(plan)) or 'no framework: see --for'}."
 
 
-def step_tables(plan: Plan, scene: Scene) -> list[RenderableType]:
+def step_tables(scene: Scene) -> list[RenderableType]:
     """Tables of the step's time and of the memory by part, which only a model's plan has."""
-    why = explanation(plan, scene.timeline, float(scene.step_time))
-    return [] if why is None else [rich_table(cause_rows(why)), memory_table(scene)]
+    return [] if scene.why is None else [rich_table(cause_rows(scene.why)), memory_table(scene)]
 
 
 def _elsewhere(ratios: Mapping[str, float]) -> Iterator[str]:

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from debubble.registry import Registry
 from debubble.views.scene import Scene
 
-
-class View(Protocol):
-    """Draws scenes under each other, on one time scale.  Returns the content of a whole file."""
-
-    def __call__(self, scenes: Sequence[Scene], /) -> bytes:
-        """Draw the scenes."""
-
+View = Callable[[Sequence[Scene]], bytes]
+"""Draws scenes under each other, on one time scale, as the content of a whole file."""
 
 views: Registry[View] = Registry("debubble.views", what="view")
 

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from typing import Any
 
+from debubble.costs import Cluster, step_tail
 from debubble.formatting import cores_words
-from debubble.ir import Kind, Number, Plan, Trace
-from debubble.ir.ops import BACKWARDS
+from debubble.ir import InputError, Kind, Number, Plan, Program, RunOptions, Trace
+from debubble.ir.ops import BACKWARDS, SCHEDULED
+from debubble.ir.precedence import predecessors, topological_order
+from debubble.ir.program import Moment
 from debubble.ir.trace import TracePhase
-from debubble.planners.analysis.remarks import plan_remarks
+from debubble.models import Model, models
+from debubble.planners.analysis.explanation import Explanation, explanation
+from debubble.planners.analysis.remarks import model_remarks, plan_remarks
+from debubble.planners.fixed_configuration import fixed_configuration
 from debubble.planners.plan_model import tail_of
-from debubble.simulator import Bubble, TimedOperation, Timeline, bubbles, critical_path
+from debubble.simulator import Bubble, TimedOperation, Timeline, bubbles, critical_path, simulate
 from debubble.simulator.shared_cores import run_shared
-from debubble.views.measured_timeline import measured_memory, measured_timeline
 
 FAR = 3
 """Limits of more than so many times the peak are off the memory axes."""
+
+STATIC_PARTS = ("weights", "gradients", "optimizer", "workspace")
+"""The parts of a device's memory that stay as they are, from the bottom of its curve up."""
 
 Curve = Sequence[tuple[Number, Number]]
 """(time, bytes from then on), in order of time."""
@@ -130,6 +139,28 @@ class Scene:
         return self.timeline.program.devices
 
     @cached_property
+    def why(self) -> Explanation | None:
+        """The figures that explain the plan; None unless it is a model's."""
+        return None if self.plan is None else explanation(self.plan, self.timeline, float(self.step_time))
+
+    @cached_property
+    def static_parts(self) -> list[dict[str, float]]:
+        """Per device, the bytes of what is there throughout, by part; empty where the scene was measured."""
+        if self.plan is None:
+            return []
+        if self.why is None:
+            return [{"model states": float(static)} for static in self.timeline.program.static]
+        return [{part: getattr(parts, part) for part in STATIC_PARTS} for parts in self.why.memory]
+
+    @property
+    def parts_at_the_peak(self) -> list[dict[str, float]]:
+        """Per device, the bytes of every part at its peak; empty where the scene was measured."""
+        return [
+            {**each, "activations": max(float(peak) - sum(each.values()), 0.0)}
+            for each, peak in zip(self.static_parts, self.peak_memory, strict=False)
+        ]
+
+    @cached_property
     def bubbles(self) -> tuple[tuple[Bubble, ...], ...]:
         """Idle times of each device, with their causes."""
         return bubbles(self.timeline)
@@ -175,3 +206,90 @@ class Scene:
         _, stage, j = operation.op
         time = program.schedule.recompute_time(program.costs, stage) * program.costs.scale_of(j)
         return float(time / program.instructions[program.index[operation.op]].duration) if time else 0.0
+
+
+def configuration_scene(
+    model: Model, cluster: Cluster, run: RunOptions, *, pipeline: int | None = None, **configuration: Any
+) -> Scene:
+    """Simulate a named schedule on even stages, with what comes after the pipeline.
+
+    Args:
+        model: The model.
+        cluster: Its devices.
+        run: The options of the run.
+        pipeline: Pipeline devices; None: all that the other degrees leave.
+        configuration: Further arguments of `fixed_configuration`.
+
+    Raises:
+        InputError: For what does not go together.
+        OutOfMemoryError: If it does not fit.
+    """
+    schedule, costs = fixed_configuration(model, cluster, pipeline=pipeline, **configuration, **asdict(run))
+    timeline = simulate(schedule, costs)
+    return Scene.of(
+        timeline, title=schedule.name, seconds=True, post_validation=run.post_validation,
+        tail=step_tail(model, cluster, run, pipeline=pipeline, schedule=schedule),
+        remarks=model_remarks(timeline, run, model=model, cluster=cluster),
+    )  # fmt: skip
+
+
+def subject(plan: Plan) -> str:
+    """The model and its cluster."""
+    if plan.model is None or plan.cluster is None:
+        return f"Given costs on {plan.devices} devices"
+    return model_title(Model.from_hf(plan.model), Cluster.from_dict(plan.cluster))
+
+
+def model_title(model: Model, cluster: Cluster) -> str:
+    """The name by which a model is known, or its family and size, and the devices."""
+    known = (name for name, other in models.items() if other.config == model.config)
+    name = next(known, f"{model.family}, {model.parameters / 1e9:.1f} B parameters")
+    return f"{name} on {cluster.file['devices'].replace('x', ' x ', 1)}"
+
+
+def measured_timeline(program: Program, trace: Trace) -> Timeline:
+    """The typical step of a trace.
+
+    A message that was not timed takes no time, as soon as what it waits for has happened.  Raises InputError if the
+    trace is not of this program.
+    """
+    _check(program, trace)
+    events = {event.name: event for event in trace.typical.from_zero().events}
+    before = predecessors(program)
+    starts: list[Number] = [0] * len(before)
+    ends: list[Number] = [0] * len(before)
+    for index in topological_order(program.predecessors):
+        event = events.get(program.instructions[index].op.name)
+        if event is not None:
+            starts[index], ends[index] = event.start, event.end
+        else:
+            happened = (starts[i] if moment is Moment.START else ends[i] for i, moment in before[index])
+            starts[index] = ends[index] = max(happened, default=0)
+    return Timeline.of(program, starts, ends)
+
+
+def measured_memory(trace: Trace) -> tuple[tuple[tuple[Number, Number], ...], ...] | None:
+    """Per device, the sampled (time, bytes) in the typical step; None if some device has no sample."""
+    samples = sorted(trace.typical.from_zero().memory, key=lambda sample: sample.time)
+    curves = tuple(tuple((s.time, s.bytes) for s in samples if s.device == d) for d in range(trace.devices))
+    return curves if all(curves) else None
+
+
+def measured_peaks(trace: Trace) -> tuple[Number, ...] | None:
+    """Per device, the most bytes sampled in any warm step; None if some device has no sample."""
+    samples = [sample for step in trace.warm for sample in step.memory]
+    sampled = [[s.bytes for s in samples if s.device == device] for device in range(trace.devices)]
+    return tuple(map(max, sampled)) if all(sampled) else None
+
+
+def _check(program: Program, trace: Trace) -> None:
+    if trace.devices != program.devices:
+        raise InputError(f"The trace is of {trace.devices} devices, but the plan is for {program.devices}.")
+    step = trace.typical
+    measured = {event.name for event in step.events}
+    planned = {instruction.op.name for instruction in program.instructions}
+    if strange := measured - planned:
+        raise InputError(f"The trace is not of this plan: it measured {min(strange)}, which the plan does not have.")
+    needed = {i.op.name for i in program.instructions if i.op.kind in SCHEDULED}
+    if missing := needed - measured:
+        raise InputError(f"The trace is not of this plan: step {step.step} did not measure {min(missing)}.")

@@ -9,10 +9,9 @@ from rich.text import Text
 
 from debubble.views.figure_table import side_by_side
 from debubble.views.plan_table import model_lines, step_tables
-from debubble.views.scene import Scene
+from debubble.views.scene import Scene, subject
 from debubble.views.summary import bound_words, why_not_faster
 from debubble.views.terminal import bubble_table, device_table, headline, kind_table, remark_lines, rich_table
-from debubble.views.titles import subject
 
 
 def render_scenes(scenes: Sequence[Scene]) -> RenderableType:
@@ -34,7 +33,7 @@ def _render_scene(scene: Scene, letter: str) -> RenderableType:
         Text(f"{letter}{model}{scene.title}", style="bold"),
         Text("\n".join([headline(scene), *said, why_not_faster(scene)]) + "\n"),
         *remark_lines(scene),
-        *([] if plan is None else step_tables(plan, scene)),
+        *step_tables(scene),
         device_table(scene),
         bubble_table(scene),
         kind_table(scene),

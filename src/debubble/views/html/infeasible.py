@@ -13,7 +13,7 @@ from debubble.planners.degrees.remedies import states_sentence
 from debubble.views.html.strips import bars
 from debubble.views.html.templates import render
 from debubble.views.rows import Rows
-from debubble.views.titles import model_title
+from debubble.views.scene import model_title
 
 MOST = 10
 """Choices of degrees that are shown."""

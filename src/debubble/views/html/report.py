@@ -7,16 +7,15 @@ from typing import Any
 
 from debubble.formatting import percent, size_words, time_words
 from debubble.ir import Kind, Plan
-from debubble.planners.analysis.explanation import ADVICE, FILLING, MUCH, Explanation, explanation
+from debubble.planners.analysis.explanation import ADVICE, FILLING, MUCH, Explanation
 from debubble.planners.analysis.what_if import gains, helping
 from debubble.simulator import Cause
 from debubble.views.html.strips import memory_bars, partition_strip
 from debubble.views.palette import KIND_COLORS
 from debubble.views.rows import Rows, configuration_rows, partition_rows, planner_rows
-from debubble.views.scene import Scene
+from debubble.views.scene import Scene, subject
 from debubble.views.summary import bound_words, device_summaries, occurring, pace_words, stage_summaries, why_not_faster
 from debubble.views.terminal import headline, headline_parts
-from debubble.views.titles import subject
 
 CAUSE_COLORS = {
     "compute": KIND_COLORS[Kind.F], "recomputation": KIND_COLORS[Kind.R], "collectives": KIND_COLORS[Kind.I],
@@ -29,7 +28,7 @@ CAUSE_COLORS = {
 def section(scene: Scene) -> dict[str, Any]:
     """Everything around a scene's canvas."""
     plan = scene.plan
-    why = None if plan is None else explanation(plan, scene.timeline, float(scene.step_time))
+    why = scene.why
     return {
         "title": scene.title,
         "subject": None if plan is None else subject(plan),

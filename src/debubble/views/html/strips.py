@@ -8,7 +8,6 @@ from typing import Any
 
 from debubble.formatting import size_words
 from debubble.ir import Kind, Plan
-from debubble.views.memory_parts import parts_at_the_peak
 from debubble.views.palette import KIND_COLORS, PART_COLORS, ink_on, recompute_colors
 from debubble.views.rows import Rows, unit_runs
 from debubble.views.scene import Scene
@@ -63,7 +62,7 @@ def partition_strip(plan: Plan) -> dict[str, Any]:
 
 def memory_bars(scene: Scene) -> dict[str, Any]:
     """Per device, its memory at the peak by part, as shares of the widest bar, and the same as a table."""
-    parts = parts_at_the_peak(scene)
+    parts = scene.parts_at_the_peak
     limits = [None if limit is None else float(limit) for limit in scene.limits]
     rows = Rows(
         title="Memory at the peak, per device",

@@ -7,7 +7,6 @@ from typing import Any
 
 from debubble.ir import Kind, Lane, Number
 from debubble.simulator import Cause, TimedOperation
-from debubble.views.memory_parts import static_parts
 from debubble.views.palette import KIND_COLORS, KIND_WORDS, PART_COLORS, PHASE_COLOR, ink_on, shade
 from debubble.views.scene import Curve, Scene
 
@@ -42,7 +41,7 @@ def _scene(scene: Scene) -> dict[str, Any]:
             lanes[o.device].setdefault(o.lane, []).append(o)
     critical = {operation.op for operation in scene.critical_path}
     schedule = scene.timeline.program.schedule
-    parts = static_parts(scene)
+    parts = scene.static_parts
     return {
         "title": scene.title.partition(":")[0].lower(),
         "seconds": scene.seconds,
