@@ -72,3 +72,11 @@ def test_every_schedule_is_complete_acyclic_bounded_and_deterministic(name: Any,
     if entry.peak is not None and not schedule.peers:
         for d, held in enumerate(schedule.placement.stages_of):
             assert run.peak_memory[d] <= entry.peak(p, m, v) * v * max(costs.activation[s] for s in held)
+
+
+@pytest.mark.parametrize("name", list(db.schedules))
+def test_a_limit_below_one_activation_is_refused(name: str) -> None:
+    entry = db.schedules[name]
+    costs = db.StageCosts.of(stages=2 * entry.default_chunks, memory_limit=0.5)
+    with pytest.raises(db.DebubbleError):
+        db.simulate(entry(devices=2, micro_batches=4, costs=costs), costs)

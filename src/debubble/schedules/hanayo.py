@@ -11,7 +11,7 @@ from __future__ import annotations
 from debubble.ir import Placement, Schedule, StageCosts
 from debubble.ir.lowering.op_costs import OpCosts
 from debubble.schedules.registry import schedule
-from debubble.search.constructive.list_scheduling import Greedy, ListScheduler
+from debubble.search.constructive.list_scheduling import Greedy, ListSchedule, ListScheduler
 from debubble.search.constructive.zero_bubble import room_within
 
 
@@ -27,11 +27,17 @@ def hanayo(*, devices: int, micro_batches: int, chunks: int = 2, costs: StageCos
     """Waves on a zigzag of v chunks (v = 2 per wave): less bubble with every wave, in 1F1B's memory."""
     placement = Placement.v_shape(devices, chunks)
     costs = costs or StageCosts.of(stages=placement.stages)
-    room = room_within(placement, costs, devices)
-    scheduler = ListScheduler(placement, micro_batches, OpCosts(costs=costs), room, split=False)
-    outcomes = map(scheduler.schedule, _RULES)
-    best = min((o for o in outcomes if o is not None), key=lambda o: o.makespan)
+    # Where no order keeps the limit, one without it says to lowering which device lacks how much, or fits recomputed.
+    outcomes = _orders(placement, micro_batches, costs) or _orders(placement, micro_batches, costs.with_limit(None))
+    best = min(outcomes, key=lambda outcome: outcome.makespan)
     return Schedule(name="hanayo", placement=placement, micro_batches=micro_batches, orders=best.orders)
+
+
+def _orders(placement: Placement, micro_batches: int, costs: StageCosts) -> list[ListSchedule]:
+    """The orders of all rules that memory for p micro-batches within the limit does not get stuck."""
+    room = room_within(placement, costs, placement.devices)
+    scheduler = ListScheduler(placement, micro_batches, OpCosts(costs=costs), room, split=False)
+    return [outcome for outcome in map(scheduler.schedule, _RULES) if outcome is not None]
 
 
 _RULES = (Greedy(in_turn=False), Greedy(in_turn=True), Greedy(in_turn=True, patience=0.5))
