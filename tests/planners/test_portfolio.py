@@ -76,6 +76,15 @@ def test_prices_that_need_a_simulation_are_counted() -> None:
     assert repricer.simulations == 2
 
 
+def test_what_keeps_the_limit_by_its_own_order_is_no_slower_than_the_answer() -> None:
+    costs = StageCosts.of(
+        stages=8, forward=10, backward_input=10, backward_weight=10, communication=1, activation=1, memory_limit=5
+    )
+    problem = Problem(workload=FixedStages(costs), devices=4, chunks=2, micro_batches=8, effort=3)
+    own = simulate(schedules["zb-v"](devices=4, micro_batches=8, costs=costs), costs).makespan
+    assert planners["portfolio"](problem).time <= own == 588
+
+
 @given(limit=st.integers(1, 6), v=st.booleans())
 @settings(max_examples=20, deadline=None)
 def test_list_orders_keep_to_the_limit(limit: int, v: bool) -> None:

@@ -51,6 +51,12 @@ class ScheduleEntry:
         """Names of the arguments that it takes."""
         return frozenset(inspect.signature(self.build).parameters)
 
+    @cached_property
+    def searches(self) -> bool:
+        """True if it chooses how long it searches its own order, unless it is given a number of `steps`."""
+        steps = inspect.signature(self.build).parameters.get("steps")
+        return steps is not None and steps.default is None
+
     @property
     def summary(self) -> str:
         """The first line of the builder's docstring; empty if it has none."""

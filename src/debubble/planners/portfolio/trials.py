@@ -38,11 +38,13 @@ class Order:
         schedule: A schedule of the library by name, or LIST.
         placement: Of the stages.
         to_limit: True if it takes the memory limit into account; if not, recomputation alone makes it fit.
+        searches: True if it searches its own order while it is built, as long as it chooses.
     """
 
     schedule: str
     placement: Placement
     to_limit: bool
+    searches: bool = False
 
     def build(self, problem: Problem, costs: StageCosts, *, tries: int | None = None) -> Schedule:
         """Order the operations for these costs.
@@ -60,7 +62,8 @@ class Order:
         if self.schedule == LIST:
             return list_order(LIST, placement, problem.micro_batches, costs, objective=objective)
         entry = schedules[self.schedule]
-        options = entry.accepted(chunks=placement.chunks, objective=objective, tries=tries)
+        steps = None if self.searches else 0
+        options = entry.accepted(chunks=placement.chunks, objective=objective, tries=tries, steps=steps)
         schedule = entry(devices=placement.devices, micro_batches=problem.micro_batches, costs=costs, **options)
         if schedule.stages != placement.stages:
             raise InfeasibleError(f"It does not have {placement.chunks} chunks per device.")
@@ -70,14 +73,9 @@ class Order:
         """The trial of this order for another number of devices."""
         chunks = self.placement.chunks
         if self.schedule != LIST:
-            return replace(self, placement=_placement_of(self.schedule, devices, chunks))
+            return replace(self, placement=_placement_of(self.schedule, devices, chunks), searches=False)
         looped = self.placement == Placement.looped(self.placement.devices, chunks)
         return replace(self, placement=(Placement.looped if looped else Placement.v_shape)(devices, chunks))
-
-    @property
-    def searches(self) -> bool:
-        """True if it searches its own order below 1F1B's memory."""
-        return self.to_limit and self.schedule != LIST and "steps" in schedules[self.schedule].options
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,9 @@ class Trial:
     @property
     def without_limit(self) -> Trial | None:
         """The trial of this order that leaves the limit to recomputation; None if this is it."""
-        return replace(self, order=replace(self.order, to_limit=False)) if self.order.to_limit else None
+        if not self.order.to_limit:
+            return None
+        return replace(self, order=replace(self.order, to_limit=False, searches=False))
 
     def price(self, micro_batches: int) -> float:
         """Effort of building the order and fitting it, in seconds of the reference machine."""
@@ -131,11 +131,12 @@ def _splits(chunks: int, *, fixed: bool) -> tuple[Split, ...]:
 def _orders(problem: Problem) -> list[Order]:
     p = problem.devices
     orders = [
-        Order(name, _placement_of(name, p, chunks), to_limit)
+        Order(name, _placement_of(name, p, chunks), to_limit, searches)
         for name, entry in schedules.items()
         for chunks in problem.chunk_choices
         if "chunks" in entry.options or entry.default_chunks == chunks
         for to_limit in ((False, True) if "memory_limit" in entry.options else (False,))
+        for searches in ((False, True) if to_limit and entry.searches else (False,))
     ]
     looped = [Placement.looped(p, chunks) for chunks in problem.chunk_choices]
     # Fixed stages are costs of a placement that the caller has in mind, which is looped if anything.
