@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -33,9 +34,8 @@ def pieces(draw: st.DrawFn) -> Pieces:
     )
 
 
-@given(pieces())
-@settings(max_examples=300, deadline=None)
-def test_the_granular_bound_is_the_best_of_all_ways_to_deal_units(a: Pieces) -> None:
+def best_way_to_deal(a: Pieces, waits: Sequence[float]) -> float:
+    """The least time in which all devices are done, each of which waits for its first forward."""
     devices = range(len(a.rooms))
     best = float("inf")
     for dealt in product(devices, repeat=len(a.pieces)):
@@ -44,8 +44,22 @@ def test_the_granular_bound_is_the_best_of_all_ways_to_deal_units(a: Pieces) -> 
             work[device] += piece.work
             states[device] += piece.hosted
         if all(held <= room for held, room in zip(states, a.rooms, strict=True)):
-            best = min(best, max(work))
-    assert granular_bound(a) == pytest.approx(a.micro_batches * best, rel=1e-8)
+            best = min(best, max(wait + a.micro_batches * each for wait, each in zip(waits, work, strict=True)))
+    return best
+
+
+@given(pieces())
+@settings(max_examples=300, deadline=None)
+def test_the_granular_bound_is_the_best_of_all_ways_to_deal_units(a: Pieces) -> None:
+    assert granular_bound(a) == pytest.approx(best_way_to_deal(a, [0] * len(a.rooms)), rel=1e-8)
+
+
+@given(pieces(), st.integers(0, 3))
+@settings(max_examples=300, deadline=None)
+def test_the_granular_bound_lets_devices_wait_for_their_first_forward(a: Pieces, communication: int) -> None:
+    a = replace(a, rooms=(a.rooms[0],) * len(a.rooms), communication=communication)
+    waits = [k * communication + sum(piece.forward for piece in a.pieces[:k]) for k in range(len(a.rooms))]
+    assert granular_bound(a, arrivals=True) == pytest.approx(best_way_to_deal(a, waits), rel=1e-8)
 
 
 def uniform(**changes: object) -> Piece:
@@ -166,7 +180,9 @@ def test_the_bound_says_what_it_counts() -> None:
         for _ in range(3)
     )  # fmt: skip
     even = Problem(workload=ModelUnits(Units(units=units)), devices=3, micro_batches=9)
-    assert proven_bound(even).argument == WORK
+    assert proven_bound(replace(even, objective="span")).argument == WORK
+    assert proven_bound(even).argument == GRANULAR
+    assert float(proven_bound(even).time) == pytest.approx(27 + 2)
     odd = replace(even, devices=2)
     assert proven_bound(odd).argument == GRANULAR
     assert float(proven_bound(odd).time) == pytest.approx(54)

@@ -12,7 +12,7 @@ from debubble.planners.problem import FixedStages, ModelUnits, Problem
 from debubble.planners.relaxations import Pieces, granular_bound, pieces_of_stages, pieces_of_units, ramps_bound
 
 WORK = "work and the path of one micro-batch"
-GRANULAR = "the work of the busiest device where units are dealt whole and states fit"
+GRANULAR = "the work of every device, once forwards reach it, where units are dealt whole and states fit"
 RAMPS = "work, and what memory and links let start before the first backward and end after the last forward"
 
 OF_ORDERS = "every order of these stages, by a search of bounds"
@@ -46,10 +46,12 @@ _proven: dict[int, tuple[weakref.ref[Problem], Bound]] = {}
 def _best_bound(problem: Problem) -> Bound:
     best = Bound(lower_bound(problem), WORK)
     pieces = _pieces(problem)
+    # Ramps are counted in one time for all devices, and for micro-batches that are alike.
+    ramps = problem.objective == "makespan" and problem.equally_long
     if isinstance(problem.workload, ModelUnits):
-        best = max(best, Bound(granular_bound(pieces), GRANULAR), key=lambda bound: bound.time)
-    # Both ramps are counted in one time for all devices, and for micro-batches that are alike.
-    if problem.objective == "makespan" and problem.entries.micro_batch_scale is None:
+        granular = granular_bound(pieces, arrivals=ramps and len(set(pieces.rooms)) == 1)
+        best = max(best, Bound(granular, GRANULAR), key=lambda bound: bound.time)
+    if ramps:
         best = max(best, Bound(ramps_bound(pieces), RAMPS), key=lambda bound: bound.time)
     return best
 

@@ -1,8 +1,9 @@
 """Two relaxations that every plan satisfies: devices are dealt whole units, and memory is short in the ramps.
 
 *Granular.*  Units cannot be cut, and the states of a device's units must fit.  Every plan deals the units to devices in
-some way, and its busiest device has all the work of its units, for every micro-batch.  The least that the busiest
-device can have, over all ways to deal, is a bound; contiguity, and all else, is given up.
+some way, and a device has all the work of its units, for every micro-batch, after the first forward has come to it.
+The least time in which all devices can be done, over all ways to deal, is a bound; contiguity, and all else, is given
+up.
 
 *Ramps.*  The first backward cannot begin before one micro-batch went forward through all units, at t0; after the last
 forward a micro-batch goes back through all units, which takes t1.  So in the first t0 devices only do forwards, in the
@@ -40,7 +41,7 @@ from debubble.ir import StageCosts
 
 STATES = 200_000
 """Ways to deal units of each kind up to which the granular bound is computed."""
-RANGES = 8
+RANGES = 32
 """Ranges of the time that hosts step."""
 ROUNDING = 1e-9
 """Share by which a linear program's optimum is taken down, so that its rounding raises no bound."""
@@ -162,11 +163,19 @@ def _links(devices: int, groups: Sequence[Sequence[int]]) -> int:
     return devices - sum(map(len, groups)) + len(groups)
 
 
-def granular_bound(a: Pieces) -> float:
-    """The least work of the busiest device, over all ways to deal pieces whose states fit; 0 if there are too many.
+def granular_bound(a: Pieces, *, arrivals: bool = False) -> float:
+    """The least time in which all devices do their work, over all ways to deal pieces whose states fit.
 
     Devices are taken one after the other.  For what has been dealt of all kinds but one, the most of that one is kept:
     fewer pieces never take a device longer, so that what covers more covers all.
+
+    Args:
+        a: The pieces, and the devices that they are dealt to.
+        arrivals: Whether the time counts from the first forward on, which comes late to all devices but one.  Devices
+            are then taken to have the same room.
+
+    Returns:
+        The time; 0 if there are too many ways.
     """
     kinds = Counter((piece.work, piece.hosted) for piece in a.pieces)
     # The commonest kind is the one whose number is a value and no part of the state.
@@ -178,15 +187,36 @@ def granular_bound(a: Pieces) -> float:
     loads = _loads(others, shape)
     per_device = np.unique(loads.work[:, None] + work * np.arange(most + 1)[None, :])
     least = max(sum(piece.work for piece in a.pieces) / len(a.rooms), max(piece.work for piece in a.pieces))
-    candidates = per_device[per_device >= least * (1 - ROUNDING)]
-    low, high = 0, len(candidates)
-    while low < high:
-        middle = (low + high) // 2
-        if _can_be_dealt(a, loads, (work, states), most, float(candidates[middle]) * (1 + ROUNDING)):
-            high = middle
-        else:
-            low = middle + 1
-    return a.micro_batches * float(candidates[low]) * (1 - ROUNDING) if low < len(candidates) else math.inf
+
+    def shortest(times: NDArray[np.float64], waits: NDArray[np.float64]) -> float:
+        """The least of these times per micro-batch that suffices for devices that wait so long; infinite if none."""
+        low, high = 0, len(times)
+        while low < high:
+            middle = (low + high) // 2
+            limits = times[middle] * (1 + ROUNDING) - waits
+            if _can_be_dealt(a, loads, (work, states), most, limits):
+                high = middle
+            else:
+                low = middle + 1
+        return float(times[low]) if low < len(times) else math.inf
+
+    found = shortest(per_device[per_device >= least * (1 - ROUNDING)], np.zeros(len(a.rooms)))
+    if arrivals and math.isfinite(found):
+        waits = first_arrivals(a) / a.micro_batches
+        times = np.unique(per_device[:, None] + waits[None, :])
+        found = shortest(times[(times >= found * (1 - ROUNDING)) & (times <= found + waits[-1])], waits)
+    return a.micro_batches * found * (1 - ROUNDING)
+
+
+def first_arrivals(a: Pieces) -> NDArray[np.float64]:
+    """Earliest times of the devices' first forwards, in order: one micro-batch comes to them one after the other.
+
+    Device k in this order holds none of the first k pieces alone, and k messages were sent before.
+    """
+    number = np.arange(len(a.rooms))
+    before = np.cumsum([0.0, *(piece.forward for piece in a.pieces)])
+    arrivals: NDArray[np.float64] = before[number] + a.communication * number
+    return arrivals
 
 
 @dataclass(frozen=True)
@@ -205,12 +235,12 @@ def _loads(others: Sequence[tuple[tuple[float, float], int]], shape: tuple[int, 
     return _Loads(counts, counts @ columns[:, 0], counts @ columns[:, 1], shape)
 
 
-def _can_be_dealt(a: Pieces, loads: _Loads, kind: tuple[float, float], most: int, limit: float) -> bool:
-    """Tell whether no device needs to work longer than the limit."""
+def _can_be_dealt(a: Pieces, loads: _Loads, kind: tuple[float, float], most: int, limits: NDArray[np.float64]) -> bool:
+    """Tell whether no device needs to work longer than its limit."""
     work, states = kind
     dealt = np.full(loads.shape, -1, dtype=np.int64)
     dealt[(0,) * len(loads.shape)] = 0
-    for room in a.rooms:
+    for room, limit in zip(a.rooms, limits, strict=True):
         # Of the commonest kind, as many as fit beside each number of the others.
         fits = np.minimum((limit - loads.work) / work, most)
         if states > 0:
@@ -257,7 +287,7 @@ def _with_states(a: Pieces, *, free: float, window: float) -> float:
     crossings = (devices - 1) * a.communication
     first = sum(p.forward for p in a.pieces) + crossings
     last = max(sum(p.backward_input for p in a.pieces) + a.pieces[0].backward_weight + crossings, window)
-    heads = np.cumsum([0.0, *(p.forward for p in a.pieces)])[:devices].sum()
+    heads = first_arrivals(a).sum()
     kinds: Mapping[Piece, int] = Counter(a.pieces)
     solver = pywraplp.Solver.CreateSolver("GLOP")
     in_first, in_last = (
