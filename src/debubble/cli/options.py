@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, get_type_h
 
 import typer
 
-from debubble.cli.names import completed, dtype_names, model_names, name_option, offered_clusters, optimizer_names
+from debubble.cli.names import (
+    Names,
+    completed,
+    dtype_names,
+    model_names,
+    name_option,
+    offered_clusters,
+    optimizer_names,
+)
 from debubble.ir import InputError, RunOptions
 
 if TYPE_CHECKING:
@@ -59,6 +67,31 @@ class OptionGroup:
     section: ClassVar[str]
 
 
+def option(
+    help: str, *declarations: str, default: Any = None, names: Names | None = None, what: str = "", **settings: Any
+) -> Any:
+    """A field of an OptionGroup.
+
+    Args:
+        help: What the help says.
+        declarations: The option's own names, if they are not its field's.
+        default: Its value where it is not given.
+        names: The names that it takes, if it takes names.
+        what: The word for one of them, in errors.
+        settings: Further arguments of `typer.Option`.
+    """
+    if names is None:
+        declared = typer.Option(*declarations, help=help, **settings)
+    else:
+        declared = name_option(names, *declarations, what=what, help=help, **settings)
+    return field(default=default, metadata={"option": declared})
+
+
+def flag(help: str) -> Any:
+    """A field of an OptionGroup that is True if its option is given, which has no value."""
+    return option(help, default=False)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelRun(OptionGroup):
     """Options of the run of a model, the same on every command that takes one.
@@ -68,60 +101,39 @@ class ModelRun(OptionGroup):
 
     section: ClassVar[str] = "The run of the MODEL"
 
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            "--cluster",
-            help="Devices, as NxNAME (8xA100-80GB) or a YAML file; see `hardware`.",
-            autocompletion=offered_clusters,
-        ),
-    ] = None
-    pipeline: Annotated[int | None, typer.Option(help="Pipeline devices.")] = None
-    tensor: Annotated[int | None, typer.Option(help="Tensor-parallel degree.")] = None
-    data: Annotated[int | None, typer.Option(help="Data-parallel degree.")] = None
-    context: Annotated[int | None, typer.Option(help="Context-parallel degree.")] = None
-    expert: Annotated[int | None, typer.Option(help="Ranks between which a layer's experts are divided.")] = None
-    expert_tensor: Annotated[
-        int | None, typer.Option(help="Ranks that divide each expert (default: the tensor-parallel degree).")
-    ] = None
-    micro_batch_size: Annotated[int | None, typer.Option(help="Sequences per micro-batch.")] = None
+    cluster: str | None = option(
+        "Devices, as NxNAME (8xA100-80GB) or a YAML file; see `hardware`.", autocompletion=offered_clusters
+    )
+    pipeline: int | None = option("Pipeline devices.")
+    tensor: int | None = option("Tensor-parallel degree.")
+    data: int | None = option("Data-parallel degree.")
+    context: int | None = option("Context-parallel degree.")
+    expert: int | None = option("Ranks between which a layer's experts are divided.")
+    expert_tensor: int | None = option("Ranks that divide each expert (default: the tensor-parallel degree).")
+    micro_batch_size: int | None = option("Sequences per micro-batch.")
     sequence_length: SequenceLength = 4096
-    optimizer: Annotated[
-        str,
-        name_option(
-            optimizer_names,
-            what="optimizer",
-            help="Whose states count as memory: adamw, adam, adamw-8bit, lion, muon, momentum or sgd.",
-        ),
-    ] = "adamw"
-    zero: Annotated[
-        int | None,
-        typer.Option(min=0, max=3, help="ZeRO level over the data- and context-parallel ranks."),
-    ] = None
+    optimizer: str = option(
+        "Whose states count as memory: adamw, adam, adamw-8bit, lion, muon, momentum or sgd.",
+        names=optimizer_names,
+        default="adamw",
+        what="optimizer",
+    )
+    zero: int | None = option("ZeRO level over the data- and context-parallel ranks.", min=0, max=3)
     dtype: Dtype = "bf16"
     lora: Lora = 0
-    post_validation: Annotated[
-        bool,
-        typer.Option(
-            "--post-validation",
-            help="Update before the gradients' norm is known: the span counts, and copies that take updates back.",
-        ),
-    ] = False
-    host_optimizer: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=1,
-            help="Share of the optimizer states that hosts keep, and step after the pipeline (megatron, primus).",
-        ),
-    ] = 0.0
-    expert_overlap: Annotated[
-        bool,
-        typer.Option(
-            "--expert-overlap",
-            help="Tokens travel to experts beside another micro-batch's computing (megatron, primus: combined 1F1B).",
-        ),
-    ] = False
+    post_validation: bool = flag(
+        "Update before the gradients' norm is known: the span counts, and copies that take updates back."
+    )
+    host_optimizer: float = option(
+        "Share of the optimizer states that hosts keep, and step after the pipeline (megatron, primus).",
+        default=0.0,
+        min=0,
+        max=1,
+    )
+    expert_overlap: bool = option(
+        "Tokens travel to experts beside another micro-batch's computing (megatron, primus: combined 1F1B).",
+        default=False,
+    )
 
     @property
     def degrees(self) -> dict[str, Any]:
@@ -166,19 +178,14 @@ class SearchLimits(OptionGroup):
 
     section: ClassVar[str] = "The search"
 
-    effort: Annotated[
-        float,
-        typer.Option(help="Work that a planner may do, in seconds of two idle cores: the same plan on any machine."),
-    ] = 10.0
-    deadline: Annotated[
-        float | None,
-        typer.Option(help="Seconds on the clock after which a planner stops all the same (default: 10 x effort + 60)."),
-    ] = None
-    cache: Annotated[
-        bool,
-        typer.Option("--cache", help="Start from schedules that this machine has found before, and keep new ones."),
-    ] = False
-    seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0
+    effort: float = option(
+        "Work that a planner may do, in seconds of two idle cores: the same plan on any machine.", default=10.0
+    )
+    deadline: float | None = option(
+        "Seconds on the clock after which a planner stops all the same (default: 10 x effort + 60)."
+    )
+    cache: bool = flag("Start from schedules that this machine has found before, and keep new ones.")
+    seed: int = option("Seed of the search.", default=0)
 
 
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
@@ -190,11 +197,12 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
         if name in groups:
             types = get_type_hints(groups[name], include_extras=True)
             for f in fields(groups[name]):
-                types[f.name].__metadata__[0].rich_help_panel = groups[name].section
-            parameters += [
-                Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=types[f.name])
-                for f in fields(groups[name])
-            ]
+                type_: Any = Annotated[types[f.name], f.metadata["option"]] if f.metadata else types[f.name]
+                declared = type_.__metadata__[0]
+                declared.rich_help_panel = groups[name].section
+                if types[f.name] is bool and not declared.param_decls:  # typer would add a --no-NAME
+                    declared.param_decls = (f"--{f.name.replace('_', '-')}",)
+                parameters.append(Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=type_))
         else:
             parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[name]))
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
-
-import typer
+from typing import ClassVar
 
 from debubble.cli import options as o
-from debubble.cli.names import framework_names, name_option, planner_names
+from debubble.cli.names import framework_names, planner_names
+from debubble.cli.options import flag, option
 from debubble.cli.output import Json
 from debubble.ir import InputError
 
@@ -21,52 +20,35 @@ class Question(o.OptionGroup):
 
     section: ClassVar[str] = o.QUESTION
 
-    global_batch: Annotated[
-        int | None,
-        typer.Option(help="Sequences per step: searches the degrees, ZeRO and micro-batches that are not given."),
-    ] = None
-    micro_batches: Annotated[int | None, typer.Option(help="Micro-batches per pipeline and step (default: 32).")] = None
+    global_batch: int | None = option(
+        "Sequences per step: searches the degrees, ZeRO and micro-batches that are not given."
+    )
+    micro_batches: int | None = option("Micro-batches per pipeline and step (default: 32).")
     memory_limit: o.MemoryLimit = None
     chunks: o.Chunks = None
-    target: Annotated[
-        str | None,
-        name_option(
-            framework_names,
-            "--for",
-            what="framework",
-            help="Search only what this framework can run: megatron, torchtitan, deepspeed, ... (docs/exports.md).",
-        ),
-    ] = None
-    planner: Annotated[
-        str,
-        name_option(
-            planner_names,
-            what="planner",
-            help="auto asks all of them; joint, portfolio, adapipe, ... (see `planners`) answer alone.",
-        ),
-    ] = "auto"
-    swap: Annotated[
-        str,
-        name_option(
-            lambda: ("host", "peer", "none"),
-            what="swap",
-            metavar="host/peer/none",
-            help="Where activations may go (peer: --planner obscura or bpipe).",
-        ),
-    ] = "host"
-    lengths: Annotated[
-        Path | None,
-        typer.Option(
-            help="Lengths of the data set's sequences, in tokens: micro-batches differ, and are balanced and ordered."
-        ),
-    ] = None
-    robust: Annotated[
-        bool,
-        typer.Option(
-            "--robust",
-            help="Choose by the mean step under noise, a slow device and slow links, and say how plans degrade.",
-        ),
-    ] = False
+    target: str | None = option(
+        "Search only what this framework can run: megatron, torchtitan, deepspeed, ... (docs/exports.md).",
+        "--for",
+        names=framework_names,
+        what="framework",
+    )
+    planner: str = option(
+        "auto asks all of them; joint, portfolio, adapipe, ... (see `planners`) answer alone.",
+        names=planner_names,
+        default="auto",
+        what="planner",
+    )
+    swap: str = option(
+        "Where activations may go (peer: --planner obscura or bpipe).",
+        names=lambda: ("host", "peer", "none"),
+        default="host",
+        what="swap",
+        metavar="host/peer/none",
+    )
+    lengths: Path | None = option(
+        "Lengths of the data set's sequences, in tokens: micro-batches differ, and are balanced and ordered."
+    )
+    robust: bool = flag("Choose by the mean step under noise, a slow device and slow links, and say how plans degrade.")
 
     @property
     def plain(self) -> bool:
@@ -83,9 +65,7 @@ class Given(o.OptionGroup):
     costs: o.Costs = None
     units: o.UnitsFile = None
     devices: o.Devices = None
-    profile: Annotated[
-        Path | None, typer.Option("--profile", help="Measured units (see `profile`) instead of computed ones.")
-    ] = None
+    profile: Path | None = option("Measured units (see `profile`) instead of computed ones.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,19 +74,13 @@ class Output(o.OptionGroup):
 
     section: ClassVar[str] = "Output"
 
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan file here.")] = None
-    html: Annotated[Path | None, typer.Option(help="Write the report here: one page with everything.")] = None
-    details: Annotated[bool, typer.Option("--details", help="Show stages, devices and every planner's answer too.")] = (
-        False
-    )
-    why: Annotated[bool, typer.Option("--why", help="Plan again without each lever, and with what might help.")] = False
-    pareto: Annotated[
-        bool, typer.Option("--pareto", help="Plan with less and less memory too: the front of time and memory.")
-    ] = False
-    targets: Annotated[
-        bool, typer.Option("--targets", help="Plan for every framework too: what the nearest plan costs in each.")
-    ] = False
-    tokens: Annotated[float | None, typer.Option(help="Tokens to train on: says how many days that takes.")] = None
+    output: Path | None = option("Write the plan file here.", "--output", "-o")
+    html: Path | None = option("Write the report here: one page with everything.")
+    details: bool = flag("Show stages, devices and every planner's answer too.")
+    why: bool = flag("Plan again without each lever, and with what might help.")
+    pareto: bool = flag("Plan with less and less memory too: the front of time and memory.")
+    targets: bool = flag("Plan for every framework too: what the nearest plan costs in each.")
+    tokens: float | None = option("Tokens to train on: says how many days that takes.")
     json: Json = False
 
 
@@ -126,10 +100,10 @@ def check_call(model: str | None, *, run: o.ModelRun, asked: Question, given: Gi
     elif given.devices is not None:
         raise InputError("--devices is for --costs and --units; give a MODEL's devices with --cluster and --pipeline.")
     plain = model is not None and given.profile is None and asked.plain
-    for option, wanted, what in (("--pareto", output.pareto, ""), ("--why", output.why, " changes of")):
+    for name, wanted, what in (("--pareto", output.pareto, ""), ("--why", output.why, " changes of")):
         if wanted and not plain:
             raise InputError(
-                f"{option} plans{what} a MODEL on a --cluster, without --profile, --swap and --lengths;"
+                f"{name} plans{what} a MODEL on a --cluster, without --profile, --swap and --lengths;"
                 " leave it out here."
             )
 

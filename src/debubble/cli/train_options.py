@@ -6,12 +6,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-import typer
-
-from debubble.cli.names import learning_rate_names, name_option
-from debubble.cli.options import OptionGroup
+from debubble.cli.names import learning_rate_names
+from debubble.cli.options import OptionGroup, flag, option
 from debubble.errors import InputError
 
 
@@ -21,31 +19,17 @@ class TrainingData(OptionGroup):
 
     section: ClassVar[str] = "Data"
 
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Text file or directory (default: the sources of Python's standard library)."),
-    ] = None
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="Hugging Face tokenizer.json or its folder (default: tokens are bytes).")
-    ] = None
-    separate_texts: Annotated[
-        bool,
-        typer.Option("--separate-texts", help="Tokens attend to their own text alone, of those packed in a sequence."),
-    ] = False
-    dataset: Annotated[
-        str | None,
-        typer.Option(help="module:function that takes the plan and returns a Dataset, instead of --data."),
-    ] = None
-    validation: Annotated[
-        str | None,
-        typer.Option(help="Text file or directory whose loss is computed beside; with --dataset: module:function."),
-    ] = None
-    validate_every: Annotated[int, typer.Option(help="Steps between validations.")] = 100
-    prompt: Annotated[str | None, typer.Option(help="Text that the model continues at each validation interval.")] = (
-        None
+    data: Path | None = option("Text file or directory (default: the sources of Python's standard library).")
+    tokenizer: Path | None = option("Hugging Face tokenizer.json or its folder (default: tokens are bytes).")
+    separate_texts: bool = flag("Tokens attend to their own text alone, of those packed in a sequence.")
+    dataset: str | None = option("module:function that takes the plan and returns a Dataset, instead of --data.")
+    validation: str | None = option(
+        "Text file or directory whose loss is computed beside; with --dataset: module:function."
     )
-    sample_tokens: Annotated[int, typer.Option(help="Tokens that follow the prompt.")] = 40
-    seed: Annotated[int, typer.Option(help="Of the initial weights and the order of the data.")] = 0
+    validate_every: int = option("Steps between validations.", default=100)
+    prompt: str | None = option("Text that the model continues at each validation interval.")
+    sample_tokens: int = option("Tokens that follow the prompt.", default=40)
+    seed: int = option("Of the initial weights and the order of the data.", default=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,14 +38,10 @@ class Weights(OptionGroup):
 
     section: ClassVar[str] = "Weights"
 
-    load: Annotated[
-        list[Path] | None,
-        typer.Option(help="Folder of a Hugging Face checkpoint to start from; again for LoRA adapters on top of it."),
-    ] = None
-    save: Annotated[
-        Path | None,
-        typer.Option(help="Folder for a Hugging Face checkpoint (of LoRA adapters: peft's) of the trained model."),
-    ] = None
+    load: list[Path] | None = option(
+        "Folder of a Hugging Face checkpoint to start from; again for LoRA adapters on top of it."
+    )
+    save: Path | None = option("Folder for a Hugging Face checkpoint (of LoRA adapters: peft's) of the trained model.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,30 +50,20 @@ class Recipe(OptionGroup):
 
     section: ClassVar[str] = "Recipe"
 
-    steps: Annotated[
-        int | None, typer.Option(help="Training steps, those before a resumed checkpoint included (default: 100).")
-    ] = None
-    learning_rate: Annotated[
-        float | None, typer.Option("--lr", help="Peak of the learning rate (default: 3e-3; with --load 1e-5).")
-    ] = None
-    warmup: Annotated[int | None, typer.Option(help="Steps until the peak (default: 10).")] = None
-    lr_schedule: Annotated[
-        str | None,
-        name_option(
-            learning_rate_names,
-            what="schedule of the learning rate",
-            help="After the warm-up, to a tenth of the peak: cosine (default), linear, wsd; or constant.",
-        ),
-    ] = None
-    optimizer: Annotated[
-        str | None,
-        typer.Option(help="adamw, adam, momentum, sgd, or module:Class (default: what the plan was made for)."),
-    ] = None
-    optimizer_option: Annotated[
-        list[str] | None, typer.Option(help="Argument of the optimizer's class, such as betas=[0.9,0.99]; repeatable.")
-    ] = None
-    weight_decay: Annotated[float | None, typer.Option(help="Weight decay of matrices (default: 0.01).")] = None
-    clip: Annotated[float | None, typer.Option(help="Largest global norm of the gradients (default: 1).")] = None
+    steps: int | None = option("Training steps, those before a resumed checkpoint included (default: 100).")
+    learning_rate: float | None = option("Peak of the learning rate (default: 3e-3; with --load 1e-5).", "--lr")
+    warmup: int | None = option("Steps until the peak (default: 10).")
+    lr_schedule: str | None = option(
+        "After the warm-up, to a tenth of the peak: cosine (default), linear, wsd; or constant.",
+        names=learning_rate_names,
+        what="schedule of the learning rate",
+    )
+    optimizer: str | None = option("adamw, adam, momentum, sgd, or module:Class (default: what the plan was made for).")
+    optimizer_option: list[str] | None = option(
+        "Argument of the optimizer's class, such as betas=[0.9,0.99]; repeatable."
+    )
+    weight_decay: float | None = option("Weight decay of matrices (default: 0.01).")
+    clip: float | None = option("Largest global norm of the gradients (default: 1).")
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -108,15 +78,11 @@ class Checkpoints(OptionGroup):
 
     section: ClassVar[str] = "Checkpoints"
 
-    checkpoint: Annotated[Path | None, typer.Option(help="Folder for checkpoints.")] = None
-    save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 100
-    keep: Annotated[int, typer.Option(help="Checkpoints to keep.")] = 2
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint, with its settings where none are given.")
-    ] = False
-    auto_resume: Annotated[
-        bool, typer.Option("--auto-resume", help="The same, or start where there is none: for torchrun's restarts.")
-    ] = False
+    checkpoint: Path | None = option("Folder for checkpoints.")
+    save_every: int = option("Steps between checkpoints.", default=100)
+    keep: int = option("Checkpoints to keep.", default=2)
+    resume: bool = flag("Go on from the newest checkpoint, with its settings where none are given.")
+    auto_resume: bool = flag("The same, or start where there is none: for torchrun's restarts.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,23 +91,16 @@ class Execution(OptionGroup):
 
     section: ClassVar[str] = "Execution"
 
-    post_validation: Annotated[
-        bool | None,
-        typer.Option(
-            "--post-validation/--no-post-validation",
-            help="Update before the gradients' norm is known, and take it back where that was wrong (default: only"
-            " for plans made with it; what hosts step does so in any case).",
-        ),
-    ] = None
-    offload_to: Annotated[
-        Path | None, typer.Option(help="Folder on a fast disk for offloaded activations (default: host memory).")
-    ] = None
-    hang_timeout: Annotated[
-        float, typer.Option(help="Seconds in which no operation of any rank ends, after which the run does.")
-    ] = 600
-    online: Annotated[
-        bool, typer.Option("--online", help="Search a better order beside the training, and go on with it.")
-    ] = False
+    post_validation: bool | None = option(
+        "Update before the gradients' norm is known, and take it back where that was wrong (default: only"
+        " for plans made with it; what hosts step does so in any case).",
+        "--post-validation/--no-post-validation",
+    )
+    offload_to: Path | None = option("Folder on a fast disk for offloaded activations (default: host memory).")
+    hang_timeout: float = option(
+        "Seconds in which no operation of any rank ends, after which the run does.", default=600
+    )
+    online: bool = flag("Search a better order beside the training, and go on with it.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,10 +109,10 @@ class Records(OptionGroup):
 
     section: ClassVar[str] = "Records"
 
-    tensorboard: Annotated[Path | None, typer.Option(help="Folder for TensorBoard's scalars.")] = None
-    wandb: Annotated[str | None, typer.Option(help="Project of Weights & Biases for the same.")] = None
-    trace: Annotated[Path | None, typer.Option(help="Write the trace of the last steps here.")] = None
-    html: Annotated[Path | None, typer.Option(help="Write the predicted and measured timelines here.")] = None
+    tensorboard: Path | None = option("Folder for TensorBoard's scalars.")
+    wandb: str | None = option("Project of Weights & Biases for the same.")
+    trace: Path | None = option("Write the trace of the last steps here.")
+    html: Path | None = option("Write the predicted and measured timelines here.")
 
 
 def settings(given: Sequence[str] | None) -> dict[str, Any] | None:
