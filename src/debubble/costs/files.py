@@ -64,13 +64,19 @@ def check_measured(profile: Mapping[str, Any], model: ModelConfig, options: RunO
 MOST_UNITS = 100_000
 """Far more than any model has; a plan names each of them."""
 _PER_STAGE_ENTRIES = (
-    "optimizer_step",
-    "host_step",
-    "gradient_offload",
-    "parameter_load",
-    "gradient_reduce",
-    "parameter_gather",
-)
+    "optimizer_step", "host_step", "gradient_offload", "parameter_load", "gradient_reduce", "parameter_gather",
+)  # fmt: skip
+_PARAMETER_NUMBERS = ("gradient_reduce", "optimizer_step", "parameter_gather", "gathered", "undivided")
+_UNIT_NUMBERS = (
+    "forward", "backward_input", "backward_weight", "static", "activation_after_input", "workspace",
+    *_PARAMETER_NUMBERS,
+)  # fmt: skip
+"""Entries that a unit has as its file has them; the others are built."""
+_UNITS_NUMBERS = (
+    "communication", "communication_model", "offload_bandwidth", "host_memory", "host_step_bandwidth", "host_link",
+    "static", "divides_gradients",
+)  # fmt: skip
+"""Entries that Units have as their file has them."""
 
 
 class StrategyFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -205,19 +211,12 @@ def units_from_dict(entries: Any) -> Units:
         raise InputError(f"'{name}' must be a number or a list of numbers, not an empty list.")
     check_step_time((u.forward + u.backward_input + u.backward_weight for u in file.units), file.micro_batch_scale)
     return Units(
+        **{name: getattr(file, name) for name in _UNITS_NUMBERS},
         units=tuple(_expand(file.units)),
-        communication=file.communication,
-        communication_model=file.communication_model,
-        offload_bandwidth=file.offload_bandwidth,
-        host_memory=file.host_memory,
-        host_step_bandwidth=file.host_step_bandwidth,
-        host_link=file.host_link,
         link_groups=link_groups_of(file.link_groups),
         memory_limit=None if limit is None else tuple(limit) if isinstance(limit, list) else (limit,),
-        static=file.static,
         micro_batch_scale=None if file.micro_batch_scale is None else tuple(file.micro_batch_scale),
         stage_entries={name: value for name in _PER_STAGE_ENTRIES if (value := getattr(file, name))},
-        divides_gradients=file.divides_gradients,
     )
 
 
@@ -226,38 +225,21 @@ def units_to_dict(units: Units) -> dict[str, Any]:
     entries: list[UnitFile] = []
     for unit in units.units:
         entry = UnitFile(
+            **{name: _plain(getattr(unit, name)) for name in _UNIT_NUMBERS},
             type=unit.type,
-            forward=_plain(unit.forward),
-            backward_input=_plain(unit.backward_input),
-            backward_weight=_plain(unit.backward_weight),
-            static=_plain(unit.static),
             strategies={name: StrategyFile(**_entries(strategy)) for name, strategy in unit.strategies.items()},
-            activation_after_input=_plain(unit.activation_after_input),
-            workspace=_plain(unit.workspace),
             on_host=None if unit.on_host is None else HostFile(**_entries(unit.on_host)),
-            gradient_reduce=_plain(unit.gradient_reduce),
-            optimizer_step=_plain(unit.optimizer_step),
-            parameter_gather=_plain(unit.parameter_gather),
-            gathered=_plain(unit.gathered),
-            undivided=_plain(unit.undivided),
         )
         if entries and msgspec.structs.replace(entries[-1], count=1) == entry:
             entries[-1].count += 1
         else:
             entries.append(entry)
     file = UnitsFile(
+        **{name: _plain(getattr(units, name)) for name in _UNITS_NUMBERS},
         units=entries,
-        communication=_plain(units.communication),
-        communication_model=units.communication_model,
-        offload_bandwidth=_plain(units.offload_bandwidth),
-        host_memory=_plain(units.host_memory),
-        host_step_bandwidth=_plain(units.host_step_bandwidth),
-        host_link=units.host_link,
         link_groups=[list(group) for group in units.link_groups],
         memory_limit=None if units.memory_limit is None else [_plain(limit) for limit in units.memory_limit],
-        static=_plain(units.static),
         micro_batch_scale=None if units.micro_batch_scale is None else [_plain(s) for s in units.micro_batch_scale],
-        divides_gradients=units.divides_gradients,
         **{name: _plain(value) for name, value in units.stage_entries.items()},
     )
     return dict(msgspec.to_builtins(file))
@@ -291,12 +273,7 @@ def _measured(unit: Unit, found: Mapping[int | None, Unit] | None) -> Unit:
     return replace(
         measured,
         layer=unit.layer,
-        on_host=measured.on_host or unit.on_host,
-        gradient_reduce=measured.gradient_reduce or unit.gradient_reduce,
-        optimizer_step=measured.optimizer_step or unit.optimizer_step,
-        parameter_gather=measured.parameter_gather or unit.parameter_gather,
-        gathered=measured.gathered or unit.gathered,
-        undivided=measured.undivided or unit.undivided,
+        **{name: getattr(measured, name) or getattr(unit, name) for name in ("on_host", *_PARAMETER_NUMBERS)},
     )
 
 
@@ -320,28 +297,12 @@ def _expand(entries: list[UnitFile]) -> list[Unit]:
             raise InputError(f"The unit '{entry.type}' needs a strategy 'none', which keeps everything.")
         strategies = {name: Strategy(**msgspec.structs.asdict(s)) for name, s in entry.strategies.items()}
         on_host = None if entry.on_host is None else HostStates(**msgspec.structs.asdict(entry.on_host))
+        numbers = {name: getattr(entry, name) for name in _UNIT_NUMBERS}
         for _ in range(entry.count):
             index = seen.get(entry.type, 0)
             seen[entry.type] = index + 1
-            units.append(
-                Unit(
-                    type=entry.type,
-                    layer=None if entry.type in ("embedding", "mtp", "head") else index,
-                    forward=entry.forward,
-                    backward_input=entry.backward_input,
-                    backward_weight=entry.backward_weight,
-                    static=entry.static,
-                    strategies=strategies,
-                    activation_after_input=entry.activation_after_input,
-                    workspace=entry.workspace,
-                    on_host=on_host,
-                    gradient_reduce=entry.gradient_reduce,
-                    optimizer_step=entry.optimizer_step,
-                    parameter_gather=entry.parameter_gather,
-                    gathered=entry.gathered,
-                    undivided=entry.undivided,
-                )
-            )
+            layer = None if entry.type in ("embedding", "mtp", "head") else index
+            units.append(Unit(type=entry.type, layer=layer, strategies=strategies, on_host=on_host, **numbers))
     return units
 
 

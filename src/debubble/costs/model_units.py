@@ -7,8 +7,9 @@ and the MLP's widest tensors, the last one for the head's weight gradient; the l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from typing import Any, TypeVar
 
 from debubble.costs.cluster import Cluster
 from debubble.costs.operators import (
@@ -107,57 +108,38 @@ def joined_unit(kind: str, layer: int | None, *halves: Unit) -> Unit:
     hosts = [half.on_host for half in halves if half.on_host is not None]
     full = [half.strategies["full"] for half in halves]
     return Unit(
+        **{name: sum(getattr(half, name) for half in halves) for name in (*_TIMES, *_OF_PARAMETERS)},
         type=kind,
         layer=layer,
-        forward=sum(half.forward for half in halves),
-        backward_input=sum(half.backward_input for half in halves),
-        backward_weight=sum(half.backward_weight for half in halves),
-        static=sum(half.static for half in halves),
         strategies={
             "none": Strategy(sum(half.activation for half in halves)),
             "full": Strategy(full[0].activation, sum(strategy.recompute for strategy in full)),
         },
         activation_after_input=sum(half.activation_after_input or 0 for half in halves),
         workspace=max(half.workspace for half in halves),
-        states=StateBytes(
-            weights=sum(half.states.weights for half in halves if half.states),
-            gradients=sum(half.states.gradients for half in halves if half.states),
-            optimizer=sum(half.states.optimizer for half in halves if half.states),
-        ),
-        on_host=_joined_hosts(hosts),
-        gradient_reduce=sum(half.gradient_reduce for half in halves),
-        optimizer_step=sum(half.optimizer_step for half in halves),
-        parameter_gather=sum(half.parameter_gather for half in halves),
-        gathered=sum(half.gathered for half in halves),
-        undivided=sum(half.undivided for half in halves),
+        states=_summed(StateBytes, [half.states for half in halves if half.states]),
+        on_host=_summed(HostStates, hosts) if hosts else None,
         module_bytes={name: size for half in halves for name, size in half.module_bytes.items()},
     )
 
 
-def _joined_hosts(hosts: Sequence[HostStates]) -> HostStates | None:
-    if not hosts:
-        return None
-    return HostStates(
-        static=sum(host.static for host in hosts),
-        gradients=sum(host.gradients for host in hosts),
-        parameters=sum(host.parameters for host in hosts),
-        step=sum(host.step for host in hosts),
-    )
+_TIMES = ("forward", "backward_input", "backward_weight")
+_OF_PARAMETERS = ("static", "gradient_reduce", "optimizer_step", "parameter_gather", "gathered", "undivided")
+"""What a unit's parameters cost."""
+
+_Summable = TypeVar("_Summable", StateBytes, HostStates)
+
+
+def _summed(kind: type[_Summable], parts: Sequence[_Summable]) -> _Summable:
+    """The sum of such costs, entry by entry."""
+    return kind(**{f.name: sum(getattr(part, f.name) for part in parts) for f in fields(kind)})
 
 
 def _without_states(unit: Unit) -> Unit:
     """The unit where another one has its parameters."""
-    return replace(
-        unit,
-        static=0.0,
-        states=StateBytes(weights=0.0, gradients=0.0, optimizer=0.0),
-        on_host=None if unit.on_host is None else HostStates(static=0.0, gradients=0.0, parameters=0.0, step=0.0),
-        gradient_reduce=0.0,
-        optimizer_step=0.0,
-        parameter_gather=0.0,
-        gathered=0.0,
-        undivided=0.0,
-    )
+    host = None if unit.on_host is None else _summed(HostStates, [])
+    nothing: dict[str, Any] = dict.fromkeys(_OF_PARAMETERS, 0.0)
+    return replace(unit, states=_summed(StateBytes, []), on_host=host, **nothing)
 
 
 def check(model: Architecture, options: RunOptions) -> None:

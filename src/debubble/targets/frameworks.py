@@ -5,6 +5,8 @@ What they are is told in docs/exports.md, target by target.
 
 from __future__ import annotations
 
+from typing import Any
+
 from debubble.targets.levers import Levers
 from debubble.targets.limits import (
     adam_on_hosts,
@@ -31,6 +33,8 @@ from debubble.targets.target import Target, targets
 LOOPS = frozenset({"linear", "looped", "v_shape"})
 PLAIN = (unset("host_optimizer"), unset("expert_overlap"))
 """Rules of the frameworks for which debubble writes neither optimizer states on hosts nor combined 1F1B."""
+FSDP = (one_of("dtype", ("bf16", "fp32")), next_token_alone, text_alone)
+"""Rules of the frameworks on torch's FSDP, the last of theirs."""
 MEGATRON = (
     eight_bits_divided,
     optimizers_of_fsdp,
@@ -42,91 +46,65 @@ MEGATRON = (
 """Rules of Megatron-LM, and of what takes its arguments."""
 
 
-def _add(target: Target) -> None:
-    targets.add(target.name, target)
+def _add(name: str, title: str, **facts: Any) -> None:
+    targets.add(name, Target(name=name, title=title, **facts))
 
 
-_add(Target(name="debubble", title="debubble's runtime", zero=(0, 1, 2, 3), zero_alone=(0, 1, 2, 3), rules=(runtime,)))
+_add("debubble", "debubble's runtime", zero=(0, 1, 2, 3), zero_alone=(0, 1, 2, 3), rules=(runtime,))
 _add(
-    Target(
-        name="torch",
-        title="torch",
-        zero_alone=(0, 1, 2, 3),
-        levers=Levers(GivenOrders(), EachLayer(WHOLE), keeps_until_weights=True),
-    )
+    "torch",
+    "torch",
+    zero_alone=(0, 1, 2, 3),
+    levers=Levers(GivenOrders(), EachLayer(WHOLE), keeps_until_weights=True),
 )
 _add(
-    Target(
-        name="torchtitan",
-        title="torchtitan",
-        zero_alone=(0, 2, 3),
-        rules=(
-            *PLAIN,
-            whole_experts,
-            one_of("optimizer", ("adamw", "adam")),
-            one_of("dtype", ("bf16", "fp32")),
-            next_token_alone,
-            text_alone,
-        ),
-        for_pipelines=(untied,),
-        levers=Levers(GivenOrders(LOOPS), EachLayer(WHOLE), keeps_until_weights=True),
-    )
+    "torchtitan",
+    "torchtitan",
+    zero_alone=(0, 2, 3),
+    rules=(*PLAIN, whole_experts, one_of("optimizer", ("adamw", "adam")), *FSDP),
+    for_pipelines=(untied,),
+    levers=Levers(GivenOrders(LOOPS), EachLayer(WHOLE), keeps_until_weights=True),
 )
 _add(
-    Target(
-        name="automodel",
-        title="NeMo Automodel",
-        zero_alone=(0, 1, 2, 3),
-        rules=(
-            *PLAIN,
-            whole_experts,
-            one_of("optimizer", ("adamw", "adam", "momentum", "sgd")),
-            one_of("dtype", ("bf16", "fp32")),
-            next_token_alone,
-            text_alone,
-        ),
-        for_pipelines=(plain_model, untied),
-        levers=Levers(GivenOrders(LOOPS), Alike(WHOLE), keeps_until_weights=True),
-    )
+    "automodel",
+    "NeMo Automodel",
+    zero_alone=(0, 1, 2, 3),
+    rules=(*PLAIN, whole_experts, one_of("optimizer", ("adamw", "adam", "momentum", "sgd")), *FSDP),
+    for_pipelines=(plain_model, untied),
+    levers=Levers(GivenOrders(LOOPS), Alike(WHOLE), keeps_until_weights=True),
 )
 _add(
-    Target(
-        name="megatron",
-        title="Megatron-LM",
-        zero=(0, 1, 2, 3),
-        zero_alone=(0, 1, 2, 3),
-        rules=MEGATRON,
-        levers=Levers(OwnOrders(("1f1b", "interleaved")), Alike(MEGATRON_MODULES, block=True), offload=OFFLOAD),
-        overlapping=Levers(OwnOrders((COMBINED,)), Alike(OVERLAPPED_MODULES, whole=False), offload=OFFLOAD),
-    )
+    "megatron",
+    "Megatron-LM",
+    zero=(0, 1, 2, 3),
+    zero_alone=(0, 1, 2, 3),
+    rules=MEGATRON,
+    levers=Levers(OwnOrders(("1f1b", "interleaved")), Alike(MEGATRON_MODULES, block=True), offload=OFFLOAD),
+    overlapping=Levers(OwnOrders((COMBINED,)), Alike(OVERLAPPED_MODULES, whole=False), offload=OFFLOAD),
 )
 _add(
-    Target(
-        name="primus",
-        title="AMD Primus",
-        zero=(0, 1, 2, 3),
-        zero_alone=(0, 1, 2, 3),
-        rules=MEGATRON,
-        levers=Levers(OwnOrders(("1f1b", "interleaved", "zb-h1")), EachLayer(WHOLE), offload=OFFLOAD),
-        overlapping=Levers(OwnOrders((COMBINED,)), Alike(OVERLAPPED_MODULES, whole=False), offload=OFFLOAD),
-    )
+    "primus",
+    "AMD Primus",
+    zero=(0, 1, 2, 3),
+    zero_alone=(0, 1, 2, 3),
+    rules=MEGATRON,
+    levers=Levers(OwnOrders(("1f1b", "interleaved", "zb-h1")), EachLayer(WHOLE), offload=OFFLOAD),
+    overlapping=Levers(OwnOrders((COMBINED,)), Alike(OVERLAPPED_MODULES, whole=False), offload=OFFLOAD),
 )
 _add(
-    Target(
-        name="deepspeed",
-        title="DeepSpeed",
-        zero_alone=(0, 1, 2, 3),
-        rules=(
-            *PLAIN,
-            only_one("tensor"),
-            only_one("context"),
-            only_one("expert"),
-            one_of("dtype", ("bf16", "fp16", "fp32")),
-            next_token_alone,
-            text_alone,
-        ),
-        levers=Levers(OwnOrders(("1f1b",)), EachLayer(WHOLE)),
-    )
+    "deepspeed",
+    "DeepSpeed",
+    zero_alone=(0, 1, 2, 3),
+    rules=(
+        *PLAIN,
+        only_one("tensor"),
+        only_one("context"),
+        only_one("expert"),
+        one_of("dtype", ("bf16", "fp16", "fp32")),
+        next_token_alone,
+        text_alone,
+    ),
+    levers=Levers(OwnOrders(("1f1b",)), EachLayer(WHOLE)),
 )
 
 
@@ -152,19 +130,17 @@ MINDFORMERS_PATTERNS = {
 """Ways whose operators are cells that a pattern can name."""
 
 _add(
-    Target(
-        name="mindformers",
-        title="MindFormers",
-        zero=(0, 1, 2),
-        zero_alone=(0, 1, 2),
-        rules=(
-            *PLAIN,
-            divided_experts,
-            one_of("optimizer", ("adamw",)),
-            fused_attention("bf16", "fp16"),
-            next_token_alone,
-            text_alone,
-        ),
-        levers=Levers(OwnOrders(("1f1b", "interleaved-less-memory")), EachLayer(MINDFORMERS_PATTERNS, from_start=True)),
-    )
+    "mindformers",
+    "MindFormers",
+    zero=(0, 1, 2),
+    zero_alone=(0, 1, 2),
+    rules=(
+        *PLAIN,
+        divided_experts,
+        one_of("optimizer", ("adamw",)),
+        fused_attention("bf16", "fp16"),
+        next_token_alone,
+        text_alone,
+    ),
+    levers=Levers(OwnOrders(("1f1b", "interleaved-less-memory")), EachLayer(MINDFORMERS_PATTERNS, from_start=True)),
 )
