@@ -25,8 +25,7 @@ from debubble.costs.step import parameter_bytes
 from debubble.costs.units import Partition, Units
 from debubble.ir import PlannedUnit, RunOptions
 from debubble.models import ModelConfig, named_model
-from debubble.profiler.links import message_time
-from debubble.profiler.profile import layered
+from debubble.profiler.profile import layered, message_time
 from debubble.profiler.units import Measurements, ModelSlice, costs_of, merged
 from debubble.runtime.launcher import launch, run_rank
 from debubble.runtime.pipeline import Pipeline

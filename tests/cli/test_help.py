@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import debubble as db
 from debubble.cli import progress
 from debubble.cli.app import with_all_commands
-from debubble.cli.names import (
+from debubble.cli.names import (  # fmt: skip
     Names,
     completed,
     export_names,
@@ -24,7 +24,7 @@ from debubble.cli.names import (
     optimizer_names,
     planner_names,
     schedule_names,
-)  # fmt: skip
+)
 from debubble.costs.step import MOMENTS
 from debubble.exports import exports
 from debubble.ir import InputError, RunOptions

@@ -9,9 +9,9 @@ import pytest
 
 import debubble as db
 from debubble.imports import imports
-from debubble.imports.arguments import read_arguments
 from debubble.imports.job import Job
 from debubble.imports.registry import Given
+from debubble.imports.settings import read_arguments
 from debubble.ir import InputError
 
 SCRIPT = """#!/bin/bash

@@ -8,7 +8,7 @@ import pytest
 
 import debubble as db
 from debubble.ir import InputError, Lane
-from debubble.planners.fixed_configuration import fixed_configuration
+from debubble.planners.model_problem import fixed_configuration
 
 MODEL, CLUSTER = db.models["llama2-7b"], db.Cluster.parse("4xA100-80GB")
 

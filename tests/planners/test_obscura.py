@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from debubble.costs.units import Strategy, Unit, Units
 from debubble.ir import DeadlockError, DebubbleError, InfeasibleError, InputError, StageCosts
 from debubble.planners import FixedStages, ModelUnits, Problem, planners
-from debubble.planners.bpipe import bpipe_variants
+from debubble.planners.baselines import bpipe_variants
 from debubble.planners.obscura.configurations import Configuration, candidates
 from debubble.planners.obscura.planner import adjustments
 from debubble.planners.obscura.step_model import Swapping, identify, step_time, swapping_cost

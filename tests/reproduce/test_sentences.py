@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from debubble.reproduce import sentences
+from debubble.reproduce import claims as sentences
 
 PAPER = {"Merak": 1.29, "PipeDream": 1.07, "AdaPipe": 1.30}
 

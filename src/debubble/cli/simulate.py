@@ -68,7 +68,7 @@ def simulate(
     Degrees that are not given are 1 (ZeRO 0, the pipeline all other devices).
     """
     from debubble import simulate as simulated
-    from debubble.planners.analysis.remarks import timeline_remarks
+    from debubble.planners.analysis.explanation import timeline_remarks
     from debubble.views.scene import Scene
 
     if schedule is None and csv is None:

@@ -14,15 +14,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from debubble.costs.known_hardware import (
-    NETWORK_LATENCY,
-    OTHER,
-    PCIE4,
-    PCIE_LATENCY,
-    Hardware,
-    Table,
-    find_hardware,
-)
+from debubble.costs.known_hardware import NETWORK_LATENCY, OTHER, PCIE4, PCIE_LATENCY, Hardware, Table, find_hardware
 from debubble.files import read_file
 from debubble.ir import InputError
 from debubble.ir.stage_costs import LARGEST

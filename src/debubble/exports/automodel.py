@@ -20,16 +20,10 @@ from debubble.exports.options import (
     post_validation,
     written,
 )
-from debubble.exports.recomputation import Choice, fastest
+from debubble.exports.reduction import Choice, fastest
 from debubble.exports.registry import Made, exporter
 from debubble.exports.torch_csv import to_csv
-from debubble.exports.torch_hosts import (
-    accumulation,
-    expert_degree,
-    fsdp,
-    placing_schedule,
-    whole_backwards,
-)
+from debubble.exports.torch_hosts import accumulation, expert_degree, fsdp, placing_schedule, whole_backwards
 from debubble.ir import Plan
 
 _TARGET = "NeMo Automodel"

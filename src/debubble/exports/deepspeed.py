@@ -26,8 +26,7 @@ from debubble.exports.options import (
     post_validation,
     written,
 )
-from debubble.exports.recomputation import recomputed_layers, whole_where_needed
-from debubble.exports.reduction import require_order
+from debubble.exports.reduction import recomputed_layers, require_order, whole_where_needed
 from debubble.exports.registry import Made, exporter
 from debubble.ir import Plan
 from debubble.models import Model

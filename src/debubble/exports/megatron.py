@@ -26,8 +26,7 @@ from debubble.exports.options import (
     written,
 )
 from debubble.exports.prices import module_offload
-from debubble.exports.recomputation import Choice, LayerStrategies, fastest
-from debubble.exports.reduction import require_order
+from debubble.exports.reduction import Choice, LayerStrategies, fastest, require_order
 from debubble.exports.registry import Made, exporter
 from debubble.ir import Plan
 from debubble.models import Model

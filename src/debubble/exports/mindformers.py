@@ -24,8 +24,7 @@ from debubble.exports.options import (
     post_validation,
     written,
 )
-from debubble.exports.recomputation import whole_where_needed
-from debubble.exports.reduction import require_order
+from debubble.exports.reduction import require_order, whole_where_needed
 from debubble.exports.registry import Made, exporter
 from debubble.ir import Plan
 from debubble.targets.frameworks import MINDFORMERS_CELLS

@@ -9,8 +9,7 @@ from typing import Any
 from debubble.exports.layers import ENDS, require_layers
 from debubble.exports.options import OptionTable, settings_of
 from debubble.exports.prices import module_offload, seconds, to_whole_layers
-from debubble.exports.recomputation import ends_keep
-from debubble.exports.reduction import compute_only
+from debubble.exports.reduction import compute_only, ends_keep
 from debubble.ir import ExportError, Plan
 from debubble.models import Model
 from debubble.registry import Registry

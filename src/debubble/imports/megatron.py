@@ -9,12 +9,11 @@ from itertools import accumulate
 from pathlib import Path
 
 from debubble.exports.megatron import FSDP
-from debubble.imports.arguments import read_arguments
 from debubble.imports.job import Job, even_layers
 from debubble.imports.megatron_bridge import read_bridge
 from debubble.imports.model import Sizes, hub_model
 from debubble.imports.registry import Given, Settings, importer
-from debubble.imports.settings import Reader, unread
+from debubble.imports.settings import Reader, read_arguments, unread
 from debubble.ir import InputError, RunOptions
 from debubble.models import Model
 from debubble.targets.megatron_modules import MEGATRON_MODULES

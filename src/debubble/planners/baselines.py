@@ -12,11 +12,14 @@ Sources:
   recomputation, and what remains falls into bubbles where the schedule has them.
 * PipeDream: Narayanan et al., SOSP 2019, the partitioning of section 3.1 for one worker per stage, as SCOPE compares
   with it (its weights stashed per micro-batch are not used: all planners here flush).  It balances compute only.
+* BPipe: Kim et al., ICML 2023; early stages keep activations on the late ones, and recompute MLPs, as Obscura compares
+  with it, only if that does not suffice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from debubble.costs import Units
 from debubble.costs.units import Partition
@@ -24,9 +27,10 @@ from debubble.ir import InfeasibleError
 from debubble.planners.partitioning.balance import balanced_counts, even_counts
 from debubble.planners.partitioning.fixed_partition import Stages
 from debubble.planners.partitioning.local_search import PartitionSearch, PricedSchedule, priced_stages
-from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution
+from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution, peer_bandwidth
 from debubble.planners.registry import planner
 from debubble.planners.scope.planner import megatron_schedule
+from debubble.schedules.bpipe import bpipe as bpipe_schedule
 from debubble.schedules.one_f_one_b import one_f_one_b
 from debubble.simulator import Repricer, simulate
 
@@ -131,3 +135,42 @@ def _uniformly_recomputed(search: PartitionSearch, lengths: list[int]) -> Priced
             return search.priced(partition)
     short = max(range(len(excesses)), key=excesses.__getitem__)
     raise InfeasibleError(f"Device {short} does not fit even if every layer recomputes; the split is not by memory.")
+
+
+@planner("bpipe", paper="BPipe, ICML 2023", peers=True)
+def bpipe(problem: Problem) -> Solution:
+    """1F1B on the even partition, early stages keeping activations on late ones; MLP recomputation only if needed."""
+    keeping, recomputing = bpipe_variants(problem)
+    try:
+        simulate(keeping.schedule, keeping.costs)
+    except InfeasibleError:
+        return recomputing
+    return keeping
+
+
+def bpipe_variants(problem: Problem) -> tuple[Solution, Solution]:
+    """BPipe without and with MLP recomputation; fixed stages recompute wholly or not.
+
+    Activations move over the link between devices.  Its bandwidth follows from the time of a message, which is the
+    input that fully recomputing units keep; fixed stages use their offload times.
+    """
+    stages = Stages.even(problem)
+    schedule = bpipe_schedule(devices=problem.devices, micro_batches=problem.micro_batches)
+    mlp = "full" if isinstance(problem.workload, FixedStages) else "mlp"
+    keeping, recomputing = (
+        _between_devices(problem, stages.solution(schedule, stages.named(strategy))) for strategy in ("none", mlp)
+    )
+    return keeping, recomputing
+
+
+def _between_devices(problem: Problem, solution: Solution) -> Solution:
+    """The solution with the transfer times of the link between devices."""
+    costs = solution.costs
+    match problem.workload:
+        case FixedStages():
+            if costs.offload is None:
+                raise InfeasibleError("BPipe moves activations between devices; the costs have no 'offload' time.")
+            return solution
+        case ModelUnits(units):
+            pace = 1 / peer_bandwidth(units) if units.communication else 0
+            return replace(solution, costs=costs.replace(offload=[pace * a for a in costs.activation], reload=None))

@@ -20,7 +20,7 @@ from debubble.ir.arrays import Floats
 from debubble.ir.ops import COMPUTE
 from debubble.ir.program import LANE_CODE
 from debubble.search.problem import Objective
-from debubble.simulator.longest_path import Graph
+from debubble.simulator.engine import Graph
 
 JITTER, STRAGGLER, LINKS = 0.05, 0.1, 1.0
 """Standard deviation of an operation's time; by how much the slow device is slower; by how much links are, at most:

@@ -1,11 +1,92 @@
-"""Exact simulation: every instruction starts at the latest of the moments that it waits for."""
+"""Exact simulation: every instruction starts at the latest of the moments that it waits for.
+
+The longest path through the precedence graph is one function, which runs as plain Python over lists of any numbers, or
+compiled over arrays of int64 or float64 with the same results.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
 from debubble.ir import InputError, Program, Schedule, StageCosts, lower
-from debubble.ir.precedence import deadlock
-from debubble.simulator.longest_path import Graph
+from debubble.ir.arrays import Edges, Ints, Numbers
+from debubble.ir.precedence import deadlock, successors
+from debubble.kernels import jit
 from debubble.simulator.timeline import Timeline
+
+_LOADS_FROM, _COMPILED_FROM = 1_000_000, 1_000
+"""Instructions from which loading the compiler takes less time than it saves, and those from which the compiled code
+does once it is loaded."""
+
+
+class Graph:
+    """A precedence graph, ready for the longest paths of many sets of durations."""
+
+    def __init__(self, before: Edges, *, compiled: bool = False) -> None:
+        """Prepare the graph; `compiled` uses compiled code whatever the size, for many sets of durations."""
+        self.after = successors(before)
+        self.missing = np.diff(before.first)
+        self.compiled = compiled
+
+    def times(self, duration: Numbers) -> tuple[Numbers, Numbers, Ints]:
+        """Compute start and end of every instruction.
+
+        Args:
+            duration: Per instruction, its time.
+
+        Returns:
+            Start, end, and the instructions in an order in which they can start, without those behind a cycle.
+        """
+        count = len(duration)
+        outputs = np.zeros(count, duration.dtype), np.zeros(count, duration.dtype), np.zeros(count, np.int64)
+        worthwhile = count >= (_COMPILED_FROM if _compiled.cache_info().currsize else _LOADS_FROM)
+        if duration.dtype != object and (self.compiled or worthwhile):
+            reached = _compiled()(*self.after, self.missing.copy(), duration, *outputs)
+            start, end, order = outputs
+            return start, end, order[:reached]
+        lists = [part.tolist() for part in (*self.after, self.missing, duration, *outputs)]
+        reached = longest_path(*lists)
+        start, end = (np.array(times, dtype=duration.dtype) for times in lists[-3:-1])
+        return start, end, np.array(lists[-1][:reached], dtype=np.int64)
+
+
+def longest_path(
+    first: Any, after: Any, at_start: Any, missing: Any, duration: Any, start: Any, end: Any, order: Any
+) -> int:
+    """Write every instruction's start and end and the order in which they become ready; return how many do.
+
+    `after[first[i] : first[i + 1]]` wait for instruction i, and `missing` counts what each one waits for.
+    """
+    reached = 0
+    for i in range(len(missing)):
+        if missing[i] == 0:
+            order[reached] = i
+            reached += 1
+    done = 0
+    while done < reached:
+        i = order[done]
+        done += 1
+        begin = start[i]
+        finish = end[i] = begin + duration[i]
+        for edge in range(first[i], first[i + 1]):
+            follower = after[edge]
+            at = begin if at_start[edge] else finish
+            if at > start[follower]:
+                start[follower] = at
+            missing[follower] -= 1
+            if missing[follower] == 0:
+                order[reached] = follower
+                reached += 1
+    return reached
+
+
+@cache
+def _compiled() -> Callable[..., int]:
+    return jit(longest_path)
 
 
 def simulate(schedule: Schedule | Program, costs: StageCosts | None = None) -> Timeline:

@@ -19,8 +19,7 @@ from debubble.ir.ops import CODE
 from debubble.ir.precedence import deadlock
 from debubble.ir.program import LANE_CODE
 from debubble.ir.stage_costs import CommunicationModel, HostLink
-from debubble.simulator.engine import simulate
-from debubble.simulator.longest_path import Graph
+from debubble.simulator.engine import Graph, simulate
 from debubble.simulator.timeline import Timeline
 
 

@@ -24,10 +24,7 @@ from debubble.runtime.pipeline import Pipeline
 from debubble.training.checkpoint.folder import RunProgress
 from debubble.training.checkpoint.saver import Saver
 from debubble.training.checkpoint.state import state_of, take_numbers
-from debubble.training.data.datasets import (
-    Prefetcher,
-    SampleSource,
-)
+from debubble.training.data.datasets import Prefetcher, SampleSource
 from debubble.training.data.text import decoded, encoded
 from debubble.training.memory_check import explain_shortage
 from debubble.training.metrics import NO_WORK, DeviceWork, bubble_fraction

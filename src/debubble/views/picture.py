@@ -11,15 +11,7 @@ from debubble.errors import InputError
 from debubble.formatting import size_words
 from debubble.ir import Kind, Lane
 from debubble.simulator import Cause
-from debubble.views.palette import (
-    KIND_COLORS,
-    KIND_WORDS,
-    PHASE_COLOR,
-    THEMES,
-    Theme,
-    ink_on,
-    shade,
-)
+from debubble.views.palette import KIND_COLORS, KIND_WORDS, PHASE_COLOR, THEMES, Theme, ink_on, shade
 from debubble.views.registry import view
 from debubble.views.scene import Scene, subject
 from debubble.views.summary import present_causes, present_kinds

@@ -15,9 +15,8 @@ from debubble.ir.precedence import predecessors, topological_order
 from debubble.ir.program import Moment
 from debubble.ir.trace import TracePhase
 from debubble.models import Model, models
-from debubble.planners.analysis.explanation import Explanation, explanation
-from debubble.planners.analysis.remarks import model_remarks, plan_remarks
-from debubble.planners.fixed_configuration import fixed_configuration
+from debubble.planners.analysis.explanation import Explanation, explanation, model_remarks, plan_remarks
+from debubble.planners.model_problem import fixed_configuration
 from debubble.planners.plan_model import tail_of
 from debubble.simulator import Bubble, TimedOperation, Timeline, bubbles, critical_path, simulate
 from debubble.simulator.shared_cores import run_shared

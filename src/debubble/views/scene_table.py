@@ -2,16 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from debubble.views.figure_table import side_by_side
+from debubble.formatting import size_words, time_words
 from debubble.views.plan_table import model_lines, step_tables
+from debubble.views.rows import Rows
 from debubble.views.scene import Scene, subject
 from debubble.views.summary import bound_words, why_not_faster
 from debubble.views.terminal import bubble_table, device_table, headline, kind_table, remark_lines, rich_table
+
+Words = Callable[[float], str]
+
+
+def side_by_side(scenes: Sequence[Scene]) -> Rows | None:
+    """A row per figure, with the ratio of the second scene's to the first's; None unless there are two scenes."""
+    if len(scenes) != 2:
+        return None
+    first, second = scenes
+    names = ("predicted", "measured") if second.plan is None else ("A", "B")
+    return Rows(
+        title="Side by side",
+        columns=("", *names, f"{names[1]} / {names[0]}"),
+        rows=[
+            (name, words(a), words(b), f"{b / a:.3f}" if a else "-") for name, a, b, words in _figures(first, second)
+        ],
+        texts=frozenset({""}),
+        caption=_caption(first, second),
+    )
+
+
+def _figures(first: Scene, second: Scene) -> Iterator[tuple[str, float, float, Words]]:
+    def time(value: float) -> str:
+        return time_words(value, seconds=first.seconds and second.seconds)
+
+    def share(value: float) -> str:
+        return f"{100 * value:.1f}%"
+
+    yield "step", float(first.step_time), float(second.step_time), time
+    one, two = first.why, second.why
+    if one is not None and two is not None:
+        yield "tokens per step", one.tokens, two.tokens, lambda count: f"{count:,.0f}"
+        yield (
+            "tokens/s per GPU", one.tokens_per_second_per_device, two.tokens_per_second_per_device,
+            lambda pace: f"{pace:,.0f}",
+        )  # fmt: skip
+        yield "MFU", one.mfu, two.mfu, share
+    yield "pipeline", float(first.pipeline_time), float(second.pipeline_time), time
+    yield "bubble", first.timeline.bubble_fraction, second.timeline.bubble_fraction, share
+    yield "peak memory", float(max(first.peak_memory)), float(max(second.peak_memory)), size_words
+
+
+def _caption(first: Scene, second: Scene) -> str:
+    if first.plan is None or second.plan is None:
+        return f"The step took {second.step_time / first.step_time:.2f} times as long as predicted."
+    plans = {"A": first.plan, "B": second.plan}
+    said = "; ".join(f"{name} is {subject(plan)}, {plan.schedule.name}" for name, plan in plans.items())
+    return f"{said}.  {_warning(first, second)}"
+
+
+def _warning(first: Scene, second: Scene) -> str:
+    """A sentence where two plans' steps cannot be compared."""
+    assert first.plan is not None
+    assert second.plan is not None
+    if first.plan.model != second.plan.model:
+        return "Their models differ, so that neither steps nor tokens per second say which plan is better."
+    one, two = first.why, second.why
+    if one is not None and two is not None:
+        return "" if one.tokens == two.tokens else "Their batches differ: compare tokens per second, and not steps."
+    if first.plan.micro_batches != second.plan.micro_batches:
+        return "Their micro-batches differ in number: compare times per micro-batch, and not steps."
+    return ""
 
 
 def render_scenes(scenes: Sequence[Scene]) -> RenderableType:

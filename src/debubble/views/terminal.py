@@ -12,13 +12,7 @@ from debubble.formatting import percent, size_words, time_words
 from debubble.views.palette import KIND_COLORS, KIND_WORDS
 from debubble.views.rows import Rows
 from debubble.views.scene import Scene
-from debubble.views.summary import (
-    DeviceSummary,
-    device_summaries,
-    kind_summaries,
-    occurring,
-    stage_summaries,
-)
+from debubble.views.summary import DeviceSummary, device_summaries, kind_summaries, occurring, stage_summaries
 
 
 def headline(scene: Scene) -> str:

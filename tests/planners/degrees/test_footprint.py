@@ -41,7 +41,7 @@ def test_states_are_those_of_the_zero_level(zero: int, weights: float, gradients
 
 @pytest.mark.parametrize(("recompute", "kept"), [("none", True), ("full", False)])
 def test_the_total_is_the_peak_that_simulating_1f1b_finds(recompute: str, kept: bool) -> None:
-    from debubble.planners.fixed_configuration import fixed_configuration
+    from debubble.planners.model_problem import fixed_configuration
 
     degrees = Degrees(pipeline=4, tensor=2, micro_batches=8)
     schedule, costs = fixed_configuration(

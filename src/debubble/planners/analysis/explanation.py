@@ -1,4 +1,4 @@
-"""Explanation of a plan's step: throughput, memory by part, where the seconds go, and what binds."""
+"""Explanation of a plan's step: throughput, memory by part, where the seconds go, what binds, and what to know."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from functools import cached_property
 from debubble.costs import Cluster, StepTail, model_units
 from debubble.costs.flops import Utilization
 from debubble.costs.units import Partition, Units
-from debubble.ir import Kind, Plan
+from debubble.ir import Kind, Plan, RunOptions
 from debubble.ir.degrees import ConfigurationSummary, MemoryParts
 from debubble.models import Model
+from debubble.models.runtime_limits import beyond_runtime
 from debubble.planners.degrees.memory import parts_at_peak
 from debubble.planners.model_problem import framework_of_plan
-from debubble.simulator import Cause, Timeline, bubbles
+from debubble.simulator import Cause, Timeline, bubbles, by_cause
 
 SECONDS_PER_DAY = 86400
 MUCH = 0.02
@@ -284,3 +285,48 @@ def explanation(plan: Plan, timeline: Timeline, step_time: float) -> Explanation
     if plan.model is None or plan.cluster is None:
         return None
     return Explanation(plan, timeline, step_time)
+
+
+MUCH_BUBBLE = 0.5
+"""Share of the devices' time above which a bubble is remarked on."""
+
+PROPORTIONAL = (
+    "Micro-batches differ in length and are priced in proportion to their tokens, which overrates the attention of"
+    " short ones; of several replicas the one with the longest is counted."
+)
+
+
+def plan_remarks(plan: Plan, timeline: Timeline) -> tuple[str, ...]:
+    """The remarks on a plan, whose predicted timeline this is."""
+    if plan.model is None or plan.cluster is None:
+        return timeline_remarks(timeline)
+    model, cluster = Model.from_hf(plan.model), Cluster.from_dict(plan.cluster)
+    said = model_remarks(timeline, plan.options, model=model, cluster=cluster, profiled=plan.profile is not None)
+    return said if plan.costs.micro_batch_scale is None else (PROPORTIONAL, *said)
+
+
+def model_remarks(
+    timeline: Timeline, options: RunOptions, *, model: Model, cluster: Cluster, profiled: bool = False
+) -> tuple[str, ...]:
+    """The remarks on a model's step on a cluster; `profiled`: its units were measured, not computed."""
+    remarks = [None if profiled else model.remark, cluster.remark, beyond_runtime(options, model.config)]
+    return (*(remark for remark in remarks if remark is not None), *timeline_remarks(timeline))
+
+
+def timeline_remarks(timeline: Timeline) -> tuple[str, ...]:
+    """A remark if devices are idle for most of the step, with what would help."""
+    share = timeline.bubble_fraction
+    if share <= MUCH_BUBBLE:
+        return ()
+    idle = by_cause([bubble for device in bubbles(timeline) for bubble in device])
+    filling = idle[Cause.WARM_UP] + idle[Cause.COOL_DOWN]
+    schedule = timeline.program.schedule
+    said = f"The devices are idle for {100 * share:.1f}% of the pipeline's time"
+    if 2 * filling >= sum(idle.values()):
+        return (
+            f"{said}, mostly while it fills and drains: {schedule.micro_batches} micro-batches are few for"
+            f" {schedule.devices} pipeline devices; use more micro-batches, or fewer pipeline devices with data"
+            " parallelism.",
+        )
+    cause = max(idle, key=idle.__getitem__)
+    return (f"{said}, most of it by {cause.value}: see the shares of each device.",)

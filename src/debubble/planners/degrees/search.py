@@ -6,7 +6,8 @@
 3. The five best are planned thoroughly, side by side, and the fastest one of them by more planners (or all five by the
    planner that was asked for).
 
-All of it is counted in work, so that the same call gives the same plan on every machine.
+All of it is counted in work, so that the same call gives the same plan on every machine.  `pareto_front` plans again
+under less and less memory.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic, TypeVar
 
+from debubble.costs import Cluster
 from debubble.costs.flops import Utilization
 from debubble.ir import DebubbleError, InfeasibleError
 from debubble.ir.degrees import ConfigurationSummary, Degrees, DegreeSearch
@@ -359,3 +361,37 @@ class _Search:
             planner=result.planner,
             schedule=schedule.name,
         )
+
+
+POINTS = 6
+"""Points that are looked for, the first plan's among them."""
+LESS = 0.8
+"""The memory of a point's successor, as a share of its own."""
+SHARE = 0.1
+"""The part of the effort for each point."""
+
+
+def pareto_front(job: Job, best: ConfigurationSummary) -> tuple[ConfigurationSummary, ...]:
+    """Plans none of which is both slower and larger than another one, fastest first.
+
+    Each is the quickest quick plan of all choices of degrees that stays within 80% of the memory of the one before.
+
+    Args:
+        job: What to train on which devices, and which degrees are fixed.
+        best: The fastest plan that is known, the front's first point.
+    """
+    found, front = best, [best]
+    for _ in range(POINTS - 1):
+        smaller = replace(job, cluster=_limited(job.cluster, LESS * found.peak_memory), effort=SHARE * job.effort)
+        try:
+            found = quickest(smaller).search.configurations[0]
+        except DebubbleError:
+            break
+        front = [point for point in front if point.step_time < found.step_time] + [found]
+    return tuple(front)
+
+
+def _limited(cluster: Cluster, memory: float) -> Cluster:
+    """The cluster where a plan may use so many bytes of a device, and no more than it may now."""
+    limits = [min(limit, int(memory)) for limit in cluster.memory_limits]
+    return Cluster.from_dict({**cluster.to_dict(), "memory_limit": limits})

@@ -15,13 +15,7 @@ from dataclasses import dataclass, replace
 
 from debubble.costs.units import Partition
 from debubble.ir import CutOffError, DebubbleError, Placement, StageCosts
-from debubble.planners.partitioning.local_search import (
-    PartitionSearch,
-    PricedSchedule,
-    improve,
-    loads,
-    priced_stages,
-)
+from debubble.planners.partitioning.local_search import PartitionSearch, PricedSchedule, improve, loads, priced_stages
 from debubble.planners.portfolio.trials import TRIES, Order, Trial, lengths_of, likeness, trials_of
 from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution, closest
 from debubble.planners.registry import planner

@@ -12,20 +12,12 @@ from functools import cache
 from debubble.costs import Cluster, model_units
 from debubble.ir import InfeasibleError, Number, RunOptions, StageCosts
 from debubble.planners import planners
-from debubble.planners.bpipe import bpipe_variants
+from debubble.planners.baselines import bpipe_variants
 from debubble.planners.problem import ModelUnits, Problem, Solution
-from debubble.reproduce.obscura.fit import (
-    DEVICES,
-    GPT,
-    LAYERS,
-    computed_forward,
-    computed_gpt,
-    of_layers,
-    problem,
-)
+from debubble.reproduce.claims import span
+from debubble.reproduce.obscura.fit import DEVICES, GPT, LAYERS, computed_forward, computed_gpt, of_layers, problem
 from debubble.reproduce.obscura.runs import as_printed, on_demand, relaxed_full, strawman_full, unlimited
 from debubble.reproduce.registry import Cell, Table
-from debubble.reproduce.sentences import span
 from debubble.simulator import Timeline, simulate
 
 MICRO_BATCHES = (16, 32, 64, 128)

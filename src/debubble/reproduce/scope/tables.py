@@ -28,7 +28,7 @@ from debubble.planners import ModelUnits, Problem, planners
 from debubble.planners.partitioning.balance import even_counts
 from debubble.planners.problem import Solution
 from debubble.planners.scope.planner import DUAL, TRI, megatron_schedule
-from debubble.reproduce import sentences
+from debubble.reproduce import claims as sentences
 from debubble.reproduce.registry import Cell, Table
 from debubble.simulator import Repricer, simulate
 

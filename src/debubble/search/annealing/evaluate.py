@@ -15,18 +15,7 @@ import numpy as np
 from debubble.kernels import inlined, jit
 from debubble.search.annealing.admission import admit_compute, admit_reload
 from debubble.search.annealing.incremental import delay, go_to_end, mark, met
-from debubble.search.annealing.layout import (
-    NEEDED,
-    RELOADED,
-    ROW,
-    SENT,
-    Floats,
-    Ints,
-    KernelLayout,
-    L,
-    O,
-    R,
-)
+from debubble.search.annealing.layout import NEEDED, RELOADED, ROW, SENT, Floats, Ints, KernelLayout, L, O, R
 from debubble.search.annealing.objective import longest
 from debubble.search.annealing.shared_links import begin_by_arrival
 

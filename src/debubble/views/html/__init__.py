@@ -12,13 +12,13 @@ from typing import Any
 
 from markupsafe import Markup
 
-from debubble.views.figure_table import side_by_side
 from debubble.views.html.report import section
 from debubble.views.html.templates import render
 from debubble.views.html.timeline import figures
 from debubble.views.palette import KIND_COLORS, KIND_WORDS, PART_COLORS, PHASE_COLOR
 from debubble.views.registry import view
 from debubble.views.scene import Scene
+from debubble.views.scene_table import side_by_side
 from debubble.views.summary import present_causes, present_kinds
 
 
