@@ -89,6 +89,11 @@ def stated(statement: str, *, paper: str, ours: str, because: str = "") -> Claim
     return Claim(statement=statement, paper=paper, ours=ours, verdict=_verdict(statement, paper == ours, because))
 
 
+def holds(statement: str, ours: bool, *, because: str = "") -> Claim:
+    """The claim that a statement is true; `ours` says whether it is."""
+    return stated(statement, paper="yes", ours="yes" if ours else "no", because=because)
+
+
 def unavailable(statement: str, *, paper: str = "", because: str) -> Claim:
     """A claim beside which there is nothing of ours."""
     return Claim(statement=statement, paper=paper, ours="", verdict=Unavailable(because))

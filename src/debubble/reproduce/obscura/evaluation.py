@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from debubble.reproduce.claims import Claim, compared, stated
+from debubble.reproduce.claims import Claim, compared, holds, stated
 from debubble.reproduce.drawings import Bars, Lines
 from debubble.reproduce.obscura import tables
 from debubble.reproduce.obscura.fit import ACTIVATION, DEVICES, LAYERS, STATIC, computed_forward
@@ -98,16 +98,15 @@ def _baselines_speed_ups(rows: dict[Any, dict[str, Any]]) -> Iterator[Claim]:
     falls = all(a > b for row in strawman for a, b in itertools.pairwise(row)) and all(
         a > b for column in zip(*strawman, strict=True) for a, b in itertools.pairwise(column)
     )
-    yield stated("Strawman's speed-up falls with model size and batch size", paper="yes", ours="yes" if falls else "no")
+    yield holds("Strawman's speed-up falls with model size and batch size", falls)
     ahead = all(
         row["as printed"] >= max(row[name] or 0 for name in ("DAPPLE", "BPipe", "Strawman"))
         for row in llama.values()
         if row["as printed"] is not None
     )
-    yield stated(
+    yield holds(
         "Obscura, as printed, is ahead of BPipe and Strawman on every Llama-2",
-        paper="yes",
-        ours="yes" if ahead else "no",
+        ahead,
         because="at 18B BPipe keeps all activations without recomputing, and its transfers are free here",
     )
 
@@ -155,12 +154,9 @@ def figure_13() -> Exhibit:
                 paper="0, 1, 2, 3, 4",
                 ours=", ".join(map(str, full)),
             ),
-            stated(
+            holds(
                 "Obscura's stage 5 holds what OHP-CMB does, 6 and 7 what DAPPLE does",
-                paper="yes",
-                ours="yes"
-                if (peaks["Obscura"][5], *peaks["Obscura"][6:]) == (peaks["OHP-CMB"][5], *peaks["DAPPLE"][6:])
-                else "no",
+                (peaks["Obscura"][5], *peaks["Obscura"][6:]) == (peaks["OHP-CMB"][5], *peaks["DAPPLE"][6:]),
             ),
         ),
         tables=(table,),
@@ -188,10 +184,8 @@ def figure_14() -> Exhibit:
         claims=(
             compared("DAPPLE+'s step over DAPPLE's", paper=("1.33",), ours=[step["DAPPLE+"] / step["DAPPLE"]]),
             compared("bubble of Strawman's stage 3", paper=("0",), ours=[rows["Strawman", "bubble"][3]]),
-            stated(
-                "Strawman's step is between DAPPLE's and DAPPLE+'s",
-                paper="yes",
-                ours="yes" if step["DAPPLE"] < step["Strawman"] < step["DAPPLE+"] else "no",
+            holds(
+                "Strawman's step is between DAPPLE's and DAPPLE+'s", step["DAPPLE"] < step["Strawman"] < step["DAPPLE+"]
             ),
             compared(
                 "more computing on Obscura's adjusted stages",
@@ -206,7 +200,7 @@ def figure_14() -> Exhibit:
                 because=f"a forward is {forward:.2f} s by our cost model, and would have to take"
                 f" {min(1.7 / value for value in less):.2f} to {max(1.7 / value for value in less):.2f} s",
             ),
-            stated("Obscura's stage 2 keeps bubbles", paper="yes", ours="yes" if bubble[2] > 0 else "no"),
+            holds("Obscura's stage 2 keeps bubbles", bubble[2] > 0),
             compared(
                 "Obscura's step over DAPPLE's: close to 1",
                 paper=("1.0",),

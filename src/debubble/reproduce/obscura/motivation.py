@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from debubble.reproduce.claims import compared, stated
+from debubble.reproduce.claims import compared, holds
 from debubble.reproduce.drawings import Bars
 from debubble.reproduce.obscura import tables
 from debubble.reproduce.obscura.fit import DEVICES, LLAMA
@@ -21,11 +21,7 @@ def figure_3() -> Exhibit:
                 paper=("24 to 35",),
                 ours=[gap],
             ),
-            stated(
-                "stage 0 of 18B exceeds the GPU's 80 GB",
-                paper="yes",
-                ours="yes" if peaks["18B"][0] > 80 else "no",
-            ),
+            holds("stage 0 of 18B exceeds the GPU's 80 GB", peaks["18B"][0] > 80),
         ),
         tables=(table,),
         drawings=(
@@ -88,10 +84,9 @@ def figure_5() -> Exhibit:
                 paper=("0",),
                 ours=[strawman["Strawman-0", 0][1]],
             ),
-            stated(
+            holds(
                 "(c) with MLP recomputation backward bubbles are left that full recomputation had filled",
-                paper="yes",
-                ours="yes" if mlp["Strawman-0", 0][2] > strawman["Strawman-0", 0][2] else "no",
+                mlp["Strawman-0", 0][2] > strawman["Strawman-0", 0][2],
             ),
         ),
         tables=(tables.figure_5(), *parts.values()),

@@ -10,7 +10,7 @@ import itertools
 from fractions import Fraction
 
 from debubble.ir import Number, StageCosts
-from debubble.reproduce.claims import compared, stated
+from debubble.reproduce.claims import compared, holds
 from debubble.reproduce.drawings import Timelines
 from debubble.reproduce.obscura.runs import on_demand
 from debubble.reproduce.registry import Exhibit, Table
@@ -47,11 +47,7 @@ def figure_1() -> Exhibit:
     falling = all(after < before for before, after in itertools.pairwise(times))
     return Exhibit(
         claims=(
-            stated(
-                "recomputing everywhere, on demand, strawman, Obscura: each is faster than the one before",
-                paper="yes",
-                ours="yes" if falling else "no",
-            ),
+            holds("recomputing everywhere, on demand, strawman, Obscura: each is faster than the one before", falling),
         ),
         tables=(_times("Figure 1: p = 2, m = 6, r = f / 2", runs),),
         drawings=(_drawn(runs),),
@@ -118,7 +114,7 @@ def figure_6() -> Exhibit:
     bubbles = [float(run.forward_bubbles[1]) for run in runs.values()]
     return Exhibit(
         claims=(
-            stated("the strawman is the faster one", paper="yes", ours="yes" if second < first else "no"),
+            holds("the strawman is the faster one", second < first),
             compared("forward bubble that the strawman leaves stage 1", paper=("0",), ours=[bubbles[1]]),
         ),
         tables=(_times("Figure 6: p = 3, m = 8, r = f", runs),),
@@ -131,13 +127,7 @@ def figure_8() -> Exhibit:
     runs = _runs(FIGURE_8, devices=2, micro_batches=8, recompute=HALF)
     strawman, relaxed = (float(run.makespan) for run in runs.values())
     return Exhibit(
-        claims=(
-            stated(
-                "forwards that move left between the backwards shorten the step",
-                paper="yes",
-                ours="yes" if relaxed < strawman else "no",
-            ),
-        ),
+        claims=(holds("forwards that move left between the backwards shorten the step", relaxed < strawman),),
         tables=(_times("Figure 8: p = 2, m = 8, k = 0, r = f / 2", runs),),
         drawings=(_drawn(runs),),
     )
@@ -150,16 +140,8 @@ def figure_9() -> Exhibit:
     saved = relaxed.peak_memory[0] > refined.peak_memory[0] and relaxed.makespan == refined.makespan
     return Exhibit(
         claims=(
-            stated(
-                "dependency relaxation shortens the step",
-                paper="yes",
-                ours="yes" if relaxed.makespan < strawman.makespan else "no",
-            ),
-            stated(
-                "migration refinement saves memory on stage 0 and loses no time",
-                paper="yes",
-                ours="yes" if saved else "no",
-            ),
+            holds("dependency relaxation shortens the step", relaxed.makespan < strawman.makespan),
+            holds("migration refinement saves memory on stage 0 and loses no time", saved),
         ),
         tables=(_times("Figure 9: p = 3, m = 8, k = 1, r = f / 2", runs),),
         drawings=(_drawn(runs),),
@@ -181,10 +163,9 @@ def figure_10() -> Exhibit:
                 paper=("28", "16"),
                 ours=[float(run.peak_memory[0]) for run in runs.values()],
             ),
-            stated(
+            holds(
                 "transfers below 3f + r are hidden: the step takes as long as without swapping",
-                paper="yes",
-                ours="yes" if swapped.makespan == whole.makespan else "no",
+                swapped.makespan == whole.makespan,
             ),
         ),
         tables=(_times("Figure 10: p = 3, m = 13, k = 0, r = f / 2, transfers of 2.5 f", runs),),
@@ -205,10 +186,9 @@ def figure_11() -> Exhibit:
     more, less = runs.values()
     return Exhibit(
         claims=(
-            stated(
+            holds(
                 "transfers longer than 3f + r show in the step although less is recomputed",
-                paper="yes",
-                ours="yes" if less.makespan > more.makespan else "no",
+                less.makespan > more.makespan,
             ),
         ),
         tables=(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from debubble.reproduce.claims import Claim, compared, stated, unavailable
+from debubble.reproduce.claims import Claim, compared, holds, unavailable
 from debubble.reproduce.drawings import Bars, Lines, Timelines
 from debubble.reproduce.optpipe import program, tables
 from debubble.reproduce.optpipe.runs import LAYERS, LIMITED, METHODS, PRINTED_LAYERS, shape
@@ -52,20 +52,13 @@ def figure_3() -> Exhibit:
                 paper=("18",),
                 ours=[decided],
             ),
-            stated(
-                "section 4.1.1: each reduction leaves fewer binary variables", paper="yes", ours="yes" if grow else "no"
-            ),
-            stated(
+            holds("section 4.1.1: each reduction leaves fewer binary variables", grow),
+            holds(
                 "section 4.1.2: triangle cuts raise the bound of the relaxation",
-                paper="yes",
-                ours="yes" if size["triangles as rows"][2] > every[2] else "no",
+                size["triangles as rows"][2] > every[2],
                 because=f"it is {every[2]:g} with and without them: big-M rows leave the relaxation that much room",
             ),
-            stated(
-                "section 4.1.3: an initial solution shortens the search",
-                paper="yes",
-                ours="yes" if size[program.WARM][4] < every[4] else "no",
-            ),
+            holds("section 4.1.3: an initial solution shortens the search", size[program.WARM][4] < every[4]),
         ),
         tables=(table,),
         drawings=(drawing,),
@@ -93,11 +86,10 @@ def figure_4() -> Exhibit:
                 unit="%",
                 because="the library's AdaOffload, which follows the rule's repaired relatives too, is optimal here",
             ),
-            stated("AdaOffload's makespan is below PipeOffload's", paper="yes", ours="yes" if ahead else "no"),
-            stated(
+            holds("AdaOffload's makespan is below PipeOffload's", ahead),
+            holds(
                 "section 5.2: the solver finds the optimum for 4 devices",
-                paper="yes",
-                ours="yes" if all("OptPipe, optimal" in toy for toy in toys().values()) else "no",
+                all("OptPipe, optimal" in toy for toy in toys().values()),
             ),
         ),
         tables=(table,),
@@ -235,10 +227,9 @@ def figure_6() -> Exhibit:
                 unit="%",
                 because=f"costs are our model's; over 16 to 256 micro-batches it is {tables.span_of(gains)}",
             ),
-            stated(
+            holds(
                 "the saving grows with the number of micro-batches",
-                paper="yes",
-                ours="yes" if gains == sorted(gains) else "no",
+                gains == sorted(gains),
                 because=f"ours are {', '.join(f'{gain:.1f}' for gain in gains)}%",
             ),
         ),
