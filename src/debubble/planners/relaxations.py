@@ -187,25 +187,17 @@ def granular_bound(a: Pieces, *, arrivals: bool = False) -> float:
     loads = _loads(others, shape)
     per_device = np.unique(loads.work[:, None] + work * np.arange(most + 1)[None, :])
     least = max(sum(piece.work for piece in a.pieces) / len(a.rooms), max(piece.work for piece in a.pieces))
-
-    def shortest(times: NDArray[np.float64], waits: NDArray[np.float64]) -> float:
-        """The least of these times per micro-batch that suffices for devices that wait so long; infinite if none."""
-        low, high = 0, len(times)
-        while low < high:
-            middle = (low + high) // 2
-            limits = times[middle] * (1 + ROUNDING) - waits
-            if _can_be_dealt(a, loads, (work, states), most, limits):
-                high = middle
-            else:
-                low = middle + 1
-        return float(times[low]) if low < len(times) else math.inf
-
-    found = shortest(per_device[per_device >= least * (1 - ROUNDING)], np.zeros(len(a.rooms)))
-    if arrivals and math.isfinite(found):
-        waits = first_arrivals(a) / a.micro_batches
-        times = np.unique(per_device[:, None] + waits[None, :])
-        found = shortest(times[(times >= found * (1 - ROUNDING)) & (times <= found + waits[-1])], waits)
-    return a.micro_batches * found * (1 - ROUNDING)
+    waits = first_arrivals(a) / a.micro_batches if arrivals else np.zeros(len(a.rooms))
+    candidates = np.unique(per_device[:, None] + np.unique(waits)[None, :])
+    candidates = candidates[candidates >= least * (1 - ROUNDING)]
+    low, high = 0, len(candidates)
+    while low < high:
+        middle = (low + high) // 2
+        if _can_be_dealt(a, loads, (work, states), most, candidates[middle] * (1 + ROUNDING) - waits):
+            high = middle
+        else:
+            low = middle + 1
+    return a.micro_batches * float(candidates[low]) * (1 - ROUNDING) if low < len(candidates) else math.inf
 
 
 def first_arrivals(a: Pieces) -> NDArray[np.float64]:
