@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import debubble as db
 from debubble.costs import Strategy, Unit, Units
 from debubble.costs.units import HostStates
-from debubble.ir import DebubbleError, InfeasibleError
+from debubble.ir import DebubbleError, InfeasibleError, Placement
 from debubble.planners import planners
 from debubble.planners.bounds import GRANULAR, RAMPS, WORK, lower_bound, proven_bound
 from debubble.planners.problem import FixedStages, ModelUnits, Problem
@@ -200,3 +200,74 @@ def test_the_ramps_do_not_see_the_order_between_them() -> None:
     best = planners["optpipe"](problem)
     assert (best.time, best.lower_bound) == (40, 40)
     assert float(proven_bound(problem).time) == pytest.approx(27.1, abs=0.05)
+
+
+def can_end_by(end: int, placement: Placement, *, micro_batches: int, room: int) -> bool:
+    """Tell whether a step of operations that all take 1 can end by then, by going through all orders moment by moment.
+
+    A stage keeps 1 per micro-batch from the start of its F to the end of its W; messages take no time.  A state has
+    for each stage its numbers of F, I and W that are done.  Devices only wait where nothing but an F could start: other
+    operations take no memory.
+    """
+    states: set[tuple[tuple[int, ...], ...]] = {((0, 0, 0),) * placement.stages}
+    for now in range(1, end + 1):
+        following = set()
+        for state in states:
+            choices = [_startable(state, held, micro_batches, room) for held in placement.stages_of]
+            for chosen in product(*choices):
+                after = list(map(list, state))
+                for operation in filter(None, chosen):
+                    stage, kind = operation
+                    after[stage][kind] += 1
+                if _time_left(after, placement, micro_batches) <= end - now:
+                    following.add(tuple(map(tuple, after)))
+        states = following
+    return ((micro_batches,) * 3,) * placement.stages in states
+
+
+def _startable(
+    state: Sequence[Sequence[int]], held: Sequence[int], micro_batches: int, room: int
+) -> list[tuple[int, int] | None]:
+    """The operations that a device can start, as (stage, kind), and None where it may have to wait."""
+    kept = sum(state[s][0] - state[s][2] for s in held)
+    found: list[tuple[int, int] | None] = []
+    for s in held:
+        forwards, inputs, weights = state[s]
+        if inputs < (state[s + 1][1] if s + 1 < len(state) else forwards):
+            found.append((s, 1))
+        if weights < inputs:
+            found.append((s, 2))
+    started = [
+        (s, 0) for s in held if kept < room and state[s][0] < (state[s - 1][0] if s else micro_batches)
+    ]  # fmt: skip
+    return [*found, *started] if found else [*started, None]
+
+
+def _time_left(state: Sequence[Sequence[int]], placement: Placement, micro_batches: int) -> int:
+    """Time that the busiest device and the way of the last micro-batch take at least."""
+    works = (sum(3 * micro_batches - sum(state[s]) for s in held) for held in placement.stages_of)
+    way = sum((forwards < micro_batches) + (inputs < micro_batches) for forwards, inputs, _ in state)
+    return max(*works, way + (state[0][2] < micro_batches))
+
+
+@pytest.mark.parametrize(
+    ("devices", "micro_batches", "room", "best", "bound"),
+    [
+        (3, 6, 3, 52, 40),
+        (3, 6, 4, 41, 38),
+        (4, 8, 3, 86, 56),
+        pytest.param(4, 8, 4, 59, 53, marks=pytest.mark.slow),
+        pytest.param(4, 8, 5, 56, 51, marks=pytest.mark.slow),
+    ],
+)
+def test_the_best_order_of_two_chunks_in_v_with_little_memory_is_well_above_the_ramps(
+    devices: int, micro_batches: int, room: int, best: int, bound: int
+) -> None:
+    placement = Placement.v_shape(devices, 2)
+    assert can_end_by(best, placement, micro_batches=micro_batches, room=room)
+    assert not can_end_by(best - 1, placement, micro_batches=micro_batches, room=room)
+    costs = db.StageCosts.of(
+        stages=placement.stages, activation=1, activation_after_input=1, activation_recomputed=1, memory_limit=room
+    )
+    problem = Problem(workload=FixedStages(costs), devices=devices, chunks=2, micro_batches=micro_batches)
+    assert float(proven_bound(problem).time) == pytest.approx(bound)
