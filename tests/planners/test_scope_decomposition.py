@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from debubble.costs.units import Strategy, Unit, Units
 from debubble.ir import Kind, Schedule
 from debubble.planners.scope.benders import decompose, per_chunk_reading
-from debubble.planners.scope.fixed_ends import DeviceTimes, FixedEnds
+from debubble.planners.scope.dealing import deal
 from debubble.planners.scope.instance import DeviceInstance, Instance, alive, instance
 from debubble.planners.scope.layer_types import LayerRun, layer_runs
 from debubble.planners.scope.relaxation import relaxed
@@ -153,7 +153,12 @@ def test_bound_and_answer_enclose_the_optimum_of_small_instances(limit: float, c
 
 
 def _values(inst: Instance) -> Iterator[float]:
-    """The pooled objective of every split, every device at its fastest by enumeration."""
+    """The pooled objective of every split, every device at its fastest."""
+    return (inst.weight * max(times) + sum(times) for times in _splits(inst))
+
+
+def _splits(inst: Instance) -> Iterator[list[int]]:
+    """The devices' times of every split that fits, each at its fastest by enumeration."""
     total = sum(inst.counts)
     kinds = [r for r, count in enumerate(inst.counts) for _ in range(count)]
     for cuts in itertools.combinations(range(1, total), inst.stages - 1):
@@ -177,7 +182,7 @@ def _values(inst: Instance) -> Iterator[float]:
                 break
             times.append(min(fitting))
         else:
-            yield inst.weight * max(times) + sum(times)
+            yield times
 
 
 def _per_chunk(inst: Instance, device: DeviceInstance, c: int, held: Sequence[int]) -> list[tuple[int, list[int], int]]:
@@ -282,26 +287,50 @@ def two_long_runs(limit: float) -> Instance:
 
 
 @pytest.mark.parametrize("limit", [24, 30, 45, 80])
-def test_the_best_answer_with_fixed_ends_is_near_the_optimum_and_never_below(limit: float) -> None:
+def test_layers_are_dealt_in_the_least_time_and_the_bound_is_none_above_it(limit: float) -> None:
     inst = two_long_runs(limit)
-    relaxation = relaxed(inst, Effort(math.inf))
-    assert relaxation is not None
-    times = DeviceTimes(inst, Effort(math.inf))
-    found = []
-    for program in FixedEnds.choices(inst):
-        pieces = program.answer(times, least=relaxation.slowest, most=2 * relaxation.slowest)
-        if pieces is not None:
-            assert [sum(numbers) for numbers in zip(*program.counts(pieces).loads, strict=True)] == list(inst.counts)
-            each = [sum(piece.times(inst)) for piece in pieces]
-            found.append(inst.weight * max(each) + sum(each))
-    best = min(_values(inst))
-    assert best * (1 - 1e-3) <= min(found) <= best * 1.05
+    optimum = min(max(times) for times in _splits(inst))
+    least, pieces = deal(inst, Effort(math.inf), least=1.0, most=2.0 * inst.most)
+    assert pieces is not None
+    assert least <= optimum <= max(sum(piece.times(inst)) for piece in pieces) <= optimum * (1 + 2e-3)
+    assert optimum <= least * (1 + 2e-3)
 
 
-def test_ends_of_chunks_are_tried_first() -> None:
-    assert [program.ends for program in FixedEnds.choices(two_long_runs(30))] == [(1,), (0,), (2,)]
+@pytest.mark.parametrize("limit", [24, 30, 45, 80])
+def test_what_is_dealt_holds_every_layer_in_order_and_fills_every_stage(limit: float) -> None:
+    inst = two_long_runs(limit)
+    _, pieces = deal(inst, Effort(math.inf), least=1.0, most=2.0 * inst.most)
+    assert pieces is not None
+    held: list[list[int]] = [[] for _ in range(inst.stages)]
+    for device, piece in zip(inst.devices, pieces, strict=True):
+        for (chunk, run, _), number in piece.layers.items():
+            held[device.stages[chunk]] += [run] * number
+    assert all(held)
+    in_order = [run for stage in held for run in sorted(stage)]
+    assert in_order == [run for run, count in enumerate(inst.counts) for _ in range(count)]
 
 
-def test_where_one_run_alone_is_long_no_ends_are_fixed() -> None:
-    units = Units(units=(layer("embedding", 1), *[layer("dense", 3)] * 7))
-    assert FixedEnds.choices(asked(units, devices=2, chunks=2, micro_batches=4, limit=30)) == []
+def test_too_little_memory_for_any_deal_has_no_answer() -> None:
+    inst = two_long_runs(8)
+    assert list(_splits(inst)) == []
+    assert deal(inst, Effort(math.inf), least=1.0, most=2.0 * inst.most)[1] is None
+
+
+def test_runs_too_many_to_deal_are_left_to_the_master() -> None:
+    units = Units(units=tuple(layer(f"kind {k}", 1 + k) for k in range(12) for _ in range(3)))
+    inst = asked(units, devices=2, chunks=2, micro_batches=4, limit=60)
+    assert deal(inst, Effort(math.inf), least=5.0, most=math.inf) == (5.0, None)
+
+
+def test_a_tower_and_two_chunks_leave_less_than_one_per_cent() -> None:
+    units = Units(
+        units=(
+            *[layer("vision", 1, kept=2)] * 40, layer("embedding", 1), *[layer("dense", 2)] * 3,
+            *[layer("moe", 4, kept=5, static=2)] * 60, layer("head", 3),
+        )
+    )  # fmt: skip
+    inst = asked(units, devices=8, chunks=2, micro_batches=32, limit=280)
+    found = decompose(inst, effort=Effort(10), seed=0)
+    assert found.layers is not None
+    assert [sum(map(sum, options)) for options in found.layers] == list(inst.counts)
+    assert found.gap < 0.01

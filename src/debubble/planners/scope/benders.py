@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from debubble.planners.scope.fixed_ends import DeviceTimes, FixedEnds
+from debubble.planners.scope.dealing import deal, long_runs
 from debubble.planners.scope.instance import Instance
 from debubble.planners.scope.master import LayerCounts, Master, merged, widest
 from debubble.planners.scope.relaxation import relaxed
@@ -27,9 +27,9 @@ ROUNDS = 24
 PATIENCE = 9.0
 """Effort for one answer of the master."""
 SLACK = 0.3
-"""Time that the slowest device may take over the relaxation's, as a share of it, in answers with fixed ends."""
-STARTS = 0.3
-"""Share of the effort for answers with fixed ends."""
+"""Time that the slowest device may take over the relaxation's, as a share of it, in what is dealt."""
+DEALING = 0.6
+"""Share of the effort for dealing."""
 PROBES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5)
 """Shares of the mean work at which a device's first cuts are tight."""
 
@@ -57,31 +57,40 @@ def decompose(inst: Instance, *, effort: Effort, seed: int) -> Decomposition:
     """The pooled program's answer by decomposition, as good as it gets with that effort.
 
     With several chunks the master has many places where one of several long runs may end, and learns them one by one.
-    So it goes on from the best answer with given ends (`fixed_ends`), and from the bound of the relaxation.
+    So layers are dealt there first (`dealing`), and the master has its turn only if that leaves much.
     """
-    programs = FixedEnds.choices(inst) if inst.chunks > 1 else []
-    start = effort.part(STARTS * effort.left) if programs else effort
-    return _rounds(_BendersSearch(inst, effort), _best_of(programs, inst, start), effort=effort, seed=seed)
+    start = Decomposition(None, float("inf"), 0)
+    if inst.chunks > 1 and len(long_runs(inst)) > 1:
+        start = _dealt(inst, effort.part(DEALING * effort.left))
+    return start if start.gap <= LOOSE else _rounds(_BendersSearch(inst, effort), start, effort=effort, seed=seed)
 
 
-def _best_of(programs: Sequence[FixedEnds], inst: Instance, effort: Effort) -> Decomposition:
-    """The best answer of programs with fixed ends, of as many as the effort tries, and the bound of the relaxation."""
-    relaxation = relaxed(inst, effort) if programs else None
+def _dealt(inst: Instance, effort: Effort) -> Decomposition:
+    """What dealing finds, and its bound: that of the relaxation in which the slowest device takes as long as proven."""
+    relaxation = relaxed(inst, effort)
     if relaxation is None:
         return Decomposition(None, float("inf"), 0)
-    best = Decomposition(None, float("inf"), relaxation.bound)
-    times, most = DeviceTimes(inst, effort), (1 + SLACK) * relaxation.slowest
-    for program in programs:
-        if effort.over or best.gap <= TOLERANCE:
-            break
-        pieces = program.answer(times, least=relaxation.slowest, most=most)
-        if pieces is not None:
-            counts = program.counts(pieces)
-            most = counts.slowest
-            value = inst.weight * most + sum(sum(piece.times(inst)) for piece in pieces)
-            layers = merged([piece.layers for piece in pieces], inst)
-            best = Decomposition(layers, value, relaxation.bound, tuple(pieces), counts)
-    return best
+    least, pieces = deal(inst, effort, least=relaxation.slowest, most=(1 + SLACK) * relaxation.slowest)
+    proven = relaxed(inst, effort, least=least)
+    bound = max(relaxation.bound, proven.bound if proven is not None else 0)
+    if pieces is None:
+        return Decomposition(None, float("inf"), bound)
+    times = [sum(piece.times(inst)) for piece in pieces]
+    layers = merged([piece.layers for piece in pieces], inst)
+    return Decomposition(layers, inst.weight * max(times) + sum(times), bound, tuple(pieces), _counts(inst, pieces))
+
+
+def _counts(inst: Instance, pieces: Sequence[Assignment]) -> LayerCounts:
+    """What an answer holds where, in the master's terms; its chunks are open for the runs that they hold."""
+    loads = [[0] * len(inst.counts) for _ in pieces]
+    for load, piece in zip(loads, pieces, strict=True):
+        for (_, run, _), number in piece.layers.items():
+            load[run] += number
+    opened = tuple(
+        tuple(tuple(sorted({r for c, r, _ in piece.layers if c == chunk})) for chunk in range(inst.chunks))
+        for piece in pieces
+    )
+    return LayerCounts(tuple(map(tuple, loads)), opened, max(sum(p.times(inst)) for p in pieces), bound=0)
 
 
 def _rounds(search: _BendersSearch, best: Decomposition, *, effort: Effort, seed: int) -> Decomposition:

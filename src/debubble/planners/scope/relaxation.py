@@ -23,12 +23,13 @@ class Relaxation:
     slowest: float
 
 
-def relaxed(inst: Instance, effort: Effort) -> Relaxation | None:
+def relaxed(inst: Instance, effort: Effort, *, least: float = 0.0) -> Relaxation | None:
     """Solve the program without integrality and without the order of runs: a relaxation of it.
 
     Args:
         inst: The instance; every row of memory counts, but not what recomputation brings back at a time.
         effort: Counter of the work.
+        least: Time below which no device can be the slowest, in time units.
 
     Returns:
         None if not even fractions of layers fit.
@@ -59,7 +60,7 @@ def relaxed(inst: Instance, effort: Effort) -> Relaxation | None:
             )
             solver.Add(held <= device.room / RESOLUTION)
     times = [sum(inst.times[r][o] / RESOLUTION * number for r, o, number in here[s]) for s in range(inst.stages)]
-    slowest = solver.NumVar(0, solver.infinity(), "")
+    slowest = solver.NumVar(least / RESOLUTION, solver.infinity(), "")
     for device in inst.devices:
         solver.Add(slowest >= sum(times[s] for s in device.stages))
     solver.Minimize(inst.weight * slowest + sum(times))
