@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import debubble as db
 from debubble.cli import progress
 from debubble.cli.app import with_all_commands
-from debubble.cli.names import (  # fmt: skip
+from debubble.cli.names import (
     Names,
     completed,
     export_names,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from debubble.ir import InputError, Kind, Number, OutOfMemoryError, Schedule, StageCosts
 from debubble.ir.schedule import check
 from debubble.schedules import schedules
-from debubble.schedules.obscura.strawman import adjusted_pipeline
+from debubble.schedules.obscura import adjusted_pipeline
 from debubble.schedules.one_f_one_b import alternate
 from debubble.simulator import Repricer, simulate
 

@@ -1,9 +1,12 @@
-"""Megatron-LM: its command-line arguments, with the partition as a layout string.
+"""Megatron-LM: its command-line arguments, with the partition as a layout string, and Megatron-Bridge's settings.
 
 In the layout, `E` is the embedding, `t` a decoder layer, `m` a multi-token-prediction layer, `L` the loss, `|` the
 end of a stage; stages come in model order, and stage s lives on device s mod p.  The order is Megatron's own 1F1B or
 interleaved one.  Recomputation is the same for all stages: `block` takes the first N layers of each, `selective` the
 same modules of every layer.  The arguments are for Transformer Engine's layers, which are Megatron's default.
+
+Bridge has the same names without dashes, spread over the parts of its configuration: a Python function changes a
+recipe's ConfigContainer.
 """
 
 from __future__ import annotations
@@ -11,9 +14,9 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from pprint import pformat
 from typing import Any
 
-from debubble.exports import megatron_bridge
 from debubble.exports.layers import PlannedLayer, StageLayers, stage_layers
 from debubble.exports.options import (
     Decision,
@@ -31,7 +34,7 @@ from debubble.exports.registry import Made, exporter
 from debubble.ir import Plan
 from debubble.models import Model
 from debubble.targets import Target, targets
-from debubble.targets.megatron_modules import MEGATRON_MODULES, OVERLAPPED_MODULES
+from debubble.targets.frameworks import MEGATRON_MODULES, OVERLAPPED_MODULES
 from debubble.targets.orders import COMBINED
 from debubble.targets.target import sparse_layers
 
@@ -155,7 +158,7 @@ def megatron(plan: Plan, settings: Mapping[str, Any]) -> Made:
     variables = environment(arguments)
     files = {
         "megatron-arguments.sh": _script(arguments, variables),
-        "megatron_bridge.py": megatron_bridge.recipe(arguments, variables, chunks=plan.schedule.placement.chunks),
+        "megatron_bridge.py": bridge_recipe(arguments, variables, chunks=plan.schedule.placement.chunks),
     }
     return Made(files, plan, (*losses, *untested(plan)))
 
@@ -283,3 +286,86 @@ def _selective(plan: Plan, layers: Sequence[PlannedLayer]) -> Iterator[_Choice]:
             strategies,
             f"{_TARGET} recomputes the same modules in every layer: here {' and '.join(names)}",
         )
+
+
+_PARTS = {
+    "train": ("--micro-batch-size", "--global-batch-size"),
+    "ddp": ("--use-distributed-optimizer", "--use-megatron-fsdp", "--data-parallel-sharding-strategy"),
+    "optimizer": (
+        "--optimizer", "--sgd-momentum", "--use-precision-aware-optimizer", "--exp-avg-dtype", "--exp-avg-sq-dtype",
+        "--use-distributed-optimizer", "--optimizer-cpu-offload", "--optimizer-offload-fraction",
+        "--overlap-cpu-optimizer-d2h-h2d",
+    ),
+    "checkpoint": ("--ckpt-format",),
+    "comm_overlap": ("--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute"),
+}  # fmt: skip
+"""Part of the configuration -> the arguments that it has; all others are the model's."""
+_PRECISION = {"--bf16": "bf16_mixed", "--fp16": "fp16_mixed"}
+_FP8 = "bf16_with_fp8_delayed_scaling_mixed"
+_ELSEWHERE = ("--num-layers", "--fp8-format", "--attention-backend", *_PRECISION)
+
+_RECIPE = '''\
+"""A plan of debubble for Megatron-Bridge: `apply` changes a recipe's configuration."""
+
+import os
+
+PRECISION = {precision}
+PARTS = {parts}
+ENVIRONMENT = {environment}
+
+
+def apply(cfg):
+    """The configuration with the plan; its model stays the recipe's."""
+    os.environ.update(ENVIRONMENT)
+    for name in ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"):
+        setattr(cfg.model, name, None)
+    for name in ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"):
+        setattr(cfg.model, name, False)
+    if PARTS["comm_overlap"] and cfg.comm_overlap is None:
+        from megatron.bridge.training.comm_overlap import CommOverlapConfig
+
+        cfg.comm_overlap = CommOverlapConfig(tp_comm_overlap=False)
+    for part, settings in PARTS.items():
+        for name, value in settings.items():
+            setattr(getattr(cfg, part), name, value)
+    if "seq_length" in PARTS["model"]:
+        length = "seq_length" if hasattr(cfg.dataset, "seq_length") else "sequence_length"
+        setattr(cfg.dataset, length, PARTS["model"]["seq_length"])
+    if PRECISION is not None:
+        cfg.mixed_precision = PRECISION
+    return cfg
+'''
+
+
+def bridge_recipe(arguments: Mapping[str, Any], environment: Mapping[str, str], *, chunks: int) -> str:
+    """The override of a Megatron-Bridge recipe for Megatron-LM's arguments.
+
+    Args:
+        arguments: Name -> value; True for an argument that has none.
+        environment: Environment variables that go with them.
+        chunks: Stages per device.
+    """
+    precision = next((name for flag, name in _PRECISION.items() if flag in arguments), None)
+    parts = {
+        part: as_settings({flag: arguments[flag] for flag in flags if flag in arguments})
+        for part, flags in _PARTS.items()
+    }
+    elsewhere = {flag for flags in _PARTS.values() for flag in flags} | set(_ELSEWHERE)
+    model = as_settings({flag: value for flag, value in arguments.items() if flag not in elsewhere})
+    model["virtual_pipeline_model_parallel_size"] = chunks if chunks > 1 else None
+    for name in ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"):
+        model.setdefault(name, None)
+    model.setdefault("fine_grained_activation_offloading", False)
+    return _RECIPE.format(
+        precision=repr(_FP8 if "--fp8-format" in arguments else precision),
+        parts=pformat({"model": model, **parts}, width=110, sort_dicts=False),
+        environment=dict(environment),
+    )
+
+
+def as_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments such as `--num-layers` by names such as `num_layers`, with lists for several words."""
+    return {
+        flag[2:].replace("-", "_"): list(value) if isinstance(value, tuple) else value
+        for flag, value in arguments.items()
+    }

@@ -12,8 +12,15 @@ from typing import Any
 import yaml
 
 from debubble.exports.layers import StageLayers, stage_layers
-from debubble.exports.megatron import OPTIONS, arguments_of, environment, ladders, offload_arguments, untested
-from debubble.exports.megatron_bridge import as_settings
+from debubble.exports.megatron import (
+    OPTIONS,
+    arguments_of,
+    as_settings,
+    environment,
+    ladders,
+    offload_arguments,
+    untested,
+)
 from debubble.exports.reduction import fastest, recomputed_layers, require_order, whole_where_needed
 from debubble.exports.registry import Made, exporter
 from debubble.ir import Plan

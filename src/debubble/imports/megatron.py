@@ -16,7 +16,7 @@ from debubble.imports.registry import Given, Settings, importer
 from debubble.imports.settings import Reader, read_arguments, unread
 from debubble.ir import InputError, RunOptions
 from debubble.models import Model
-from debubble.targets.megatron_modules import MEGATRON_MODULES
+from debubble.targets.frameworks import MEGATRON_MODULES
 from debubble.targets.offload import MODULES, ModuleOffload
 from debubble.targets.orders import COMBINED
 from debubble.targets.target import sparse_layers

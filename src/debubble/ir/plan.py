@@ -7,7 +7,7 @@ unit recomputes, and how the run is set up.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,24 +146,15 @@ class Plan:
 
     def to_file(self) -> PlanFile:
         """The content of its file."""
+        entries = {name: getattr(self, name) for name in _AS_IN_FILE}
+        for name in ("model", "cluster", "profile"):
+            entries[name] = entries[name] and dict(entries[name])
         return PlanFile(
+            **entries,
             debubble_plan=VERSION,
-            planner=self.planner,
             schedule=ScheduleFile.of(self.schedule),
             costs=self.costs.to_dict(),
             lower_bound=float(self.lower_bound),
-            bound_argument=self.bound_argument,
-            solve_seconds=self.solve_seconds,
-            partition=[list(units) for units in self.partition],
-            candidates=list(self.candidates),
-            model=None if self.model is None else dict(self.model),
-            cluster=None if self.cluster is None else dict(self.cluster),
-            profile=None if self.profile is None else dict(self.profile),
-            options=self.options,
-            degree_search=self.degree_search,
-            what_ifs=list(self.what_ifs),
-            origin=self.origin,
-            target=self.target,
         )
 
     @staticmethod
@@ -174,24 +165,12 @@ class Plan:
             raise InputError(f"The plan has {len(file.partition)} partitions for {schedule.stages} stages.")
         costs = StageCosts.from_dict(file.costs, stages=schedule.stages)
         costs.check_for(devices=schedule.devices, micro_batches=schedule.micro_batches)
-        return Plan(
-            planner=file.planner,
-            schedule=schedule,
-            costs=costs,
-            lower_bound=file.lower_bound,
-            bound_argument=file.bound_argument,
-            solve_seconds=file.solve_seconds,
-            partition=tuple(map(tuple, file.partition)),
-            candidates=tuple(file.candidates),
-            model=file.model,
-            cluster=file.cluster,
-            profile=file.profile,
-            options=file.options,
-            degree_search=file.degree_search,
-            what_ifs=tuple(file.what_ifs),
-            origin=file.origin,
-            target=file.target,
-        )
+        entries = {name: getattr(file, name) for name in _AS_IN_FILE}
+        return Plan(**entries, schedule=schedule, costs=costs, lower_bound=file.lower_bound)
+
+
+_AS_IN_FILE = [f.name for f in fields(Plan) if f.name not in ("schedule", "costs", "lower_bound")]
+"""The entries that a plan and its file have alike."""
 
 
 def _summary(strategies: list[str]) -> str:

@@ -74,17 +74,17 @@ class PlanFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     planner: str
     schedule: ScheduleFile
     costs: dict[str, Any]
-    partition: list[list[PlannedUnit]]
+    partition: tuple[tuple[PlannedUnit, ...], ...]
     lower_bound: Annotated[float, msgspec.Meta(ge=0)]
     bound_argument: str | None = None
     solve_seconds: float = 0.0
-    candidates: list[CandidateSummary] = []
+    candidates: tuple[CandidateSummary, ...] = ()
     model: dict[str, Any] | None = None
     cluster: dict[str, Any] | None = None
     profile: dict[str, Any] | None = None
     options: RunOptions = msgspec.field(default_factory=RunOptions)
     degree_search: DegreeSearch | None = None
-    what_ifs: list[WhatIf] = []
+    what_ifs: tuple[WhatIf, ...] = ()
     origin: Origin | None = None
     target: str | None = None
 

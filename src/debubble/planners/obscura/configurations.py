@@ -19,7 +19,7 @@ from debubble.planners.obscura.step_model import identify, step_time, swapping_c
 from debubble.planners.partitioning.fixed_partition import Stages
 from debubble.planners.partitioning.pareto import StageRecomputation
 from debubble.planners.problem import Solution
-from debubble.schedules.obscura.migration import migrated_pipeline, most_migrated
+from debubble.schedules.obscura import migrated_pipeline, most_migrated
 
 FRACTIONS: tuple[Number, ...] = (1, *(Fraction(eighths, 8) for eighths in (7, 6, 5, 4, 3, 2)))
 """The beta that are tried."""

@@ -27,7 +27,7 @@ from debubble.planners.partitioning.fixed_partition import Stages, UnitStages
 from debubble.planners.partitioning.pareto import StageRecomputation
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planner
-from debubble.schedules.obscura.strawman import strawman
+from debubble.schedules.obscura import strawman
 from debubble.schedules.one_f_one_b import one_f_one_b
 from debubble.simulator import simulate
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from debubble.ir import StageCosts
 from debubble.planners.partitioning.fixed_partition import Stages
 from debubble.planners.partitioning.pareto import StageRecomputation
-from debubble.schedules.obscura.swapping import first_swapped
+from debubble.schedules.obscura import first_swapped
 
 
 def identify(stages: Stages, choices: Sequence[StageRecomputation]) -> int:

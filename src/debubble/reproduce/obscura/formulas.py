@@ -10,7 +10,7 @@ from debubble.reproduce.claims import compared, stated
 from debubble.reproduce.obscura.fit import LAYERS, LLAMA, problem
 from debubble.reproduce.obscura.runs import on_demand
 from debubble.reproduce.registry import Exhibit
-from debubble.schedules.obscura.migration import most_migrated
+from debubble.schedules.obscura import most_migrated
 from debubble.simulator import simulate
 
 

@@ -13,9 +13,7 @@ from debubble.planners.partitioning.fixed_partition import Stages, UnitStages
 from debubble.planners.partitioning.pareto import StageRecomputation
 from debubble.planners.problem import Problem, Solution
 from debubble.schedules import schedules
-from debubble.schedules.obscura.dependency_relaxed import dependency_relaxed
-from debubble.schedules.obscura.migration import most_migrated
-from debubble.schedules.obscura.strawman import strawman
+from debubble.schedules.obscura import dependency_relaxed, most_migrated, strawman
 from debubble.simulator import Timeline, simulate
 
 

@@ -15,7 +15,7 @@ from debubble.reproduce.drawings import Timelines
 from debubble.reproduce.obscura.runs import on_demand
 from debubble.reproduce.registry import Exhibit, Table
 from debubble.schedules import schedules
-from debubble.schedules.obscura.migration import obscura
+from debubble.schedules.obscura import obscura
 from debubble.simulator import Timeline, simulate
 from debubble.views import Scene
 

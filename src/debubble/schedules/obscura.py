@@ -1,0 +1,310 @@
+"""Obscura's family: the strawman, dependency relaxation, and Obscura itself, with its activation swapping.
+
+Source: Huang et al., Obscura, USENIX ATC 2025.  p = devices, m = micro_batches, k = adjusted_stages - 1; stages 0..k
+are the adjusted ones: they recompute, and turn forward bubbles into backward bubbles that hide it.
+
+Strawman (section 3.2, figure 6): stage s <= k runs mu_s = 3(p - s) - 2 forwards before its first backward, those of
+1F1B and 2(p - s - 1) migrated ones.  The other forwards stay where 1F1B has them: F of j directly after B of
+j - (p - s).
+
+Dependency relaxation (section 5.2, the middle of figure 9): the warm-up of stage s <= k is the strawman's; the
+remaining forwards move left and alternate with the backwards from the first one on, so that adjusted stages are freed
+from the pace of their neighbours.
+
+Obscura (sections 5.3 and 6.1, the bottom of figure 9, figure 10): that without needless migration, its activations
+swapped; lambda_k = swapped_blocks, beta = swapped_fraction.  Stage s <= k runs mu_s = 3(p - k) - 2 + (k - s) forwards
+before its first backward: those of 1F1B and x = 2(p - k - 1) migrated ones.  The paper says to "align the number of
+backward bubbles with those in stage k", which leaves mu_s open; with the same mu_s everywhere neighbouring adjusted
+stages take turns and the step takes twice as long, so each stage has one more than the next.  Likewise
+lambda_s = lambda_k + (k - s), as the paper has it.
+
+Swapping (section 6.1, figure 10): mu = warm_up, lambda = blocks; an activation block is what F of one micro-batch
+leaves.  Of every mu blocks alive, lambda are away:
+
+* eviction, while the warm-up fills the memory: lambda blocks leave;
+* eviction-loading, in the steady phase: per forward and backward, one block leaves and one comes back;
+* loading, in the ending phase: the last lambda blocks come back, one per backward.
+
+The paper leaves open which blocks go.  Here the first and last few of the warm-up stay, in about equal numbers, so
+that an eviction has several forwards and a reload several periods of time before anything waits for it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Literal, get_args
+
+from debubble.ir import InputError, Kind, Number, Op, Placement, Schedule, StageCosts
+from debubble.schedules.one_f_one_b import alternate
+from debubble.schedules.registry import schedule
+from debubble.simulator import simulate
+
+
+@schedule(
+    "strawman",
+    paper="Obscura, ATC 2025",
+    bubble="(p - 1)(f + b), and r (max(1, m - 3(p - k - 1)) + k) of recomputation stays visible",
+    memory="min(m, 3 p - 2)",
+)
+def strawman(
+    *,
+    devices: int,
+    micro_batches: int,
+    costs: StageCosts | None = None,
+    adjusted_stages: int | None = None,
+) -> Schedule:
+    """The adjusted stages recompute, and run what fits of their forwards before the first backward.
+
+    Args:
+        devices: Pipeline devices, p.
+        micro_batches: Micro-batches of a step, m.
+        costs: Their memory limit chooses the adjusted stages; nothing else is read.
+        adjusted_stages: First stages that are adjusted; by default those that exceed the costs' memory limit.
+    """
+    adjusted = identify(adjusted_stages, devices=devices, micro_batches=micro_batches, costs=costs)
+    orders = [_migrated(s, micro_batches, distance=devices - s) for s in range(adjusted)]
+    orders += [alternate(s, micro_batches, warm_up=devices - s) for s in range(adjusted, devices)]
+    return adjusted_pipeline("strawman", orders, micro_batches=micro_batches, adjusted=adjusted)
+
+
+def identify(adjusted_stages: int | None, *, devices: int, micro_batches: int, costs: StageCosts | None) -> int:
+    """Count the stages to adjust: as asked for, else up to the last stage that breaks its limit under 1F1B.
+
+    Without costs or limit no stage does.  Raises InputError if the number is not within 0..devices.
+    """
+    if adjusted_stages is not None:
+        if not 0 <= adjusted_stages <= devices:
+            raise InputError(f"adjusted_stages must be between 0 and {devices}, the devices; it is {adjusted_stages}.")
+        return adjusted_stages
+    if costs is None or costs.memory_limit is None or costs.stages != devices:
+        return 0
+    over = [
+        s
+        for s in range(devices)
+        if costs.static_of(s) + min(devices - s, micro_batches) * costs.activation[s] > (costs.limit_of(s) or 0)
+    ]
+    return over[-1] + 1 if over else 0
+
+
+def adjusted_pipeline(name: str, orders: Iterable[Iterable[Op]], *, micro_batches: int, adjusted: int) -> Schedule:
+    """The schedule of these orders, one stage each, whose adjusted stages recompute."""
+    lists = list(orders)
+    plain = Schedule.of(name, Placement.linear(len(lists)), micro_batches, lists)
+    return replace(plain, fused_recompute=frozenset(range(adjusted)))
+
+
+def _migrated(stage: int, micro_batches: int, *, distance: int) -> list[Op]:
+    """The adjusted stage that is `distance` = p - s from the end."""
+    warm_up = min(3 * distance - 2, micro_batches)
+    order = [Op(Kind.F, stage, j) for j in range(warm_up)]
+    for j in range(micro_batches):
+        order.append(Op(Kind.B, stage, j))
+        if warm_up <= j + distance < micro_batches:
+            order.append(Op(Kind.F, stage, j + distance))
+    return order
+
+
+@schedule(
+    "dependency-relaxed",
+    paper="Obscura, ATC 2025",
+    bubble="(p - 1)(f + b), and max(r, m r - 3(p - k - 1) f) + k r of recomputation stays visible",
+    memory="min(m, 3 p - 2)",
+)
+def dependency_relaxed(
+    *,
+    devices: int,
+    micro_batches: int,
+    costs: StageCosts | None = None,
+    adjusted_stages: int | None = None,
+) -> Schedule:
+    """The strawman with its remaining forwards and backwards in turn, so that bubbles hide any recomputation.
+
+    Args:
+        devices: Pipeline devices, p.
+        micro_batches: Micro-batches of a step, m.
+        costs: Their memory limit chooses the adjusted stages; nothing else is read.
+        adjusted_stages: First stages that are adjusted; by default those that exceed the costs' memory limit.
+    """
+    adjusted = identify(adjusted_stages, devices=devices, micro_batches=micro_batches, costs=costs)
+    warm_ups = [3 * (devices - s) - 2 if s < adjusted else devices - s for s in range(devices)]
+    orders = [alternate(s, micro_batches, warm_up=warm_up) for s, warm_up in enumerate(warm_ups)]
+    return adjusted_pipeline("dependency-relaxed", orders, micro_batches=micro_batches, adjusted=adjusted)
+
+
+def swap(order: Iterable[Op], *, warm_up: int, blocks: int) -> list[Op]:
+    """The order of one stage (forwards and backwards in micro-batch order) with `blocks` of its warm-up swapped.
+
+    Raises InputError unless 0 <= blocks <= warm_up - 2: the next backward's block and the newest one have to stay.
+    """
+    if blocks == 0:
+        return list(order)
+    if not 0 < blocks <= warm_up - 2:
+        raise InputError(
+            f"A stage with {warm_up} forwards before its first backward can swap 0 to {max(warm_up - 2, 0)} blocks,"
+            f" not {blocks}."
+        )
+    plain = list(order)
+    micro_batches = 1 + max(op.micro_batch for op in plain)
+    lead = first_swapped(warm_up, blocks)
+    swapped = range(lead, micro_batches - (warm_up - blocks - lead))
+    extended: list[Op] = []
+    for kind, stage, j in plain:
+        extended.append(Op(kind, stage, j))
+        if kind is Kind.F and j in swapped:
+            extended.append(Op(Kind.O, stage, j))
+        if kind is Kind.B and j + lead in swapped:
+            extended.append(Op(Kind.L, stage, j + lead))
+    return extended
+
+
+def first_swapped(warm_up: int, blocks: int) -> int:
+    """The first micro-batch that leaves; each of the later ones returns that many backwards before its own."""
+    return (warm_up - blocks + 1) // 2
+
+
+Destination = Literal["host", "peer"]
+
+
+@schedule(
+    "obscura",
+    paper="Obscura, ATC 2025",
+    bubble="(p - 1)(f + b), and max(r, m r - 3(p - k - 1) f) + k r of recomputation stays visible",
+    memory="min(m, 3 p - 2 k - 2) - beta lambda_0",
+)
+def obscura(
+    *,
+    devices: int,
+    micro_batches: int,
+    costs: StageCosts | None = None,
+    adjusted_stages: int | None = None,
+    swapped_blocks: int = 0,
+    swapped_fraction: Number = 1,
+    destination: Destination = "host",
+) -> Schedule:
+    """The adjusted stages recompute, alternate, and run 2(p - k - 1) forwards more before the first backward.
+
+    Args:
+        devices: Pipeline devices, p.
+        micro_batches: Micro-batches of a step, m.
+        costs: Their memory limit chooses the adjusted stages; nothing else is read.
+        adjusted_stages: First stages that are adjusted; by default those that exceed the costs' memory limit.
+        swapped_blocks: Activations of the last adjusted stage's warm-up that leave the device, lambda_k; 0: no
+            swapping.
+        swapped_fraction: Share of each that leaves, beta.
+        destination: `host`, or `peer`: the paired device p - 1 - s, as in BPipe.
+    """
+    adjusted = identify(adjusted_stages, devices=devices, micro_batches=micro_batches, costs=costs)
+    return migrated_pipeline(
+        "obscura",
+        devices=devices,
+        micro_batches=micro_batches,
+        adjusted=adjusted,
+        migrated_forwards=most_migrated(devices, adjusted),
+        swapped_blocks=swapped_blocks,
+        swapped_fraction=swapped_fraction,
+        destination=destination,
+    )
+
+
+@schedule(
+    "obscura-minimal",
+    paper="Obscura, ATC 2025 (the variant is ours)",
+    bubble="as obscura",
+    memory="min(m, p + x) - beta lambda_0, x <= 2(p - k - 1)",
+)
+def obscura_minimal(
+    *,
+    devices: int,
+    micro_batches: int,
+    costs: StageCosts | None = None,
+    adjusted_stages: int | None = None,
+    migrated_forwards: int | None = None,
+    swapped_blocks: int = 0,
+    swapped_fraction: Number = 1,
+    destination: Destination = "host",
+) -> Schedule:
+    """Obscura with no more migrated forwards than its recomputation needs, which saves memory when that is short.
+
+    Args:
+        devices: Pipeline devices, p.
+        micro_batches: Micro-batches of a step, m.
+        costs: Their memory limit chooses the adjusted stages, their times x.
+        adjusted_stages: First stages that are adjusted; by default those that exceed the costs' memory limit.
+        migrated_forwards: Forwards that move before the first backward, x; by default the fewest that lose no time.
+        swapped_blocks: Activations of the last adjusted stage's warm-up that leave the device, lambda_k; 0: no
+            swapping.
+        swapped_fraction: Share of each that leaves, beta.
+        destination: `host`, or `peer`: the paired device p - 1 - s, as in BPipe.
+    """
+    adjusted = identify(adjusted_stages, devices=devices, micro_batches=micro_batches, costs=costs)
+
+    def build(migrated_forwards: int) -> Schedule:
+        return migrated_pipeline(
+            "obscura-minimal",
+            devices=devices,
+            micro_batches=micro_batches,
+            adjusted=adjusted,
+            migrated_forwards=migrated_forwards,
+            swapped_blocks=swapped_blocks,
+            swapped_fraction=swapped_fraction,
+            destination=destination,
+        )
+
+    if migrated_forwards is None:
+        unlimited = (costs or StageCosts.of(stages=devices)).with_limit(None)
+        most = most_migrated(devices, adjusted)
+        target = simulate(build(most), unlimited).makespan
+        migrated_forwards = bisect_left(
+            range(most), True, key=lambda fewer: simulate(build(fewer), unlimited).makespan <= target
+        )
+    return build(migrated_forwards)
+
+
+def migrated_pipeline(
+    name: str,
+    *,
+    devices: int,
+    micro_batches: int,
+    adjusted: int,
+    migrated_forwards: int,
+    swapped_blocks: int = 0,
+    swapped_fraction: Number = 1,
+    destination: Destination = "host",
+) -> Schedule:
+    """1F1B whose `adjusted` first stages recompute, with x = `migrated_forwards` and lambda_k = `swapped_blocks`.
+
+    Raises InputError for numbers out of range, or if a stage has no later device to swap with.
+    """
+    if migrated_forwards < 0:
+        raise InputError(f"migrated_forwards must be 0 or more; it is {migrated_forwards}.")
+    if swapped_blocks < 0 or not 0 < swapped_fraction <= 1:
+        raise InputError(
+            "swapped_blocks must be 0 or more and swapped_fraction above 0 and at most 1;"
+            f" they are {swapped_blocks} and {swapped_fraction}."
+        )
+    if destination not in get_args(Destination):
+        raise InputError(f"destination must be host or peer, not '{destination}'.")
+    warm_up = [devices - s + (migrated_forwards if s < adjusted else 0) for s in range(devices)]
+    orders = [alternate(s, micro_batches, warm_up=warm_up[s]) for s in range(devices)]
+    if not swapped_blocks:
+        return adjusted_pipeline(name, orders, micro_batches=micro_batches, adjusted=adjusted)
+    for s in range(adjusted):
+        alive = min(warm_up[s], micro_batches)
+        orders[s] = swap(orders[s], warm_up=alive, blocks=min(swapped_blocks + adjusted - 1 - s, max(alive - 2, 0)))
+    peers: dict[int, int] = {}
+    if destination == "peer":
+        if adjusted > devices // 2:
+            raise InputError(f"Only {devices // 2} of {devices} stages have a later device to swap with.")
+        peers = {s: devices - 1 - s for s in range(adjusted)}
+    return replace(
+        adjusted_pipeline(name, orders, micro_batches=micro_batches, adjusted=adjusted),
+        offload_fraction=dict.fromkeys(range(adjusted), swapped_fraction),
+        peers=peers,
+    )
+
+
+def most_migrated(devices: int, adjusted: int) -> int:
+    """The most forwards to migrate, x = 2(p - k - 1): further ones would start no earlier."""
+    return 2 * (devices - adjusted) if adjusted else 0
