@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from build_cache import shipped_problems
 
 from debubble.ir import Placement, StageCosts
 from debubble.schedules import schedules
 from debubble.search import cache
 from debubble.search.bounds import lower_bound
-from debubble.search.build_cache import shipped_problems
 from debubble.search.periodic.micro_batch_count import resized
 from debubble.search.problem import OrderProblem
 

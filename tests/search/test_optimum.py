@@ -8,6 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
+from ortools.math_opt.python import mathopt
 
 from debubble.ir import DebubbleError, Kind, Number, Op, Placement, StageCosts
 from debubble.ir.stage_costs import HostLink
@@ -188,7 +189,13 @@ def test_a_given_schedule_is_a_solution_of_the_milp() -> None:
     problem = instance(4, 8, (10, 10, 10), 1, 10, 3)
     start = schedules["adaoffload"](devices=4, micro_batches=8, costs=problem.costs)
     model = MilpModel(problem)
-    assert model.admits(start)
+    hint = model.hint(start)
+    for variable, value in hint.variable_values.items():
+        if variable.integer:
+            variable.lower_bound = variable.upper_bound = value
+    result = mathopt.solve(model.model, mathopt.SolverType.GSCIP)
+    assert result.has_primal_feasible_solution()
+    assert result.objective_value() <= hint.variable_values[model.span] * (1 + 1e-9)
 
 
 def test_transitivity_and_one_direction_make_the_milp_smaller() -> None:

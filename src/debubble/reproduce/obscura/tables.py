@@ -351,11 +351,10 @@ def _planned(name: str) -> Callable[[Problem], Solution]:
     return planners[name].find
 
 
-def relaxed_by_formula(micro_batches: int, *, adjusted: int = 3, devices: int = DEVICES) -> float:
-    """Speed-up over DAPPLE+ of dependency relaxation by equation (3), with the same recomputation, r = f, in both."""
-    k, q = adjusted - 1, devices - adjusted
-    plain = 3 * (micro_batches + devices - 1)
-    return 4 / 3 * plain / (plain + max(1, micro_batches - 3 * q) + k)
+def relaxed_by_formula(micro_batches: int) -> float:
+    """Speed-up over DAPPLE+ of dependency relaxation by equation (3) at k = 2, with r = f in both."""
+    plain = 3 * (micro_batches + DEVICES - 1)
+    return 4 / 3 * plain / (plain + max(1, micro_batches - 3 * (DEVICES - 3)) + 2)
 
 
 def _run(solution: Solution) -> Timeline:

@@ -119,20 +119,6 @@ class MilpModel:
         """The number of constraints."""
         return int(self.model.get_num_linear_constraints())
 
-    def admits(self, schedule: Schedule) -> bool:
-        """Tell whether the schedule's times and orders are a solution of the program, or can be completed to one.
-
-        The program keeps the schedule's orders afterwards.
-        """
-        hint = self.hint(schedule)
-        for variable, value in hint.variable_values.items():
-            if variable.integer:
-                variable.lower_bound = variable.upper_bound = value
-        result = mathopt.solve(self.model, mathopt.SolverType.GSCIP)
-        if not result.has_primal_feasible_solution():
-            return False
-        return bool(result.objective_value() <= hint.variable_values[self.span] * (1 + 1e-9))
-
     def hint(self, schedule: Schedule) -> Any:
         """The schedule's times and orders as values of the variables; times of transfers that it lacks stay open."""
         timeline = simulate(schedule, self.problem.costs)
