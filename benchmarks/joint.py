@@ -1,12 +1,14 @@
 """What searching all levers at once brings: `joint` beside every other planner on five ordinary settings.
 
-    python benchmarks/joint.py [--seeds 0,1,2] [--effort 10] [--only A,D] [--joint] [--study] [--json FILE] [--docs]
+    python benchmarks/joint.py [--seeds 0,1,2] [--effort 10] [--only A,D] [--joint] [--study] [--papers] [--json FILE]
+    python benchmarks/joint.py --json FILE --docs
 
 Prints, per setting, the fastest other planner's step and that of `joint` for each seed, both simulated under the limit,
 the bound on any plan's step, and processor seconds of `joint`.  Efforts are work, so that steps do not depend on the
 machine.  With --json, settings that the file already has are run again and replaced; --docs writes the tables of
 docs/joint.md from the file and runs nothing.  --study takes each lever away from `joint`, and gives it less and more
 effort, with the first of the seeds.  --joint runs `joint` alone, and keeps the others' steps that the file has.
+--papers asks what Obscura and ChronosPipe ask: how fast a step is where 1F1B does not fit, beside 1F1B if it did.
 """
 
 from __future__ import annotations
@@ -21,13 +23,17 @@ from typing import Any
 from provenance import commit, provenance
 
 import debubble as db
+from debubble.costs.units import Partition
 from debubble.ir import DebubbleError, RunOptions
 from debubble.planners.model_problem import problem_of
+from debubble.planners.partitioning.balance import even_counts
 from debubble.planners.problem import ModelUnits, Problem
+from debubble.schedules import schedules
 
 PAGE = Path(__file__).parents[1] / "docs" / "joint.md"
 BEGIN, END = "<!-- settings: written by benchmarks/joint.py --docs -->", "<!-- end of settings -->"
 STUDY, END_STUDY = "<!-- study: written by benchmarks/joint.py --docs -->", "<!-- end of study -->"
+PAPERS, END_PAPERS = "<!-- papers: written by benchmarks/joint.py --docs -->", "<!-- end of papers -->"
 
 
 @dataclass(frozen=True)
@@ -39,18 +45,31 @@ class Setting:
     micro_batches: int
     pipeline: int | None = None
     tensor: int = 1
+    micro_batch_size: int = 1
+    layers: int | None = None
+    """As many as the model has, if none are given."""
+    limit: float | None = None
+    """Bytes of a device; the cluster's, if none are given."""
 
     @property
     def words(self) -> str:
+        model = self.model if self.layers is None else f"{self.model} with {self.layers} layers"
         degrees = "" if self.tensor == 1 else f", --pipeline {self.pipeline} --tensor {self.tensor}"
-        return f"{self.model}, {self.cluster}{degrees}, {self.micro_batches} micro-batches"
+        size = "" if self.micro_batch_size == 1 else f" of {self.micro_batch_size}"
+        return f"{model}, {self.cluster}{degrees}, {self.micro_batches} micro-batches{size}"
 
     def problem(self, *, effort: float, seed: int) -> Problem:
-        options = RunOptions(sequence_length=4096, tensor=self.tensor)
-        return problem_of(
-            db.models[self.model], db.Cluster.parse(self.cluster), options, micro_batches=self.micro_batches,
-            pipeline=self.pipeline, effort=effort, seed=seed,
+        options = RunOptions(
+            sequence_length=4096, tensor=self.tensor, micro_batch_size=self.micro_batch_size
         )  # fmt: skip
+        model, cluster = db.models[self.model], db.Cluster.parse(self.cluster)
+        if self.layers is not None:
+            model = db.Model.from_hf({**model.config, "num_hidden_layers": self.layers})
+        if self.limit is not None:
+            cluster = cluster.with_limit(self.limit)
+        return problem_of(
+            model, cluster, options, micro_batches=self.micro_batches, pipeline=self.pipeline, effort=effort, seed=seed
+        )
 
 
 SETTINGS = {
@@ -60,6 +79,60 @@ SETTINGS = {
     "D": Setting("llama2-70b", "64xH100-80GB", 32, pipeline=8, tensor=8),
     "E": Setting("llama3-8b", "4xL40S-48GB", 16),
 }
+
+
+QUESTIONS = {
+    **{
+        f"{size}-{m}": (Setting(f"llama2-{size}", "8xA100-80GB", m), 0.0)
+        for size in ("18b", "23b", "28b")
+        for m in (16, 32, 64, 128)
+    },
+    **{
+        f"70b-{layers}": (
+            Setting("llama2-70b", "64xRTX5090-32GB", 64, 8, 8, micro_batch_size=2, layers=layers, limit=32e9), 0.5
+        )
+        for layers in (112, 128)
+    },
+}  # fmt: skip
+"""What the papers ask, and the share of each stage that 1F1B recomputes beside it: Obscura's models, and deep ones of
+ChronosPipe's."""
+
+
+def one_f_one_b(problem: Problem, recomputed: float) -> float:
+    """The step of 1F1B on the even partition if it fitted, with this share of each stage's units recomputed."""
+    assert isinstance(problem.workload, ModelUnits)
+    units = problem.workload.units
+    lengths = even_counts(units, problem.devices)
+    kept, again = (Partition.cut(units, lengths, strategy=name) for name in ("none", "full"))
+    partition = Partition(
+        (*b[: round(len(b) * recomputed)], *a[round(len(b) * recomputed) :]) for a, b in zip(kept, again, strict=True)
+    )
+    schedule = schedules["1f1b"](devices=problem.devices, micro_batches=problem.micro_batches)
+    costs = units.stage_costs(partition, schedule.placement).with_limit(None)
+    schedule = replace(schedule, fused_recompute=partition.recomputing)
+    return float(problem.step_time(db.simulate(schedule, costs)))
+
+
+def asked(name: str, *, seed: int, effort: float) -> dict[str, Any]:
+    """A row: the step of `joint`, and that of 1F1B if it fitted."""
+    setting, recomputed = QUESTIONS[name]
+    problem = setting.problem(effort=effort, seed=seed)
+    result = db.planners["joint"](problem)
+    return {
+        "setting": name, "effort": effort, "seed": seed, "joint": float(result.time),
+        "bound": float(result.lower_bound), "1f1b": one_f_one_b(problem, recomputed), "commit": commit(),
+    }  # fmt: skip
+
+
+def papers_page(rows: list[dict[str, Any]]) -> str:
+    """The table of the papers' questions."""
+    lines = ["| job | 1F1B if it fitted | `joint` | 1F1B over `joint` | bound |", "| --- | --- | --- | --- | --- |"]
+    for name, (setting, recomputed) in QUESTIONS.items():
+        for row in (row for row in rows if row["setting"] == name):
+            beside = f"{row['1f1b']:.2f}" + (f" (R = {100 * recomputed:.0f}%)" if recomputed else "")
+            ratio = row["1f1b"] / row["joint"]
+            lines.append(f"| {setting.words} | {beside} | {row['joint']:.2f} | {ratio:.3f} | {row['bound']:.2f} |")
+    return "\n".join(lines)
 
 
 def measured(name: str, *, seeds: list[int], effort: float, known: dict[str, Any] | None) -> dict[str, Any]:
@@ -180,10 +253,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--effort", type=float, default=10.0)
-    parser.add_argument("--only", default=",".join(SETTINGS))
+    parser.add_argument("--only", help="names of settings; all by default")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--joint", action="store_true")
     parser.add_argument("--study", action="store_true")
+    parser.add_argument("--papers", action="store_true")
     parser.add_argument("--docs", action="store_true")
     chosen = parser.parse_args()
     content: dict[str, Any] = {"runs": {}, "rows": []}
@@ -196,6 +270,7 @@ def main() -> None:
         for begin, end, table in (
             (BEGIN, END, page(content["rows"])),
             (STUDY, END_STUDY, study_page(content.get("study", []))),
+            (PAPERS, END_PAPERS, papers_page(content.get("papers", []))),
         ):
             if begin in text:
                 before, after = text[: text.index(begin) + len(begin)], text[text.index(end) :]
@@ -205,9 +280,12 @@ def main() -> None:
     # The kernels' compilation is kept on disk; it is no part of a search.
     db.planners["joint"](replace(SETTINGS["E"].problem(effort=0.5, seed=0)))
     seeds = [int(seed) for seed in chosen.seeds.split(",")]
-    kind = "study" if chosen.study else "rows"
-    for name in chosen.only.split(","):
-        if chosen.study:
+    kind = "study" if chosen.study else "papers" if chosen.papers else "rows"
+    names = list(QUESTIONS if chosen.papers else SETTINGS) if chosen.only is None else chosen.only.split(",")
+    for name in names:
+        if chosen.papers:
+            row = asked(name, seed=seeds[0], effort=chosen.effort)
+        elif chosen.study:
             row = studied(name, seed=seeds[0], effort=chosen.effort)
         else:
             known = next((r for r in content["rows"] if chosen.joint and r["setting"] == name), None)
@@ -218,7 +296,7 @@ def main() -> None:
         content["runs"][row["commit"]] = provenance()
         if chosen.json is not None:
             chosen.json.write_text(json.dumps(content, indent=1) + "\n")
-    print(study_page(content["study"]) if chosen.study else page(content["rows"]))
+    print({"study": study_page, "papers": papers_page, "rows": page}[kind](content[kind]))
 
 
 if __name__ == "__main__":
