@@ -81,6 +81,23 @@ def test_memory_that_lets_few_forwards_in_is_idle_time_or_recomputation() -> Non
     assert ramps_bound(replace(a, bytes_per_second=10.0)) < ramps_bound(a)
 
 
+def test_workspace_leaves_less_room_for_activations() -> None:
+    def bound(limit: int, workspaces: Sequence[int]) -> float:
+        units = tuple(
+            Unit(
+                type="layer", layer=None, forward=1, backward_input=1, backward_weight=1, static=0, workspace=workspace,
+                strategies={"none": Strategy(2)},
+            )
+            for workspace in workspaces
+        )  # fmt: skip
+        model = Units(units=units, memory_limit=(limit,))
+        problem = Problem(workload=ModelUnits(model), devices=2, micro_batches=8)
+        return float(proven_bound(problem).time)
+
+    # One device has the unit with 3; the other may have the one with 1 alone.
+    assert bound(6, (1, 3, 3, 3)) == bound(4, (0, 0, 0, 0)) > bound(6, (0, 0, 0, 0))
+
+
 def random_stages(data: st.DataObject, stages: int) -> db.StageCosts:
     each = st.lists(st.integers(1, 4), min_size=stages, max_size=stages)
     return db.StageCosts.of(
@@ -132,8 +149,8 @@ def units_of(data: st.DataObject) -> Units:
     units = tuple(
         Unit(
             type="layer", layer=None, forward=data.draw(st.integers(1, 4)), backward_input=data.draw(st.integers(1, 4)),
-            backward_weight=data.draw(st.integers(1, 4)), static=3, on_host=host,
-            strategies={"none": Strategy(4), "full": Strategy(1, data.draw(st.integers(1, 3)))},
+            backward_weight=data.draw(st.integers(1, 4)), static=3, workspace=data.draw(st.integers(0, 2)),
+            on_host=host, strategies={"none": Strategy(4), "full": Strategy(1, data.draw(st.integers(1, 3)))},
         )
         for _ in range(data.draw(st.integers(4, 7)))
     )  # fmt: skip

@@ -87,6 +87,7 @@ class Pieces:
         micro_batches: Micro-batches, counted by their length.
         communication: Least time of a message.
         bytes_per_second: What all links to hosts carry together in one direction.
+        workspace: Least bytes that all devices together hold beside states and activations, for the units at work.
     """
 
     pieces: tuple[Piece, ...]
@@ -94,6 +95,7 @@ class Pieces:
     micro_batches: float
     communication: float
     bytes_per_second: float
+    workspace: float = 0.0
 
 
 def pieces_of_units(units: Units, *, rooms: Sequence[float], micro_batches: float) -> Pieces:
@@ -105,7 +107,19 @@ def pieces_of_units(units: Units, *, rooms: Sequence[float], micro_batches: floa
         communication=float(units.communication),
         bytes_per_second=_links(len(rooms), units.link_groups)
         * float(units.offload_bandwidth or units.module_bandwidth or 0),
+        workspace=_workspace(units, len(rooms)),
     )
+
+
+def _workspace(units: Units, devices: int) -> float:
+    """The least sum over devices of the largest workspace among their units.
+
+    One device has the unit with the largest; of the others, the k with the least hold at least k units within it.
+    """
+    each = sorted(
+        min(float(unit.workspace) for unit in kinds) for kinds in zip(units.units, *units.on_devices, strict=True)
+    )
+    return sum(each[: devices - 1]) + each[-1]
 
 
 def _piece(unit: Unit, *, hostable: bool) -> Piece:
@@ -252,7 +266,7 @@ def _can_be_dealt(a: Pieces, loads: _Loads, kind: tuple[float, float], most: int
 
 def ramps_bound(a: Pieces) -> float:
     """The least makespan that work, memory and links leave, counting the idle time of both ramps; 0 without a limit."""
-    room = sum(a.rooms)
+    room = sum(a.rooms) - a.workspace
     if math.isinf(room) or math.isinf(a.bytes_per_second):
         return 0.0
     stepped = sum(piece.host_step for piece in a.pieces)
