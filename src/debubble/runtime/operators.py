@@ -107,8 +107,10 @@ class _Linear(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gy,), (x,) = gradients, ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        weight = ctx.weight.to(gy.dtype)
-        gx = gy.matmul(weight.t() if ctx.transposed else weight) if needs_x else None
+        gx = None
+        if needs_x:
+            weight = ctx.weight if ctx.weight.dtype == gy.dtype else ctx.weight.to(gy.dtype)
+            gx = gy.matmul(weight.t() if ctx.transposed else weight)
         if not needs_weight:
             return gx, None, gy.flatten(0, -2).sum(0).to(ctx.bias.dtype) if needs_bias else None, None, None
         accumulate = partial(_accumulate, ctx.weight, ctx.bias if needs_bias else None, ctx.transposed)
@@ -136,8 +138,9 @@ def deferrable_linear(
 
     Under `torch.autocast` it computes in that dtype, as torch's own does.
     """
-    if torch.is_autocast_enabled(x.device.type):
-        x = x.to(torch.get_autocast_dtype(x.device.type))
+    device = "cuda" if x.is_cuda else "cpu"  # the type's name by the device takes longer
+    if torch.is_autocast_enabled(device):
+        x = x.to(torch.get_autocast_dtype(device))
     return call(_Linear, x, weight, bias, transposed, later)
 
 

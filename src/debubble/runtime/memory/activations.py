@@ -33,7 +33,7 @@ class Ledger:
         self.peak_with_gathered = 0
         """Most bytes of activations and gathered parameters together."""
         self.samples: list[tuple[float, int]] = []
-        self._type = self.device.type
+        self._is_cuda = self.device.type == "cuda"
         self._excluded: set[int] = set()
         self._known: dict[int, weakref.ref[SavedStorage]] = {}
         # A SavedStorage can die, and count itself out, wherever the garbage collector runs.
@@ -70,18 +70,20 @@ class Ledger:
         An empty tensor has none, and kernels keep a random seed on the host.
         """
         at = address(tensor)
-        return not at or at in self._excluded or tensor.device.type != self._type
+        return not at or at in self._excluded or tensor.is_cuda != self._is_cuda
 
     def save(self, tensor: Tensor) -> SavedTensor:
         """Keep the tensor's storage, and count it, as long as the result lives; `value` gives the tensor back."""
+        # This is called for every saved tensor of every micro-batch: it looks nothing up twice.
         storage = tensor.untyped_storage()
-        at = storage.data_ptr()
-        known = self.find(at)
+        at: int = storage.data_ptr()
+        ref = self._known.get(at)
+        known = None if ref is None else ref()
         if known is not None:
             return SavedView(known, tensor)
         # Keeping the tensor instead of a detached one would make a cycle with the graph that keeps the answer.
         detached = tensor.detach()
-        if self.excludes(tensor):
+        if not at or at in self._excluded or tensor.is_cuda != self._is_cuda:
             return detached
         saved = SavedStorage(self)
         saved.hold(storage, at)
@@ -190,8 +192,10 @@ class SavedStorage:
 
     def view(self, dtype: torch.dtype, offset: int, size: torch.Size, stride: tuple[int, ...]) -> Tensor:
         """A tensor on the storage."""
-        if self.original is not None and self.original.dtype == dtype:
-            return self.original.as_strided(size, stride, offset)
+        original = self.original
+        if original is not None and original.dtype == dtype:
+            same = original.size() == size and original.stride() == stride and original.storage_offset() == offset
+            return original if same else original.as_strided(size, stride, offset)
         storage = self.storage
         tensor = torch.empty(0, dtype=dtype, device=storage.device)
         tensor.set_(storage, offset, size, stride)

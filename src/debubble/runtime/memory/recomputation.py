@@ -8,7 +8,6 @@ nothing is missing do not run again.
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -61,7 +60,7 @@ class Tape:
 
     def watch(self) -> saved_tensors_hooks:
         """Context in which the unit's forward runs."""
-        return saved_tensors_hooks(_uncompiled(self._pack), _uncompiled(value))
+        return saved_tensors_hooks(self._pack, value)
 
     def finish(self) -> None:
         """The forward is over: forget what no backward will ask for."""
@@ -168,12 +167,6 @@ class _Record:
             results = _tensors(self._function(*inputs))
         for ref, result in zip(self._results, results, strict=True):
             _fill(ref, result)
-
-
-def _uncompiled(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook that `torch.compile` leaves alone, if it is in use: compiled modules save tensors too."""
-    dynamo = sys.modules.get("torch._dynamo")
-    return hook if dynamo is None else dynamo.disable(hook)
 
 
 def _fill(ref: weakref.ref[SavedStorage] | None, tensor: Tensor) -> None:

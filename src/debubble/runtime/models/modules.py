@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
@@ -55,7 +56,7 @@ class ModuleUnit(UnitModule, Deferring):
 
     def _run(self, x: Tensor, *, seed: int) -> Tensor:
         if is_compiled(self.module):
-            with _seeded(seed, x.device):
+            with _seeded(seed, x.device), _untraced_hooks():
                 return self.call(x)
         with _Rewired(self.later, seed):
             return self.call(x)
@@ -79,6 +80,12 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng([] if device.type == "cpu" else [device]):
         torch.manual_seed(seed)
         yield
+
+
+def _untraced_hooks() -> AbstractContextManager[None]:
+    """A context in which `torch.compile` leaves alone the hooks that are given the tensors that autograd saves."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return nullcontext() if hooks is None else saved_tensors_hooks(*map(torch._dynamo.disable, hooks))
 
 
 class _Rewired(TorchFunctionMode):
