@@ -130,7 +130,7 @@ def test_brute_force_agrees(
     firsts = [order for away in (set(), {0}, {1}) for order in lists(0, away) if order[0].micro_batch == 0]
     for orders in itertools.product(firsts, lists(1, set())):
         try:
-            value = simulate(problem.schedule("brute", orders), problem.costs).makespan
+            value = simulate(problem.schedule(orders), problem.costs).makespan
         except DebubbleError:
             continue
         best = value if best is None or value < best else best

@@ -235,6 +235,11 @@ class StageCosts:
         limit = self.memory_limit
         return None if limit is None else limit[device if len(limit) > 1 else 0]
 
+    def room_of(self, device: int) -> Number | None:
+        """Bytes that the limit leaves for activations on a device; None if there is no limit."""
+        limit = self.limit_of(device)
+        return None if limit is None else limit - self.static_of(device)
+
     def scale_of(self, micro_batch: int) -> Number:
         """The factor on times and activations of a micro-batch."""
         return 1 if self.micro_batch_scale is None else self.micro_batch_scale[micro_batch]

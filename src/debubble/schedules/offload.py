@@ -178,10 +178,10 @@ def _first_backward(costs: StageCosts, stage: int) -> Number:
 
 def _places(costs: StageCosts, stage: int) -> int:
     """Activations that fit beside each other."""
-    limit = costs.limit_of(stage)
-    if limit is None or not costs.activation[stage]:
+    room = costs.room_of(stage)
+    if room is None or not costs.activation[stage]:
         return int(1e9)
-    return max(1, int((limit - costs.static_of(stage)) // costs.activation[stage]))
+    return max(1, int(room // costs.activation[stage]))
 
 
 def _checked(variant: str) -> str:

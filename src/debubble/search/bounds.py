@@ -152,7 +152,7 @@ def _most_before_backward(problem: OrderProblem, device: int, window: Number) ->
     """Most forward work that a device can do in the first `window` after its first operation may start."""
     costs, m = problem.costs, problem.micro_batches
     device_stages = problem.placement.stages_of[device]
-    room = _room(problem, device)
+    room = costs.room_of(device)
     if room is None or len(device_stages) > 1 or costs.micro_batch_scale is not None:
         return min(window, sum(costs.forward[s] for s in device_stages) * _total(problem))
     stage = device_stages[0]
@@ -187,7 +187,7 @@ def _most_behind_backward(problem: OrderProblem, device: int) -> Number:
     if not problem.split:
         return 0
     most = sum(costs.backward_weight[s] for s in device_stages) * _total(problem)
-    room, remains = _room(problem, device), costs.activation_after_input[device_stages[0]]
+    room, remains = costs.room_of(device), costs.activation_after_input[device_stages[0]]
     if room is None or len(device_stages) > 1 or not remains or costs.micro_batch_scale is not None:
         return most
     # During the last backward its own activation is there too.
@@ -199,7 +199,7 @@ def _memory(problem: OrderProblem, device: int) -> Number:
     """Time that the area under the memory curve of a device with one stage needs."""
     costs, m = problem.costs, problem.micro_batches
     device_stages = problem.placement.stages_of[device]
-    room = _room(problem, device)
+    room = costs.room_of(device)
     if room is None or len(device_stages) > 1 or costs.micro_batch_scale is not None or problem.objective == "span":
         return 0
     stage, delays = device_stages[0], _delays(problem, device)
@@ -231,11 +231,6 @@ def _time_of_area(problem: OrderProblem, stage: int, room: Number, round_trip: N
     everything = (m * (kept - saved) + lost) / room
     # At most time / busy of them can be moved.
     return max(everything, (m * kept + lost) / (room + saved / busy)) if busy else everything
-
-
-def _room(problem: OrderProblem, device: int) -> Number | None:
-    limit = problem.costs.limit_of(device)
-    return None if limit is None else limit - problem.costs.static_of(device)
 
 
 def _kept(problem: OrderProblem, stage: int) -> Number:

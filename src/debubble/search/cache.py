@@ -77,7 +77,8 @@ def nearest_of_any_length(problem: OrderProblem, base: Path, *, effort: Effort) 
         or if no schedule of another number fits.
     """
     found = nearest(problem, base)
-    if found is not None or problem.micro_batches < STEADY * problem.devices or not _alike(problem):
+    unlike = problem.costs.micro_batch_scale is not None
+    if found is not None or unlike or problem.micro_batches < STEADY * problem.devices:
         return found
     lengths = sorted(_lengths(problem, base), key=lambda m: abs(m - problem.micro_batches))
     for micro_batches in lengths:
@@ -86,11 +87,6 @@ def nearest_of_any_length(problem: OrderProblem, base: Path, *, effort: Effort) 
             effort.spend(PLACES * SIMULATION * problem.stages * problem.micro_batches)
             return resized(other, problem)
     return None
-
-
-def _alike(problem: OrderProblem) -> bool:
-    """Tell whether all micro-batches cost the same."""
-    return problem.costs.micro_batch_scale is None
 
 
 def _lengths(problem: OrderProblem, base: Path) -> set[int]:
@@ -133,9 +129,7 @@ def discretized(problem: OrderProblem) -> list[int]:
     costs, p = problem.costs, problem.devices
     time = float(sum(costs.forward)) / costs.stages or 1.0
     size = float(max(costs.activation)) or 1.0
-    none = (math.inf,) * p
-    limits = [costs.limit_of(d) for d in range(p)] if costs.memory_limit is not None else none
-    rooms = [float(limit - costs.static_of(d)) for d, limit in enumerate(limits) if limit is not None]
+    rooms = [math.inf if (room := costs.room_of(d)) is None else float(room) for d in range(p)]
     times = (
         costs.forward, costs.backward_input, costs.backward_weight, costs.communication,
         *((costs.offload, costs.reload) if problem.offload else ()),
@@ -180,8 +174,7 @@ def _read(place: Path) -> dict[str, Any] | None:
 
 def _schedule(problem: OrderProblem, entry: dict[str, Any]) -> Schedule | None:
     try:
-        orders = tuple(tuple(Op.parse(name) for name in order.split()) for order in entry["orders"])
-        schedule = problem.schedule("searched", orders)
+        schedule = problem.schedule(map(Op.parse, order.split()) for order in entry["orders"])
         check(schedule)
     except DebubbleError:
         return None

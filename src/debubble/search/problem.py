@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -97,18 +97,13 @@ class OrderProblem:
             offload_fraction=self.offload_fraction,
         )
 
-    def schedule(self, name: str, orders: tuple[tuple[object, ...], ...]) -> Schedule:
-        """Make a schedule of this problem.
-
-        Args:
-            name: Its name.
-            orders: Per device, its operations in order.
-        """
+    def schedule(self, orders: Iterable[Iterable[Op]], *, name: str = "searched") -> Schedule:
+        """Make a schedule of this problem, of the operations of each device in order."""
         return Schedule(
             name=name,
             placement=self.placement,
             micro_batches=self.micro_batches,
-            orders=orders,  # type: ignore[arg-type]
+            orders=tuple(map(tuple, orders)),
             fused_recompute=self.fused_recompute,
             recompute_fraction=self.recompute_fraction,
             offload_fraction=self.offload_fraction,

@@ -76,9 +76,9 @@ class Stages(ABC):
 
     def budget(self, stage: int) -> float:
         """Bytes that activations may take on a stage's device, if all micro-batches are as long as the longest."""
-        limit = self.costs.limit_of(stage)
+        room = self.costs.room_of(stage)
         longest = max(self.costs.micro_batch_scale or (1,))
-        return float("inf") if limit is None else float((limit - self.costs.static_of(stage)) / longest)
+        return float("inf") if room is None else float(room / longest)
 
 
 @dataclass(frozen=True)

@@ -127,11 +127,11 @@ def decode(problem: OrderProblem, orders: Ints, lengths: Ints, *, name: str) -> 
         name: Name of the schedule.
     """
     S, m = problem.stages, problem.micro_batches
-    lists = tuple(
-        tuple(Op(KINDS[code // (S * m)], code // m % S, code % m) for code in order[:length].tolist())
+    lists = (
+        [Op(KINDS[code // (S * m)], code // m % S, code % m) for code in order[:length].tolist()]
         for order, length in zip(orders, lengths, strict=True)
     )
-    return problem.schedule(name, lists)
+    return problem.schedule(lists, name=name)
 
 
 class PeriodicBlock(NamedTuple):

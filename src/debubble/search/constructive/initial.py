@@ -42,7 +42,7 @@ def initial_schedules(problem: OrderProblem) -> Iterator[Schedule]:
         timetable = list_schedule(problem, room)
         if timetable is None:
             continue
-        yield problem.schedule("searched", timetable.orders)
+        yield problem.schedule(timetable.orders)
         if problem.offload:
             for eager in (frozenset[Pair](), movable_pairs(problem, timetable)):
                 moved = offload_to_fit(problem, timetable.orders, eager=eager)
@@ -77,7 +77,7 @@ def schedules_of_chunks(problem: OrderProblem) -> Iterator[Schedule]:
             if found is None:
                 continue
             orders = found.orders
-            fitted = offload_to_fit(problem, orders) if problem.offload else problem.schedule("searched", orders)
+            fitted = offload_to_fit(problem, orders) if problem.offload else problem.schedule(orders)
             if fitted is not None:
                 yield fitted
 
@@ -130,12 +130,12 @@ def _with_host(problem: OrderProblem, pace: Fraction) -> tuple[Number | None, ..
     apart = max(_apart(problem, device_stages, pace) for device_stages in problem.placement.stages_of)
     result: list[Number | None] = []
     for device, device_stages in enumerate(problem.placement.stages_of):
-        limit = costs.limit_of(device)
+        room = costs.room_of(device)
         away: Number = 0
         for s in device_stages:
             spare = round_trip(problem, s) - transfers.offload[s] - transfers.reload[s]
             away += costs.activation[s] * max(0, int(spare // apart) if apart else problem.micro_batches)
-        result.append(None if limit is None else limit - costs.static_of(device) + away)
+        result.append(None if room is None else room + away)
     return tuple(result)
 
 
@@ -151,25 +151,21 @@ def one_at_a_time(problem: OrderProblem) -> Schedule:
     """Let every micro-batch go forwards and backwards before the next: the least memory without offload or R."""
     backward = (Kind.I, Kind.W) if problem.split else (Kind.B,)
     return problem.schedule(
-        "searched",
-        tuple(
-            tuple(
-                op
-                for j in range(problem.micro_batches)
-                for op in (
-                    *(Op(Kind.F, s, j) for s in device_stages),
-                    *(Op(kind, s, j) for s in reversed(device_stages) for kind in backward),
-                )
+        [
+            op
+            for j in range(problem.micro_batches)
+            for op in (
+                *(Op(Kind.F, s, j) for s in device_stages),
+                *(Op(kind, s, j) for s in reversed(device_stages) for kind in backward),
             )
-            for device_stages in problem.placement.stages_of
-        ),
+        ]
+        for device_stages in problem.placement.stages_of
     )
 
 
 def _rooms_left(problem: OrderProblem) -> list[Number | None]:
     """Bytes that the limit leaves for activations, per device; None for any number."""
-    limits = [problem.costs.limit_of(d) for d in range(problem.devices)]
-    return [None if limit is None else limit - problem.costs.static_of(d) for d, limit in enumerate(limits)]
+    return [problem.costs.room_of(device) for device in range(problem.devices)]
 
 
 def _rooms(problem: OrderProblem) -> Iterator[list[Number | None]]:

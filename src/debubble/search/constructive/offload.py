@@ -31,10 +31,10 @@ def offload_to_fit(
     Returns:
         The schedule; None if offloading does not suffice.
     """
-    base = problem.schedule("searched", tuple(map(tuple, orders)))
+    base = problem.schedule(orders)
     fitted = [_BeladyWalk(problem, base, d, eager).run() for d in range(problem.devices)]
     complete = [order for order in fitted if order is not None]
-    return None if len(complete) < len(fitted) else problem.schedule("searched", tuple(complete))
+    return None if len(complete) < len(fitted) else problem.schedule(complete)
 
 
 def all_pairs(problem: OrderProblem) -> frozenset[Pair]:
@@ -80,16 +80,16 @@ def recompute_to_fit(problem: OrderProblem, orders: Sequence[Sequence[Op]]) -> S
     """
     costs, chosen = problem.costs, set[Pair]()
     for device, order in enumerate(orders):
-        limit = costs.limit_of(device)
-        while limit is not None:
-            trial = problem.schedule("searched", (with_recompute(order, chosen),))
-            victim = _first_excess(problem, trial, limit - costs.static_of(device), chosen)
+        room = costs.room_of(device)
+        while room is not None:
+            trial = problem.schedule([with_recompute(order, chosen)])
+            victim = _first_excess(problem, trial, room, chosen)
             if victim is None:
                 break
             if victim in chosen:
                 return None
             chosen.add(victim)
-    return problem.schedule("searched", tuple(with_recompute(order, chosen) for order in orders))
+    return problem.schedule(with_recompute(order, chosen) for order in orders)
 
 
 def with_recompute(order: Iterable[Op], chosen: set[Pair]) -> tuple[Op, ...]:
@@ -126,8 +126,7 @@ class _BeladyWalk:
     def __init__(self, problem: OrderProblem, base: Schedule, device: int, eager: Container[Pair]) -> None:
         self.problem, self.base, self.eager = problem, base, eager
         self.order = base.orders[device]
-        limit = problem.costs.limit_of(device)
-        self.room = None if limit is None else limit - problem.costs.static_of(device)
+        self.room = problem.costs.room_of(device)
         self.due = {op[1:]: at for at, op in enumerate(self.order) if op.kind in BACKWARDS}
         costs, again = problem.op_costs, base.explicit_recompute
         self.time = [costs.time(op, explicit=op[1:] in again) for op in self.order]

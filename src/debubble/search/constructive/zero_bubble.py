@@ -124,8 +124,7 @@ def list_order(
     Raises:
         InfeasibleError: All rules get stuck for lack of memory.
     """
-    limits = [costs.limit_of(d) for d in range(placement.devices)]
-    room = [None if limit is None else limit - costs.static_of(d) for d, limit in enumerate(limits)]
+    room = [costs.room_of(device) for device in range(placement.devices)]
     outcomes = greedy_schedules(placement, micro_batches, costs, room, LISTED)
     if not outcomes:
         raise InfeasibleError("List scheduling gets stuck for lack of memory; raise the limit.")
@@ -193,8 +192,8 @@ def room_within(placement: Placement, costs: StageCosts, activations: Number) ->
     room: list[Number] = []
     for d, device_stages in enumerate(placement.stages_of):
         size = activations * largest * sum(costs.activation[s] for s in device_stages)
-        limit = costs.limit_of(d)
-        room.append(size if limit is None else min(size, limit - costs.static_of(d)))
+        free = costs.room_of(d)
+        room.append(size if free is None else min(size, free))
     return room
 
 

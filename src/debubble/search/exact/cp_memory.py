@@ -103,11 +103,10 @@ def limit_memory(variables: Variables, device: int, *, weights: bool = True, ord
     `ordered`: micro-batches keep their order within each kind.
     """
     problem = variables.problem
-    limit = problem.costs.limit_of(device)
-    if limit is None:
+    free = problem.costs.room_of(device)
+    if free is None:
         return
-    room = math.floor((limit - problem.costs.static_of(device)) / variables.size_unit + 1e-9)
-    room += _slack(variables, device)
+    room = math.floor(free / variables.size_unit + 1e-9) + _slack(variables, device)
     if ordered and _only_computes(variables, device):
         _Waits(variables, problem.placement.stages_of[device][0], room, weights).add()
         return

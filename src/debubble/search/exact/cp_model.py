@@ -265,6 +265,5 @@ def schedule_of(model: ScheduleModel, value: Any) -> Schedule:
         if op.kind is not Kind.O and op.kind is not Kind.L:
             rank = 2
         orders[problem.placement.device_of[op.stage]].append((moment, rank, value(model.ends[op]), op))
-    lists = tuple(tuple(op for *_, op in sorted(order, key=lambda e: (e[:3], e[3].stage, e[3].micro_batch)))
-                  for order in orders)  # fmt: skip
-    return problem.schedule("searched", lists)
+    lists = (sorted(order, key=lambda e: (e[:3], e[3].stage, e[3].micro_batch)) for order in orders)
+    return problem.schedule([op for *_, op in order] for order in lists)

@@ -151,8 +151,8 @@ class MilpModel:
                 out = values[self.out[forward]] + self._transfer(i)[0]
                 orders[i].append((round(out, 6), 0, Op(Kind.O, i, j)))
                 orders[i].append((round(values[self.back[forward]], 6), 1, Op(Kind.L, i, j)))
-        lists = [sorted(order, key=lambda e: (e[0], e[1], e[2].micro_batch)) for order in orders]
-        return self.problem.schedule("searched", tuple(tuple(op for *_, op in order) for order in lists))
+        lists = (sorted(order, key=lambda e: (e[0], e[1], e[2].micro_batch)) for order in orders)
+        return self.problem.schedule([op for *_, op in order] for order in lists)
 
     def _horizon(self) -> Number:
         """Big-M: everything one after the other."""
@@ -271,11 +271,11 @@ class MilpModel:
 
     def _memory(self, i: int) -> None:
         """Equation 9 by events: at every start of F, and of a reload, what is resident fits."""
-        costs, device = self.problem.costs, self.problem.placement.device_of[i]
-        limit = costs.limit_of(device)
-        if limit is None:
+        costs = self.problem.costs
+        free = costs.room_of(self.problem.placement.device_of[i])
+        if free is None:
             return
-        room = float(limit - costs.static_of(device))
+        room = float(free)
         size, rest = float(costs.activation[i]), float(costs.activation_after_input[i])
         freed = {Kind.I: size - rest, Kind.W: rest}
         forwards = [Op(Kind.F, i, j) for j in self.jobs]

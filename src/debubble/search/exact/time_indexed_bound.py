@@ -134,12 +134,11 @@ def _duration(problem: OrderProblem, kind: Kind) -> Number:
 
 def _device(problem: OrderProblem, slot: Number) -> _FirstDevice | None:
     costs, op_costs = problem.costs, problem.op_costs
-    limit = costs.limit_of(problem.placement.device_of[0])
-    if limit is None:
+    room = costs.room_of(problem.placement.device_of[0])
+    if room is None:
         return None
     ops = {kind: Op(kind, 0, 0) for kind in KINDS}
     changes = {kind: (op_costs.allocates(op), op_costs.frees(op)) for kind, op in ops.items()}
-    room = limit - costs.static_of(problem.placement.device_of[0])
     unit = grid(size for pair in changes.values() for size in pair)
     allocated, freed = ({kind: round(pair[side] / unit) for kind, pair in changes.items()} for side in (0, 1))
     return _FirstDevice(

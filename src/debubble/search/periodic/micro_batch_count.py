@@ -56,10 +56,10 @@ def _resized_at(schedule: Schedule, times: Mapping[Op, Number], problem: OrderPr
     def moved(order: tuple[Op, ...]) -> Iterator[tuple[Number, Op]]:
         for op in order:
             for by in copies[op.micro_batch]:
-                yield times[op] + by * period, Op(op.kind, op.stage, op.micro_batch + by)
+                yield times[op] + by * period, op._replace(micro_batch=op.micro_batch + by)
 
-    orders = tuple(tuple(op for _, op in sorted(moved(order), key=lambda entry: entry[0])) for order in schedule.orders)
-    return problem.schedule("searched", orders)
+    lists = (sorted(moved(order), key=lambda entry: entry[0]) for order in schedule.orders)
+    return problem.schedule([op for _, op in order] for order in lists)
 
 
 def _simulated(schedule: Schedule, costs: StageCosts) -> Timeline:

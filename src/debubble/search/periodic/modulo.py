@@ -125,7 +125,7 @@ def unroll(problem: OrderProblem, pattern: Pattern) -> Schedule:
             for j in range(op.micro_batch, problem.micro_batches, pattern.step)
         )
     lists = [sorted(order, key=lambda entry: (entry[0], entry[1], entry[2].micro_batch)) for order in orders]
-    return problem.schedule("searched", tuple(tuple(op for *_, op in order) for order in lists))
+    return problem.schedule([op for *_, op in order] for order in lists)
 
 
 @dataclass(frozen=True)
@@ -254,13 +254,13 @@ class ModuloModel:
     def _memory(self, s: int) -> None:
         """Limit what is resident whenever memory is taken: a change counts once for every period up to that moment."""
         costs, device = self.problem.costs, self.problem.placement.device_of[s]
-        limit = costs.limit_of(device)
-        if limit is None:
+        free = costs.room_of(device)
+        if free is None:
             return
         ops = {kind: Op(kind, s, 0) for kind in (*self.compute, *self.transfers)}
         changes = {kind: (self.op_costs.allocates(op), self.op_costs.frees(op)) for kind, op in ops.items()}
         unit = grid([size for pair in changes.values() for size in pair])
-        room = math.floor((limit - costs.static_of(device)) / unit + 1e-9)
+        room = math.floor(free / unit + 1e-9)
         for (taker, (taken, _)), j in itertools.product(changes.items(), self.own):
             if not taken:
                 continue

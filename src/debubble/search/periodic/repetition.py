@@ -130,7 +130,7 @@ class PeriodicCore:
         for order, (begin, window) in zip(self.best.schedule.orders, places, strict=True):
             repeated = (later(op, by) for by in range(0, copies, step) for op in order[begin : begin + window])
             orders.append((*order[:begin], *repeated, *(later(op, copies) for op in order[begin:])))
-        return problem.schedule("searched", tuple(orders))
+        return problem.schedule(orders)
 
 
 def _between(order: tuple[Op, ...], first: int, last: int) -> int:
