@@ -158,31 +158,36 @@ def _values(inst: Instance) -> Iterator[float]:
 
 
 def _splits(inst: Instance) -> Iterator[list[int]]:
-    """The devices' times of every split that fits, each at its fastest by enumeration."""
+    """The devices' times of every split that fits, each at its fastest."""
+    return ([min(map(sum, device)) for device in devices] for devices in _chunk_times(inst))
+
+
+def _chunk_times(inst: Instance) -> Iterator[list[set[tuple[int, ...]]]]:
+    """For every split that fits: per device, the times of its chunks in every way to recompute that fits."""
     total = sum(inst.counts)
     kinds = [r for r, count in enumerate(inst.counts) for _ in range(count)]
     for cuts in itertools.combinations(range(1, total), inst.stages - 1):
         bounds = list(itertools.pairwise((0, *cuts, total)))
-        times = []
+        devices = []
         for device in inst.devices:
             here = [kinds[slice(*bounds[s])] for s in device.stages]
             options = [
                 _per_chunk(inst, device, c, [chunk.count(r) for r in range(len(inst.counts))])
                 for c, chunk in enumerate(here)
             ]
-            fitting = [
-                sum(time for time, _, _ in choice)
+            fitting = {
+                tuple(time for time, _, _ in choice)
                 for choice in itertools.product(*options)
                 if all(
                     sum(rows[j] for _, rows, _ in choice) + max(back for _, _, back in choice) <= device.room
                     for j in range(len(device.kept))
                 )
-            ]
+            }
             if not fitting:
                 break
-            times.append(min(fitting))
+            devices.append(fitting)
         else:
-            yield times
+            yield devices
 
 
 def _per_chunk(inst: Instance, device: DeviceInstance, c: int, held: Sequence[int]) -> list[tuple[int, list[int], int]]:
@@ -224,16 +229,31 @@ def test_the_same_seed_gives_the_same_answer() -> None:
     assert (first.layers, first.bound) == (second.layers, second.bound)
 
 
-def test_evening_out_chunks_keeps_every_devices_layers() -> None:
-    inst = small()
-    pooled = decompose(inst, effort=Effort(math.inf), seed=0)
-    other = per_chunk_reading(inst, pooled, Effort(math.inf))
-    assert pooled.layers is not None
-    assert other.layers is not None
-    for device in inst.devices:
-        for before, after in zip(pooled.layers, other.layers, strict=True):
-            assert sum(o[s] for o in before for s in device.stages) == sum(o[s] for o in after for s in device.stages)
-    assert other.value >= other.bound
+@pytest.mark.parametrize("limit", [24, 30, 80])
+def test_the_per_chunk_answer_is_near_the_optimum_by_enumeration(limit: float) -> None:
+    inst = two_long_runs(limit)
+    found = per_chunk_reading(inst, decompose(inst, effort=Effort(math.inf), seed=0), Effort(math.inf))
+    assert found.layers is not None
+    assert [sum(map(sum, options)) for options in found.layers] == list(inst.counts)
+    optimum = min(
+        inst.weight * sum(map(max, zip(*choice, strict=True))) + sum(map(sum, choice))
+        for devices in _chunk_times(inst)
+        for choice in itertools.product(*devices)
+    )
+    assert found.bound <= optimum <= found.value <= 1.1 * optimum
+
+
+@pytest.mark.parametrize("shares", [(1, 1), (1, 2), (3, 1)])
+def test_no_chunk_takes_more_than_its_share_of_the_least_time_by_enumeration(shares: tuple[int, int]) -> None:
+    inst = two_long_runs(30)
+    least, pieces = deal(inst, Effort(math.inf), least=1.0, most=4.0 * inst.most, shares=shares)
+    assert pieces is not None
+
+    def whole(times: Sequence[int]) -> float:
+        return max(time * sum(shares) / share for time, share in zip(times, shares, strict=True))
+
+    optimum = min(max(min(map(whole, device)) for device in devices) for devices in _chunk_times(inst))
+    assert least <= optimum <= max(whole(piece.times(inst)) for piece in pieces) <= 1.01 * optimum
 
 
 def halves() -> tuple[Unit, Unit]:

@@ -28,8 +28,10 @@ PATIENCE = 9.0
 """Effort for one answer of the master."""
 SLACK = 0.3
 """Time that the slowest device may take over the relaxation's, as a share of it, in what is dealt."""
-DEALING = 0.6
-"""Share of the effort for dealing."""
+DEALING = 0.7
+"""Share of the per-chunk reading's effort for dealing."""
+BETTER = 0.995
+"""Share of the best answer's time within which the next shares of chunks are tried."""
 PROBES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5)
 """Shares of the mean work at which a device's first cuts are tight."""
 
@@ -61,7 +63,7 @@ def decompose(inst: Instance, *, effort: Effort, seed: int) -> Decomposition:
     """
     start = Decomposition(None, float("inf"), 0)
     if inst.chunks > 1 and len(long_runs(inst)) > 1:
-        start = _dealt(inst, effort.part(DEALING * effort.left))
+        start = _dealt(inst, effort)
     return start if start.gap <= LOOSE else _rounds(_BendersSearch(inst, effort), start, effort=effort, seed=seed)
 
 
@@ -185,21 +187,40 @@ def _probes(inst: Instance, opened: Open) -> Iterator[tuple[int, ...]]:
 
 
 def per_chunk_reading(inst: Instance, pooled: Decomposition, effort: Effort) -> Decomposition:
-    """Turn the pooled reading's answer into one for the per-chunk reading: weight x (sum of max T per chunk) + sum T.
+    """An answer for the per-chunk reading: weight x (sum of max T per chunk) + sum T.
 
-    Device by device, layers move between the chunks so that they exceed what the slowest devices take there already by
-    least.  Chunks cannot make up for each other here, so the pooled bound holds.
+    Chunks cannot make up for each other here, so the pooled bound holds.  One answer is the pooled one with its chunks
+    evened out; others are dealt so that no chunk takes more than its share of the time, for several shares.
     """
     if pooled.counts is None:
         return replace(pooled, layers=None, value=float("inf"))
-    slowest = pooled.assignments[0].times(inst)
+    best = _evened(inst, pooled.assignments, pooled.counts, effort)
+    least = pooled.bound / (inst.weight + len(inst.devices))
+    choices, dealing = _shares(inst.chunks), effort.part(DEALING * effort.left)
+    for left, shares in zip(range(len(choices), 0, -1), choices, strict=True):
+        most = BETTER * sum(_slowest_chunks(inst, best))
+        _, pieces = deal(inst, dealing.part(dealing.left / left), least=least, most=most, shares=shares)
+        best = best if pieces is None else pieces
+    value = inst.weight * sum(_slowest_chunks(inst, best)) + sum(sum(piece.times(inst)) for piece in best)
+    return Decomposition(merged([piece.layers for piece in best], inst), value, pooled.bound)
+
+
+def _shares(chunks: int) -> list[tuple[int, ...]]:
+    """All chunks alike; with two of them, also either one half as long again as the other."""
+    return [(2, 3), (1, 1), (3, 2)] if chunks == 2 else [(1,) * chunks]
+
+
+def _slowest_chunks(inst: Instance, pieces: Sequence[Assignment]) -> list[int]:
+    return [max(times) for times in zip(*(piece.times(inst) for piece in pieces), strict=True)]
+
+
+def _evened(inst: Instance, answers: Sequence[Assignment], counts: LayerCounts, effort: Effort) -> list[Assignment]:
+    """Device by device, move layers between chunks so that they exceed by least what the slowest ones take already."""
+    slowest = answers[0].times(inst)
     pieces = []
-    for device, load, opened, answer in zip(
-        inst.devices, pooled.counts.loads, pooled.counts.opened, pooled.assignments, strict=True
-    ):
+    for device, load, opened, answer in zip(inst.devices, counts.loads, counts.opened, answers, strict=True):
         other = fastest(inst, device, load, opened, effort, filled=True, caps=slowest)
         piece = other if other is not None and other.layers else answer
         slowest = [max(pair) for pair in zip(slowest, piece.times(inst), strict=True)]
         pieces.append(piece)
-    value = inst.weight * sum(slowest) + sum(sum(piece.times(inst)) for piece in pieces)
-    return Decomposition(merged([piece.layers for piece in pieces], inst), value, pooled.bound)
+    return pieces

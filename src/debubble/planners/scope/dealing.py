@@ -39,7 +39,9 @@ Load = tuple[int, ...]
 """Layers of each run."""
 
 
-def deal(inst: Instance, effort: Effort, *, least: float, most: float) -> tuple[float, list[Assignment] | None]:
+def deal(
+    inst: Instance, effort: Effort, *, least: float, most: float, shares: Sequence[int] | None = None
+) -> tuple[float, list[Assignment] | None]:
     """The devices' assignments of an answer whose slowest device takes about the least time.
 
     Args:
@@ -47,25 +49,27 @@ def deal(inst: Instance, effort: Effort, *, least: float, most: float) -> tuple[
         effort: Counter of the work.
         least: A time below which no device can be the slowest.
         most: Time beyond which no answer is looked for.
+        shares: Shares of that time that chunks may take at most; None: chunks make up for each other.
 
     Returns:
         The best bound on the slowest device's time, and the assignments; None if none were found.
     """
     if math.prod(count + 1 for count in inst.counts) > LARGEST * (max(inst.counts) + 1):
         return least, None
-    dealer = _Dealer(inst, effort, most)
+    dealer = _Dealer(inst, effort, most, shares)
     programs = _ends_of_long_runs(inst)
     bounds = dict.fromkeys(programs, least)
     best: list[Assignment] | None = None
-    step = STEP
+    step = 5 * STEP
     while not effort.over and most - least > STEP * least:
-        # Times rise by ever larger steps up to the first answer, and are halved from there.
-        time = least * (1 + step) if best is None else (least + most) / 2
+        # Times rise by ever larger steps up to the first answer, and are halved from there.  With shares the least time
+        # may be far from any answer.
+        time = least * (1 + step) if best is None and shares is None else (least + most) / 2
         step *= 2
         for program in sorted((p for p in programs if bounds[p] < time), key=lambda p: bounds[p]):
             found = dealer.answer(time, program)
             if isinstance(found, list):
-                best, most = found, max(sum(piece.times(inst)) for piece in found)
+                best, most = found, max(dealer.time(piece) for piece in found)
                 break
             if found:
                 bounds[program] = time
@@ -141,9 +145,10 @@ class _DeviceTimes:
         inst: The program.
         opened: Runs that each chunk of the device may hold.
         most: Time beyond which no load matters.
+        shares: Shares of a device's time that its chunks may take at most; None: they make up for each other.
     """
 
-    def __init__(self, inst: Instance, opened: Open, most: float) -> None:
+    def __init__(self, inst: Instance, opened: Open, most: float, shares: Sequence[int] | None) -> None:
         self.opened = opened
         self.runs = tuple(sorted({run for runs in opened for run in runs}))
         fast = {run: min(inst.times[run]) for run in self.runs}
@@ -152,6 +157,9 @@ class _DeviceTimes:
         self.least: Any = self.line(0, fast)
         """By the layers of each of the runs: no assignment of them, or of more, takes less."""
         for at, run in enumerate(self.runs):
+            if shares is not None:
+                its = sum(share for share, runs in zip(shares, opened, strict=True) if run in runs)
+                self.learn(self._numbers[at] * (fast[run] * sum(shares) // its))
             self.least[(slice(None),) * at + (slice(self.needed(run)),)] = UNFIT
         self.answers: dict[Load, Assignment | None] = {}
 
@@ -176,16 +184,24 @@ class _Dealer:
         inst: The program.
         effort: Counter of the work.
         most: Time beyond which no load of a device matters.
+        shares: Shares of a device's time that its chunks may take at most; None: they make up for each other.
     """
 
-    def __init__(self, inst: Instance, effort: Effort, most: float) -> None:
-        self._inst, self._effort, self._most = inst, effort, most
+    def __init__(self, inst: Instance, effort: Effort, most: float, shares: Sequence[int] | None) -> None:
+        self._inst, self._effort, self._most, self._shares = inst, effort, most, shares
         self._opened: dict[_Ends, tuple[Open, ...]] = {}
         self._tables: dict[tuple[int, Open], _DeviceTimes] = {}
         self._last = max(range(len(inst.counts)), key=lambda r: inst.counts[r])
         devices = range(len(inst.devices))
         self._tighter = [[e for e in devices if _tighter(inst.devices[e], inst.devices[d])] for d in devices]
         """Per device, those that can hold nothing that it cannot, itself among them."""
+
+    def time(self, piece: Assignment) -> float:
+        """The time of a device: that of all chunks, or the least of which no chunk takes more than its share."""
+        times = piece.times(self._inst)
+        if self._shares is None:
+            return sum(times)
+        return max(time * sum(self._shares) / share for time, share in zip(times, self._shares, strict=True))
 
     def answer(self, time: float, program: _Ends) -> list[Assignment] | bool:
         """Assignments that keep the time and the order.
@@ -230,7 +246,7 @@ class _Dealer:
     def _table(self, device: int, opened: Open) -> _DeviceTimes:
         key = device, opened
         if key not in self._tables:
-            self._tables[key] = _DeviceTimes(self._inst, opened, self._most)
+            self._tables[key] = _DeviceTimes(self._inst, opened, self._most, self._shares)
             for easier, tighter in enumerate(self._tighter):
                 if device in tighter and (known := self._tables.get((easier, opened))) is not None:
                     self._tables[key].learn(known.least)
@@ -241,7 +257,7 @@ class _Dealer:
         for tighter in self._tighter[device]:
             known = self._tables.get((tighter, table.opened))
             found = None if known is None else known.answers.get(load)
-            if found is not None and sum(found.times(self._inst)) <= time:
+            if found is not None and self.time(found) <= time:
                 return found
         return None
 
@@ -270,7 +286,8 @@ class _Dealer:
 
     def _fastest(self, device: int, load: Sequence[int], opened: Open, *, filled: bool) -> Assignment | None:
         self._effort.spend(DEVICE)
-        return fastest(self._inst, self._inst.devices[device], load, opened, self._effort, filled=filled)
+        instance, shares = self._inst.devices[device], self._shares
+        return fastest(self._inst, instance, load, opened, self._effort, filled=filled, shares=shares)
 
     def _dealt(self, time: float, tables: Sequence[_DeviceTimes]) -> list[Load] | None:
         """Loads whose bounds are within the time; None if there are none."""

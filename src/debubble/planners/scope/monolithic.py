@@ -40,6 +40,8 @@ SMALL = 0.01
 FINISH = 1.5
 EFFORT = 15.0
 """Effort for the program in one piece where no more than a SMALL gap is left, and elsewhere."""
+POOLED = 0.6
+"""Share of the effort for the pooled reading's decomposition where there is another reading."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def solve(
     Raises InfeasibleError if there is no first one, or the effort does not find it.
     """
     inst = instance(runs, schedule, limits=limits, static=static)
-    pooled = decompose(inst, effort=effort, seed=seed)
+    pooled = decompose(inst, effort=effort.part(effort.left * (POOLED if inst.chunks > 1 else 1)), seed=seed)
     if inst.chunks == 1:
         yield _in_one_piece(inst, pooled, per_chunk=False, effort=effort, seed=seed)
         return

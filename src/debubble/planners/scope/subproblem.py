@@ -20,6 +20,8 @@ Open = tuple[tuple[int, ...], ...]
 
 PATIENCE = 3.0
 """Effort for one device."""
+CLOSE, CLOSE_IN_SHARES = 1e-4, 2e-3
+"""Relative gaps at which a device program stops: its time, and the time of which no chunk takes more than its share."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ def fastest(
     *,
     filled: bool,
     caps: Sequence[int] | None = None,
+    shares: Sequence[int] | None = None,
 ) -> Assignment | None:
     """The fastest assignment of a device's layers that fits; None if there is none.
 
@@ -76,6 +79,7 @@ def fastest(
         effort: Counter of the work.
         filled: Every chunk holds at least one layer.
         caps: Times per chunk that are, first of all, to be exceeded by least.
+        shares: Shares of the time that chunks may take at most; the least such time, instead of the chunks' total.
     """
     from ortools.sat.python import cp_model
 
@@ -96,11 +100,17 @@ def fastest(
         over = model.new_int_var(0, inst.most, "")
         model.add(over >= time - cap)
         excess += over
-    model.minimize(inst.weight * excess + sum(chunk_times))
+    if shares is None:
+        model.minimize(inst.weight * excess + sum(chunk_times))
+    else:
+        whole = model.new_int_var(0, inst.most * sum(shares), "")
+        for time, weight in zip(chunk_times, shares, strict=True):
+            model.add(weight * whole >= sum(shares) * time)
+        model.minimize(whole)
     # An answer is needed, whatever is left.
     share = Effort(PATIENCE, brake=effort.brake, whole=effort)
     solver = solver_of(share)
-    solver.parameters.relative_gap_limit = 1e-4
+    solver.parameters.relative_gap_limit = CLOSE if shares is None else CLOSE_IN_SHARES
     status = status_of(solver, model, share)
     if status == "INFEASIBLE":
         return None
