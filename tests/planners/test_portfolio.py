@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import debubble as db
-from debubble.costs.units import Partition, Strategy, Unit, Units
+from debubble.costs.units import HostStates, Partition, Strategy, Unit, Units
 from debubble.ir import DebubbleError, InfeasibleError, Placement, StageCosts
 from debubble.planners import FixedStages, ModelUnits, Problem, planners
 from debubble.planners.partitioning.balance import even_counts
@@ -119,3 +119,35 @@ def gpt3_on_64() -> Problem:
         db.models["gpt3-175b"], db.Cluster.parse("512xH100-80GB"), options, micro_batches=256, pipeline=64
     )
     return replace(problem, deadline=1e6)
+
+
+def with_hosts(*, limit: int, step: float = 1) -> Problem:
+    """Eight layers on two devices whose optimizer states, 60 bytes of 100, may be the host's."""
+    layer = Unit(
+        type="dense", layer=0, forward=4, backward_input=5, backward_weight=3, static=100,
+        strategies={"none": Strategy(8), "full": Strategy(1, 4)},
+        on_host=HostStates(static=40, gradients=1, parameters=1, step=step),
+    )  # fmt: skip
+    units = Units(units=(layer,) * 8, communication=1, offload_bandwidth=2, memory_limit=(limit,))
+    return Problem(workload=ModelUnits(units), devices=2, micro_batches=6, effort=5, deadline=1e6)
+
+
+def test_states_that_do_not_fit_are_the_hosts() -> None:
+    result = planners["portfolio"](with_hosts(limit=300))
+    assert result.solution.schedule.host_steps
+    assert max(result.timeline.peak_memory) <= 300
+
+
+def test_hosts_step_where_that_saves_more_recomputation_than_it_takes() -> None:
+    limited = with_hosts(limit=415)
+    result = planners["portfolio"](limited)
+    assert result.solution.schedule.host_steps
+    assert not result.solution.schedule.fused_recompute
+    assert isinstance(limited.workload, ModelUnits)
+    without = replace(limited.workload.units, offload_bandwidth=None)
+    assert result.time < planners["portfolio"](replace(limited, workload=ModelUnits(without))).time
+
+
+@pytest.mark.parametrize(("limit", "step"), [(4000, 1), (415, 1000)])
+def test_devices_step_where_memory_is_enough_or_hosts_are_slow(limit: int, step: float) -> None:
+    assert not planners["portfolio"](with_hosts(limit=limit, step=step)).solution.schedule.host_steps

@@ -125,7 +125,8 @@ class PartitionSearch:
         return levers if levers is not None and isinstance(levers.recomputation, Alike) else None
 
     def _costs(self, partition: Partition) -> StageCosts:
-        return self.units.stage_costs(partition, self.repricer.schedule.placement)
+        schedule = self.repricer.schedule
+        return self.units.stage_costs(partition, schedule.placement, on_host=schedule.host_steps)
 
     def improve(self, start: PricedSchedule, partition: Partition, effort: Effort) -> PricedSchedule:
         """The fastest point that moves of units and changes of strategies reach from a start of that partition."""

@@ -119,7 +119,7 @@ def cheapest_strategies(
 
     def peaks(taken: Sequence[Sequence[Increment]]) -> tuple[float, ...]:
         partition = build(taken)
-        costs = units.stage_costs(partition, placement)
+        costs = units.stage_costs(partition, placement, on_host=repricer.schedule.host_steps)
         return repricer.peak_memory(costs, fused_recompute=partition.recomputing)
 
     limits = _limits(units.stage_costs(build([]), placement), placement)

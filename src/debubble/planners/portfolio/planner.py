@@ -4,6 +4,9 @@ Not from a paper: the plain search that a person would do by hand, and the yards
 each order, number of chunks and split it takes the least recomputation that fits, ranks them, and then moves units
 between neighbouring stages for the best few, re-choosing the recomputation after every move.
 
+Where an order does not fit, hosts step the optimizers of the last chunks, of as few as that takes.  They do so, too,
+where it makes the best plan faster, because less is recomputed.
+
 A step of many micro-batches is ranked and searched by a short one, to which the busiest device's time is added for
 each micro-batch that it lacks; only the best are built and simulated in full.
 """
@@ -11,10 +14,12 @@ each micro-batch that it lacks; only the best are built and simulated in full.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from debubble.costs.units import Partition
-from debubble.ir import CutOffError, DebubbleError, Placement, StageCosts
+from debubble.ir import CutOffError, DebubbleError, InfeasibleError, Placement, Schedule, StageCosts
 from debubble.planners.partitioning.local_search import PartitionSearch, PricedSchedule, improve, loads, priced_stages
 from debubble.planners.portfolio.trials import TRIES, Order, Trial, lengths_of, likeness, trials_of
 from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution, closest
@@ -41,7 +46,7 @@ class Candidate:
     Attributes:
         order: Its order.
         found: The schedule with its costs, which may have been improved.
-        time: About what the whole step takes with it.
+        time: About what the whole step takes with it, with what follows the pipeline.
     """
 
     order: Order
@@ -59,6 +64,8 @@ def portfolio(problem: Problem) -> Solution:
         share = spare.part(spare.left / (min(FINALISTS, len(candidates)) - rank))
         improved = _as_run(search.short, improve(search.short, candidate.found, effort=share))
         candidates[rank] = search.candidate(candidate.order, improved)
+    best = min(candidates, key=lambda candidate: candidate.time)
+    candidates += search.on_hosts(best)
     return replace(search.fastest(candidates).solution, cut_off=search.effort.cut_off)
 
 
@@ -95,7 +102,7 @@ class _Search:
                 reasons.append(error)
                 continue
             candidates.append(self.candidate(trial.order, found))
-            if not found.schedule.fused_recompute:
+            if not found.schedule.fused_recompute and not found.schedule.host_steps:
                 unlimited.add(trial)
         if not candidates:
             if self.effort.cut_off:
@@ -149,7 +156,18 @@ class _Search:
     def _fitted(self, trial: Trial) -> PricedSchedule:
         """The trial on the short step with the least recomputation that fits; raises DebubbleError if it does not."""
         lengths, costs = self._cut(trial)
-        repricer = Repricer(trial.order.build(self.short, costs))
+        try:
+            return self._repriced(trial.order.build(self.short, costs), lengths, costs)
+        except InfeasibleError:
+            for hosted in self._hosted(trial.order.placement):
+                with suppress(InfeasibleError):
+                    self.effort.spend(trial.price(self.short.micro_batches))
+                    return self._on_hosts(trial.order, lengths, hosted)
+            raise
+
+    def _repriced(self, schedule: Schedule, lengths: Sequence[int], costs: StageCosts) -> PricedSchedule:
+        """A schedule of the short step with the least recomputation that fits."""
+        repricer = Repricer(schedule)
         try:
             match self.short.workload:
                 case FixedStages():
@@ -160,11 +178,42 @@ class _Search:
             pairs = repricer.schedule.stages * self.short.micro_batches
             self.effort.spend(RESIMULATED * pairs * repricer.simulations)
 
+    def _hosted(self, placement: Placement) -> list[frozenset[int]]:
+        """The stages whose optimizers hosts may step: the last chunk of every device, the last two, and so on."""
+        workload = self.problem.workload
+        if self.problem.levers is not None or isinstance(workload, FixedStages) or not workload.units.hostable:
+            return []
+        return [placement.last_chunks(chunks) for chunks in range(1, placement.chunks + 1)]
+
+    def _on_hosts(self, order: Order, lengths: Sequence[int], hosted: frozenset[int]) -> PricedSchedule:
+        """The order whose hosts step these stages; raises DebubbleError if it does not fit."""
+        assert isinstance(self.problem.workload, ModelUnits)
+        units = self.problem.workload.units
+        costs = units.stage_costs(Partition.cut(units, lengths), order.placement, on_host=hosted)
+        return self._repriced(order.build(self.short, costs).with_host_steps(hosted), lengths, costs)
+
+    def on_hosts(self, best: Candidate) -> list[Candidate]:
+        """The best candidate with optimizers on hosts, where that makes the whole step faster."""
+        faster = []
+        if best.found.schedule.fused_recompute and not best.found.schedule.host_steps:
+            assert best.found.partition is not None
+            for hosted in self._hosted(best.order.placement):
+                if self.effort.over:
+                    break
+                with suppress(DebubbleError):
+                    found = self._on_hosts(best.order, best.found.partition.lengths, hosted)
+                    faster.append(self.candidate(best.order, found))
+        return [candidate for candidate in faster if candidate.time < best.time]
+
+    def _step_time(self, found: PricedSchedule) -> float:
+        """The pipeline's time, and what follows it: the optimizer step of the stages that are not on a host."""
+        return found.time + (0.0 if self.problem.tail is None else float(self.problem.tail.of(found.schedule)))
+
     def candidate(self, order: Order, found: PricedSchedule) -> Candidate:
         """Price a schedule of the short step for the whole one."""
         lacking = self.problem.micro_batches - self.short.micro_batches
         each = max(loads(found.costs, found.schedule.placement, found.schedule.fused_recompute))
-        return Candidate(order, found, found.time + lacking * each)
+        return Candidate(order, found, self._step_time(found) + lacking * each)
 
     def fastest(self, candidates: list[Candidate]) -> PricedSchedule:
         """The fastest of the best candidates in full; of the others the first that fits, if none of those does."""
@@ -184,7 +233,7 @@ class _Search:
                 reasons.append(error)
         if not whole:
             raise closest(reasons)
-        return min(whole, key=lambda found: found.time)
+        return min(whole, key=self._step_time)
 
     def price_in_full(self, candidate: Candidate) -> float:
         """Effort of building and fitting a candidate with all micro-batches; 0 where the short step has them all."""
@@ -195,7 +244,8 @@ class _Search:
     def _in_full(self, candidate: Candidate) -> PricedSchedule:
         """The candidate with all micro-batches; raises DebubbleError if that does not fit."""
         found, problem = candidate.found, self.problem
-        repricer = Repricer(candidate.order.build(problem, found.costs))
+        schedule = candidate.order.build(problem, found.costs).with_host_steps(found.schedule.host_steps)
+        repricer = Repricer(schedule)
         match problem.workload:
             case FixedStages(costs):
                 return priced_stages(problem, repricer, costs)
