@@ -20,7 +20,7 @@ Open = tuple[tuple[int, ...], ...]
 
 PATIENCE = 3.0
 """Effort for one device."""
-CLOSE, CLOSE_IN_SHARES = 1e-4, 2e-3
+CLOSE, CLOSE_IN_SHARES = 1e-4, 1e-2
 """Relative gaps at which a device program stops: its time, and the time of which no chunk takes more than its share."""
 
 
