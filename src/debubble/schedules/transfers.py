@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from debubble.ir import InfeasibleError, Kind, Number, Op, OutOfMemoryError, Schedule, StageCosts
-from debubble.ir.lowering.admission import Admission
+from debubble.ir.lowering.admission import check_memory
 from debubble.ir.lowering.op_costs import OpCosts, Tables
 from debubble.ir.ops import CODE, KINDS
 from debubble.simulator import Timeline, simulate
@@ -118,25 +118,23 @@ class _DeviceTransfers:
     def order(self, offload: Offload | None) -> tuple[Op, ...]:
         """The list with transfers."""
         stages = len(self.longest_lived)
-        limit = self.costs.limit_of(self.device)
-        if offload is None and limit is not None:
+        if offload is None and self.costs.memory_limit is not None:
             for level in range(stages * STEPS + 1):
                 order = self._with_transfers(level)
                 try:
-                    self._admit(order, limit)
+                    self._check_memory(order)
                 except OutOfMemoryError:
                     continue
                 return order
             order = self._with_transfers(stages * STEPS, at_any_price=True)
-            self._admit(order, limit)
+            self._check_memory(order)
             return order
         return self._with_transfers(stages * STEPS if offload == "full" else (stages + 1) // 2 * STEPS)
 
-    def _admit(self, order: tuple[Op, ...], limit: Number) -> None:
+    def _check_memory(self, order: tuple[Op, ...]) -> None:
         schedule = self.base.schedule
         orders = (*schedule.orders[: self.device], order, *schedule.orders[self.device + 1 :])
-        static = self.costs.static_of(self.device)
-        Admission(replace(schedule, orders=orders), self.costs, self.device, self.base.tables, static, limit).check()
+        check_memory(replace(schedule, orders=orders), self.costs, self.device, self.base.tables)
 
     def _with_transfers(self, level: int, *, at_any_price: bool = False) -> tuple[Op, ...]:
         """Add O and L of the first `level` shares.

@@ -26,6 +26,14 @@ class _Offload:
     known_to_reloads: bool = False
 
 
+def check_memory(schedule: Schedule, costs: StageCosts, device: int, tables: Tables) -> None:
+    """Raise OutOfMemoryError, as lowering would, if a device's list does not fit its limit."""
+    limit = costs.limit_of(device)
+    if limit is not None:
+        for _ in Admission(schedule, costs, device, tables, costs.static_of(device), limit).waits():
+            pass
+
+
 @dataclass
 class Admission:
     """Walks one device's list and finds which operations each one must wait for, so that memory suffices.
@@ -78,11 +86,6 @@ class Admission:
             for position, (allocated, freed, computes) in enumerate(columns):
                 for other in self._admit(position, allocated, freed, computes):
                     yield position, other
-
-    def check(self) -> None:
-        """Raise OutOfMemoryError as `waits` does."""
-        for _ in self.waits():
-            pass
 
     @property
     def _order(self) -> tuple[Op, ...]:

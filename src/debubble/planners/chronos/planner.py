@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from debubble.costs.host_memory import check_host_memory
 from debubble.ir import CutOffError, DebubbleError, InfeasibleError, Number
-from debubble.ir.lowering.admission import Admission
+from debubble.ir.lowering.admission import check_memory
 from debubble.ir.lowering.op_costs import OpCosts
 from debubble.planners.chronos.combinations import ChunkIncrement, Combination, CombinationBuilder
 from debubble.planners.problem import ModelUnits, Problem, Solution
@@ -139,16 +139,9 @@ class _ChronosSearch:
         short = min(self.problem.micro_batches, (2 * self.problem.devices + 4) * combination.group)
         self.effort.spend(CHECKED * self.problem.devices * combination.chunks * short)
         solution = self.builder.build(combination, increments, micro_batches=short)
-        _check_memory(solution)
+        if solution.costs.memory_limit is not None:
+            # What lowering would check, without its cost.
+            tables = OpCosts.of(solution.schedule, solution.costs).tables()
+            for device in range(self.problem.devices):
+                check_memory(solution.schedule, solution.costs, device, tables)
         return solution
-
-
-def _check_memory(solution: Solution) -> None:
-    """Raises OutOfMemoryError as lowering would, without its cost."""
-    schedule, costs = solution.schedule, solution.costs
-    if costs.memory_limit is not None:
-        tables = OpCosts.of(schedule, costs).tables()
-        for device in range(schedule.devices):
-            limit = costs.limit_of(device)
-            assert limit is not None
-            Admission(schedule, costs, device, tables, costs.static_of(device), limit).check()
