@@ -100,6 +100,11 @@ def test_the_same_drawing_gives_the_same_bytes() -> None:
         assert b"<svg" in svg(drawing)
 
 
+def test_the_line_across_is_named_in_the_legend() -> None:
+    bars = Bars(title="Bars", groups=("a",), series={"x": (1,)}, unit="GB", limit=32)
+    assert b"32 GB" in svg(bars)
+
+
 def test_an_entry_is_drawn_only_if_asked() -> None:
     bars = Bars(title="Bars", groups=("a",), series={"x": (1,)}, unit="s")
     paper = Paper(

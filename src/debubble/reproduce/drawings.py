@@ -94,7 +94,8 @@ def svg(drawing: Drawing) -> bytes:
     else:
         _draw_bars(axes, drawing) if isinstance(drawing, Bars) else _draw_lines(axes, drawing)
         if drawing.limit is not None:
-            axes.axhline(drawing.limit, color=LIMIT, linewidth=1, linestyle=(0, (5, 4)))
+            label = f"{drawing.limit:g} {drawing.unit}"
+            axes.axhline(drawing.limit, color=LIMIT, linewidth=1, linestyle=(0, (5, 4)), label=label)
         axes.set_ylabel(drawing.unit)
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
         axes.spines[["top", "right"]].set_visible(False)

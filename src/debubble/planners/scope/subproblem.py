@@ -18,8 +18,8 @@ from debubble.search.effort import Effort
 Open = tuple[tuple[int, ...], ...]
 """Per chunk of a device, the runs whose layers it may hold."""
 
-PATIENCE = 3.0
-"""Effort for one device."""
+PATIENCE, PATIENCE_IN_SHARES = 3.0, 0.3
+"""Effort for one device: an answer is needed, whatever is left; with shares of its chunks it is one of several."""
 CLOSE, CLOSE_IN_SHARES = 1e-4, 1e-2
 """Relative gaps at which a device program stops: its time, and the time of which no chunk takes more than its share."""
 
@@ -107,8 +107,7 @@ def fastest(
         for time, weight in zip(chunk_times, shares, strict=True):
             model.add(weight * whole >= sum(shares) * time)
         model.minimize(whole)
-    # An answer is needed, whatever is left.
-    share = Effort(PATIENCE, brake=effort.brake, whole=effort)
+    share = Effort(PATIENCE if shares is None else PATIENCE_IN_SHARES, brake=effort.brake, whole=effort)
     solver = solver_of(share)
     solver.parameters.relative_gap_limit = CLOSE if shares is None else CLOSE_IN_SHARES
     status = status_of(solver, model, share)
