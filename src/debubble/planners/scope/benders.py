@@ -197,9 +197,9 @@ def per_chunk_reading(inst: Instance, pooled: Decomposition, effort: Effort) -> 
     best = _evened(inst, pooled.assignments, pooled.counts, effort)
     least = pooled.bound / (inst.weight + len(inst.devices))
     choices, dealing = _shares(inst.chunks), effort.part(DEALING * effort.left)
-    for shares in choices:
+    for left, shares in zip(range(len(choices), 0, -1), choices, strict=True):
         most = BETTER * sum(_slowest_chunks(inst, best))
-        _, pieces = deal(inst, dealing.part(dealing.left / 2), least=least, most=most, shares=shares)
+        _, pieces = deal(inst, dealing.part(dealing.left / min(2, left)), least=least, most=most, shares=shares)
         best = best if pieces is None else pieces
     value = inst.weight * sum(_slowest_chunks(inst, best)) + sum(sum(piece.times(inst)) for piece in best)
     return Decomposition(merged([piece.layers for piece in best], inst), value, pooled.bound)
