@@ -28,7 +28,7 @@ def test_a_small_problem_is_proven_optimal() -> None:
 
 
 def test_it_is_never_slower_than_the_schedule_that_it_begins_with() -> None:
-    asked = problem(3, 6, 2)
+    asked = problem(3, 4, 1)
     assert planners["milp"](asked).makespan <= planners["adaoffload"](asked).makespan
 
 

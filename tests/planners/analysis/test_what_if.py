@@ -14,13 +14,15 @@ from debubble.planners.plan_model import step_time, tail_of
 
 
 def planned(planner: str = "adapipe", **options: Any) -> tuple[Plan, float]:
-    plan = db.plan(db.models["llama2-7b"], db.Cluster.parse("2xA100-80GB"), planner=planner, micro_batches=4, **options)
+    plan = db.plan(
+        db.models["llama3.2-1b"], db.Cluster.parse("2xA100-80GB"), planner=planner, micro_batches=4, **options
+    )
     timeline = plan.simulate()
     return plan, float(step_time(timeline, plan.options, tail=tail_of(plan)))
 
 
 def test_every_change_is_planned_and_none_that_keeps_the_plan_is_slower() -> None:
-    plan, step = planned(memory_limit="64GiB")
+    plan, step = planned(memory_limit="17GiB")
     changes = {change.change: change for change in what_ifs(plan, step, effort=0.5)}
     assert changes["no recomputation"].lever
     for name in ("10% more memory", "links twice as fast"):
@@ -55,7 +57,7 @@ def test_less_than_a_node_is_told_twice_the_devices() -> None:
 
 
 def test_quick_plans_are_compared_with_a_quick_plan() -> None:
-    plan, _ = planned(memory_limit="64GiB")
+    plan, _ = planned(memory_limit="17GiB")
     first, *others = quick_what_ifs(plan)
     assert first.change == "the same job again"
     assert first.seconds_per_sequence is not None

@@ -38,13 +38,13 @@ def test_too_few_devices_are_told_lora_and_how_many_would_do() -> None:
 
 def test_fewer_devices_that_do_with_optimizers_on_the_host_are_told_before_more_that_do_without() -> None:
     asked = Job(
-        model=db.models["llama3-70b"], cluster=db.Cluster.parse("4xA100-80GB"), global_batch=8,
-        options=RunOptions(sequence_length=4096),
+        model=db.models["llama3.2-3b"], cluster=db.Cluster.parse("1xRTX4090-24GB"), global_batch=4,
+        options=RunOptions(sequence_length=2048),
     )  # fmt: skip
     host, more = (remedy for remedy in remedies(asked) if "--cluster" in remedy.change)
-    assert (host.degrees.devices, host.on_host) == (8, "optimizers")
+    assert (host.degrees.devices, host.on_host) == (2, "optimizers")
     assert " with optimizers on the host: " in str(host)
-    assert (more.degrees.devices, more.on_host) == (20, None)
+    assert (more.degrees.devices, more.on_host) == (4, None)
     assert more.step_time < host.step_time
 
 
@@ -66,8 +66,9 @@ def test_where_no_change_fits_that_is_said() -> None:
 
 
 def test_the_command_says_once_that_nothing_fits(run: Any) -> None:
-    arguments = ("plan", "llama3-70b", "--cluster", "4xA100-80GB", "--micro-batches", "8", "--planner", "dapple")
+    arguments = ("plan", "llama3-8b", "--cluster", "1xH100-80GB", "--micro-batches", "8", "--planner", "dapple")
     code, _, said = run(*arguments)
     assert code == 1
     assert said.count("Nothing fits.") == 1
-    assert "What fits (tried): --lora 16" in said
+    assert said.count("What fits (tried): ") == 1
+    assert "; --lora 16 --pipeline 1: " in said
