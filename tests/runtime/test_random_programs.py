@@ -53,7 +53,7 @@ def check(plan: Any) -> None:
             assert (gradient - gradients[name]).abs().max() <= 1e-12 * gradients[name].abs().max(), name
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(plans())
 def test_random_programs_equal_the_reference(plan: Any) -> None:
     check(plan)

@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_planners_that_search_run_beside_a_users_random(folder: Path) -> None:
     (folder / "costs.json").write_text('{"stages": 2, "memory_limit": 2}')
-    call = ["plan", "--costs", "costs.json", "--devices", "2", "--micro-batches", "4", "--effort", "1", "--json"]
+    call = ["plan", "--costs", "costs.json", "--devices", "2", "--micro-batches", "4", "--effort", "0.1", "--json"]
     done = subprocess.run([*DEBUBBLE, *call], cwd=folder, capture_output=True, text=True, check=True)
     candidates = json.loads(done.stdout)["candidates"]
     assert [c for c in candidates if "failed" in (c.get("rejected") or "")] == []

@@ -17,11 +17,6 @@ SUPPORT = Path(__file__).parents[1] / "support"
 """The folder of the modules that ranks run."""
 
 
-def start(behaviour: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
-    launch("launched_rank", f"{behaviour} {place}", ranks=2)
-
-
 def started(place: Path) -> list[int]:
     """The processes of the ranks."""
     processes = [int(p.name.removeprefix("pid-")) for p in place.glob("pid-*")]
@@ -46,9 +41,10 @@ def test_ranks_run_to_their_end_with_one_thread_each_and_nothing_in_the_launchin
     assert sorted(p.name for p in tmp_path.glob("rank-*")) == ["rank-0-1", "rank-1-1"]
 
 
-def test_the_first_failure_is_named_and_no_process_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("forked_processes")
+def test_the_first_failure_is_named_and_no_process_stays(tmp_path: Path) -> None:
     with pytest.raises(RankFailedError) as caught:
-        start("raise", tmp_path, monkeypatch)
+        launch("tests.support.launched_rank", f"raise {tmp_path}", ranks=2)
     assert str(caught.value) == "Rank 1 failed: ValueError: one plus one is three"
     assert not any(Path(f"/proc/{rank}").exists() for rank in started(tmp_path))
 

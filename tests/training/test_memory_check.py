@@ -1,9 +1,11 @@
 """The host's memory before a run starts, and what is said when a device runs out of its own."""
 
+import multiprocessing
 import os
-import subprocess
-import sys
+import resource
 from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,8 @@ import debubble as db
 from debubble.ir import InputError, Placement, Plan, Schedule, lower
 from debubble.runtime.failures import DeviceMemoryError
 from debubble.training.memory_check import check_host_memory, explain_shortage, peak_offloaded, predicted_at
+from tests.support import forked
+from tests.support.runtime_cases import LLAMA, plan_of, run_threads, tokens_of
 
 GPU_HOURS: dict[str, Any] = {"micro_batches": 4, "sequence_length": 512, "planner": "merak", "dtype": "fp32"}
 
@@ -65,23 +69,32 @@ def test_where_nothing_takes_less_the_advice_is_other_hardware_or_sizes(plan: An
     assert "use more devices, smaller micro-batches, or shorter sequences" in said
 
 
-def test_a_real_shortage_is_recognised_and_named() -> None:
-    """The allocator is torch's own, in a process that may not have more memory."""
-    program = """
-import resource, torch
-import tests.support.runtime_cases as cases
-from debubble.ir import Placement, Schedule
-plan = cases.plan_of(Schedule.of("one", Placement.linear(1), 1, ["0F0 0B0".split()]), cases.LLAMA)
-def work(pipeline):
-    pipeline.step(cases.tokens_of(cases.LLAMA, rows=1))
-    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, -1))
-    pipeline.step(cases.tokens_of(cases.LLAMA, rows=64, length=8192))
-cases.run_threads(plan, work)
-"""
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert "DeviceMemoryError: Device 0 ran out of memory at 0F0, micro-batch 0: " in ended.stderr
-    assert "tried to allocate" in ended.stderr
+def run_short_of_memory(told: Connection) -> None:
+    """Tell the failure of a step that needs more memory than this process may have from then on."""
+    plan = plan_of(Schedule.of("one", Placement.linear(1), 1, [["0F0", "0B0"]]), LLAMA)
+
+    def work(pipeline: Any) -> None:
+        pipeline.step(tokens_of(LLAMA, rows=1))
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, -1))
+        pipeline.step(tokens_of(LLAMA, rows=64, length=8192))
+
+    try:
+        run_threads(plan, work)
+    except DeviceMemoryError as error:
+        told.send(str(error))
+
+
+def test_a_shortage_that_torchs_allocator_tells_is_recognised_and_named() -> None:
+    processes = multiprocessing.get_context(forked.START_METHOD)
+    heard, told = processes.Pipe(duplex=False)
+    process = processes.Process(target=run_short_of_memory, args=(told,))
+    process.start()
+    told.close()
+    said = heard.recv()
+    process.join()
+    assert said.startswith("Device 0 ran out of memory at 0F0, micro-batch 0: ")
+    assert "tried to allocate" in said
 
 
 SIZE = 10.0

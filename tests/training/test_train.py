@@ -3,8 +3,6 @@ import os
 import pickle
 import re
 import shutil
-import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +21,6 @@ from debubble.runtime.launcher import RankFailedError, encode_options, launch
 from debubble.training.checkpoint import folder as checkpoint_folder
 from debubble.training.memory_check import check_host_memory
 from debubble.training.options import TrainOptions, check, rate_remark, settle
-from tests.support.processes import children
 from tests.support.training_cases import train_alone
 
 TEXT = "".join(f"{i} bottles of beer on the wall, {i} bottles of beer.\n" for i in range(200))
@@ -376,25 +373,16 @@ def test_divided_experts_train_like_whole_ones_and_can_be_joined(options: Any, l
     assert [r.loss for r in resumed.reports] == pytest.approx(whole[2:], rel=1e-5)
 
 
-def test_a_dead_rank_ends_the_run_with_its_reason_and_leaves_the_last_checkpoint(
-    options: Any, tmp_path: Path, plan_file: Any
+def test_a_killed_rank_ends_the_run_with_its_reason_and_leaves_the_last_checkpoint(
+    options: Any, tmp_path: Path, plan_file: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    two = changed(options, plan=plan_file(2))
-    folder = tmp_path / "c"
-    validating = ["--validation", str(options.data), "--validate-every", "5"]
-    more = ["--steps", "1000000", "--checkpoint", str(folder), "--save-every", "5", *validating]
-    with subprocess.Popen([*DEBUBBLE, "train", *arguments(two, *more)], stderr=subprocess.PIPE, text=True) as run:
-        assert run.stderr is not None
-        assert any(folder.exists() and checkpoint_folder.checkpoints(folder) for _ in run.stderr)
-        ranks = children(run.pid)
-        assert len(ranks) == 2
-        os.kill(ranks[1], signal.SIGKILL)
-        assert run.wait(30) == 1
-        said = run.stderr.read().splitlines()
-    doing = r"rank 0 (is in|waits in|meets|reads|writes|readies|sums|updates) [^;]*"
-    assert re.fullmatch(rf"debubble: Rank 1 was killed by SIGKILL; {doing}; the other ranks were ended\.", said[-1])
-    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
-    assert checkpoint_folder.progress_of(checkpoint_folder.latest(folder)).step % 5 == 0
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"), prepend=os.pathsep)
+    saving = changed(options, plan=plan_file(2), checkpoint=tmp_path / "c", save_every=4, steps=8)
+    with pytest.raises(RankFailedError) as failure:
+        launch("dying_rank", encode_options(saving), ranks=2)
+    doing = r"rank 0 (is in|waits in|meets) [^;]*"
+    assert re.fullmatch(rf"Rank 1 was killed by SIGKILL; {doing}; the other ranks were ended\.", str(failure.value))
+    assert checkpoint_folder.progress_of(checkpoint_folder.latest(tmp_path / "c")).step == 4
 
 
 @pytest.mark.usefixtures("forked_processes")

@@ -65,8 +65,8 @@ def test_what_is_fixed_is_kept_and_the_planner_too() -> None:
 
 def test_the_bounds_are_below_the_step_of_every_quick_plan() -> None:
     asked = job("llama3-8b", "16xH100-80GB", batch=32, sequence_length=8192, dtype="bf16")
-    some = list(steps(asked, every=3).items())
-    assert len(some) > 33
+    some = list(steps(asked, every=6).items())
+    assert len(some) > 16
     for degrees, step in some:
         problem = asked.problem(degrees)
         assert step_bound(problem) <= step * (1 + 1e-12)
@@ -144,13 +144,13 @@ def test_no_choice_that_was_pruned_is_better(asked: Any) -> None:
 
 def test_a_choice_that_no_quick_plan_fits_is_planned_where_it_promises_much_more() -> None:
     tight = Job(
-        model=db.models["llama3-8b"], cluster=db.Cluster.parse("4xL40S-48GB"), global_batch=64, options=RunOptions(),
-        fixed={"tensor": 1, "context": 1, "micro_batch_size": 1}, effort=0.2,
+        model=db.models["llama3-8b"], cluster=db.Cluster.parse("4xL40S-48GB"), global_batch=16, options=RunOptions(),
+        fixed={"tensor": 1, "context": 1, "micro_batch_size": 1}, effort=0.1,
     )  # fmt: skip
 
     best = search_degrees(tight)
 
-    assert str(best.degrees) == "pipeline 4, 64 micro-batches of 1"
+    assert str(best.degrees) == "pipeline 4, 16 micro-batches of 1"
     assert best.search.too_large + best.search.planned + best.search.slower <= best.search.legal
 
 
