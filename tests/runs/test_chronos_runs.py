@@ -159,7 +159,7 @@ def test_host_steps_are_clipped_as_the_synchronous_optimizer_clips(plan: Any) ->
         assert all(torch.equal(state[name], parameters[name]) for name in state)
 
 
-TINY_LIMIT = 32 * 2**20
+TINY_LIMIT, TINY_LENGTH = 20 * 2**20, 64
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +167,7 @@ def tiny() -> Any:
     """ChronosPipe under a limit that the copies of its devices' states would break."""
     return db.plan(
         db.models["llama-tiny"], db.Cluster.parse("4xCPU"), planner="chronos", chunks=2, memory_limit=TINY_LIMIT,
-        sequence_length=256, dtype="fp32", micro_batches=8,
+        sequence_length=TINY_LENGTH, dtype="fp32", micro_batches=4,
     )  # fmt: skip
 
 
@@ -185,7 +185,7 @@ def updated(plan: Any, *, clip: Any) -> Any:
         results: list[StepResult] = []
         peaks: list[int] = []
         for step in range(2):
-            tokens = tokens_of(plan.model, rows=plan.micro_batches, length=256, seed=step)
+            tokens = tokens_of(plan.model, rows=plan.micro_batches, length=TINY_LENGTH, seed=step)
             results += updating.step(tokens, lambda: peaks.append(pipeline.peak_memory), finish=True)
         return results, max(peaks), pipeline.state_dict()
 
