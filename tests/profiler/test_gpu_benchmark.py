@@ -3,11 +3,14 @@
 import json
 import subprocess
 import sys
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
-from on_gpu import report
+from on_gpu import plans, report
+from on_gpu.figures import Figures
+from on_gpu.settings import settings
 
 pytest.importorskip("torch")
 
@@ -47,10 +50,9 @@ def test_a_model_that_does_not_fit_is_told_and_trains_when_it_recomputes_or_offl
 
 
 def test_plans_without_a_profile_are_left_out_with_the_reason(tmp_path: Path) -> None:
-    given = ["--dry-run", "--sections", "plans", "--output", str(tmp_path)]
-    subprocess.run([*COMMAND, *given], check=True, stdout=subprocess.PIPE)
-    section = json.loads((tmp_path / "gpu.json").read_text())["sections"]["plans"]
-    assert "there is no profile" in section["figures"]["4-devices"]["left_out"]
+    figures = Figures(tmp_path / "plans.json", until=inf)
+    plans.run(settings(dry=True), figures, {})
+    assert "there is no profile" in figures.tree["4-devices"]["left_out"]
 
 
 def test_an_unknown_section_is_refused(tmp_path: Path) -> None:
