@@ -102,5 +102,5 @@ def compile_kernels(levers: Levers) -> float:
     begin = time.monotonic()
     walk = Walk(levers, 0)
     walk.draw(Effort(0))
-    walk.run(Effort(walk.price), warm=1, cold=1)
+    walk.run(Effort(walk.price), warm=1.0, cold=1.0)
     return time.monotonic() - begin
