@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 FRAMEWORKS := .venv-frameworks
 TORCH ?= torch==2.13.0
 
+# Tests start many processes, each of which would otherwise compile the package anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 
 help: ## show this list
