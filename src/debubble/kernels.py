@@ -23,8 +23,10 @@ def jit(function: C, *, inline: Literal["never", "always"] = "never") -> C:
         from numba import njit
     except ImportError:
         return function
-    # Nobody calls a kernel from C; the wrapper for that would be a seventh of the time that it takes to compile.
-    kernel = njit(cache=True, nogil=True, error_model="numpy", inline=inline, no_cfunc_wrapper=True)(function)
+    options: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy", "inline": inline}
+    # Nobody calls a kernel from C: the wrapper for that would be a seventh of the time that it takes to compile.
+    options["no_cfunc_wrapper"] = True
+    kernel: Any = njit(**options)(function)
     _compile_in_one_process(kernel)
     return cast("C", kernel)
 

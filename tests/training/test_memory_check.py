@@ -86,7 +86,7 @@ def run_short_of_memory(told: Connection) -> None:
 
 
 def test_a_shortage_that_torchs_allocator_tells_is_recognised_and_named() -> None:
-    processes = multiprocessing.get_context(forked.START_METHOD)
+    processes: Any = multiprocessing.get_context(forked.START_METHOD)
     heard, told = processes.Pipe(duplex=False)
     process = processes.Process(target=run_short_of_memory, args=(told,))
     process.start()
