@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 import debubble as db
 from debubble.costs import Strategy, Unit, Units
 from debubble.costs.units import HostStates
-from debubble.ir import InfeasibleError, Placement
+from debubble.ir import InfeasibleError, Placement, RunOptions
 from debubble.planners import planners
 from debubble.planners.joint.annealing import Walk
 from debubble.planners.joint.levers import Levers, Point
-from debubble.planners.joint.list_scheduler import makespan, place
+from debubble.planners.joint.list_scheduler import AHEAD, makespan, place
+from debubble.planners.model_problem import problem_of as problem_of_model
 from debubble.planners.problem import FixedStages, ModelUnits, Problem
 from debubble.search.effort import Effort
 
@@ -96,6 +97,33 @@ def test_the_list_scheduler_knows_steps_on_the_host(placement: Placement, seed: 
     solution = levers.solution(point)
     assert missing == 0
     assert time == pytest.approx(float(db.simulate(solution.schedule, solution.costs).makespan), rel=1e-12)
+
+
+def test_a_device_that_waits_for_a_gradient_recomputes_before_it_comes() -> None:
+    problem = problem_of(bandwidth=None, micro_batches=1)
+    levers = levers_of(problem, Placement.linear(3))
+    point = replace(drawn(levers, 0).best, levels=(levers.levels - 1,) * 3)
+    table, _ = levers.table(point)
+    policy, most = np.array(point.policy), np.array(point.most)
+    times = []
+    for ahead in (0, 1):
+        policy[AHEAD] = ahead
+        times.append(makespan(table, 1, policy, most)[0])
+    # The last stage has its gradient at once; the other two recompute their four units of 1 while they wait.
+    assert times[0] - times[1] == 8
+
+
+def test_a_point_s_score_has_the_optimizer_step_behind_the_pipeline() -> None:
+    model, cluster = db.models["llama3-8b"], db.Cluster.parse("4xL40S-48GB")
+    problem = problem_of_model(model, cluster, RunOptions(sequence_length=4096), micro_batches=4)
+    assert isinstance(problem.workload, ModelUnits)
+    units = replace(problem.workload.units, offload_bandwidth=None)
+    levers = Levers(problem, units, Placement.v_shape(4, 2))
+    walk = drawn(levers, 0)
+    solution = levers.solution(walk.best)
+    time = float(problem.step_time(db.simulate(solution.schedule, solution.costs)))
+    assert walk.least == pytest.approx(time, rel=1e-12)
+    assert time > float(db.simulate(solution.schedule, solution.costs).makespan)
 
 
 @settings(max_examples=60, deadline=None)

@@ -180,15 +180,20 @@ class StepTail:
 
     def of(self, schedule: Schedule | None) -> float:
         """Seconds after this schedule's pipeline; None: after one without G and S."""
-        return self._seconds(unsummed=_left(schedule, Kind.G), unstepped=_left(schedule, Kind.S))
+        return self.after(unsummed=_left(schedule, Kind.G), unstepped=_left(schedule, Kind.S))
 
     @property
     def least(self) -> float:
         """Seconds after any schedule's pipeline at least: with all gradients summed and all stages stepped inside."""
-        return self._seconds(unsummed=0.0, unstepped=0.0)
+        return self.after(unsummed=0.0, unstepped=0.0)
 
-    def _seconds(self, *, unsummed: float, unstepped: float) -> float:
-        """The tail of a device that has left these shares of its gradients and its optimizer step to it."""
+    def after(self, *, unsummed: float = 1.0, unstepped: float = 1.0) -> float:
+        """Seconds after a pipeline that leaves these shares of a device's gradients and of its stages' steps.
+
+        Args:
+            unsummed: The share of gradients that are still to be summed over replicas.
+            unstepped: The share of stages whose optimizer is still to step.
+        """
         options = self.options
         layout = Layout.of(self.cluster, options, self.pipeline)
         speed = Speed.of(self.cluster.slowest, options.dtype)

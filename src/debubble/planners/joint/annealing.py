@@ -12,7 +12,7 @@ from debubble.planners.joint.list_scheduler import Floats, Ints
 from debubble.planners.joint.walk import ADDRESS, CHOICES, REFUSED, anneal, sample
 from debubble.search.effort import Effort
 
-EVALUATION, PER_PAIR = 2e-5, 2e-7
+EVALUATION, PER_PAIR = 2e-5, 2.4e-7
 """Seconds of the reference machine to score a point, and in addition for every pair of a stage and a micro-batch."""
 BURST = 500
 """Points between two looks at the clock."""
@@ -48,7 +48,7 @@ class Walk:
     @property
     def price(self) -> float:
         """Seconds of the reference machine to score a point."""
-        return EVALUATION + PER_PAIR * self.levers.placement.stages * self.levers.problem.micro_batches
+        return price_of_point(self.levers)
 
     @property
     def least(self) -> float:
@@ -95,6 +95,11 @@ class Walk:
                 self.levers.fill(*missing.tolist())
             effort.spend((at - done) * self.price)
             done = at
+
+
+def price_of_point(levers: Levers) -> float:
+    """Seconds of the reference machine to score a point."""
+    return EVALUATION + PER_PAIR * levers.placement.stages * levers.problem.micro_batches
 
 
 def compile_kernels(levers: Levers) -> float:

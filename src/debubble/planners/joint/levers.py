@@ -66,11 +66,12 @@ BACKLOGS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 1e9)
 PATIENCES = (0.0, 0.25, 0.5, 0.75, 1.0)
 AGES = (0.0, 0.3, 1.0, 3.0, 10.0)
 PREFETCHES = (1.0, 2.0, 3.0, 4.0, 6.0)
+AHEADS = (0.0, 1.0, 2.0, 4.0, 8.0)
 
 
 def policy_choices(stages: int) -> tuple[Sequence[float], ...]:
     """The values that each entry of a policy may have, in the order of the list scheduler's entries."""
-    return BACKLOGS, PATIENCES, [float(operations) for operations in range(1, 2 * stages)], PREFETCHES, AGES
+    return BACKLOGS, PATIENCES, [float(operations) for operations in range(1, 2 * stages)], PREFETCHES, AGES, AHEADS
 
 
 SPARE = 0.95
@@ -123,7 +124,14 @@ class Levers:
             pace=math.inf if units.offload_bandwidth is None else 1 / float(units.offload_bandwidth),
             longest=self.longest,
             hostable=int(units.hostable),
+            tails=self._tails,
         )
+
+    @property
+    def _tails(self) -> Floats:
+        """By the number of stages that a device steps itself, the time behind the last operation of the pipeline."""
+        chunks, tail = self.placement.chunks, self.problem.tail
+        return np.array([0.0 if tail is None else tail.after(unstepped=own / chunks) for own in range(chunks + 1)])
 
     @property
     def most_units(self) -> int:
@@ -143,6 +151,7 @@ class Levers:
             sums.backward_input + (sums.recompute if recomputes else 0), sums.backward_weight,
             sums.kept if recomputes else sums.activation, again, sums.after_input, sums.static + sums.gathered,
             sums.workspace, sums.static_on_host + sums.gathered, *self._host_times(begin, begin + count),
+            sums.recompute if recomputes else 0, sums.activation - sums.kept if recomputes else 0,
         )  # fmt: skip
         # It says that the row is known.
         row[0] = sums.forward

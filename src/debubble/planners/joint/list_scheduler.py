@@ -1,10 +1,10 @@
 """A compiled list scheduler: a whole step in a fraction of a millisecond, under memory limits and links to the host.
 
 Devices decide in the order of time.  A device that is free takes a backward whose gradient has come, else a forward
-for which there is room, else a weight gradient; it waits only for what it knows will come soon.  Offloads leave when
-their forward ends, first come first served on the link, and come back when their micro-batch is `horizon` operations
-away from the stage's backward.  The policy says how far it goes in each of these; a search over policies, partitions
-and levels of recomputation calls this thousands of times.
+for which there is room, else a recomputation whose gradient is yet to come, else a weight gradient; it waits only for
+what it knows will come soon.  Offloads leave when their forward ends, first come first served on the link, and come
+back when their micro-batch is `horizon` operations away from the stage's backward.  The policy says how far it goes in
+each of these; a search over policies, partitions and levels of recomputation calls this thousands of times.
 
 Times and bytes are floats.  What it says of a schedule differs a little from `lower` and `simulate`, where admission
 waits for offloads in flight: whoever keeps an order simulates it.
@@ -28,19 +28,23 @@ from debubble.kernels import inlined, jit
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-F, I, W, O, L = range(5)  # noqa: E741 - the field's letters
-KINDS = (Kind.F, Kind.I, Kind.W, Kind.O, Kind.L)
+F, I, W, O, L, R = range(6)  # noqa: E741 - the field's letters
+KINDS = (Kind.F, Kind.I, Kind.W, Kind.O, Kind.L, Kind.R)
 
-COLUMNS = 13
-FORWARD, INPUT, WEIGHT, SEND, KEPT, WORKSPACE, FREED, AFTER, MOVED, TRANSFER, LOAD, DRAIN, STEP = range(COLUMNS)
-"""Columns of the table of stages: times of F, I and W; time of a message to the next stage; bytes that F leaves, that I
-allocates, that I frees and that W frees; bytes that O moves, and the time it takes; times in which parameters come
-from the host, gradients go there, and the optimizer steps there, 0 where the optimizer's states are on the device."""
+COLUMNS = 15
+(
+    FORWARD, INPUT, WEIGHT, SEND, KEPT, WORKSPACE, FREED, AFTER, MOVED, TRANSFER, LOAD, DRAIN, STEP, AGAIN, DROPPED
+) = range(COLUMNS)  # fmt: skip
+"""Columns of the table of stages: times of F, I and W, where I recomputes; time of a message to the next stage; bytes
+that F leaves, that I allocates, that I frees and that W frees; bytes that O moves, and the time it takes; times in
+which parameters come from the host, gradients go there, and the optimizer steps there, 0 where the optimizer's states
+are on the device; time of I's recomputation, and the bytes that R brings back where it is an operation of its own."""
 
-BACKLOG, PATIENCE, HORIZON, PREFETCH, AGE = range(5)
+BACKLOG, PATIENCE, HORIZON, PREFETCH, AGE, AHEAD = range(6)
 """Entries of a policy: weight gradients that a device lets wait at most; the part of a weight gradient's time by which
 it may delay what is known to come; operations of a micro-batch before a backward at which its reload may start; reloads
-that a device may have under way; the periods that a micro-batch's age counts for against its depth among forwards."""
+that a device may have under way; the periods that a micro-batch's age counts for against its depth among forwards;
+micro-batches that a device may have recomputed before their gradients come."""
 
 
 class StageTable(NamedTuple):
@@ -101,7 +105,7 @@ def schedule(table: StageTable, micro_batches: int, policy: Floats, most: Ints) 
         The schedule.
     """
     count = len(table.stages) * micro_batches
-    operations, keys = np.empty((5 * count, 3), dtype=np.int64), np.empty(5 * count)
+    operations, keys = np.empty((6 * count, 3), dtype=np.int64), np.empty(6 * count)
     placed, makespan, missing = place(*table, micro_batches, policy, most, np.inf, operations, keys)
     return ListSchedule(makespan, missing, operations[:placed], keys[:placed])
 
@@ -142,11 +146,12 @@ def _tails(stages: Floats) -> Floats:
     """[F or I, stage]: the least time from the end of that operation to the end of its micro-batch."""
     S = len(stages)
     behind = np.zeros((2, S))
+    backward = stages[:, INPUT] - stages[:, AGAIN]
     for s in range(S):
-        behind[I, s] = stages[0, WEIGHT] if s == 0 else behind[I, s - 1] + stages[s - 1, SEND] + stages[s - 1, INPUT]
+        behind[I, s] = stages[0, WEIGHT] if s == 0 else behind[I, s - 1] + stages[s - 1, SEND] + backward[s - 1]
     for s in range(S - 1, -1, -1):
         if s == S - 1:
-            behind[F, s] = stages[s, INPUT] + behind[I, s]
+            behind[F, s] = backward[s] + behind[I, s]
         else:
             behind[F, s] = stages[s, SEND] + stages[s + 1, FORWARD] + behind[F, s + 1]
     return behind
@@ -192,14 +197,16 @@ def _due_reload(
 
 @inlined
 def _ready_backward(
-    own: Ints, stages: Floats, next_i: Ints, next_l: Ints, gradient: Floats, back: Floats, room: float, period: float,
-    depth: Floats, now: float,
+    own: Ints, stages: Floats, next_i: Ints, next_r: Ints, next_l: Ints, gradient: Floats, back: Floats, room: float,
+    period: float, depth: Floats, now: float,
 ) -> tuple[int, float]:  # fmt: skip
     """The stage of the oldest backward that can start now, -1 for none, and when the next of the others can."""
     best, best_key, soon = -1, np.inf, np.inf
     for s in own:
         j = next_i[s]
-        if j >= gradient.shape[1] or gradient[s, j] == np.inf or stages[s, WORKSPACE] > room:
+        if j >= gradient.shape[1] or gradient[s, j] == np.inf:
+            continue
+        if stages[s, WORKSPACE] - (stages[s, DROPPED] if j < next_r[s] else 0.0) > room:
             continue
         ready = gradient[s, j]
         if stages[s, MOVED] > 0:
@@ -232,6 +239,24 @@ def _ready_forward(
         elif age * j - depth[s] < best_key:
             best, best_key = s, age * j - depth[s]
     return best, soon
+
+
+@inlined
+def _next_recomputation(
+    own: Ints, stages: Floats, next_f: Ints, next_r: Ints, next_l: Ints, back: Floats, room: float, period: float,
+    depth: Floats, now: float,
+) -> int:  # fmt: skip
+    """The stage of the oldest micro-batch that can be recomputed before its gradient has come; -1 for none."""
+    best, best_key = -1, np.inf
+    for s in own:
+        j = next_r[s]
+        if j >= next_f[s] or stages[s, AGAIN] <= 0 or stages[s, DROPPED] > room:
+            continue
+        if stages[s, MOVED] > 0 and (j >= next_l[s] or back[s, j] > now):
+            continue
+        if j * period + depth[s] < best_key:
+            best, best_key = s, j * period + depth[s]
+    return best
 
 
 @inlined
@@ -284,7 +309,7 @@ def place(
     S, P = len(stages), len(room)
     never = np.inf
     backlog, patience, horizon = policy[BACKLOG], policy[PATIENCE], int(policy[HORIZON])
-    prefetch, age = int(policy[PREFETCH]), policy[AGE]
+    prefetch, age, ahead = int(policy[PREFETCH]), policy[AGE], int(policy[AHEAD])
 
     stages_of, count, period = _stages_by_device(stages, device_of, P)
     forward_depth, backward_depth = _depths(stages)
@@ -292,11 +317,12 @@ def place(
     rest, reserve = _totals(stages, device_of, P, m)
 
     next_f, next_i, next_w = np.zeros(S, np.int64), np.zeros(S, np.int64), np.zeros(S, np.int64)
-    next_l = np.zeros(S, np.int64)
+    next_l, next_r = np.zeros(S, np.int64), np.zeros(S, np.int64)
     data, gradient, back = np.full((S, m), never), np.full((S, m), never), np.full((S, m), never)
     started = np.zeros(m, np.int64)  # operations of each micro-batch's chain, F down and I up, that have started
     used, free, wake = np.zeros(P), np.zeros(P), np.zeros(P)
     waiting_w, in_flight, under_way = np.zeros(P, np.int64), np.zeros(P, np.int64), np.zeros(P, np.int64)
+    early = np.zeros(P, np.int64)  # micro-batches that are recomputed and wait for their gradients
     leaving = np.full((P, 2), -1)
     # Offloads whose bytes are not free yet: a queue per device.
     queue_time, queue_bytes = np.empty((P, S * m)), np.empty((P, S * m))
@@ -340,13 +366,19 @@ def place(
         # What could start now, and when what cannot will be able to.
         own = stages_of[d, : count[d]]
         backward, soon = _ready_backward(
-            own, stages, next_i, next_l, gradient, back, room[d] - used[d], period, backward_depth, now
+            own, stages, next_i, next_r, next_l, gradient, back, room[d] - used[d], period, backward_depth, now
         )
         spare = reserve[d] if in_flight[d] > 0 else 0.0
         forward, soon = _ready_forward(
             own, stages, next_f, next_i, most, data, room[d] - used[d], spare, age * period, forward_depth, now, soon
         )
         chosen, kind = (backward, I) if backward >= 0 else (forward, F) if forward >= 0 else (-1, -1)
+        if kind < 0 and early[d] < ahead:
+            # The backward that comes first may be another one: it has its room still.
+            chosen = _next_recomputation(
+                own, stages, next_f, next_r, next_l, back, room[d] - used[d] - reserve[d], period, backward_depth, now
+            )
+            kind = R if chosen >= 0 else -1
         if waiting_w[d] > 0 and (waiting_w[d] >= backlog or kind < 0):
             oldest = _oldest_weight(own, next_w, next_i, period, backward_depth)
             if waiting_w[d] >= backlog or now + patience * stages[oldest, WEIGHT] <= soon:
@@ -381,6 +413,12 @@ def place(
             next_i[s] += 1
             end = now + stages[s, INPUT]
             used[d] += stages[s, WORKSPACE] - stages[s, FREED]
+            if j < next_r[s]:
+                end -= stages[s, AGAIN]
+                used[d] -= stages[s, DROPPED]
+                early[d] -= 1
+            else:
+                next_r[s] = j + 1
             in_flight[d] -= 1
             waiting_w[d] += 1
             started[j] = max(started[j], 2 * S - s)
@@ -393,6 +431,14 @@ def place(
             else:
                 arrival = end
                 there = d
+        elif kind == R:
+            j = next_r[s]
+            next_r[s] += 1
+            early[d] += 1
+            end = now + stages[s, AGAIN]
+            used[d] += stages[s, DROPPED]
+            arrival = end
+            there = d
         else:
             j = next_w[s]
             next_w[s] += 1
@@ -408,14 +454,14 @@ def place(
         placed = _record(operations, keys, placed, kind, s, j, now)
         free[d] = wake[d] = end
         last = max(last, end)
-        left -= 1
+        left -= 1 if kind != R else 0
         rest[d] -= end - now
-        least = end + (rest[d] if kind == W else max(rest[d], behind[kind, s]))
+        least = end + (max(rest[d], behind[kind, s]) if kind < W else rest[d])
         if least > threshold:
             return placed, never, 0
         if there != d:
             wake[there] = min(wake[there], max(arrival, free[there]))
-        if kind != W:
+        if kind < W:
             # A reload may be due now on a device that waits.
             due_stage = 2 * S - 1 - horizon - started[j]
             if 0 <= due_stage < S and stages[due_stage, MOVED] > 0:

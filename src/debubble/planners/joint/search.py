@@ -12,7 +12,7 @@ from debubble.costs.host_memory import check_host_memory
 from debubble.costs.units import Partition, Units
 from debubble.ir import DebubbleError, InfeasibleError, Kind, Number, Op, OutOfMemoryError, Placement, Schedule
 from debubble.ir.ops import BACKWARDS
-from debubble.planners.joint.annealing import Walk, compile_kernels
+from debubble.planners.joint.annealing import Walk, compile_kernels, price_of_point
 from debubble.planners.joint.levers import Levers
 from debubble.planners.joint.refinement import refine
 from debubble.planners.problem import ModelUnits, Problem, Solution
@@ -29,11 +29,15 @@ STARTS = 3
 """Walks that begin in every placement; more where there are few placements."""
 DRAWING = 0.1
 """The part of the effort in which they draw their first points at random."""
-WALKS, WALKING = 10, 0.35
-"""How many walks go on from there, with what part of the effort for all of them: most walks find what they find in a
-second or so, and differ more by where they begin than by how long they go on."""
-WARM, COLD = 0.01, 0.0005
-"""Temperatures at which a walk begins and ends, parts of the step's time."""
+WALKS, SHORTEST = 10, 500
+"""How many walks are annealed at least, and the points that each of them tries at least where there are more: they find
+soon most of what they find, and differ more by where they begin than by how long they go on."""
+COLD = 0.0005
+"""Temperature at which a walk ends, a part of the step's time."""
+ROUNDS = ((0.16, 1, 0.005), (0.1, 3, 0.004), (0.09, 8, 0.003))
+"""Rounds of annealing: the part of the effort, by how many the number of walks is divided, as far as ENOUGH of them are
+left, and the temperature at which each begins."""
+ENOUGH = 4
 SIMULATED = 6
 """Plans that are simulated."""
 ORDERED, BRIEFLY = 4, 0.3
@@ -65,18 +69,17 @@ def search(problem: Problem, units: Units) -> Solution:
         InfeasibleError: If no plan of those that were tried fits.
     """
     effort = problem.begun()
-    placements = _placements(problem, units)
-    starts = max(STARTS, WALKS // len(placements))
-    walks = [
-        Walk(levers, starts * problem.seed + start)
-        for levers in (Levers(problem, units, placement) for placement in placements)
-        for start in range(starts)
-    ]
+    levers = [Levers(problem, units, placement) for placement in _placements(problem, units)]
+    points = CORES * ROUNDS[0][0] * problem.effort / max(map(price_of_point, levers))
+    count = max(WALKS, int(points / SHORTEST))
+    starts = max(STARTS, count // len(levers))
+    walks = [Walk(each, starts * problem.seed + start) for each in levers for start in range(starts)]
     effort.brake.delay(compile_kernels(walks[0].levers))
     _side_by_side([walk.draw for walk in walks], effort, DRAWING * problem.effort)
-    walks = sorted(walks, key=lambda walk: walk.least)[:WALKS]
-    annealed = [partial(walk.run, warm=WARM, cold=COLD) for walk in walks]
-    _side_by_side(annealed, effort, WALKING * problem.effort)
+    for part, divisor, warm in ROUNDS:
+        walks = sorted(walks, key=lambda walk: walk.least)
+        annealed = [partial(walk.run, warm=warm, cold=COLD) for walk in walks[: max(count // divisor, ENOUGH)]]
+        _side_by_side(annealed, effort, part * problem.effort)
     walks = sorted(walks, key=lambda walk: walk.least)
     simulated = _simulated(problem, walks, effort)
     simulated = simulated[: max(ORDERED, _affordable(simulated, effort))]
@@ -231,18 +234,16 @@ def _recomputing_apart(schedule: Schedule) -> Schedule:
 
     The search may then recompute a stage's micro-batches or not, one by one.
     """
-    apart = schedule.fused_recompute - {stage for stage, _ in schedule.explicit_recompute}
+    apart = schedule.explicit_recompute
+
+    def fused(op: Op) -> bool:
+        return op.kind in BACKWARDS and op.stage in schedule.fused_recompute and op[1:] not in apart
+
     orders = tuple(
-        tuple(
-            part
-            for op in order
-            for part in (
-                (Op(Kind.R, op.stage, op.micro_batch), op) if op.kind in BACKWARDS and op.stage in apart else (op,)
-            )
-        )
+        tuple(part for op in order for part in ((op._replace(kind=Kind.R), op) if fused(op) else (op,)))
         for order in schedule.orders
     )
-    return replace(schedule, orders=orders, fused_recompute=schedule.fused_recompute - apart)
+    return replace(schedule, orders=orders, fused_recompute=frozenset())
 
 
 def _without_host_steps(schedule: Schedule) -> Schedule:

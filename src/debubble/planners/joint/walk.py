@@ -19,13 +19,14 @@ COUNT, LEVEL, SHARE, MOST, HOSTED = range(CHOICES)
 """Per stage: its units, its level of recomputation, the quarters of its activations that it offloads, the micro-batches
 that may be in flight, and 1 if its optimizer is the host's."""
 
-ENTRIES = 12
-T_FORWARD, T_INPUT, T_WEIGHT, B_KEPT, B_AGAIN, B_AFTER, B_STATES, B_SPACE, B_HOSTED, T_LOAD, T_DRAIN, T_STEP = range(
-    ENTRIES
-)
+ENTRIES = 14
+(
+    T_FORWARD, T_INPUT, T_WEIGHT, B_KEPT, B_AGAIN, B_AFTER, B_STATES, B_SPACE, B_HOSTED, T_LOAD, T_DRAIN, T_STEP,
+    T_AGAIN, B_DROPPED,
+) = range(ENTRIES)  # fmt: skip
 """What the table knows of a stage: times of F, of I with recomputation and of W; bytes that F keeps, that come back
 before I, and that remain after it; bytes of its states, of its workspace, and of its states where the host steps; times
-of a step on the host."""
+of a step on the host; time of the recomputation, and the bytes that it brings back as an operation of its own."""
 
 ADDRESS = 4
 """The numbers of a row's place in the table."""
@@ -63,6 +64,7 @@ class Space(NamedTuple):
         pace: Time to move a byte to the host; infinite if nothing can be moved.
         longest: Longer than any step that is not stuck.
         hostable: 1 if the host may step.
+        tails: By the number of stages that a device steps itself, at most, the time behind the last operation.
     """
 
     rows: Floats
@@ -79,6 +81,17 @@ class Space(NamedTuple):
     pace: float
     longest: float
     hostable: int
+    tails: Floats
+
+
+@jit
+def tail_of(a: Space, point: Ints) -> float:
+    """The time behind the last operation: what devices step themselves, at most, and what nobody does earlier."""
+    own = np.zeros(len(a.limits), np.int64)
+    for s in range(point.shape[1]):
+        own[a.device_of[s]] += 1 - point[HOSTED, s]
+    tail: float = a.tails[own.max()]
+    return tail
 
 
 @jit
@@ -115,6 +128,7 @@ def fill(a: Space, point: Ints, stages: Floats, room: Floats, missing: Ints) -> 
         stage[10] = row[T_LOAD] if hosted else 0.0
         stage[11] = row[T_DRAIN] if hosted else 0.0
         stage[12] = row[T_STEP] if hosted else 0.0
+        stage[13], stage[14] = row[T_AGAIN], row[B_DROPPED]
     room -= space
     lacking: float = max(0.0, -room.min())
     return lacking
@@ -132,12 +146,14 @@ def score(
     if lacking > 0:
         beyond: float = a.longest * (10 + lacking / a.limits.min())
         return beyond
+    tail = tail_of(a, point)
     _, time, left = place(
-        stages, a.device_of, room, a.down, a.up, a.micro_batches, policy, point[MOST], threshold, operations, keys
-    )
+        stages, a.device_of, room, a.down, a.up, a.micro_batches, policy, point[MOST], threshold - tail, operations,
+        keys,
+    )  # fmt: skip
     if left > 0:
         return a.longest * (2 + left / (3 * len(stages) * a.micro_batches))
-    return min(time, REFUSED)
+    return min(time + tail, REFUSED)
 
 
 @jit
