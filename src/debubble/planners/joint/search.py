@@ -29,9 +29,9 @@ STARTS = 3
 """Walks that begin in every placement; more where there are few placements."""
 DRAWING = 0.1
 """The part of the effort in which they draw their first points at random."""
-WALKS, SHORTEST = 10, 500
-"""How many walks are annealed at least, and the points that each of them tries at least where there are more: they find
-soon most of what they find, and differ more by where they begin than by how long they go on."""
+FEWEST, MOST, SHORTEST = 10, 30, 500
+"""How many walks are annealed at least and at most, and the points that each of them tries at least if there are more.
+They find soon most of what they find, and differ more by where they begin than by how long they go on."""
 COLD = 0.0005
 """Temperature at which a walk ends, a part of the step's time."""
 ROUNDS = ((0.16, 1, 0.005), (0.1, 3, 0.004), (0.09, 8, 0.003))
@@ -71,7 +71,7 @@ def search(problem: Problem, units: Units) -> Solution:
     effort = problem.begun()
     levers = [Levers(problem, units, placement) for placement in _placements(problem, units)]
     points = CORES * ROUNDS[0][0] * problem.effort / max(map(price_of_point, levers))
-    count = max(WALKS, int(points / SHORTEST))
+    count = max(FEWEST, min(MOST, int(points / SHORTEST)))
     starts = max(STARTS, count // len(levers))
     walks = [Walk(each, starts * problem.seed + start) for each in levers for start in range(starts)]
     effort.brake.delay(compile_kernels(walks[0].levers))
