@@ -13,13 +13,38 @@ import torch
 import debubble as db
 from debubble.ir import InputError, Kind
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.gradient_norm import finish_order
+from debubble.runtime.distributed.gradient_norm import NormRelay, PartialSums, finish_order
 from debubble.runtime.distributed.transport import Threads
 from debubble.runtime.execution.synchronization import speculative_instructions
 from tests.runtime.test_pipeline import ADAMW, device_stepped, host_stepped, schedule_1f1b
 from tests.support.runtime_cases import GPT2, LLAMA, LLAMA_TIED, plan_of, tokens_of
 
 STEPS = 5
+
+
+class HeldBack:
+    """Rank 1 of two, whose messages wait until they may go."""
+
+    rank, size = 1, 2
+
+    def __init__(self) -> None:
+        self.sending, self.may_go = threading.Event(), threading.Event()
+
+    def receive(self, buffer: Any, peer: Any, channel: Any) -> Any:
+        return PartialSums(1.0).to_tensor()
+
+    def send(self, tensor: Any, peer: Any, channel: Any) -> None:
+        self.sending.set()
+        self.may_go.wait()
+
+
+def test_a_rank_that_knows_the_total_has_handed_it_on() -> None:
+    transport: Any = HeldBack()
+    _, total = NormRelay(transport, [0, 1]).take_turn(PartialSums(2.0), steps_ahead=lambda _: False)
+    transport.sending.wait()
+    assert not total.done()
+    transport.may_go.set()
+    assert total.result() == PartialSums(3.0)
 
 
 def batch_of(pipeline: Any, step: Any) -> Any:
