@@ -26,6 +26,7 @@ from debubble.files import write_whole
 from debubble.ir import InputError, RunOptions
 from debubble.models.config import ModelConfig
 from debubble.models.runtime_limits import check_units
+from debubble.processes import own_cores
 from debubble.profiler.units import DTYPES, Kind, Measurements, ModelSlice, costs_of, kind_of, merged
 from debubble.runtime.execution.lanes import lanes_of
 from debubble.runtime.launcher import encode_options, launch
@@ -188,6 +189,7 @@ def _unit(measured: Unit, layer: int | None) -> Unit:
 def _device(kind: str) -> torch.device:
     """This process's device: the CPU with one thread, or the GPU that the process has chosen."""
     if kind == "cuda":
+        torch.set_num_threads(own_cores())  # as ranks have them, for what hosts step
         return torch.device("cuda", torch.cuda.current_device())
     torch.set_num_threads(1)
     return torch.device(kind)

@@ -7,7 +7,6 @@ that the whole model has.
 from __future__ import annotations
 
 import math
-import os
 import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from debubble.ir import InputError, PlannedUnit
 from debubble.models.architecture import Experts
 from debubble.models.config import ModelConfig
 from debubble.models.runtime_limits import check_units
+from debubble.processes import own_cores
 from debubble.runtime.models.experts import MoeMlp
 from debubble.runtime.models.gpt2 import Gpt2Attention, Gpt2Embedding, Gpt2Mlp
 from debubble.runtime.models.hf_names import TABLE
@@ -40,14 +40,9 @@ def build_stage(
     built = [_empty_unit(config, unit).to(dtype) for unit in units]
     # A parameter's numbers come one after another from its own generator: cores are used by many parameters at once.
     named = [named for unit in built for named in unit.hf_parameters().items()]
-    with ThreadPoolExecutor(_own_cores()) as pool:
+    with ThreadPoolExecutor(own_cores()) as pool:
         list(pool.map(lambda one: initialise(one[1], one[0], config, seed=seed), named))
     return built
-
-
-def _own_cores() -> int:
-    """Cores for each rank of this machine."""
-    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def add_adapters(
