@@ -123,6 +123,34 @@ def test_a_split_backward_leaves_the_weights_of_linear_layers_for_later() -> Non
     assert all(p.grad is not None for p in module.parameters())
 
 
+class FourBits(nn.Module):
+    """A frozen linear layer with two codes per byte and a scale per row, and a trained adapter beside it."""
+
+    packed: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("packed", torch.randint(0, 256, (WIDTH, WIDTH // 2), dtype=torch.uint8))
+        self.register_buffer("scale", torch.rand(WIDTH, 1) / 8)
+        self.down, self.up = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, WIDTH, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        codes = torch.stack((self.packed >> 4, self.packed & 15), dim=-1).flatten(1)
+        frozen = nn.functional.linear(x, (codes.to(x.dtype) - 8) * self.scale)
+        return frozen + self.up(self.down(x))
+
+
+@pytest.mark.parametrize("strategy", ["none", "full"])
+@pytest.mark.parametrize(("name", "devices"), [("1f1b", 2), ("zb-h1", 4)])
+def test_adapters_train_beside_buffers_of_four_bits(name: str, devices: int, strategy: str) -> None:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(3) for layer in (FourBits(), nn.GELU())]
+    model = nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), *layers, nn.Linear(WIDTH, VOCABULARY)).double()
+    schedule = db.schedules[name](devices=devices, micro_batches=4)
+    check(model, plan_for(schedule, [8 // devices] * devices, strategy=strategy))
+
+
 def test_a_model_with_a_list_of_units_runs() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:

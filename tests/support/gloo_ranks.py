@@ -30,11 +30,11 @@ def _one(rank: Any, ranks: Any, work: Any, folder: Any, arguments: Any) -> None:
     dist.destroy_process_group()
 
 
-def gradients(rank: Any, folder: Any, plans: Any, batches: Any) -> None:
+def gradients(rank: Any, folder: Any, plans: Any, batches: Any, compile: Any = False) -> None:
     """Every plan's gradients and loss, saved by rank."""
     answers = []
     for path, tokens in zip(plans, batches, strict=True):
-        pipeline = Pipeline(None, Plan.load(path))
+        pipeline = Pipeline(None, Plan.load(path), compile=compile)
         loss = pipeline.step(tokens)
         trace = pipeline.gather_trace()
         answers.append((loss, {n: p.grad for n, p in pipeline.named_parameters()}, len(trace.steps[0].events)))

@@ -64,12 +64,17 @@ class Recipe(OptionGroup):
     )
     weight_decay: float | None = option("Weight decay of matrices (default: 0.01).")
     clip: float | None = option("Largest global norm of the gradients (default: 1).")
+    ema: float | None = option(
+        "Decay of a moving average of the weights, such as 0.999, which validation, samples and --save use"
+        " (default: there is none)."
+    )
 
     @property
     def settings(self) -> dict[str, Any]:
         """The settings by the names that a checkpoint has; those that were not given are None."""
         names = ("steps", "learning_rate", "warmup", "lr_schedule", "optimizer", "weight_decay", "clip")
-        return {name: getattr(self, name) for name in names} | {"optimizer_settings": settings(self.optimizer_option)}
+        own = {"optimizer_settings": settings(self.optimizer_option), "ema_decay": self.ema}
+        return {name: getattr(self, name) for name in names} | own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +101,8 @@ class Execution(OptionGroup):
         " for plans made with it; what hosts step does so in any case).",
         "--post-validation/--no-post-validation",
     )
+    compile: bool = flag("Compile the units with torch.compile: the first step takes a minute or more.")
+    fp8: bool = flag("Multiply in 8 bits, through torchao, on GPUs that can.")
     offload_to: Path | None = option("Folder on a fast disk for offloaded activations (default: host memory).")
     hang_timeout: float = option(
         "Seconds in which no operation of any rank ends, after which the run does.", default=600

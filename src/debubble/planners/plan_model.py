@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from debubble.costs import Cluster, model_units, read_profile, step_tail
 from debubble.costs.lengths import read_lengths, typical_step
+from debubble.costs.step import moment_bytes
 from debubble.costs.units import Partition
 from debubble.ir import InputError, Number, Plan, PlannedUnit, RunOptions
 from debubble.ir.degrees import Degrees
@@ -257,6 +259,16 @@ def undo_bytes(plan: Plan) -> list[Number]:
         partition = Partition.cut(units, map(len, plan.partition))
         static.append(units.stage_costs(partition, plan.schedule.placement, on_host=plan.schedule.host_steps).static)
     return [more - less for less, more in zip(*static, strict=True)]
+
+
+def average_bytes(plan: Plan) -> list[Number]:
+    """Bytes per device of a moving average of the weights, in fp32 where the master copies are; no plan counts them."""
+    share = Fraction(FP32, FP32 + moment_bytes(plan.options.optimizer))
+    return [copies * share for copies in undo_bytes(plan)]
+
+
+FP32 = 4
+"""Bytes of a master copy."""
 
 
 def step_time(timeline: Timeline, options: RunOptions, *, tail: float) -> Number:

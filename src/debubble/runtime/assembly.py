@@ -18,8 +18,10 @@ from debubble.runtime.distributed.cuts import Division, Divisions
 from debubble.runtime.distributed.data_parallel import Replicas
 from debubble.runtime.distributed.expert_parallel import ExpertGroup
 from debubble.runtime.distributed.tensor_parallel import TensorGroup
+from debubble.runtime.float8 import Float8Products, multiply_in_float8
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import add_adapters, build_stage
+from debubble.runtime.models.compilation import Compiler
 from debubble.runtime.models.hf_division import check_division
 from debubble.runtime.models.hf_model import tied_names
 from debubble.runtime.models.lora import Adapters, given_adapters, new_adapters, plain_name
@@ -110,6 +112,19 @@ def _check_divisible(config: ModelConfig, options: RunOptions) -> None:
         raise InputError(f"A vocabulary of {config.vocab} leaves nothing to some of {options.tensor} ranks.")
 
 
+def check_follows(plan: Plan, before: Plan) -> None:
+    """Refuse a plan that a run of the plan `before` cannot go on with, with one sentence."""
+    if not plan.reorders(before):
+        raise InputError(
+            "The plan has other stages, devices or steps than the one that runs: only one that orders, recomputes or"
+            " offloads otherwise can follow."
+        )
+    whole = plan.model is None or ModelConfig.from_hf(plan.model).whole_layers
+    odd = {unit.strategy for stage in plan.partition for unit in stage} - {"none", "full"}
+    if whole and odd:
+        raise InputError(f"Modules that are called whole recompute in full or not at all, not '{min(odd)}'.")
+
+
 def build_part(
     plan: Plan,
     device: int,
@@ -121,10 +136,12 @@ def build_part(
     on: torch.device,
     ledger: Ledger,
     groups: DeviceGroups,
+    compiler: Compiler | None,
+    float8: Float8Products | None,
 ) -> DevicePart:
     """The stages of one device, or what this rank of its `groups` has of them, on the torch device `on`.
 
-    They are `modules`, if these are given.
+    They are `modules`, if these are given; `compiler` compiles them, and `float8` multiplies in 8 bits.
     """
     numbers, dtype = plan.schedule.placement.stages_of[device], DTYPES[plan.options.dtype]
     if modules is not None:
@@ -143,7 +160,9 @@ def build_part(
             units, pairs, groups.replicas, on_host=stage in plan.schedule.host_steps,
             reduced_inside=stage in reduced_inside, group=groups.tensor, divisions=divisions, experts=experts,
         )  # fmt: skip
-        part.stages[stage] = _stage(units, plan, stage, ledger)
+        if float8 is not None:
+            multiply_in_float8(units, float8)
+        part.stages[stage] = _stage(units, plan, stage, ledger, compiler)
         for unit in units:
             _move_buffers(unit, on)
             unit.context = groups.context
@@ -174,12 +193,12 @@ def _move_buffers(unit: UnitModule, on: torch.device) -> None:
             setattr(module, name, buffer.to(on))
 
 
-def _stage(units: Sequence[UnitModule], plan: Plan, number: int, ledger: Ledger) -> Stage:
+def _stage(units: Sequence[UnitModule], plan: Plan, number: int, ledger: Ledger, compiler: Compiler | None) -> Stage:
     planned, balance = plan.partition[number], balance_of(plan)
     if balance is None:
-        return Stage(units, planned, ledger)
+        return Stage(units, planned, ledger, compiler=compiler)
     last = number + 1 == plan.schedule.stages
-    return MoeStage(units, planned, ledger, balance=balance, first=number == 0, last=last)
+    return MoeStage(units, planned, ledger, balance=balance, first=number == 0, last=last, compiler=compiler)
 
 
 def balance_of(plan: Plan) -> Balance | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -88,20 +88,48 @@ def add_product(parameter: Tensor, a: Tensor, b: Tensor) -> None:
         parameter.grad.addmm_(a, b)
 
 
+class Products:
+    """The three products of a linear operator, in the dtype of their factors."""
+
+    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Compute x W^T + b, of x [..., in] and W [out, in]."""
+        return functional.linear(x, weight, bias)
+
+    def input_gradient(self, gy: Tensor, weight: Tensor) -> Tensor:
+        """Compute gy W."""
+        return gy.matmul(weight)
+
+    def add_weight_gradient(self, parameter: Tensor, gy: Tensor, x: Tensor, *, transposed: bool) -> None:
+        """Add gy^T x to the gradient of the parameter, or its transpose; of gy [rows, out] and x [rows, in]."""
+        if transposed:
+            add_product(parameter, x.t(), gy)
+        else:
+            add_product(parameter, gy.t(), x)
+
+
+PLAIN = Products()
+
+
 class _Linear(Function):
     """y = x W^T + b for W of [out, in], or y = x W + b for W of [in, out] (`transposed`, GPT-2's Conv1D)."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool, later: WeightGradients
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        transposed: bool,
+        later: WeightGradients,
+        products: Products,
     ) -> Tensor:
         # Only the weight's gradient needs x: a frozen layer keeps nothing.
         ctx.save_for_backward(x if weight.requires_grad else None)
         # A parameter is no activation, and the deferred gradient belongs to the parameter itself.
-        ctx.weight, ctx.bias, ctx.transposed, ctx.later = weight, bias, transposed, later
+        ctx.weight, ctx.bias, ctx.transposed, ctx.later, ctx.products = weight, bias, transposed, later, products
         if x.dtype != weight.dtype:  # autocast
             weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
-        return functional.linear(x, weight.t() if transposed else weight, bias)
+        return products.output(x, weight.t() if transposed else weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -110,21 +138,20 @@ class _Linear(Function):
         gx = None
         if needs_x:
             weight = ctx.weight if ctx.weight.dtype == gy.dtype else ctx.weight.to(gy.dtype)
-            gx = gy.matmul(weight.t() if ctx.transposed else weight)
+            gx = ctx.products.input_gradient(gy, weight.t() if ctx.transposed else weight)
         if not needs_weight:
-            return gx, None, gy.flatten(0, -2).sum(0).to(ctx.bias.dtype) if needs_bias else None, None, None
-        accumulate = partial(_accumulate, ctx.weight, ctx.bias if needs_bias else None, ctx.transposed)
-        ctx.later.leave(accumulate, x, gy)
-        return gx, None, None, None, None
+            return gx, None, gy.flatten(0, -2).sum(0).to(ctx.bias.dtype) if needs_bias else None, None, None, None
+        bias = ctx.bias if needs_bias else None
+        ctx.later.leave(partial(_accumulate, ctx.products, ctx.weight, bias, ctx.transposed), x, gy)
+        return gx, None, None, None, None, None
 
 
-def _accumulate(weight: Tensor, bias: Tensor | None, transposed: bool, x: Tensor, gy: Tensor) -> None:
+def _accumulate(
+    products: Products, weight: Tensor, bias: Tensor | None, transposed: bool, x: Tensor, gy: Tensor
+) -> None:
     """Add a linear operator's gradients to its parameters', not by autograd: see `add_product`."""
     x, gy = x.flatten(0, -2), gy.flatten(0, -2)
-    if transposed:
-        add_product(weight, x.t(), gy)
-    else:
-        add_product(weight, gy.t(), x)
+    products.add_weight_gradient(weight, gy, x, transposed=transposed)
     gradient_added(weight)
     if bias is not None:
         add_gradient(bias, gy.sum(0).to(bias.dtype))
@@ -132,7 +159,13 @@ def _accumulate(weight: Tensor, bias: Tensor | None, transposed: bool, x: Tensor
 
 
 def deferrable_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, *, later: WeightGradients, transposed: bool = False
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    later: WeightGradients,
+    transposed: bool = False,
+    products: Products = PLAIN,
 ) -> Tensor:
     """Compute x W^T + b (x W + b if `transposed`); the backward adds to the parameters' gradients itself, or later.
 
@@ -141,7 +174,7 @@ def deferrable_linear(
     device = "cuda" if x.is_cuda else "cpu"  # the type's name by the device takes longer
     if torch.is_autocast_enabled(device):
         x = x.to(torch.get_autocast_dtype(device))
-    return call(_Linear, x, weight, bias, transposed, later)
+    return call(_Linear, x, weight, bias, transposed, later, products)
 
 
 class _LookUp(Function):
@@ -188,6 +221,7 @@ class Linear(Deferring):
         self.bias = torch.nn.Parameter(torch.empty(outputs)) if bias else None
         self.transposed = transposed
         self.inputs, self.outputs = inputs, outputs
+        self.products = PLAIN
         self.lora_A: Linear | None = None
         self.lora_B: Linear | None = None
         self.scaling = 0.0
@@ -200,10 +234,16 @@ class Linear(Deferring):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., inputs] to [..., outputs], with the adapter's part if the layer has one."""
-        y = deferrable_linear(x, self.weight, self.bias, later=self.later, transposed=self.transposed)
+        y = self.without_adapter(x, self.bias)
         if self.lora_A is None or self.lora_B is None:
             return y
         return torch.add(y, self.lora_B(self.lora_A(x)), alpha=self.scaling)
+
+    def without_adapter(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Multiply by the weight, and add a bias."""
+        return deferrable_linear(
+            x, self.weight, bias, later=self.later, transposed=self.transposed, products=self.products
+        )
 
 
 class _RMSNorm(Function):
@@ -235,6 +275,11 @@ def widen(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+    """Normalise the last dimension, and multiply it by the weight to which `offset` is added."""
+    return call(_RMSNorm, x, weight, eps, offset)
+
+
 class RMSNorm(torch.nn.Module):
     """Root-mean-square norm with a weight per feature, to which `offset` is added."""
 
@@ -242,10 +287,11 @@ class RMSNorm(torch.nn.Module):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.empty(size))
         self.eps, self.offset = eps, offset
+        self.function: Callable[..., Tensor] = rms_norm
 
     def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
         """`weight`: what stands for the parameter in the graph, if not itself."""
-        return call(_RMSNorm, x, self.weight if weight is None else weight, self.eps, self.offset)
+        return self.function(x, self.weight if weight is None else weight, self.eps, self.offset)
 
 
 def drop(x: Tensor, p: float, seed: int) -> Tensor:
@@ -268,6 +314,16 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
             return functional.relu
         case _:
             raise InputError(f"The runtime does not know the activation function '{name}'.")
+
+
+@cache
+def gated(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """Make the function activation(gate) up; the same for the same activation function."""
+
+    def product(gate: Tensor, up: Tensor) -> Tensor:
+        return activation(gate) * up
+
+    return product
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:

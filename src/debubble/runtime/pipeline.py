@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +18,7 @@ from torch.optim import Optimizer
 
 from debubble.ir import InputError, Plan, lower
 from debubble.ir.trace import MemorySample, Trace, TracePhase, TraceStep
-from debubble.runtime.assembly import build_part, check_runnable, loss_dtype
+from debubble.runtime.assembly import build_part, check_follows, check_runnable, loss_dtype
 from debubble.runtime.batch import Batch, StepBatch
 from debubble.runtime.distributed.data_parallel import check_before_steps, check_divided
 from debubble.runtime.distributed.gradient_norm import PartialSums
@@ -27,14 +29,17 @@ from debubble.runtime.execution.lanes import lanes_of
 from debubble.runtime.execution.operations import StepState, TensorOperations
 from debubble.runtime.execution.status import RankStatus
 from debubble.runtime.execution.synchronization import ExecutedInstruction, trace_events
+from debubble.runtime.float8 import float8_of
 from debubble.runtime.forward_runs import ForwardRuns
 from debubble.runtime.hf_files import load_pretrained, save_pretrained
 from debubble.runtime.memory.activations import Ledger
+from debubble.runtime.models.compilation import compiler_of
 from debubble.runtime.models.lora import Adapters
 from debubble.runtime.models.loss import Loss, check_loss, cross_entropy
 from debubble.runtime.models.modules import sequence_of
 from debubble.runtime.models.stage import Stage
 from debubble.runtime.operators import add_gradient
+from debubble.runtime.parameters.averages import WeightAverages
 from debubble.runtime.parameters.loss_scale import LossScale
 from debubble.runtime.parameters.optimizers import DeviceOptimizers, MakeOptimizer, scale_gradients
 from debubble.runtime.parameters.post_validation import PostValidation, StepResult
@@ -68,6 +73,11 @@ class Pipeline:
         transport: Carries messages between ranks; torch.distributed unless given.
         device: Where the stages are; a GPU where the ranks talk NCCL, else the CPU, unless given.
         offload_to: Folder on a fast disk that takes offloaded activations, where the host's memory is short.
+        compile: Whether `torch.compile` compiles the units; or the name of its backend.
+        fp8: Whether the linear layers of half-layers multiply in 8 bits, through torchao; `emulated`: with the same
+            rounding on a device that cannot.
+        ema_decay: Of an exponential moving average of the parameters, which `averaged` puts in their place; None: there
+            is none.  Needs an `optimizer`.
 
     Raises:
         InputError: These ranks cannot run the plan, or the model, the loss or the optimizer does not suit it.
@@ -89,10 +99,14 @@ class Pipeline:
         transport: Transport | None = None,
         device: torch.device | None = None,
         offload_to: Path | None = None,
+        compile: bool | str = False,
+        fp8: bool | Literal["emulated"] = False,
+        ema_decay: float | None = None,
     ) -> None:
         transport = transport or default_transport()
         check_runnable(plan, transport.size)
         check_loss(loss, plan)
+        compiler = compiler_of(compile, plan)
         self.plan, self.seed = plan, seed
         self.ranks = Ranks(plan, transport)
         """All ranks of the run, as this one sees them."""
@@ -116,7 +130,8 @@ class Pipeline:
         self.ranks.open(program, seed=seed, own_model=model is None)
         self._part = build_part(
             plan, self.device, model=model, modules=modules, loss=loss, seed=seed, on=self._lanes.device,
-            ledger=self._activations, groups=self.ranks.groups,
+            ledger=self._activations, groups=self.ranks.groups, compiler=compiler,
+            float8=float8_of(fp8, plan, self._lanes.device),
         )  # fmt: skip
         self._operations = TensorOperations(
             program=program,
@@ -131,7 +146,9 @@ class Pipeline:
         self._interpreter = Interpreter(self._operations, self.status)
         self._inputs = StepInputs(plan, modules, loss=loss, context=self.ranks.context, on=self._lanes.device)
 
-        self._optimizers = DeviceOptimizers(plan, self._part, optimizer, shares_table=self.ranks.shares_table)
+        self._optimizers = DeviceOptimizers(
+            plan, self._part, optimizer, shares_table=self.ranks.shares_table, ema_decay=ema_decay
+        )
         self._check_optimizers()
         if self.loss_scale is not None and (optimizer is None or self._optimizers.on_device):
             raise InputError(
@@ -342,18 +359,19 @@ class Pipeline:
         return torch.tensor(total.norm, dtype=torch.float64)
 
     def switch_plan(self, plan: Plan) -> None:
-        """Go on with this plan: another order of the same stages.  All ranks call it between two steps.
+        """Go on with this plan, which orders, recomputes or offloads otherwise.  All ranks call it between two steps.
 
         Parameters, optimizers and the count of steps stay; a pending update is finished.
 
         Raises:
-            InputError: More than the order differs, or the ranks have different plans; and what lowering raises.
+            InputError: The plan has other stages, or the ranks have different plans; and what lowering raises.
         """
         self.finish_update()
-        if not plan.reorders(self.plan):
-            raise InputError("The plan is not another order of the stages that run: only such a one can follow.")
+        check_follows(plan, self.plan)
         program = lower(plan.schedule, plan.costs)
         self.ranks.check_same(plan)
+        for number, stage in self._part.stages.items():
+            stage.follow(plan.partition[number])
         self._operations = replace(self._operations, program=program)
         self._interpreter = Interpreter(self._operations, self.status)
         self.plan = plan
@@ -370,6 +388,27 @@ class Pipeline:
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """All parameters by Hugging Face name, frozen ones too; a table that is tied on this rank comes once."""
         return self._part.named_parameters()
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Let parameters be their moving averages meanwhile, to evaluate, generate or save with.  All ranks call it.
+
+        Raises:
+            InputError: The pipeline was made without `ema_decay`.
+        """
+        if self.averages is None:
+            raise InputError("There are no averages of the weights: give Pipeline an `ema_decay`.")
+        self.finish_update()
+        try:
+            with self.averages.in_place():
+                yield
+        finally:
+            self._part.load_working()
+
+    @property
+    def averages(self) -> WeightAverages | None:
+        """The moving averages of the parameters, for checkpoints; None without `ema_decay`."""
+        return self._optimizers.averages
 
     @property
     def optimizers(self) -> list[Optimizer]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from debubble.errors import readable
-from debubble.ir import InputError, Kind, Plan
+from debubble.ir import InputError, Kind, Number, Plan
 from debubble.models.config import ModelConfig
 from debubble.models.runtime_limits import beyond_runtime
-from debubble.planners.plan_model import undo_bytes
+from debubble.planners.plan_model import average_bytes, undo_bytes
 from debubble.training.checkpoint.folder import DamagedError, RunProgress, checkpoints, glance, latest, progress_of
 from debubble.training.data.text import VOCABULARY, Corpus, Sequences, encoded
 from debubble.training.data.tokenizer import HfTokenizer
@@ -59,6 +59,12 @@ class TrainOptions:
     weight_decay: float = 0.01
     clip: float = 1.0
     """Largest global norm of the gradients."""
+    ema_decay: float | None = None
+    """Decay of the weights' moving average, which validation, samples and `save` use; None: there is none."""
+    compile: bool = False
+    """Compile the units with `torch.compile`."""
+    fp8: bool = False
+    """Multiply in 8 bits, through torchao."""
     post_validation: bool | None = None
     """True if devices update before the norm is known, to validate it later; None: if the plan is made for it."""
     load: tuple[Path, ...] = ()
@@ -108,6 +114,7 @@ class TrainOptions:
             "steps": self.steps, "learning_rate": self.peak_rate, "warmup": self.warmup,
             "lr_schedule": self.lr_schedule, "optimizer": self.optimizer,
             "optimizer_settings": self.optimizer_settings, "weight_decay": self.weight_decay, "clip": self.clip,
+            "ema_decay": self.ema_decay,
         }  # fmt: skip
 
 
@@ -177,6 +184,7 @@ def check(options: TrainOptions) -> Plan:
         )
     _check_numbers(options)
     _check_optimizer(options, plan)
+    _check_average(options, plan)
     if options.tensorboard is not None and find_spec("tensorboard") is None:
         raise InputError("--tensorboard needs TensorBoard: install debubble with its tensorboard extra.")
     if options.wandb is not None and find_spec("wandb") is None:
@@ -187,6 +195,8 @@ def check(options: TrainOptions) -> Plan:
     if options.prompt is not None:
         _check_prompt(options, options.prompt, plan)
     validates_after(options.post_validation, plan)
+    if options.compile or options.fp8:
+        _check_units(options, plan)
     if options.online:
         check_searchable(plan)
     if (options.resume or options.auto_resume) and options.checkpoint is None:
@@ -199,6 +209,28 @@ def check(options: TrainOptions) -> Plan:
     if options.checkpoint is not None:
         _check_checkpoints(options, options.checkpoint, plan)
     return plan
+
+
+def _check_average(options: TrainOptions, plan: Plan) -> None:
+    """Refuse averages of the weights for which the plan has no room, or a decay that is none."""
+    decay = options.ema_decay
+    if decay is None:
+        return
+    if not 0 < decay < 1:
+        raise InputError(f"--ema must lie between 0 and 1, not be {decay}.")
+    remedy = "plan with a --memory-limit that is as much smaller"
+    _check_room("The averages of the weights", average_bytes, plan, remedy=remedy)
+
+
+def _check_units(options: TrainOptions, plan: Plan) -> None:
+    """Refuse to compile the units, or to multiply in 8 bits, where that cannot be."""
+    import torch
+
+    from debubble.runtime.float8 import float8_of
+    from debubble.runtime.models.compilation import compiler_of
+
+    compiler_of(options.compile, plan)
+    float8_of(options.fp8, plan, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def _check_numbers(options: TrainOptions) -> None:
@@ -229,22 +261,21 @@ def validates_after(wanted: bool | None, plan: Plan) -> bool:
     if validates and plan.options.dtype == "fp16":
         raise InputError("fp16 skips steps, so it cannot update before the norm is known: train without.")
     if validates and not plan.options.post_validation:
-        _check_copies(plan)
+        remedy = "plan with --post-validation, which counts them"
+        _check_room("The copies that take updates back", undo_bytes, plan, remedy=remedy)
     return validates
 
 
-def _check_copies(plan: Plan) -> None:
-    """Raise InputError if the copies that take a device's update back break a memory limit that was planned without."""
+def _check_room(what: str, bytes_of: Callable[[Plan], Sequence[Number]], plan: Plan, *, remedy: str) -> None:
+    """Raise InputError if something that the plan does not count breaks its memory limit on a device."""
     if plan.model is None or plan.cluster is None or plan.costs.memory_limit is None:
         return
-    copies = undo_bytes(plan)
-    for device, (peak, more) in enumerate(zip(plan.simulate().peak_memory, copies, strict=True)):
+    for device, (peak, more) in enumerate(zip(plan.simulate().peak_memory, bytes_of(plan), strict=True)):
         limit = plan.costs.limit_of(device)
         if limit is not None and peak + more > limit:
             raise InputError(
-                f"The copies that take updates back need {readable(float(more))} more than the plan has on device"
-                f" {device}, {readable(float(peak + more))} of {readable(float(limit))}: plan with --post-validation,"
-                " which counts them."
+                f"{what} need {readable(float(more))} more than the plan has on device {device},"
+                f" {readable(float(peak + more))} of {readable(float(limit))}: {remedy}."
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,13 +17,14 @@ from rich.console import Console
 
 from debubble.costs.flops import Utilization
 from debubble.ir import InputError, Plan, Trace
+from debubble.processes import own_cores
 from debubble.runtime import Batch
 from debubble.runtime.failures import DeviceMemoryError, RunError
 from debubble.runtime.parameters.post_validation import StepResult
 from debubble.runtime.pipeline import Pipeline
 from debubble.training.checkpoint.folder import RunProgress
 from debubble.training.checkpoint.saver import Saver
-from debubble.training.checkpoint.state import state_of, take_numbers
+from debubble.training.checkpoint.state import AVERAGE, state_of, take_numbers
 from debubble.training.data.datasets import Prefetcher, SampleSource
 from debubble.training.data.text import decoded, encoded
 from debubble.training.memory_check import explain_shortage
@@ -162,7 +163,8 @@ def train(options: TrainOptions, *, dataset: Dataset | None = None) -> TrainingS
             for place in shown:
                 place.show(report)
     if options.save is not None:
-        run.pipeline.save_pretrained(options.save)
+        with run.averaged():
+            run.pipeline.save_pretrained(options.save)
     cores = available_cores() if run.device.type == "cpu" else None
     steps = tuple(step for part in run.traces for step in part.steps)
     trace = Trace(devices=run.plan.devices, steps=steps, cores=cores)
@@ -192,11 +194,11 @@ class TrainingRun:
         self.options, self.plan = options, plan
         self._data = Prefetcher(samples, stride=self.rows * plan.options.data)
         self.device = _device()
-        if self.device.type == "cpu":
-            torch.set_num_threads(1)
+        # Beside a GPU, the host's cores step what the plan leaves to the host.
+        torch.set_num_threads(1 if self.device.type == "cpu" else own_cores())
         self.pipeline = Pipeline(
             None, plan, seed=options.seed, optimizer=maker_of(options, plan), device=self.device,
-            offload_to=options.offload_to,
+            offload_to=options.offload_to, compile=options.compile, fp8=options.fp8, ema_decay=options.ema_decay,
         )  # fmt: skip
         ahead = validates_after(options.post_validation, plan)
         self._updating = (PostValidated if ahead else Synchronous)(self.pipeline, clip=options.clip)
@@ -224,6 +226,9 @@ class TrainingRun:
     def resume(self, newest: Path, progress: RunProgress) -> None:
         """Go on from a checkpoint."""
         state = state_of(self.pipeline)
+        if self.pipeline.averages is not None and progress.recipe.get("ema_decay") is None:
+            self.pipeline.averages.restart()
+            state = {name: piece for name, piece in state.items() if not name.startswith(AVERAGE)}
         load(newest, state)
         take_numbers(self.pipeline, state)
         self.step = self.pipeline.steps_taken = progress.step
@@ -273,8 +278,9 @@ class TrainingRun:
             raise explain_shortage(error, self.plan, memory=self.pipeline.current_memory) from error
         seconds = perf_counter() - start
         news = self._switch_order(self.online, seconds) if self.online is not None and self.step < o.steps else ()
-        validation_loss = None if validation is None else float(self.pipeline.evaluate(validation.batches(replica)))
-        sample = None if prompt is None else self._continued(prompt)
+        with self.averaged() if looks else nullcontext():
+            validation_loss = None if validation is None else float(self.pipeline.evaluate(validation.batches(replica)))
+            sample = None if prompt is None else self._continued(prompt)
         tokens_per_second = self.rows * self.plan.options.data * self.plan.options.sequence_length / seconds
         self._pending_reports.append(
             StepReport(
@@ -295,6 +301,10 @@ class TrainingRun:
             report = self._pending_reports.popleft()
             news = (*news_of(result), *report.news)
             yield replace(report, loss=result.loss, rolled_back=result.rolled_back, news=news)
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """A context in which parameters are their moving averages, if the run has some."""
+        return nullcontext() if self.pipeline.averages is None else self.pipeline.averaged()
 
     def _continued(self, prompt: Sequence[int]) -> str:
         """The prompt and a sample of what follows it."""

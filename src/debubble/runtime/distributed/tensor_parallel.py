@@ -17,7 +17,7 @@ from torch.autograd import Function
 
 from debubble.runtime.distributed.cuts import Cut, CutGroup
 from debubble.runtime.distributed.transport import Alone
-from debubble.runtime.operators import Linear, call, deferrable_linear
+from debubble.runtime.operators import Linear, call
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -55,13 +55,13 @@ class TensorGroup(CutGroup):
         if self.size == 1:
             y: Tensor = layer(x)
             return y
-        y = self.leave(deferrable_linear(x, layer.weight, None, later=layer.later, transposed=layer.transposed))
+        y = self.leave(layer.without_adapter(x, None))
         if layer.lora_A is not None and layer.lora_B is not None:
             y = torch.add(y, layer.lora_B(self.leave(layer.lora_A(x))), alpha=layer.scaling)
         return y if layer.bias is None else y + layer.bias
 
     def _column(self, x: Tensor, entered: Tensor, layer: Linear) -> Tensor:
-        y = deferrable_linear(entered, layer.weight, layer.bias, later=layer.later, transposed=layer.transposed)
+        y = layer.without_adapter(entered, layer.bias)
         if layer.lora_A is None or layer.lora_B is None:
             return y
         # A is whole on every rank: what meets the shards of B is its result.

@@ -20,8 +20,9 @@ from debubble.models.config import ModelConfig
 from debubble.runtime.distributed.cuts import Cut
 from debubble.runtime.distributed.expert_parallel import TokenExchange, inverse
 from debubble.runtime.memory.recomputation import Operators
-from debubble.runtime.models.units import MicroBatch, UnitModule, norm
-from debubble.runtime.operators import Deferring, Linear, WeightGradients, activation, call, gradient_added, widen
+from debubble.runtime.models.llama import GatedUnit
+from debubble.runtime.models.units import MicroBatch, norm
+from debubble.runtime.operators import Deferring, Linear, WeightGradients, call, gradient_added, widen
 
 
 class _Grouped(Function):
@@ -84,11 +85,11 @@ class _Mixture(nn.Module):
         self.experts = _ExpertWeights(config, experts)
 
 
-class MoeMlp(UnitModule):
+class MoeMlp(GatedUnit):
     """x + sum over a token's experts e of weight_e down_e(activation(gate_e(n)) up_e(n)) with n = norm(x)."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__()
+        super().__init__(config)
         experts = config.per_layer[layer].mlp
         assert isinstance(experts, Experts)
         self.prefix = f"model.layers.{layer}."
@@ -96,7 +97,6 @@ class MoeMlp(UnitModule):
         self.experts = experts
         self.post_attention_layernorm = norm(config)
         self.mlp = _Mixture(config, experts)
-        self.activation = activation(config.activation)
 
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
         """Map hidden states [rows, length, hidden] to hidden states of the same shape."""
@@ -111,8 +111,7 @@ class MoeMlp(UnitModule):
         rows = op("dispatch", partial(self._dispatch, exchange), h, order, *exchange.order)
         experts = self.mlp.experts
         gate, up = op("projections", partial(experts.gate_and_up, sizes=exchange.sizes), rows).chunk(2, dim=-1)
-        product = op("multiply", torch.mul, op("activation", self.activation, gate), up)
-        rows = op("output", partial(experts.down, sizes=exchange.sizes), product)
+        rows = op("output", partial(experts.down, sizes=exchange.sizes), self.product(gate, up, op))
         y: Tensor = op("combine", partial(self._combine, exchange), rows, weights, order, *exchange.order)
         return y.view_as(x) + x
 

@@ -6,7 +6,7 @@ Layers get what the model gives them beside the hidden states (masks, positions)
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,11 +17,13 @@ from debubble.ir import InputError, PlannedUnit
 from debubble.runtime.distributed.cuts import Cut
 from debubble.runtime.distributed.tensor_parallel import TensorGroup
 from debubble.runtime.memory.activations import Ledger
+from debubble.runtime.models.compilation import Compiler
 from debubble.runtime.models.hf_division import divide_module, planned
 from debubble.runtime.models.hf_initialization import materialise
 from debubble.runtime.models.hf_model import Anatomy, Frame
 from debubble.runtime.models.loss import cross_entropy, divided_cross_entropy
 from debubble.runtime.models.modules import ModuleUnit
+from debubble.runtime.models.units import UnitModule
 
 Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 
@@ -36,7 +38,15 @@ class _HfUnit(ModuleUnit):
         return cuts
 
 
-class HfEmbedding(_HfUnit):
+class _HfEnd(_HfUnit):
+    """The model's own forward before its first layer or behind its last, which stops where others' parts begin."""
+
+    def compile_functions(self, compiled: Compiler, recomputed: Callable[[str], bool]) -> None:
+        """Compile the loss alone."""
+        UnitModule.compile_functions(self, compiled, recomputed)
+
+
+class HfEmbedding(_HfEnd):
     """The part of the model before its first layer."""
 
     def __init__(self, frame: Frame) -> None:
@@ -73,7 +83,7 @@ class HfLayer(_HfUnit):
         self.surroundings.ledger = ledger
 
 
-class HfHead(_HfUnit):
+class HfHead(_HfEnd):
     """The part of the model after its last layer, and the loss."""
 
     def __init__(self, frame: Frame, layers: int) -> None:

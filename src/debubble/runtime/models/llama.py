@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -11,9 +12,10 @@ from debubble.models.config import ModelConfig
 from debubble.models.mixers import Attention
 from debubble.runtime.memory.recomputation import Operators
 from debubble.runtime.models.attention import attention, rotary_table, rotate
+from debubble.runtime.models.compilation import Compiler
 from debubble.runtime.models.loss import embed
 from debubble.runtime.models.units import MicroBatch, UnitModule, norm
-from debubble.runtime.operators import Linear, RMSNorm, activation
+from debubble.runtime.operators import Linear, RMSNorm, activation, gated
 
 
 class LlamaEmbedding(UnitModule):
@@ -69,6 +71,7 @@ class LlamaAttention(UnitModule):
         self.input_layernorm = norm(config)
         self.self_attn = _Projections(config)
         self.post_attention_layernorm = norm(config) if config.norms_results else None
+        self.rotate = rotate
         self._table: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
@@ -96,10 +99,15 @@ class LlamaAttention(UnitModule):
         if self.config.qk_norm:
             q, k = (norm(t, self.group.enter(norm.weight)) for norm, t in ((attn.q_norm, q), (attn.k_norm, k)))
         table = self._rotary(h, positions)
-        return rotate(q.transpose(1, 2), *table), rotate(k.transpose(1, 2), *table), v.transpose(1, 2)
+        return self.rotate(q.transpose(1, 2), *table), self.rotate(k.transpose(1, 2), *table), v.transpose(1, 2)
 
     def _output(self, a: Tensor) -> Tensor:
         return self.group.rows(a, self.self_attn.o_proj)
+
+    def compile_functions(self, compiled: Compiler, recomputed: Callable[[str], bool]) -> None:
+        """Compile norms and rotations."""
+        super().compile_functions(compiled, recomputed)
+        self.rotate = compiled(rotate)
 
     @torch.no_grad()
     def _rotary(self, h: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -122,19 +130,42 @@ class _Gated(nn.Module):
         self.down_proj = Linear(config.ffn, config.hidden, bias=config.mlp_bias)
 
 
-class LlamaMlp(UnitModule):
+class GatedUnit(UnitModule):
+    """A unit with products activation(gate) up."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.activation = activation(config.activation)
+        self.gated: Callable[[Tensor, Tensor], Tensor] | None = None
+        """The product as one compiled function; None: activation and multiplication are two operators."""
+
+    def product(self, gate: Tensor, up: Tensor, op: Operators) -> Tensor:
+        """Compute activation(gate) up."""
+        if self.gated is None:
+            y: Tensor = op("multiply", torch.mul, op("activation", self.activation, gate), up)
+        else:
+            y = op("multiply", self.gated, gate, up)
+        return y
+
+    def compile_functions(self, compiled: Compiler, recomputed: Callable[[str], bool]) -> None:
+        """Compile norms, and the product as one where the plan recomputes both of its operators or neither."""
+        super().compile_functions(compiled, recomputed)
+        as_one = recomputed("activation") == recomputed("multiply")
+        self.gated = compiled(gated(self.activation)) if as_one else None
+
+
+class LlamaMlp(GatedUnit):
     """x + down(activation(gate(n)) up(n)) with n = norm(x)."""
 
     columns = ("mlp.gate_proj", "mlp.up_proj")
     rows = ("mlp.down_proj",)
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__()
+        super().__init__(config)
         self.prefix = f"model.layers.{layer}."
         self.salt = 2 * layer + 2
         self.post_attention_layernorm = norm(config)
         self.mlp = _Gated(config)
-        self.activation = activation(config.activation)
 
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
         """Map hidden states [rows, length, hidden] to hidden states of the same shape."""
@@ -144,8 +175,7 @@ class LlamaMlp(UnitModule):
     def body(self, h: Tensor, op: Operators) -> Tensor:
         """The gated MLP alone, without norm and residual addition."""
         gate, up = op("projections", self._project, h)
-        product = op("multiply", torch.mul, op("activation", self.activation, gate), up)
-        y: Tensor = op("output", self._output, product)
+        y: Tensor = op("output", self._output, self.product(gate, up, op))
         return y
 
     def _project(self, h: Tensor) -> tuple[Tensor, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,12 +21,12 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from debubble.ir import InputError, Plan
 from debubble.runtime.memory.recomputation import Operators
+from debubble.runtime.models.compilation import Compiler, untraced_hooks
 from debubble.runtime.models.seeded_random import DRAWING, drawn
 from debubble.runtime.models.units import MicroBatch, UnitModule
 from debubble.runtime.operators import Deferring, WeightGradients, deferrable_linear, drop
@@ -50,13 +50,18 @@ class ModuleUnit(UnitModule, Deferring):
         y: Tensor = op("module", partial(self._run, seed=self.seed(micro_batch, 0)), x)
         return self.loss_of(y, micro_batch, op)
 
+    def compile_functions(self, compiled: Compiler, recomputed: Callable[[str], bool]) -> None:
+        """Compile the whole module, unless the user has."""
+        if not is_compiled(self.module):
+            self.module.compile(backend=compiled.backend)
+
     def hf_name(self, name: str) -> str:
         """A parameter's Hugging Face name, from its name in this unit."""
         return self.prefix + name.removeprefix("module.")
 
     def _run(self, x: Tensor, *, seed: int) -> Tensor:
         if is_compiled(self.module):
-            with _seeded(seed, x.device), _untraced_hooks():
+            with _seeded(seed, x.device), untraced_hooks():
                 return self.call(x)
         with _Rewired(self.later, seed):
             return self.call(x)
@@ -80,12 +85,6 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng([] if device.type == "cpu" else [device]):
         torch.manual_seed(seed)
         yield
-
-
-def _untraced_hooks() -> AbstractContextManager[None]:
-    """A context in which `torch.compile` leaves alone the hooks that are given the tensors that autograd saves."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return nullcontext() if hooks is None else saved_tensors_hooks(*map(torch._dynamo.disable, hooks))
 
 
 class _Rewired(TorchFunctionMode):

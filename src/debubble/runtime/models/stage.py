@@ -19,6 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from debubble.ir import InputError, PlannedUnit
 from debubble.runtime.memory.activations import Ledger, SavedStorage
 from debubble.runtime.memory.recomputation import Tape, directly
+from debubble.runtime.models.compilation import Compiler
 from debubble.runtime.models.routing import Balance, Routing
 from debubble.runtime.models.units import MicroBatch, UnitModule
 from debubble.runtime.operators import Deferred, Deferring, WeightGradients, call
@@ -56,12 +57,20 @@ class Stage:
         units: Modules of the stage, in order.
         planned: Type, layer and recomputation strategy of each.
         ledger: Counts the bytes of saved activations.
+        compiler: Compiles the units; None: they run as they are written.
     """
 
-    def __init__(self, units: Sequence[UnitModule], planned: Sequence[PlannedUnit], ledger: Ledger) -> None:
+    def __init__(
+        self,
+        units: Sequence[UnitModule],
+        planned: Sequence[PlannedUnit],
+        ledger: Ledger,
+        *,
+        compiler: Compiler | None = None,
+    ) -> None:
         self.units = list(units)
-        self._planned = planned
-        self._recomputed = [recomputed_operators(unit.strategy) for unit in planned]
+        self._compiler = compiler
+        self.follow(planned)
         self._ledger = ledger
         self._later = WeightGradients()
         self._passages: dict[int, _Passage] = {}
@@ -69,6 +78,14 @@ class Stage:
             for module in unit.modules():
                 if isinstance(module, Deferring):
                     module.later = self._later
+
+    def follow(self, planned: Sequence[PlannedUnit]) -> None:
+        """Recompute from now on by the strategies of these units, which are the stage's."""
+        self._planned = planned
+        self._recomputed = [recomputed_operators(unit.strategy) for unit in planned]
+        if self._compiler is not None:
+            for unit, recomputed in zip(self.units, self._recomputed, strict=True):
+                unit.compile_functions(self._compiler, recomputed)
 
     def forward(self, j: int, x: Tensor, micro_batch: MicroBatch, *, recomputing: int = 0) -> Tensor:
         """F: the stage's output, detached.  The first `recomputing` units keep what their strategy says, others all."""
@@ -240,8 +257,9 @@ class MoeStage(Stage):
         balance: Balance,
         first: bool,
         last: bool,
+        compiler: Compiler | None = None,
     ) -> None:
-        super().__init__(units, planned, ledger)
+        super().__init__(units, planned, ledger, compiler=compiler)
         self._balance, self._first, self._last = balance, first, last
         self._routings: dict[int, Routing] = {}
 

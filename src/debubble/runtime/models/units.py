@@ -8,7 +8,7 @@ after the unit's `prefix`.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -22,9 +22,10 @@ from debubble.runtime.distributed.expert_parallel import ALL_EXPERTS, ExpertGrou
 from debubble.runtime.distributed.tensor_parallel import ALONE, TensorGroup, column_cuts, row_cuts
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.memory.recomputation import Operators
+from debubble.runtime.models.compilation import Compiler
 from debubble.runtime.models.loss import Loss, cross_entropy, divided_cross_entropy, scaled_loss
 from debubble.runtime.models.routing import Routing
-from debubble.runtime.operators import Linear, RMSNorm, capped, drop
+from debubble.runtime.operators import Linear, RMSNorm, capped, drop, rms_norm
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,19 @@ class UnitModule(nn.Module):
         """Tell the ledger of the unit's device what of it is no activation."""
         ledger.exclude((*self.parameters(), *self.buffers()))
 
+    def linear_layers(self) -> list[Linear]:
+        """The layers that may multiply in 8 bits; adapters are none of them."""
+        paths = (*self.columns, *self.rows)
+        return [layer for path in paths if isinstance(layer := self.get_submodule(path), Linear)]
+
+    def compile_functions(self, compiled: Compiler, recomputed: Callable[[str], bool]) -> None:
+        """Compile what holds no linear layer; `recomputed` tells which operators the plan recomputes."""
+        for module in self.modules():
+            if isinstance(module, RMSNorm):
+                module.function = compiled(rms_norm)
+        if self.loss is cross_entropy:
+            self.loss = compiled(cross_entropy)
+
     def seed(self, micro_batch: MicroBatch, place: int) -> int:
         """The seed of the random numbers at one place of this unit in one micro-batch, 32 bits."""
         return zlib.crc32(f"{micro_batch.seed} {self.salt} {place}".encode())
@@ -175,6 +189,10 @@ class Head(UnitModule):
 
     def _project(self, h: Tensor) -> tuple[Tensor, ...]:
         return self.group.columns(h, self.lm_head)
+
+    def linear_layers(self) -> list[Linear]:
+        """None: the logits are computed in the run's dtype."""
+        return []
 
     def hf_name(self, name: str) -> str:
         """A parameter's Hugging Face name; the final norm has another prefix than `lm_head`."""

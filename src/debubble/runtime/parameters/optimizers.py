@@ -21,6 +21,7 @@ from debubble.ir import InputError, Kind, Plan
 from debubble.runtime.distributed.gradient_norm import PartialSums
 from debubble.runtime.distributed.sharding import inner_tensors, local_tensor
 from debubble.runtime.models.hf_names import HEAD_TABLE
+from debubble.runtime.parameters.averages import WeightAverages
 from debubble.runtime.parameters.device_part import DevicePart
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
@@ -34,18 +35,34 @@ class DeviceOptimizers:
         part: The stages of this device.
         make: Makes the optimizer of a list of parameters; None: the user steps them.
         shares_table: Whether another rank has a copy of this one's tied table.
+        ema_decay: Of the averages of the parameters; None: there are none.
 
     Raises:
-        InputError: The plan steps stages, and there is no `make`.
+        InputError: The plan steps stages, or averages are wanted, and there is no `make`.
     """
 
-    def __init__(self, plan: Plan, part: DevicePart, make: MakeOptimizer | None, *, shares_table: bool) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        part: DevicePart,
+        make: MakeOptimizer | None,
+        *,
+        shares_table: bool,
+        ema_decay: float | None = None,
+    ) -> None:
         self._part = part
         self._snapshots: dict[Optimizer, OptimizerSnapshot] = {}
         self._lock = threading.Lock()
         stepped = sorted({op.stage for op in plan.schedule.operations if op.kind is Kind.S})
         if stepped and make is None:
             raise InputError("The plan steps stages inside the step: give Pipeline an `optimizer`.")
+        if ema_decay is not None and make is None:
+            raise InputError(
+                "Averages of the weights follow `optimizer_step` and `post_validated_step`: give Pipeline an"
+                " `optimizer`."
+            )
+        self.averages = None if ema_decay is None else WeightAverages(part.parameters(), ema_decay)
+        """The averages of the parameters, if the run has some."""
         self.on_host = plan.schedule.host_steps & set(stepped)
         """The stages of all devices that their hosts step inside the step."""
         self.on_device = set(stepped) - self.on_host
@@ -77,7 +94,8 @@ class DeviceOptimizers:
         hosted = {p for weights in part.weights.values() if weights.on_host for p in weights.masters.values()}
         stepped = [p for p in part.masters.values() if p.requires_grad and p not in hosted]
         shards = [shard for weights in part.weights.values() for shard in weights.shards]
-        tensors = [*stepped, *working, *shards, *(t for p in stepped for t in (p.grad, *states.get(p, ())))]
+        averages = [] if self.averages is None else [self.averages.of(p) for p in dict.fromkeys(stepped)]
+        tensors = [*stepped, *working, *shards, *(t for p in stepped for t in (p.grad, *states.get(p, ()))), *averages]
         local = [local_tensor(t) for t in tensors if isinstance(t, Tensor)]
         own = [part for t in local for part in (inner_tensors(t) or [t])]
         # A parameter that is not gathered has an empty storage.
@@ -180,6 +198,8 @@ class TentativeUpdate:
             step.optimizer.zero_grad()
         tried = [step.optimizer for step in self._steps]
         self._optimizers.step_all([o for o in self._optimizers.outside if o not in tried], total, max_norm)
+        if self._optimizers.averages is not None and total.finite:
+            self._optimizers.averages.update()
         self._finished = True
 
     def _try(self, optimizer: Optimizer, known: PartialSums) -> None:

@@ -19,6 +19,9 @@ from debubble.runtime.parameters.optimizers import parameters_of
 from debubble.runtime.pipeline import Pipeline
 from debubble.training.checkpoint.dcp_planners import OF_A_PART
 
+AVERAGE = "average."
+"""Prefix of the entries with moving averages of parameters."""
+
 
 def state_of(pipeline: Pipeline) -> dict[str, TensorShard]:
     """This rank's shards of the run's tensors, live: the pipeline trains on what is loaded into them.
@@ -29,8 +32,13 @@ def state_of(pipeline: Pipeline) -> dict[str, TensorShard]:
     optimizer_of = {p: optimizer for optimizer in pipeline.optimizers for p in parameters_of(optimizer)}
     for optimizer in pipeline.optimizers:
         make_states(optimizer)
+    if pipeline.averages is not None:
+        pipeline.averages.begin()
     for name, parameter, piece in pipeline.shards():
         state[f"model.{name}"] = piece
+        average = None if pipeline.averages is None else pipeline.averages.of(parameter)
+        if average is not None:
+            state[AVERAGE + name] = piece._replace(tensor=average)
         if parameter in optimizer_of:
             for what, value in optimizer_of[parameter].state[parameter].items():
                 state.update(_entries(f"optimizer.{name}.{what}", value, piece))

@@ -1,0 +1,99 @@
+"""The products of linear layers in 8 bits, through torchao.
+
+Source: Micikevicius et al., FP8 formats for deep learning, arXiv:2209.05433: inputs and weights in e4m3, gradients in
+e5m2.  Every factor is scaled by its largest value, as torchao's `Float8Linear` does by default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from debubble.ir import InputError, Plan
+from debubble.models.config import ModelConfig
+from debubble.runtime.models.units import UnitModule
+from debubble.runtime.operators import Products, add_gradient
+
+ALIGNMENT = 16
+"""Sizes that 8-bit products take are multiples of it; other layers compute as they did."""
+FIRST_CAPABILITY = (8, 9)
+"""The first GPUs with 8-bit products: Ada and Hopper."""
+
+
+class Float8Products(Products):
+    """The three products of a linear layer.
+
+    Args:
+        emulated: Round factors to 8 bits and multiply them as they are: slow, the same numbers on any device.
+    """
+
+    def __init__(self, *, emulated: bool) -> None:
+        from torchao.float8.float8_training_tensor import GemmInputRole, LinearMMConfig, ScaledMMConfig
+
+        self._roles = GemmInputRole
+        self._products = LinearMMConfig(
+            output=ScaledMMConfig(emulated, use_fast_accum=True),
+            grad_input=ScaledMMConfig(emulated),
+            grad_weight=ScaledMMConfig(emulated),
+        )
+
+    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Compute x W^T + b, of x [..., in] and W [out, in]."""
+        y = self._input(x.flatten(0, -2)).mm(self._weight(weight)).view(*x.shape[:-1], -1)
+        return y if bias is None else y + bias
+
+    def input_gradient(self, gy: Tensor, weight: Tensor) -> Tensor:
+        """Compute gy W."""
+        return self._gradient(gy.flatten(0, -2)).mm(self._weight(weight).t()).view(*gy.shape[:-1], -1)
+
+    def add_weight_gradient(self, parameter: Tensor, gy: Tensor, x: Tensor, *, transposed: bool) -> None:
+        """Add gy^T x to the gradient of the parameter, or its transpose; of gy [rows, out] and x [rows, in]."""
+        gradient = self._gradient(gy).t().mm(self._input(x)).to(parameter.dtype)
+        add_gradient(parameter, gradient.t().contiguous() if transposed else gradient)
+
+    def _input(self, x: Tensor) -> Tensor:
+        return self._rounded(x, torch.float8_e4m3fn, self._roles.INPUT)
+
+    def _weight(self, weight: Tensor) -> Tensor:
+        """The weight, transposed."""
+        return self._rounded(weight.t(), torch.float8_e4m3fn, self._roles.WEIGHT)
+
+    def _gradient(self, gradient: Tensor) -> Tensor:
+        return self._rounded(gradient, torch.float8_e5m2, self._roles.GRAD_OUTPUT)
+
+    def _rounded(self, tensor: Tensor, dtype: torch.dtype, role: object) -> Tensor:
+        from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
+
+        rounded: Tensor = hp_tensor_to_float8_dynamic(tensor, dtype, self._products, gemm_input_role=role)
+        return rounded
+
+
+def float8_of(wanted: bool | Literal["emulated"], plan: Plan, on: torch.device) -> Float8Products | None:
+    """What multiplies in 8 bits; None if nothing does.
+
+    Raises InputError with one sentence if the plan's units, this machine or the device have no such products.
+    """
+    if wanted is False:
+        return None
+    if plan.model is None or ModelConfig.from_hf(plan.model).whole_layers:
+        raise InputError(
+            "fp8 is for units of debubble's own: convert modules of yours by torchao's convert_to_float8_training, and"
+            " give them to Pipeline then, or train in bf16."
+        )
+    if find_spec("torchao") is None:
+        raise InputError("fp8 needs torchao: install the package torchao, or train in bf16.")
+    if wanted is True and not (on.type == "cuda" and torch.cuda.get_device_capability(on) >= FIRST_CAPABILITY):
+        raise InputError(f"fp8 needs a GPU that multiplies in 8 bits (Ada, Hopper or newer), not {on.type}: use bf16.")
+    return Float8Products(emulated=wanted == "emulated")
+
+
+def multiply_in_float8(units: Iterable[UnitModule], products: Float8Products) -> None:
+    """Let the linear layers of half-layers multiply in 8 bits: not the head's, routers', experts' or adapters'."""
+    for unit in units:
+        for layer in unit.linear_layers():
+            if not any(size % ALIGNMENT for size in layer.weight.shape):
+                layer.products = products

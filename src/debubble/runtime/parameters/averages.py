@@ -1,0 +1,73 @@
+"""Exponential moving averages of a device's parameters, for evaluation and export.
+
+Source: Polyak and Juditsky, 1992; `torch.optim.swa_utils`, whose `AveragedModel` with `get_ema_multi_avg_fn` has the
+same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+from debubble.ir import InputError
+from debubble.runtime.distributed.sharding import local_tensor
+
+
+class WeightAverages:
+    """Averages of the parameters that an optimizer steps, in their dtype and where they are; with ZeRO of their rows.
+
+    The first step's parameters begin them; after every later step that was taken, average += (1 - decay) (parameter -
+    average).
+
+    Args:
+        parameters: Each once.
+        decay: Share of the average that stays.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], decay: float) -> None:
+        if not 0 < decay < 1:
+            raise InputError(f"The decay of the weights' average must lie between 0 and 1, not be {decay}.")
+        self._parameters, self._decay = parameters, decay
+        self._averages: list[Tensor] = []
+
+    def begin(self) -> None:
+        """Let the averages be the parameters as they are, if none have begun."""
+        if not self._averages:
+            self._averages = [parameter.clone() for parameter in self._tensors]
+
+    def restart(self) -> None:
+        """Let the next step's parameters begin the averages."""
+        self._averages = []
+
+    def update(self) -> None:
+        """Take the parameters of one more step in."""
+        if self._averages:
+            for average, parameter in zip(self._averages, self._tensors, strict=True):
+                average.lerp_(parameter, 1 - self._decay)
+        else:
+            self.begin()
+
+    def of(self, parameter: nn.Parameter) -> Tensor | None:
+        """The average of a parameter, or of the part of it that this rank has; None if it is frozen, or none began."""
+        return next((a for p, a in zip(self._parameters, self._averages, strict=False) if p is parameter), None)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Let the parameters have the averages' values; they have their own again afterwards."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    def _exchange(self) -> None:
+        for average, parameter in zip(self._averages, self._tensors, strict=False):
+            own = parameter.clone()
+            parameter.copy_(average)
+            average.copy_(own)
+
+    @property
+    def _tensors(self) -> list[Tensor]:
+        return [local_tensor(parameter).detach() for parameter in self._parameters]

@@ -1,0 +1,137 @@
+"""Compiled units: the gradients of uncompiled ones, one graph for layers that are alike, and memory that is counted."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+import debubble as db
+from debubble.ir import InputError
+from debubble.runtime import Pipeline
+from tests.support import gloo_ranks
+from tests.support.generic_cases import GENERIC
+from tests.support.runtime_cases import (
+    FAMILIES,
+    GEMMA2,
+    LLAMA,
+    MIXTRAL,
+    gradients_of,
+    plan_of,
+    reference_gradients,
+    run_threads,
+    tokens_of,
+)
+
+pytestmark = pytest.mark.filterwarnings(  # dynamo's own
+    "ignore:The .grad attribute", "ignore:.*should not be instantiated:DeprecationWarning"
+)
+
+ROWS, LENGTH = 4, 12
+
+
+@pytest.fixture(autouse=True)
+def fresh_caches() -> None:
+    torch._dynamo.reset()
+    counters.clear()
+
+
+def step_alone(plan: Any, *, compile: Any, tokens: Any) -> Any:
+    """Loss, gradients and the most that was kept, on one device."""
+
+    def one(pipeline: Any) -> Any:
+        loss = pipeline.step(tokens)
+        assert pipeline.in_flight_bytes == 0
+        return loss, {name: p.grad for name, p in pipeline.named_parameters()}, pipeline.peak_activation
+
+    return run_threads(plan, one, compile=compile)[0]
+
+
+def check_processes(tmp_path: Path, plans: Any, config: Any, backend: str) -> None:
+    """Ranks in processes of their own, with compiled units, against one process without."""
+    tokens = tokens_of(config, rows=ROWS, length=LENGTH)
+    paths = [tmp_path / f"{index}.json" for index in range(len(plans))]
+    for plan, path in zip(plans, paths, strict=True):
+        plan.save(path)
+    (ranks,) = {plan.ranks for plan in plans}
+    folder = gloo_ranks.spawn(ranks, gloo_ranks.gradients, paths, [tokens] * len(plans), backend)
+    if config["model_type"] in FAMILIES:
+        expected_loss, expected = reference_gradients(config, tokens, micro_batches=4)
+    else:
+        alone = plan_of(db.schedules["gpipe"](devices=1, micro_batches=4), config)
+        expected_loss, expected = gradients_of(alone, tokens)
+    for answers in zip(*(torch.load(folder / f"rank{rank}.pt") for rank in range(ranks)), strict=True):
+        found = {name: gradient for _, part, _ in answers for name, gradient in part.items()}
+        assert found.keys() == expected.keys()
+        torch.testing.assert_close(answers[0][0], expected_loss, rtol=1e-12, atol=0)
+        for name, gradient in expected.items():
+            assert (found[name] - gradient).abs().max() <= 1e-12 * gradient.abs().max(), name
+
+
+def schedule(name: str, devices: int) -> Any:
+    return db.schedules[name](devices=devices, micro_batches=4)
+
+
+def test_two_ranks_split_recompute_and_offload_with_compiled_units(tmp_path: Path) -> None:
+    plans = [
+        plan_of(schedule("zb-v", 2), LLAMA),
+        plan_of(schedule("1f1b", 2), LLAMA, strategy="norm+activation+multiply"),
+        plan_of(schedule("pipeoffload", 2), LLAMA),
+    ]
+    check_processes(tmp_path, plans, LLAMA, "aot_eager")
+
+
+def test_four_ranks_are_two_replicas_of_compiled_units(tmp_path: Path) -> None:
+    check_processes(tmp_path, [plan_of(schedule("zb-h1", 2), LLAMA, data=2)], LLAMA, "aot_eager")
+
+
+def test_two_ranks_run_transformers_layers_compiled_whole(tmp_path: Path) -> None:
+    config = GENERIC["olmo2"]
+    plans = [plan_of(schedule("1f1b", 2), config, strategy=strategy) for strategy in ("none", "full")]
+    check_processes(tmp_path, plans, config, "aot_eager")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [LLAMA, MIXTRAL, GEMMA2, GENERIC["olmo2"]], ids=lambda config: config["model_type"])
+def test_two_ranks_train_with_compiled_kernels(tmp_path: Path, family: Any) -> None:
+    check_processes(tmp_path, [plan_of(schedule("1f1b", 2), family)], family, "inductor")
+
+
+@pytest.mark.parametrize("config", [LLAMA, GENERIC["olmo2"]], ids=["own units", "transformers' modules"])
+def test_layers_that_are_alike_share_their_graphs(config: Any) -> None:
+    graphs = []
+    for layers in (2, 4):
+        torch._dynamo.reset()
+        counters.clear()
+        fewer = {**config, "num_hidden_layers": layers}
+        tokens = tokens_of(config, rows=ROWS, length=LENGTH)
+        step_alone(plan_of(schedule("gpipe", 1), fewer), compile="aot_eager", tokens=tokens)
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs[0] == graphs[1] > 0
+
+
+def test_a_compiled_product_keeps_no_result_of_its_activation_function() -> None:
+    tokens = tokens_of(LLAMA, rows=ROWS, length=LENGTH)
+    plan = plan_of(schedule("gpipe", 1), LLAMA)
+    _, _, plain = step_alone(plan, compile=False, tokens=tokens)
+    _, _, compiled = step_alone(plan, compile="aot_eager", tokens=tokens)
+    activated = 8 * ROWS * LENGTH * LLAMA["intermediate_size"] * LLAMA["num_hidden_layers"]
+    assert plain - compiled == activated
+
+
+def test_recomputation_brings_back_less_of_compiled_units() -> None:
+    tokens = tokens_of(LLAMA, rows=ROWS, length=LENGTH)
+    plan = plan_of(schedule("gpipe", 1), LLAMA, strategy="full")
+    plain, compiled = (step_alone(plan, compile=c, tokens=tokens)[2] for c in (False, "aot_eager"))
+    assert compiled < plain
+
+
+def test_modules_that_are_compiled_whole_do_not_split_backwards() -> None:
+    with pytest.raises(InputError, match="no backward is split: plan a schedule of whole backwards"):
+        run_threads(plan_of(schedule("zb-h1", 2), GENERIC["olmo2"]), lambda _: None, compile=True)
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(InputError, match=r"torch\.compile has no backend 'fast'"):
+        Pipeline(None, plan_of(schedule("gpipe", 1), LLAMA), compile="fast")

@@ -1,0 +1,109 @@
+"""Linear layers that multiply in 8 bits: torchao's numbers, with split backwards too, and what is refused."""
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import debubble as db
+from debubble.ir import InputError
+from debubble.runtime import float8
+from debubble.runtime.models.units import MicroBatch
+from debubble.runtime.operators import Linear
+from tests.support.generic_cases import GENERIC
+from tests.support.reference_model import ReferenceModel
+from tests.support.runtime_cases import GPT2_UNTIED, LLAMA, plan_of, run_threads, tokens_of
+
+installed = pytest.mark.skipif(find_spec("torchao") is None, reason="needs torchao")
+
+
+def schedule(name: str, devices: int) -> Any:
+    return db.schedules[name](devices=devices, micro_batches=4)
+
+
+def by_torchao(layer: Any) -> Any:
+    """The forward of torchao's Float8Linear on a layer's parameters."""
+    from torchao.float8 import Float8LinearConfig
+    from torchao.float8.float8_linear import Float8Linear
+
+    weight = layer.weight.t() if layer.transposed else layer.weight
+    with torch.device("meta"):
+        plain = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    converted = Float8Linear.from_float(plain, config=Float8LinearConfig(emulate=True))
+    del converted.weight
+
+    def forward(x: Tensor) -> Tensor:
+        converted.weight = layer.weight.t() if layer.transposed else layer.weight
+        y: Tensor = converted(x)
+        return y if layer.bias is None else y + layer.bias
+
+    return forward
+
+
+def reference(config: Any, tokens: Any) -> Any:
+    """Loss and gradients of one process, micro-batch by micro-batch, with torchao's layers in the half-layers."""
+    model = ReferenceModel(config, dtype=torch.float32)
+    for unit in model.units[1:-1]:
+        for layer in unit.modules():
+            if isinstance(layer, Linear):
+                layer.forward = by_torchao(layer)  # type: ignore[method-assign]
+    targets = tokens[:, 1:].contiguous()
+    total = torch.zeros(())
+    for x, y in zip(tokens[:, :-1].chunk(4), targets.chunk(4), strict=True):
+        loss = model(x.contiguous(), MicroBatch(targets=y.contiguous(), scale=1 / targets.numel()))
+        loss.backward()
+        total += loss.detach()
+    return total, {name: p.grad for name, p in model.hf_parameters().items()}
+
+
+@installed
+@pytest.mark.parametrize(
+    ("config", "name", "devices", "strategy"),
+    [
+        (LLAMA, "1f1b", 2, "none"),
+        (LLAMA, "zb-v", 2, "none"),
+        (LLAMA, "1f1b", 4, "full"),
+        (GPT2_UNTIED, "zb-h1", 2, "none"),
+    ],
+)
+def test_gradients_are_those_of_torchaos_layers(config: Any, name: str, devices: int, strategy: str) -> None:
+    tokens = tokens_of(config, rows=4, length=16)
+    expected_loss, expected = reference(config, tokens)
+
+    def one(pipeline: Any) -> Any:
+        loss = pipeline.step(tokens)
+        return loss, {name: p.grad for name, p in pipeline.named_parameters()}
+
+    plan = plan_of(schedule(name, devices), config, dtype="fp32", strategy=strategy)
+    answers = run_threads(plan, one, fp8="emulated")
+    torch.testing.assert_close(answers[0][0], expected_loss, rtol=1e-6, atol=0)
+    for name, gradient in (item for _, found in answers for item in found.items()):
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-5 * float(expected[name].abs().max()))
+
+
+@installed
+def test_eight_bits_change_the_gradients() -> None:
+    tokens = tokens_of(LLAMA, rows=4)
+    plan = plan_of(schedule("1f1b", 1), LLAMA, dtype="fp32")
+    losses = [run_threads(plan, lambda pipeline: pipeline.step(tokens), fp8=fp8)[0] for fp8 in (False, "emulated")]
+    assert losses[0] != losses[1]
+    torch.testing.assert_close(losses[0], losses[1], rtol=0.05, atol=0)
+
+
+def test_a_device_without_such_products_is_refused(monkeypatch: Any) -> None:
+    monkeypatch.setattr(float8, "find_spec", lambda name: object())
+    with pytest.raises(InputError, match=r"fp8 needs a GPU that multiplies in 8 bits .*, not cpu: use bf16"):
+        run_threads(plan_of(schedule("1f1b", 1), LLAMA), lambda _: None, fp8=True)
+
+
+def test_without_torchao_it_is_refused(monkeypatch: Any) -> None:
+    monkeypatch.setattr(float8, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match="fp8 needs torchao: install the package torchao"):
+        run_threads(plan_of(schedule("1f1b", 1), LLAMA), lambda _: None, fp8=True)
+
+
+def test_transformers_modules_are_refused() -> None:
+    with pytest.raises(InputError, match="fp8 is for units of debubble's own: convert modules of yours"):
+        run_threads(plan_of(schedule("1f1b", 1), GENERIC["olmo2"]), lambda _: None, fp8=True)
