@@ -9,6 +9,7 @@ from torch.optim import AdamW
 
 import debubble as db
 from debubble.ir import InputError, Kind, Op, OutOfMemoryError, Schedule, StageCosts
+from tests.support.generic_cases import GENERIC
 from tests.support.runtime_cases import GPT2, LLAMA, LLAMA_TIED, plan_of, run_threads, tokens_of
 
 STEPS = 4
@@ -61,6 +62,49 @@ def test_orders_that_add_up_alike_change_no_bit(config: Any, dtype: str) -> None
     assert [name for name in parameters if not torch.equal(switched[1][name], parameters[name])] == []
 
 
+def keeping(plan: Any, strategy: str, *, offload: Any = None) -> Any:
+    """The plan with another strategy of recomputation in all backwards, and another share of what is offloaded."""
+    partition = tuple(tuple(replace(unit, strategy=strategy) for unit in stage) for stage in plan.partition)
+    stages = range(plan.schedule.stages)
+    schedule = replace(
+        plan.schedule,
+        fused_recompute=frozenset(stages if strategy != "none" else ()),
+        offload_fraction={} if offload is None else dict.fromkeys(stages, offload),
+    )
+    return replace(plan, partition=partition, schedule=schedule)
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_another_recomputation_and_other_offloads_change_no_bit(devices: int) -> None:
+    plan = plan_of(offloading(db.schedules["1f1b"](devices=devices, micro_batches=4)), LLAMA, dtype="fp32")
+    others = [keeping(plan, "full"), keeping(plan, "norm+activation", offload=0.5), keeping(plan, "none", offload=0.25)]
+    losses, parameters = trained(plan)
+    switched = trained(plan, others)
+    assert switched[0] == losses
+    assert [name for name in parameters if not torch.equal(switched[1][name], parameters[name])] == []
+
+
+def test_a_switch_to_recomputation_frees_what_it_drops() -> None:
+    plan = plan_of(db.schedules["gpipe"](devices=2, micro_batches=4), LLAMA)
+
+    def one(pipeline: Any) -> Any:
+        peaks = []
+        for other in (plan, keeping(plan, "full"), plan):
+            pipeline.switch_plan(other)
+            pipeline.step(tokens_of(LLAMA, rows=4))
+            peaks.append(pipeline.peak_activation)
+        return peaks
+
+    for kept, recomputed, again in run_threads(plan, one):
+        assert recomputed < kept == again
+
+
+def test_modules_that_are_called_whole_take_no_strategy_for_operators() -> None:
+    plan = plan_of(db.schedules["gpipe"](devices=1, micro_batches=4), GENERIC["olmo2"])
+    with pytest.raises(InputError, match="recompute in full or not at all, not 'norm'"):
+        run_threads(plan, lambda pipeline: pipeline.switch_plan(keeping(plan, "norm")))
+
+
 def test_another_order_of_sums_is_equal_up_to_rounding() -> None:
     start = db.schedules["gpipe"](devices=2, micro_batches=4)
     late = replace(start, orders=tuple((*order[:4], *reversed(order[4:])) for order in start.orders))
@@ -99,7 +143,7 @@ def test_memory_is_counted_against_the_new_order() -> None:
 )
 def test_more_than_another_order_is_refused(changed: Any) -> None:
     plan = plan_of(db.schedules["gpipe"](devices=2, micro_batches=4), LLAMA)
-    with pytest.raises(InputError, match="not another order of the stages that run"):
+    with pytest.raises(InputError, match="has other stages, devices or steps than the one that runs"):
         run_threads(plan, lambda pipeline: pipeline.switch_plan(changed(plan)))
 
 

@@ -103,12 +103,17 @@ class Plan:
         return tuple(candidate.planner for candidate in self.candidates if candidate.status == "cut off")
 
     def reorders(self, other: Plan) -> bool:
-        """Tell whether the plans differ in the order of operations alone, so that one can follow the other in a run."""
+        """Tell whether one plan can follow the other in a run.
+
+        They may differ in the order of operations, and in what they recompute and offload: stages, their devices and
+        what steps them are the same.
+        """
 
         def stays(plan: Plan) -> tuple[object, ...]:
             s = plan.schedule
             extra = {op for op in s.operations if op.kind in (Kind.G, Kind.D, Kind.S, Kind.P)}
-            return plan.model, plan.options, plan.partition, s.placement, s.micro_batches, s.peers, extra
+            units = [[(unit.type, unit.layer) for unit in stage] for stage in plan.partition]
+            return plan.model, plan.options, units, s.placement, s.micro_batches, s.peers, extra
 
         return stays(self) == stays(other)
 

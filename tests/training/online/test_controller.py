@@ -1,12 +1,15 @@
 """When an online run searches, switches, and takes a switch back."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import debubble as db
 from debubble.ir import Plan, StageCosts
+from debubble.ir.trace import MemorySample
 from debubble.training.online.scheduler import BetterOrder
 from tests.support.online_cases import (
     UNIT,
@@ -17,6 +20,7 @@ from tests.support.online_cases import (
     gpipe_plan,
     ordered,
     solved,
+    traced,
 )
 
 SLOW_WEIGHTS = UNIT.replace(backward_weight=[1, 3])
@@ -160,3 +164,21 @@ def test_a_switch_is_said_in_a_sentence(tmp_path: Path) -> None:
 
 def milliseconds() -> StageCosts:
     return UNIT.replace(forward=1e-3, backward_input=1e-3, backward_weight=1e-3)
+
+
+def test_memory_beyond_the_predicted_begins_a_search_for_an_order_that_fits(tmp_path: Path) -> None:
+    plan = ordered(gpipe_plan(UNIT.with_limit(6)), "zb-h2")
+    controller = controlled(plan, tmp_path)
+    for step in range(1, 12):
+        trace = traced(controller.plan, UNIT)
+        activations = db.simulate(controller.plan.schedule, UNIT).peak_memory[0]
+        held = MemorySample(0, 0.0, float(activations) + (3 if step > 4 else 0))
+        controller.after_step(step, trace.makespan, replace(trace, memory=(held,)))
+    assert events_of(controller) == [(4, "search"), (7, "search"), (7, "adopted"), (11, "kept")]
+    assert plan.simulate().peak_memory[0] == 6
+    assert controller.plan.costs.static == (3, 0)
+    assert controller.plan.simulate().peak_memory[0] <= 6
+    assert controller.plan.simulate().makespan > plan.simulate().makespan
+    began, adopted = (str(entry) for entry in controller.journal.entries[1:3])
+    assert "and device 0 holds 3 more than predicted" in began
+    assert "within the memory that the one before it exceeds" in adopted

@@ -46,7 +46,7 @@ def test_what_the_search_dies_of_is_told(plan: Any) -> None:
     too_large = SearchProcess(replace(plan, costs=plan.costs.with_limit(1)), effort=5.0, core=None)
     too_large.wait()
     assert too_large.newest() is None
-    assert "OutOfMemoryError: Device 0 runs out of memory at 0F0" in (too_large.failure() or "")
+    assert "InfeasibleError: No order of operations was found that fits. Device 0" in (too_large.failure() or "")
     too_large.close()
     killed = SearchProcess(plan, effort=5.0, core=None)
     os.kill(killed.pid, signal.SIGKILL)

@@ -1,5 +1,6 @@
 """Ranks that train by an online schedule: what they compute is what they would have computed without."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from torch.optim import AdamW
 import debubble as db
 from debubble.ir import StageCosts
 from debubble.training.online.controller import OnlineScheduler
+from debubble.training.online.keeping import kept_otherwise
 from tests.support.online_cases import QUICK, Finished, controlled, events_of, traced
 from tests.support.runtime_cases import GPT2, LLAMA, plan_of, run_threads, tokens_of
 
@@ -72,6 +74,65 @@ def test_a_better_order_is_adopted_and_no_loss_or_weight_changes_by_a_bit(
     expected, _, weights = losses_and_parameters(plan)
     assert losses == expected
     assert [name for name in weights if not torch.equal(weights[name], parameters[name])] == []
+
+
+def recomputing_plan(devices: int, **options: Any) -> Any:
+    """A plan that recomputes everything, where the devices have memory for everything."""
+    cluster = db.Cluster.parse(f"{devices}xA100-80GB")
+    plan = db.plan(
+        db.Model.from_hf(LLAMA), cluster, micro_batches=4, planner="dapple", dtype="fp32", sequence_length=12, **options
+    )
+    return next(kept_otherwise(plan))
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_recomputation_is_given_up_where_memory_suffices_and_no_bit_changes(devices: int, tmp_path: Path) -> None:
+    plan = recomputing_plan(devices)
+    assert len(plan.schedule.fused_recompute) == devices
+    controller = controlled(plan, tmp_path)
+    losses, orders, parameters = losses_and_parameters(plan, controller=controller)
+    assert [event for _, event in events_of(controller)][:3] == ["search", "adopted", "kept"]
+    assert not orders[-1].fused_recompute
+    assert {unit.strategy for stage in controller.plan.partition for unit in stage} == {"none"}
+    expected, _, weights = losses_and_parameters(plan)
+    assert losses == expected
+    assert [name for name in weights if not torch.equal(weights[name], parameters[name])] == []
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_steps_on_hosts_stay_where_the_order_changes(devices: int, tmp_path: Path) -> None:
+    costs = StageCosts.of(
+        stages=devices, activation=2, memory_limit=20, host_step=1, gradient_offload=0.5, parameter_load=0.5
+    )
+    plan = bad_plan(LLAMA, "fp32", costs=costs)
+    plan = replace(plan, schedule=plan.schedule.with_host_steps({*range(devices)}))
+    controller = controlled(plan, tmp_path)
+    losses, orders, _ = losses_and_parameters(plan, controller=controller)
+    assert [order.name for order in orders] == ["gpipe"] * 4 + ["searched"] * 8
+    assert orders[-1].host_steps == {*range(devices)}
+    assert losses == losses_and_parameters(plan)[0]
+
+
+def test_post_validated_steps_go_on_with_the_order_of_the_shorter_span(tmp_path: Path) -> None:
+    costs = StageCosts.of(stages=2, activation=2, memory_limit=20)
+    plan = bad_plan(LLAMA, "fp32", costs=costs, post_validation=True)
+    controller = controlled(plan, tmp_path)
+
+    def one(pipeline: Any) -> Any:
+        online = OnlineScheduler(pipeline, None if pipeline.ranks.transport.rank else controller)
+        results = []
+        for step in range(STEPS):
+            results.append(pipeline.post_validated_step(tokens_of(LLAMA, rows=4, seed=step), max_norm=1.0))
+            online.after_step(step + 1, 1.0, traced(pipeline.plan, plan.costs))
+        return [*results, pipeline.finish_update()]
+
+    answers = run_threads(plan, one, optimizer=partial(AdamW, lr=0.01))
+    assert events_of(controller)[:2] == [(4, "search"), (4, "adopted")]
+    assert controller.plan.simulate().span < plan.simulate().span
+    # The switch settles the update of the step before it, whose result the next step then does not give.
+    found = {result.step: result.loss for result in answers[0] if result is not None}
+    expected = losses_and_parameters(replace(plan, options=replace(plan.options, post_validation=False)))[0]
+    assert [found[step] for step in sorted(found)] == [expected[step] for step in sorted(found)]
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])

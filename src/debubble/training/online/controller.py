@@ -19,12 +19,20 @@ from typing import Protocol
 
 import msgspec
 
+from debubble.errors import readable
 from debubble.ir import InputError, Plan, StageCosts
 from debubble.ir.plan_file import PlanFile
 from debubble.ir.trace import TraceStep
 from debubble.runtime.pipeline import Pipeline
 from debubble.training.online.journal import Journal, JournalEntry
-from debubble.training.online.measurement import SwitchEffect, drift, effect, measured_costs
+from debubble.training.online.measurement import (
+    SwitchEffect,
+    drift,
+    effect,
+    measured_costs,
+    memory_excess,
+    with_excess,
+)
 from debubble.training.online.scheduler import BetterOrder
 from debubble.training.online.search_process import SearchProcess, leave_core, spare_core
 
@@ -41,6 +49,8 @@ class Policy:
     """Predicted share of a step for which a switch is worth its trouble."""
     drift: float = 0.2
     """Relative change of a stage's times after which a new search begins; two windows in a row must agree on it."""
+    memory: float = 0.01
+    """Share of a device's memory limit by which a measured peak may exceed the predicted one before a search begins."""
     effort: float = 300.0
     """Effort of a search, in seconds of the reference machine; the paper's for up to 8 devices."""
 
@@ -66,6 +76,8 @@ class SwitchTrial:
     predicted: SwitchEffect
     seconds: list[float]
     """Seconds of each step before it."""
+    costs: StageCosts | None
+    """Costs that the search assumed before it."""
 
 
 class Controller:
@@ -124,8 +136,9 @@ class Controller:
         if self._trial is not None:
             trial, self._trial = self._trial, None
             measured = effect(trial.seconds, self._seconds)
-            if measured.worse:
+            if measured.worse and math.isfinite(trial.predicted.before):
                 self._best_rejected, self._predicted = trial.predicted.after, trial.predicted.before
+                self._costs = trial.costs
                 self._note(step, "taken back", trial.before, predicted=trial.predicted, measured=measured)
                 return trial.before
             self._note(step, "kept", self.plan, predicted=trial.predicted, measured=measured)
@@ -135,18 +148,28 @@ class Controller:
     def _search_if_drifted(self, step: int) -> None:
         assumed = self._costs or self.plan.costs
         costs = measured_costs(self.plan.schedule, assumed, self._steps)
+        excess = memory_excess(self.plan.schedule, assumed, self._steps)
         before, self._before = self._before, costs
         change, limit = drift(assumed, costs), self._policy.drift
-        if self._costs is not None and (change <= limit or before is None or drift(before, costs) > limit):
+        steady = change <= limit or before is None or drift(before, costs) > limit
+        if self._costs is not None and steady and not self._exceeds(excess):
             return
+        costs = with_excess(costs, excess)
         self.close()
         self._costs = costs
         self._found, self._predicted, self._best_rejected = None, None, math.inf
-        self.journal.note(JournalEntry(step=step, event="search", drift=change))
+        why = _held_words(excess) if self._exceeds(excess) else None
+        self.journal.note(JournalEntry(step=step, event="search", drift=change, reason=why))
         try:
             self._search = self._begin(replace(self.plan, costs=costs))
         except (OSError, InputError) as error:  # no room for another process or its files
             self.journal.note(JournalEntry(step=step, event="search failed", reason=str(error)))
+
+    def _exceeds(self, excess: Sequence[float]) -> bool:
+        """Tell whether a device has so much more memory in use than predicted that another plan may be needed."""
+        limits = [self.plan.costs.limit_of(device) for device in range(self.plan.devices)]
+        share = self._policy.memory
+        return any(limit is not None and more > share * limit for more, limit in zip(excess, limits, strict=True))
 
     def _adopt_if_better(self, step: int) -> Plan | None:
         if self._search is None:
@@ -162,7 +185,9 @@ class Controller:
         predicted = SwitchEffect(before=self._predicted or self._found.makespan_before, after=after, noise=0.0)
         if after > (1 - self._policy.least_gain) * min(predicted.before, self._best_rejected):
             return None
-        self._trial = SwitchTrial(self.plan, predicted, self._seconds)
+        self._trial = SwitchTrial(self.plan, predicted, self._seconds, self._costs)
+        # What it recomputes has other costs; their times are those that the search was given.
+        self._costs = self._found.plan.costs
         self._predicted = after
         self._note(step, "adopted", self._found.plan, predicted=predicted)
         return self._found.plan
@@ -174,6 +199,11 @@ class Controller:
             step=step, event=event, schedule=running.schedule.name, predicted=predicted, measured=measured
         )
         self.journal.note(entry)
+
+
+def _held_words(excess: Sequence[float]) -> str:
+    most = max(excess)
+    return f"device {excess.index(most)} holds {readable(most)} more than predicted"
 
 
 class OnlineScheduler(AbstractContextManager["OnlineScheduler"]):

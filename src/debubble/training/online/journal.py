@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,13 @@ class JournalEntry:
     measured: SwitchEffect | None = None
     """Seconds per step before and after the switch, measured."""
     reason: str | None = None
+    """Why a search failed, or what beside the times has changed when one begins."""
 
     def __str__(self) -> str:
         match self.event:
             case "search":
-                return f"step {self.step}: searching a better order; measured costs differ by {self.drift:.0%}"
+                held = "" if self.reason is None else f", and {self.reason}"
+                return f"step {self.step}: searching a better order; measured costs differ by {self.drift:.0%}{held}"
             case "search failed":
                 return f"step {self.step}: the search for a better order failed ({self.reason}); training goes on"
         predicted = f"predicted {_words(self.predicted)}" if self.predicted else ""
@@ -73,5 +76,7 @@ def _figures(effect: SwitchEffect) -> dict[str, float]:
 
 
 def _words(effect: SwitchEffect) -> str:
+    if math.isinf(effect.before):
+        return f"{time_words(effect.after, seconds=True)} per step, within the memory that the one before it exceeds"
     change = f"{abs(effect.gain):.1%} {'less' if effect.gain >= 0 else 'more'}"
     return f"{change} time per step ({' to '.join(time_words(t, seconds=True) for t in (effect.before, effect.after))})"

@@ -11,8 +11,9 @@ from statistics import fmean, median
 from debubble.ir import Kind, Number, Op, Schedule, StageCosts
 from debubble.ir.lowering.op_costs import OpCosts
 from debubble.ir.trace import TraceEvent, TraceStep
+from debubble.simulator import simulate
 
-TIMED = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.O, Kind.L)
+TIMED = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.O, Kind.L, Kind.D, Kind.S, Kind.P)
 """Kinds that have a time of their own in the costs; messages are a matter of two devices."""
 
 
@@ -30,6 +31,7 @@ def measured_costs(schedule: Schedule, costs: StageCosts, steps: Sequence[TraceS
         found = ([speed[kind, s] for kind in kinds if (kind, s) in speed] for s in range(costs.stages))
         return [float(time) * (speeds[0] if speeds else 1.0) for time, speeds in zip(times, found, strict=True)]
 
+    hosted = schedule.host_steps
     return costs.replace(
         forward=scaled(costs.forward, Kind.F),
         backward_input=scaled(costs.backward_input, Kind.I, Kind.B),
@@ -37,8 +39,25 @@ def measured_costs(schedule: Schedule, costs: StageCosts, steps: Sequence[TraceS
         recompute=scaled(costs.recompute, Kind.R, Kind.F),
         offload=None if costs.offload is None else scaled(costs.offload, Kind.O),
         reload=None if costs.reload is None else scaled(costs.reload, Kind.L),
+        gradient_offload=scaled(costs.gradient_offload, Kind.D) if hosted else costs.gradient_offload,
+        host_step=scaled(costs.host_step, Kind.S) if hosted else costs.host_step,
+        parameter_load=scaled(costs.parameter_load, Kind.P) if hosted else costs.parameter_load,
         communication=[messages.get(s, float(time)) for s, time in enumerate(costs.communication)],
     )
+
+
+def memory_excess(schedule: Schedule, costs: StageCosts, steps: Sequence[TraceStep]) -> list[float]:
+    """Bytes per device by which the peak of some steps exceeded the predicted one; 0 where it did not."""
+    predicted = simulate(schedule, costs.with_limit(None)).peak_memory
+    held = [(sample.device, sample.bytes) for step in steps for sample in step.memory]
+    peaks = [max((size for at, size in held if at == device), default=0) for device in range(schedule.devices)]
+    return [max(0.0, peak - float(expected)) for peak, expected in zip(peaks, predicted, strict=True)]
+
+
+def with_excess(costs: StageCosts, excess: Sequence[float]) -> StageCosts:
+    """The costs with so many more bytes per device that are always there."""
+    static = costs.static if len(costs.static) == len(excess) else costs.static * len(excess)
+    return costs.replace(static=[size + more for size, more in zip(static, excess, strict=True)])
 
 
 def drift(before: StageCosts, after: StageCosts) -> float:

@@ -10,6 +10,7 @@ does. All that an order of operations could change is the order of sums.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
@@ -18,14 +19,18 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from debubble.errors import InputError
+from debubble.errors import InfeasibleError, InputError, OutOfMemoryError
 from debubble.files import write_whole
 from debubble.ir import Kind, Plan, Schedule
 from debubble.ir.plan_file import PlanFile
 from debubble.models import Model
+
+if TYPE_CHECKING:
+    from debubble.search.problem import Incumbent, OrderProblem
 
 Terms = list[tuple[str, int]]
 
@@ -67,13 +72,30 @@ PLAN, FOUND = "plan.json", "found.json"
 
 def check_searchable(plan: Plan) -> None:
     """Refuse a plan with more than the search can order.  Raises InputError with one sentence."""
-    beside = sorted({op.kind.value for op in plan.schedule.operations} & {"G", "D", "S", "P"})
-    if beside:
+    stages = plan.schedule.host_steps
+    beside = {op for op in plan.schedule.operations if op.kind in (Kind.G, *HOSTED)}
+    kept = without_host_steps(plan.schedule).with_host_steps(stages).operations
+    hosted = {op for op in kept if op.stage in stages and op.kind in HOSTED}
+    if left := sorted({op.kind.value for op in beside - hosted}):
         raise InputError(
-            f"--online orders F, B, I, W, R, O and L, but the plan also has {', '.join(beside)}: train it without."
+            f"--online orders F, B, I, W, R, O and L, and steps on hosts behind them, but the plan also has"
+            f" {', '.join(left)}: train it without."
         )
     if plan.schedule.peers:
         raise InputError("--online orders offloads to the host, but the plan's go to peer devices: train it without.")
+
+
+def without_host_steps(schedule: Schedule) -> Schedule:
+    """The schedule without the steps that hosts take and the transfers that belong to them."""
+    orders = (
+        tuple(op for op in order if op.stage not in schedule.host_steps or op.kind not in HOSTED)
+        for order in schedule.orders
+    )
+    return replace(schedule, orders=tuple(orders))
+
+
+HOSTED = (Kind.D, Kind.S, Kind.P)
+"""Gradients to the host, the step there, and parameters back."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +106,7 @@ class BetterOrder:
     makespan: float
     """Seconds per step that are predicted for it."""
     makespan_before: float
-    """Seconds per step of the plan that its search began with."""
+    """Seconds per step of the plan that its search began with; inf if that exceeds the memory limit."""
 
 
 class _File(msgspec.Struct):
@@ -92,47 +114,80 @@ class _File(msgspec.Struct):
 
     plan: PlanFile
     makespan: float
-    makespan_before: float
+    makespan_before: float | None
+    """None: inf, which JSON has not."""
 
 
 def save_order(order: BetterOrder, path: Path) -> None:
     """Write a file that `load_order` reads."""
-    write_whole(path, msgspec.json.encode(_File(order.plan.to_file(), order.makespan, order.makespan_before)))
+    before = order.makespan_before if math.isfinite(order.makespan_before) else None
+    write_whole(path, msgspec.json.encode(_File(order.plan.to_file(), order.makespan, before)))
 
 
 def load_order(path: Path) -> BetterOrder:
     """Read what `save_order` has written."""
     file = msgspec.json.decode(path.read_bytes(), type=_File)
-    return BetterOrder(Plan.of_file(file.plan), file.makespan, file.makespan_before)
+    before = math.inf if file.makespan_before is None else file.makespan_before
+    return BetterOrder(Plan.of_file(file.plan), file.makespan, before)
 
 
 def better_orders(plan: Plan, *, effort: float, seed: int = 0) -> Iterator[BetterOrder]:
-    """Orders that are faster and faster for the plan's costs, of the same stages and with equal losses.
+    """Plans that are faster and faster for the plan's costs, of the same stages and with equal losses.
 
-    The search starts from the plan and from those published schedules that add up in the same order.
+    Half of the effort is for other orders, the rest for orders of plans that keep more or less for their backwards.
+    The search starts from the plan's own order and from those published schedules that add up in the same order.
+    """
+    from debubble.training.online.keeping import kept_otherwise, moved_otherwise
+
+    others = [*kept_otherwise(plan), *moved_otherwise(plan)]
+    try:
+        start = best = _problem(plan).value(without_host_steps(plan.schedule))
+    except OutOfMemoryError:
+        start = best = math.inf
+    sums, begin = summation(plan, plan.schedule), time.perf_counter()
+    own = effort / 2 if others else effort
+    last = others[-1] if others else plan
+    for candidate, share in [(plan, own), *((other, (effort - own) / len(others)) for other in others)]:
+        try:
+            for found in _orders(candidate, effort=share, seed=seed):
+                schedule = replace(found.schedule, name="searched")
+                if found.value < best and summation(plan, schedule) == sums:
+                    best = found.value
+                    better = replace(
+                        candidate,
+                        planner="optpipe",
+                        schedule=schedule.with_host_steps(plan.schedule.host_steps),
+                        lower_bound=found.bound,
+                        solve_seconds=time.perf_counter() - begin,
+                        candidates=(),
+                    )
+                    yield BetterOrder(better, float(best), float(start))
+        except InfeasibleError:
+            if candidate is last and best == math.inf:
+                raise
+
+
+def _problem(plan: Plan) -> OrderProblem:
+    from debubble.planners.model_problem import objective_of
+    from debubble.search.problem import OrderProblem
+
+    problem = OrderProblem.of(plan.schedule, plan.costs, objective=objective_of(plan.options))
+    return replace(problem, host_steps=plan.schedule.host_steps)
+
+
+def _orders(plan: Plan, *, effort: float, seed: int) -> Iterator[Incumbent]:
+    """Orders of a plan's operations, better and better, from its own and from published ones.
+
+    Raises InfeasibleError if none fits the memory limit.
     """
     from debubble.planners.optpipe import initial
     from debubble.search.effort import Effort
     from debubble.search.optimize import optimize
-    from debubble.search.problem import OrderProblem
 
-    problem = OrderProblem.of(plan.schedule, plan.costs)
-    start = best = problem.value(plan.schedule)
-    sums, begin = summation(plan, plan.schedule), time.perf_counter()
+    problem, own = _problem(plan), without_host_steps(plan.schedule)
+    sums = summation(plan, own)
     published = [schedule for schedule in initial(problem, Effort(0)) if summation(plan, schedule) == sums]
-    for found in optimize(problem, starts=[plan.schedule, *published], effort=effort, seed=seed):
-        schedule = replace(found.schedule, name="searched")
-        if found.value < best and summation(plan, schedule) == sums:
-            best = found.value
-            better = replace(
-                plan,
-                planner="optpipe",
-                schedule=schedule,
-                lower_bound=found.bound,
-                solve_seconds=time.perf_counter() - begin,
-                candidates=(),
-            )
-            yield BetterOrder(better, float(best), float(start))
+    return optimize(problem, starts=[own, *published], effort=effort, seed=seed)
 
 
 def main(folder: Path, effort: float) -> None:

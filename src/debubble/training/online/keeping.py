@@ -1,0 +1,99 @@
+"""Plans that keep more or less for their backwards than the one that runs: other recomputation, other offloads.
+
+Stages, devices and micro-batches stay.  Sizes are those of the model's units; times are those of the plan's costs,
+which the run has measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+
+from debubble.costs import Cluster
+from debubble.costs.units import Partition, partition_named
+from debubble.ir import Kind, Number, Plan, StageCosts
+from debubble.models import Model
+from debubble.planners.model_problem import half_layers
+
+FULL, NONE = "full", "none"
+
+
+def kept_otherwise(plan: Plan) -> Iterator[Plan]:
+    """Plans in which stages recompute in full inside their backwards, or not at all: all of them, or one by one.
+
+    Their orders are the plan's, which may take too much memory now.
+    """
+    if plan.model is None or plan.cluster is None:
+        return
+    stages = range(plan.schedule.stages)
+    for strategy in (FULL, NONE):
+        for changed in ({*stages}, *({stage} for stage in stages)):
+            other = _recomputing(plan, changed, strategy)
+            if _recomputation(other) != _recomputation(plan):
+                yield other
+
+
+def moved_otherwise(plan: Plan) -> Iterator[Plan]:
+    """Plans whose offloads move whole activations, or half of each."""
+    if plan.costs.offload is None:
+        return
+    halves: Mapping[int, Number] = dict.fromkeys(range(plan.schedule.stages), 0.5)
+    for fractions in ({}, halves):
+        if fractions != plan.schedule.offload_fraction:
+            yield replace(plan, schedule=replace(plan.schedule, offload_fraction=fractions))
+
+
+def _recomputation(plan: Plan) -> tuple[object, ...]:
+    return plan.partition, plan.schedule.fused_recompute, plan.schedule.explicit_recompute
+
+
+def _recomputing(plan: Plan, changed: Collection[int], strategy: str) -> Plan:
+    """The plan in which all units of some stages have this strategy of recomputation."""
+    cluster = Cluster.from_dict(plan.cluster or {})
+    model = Model.from_hf(plan.model or {})
+    units = half_layers(model, cluster, plan.options, pipeline=plan.devices, profile=plan.profile)
+    before = partition_named(plan.partition, units)
+    uniform = Partition.cut(units, map(len, plan.partition), strategy=strategy)
+    after = Partition(uniform[s] if s in changed else stage for s, stage in enumerate(before))
+    schedule = plan.schedule
+    old, new = (
+        units.stage_costs(partition, schedule.placement, on_host=schedule.host_steps) for partition in (before, after)
+    )
+    others = schedule.fused_recompute.difference(changed)
+    return replace(
+        plan,
+        partition=units.planned(after),
+        costs=_repriced(plan.costs, old, new, changed),
+        schedule=replace(
+            schedule,
+            orders=tuple(
+                tuple(op for op in order if op.kind is not Kind.R or op.stage not in changed)
+                for order in schedule.orders
+            ),
+            fused_recompute=others | (after.recomputing.intersection(changed)),
+            recompute_fraction={s: f for s, f in schedule.recompute_fraction.items() if s not in changed},
+        ),
+    )
+
+
+def _repriced(measured: StageCosts, before: StageCosts, after: StageCosts, changed: Collection[int]) -> StageCosts:
+    """The measured costs, in which some stages keep and recompute what `after` says, as fast as they compute forwards.
+
+    `before`: the costs that the units have without the change.
+    """
+
+    def merged(own: Collection[Number], new: Collection[Number]) -> tuple[Number, ...]:
+        return tuple(b if s in changed else a for s, (a, b) in enumerate(zip(own, new, strict=True)))
+
+    pace = [a / b if b else 1 for a, b in zip(measured.forward, before.forward, strict=True)]
+    dropped = tuple(measured.dropped(s) for s in range(measured.stages))
+    workspace = measured.recompute_workspace or dropped
+    new_workspace = after.recompute_workspace or ()
+    return measured.replace(
+        recompute=merged(measured.recompute, [a * b for a, b in zip(after.recompute, pace, strict=True)]),
+        activation_recomputed=merged(measured.activation_recomputed, after.activation_recomputed),
+        recompute_workspace=merged(workspace, new_workspace),
+        recompute_workspace_input=merged(
+            measured.recompute_workspace_input or workspace, after.recompute_workspace_input or new_workspace
+        ),
+    )
