@@ -1,17 +1,19 @@
 """Linear layers that multiply in 8 bits: torchao's numbers, with split backwards too, and what is refused."""
 
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import debubble as db
-from debubble.ir import InputError
+from debubble.ir import InputError, RunOptions
 from debubble.runtime import float8
 from debubble.runtime.models.units import MicroBatch
 from debubble.runtime.operators import Linear
+from tests.runtime.test_modules import VOCABULARY, plan_for, step, tokens
 from tests.support.generic_cases import GENERIC
 from tests.support.reference_model import ReferenceModel
 from tests.support.runtime_cases import GPT2_UNTIED, LLAMA, plan_of, run_threads, tokens_of
@@ -90,6 +92,38 @@ def test_eight_bits_change_the_gradients() -> None:
     losses = [run_threads(plan, lambda pipeline: pipeline.step(tokens), fp8=fp8)[0] for fp8 in (False, "emulated")]
     assert losses[0] != losses[1]
     torch.testing.assert_close(losses[0], losses[1], rtol=0.05, atol=0)
+
+
+@installed
+def test_modules_of_the_users_own_are_converted_by_torchao() -> None:
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    from torchao.float8.float8_linear import Float8Linear
+
+    torch.manual_seed(0)
+    layers = [nn.Embedding(VOCABULARY, 16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16), nn.Linear(16, VOCABULARY)]
+    model = nn.Sequential(*layers)
+    convert_to_float8_training(
+        model,
+        config=Float8LinearConfig(emulate=True),
+        module_filter_fn=lambda module, name: module.out_features % 16 == 0,
+    )
+    assert [type(module) is Float8Linear for module in model] == [False, True, False, True, False]
+    plan = plan_for(schedule("1f1b", 2), [2, 3])
+    plan = replace(plan, options=RunOptions(dtype="fp32"))
+    total = torch.zeros(())
+    for rows in tokens().chunk(4):
+        logits, targets = model(rows[:, :-1]), rows[:, 1:]
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+        (loss / tokens()[:, 1:].numel()).backward()
+        total += loss.detach() / tokens()[:, 1:].numel()
+    expected = {name: p.grad for name, p in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = None
+    found_loss, found = step(model, plan)
+    torch.testing.assert_close(found_loss, total, rtol=1e-6, atol=0)
+    for name, gradient in found.items():
+        assert gradient is not None
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-6)
 
 
 def test_a_device_without_such_products_is_refused(monkeypatch: Any) -> None:
