@@ -101,7 +101,7 @@ def test_several_chunks_start_from_pipeoffload_in_their_placement() -> None:
     assert [schedule.name for schedule in initial(problem, Effort(10))] == ["pipeoffload"]
 
 
-@pytest.mark.parametrize("limit", [4, 6, 8, 10])
+@pytest.mark.parametrize("limit", [4, 10, *(pytest.param(limit, marks=pytest.mark.slow) for limit in (6, 8))])
 def test_no_schedule_of_two_chunks_is_faster(limit: int) -> None:
     stages = costs(8, None, limit)
     problem = Problem(devices=4, micro_batches=8, chunks=2, workload=FixedStages(stages), effort=0)

@@ -13,7 +13,7 @@ from debubble import __version__
 from debubble.cli import options as o
 from debubble.cli.app import app
 from debubble.cli.output import console, log, print_answer
-from debubble.cli.plan_options import Given, Output, Question, check_call
+from debubble.cli.plan_options import GivenCosts, Output, Question, check_call
 from debubble.cli.plan_request import GivenRequest, ModelRequest, Request
 from debubble.files import write_whole
 from debubble.ir import CutOffError, InfeasibleError, Origin, Plan, WhatIf
@@ -33,7 +33,7 @@ def plan(
     *,
     run: o.ModelRun,
     asked: Question,
-    given: Given,
+    given: GivenCosts,
     search: o.SearchLimits,
     output: Output,
 ) -> None:
@@ -97,7 +97,9 @@ def this_call() -> Origin:
     )
 
 
-def _request(model: str | None, *, run: o.ModelRun, asked: Question, given: Given, search: o.SearchLimits) -> Request:
+def _request(
+    model: str | None, *, run: o.ModelRun, asked: Question, given: GivenCosts, search: o.SearchLimits
+) -> Request:
     """The call as a Request.  Raises InputError if the model or its cluster is unknown."""
     if model is None:
         return GivenRequest(run=run, asked=asked, given=given, search=search)

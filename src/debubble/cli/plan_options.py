@@ -57,7 +57,7 @@ class Question(o.OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given(o.OptionGroup):
+class GivenCosts(o.OptionGroup):
     """Costs that are given, and not computed for a model."""
 
     section: ClassVar[str] = o.GIVEN
@@ -84,7 +84,7 @@ class Output(o.OptionGroup):
     json: Json = False
 
 
-def check_call(model: str | None, *, run: o.ModelRun, asked: Question, given: Given, output: Output) -> None:
+def check_call(model: str | None, *, run: o.ModelRun, asked: Question, given: GivenCosts, output: Output) -> None:
     """Refuse options that do not go together, so that none is ignored.
 
     Raises:
@@ -108,7 +108,7 @@ def check_call(model: str | None, *, run: o.ModelRun, asked: Question, given: Gi
             )
 
 
-def _refuse_what_only_a_model_has(asked: Question, given: Given, output: Output) -> None:
+def _refuse_what_only_a_model_has(asked: Question, given: GivenCosts, output: Output) -> None:
     for name, value in {
         "global_batch": asked.global_batch, "profile": given.profile, "tokens": output.tokens, "for": asked.target,
         "targets": output.targets, "pareto": output.pareto, "lengths": asked.lengths,

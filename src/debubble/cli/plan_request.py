@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from debubble.cli import options as o
-from debubble.cli.plan_options import Given, Question
+from debubble.cli.plan_options import GivenCosts, Question
 from debubble.cli.progress import SearchProgress
 from debubble.ir import InputError, Plan, RunOptions
 
@@ -35,7 +35,7 @@ class ModelRequest:
     cluster: Cluster
     run: o.ModelRun
     asked: Question
-    given: Given
+    given: GivenCosts
     search: o.SearchLimits
 
     def plan(self, status: Status) -> Plan:
@@ -82,7 +82,7 @@ class GivenRequest:
 
     run: o.ModelRun
     asked: Question
-    given: Given
+    given: GivenCosts
     search: o.SearchLimits
 
     def plan(self, status: Status) -> Plan:

@@ -9,7 +9,7 @@ from pathlib import Path
 from debubble.imports.job import Job
 from debubble.imports.model import hub_model
 from debubble.imports.registry import Given, Settings, importer
-from debubble.imports.settings import Reader, read_settings, unread
+from debubble.imports.settings import SettingsReader, read_settings, unread
 from debubble.imports.torch_hosts import balanced_layers, chunks_of, layers_of, order_of, recomputed
 from debubble.ir import InputError, RunOptions, Schedule
 from debubble.models import Model
@@ -25,7 +25,7 @@ _MAY_COST = re.compile(
 @importer("automodel", settings=read_settings, file="plan.yaml")
 def automodel(settings: Settings, path: Path, given: Given) -> Job:
     """Degrees, stages, order and recomputation of an Automodel recipe."""
-    read = Reader(settings, path)
+    read = SettingsReader(settings, path)
     model = given.model or _model(read, path)
     pipeline = given.pipeline or read.size("distributed.pp_size", 1)
     tensor, context = read.size("distributed.tp_size", 1), read.size("distributed.cp_size", 1)
@@ -67,12 +67,12 @@ def automodel(settings: Settings, path: Path, given: Given) -> Job:
     )
 
 
-def _order(read: Reader, path: Path) -> str | Schedule:
+def _order(read: SettingsReader, path: Path) -> str | Schedule:
     csv = read.text("distributed.pipeline.pp_schedule_csv", "")
     return order_of(read.text("distributed.pipeline.pp_schedule", "1F1B"), csv, path)
 
 
-def _batch(read: Reader, *, data: int, pipeline: int) -> tuple[int, int]:
+def _batch(read: SettingsReader, *, data: int, pipeline: int) -> tuple[int, int]:
     """Sequences per micro-batch, and micro-batches per step and replica.
 
     A pipeline divides a local batch; without one it is a micro-batch, and the gradients of several add up.
@@ -84,7 +84,7 @@ def _batch(read: Reader, *, data: int, pipeline: int) -> tuple[int, int]:
     return size, read.size("step_scheduler.local_batch_size", size) // size
 
 
-def _zero(read: Reader, pipeline: int) -> int:
+def _zero(read: SettingsReader, pipeline: int) -> int:
     """Automodel keeps weights gathered over a pipeline, and gathers them again without one unless it is told not to."""
     if pipeline > 1:
         return 1
@@ -93,25 +93,25 @@ def _zero(read: Reader, pipeline: int) -> int:
     return 1 if _deferred(read) else 2
 
 
-def _deferred(read: Reader) -> bool:
+def _deferred(read: SettingsReader) -> bool:
     return bool(read.get("distributed.defer_fsdp_grad_sync", True))
 
 
-def _model(read: Reader, path: Path) -> Model:
+def _model(read: SettingsReader, path: Path) -> Model:
     found = hub_model(str(read.get("model.pretrained_model_name_or_path", "")))
     if found is None:
         raise InputError(f"{path} names no model that is known here: give it with --model.")
     return found
 
 
-def _optimizer(read: Reader) -> str:
+def _optimizer(read: SettingsReader) -> str:
     name = str(read.get("optimizer._target_", "torch.optim.AdamW")).rpartition(".")[2]
     if name == "SGD":
         return "momentum" if read.get("optimizer.momentum", 0) else "sgd"
     return _OPTIMIZERS.get(name, "adamw")
 
 
-def _unread(read: Reader, *, whole_gradients: bool) -> Iterator[str]:
+def _unread(read: SettingsReader, *, whole_gradients: bool) -> Iterator[str]:
     if whole_gradients:
         yield (
             "Gradients stay whole until the last micro-batch (defer_fsdp_grad_sync), which takes more memory than is"

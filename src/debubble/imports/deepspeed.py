@@ -10,7 +10,7 @@ from typing import Any
 
 from debubble.imports.job import Job, even_layers
 from debubble.imports.registry import Given, Settings, importer
-from debubble.imports.settings import Reader, read_constants, read_settings, unread
+from debubble.imports.settings import SettingsReader, read_constants, read_settings, unread
 from debubble.imports.torch_hosts import recomputed
 from debubble.ir import InputError, RunOptions
 
@@ -38,7 +38,7 @@ def read_config(path: Path) -> Mapping[str, Any]:
 @importer("deepspeed", settings=read_config, file="ds_config.json")
 def deepspeed(settings: Settings, path: Path, given: Given) -> Job:
     """Batch, ZeRO level and dtype of a DeepSpeed configuration; stages and recomputation of debubble's module."""
-    read = Reader(settings, path)
+    read = SettingsReader(settings, path)
     if given.model is None:
         raise InputError("A DeepSpeed configuration does not describe the model: give it with --model.")
     if given.sequence_length is None:
@@ -84,7 +84,7 @@ def deepspeed(settings: Settings, path: Path, given: Given) -> Job:
     )
 
 
-def _pipeline(read: Reader, devices: int) -> int:
+def _pipeline(read: SettingsReader, devices: int) -> int:
     """The pipeline's length where debubble's module does not say it: what the replicas of a batch leave of the devices.
 
     Without a batch there is none, as in most jobs; DeepSpeed's pipeline engine refuses ZeRO-2 and ZeRO-3.
@@ -97,7 +97,7 @@ def _pipeline(read: Reader, devices: int) -> int:
     return devices // replicas if replicas > 0 and devices % replicas == 0 else 1
 
 
-def _unread(read: Reader, *, pipeline: int, batch: int, predicted: int) -> Iterator[str]:
+def _unread(read: SettingsReader, *, pipeline: int, batch: int, predicted: int) -> Iterator[str]:
     if batch != predicted:
         yield f"train_batch_size is {batch}, and the micro-batches of the cluster's replicas make {predicted}."
     if pipeline == 1:

@@ -13,7 +13,7 @@ from debubble.imports.job import Job, even_layers
 from debubble.imports.megatron_bridge import read_bridge
 from debubble.imports.model import Sizes, hub_model
 from debubble.imports.registry import Given, Settings, importer
-from debubble.imports.settings import Reader, read_arguments, unread
+from debubble.imports.settings import SettingsReader, read_arguments, unread
 from debubble.ir import InputError, RunOptions
 from debubble.models import Model
 from debubble.targets.frameworks import MEGATRON_MODULES
@@ -84,7 +84,7 @@ def job_of(settings: Settings, path: Path, given: Given, *, target: str) -> Job:
     )
 
 
-class Arguments(Reader):
+class Arguments(SettingsReader):
     """Arguments, whose values are words: the numbers among them, and which of them were asked for."""
 
     def word(self, name: str, default: str | None = None) -> str | None:

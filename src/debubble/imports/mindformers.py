@@ -10,7 +10,7 @@ from pathlib import Path
 from debubble.imports.job import Job
 from debubble.imports.model import Sizes
 from debubble.imports.registry import Given, Settings, importer
-from debubble.imports.settings import Reader, read_settings, unread
+from debubble.imports.settings import SettingsReader, read_settings, unread
 from debubble.ir import InputError, RunOptions
 from debubble.models import Model
 from debubble.targets.frameworks import MINDFORMERS_CELLS
@@ -25,7 +25,7 @@ _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 @importer("mindformers", settings=read_settings, file="plan.yaml")
 def mindformers(settings: Settings, path: Path, given: Given) -> Job:
     """Degrees, stages, order and recomputation of a MindFormers configuration, and the model if it describes it."""
-    read = Reader(settings, path)
+    read = SettingsReader(settings, path)
     model = given.model or _model(read, path)
     pipeline = given.pipeline or read.size("parallel_config.pipeline_stage", 1)
     data = read.size("parallel_config.data_parallel", 1)
@@ -57,7 +57,7 @@ def mindformers(settings: Settings, path: Path, given: Given) -> Job:
     )
 
 
-def _model(read: Reader, path: Path) -> Model:
+def _model(read: SettingsReader, path: Path) -> Model:
     if read.get(f"{_MODEL}hidden_size") is None:
         raise InputError(f"{path} does not describe its model: give it with --model.")
     hidden, heads = read.size(f"{_MODEL}hidden_size"), read.size(f"{_MODEL}num_heads")
@@ -72,7 +72,7 @@ def _model(read: Reader, path: Path) -> Model:
     ).model()
 
 
-def _layers(read: Reader, layers: int, pipeline: int, chunks: int) -> tuple[int, ...]:
+def _layers(read: SettingsReader, layers: int, pipeline: int, chunks: int) -> tuple[int, ...]:
     """Layers per stage: an even share, and what `offset` has more; a part of a layer that is left is an error."""
     offset = read.get(f"{_MODEL}offset", 0)
     stages = pipeline * chunks
@@ -101,7 +101,7 @@ def _reach(value: object, layers: Sequence[int]) -> list[int]:
     return list(layers) if value is True else _per_stage(value or 0, len(layers))
 
 
-def _strategies(settings: Settings, read: Reader, layers: Sequence[int]) -> Mapping[int, tuple[str, str]]:
+def _strategies(settings: Settings, read: SettingsReader, layers: Sequence[int]) -> Mapping[int, tuple[str, str]]:
     """Whole layers from the start of every chunk, then the operators of each pattern."""
     wholes = _reach(read.get("recompute_config.recompute", False), layers)
     patterns = {
@@ -125,7 +125,7 @@ def _half(named: Sequence[str], half: int) -> str:
     return "+".join(operator[2:] for operator in named if operator[0] == str(half)) or "none"
 
 
-def _unread(read: Reader) -> Iterator[str]:
+def _unread(read: SettingsReader) -> Iterator[str]:
     if read.get(_SELECTED) is True:
         yield "select_recompute as a switch chooses MindFormers' own cells, which is predicted as nothing recomputed."
     yield from unread(read.left, _MAY_COST)

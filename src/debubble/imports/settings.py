@@ -91,7 +91,7 @@ _NAMED = 12
 """Settings that are named in a sentence: a log lists hundreds."""
 
 
-class Reader:
+class SettingsReader:
     """Settings that are asked for by type, and know which of them were."""
 
     def __init__(self, settings: Mapping[str, Any], path: Path) -> None:

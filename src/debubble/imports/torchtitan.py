@@ -10,7 +10,7 @@ from typing import Any
 from debubble.imports.job import Job
 from debubble.imports.model import hub_model
 from debubble.imports.registry import Given, Settings, importer
-from debubble.imports.settings import Reader, read_constants, read_settings, unread
+from debubble.imports.settings import SettingsReader, read_constants, read_settings, unread
 from debubble.imports.torch_hosts import balanced_layers, chunks_of, layers_of, order_of, recomputed
 from debubble.ir import InputError, RunOptions, Schedule
 from debubble.models import Model
@@ -68,7 +68,7 @@ def _of_recipe(constants: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 @importer("torchtitan", settings=read_recipe, file="plan.py")
 def torchtitan(settings: Settings, path: Path, given: Given) -> Job:
     """Degrees, stages, order and recomputation of a torchtitan configuration."""
-    read = Reader(settings, path)
+    read = SettingsReader(settings, path)
     model = given.model or _model(read, path)
     pipeline = given.pipeline or read.size("parallelism.pipeline_parallel_degree", 1)
     tensor = read.size("parallelism.tensor_parallel_degree", 1)
@@ -108,7 +108,7 @@ def torchtitan(settings: Settings, path: Path, given: Given) -> Job:
     )
 
 
-def _order(read: Reader, path: Path) -> str | Schedule:
+def _order(read: SettingsReader, path: Path) -> str | Schedule:
     return order_of(
         read.text("parallelism.pipeline_parallel_schedule", "1F1B"),
         read.text("parallelism.pipeline_parallel_schedule_csv", ""),
@@ -116,13 +116,13 @@ def _order(read: Reader, path: Path) -> str | Schedule:
     )
 
 
-def _length(read: Reader) -> int:
+def _length(read: SettingsReader) -> int:
     """Tokens per sequence, in the words of the development version or of 0.3.0."""
     name = "training.max_context_length"
     return read.size(name if read.get(name) is not None else "training.seq_len")
 
 
-def _batch(read: Reader, length: int, *, data: int, pipeline: int) -> tuple[int, int]:
+def _batch(read: SettingsReader, length: int, *, data: int, pipeline: int) -> tuple[int, int]:
     """Sequences per micro-batch, and micro-batches per step and replica.
 
     A pipeline divides a local batch; without one it is a micro-batch, and the gradients of several add up to the global
@@ -143,14 +143,14 @@ def _batch(read: Reader, length: int, *, data: int, pipeline: int) -> tuple[int,
     return size, max(1, of_step // (local * data))
 
 
-def _zero(read: Reader, pipeline: int) -> int:
+def _zero(read: SettingsReader, pipeline: int) -> int:
     """FSDP over a pipeline reduces gradients once; without one after each micro-batch."""
     if pipeline > 1:
         return 1
     return 2 if read.get("parallelism.fsdp_reshard_after_forward", "default") == "never" else 3
 
 
-def _model(read: Reader, path: Path) -> Model:
+def _model(read: SettingsReader, path: Path) -> Model:
     """The known model, without vision towers and layers that predict further tokens, which torchtitan's models lack."""
     read.skip("model_spec.model.")
     name = read.get("model.name") or read.get("model_spec.name", "")
@@ -163,7 +163,7 @@ def _model(read: Reader, path: Path) -> Model:
     return Model.from_hf({**text.config, "num_nextn_predict_layers": 0}) if text.mtp_layers else text
 
 
-def _split(read: Reader, model: Model, pipeline: int, chunks: int) -> tuple[int, ...]:
+def _split(read: SettingsReader, model: Model, pipeline: int, chunks: int) -> tuple[int, ...]:
     """Torchtitan's own split into stages."""
     first = read.size("parallelism.pipeline_parallel_first_stage_less_layers", 1)
     last = read.size("parallelism.pipeline_parallel_last_stage_less_layers", 1)
@@ -174,7 +174,7 @@ def _split(read: Reader, model: Model, pipeline: int, chunks: int) -> tuple[int,
     return balanced_layers(model.layers, stages, first_less=first, last_less=last)
 
 
-def _strategies(read: Reader, model: Model) -> dict[int, tuple[str, str]]:
+def _strategies(read: SettingsReader, model: Model) -> dict[int, tuple[str, str]]:
     planned = read.numbers(RECOMPUTED)
     if planned:
         return recomputed(planned)
@@ -186,7 +186,7 @@ def _strategies(read: Reader, model: Model) -> dict[int, tuple[str, str]]:
     return recomputed(range(model.layers), "norm+activation+multiply") if policy == "op" else {}
 
 
-def _policy(read: Reader) -> str:
+def _policy(read: SettingsReader) -> str:
     """`none`, `full`, `op` (selective by operators), `memory_budget`, or a number n: every n-th layer.
 
     A configuration that torchtitan saved has no name for its policy, but the settings of one.
@@ -200,7 +200,7 @@ def _policy(read: Reader) -> str:
     return next((policy for name, policy in own.items() if f"activation_checkpoint.{name}" in read), "none")
 
 
-def _unread(read: Reader) -> Iterator[str]:
+def _unread(read: SettingsReader) -> Iterator[str]:
     policy = _policy(read)
     if policy == "op":
         yield (

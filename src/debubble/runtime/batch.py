@@ -37,7 +37,7 @@ ENTRIES = ("input_ids", "labels", "targets", "attention_mask", "position_ids")
 
 
 @dataclass(frozen=True)
-class Rows:
+class TokenRows:
     """Tokens and targets, [rows, length] each, of a step or of one micro-batch."""
 
     tokens: Tensor
@@ -54,7 +54,7 @@ class Rows:
         """Tokens that have a part in the loss."""
         return int((self.targets != IGNORED).sum())
 
-    def cut(self, parts: int) -> list[Rows]:
+    def cut(self, parts: int) -> list[TokenRows]:
         """Equal parts, each with storages of its own: what one micro-batch saves can be offloaded without the others.
 
         Raises InputError if the rows cannot be divided so.
@@ -63,9 +63,9 @@ class Rows:
             raise InputError(f"A batch of {len(self.tokens)} rows cannot be cut into {parts} equal micro-batches.")
         return [self.each(partial(_part, index=index, parts=parts)) for index in range(parts)]
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> Rows:
+    def each(self, change: Callable[[Tensor], Tensor]) -> TokenRows:
         """The rows with every tensor changed so."""
-        return Rows(
+        return TokenRows(
             change(self.tokens),
             change(self.targets),
             None if self.positions is None else change(self.positions),
@@ -78,7 +78,7 @@ class Rows:
 class StepBatch:
     """One step's micro-batches."""
 
-    parts: Sequence[Rows]
+    parts: Sequence[TokenRows]
     """One for each micro-batch."""
     checksum: int
     """Checksum of all that was given: ranks that have the same batch have the same one."""
@@ -170,25 +170,27 @@ def check_entries(names: Iterable[str], owner: str, more: Sequence[str] = ()) ->
         )
 
 
-def _own(rows: Rows, group: ContextGroup) -> Rows:
+def _own(rows: TokenRows, group: ContextGroup) -> TokenRows:
     positions = rows.positions
     if positions is None:
         positions = torch.arange(rows.tokens.shape[1], device=rows.tokens.device)[None]
     tokens, targets, positions = (group.own(tensor, 1) for tensor in (rows.tokens, rows.targets, positions))
-    return Rows(tokens, targets, positions, rows.documents)
+    return TokenRows(tokens, targets, positions, rows.documents)
 
 
-def _read(batch: Entries, has_positions: bool, has_masks: bool, loss_entries: Sequence[str]) -> Rows:
+def _read(batch: Entries, has_positions: bool, has_masks: bool, loss_entries: Sequence[str]) -> TokenRows:
     missing = next((name for name in loss_entries if isinstance(batch, Tensor) or name not in batch), None)
     if missing is not None:
         raise InputError(f"The loss asks for '{missing}', which the batch does not have: give it as an entry.")
     if isinstance(batch, Tensor):
         if batch.dim() != 2 or batch.shape[1] < 2:
             raise InputError(f"A batch of tokens has shape [rows, length + 1], not {list(batch.shape)}.")
-        return Rows(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
+        return TokenRows(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
     check_entries(batch, "The batch", loss_entries)
     tokens, targets = _tokens_and_targets(batch)
-    rows = Rows(tokens.contiguous(), targets.contiguous(), loss_inputs={name: batch[name] for name in loss_entries})
+    rows = TokenRows(
+        tokens.contiguous(), targets.contiguous(), loss_inputs={name: batch[name] for name in loss_entries}
+    )
     for name, tensor in rows.loss_inputs.items():
         if not tensor.dim() or len(tensor) != len(tokens):
             raise InputError(f"'{name}' must have {len(tokens)} rows, as 'input_ids' has, not {list(tensor.shape)}.")
@@ -228,7 +230,7 @@ def _shifted(labels: Tensor) -> Tensor:
     return targets
 
 
-def _with_positions(rows: Rows, positions: Tensor, *, allowed: bool) -> Rows:
+def _with_positions(rows: TokenRows, positions: Tensor, *, allowed: bool) -> TokenRows:
     """The rows with positions of their own; as they are if these are the usual ones."""
     length = rows.tokens.shape[1]
     usual = torch.arange(length, device=positions.device)
@@ -247,7 +249,7 @@ def _with_positions(rows: Rows, positions: Tensor, *, allowed: bool) -> Rows:
     return replace(rows, positions=positions, documents=documents if begins.any() else None)
 
 
-def _with_mask(rows: Rows, mask: Tensor, *, allowed: bool) -> Rows:
+def _with_mask(rows: TokenRows, mask: Tensor, *, allowed: bool) -> TokenRows:
     """The rows with hidden tokens in documents of their own; as they are if nothing that counts sees them."""
     seen = mask != 0
     if mask.shape == rows.tokens.shape and seen.all():

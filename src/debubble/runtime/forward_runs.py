@@ -11,7 +11,7 @@ from torch import Tensor
 
 from debubble.ir import InputError, Plan, lower_forwards
 from debubble.runtime.assembly import loss_dtype
-from debubble.runtime.batch import Batch, Rows, StepBatch
+from debubble.runtime.batch import Batch, StepBatch, TokenRows
 from debubble.runtime.execution.interpreter import Interpreter
 from debubble.runtime.execution.operations import TensorOperations
 from debubble.runtime.execution.status import RankStatus
@@ -91,7 +91,7 @@ class ForwardRuns:
         kept = last_logits(self._plan, self._part.stages, self._ranks.device, self._ranks.tensor)
         with self._evaluation_mode(), kept as logits:
             for _ in range(new_tokens):
-                batch = StepBatch(Rows(tokens, torch.zeros_like(tokens)).cut(each), checksum=0)
+                batch = StepBatch(TokenRows(tokens, torch.zeros_like(tokens)).cut(each), checksum=0)
                 self._lanes.start_step()
                 self._interpreter.run(self._inputs.state(batch, 1, seed=0))
                 following = torch.zeros(len(tokens), dtype=torch.int64, device=self._lanes.device)

@@ -26,7 +26,7 @@ from debubble.training.checkpoint.folder import (
     glance,
     progress_of,
 )
-from debubble.training.checkpoint.metadata import Reader, read_metadata
+from debubble.training.checkpoint.metadata import CheckpointReader, read_metadata
 from debubble.training.checkpoint.saver import first_failure
 from debubble.training.options import TrainOptions, check_any_whole, start_of
 
@@ -116,7 +116,7 @@ def load(checkpoint: Path, state: State) -> None:
 
     Raises InputError if it is another model's, DamagedError if it cannot be read.
     """
-    reader = Reader(checkpoint, ask_rank_0(lambda: read_metadata(checkpoint)))
+    reader = CheckpointReader(checkpoint, ask_rank_0(lambda: read_metadata(checkpoint)))
     try:
         state_dict_loader.load(tensors(state), storage_reader=reader, planner=LoadPieces(state))
     except (OSError, CheckpointException) as error:

@@ -23,7 +23,7 @@ TRIAL = 1, 4
 """Rows and tokens of the trial that shows how the model calls its layers."""
 
 
-class Given(NamedTuple):
+class LayerArguments(NamedTuple):
     """The arguments that the model gives a layer: the hidden states, and what it needs beside them."""
 
     hidden: Tensor
@@ -31,18 +31,18 @@ class Given(NamedTuple):
     named: Mapping[str, Any]
 
 
-class Walk:
-    """The model's forward on its way past the layers."""
+class ForwardProbe:
+    """The model's forward, which notes what each layer is given and may replace what the last one returns."""
 
     def __init__(self, layers: int) -> None:
         self.layers = layers
         self.tupled = False
         """True if layers return their result as the first of a tuple."""
-        self.given: list[Given] = []
+        self.given: list[LayerArguments] = []
         self.result: Tensor | None = None
         """The tensor that the last layer is to return; None: the one that the first is given."""
 
-    def past(self, given: Given) -> Any:
+    def past(self, given: LayerArguments) -> Any:
         """Note a layer's arguments, and return what the model is to go on with in place of the layer's result."""
         self.given.append(given)
         replaced = self.result is not None and len(self.given) == self.layers
@@ -53,26 +53,26 @@ class Walk:
 class _StandIn(nn.Module):
     """A module in a layer's place, with the plain attributes that the model may ask it for."""
 
-    def __init__(self, layer: nn.Module, walk: Walk) -> None:
+    def __init__(self, layer: nn.Module, probe: ForwardProbe) -> None:
         super().__init__()
-        self.walk = walk
+        self.probe = probe
         for name, value in vars(layer).items():
             if isinstance(value, (str, int, float)):
                 setattr(self, name, value)
 
     def forward(self, hidden_states: Tensor, *arguments: Any, **named: Any) -> Any:
-        return self.walk.past(Given(hidden_states, arguments, named))
+        return self.probe.past(LayerArguments(hidden_states, arguments, named))
 
 
 class _Absent(nn.Module):
     """A module in the place of one that another unit has: passes its input on while the result is of no account."""
 
-    def __init__(self, name: str, walk: Walk, *, before: bool) -> None:
+    def __init__(self, name: str, probe: ForwardProbe, *, before: bool) -> None:
         super().__init__()
-        self.name, self.walk, self.before = name, walk, before
+        self.name, self.probe, self.before = name, probe, before
 
     def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
-        if self.before == bool(self.walk.given):
+        if self.before == bool(self.probe.given):
             raise ValueError(f"it uses '{self.name}' on both sides of its layers")
         return x
 
@@ -82,29 +82,29 @@ class Frame:
     """The model with stand-ins for its layers, and perhaps for what comes before or after them."""
 
     causal: Any
-    walk: Walk
+    probe: ForwardProbe
 
     def up_to_layers(self, tokens: Tensor) -> Tensor:
         """The hidden states that the first layer is given for these tokens."""
-        return self._walk(input_ids=tokens)[0].hidden
+        return self._arguments(input_ids=tokens)[0].hidden
 
     def from_layers(self, x: Tensor) -> Tensor:
         """The logits, if the last layer returns `x`."""
-        self.walk.result = x
+        self.probe.result = x
         logits: Tensor = self.causal(inputs_embeds=x.detach(), use_cache=False).logits
         self._taken()
         return logits
 
-    def around_layers(self, x: Tensor) -> Sequence[Given]:
+    def around_layers(self, x: Tensor) -> Sequence[LayerArguments]:
         """The arguments that each layer is given, if `x` comes from the embedding."""
-        return self._walk(inputs_embeds=x)
+        return self._arguments(inputs_embeds=x)
 
-    def _walk(self, **inputs: Tensor) -> list[Given]:
+    def _arguments(self, **inputs: Tensor) -> list[LayerArguments]:
         self.causal.base_model(**inputs, use_cache=False)
         return self._taken()
 
-    def _taken(self) -> list[Given]:
-        given, self.walk.given, self.walk.result = self.walk.given, [], None
+    def _taken(self) -> list[LayerArguments]:
+        given, self.probe.given, self.probe.result = self.probe.given, [], None
         return given
 
 
@@ -125,8 +125,8 @@ class Anatomy:
         self._check_state(config)
         order = [*(getattr(base.config, "base_model_pp_plan", None) or dict(base.named_children()))]
         self._before = set(order[: order.index(own)])
-        self._walk = Walk(len(self.layers))
-        setattr(base, own, nn.ModuleList(_StandIn(layer, self._walk) for layer in self.layers))
+        self._probe = ForwardProbe(len(self.layers))
+        setattr(base, own, nn.ModuleList(_StandIn(layer, self._probe) for layer in self.layers))
         self._around = self._trial(config)
 
     @property
@@ -148,13 +148,13 @@ class Anatomy:
         """A copy that has what comes before the layers, or after them, if it is `held`."""
         model = copy.deepcopy(self.model)
         base = model.base_model
-        walk = next(module for module in model.modules() if isinstance(module, _StandIn)).walk
+        probe = next(module for module in model.modules() if isinstance(module, _StandIn)).probe
         for parent in (model, base):
             for name, child in list(parent.named_children()):
                 before = parent is base and name in self._before
                 if child is not base and not held(before) and any(True for _ in child.parameters()):
-                    setattr(parent, name, _Absent(name, walk, before=before))
-        return Frame(model, walk)
+                    setattr(parent, name, _Absent(name, probe, before=before))
+        return Frame(model, probe)
 
     def _check_state(self, config: Mapping[str, Any]) -> None:
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
@@ -166,7 +166,7 @@ class Anatomy:
         """The frame without parameters, once it has shown how layers are called."""
         x = torch.full((*TRIAL, self.model.config.hidden_size), torch.nan)
         why = ""
-        for self._walk.tupled in (False, True):
+        for self._probe.tupled in (False, True):
             frame = self._frame(lambda _: False)
             for name, _ in frame.causal.named_parameters():
                 raise _refusal(config, f"'{name}' belongs to no module beside or in them")

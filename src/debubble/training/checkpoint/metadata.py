@@ -33,7 +33,7 @@ KNOWN: Mapping[str, frozenset[str]] = {
 """Names that a metadata file may contain, by module."""
 
 
-class Reader(FileSystemReader):
+class CheckpointReader(FileSystemReader):
     """Reads the tensors of a checkpoint's folder, whose metadata has been read already."""
 
     def __init__(self, checkpoint: Path, metadata: Metadata) -> None:
