@@ -116,7 +116,7 @@ def random_stages(data: st.DataObject, stages: int) -> db.StageCosts:
 
 
 @given(st.data())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_no_schedule_of_given_stages_beats_the_bound(data: st.DataObject) -> None:
     check_stages(data)
 
@@ -164,7 +164,7 @@ def units_of(data: st.DataObject) -> Units:
 
 
 @given(st.data())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_no_plan_of_a_model_beats_the_bound(data: st.DataObject) -> None:
     check_units(data)
 
