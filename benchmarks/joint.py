@@ -131,7 +131,10 @@ def papers_page(rows: list[dict[str, Any]]) -> str:
         for row in (row for row in rows if row["setting"] == name):
             beside = f"{row['1f1b']:.2f}" + (f" (R = {100 * recomputed:.0f}%)" if recomputed else "")
             ratio = row["1f1b"] / row["joint"]
-            lines.append(f"| {setting.words} | {beside} | {row['joint']:.2f} | {ratio:.3f} | {row['bound']:.2f} |")
+            effort = "" if row["effort"] == EFFORTS[-1] else f" (effort {row['effort']:g})"
+            lines.append(
+                f"| {setting.words} | {beside} | {row['joint']:.2f}{effort} | {ratio:.3f} | {row['bound']:.2f} |"
+            )
     return "\n".join(lines)
 
 
