@@ -169,7 +169,7 @@ class Pipeline:
         self._origin = 0.0
         """When the last step began, in seconds on the host's clock."""
         self._static = 0
-        """Static bytes when the last step's program had run: gradients may be gone since."""
+        """Most static bytes when the last step's program had run: gradients may be gone since."""
 
     # Steps
 
@@ -587,13 +587,15 @@ class Pipeline:
 
     def _finish_gradients(self) -> None:
         """Give every parameter its whole gradient: over replicas, and over both copies of a tied table."""
+        # Where replicas divide what an optimizer steps, whole gradients take more than what is left of them.
+        whole = self.static_bytes if self.ranks.over_replicas.divided else 0
         with self.status.phase("sums gradients", local=False):
             for stage, weights in self._part.weights.items():
                 if stage not in self._optimizers.inside:
                     weights.finish()
             if self.ranks.shares_table:
                 self._sum_over_tied()
-        self._static = self.static_bytes
+        self._static = max(whole, self.static_bytes)
 
     def _sum_over_tied(self) -> None:
         table = next(self._part.masters[name] for name in self._part.tied or () if name in self._part.masters)

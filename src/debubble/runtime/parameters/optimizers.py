@@ -95,7 +95,9 @@ class DeviceOptimizers:
         stepped = [p for p in part.masters.values() if p.requires_grad and p not in hosted]
         shards = [shard for weights in part.weights.values() for shard in weights.shards]
         averages = [] if self.averages is None else [self.averages.of(p) for p in dict.fromkeys(stepped)]
-        tensors = [*stepped, *working, *shards, *(t for p in stepped for t in (p.grad, *states.get(p, ()))), *averages]
+        gradients = [gradient for weights in part.weights.values() for gradient in weights.gradients]
+        optimized = (t for p in stepped for t in (p.grad, *states.get(p, ())))
+        tensors = [*stepped, *working, *shards, *gradients, *optimized, *averages]
         local = [local_tensor(t) for t in tensors if isinstance(t, Tensor)]
         own = [part for t in local for part in (inner_tensors(t) or [t])]
         # A parameter that is not gathered has an empty storage.

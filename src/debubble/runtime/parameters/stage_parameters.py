@@ -188,6 +188,13 @@ class StageWeights:
         """This replica's rows of the working parameters that replicas divide."""
         return [parameter.shard for parameter in self._gathering]
 
+    @property
+    def gradients(self) -> list[Tensor]:
+        """The gradients that masters do not have yet, whole or reduced."""
+        aside = (gradient for sums in self._set_aside.values() for gradient in sums)
+        found = (*self._sums, *self._reduced, *aside, *(pair.working.grad for pair in self._pairs))
+        return [gradient for gradient in found if gradient is not None]
+
     def gather(self) -> None:
         """UNSHARD: make the working parameters whole.  The replicas gather the same stages in the same order."""
         for parameter in self._gathering:
