@@ -43,14 +43,14 @@ from debubble.ir import Plan, PlannedUnit, RunOptions, StageCosts
 from debubble.planners import FixedStages, Problem
 from debubble.planners.plan_model import solve
 from debubble.runtime.memory.activations import Ledger, value
-from debubble.runtime.operators import Deferred, Linear, WeightGradients
+from debubble.runtime.operators import Deferred, Deferring, WeightGradients, call
 
 UNIT = 0.006
 """Seconds of a unit of time."""
 FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, COMMUNICATION = 10, 11, 9, 1
 LENGTH, WIDTH = 2048, 16
 MESSAGE = 4 * LENGTH * WIDTH
-"""Bytes that stages hand on, and that the weight's gradient needs of input and output each."""
+"""Bytes that stages hand on, and that W needs of the input and of the output's gradient each."""
 KEPT = 8
 """Messages' sizes that a stage keeps of a micro-batch, if it is the only one of its device."""
 INSTANCES = ("4x8", "4x16", "8x16")
@@ -84,44 +84,49 @@ class _Sleep(Function):
     def forward(ctx: Any, x: Tensor, stage: SleepingStage) -> Tensor:
         stage.sleep(FORWARD)
         ctx.stage = stage
-        ctx.save_for_backward(x if stage.recomputes else x.new_zeros(stage.kept - 1, *x.shape))
+        ctx.save_for_backward(
+            *([x] if stage.recomputes else [x.new_zeros(stage.kept - 1, *x.shape), torch.zeros_like(x)])
+        )
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        assert ctx.saved_tensors
-        ctx.stage.sleep(FORWARD + BACKWARD_INPUT + BACKWARD_WEIGHT if ctx.stage.recomputes else BACKWARD_INPUT)
-        return gradients[0].contiguous(), None
+        stage, gradient = ctx.stage, gradients[0].contiguous()
+        *_, x = ctx.saved_tensors
+        if stage.recomputes:
+            stage.sleep(FORWARD)
+        stage.sleep(BACKWARD_INPUT)
+        stage.later.leave(stage.compute_weight_gradients, x, gradient)
+        return gradient, None
 
 
-class SleepingStage(nn.Module):
-    """A stage that sleeps for its times, with one small linear layer whose weight gradient sleeps, too.
+class SleepingStage(Deferring):
+    """A stage that sleeps for its times.
 
     Args:
         chunks: Stages of its device.
-        deferring: Whether the layer is debubble's, which can leave its weight gradient for later.
         recomputes: Whether it keeps its input alone.
     """
 
-    def __init__(self, chunks: int, *, deferring: bool = False, recomputes: bool = False) -> None:
+    def __init__(self, chunks: int, *, recomputes: bool = False) -> None:
         super().__init__()
         self.chunks, self.kept, self.recomputes, self.awake = chunks, KEPT // chunks, recomputes, False
         # What the first stage computes from it needs a gradient, as all other inputs do.
         self.origin = nn.Parameter(torch.zeros(()))
-        self.linear = Linear(WIDTH, WIDTH, bias=False) if deferring else nn.Linear(WIDTH, WIDTH, bias=False)
-        nn.init.zeros_(self.linear.weight)
-        self.linear.weight.register_post_accumulate_grad_hook(lambda _: self.sleep(BACKWARD_WEIGHT))
 
     def sleep(self, units: float) -> None:
         """Take the time of an operation."""
         if not self.awake:
             time.sleep(UNIT * units / self.chunks)
 
+    def compute_weight_gradients(self, x: Tensor, gradient: Tensor) -> None:
+        """Take the time of W."""
+        self.sleep(BACKWARD_WEIGHT)
+
     def forward(self, x: Tensor) -> Tensor:
         """Map tokens [rows, length] or hidden states [rows, length, width] to hidden states."""
         x = x if x.is_floating_point() else self.origin.expand(*x.shape, WIDTH)
-        h: Tensor = _Sleep.apply(x, self)
-        return h if self.recomputes else self.linear(h)
+        return call(_Sleep, x, self)
 
 
 def loss_of(output: Tensor, targets: Tensor) -> Tensor:
@@ -175,11 +180,10 @@ def torchs(kind: TorchSchedule, devices: int, rank: int, *, taken: int, times: i
     if kind.splits:
         later.defer(ledger, queue)
     own = placement.stages_of[rank]
-    modules = [SleepingStage(len(own), deferring=kind.splits, recomputes=recomputes) for _ in own]
+    modules = [SleepingStage(len(own), recomputes=recomputes) for _ in own]
     for module in modules:
         ledger.exclude(module.parameters())
-        if kind.splits:
-            module.linear.later = later
+        module.later = later
 
     def weights_later() -> Callable[[], None]:
         left = list(queue)
