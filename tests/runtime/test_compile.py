@@ -48,7 +48,7 @@ def step_alone(plan: Any, *, compile: Any, tokens: Any) -> Any:
     return run_threads(plan, one, compile=compile)[0]
 
 
-def check_processes(tmp_path: Path, plans: Any, config: Any, backend: str) -> None:
+def check_processes(tmp_path: Path, plans: Any, config: Any, backend: str, *, tolerance: float = 1e-12) -> None:
     """Ranks in processes of their own, with compiled units, against one process without."""
     tokens = tokens_of(config, rows=ROWS, length=LENGTH)
     paths = [tmp_path / f"{index}.json" for index in range(len(plans))]
@@ -64,9 +64,9 @@ def check_processes(tmp_path: Path, plans: Any, config: Any, backend: str) -> No
     for answers in zip(*(torch.load(folder / f"rank{rank}.pt") for rank in range(ranks)), strict=True):
         found = {name: gradient for _, part, _ in answers for name, gradient in part.items()}
         assert found.keys() == expected.keys()
-        torch.testing.assert_close(answers[0][0], expected_loss, rtol=1e-12, atol=0)
+        torch.testing.assert_close(answers[0][0], expected_loss, rtol=tolerance, atol=0)
         for name, gradient in expected.items():
-            assert (found[name] - gradient).abs().max() <= 1e-12 * gradient.abs().max(), name
+            assert (found[name] - gradient).abs().max() <= tolerance * gradient.abs().max(), name
 
 
 def schedule(name: str, devices: int) -> Any:
@@ -95,7 +95,9 @@ def test_two_ranks_run_transformers_layers_compiled_whole(tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [LLAMA, MIXTRAL, GEMMA2, GENERIC["olmo2"]], ids=lambda config: config["model_type"])
 def test_two_ranks_train_with_compiled_kernels(tmp_path: Path, family: Any) -> None:
-    check_processes(tmp_path, [plan_of(schedule("1f1b", 2), family)], family, "inductor")
+    # transformers' norms compute in fp32, whose roundings differ in fused kernels.
+    tolerance = 1e-12 if family["model_type"] in FAMILIES else 1e-5
+    check_processes(tmp_path, [plan_of(schedule("1f1b", 2), family)], family, "inductor", tolerance=tolerance)
 
 
 @pytest.mark.parametrize("config", [LLAMA, GENERIC["olmo2"]], ids=["own units", "transformers' modules"])
