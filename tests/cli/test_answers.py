@@ -12,7 +12,7 @@ import pytest
 import debubble as db
 from debubble.cli import main
 from debubble.cli.answers import ANSWERS, json_schema
-from debubble.reproduce import Report, papers
+from debubble.reproduce import PaperReport, papers
 from debubble.reproduce.registry import reproduced
 from tests.exports.hand_plans import priced
 from tests.imports.test_measurements import trace
@@ -117,10 +117,10 @@ def test_profile_answers_as_its_schema_says(
 def test_reproduce_answers_as_its_schema_says(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def quick_report(name: str, *, draw: bool) -> Report:
+    def quick_report(name: str, *, draw: bool) -> PaperReport:
         quick = [entry for entry in papers[name].entries if not entry.slow][:4]
         results = tuple(reproduced(entry, draw=draw) for entry in quick)
-        return Report(name=name, title=papers[name].title, results=results)
+        return PaperReport(name=name, title=papers[name].title, results=results)
 
     monkeypatch.setattr("debubble.reproduce.report", quick_report)
     answer = printed(capsys, monkeypatch, "reproduce", "obscura")

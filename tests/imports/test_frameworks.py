@@ -10,7 +10,7 @@ import pytest
 
 import debubble as db
 from debubble.imports import imports
-from debubble.imports.job import Job
+from debubble.imports.job import ImportedJob
 from debubble.imports.registry import Given
 from debubble.ir import InputError
 
@@ -52,7 +52,9 @@ recompute_config: {recompute: [3, 2, 1, 0]}
 """
 
 
-def job(framework: str, folder: Path, name: str, text: str, *, cluster: str = "4xA100-80GB", **given: Any) -> Job:
+def job(
+    framework: str, folder: Path, name: str, text: str, *, cluster: str = "4xA100-80GB", **given: Any
+) -> ImportedJob:
     file = folder / name
     file.write_text(text)
     importer = imports[framework]

@@ -9,7 +9,7 @@ import pytest
 
 import debubble as db
 from debubble.imports import imports
-from debubble.imports.job import Job
+from debubble.imports.job import ImportedJob
 from debubble.imports.registry import Given
 from debubble.imports.settings import read_arguments
 from debubble.ir import InputError
@@ -55,7 +55,7 @@ LOG = """using world size: 4, data-parallel size: 1
 """
 
 
-def job(folder: Path, text: str, *, cluster: str = "4xA100-80GB", **given: Any) -> Job:
+def job(folder: Path, text: str, *, cluster: str = "4xA100-80GB", **given: Any) -> ImportedJob:
     file = folder / "job.sh"
     file.write_text(text)
     importer = imports["megatron"]

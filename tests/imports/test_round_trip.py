@@ -10,7 +10,7 @@ import pytest
 import debubble as db
 from debubble.exports import exports
 from debubble.imports import imports
-from debubble.imports.job import Job
+from debubble.imports.job import ImportedJob
 from debubble.imports.registry import Given
 from debubble.ir import Plan
 from debubble.models import Model
@@ -47,7 +47,7 @@ def planned(target: str, job: str) -> Plan:
     return db.plan(untied, cluster, target=target, **options)
 
 
-def read(plan: Plan, target: str, folder: Path) -> Job:
+def read(plan: Plan, target: str, folder: Path) -> ImportedJob:
     for name, content in exports[target](plan).files.items():
         (folder / name).write_text(content)
     importer = imports[target]

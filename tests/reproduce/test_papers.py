@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from debubble.cli.reproduce import split
-from debubble.reproduce import Entry, Exhibit, Paper, Report, Result, Table, pages, papers
+from debubble.reproduce import Entry, EntryResult, Exhibit, Paper, PaperReport, Table, pages, papers
 from debubble.reproduce.claims import compared, unavailable
 from debubble.reproduce.drawings import Bars, Cells, Lines, svg
 from debubble.reproduce.registry import reproduced
@@ -47,15 +47,15 @@ def test_every_figure_and_table_of_a_paper_has_an_entry(paper: str) -> None:
     assert {f"Table {number}" for number in TABLES.get(paper, ())} <= places
 
 
-def made(*claims: str) -> Report:
+def made(*claims: str) -> PaperReport:
     """A report whose claims are the same, or cannot be had if their statement says so."""
     made_of = tuple(
         unavailable(text, because="no one knows") if "missing" in text else compared(text, paper=("1",), ours=[1])
         for text in claims
     )
     table = Table(title="A table", columns=("a", "b"), rows=((1.23456, None),), basis="exact")
-    result = Result(place="Figure 1", what="an example", claims=made_of, tables=(table,), pictures=(b"<svg/>",))
-    return Report(name="paper", title="A paper", results=(result,))
+    result = EntryResult(place="Figure 1", what="an example", claims=made_of, tables=(table,), pictures=(b"<svg/>",))
+    return PaperReport(name="paper", title="A paper", results=(result,))
 
 
 def test_the_summary_counts_the_claims() -> None:

@@ -12,8 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from debubble.costs.files import UnitsFile
 from debubble.costs.known_hardware import Hardware
-from debubble.imports.comparison import Change as Setting
-from debubble.imports.comparison import Figures
+from debubble.imports.comparison import Figures, SettingChange
 from debubble.ir import CandidateSummary, PlannedUnit
 from debubble.ir.degrees import ConfigurationSummary, Degrees, MemoryParts
 from debubble.ir.plan_entries import Robustness
@@ -30,7 +29,7 @@ class Answer(Struct, forbid_unknown_fields=True, kw_only=True):
     schema: Literal[2]
 
 
-class Change(Struct, forbid_unknown_fields=True, kw_only=True):
+class PlannedChange(Struct, forbid_unknown_fields=True, kw_only=True):
     """A change of a plan that was planned."""
 
     change: str
@@ -38,7 +37,7 @@ class Change(Struct, forbid_unknown_fields=True, kw_only=True):
     seconds_per_sequence: Annotated[float | None, Meta(description="The step's seconds over its sequences.")]
 
 
-class Search(Struct, forbid_unknown_fields=True, kw_only=True):
+class SearchFigures(Struct, forbid_unknown_fields=True, kw_only=True):
     """Numbers of choices of degrees."""
 
     legal: Annotated[int, Meta(description="That divide model, batch and devices.")]
@@ -94,22 +93,24 @@ class PlanAnswer(ModelFigures, forbid_unknown_fields=True, kw_only=True):
     candidates: Annotated[list[CandidateSummary], Meta(description="Every planner's answer, or why it has none.")]
     remarks: Annotated[list[str], Meta(description="Sentences to know.")]
     days: Annotated[float | UnsetType, Meta(description="That training on --tokens takes.")] = UNSET
-    levers: Annotated[list[Change] | UnsetType, Meta(description="With --why: without a lever of the plan.")] = UNSET
+    levers: Annotated[list[PlannedChange] | UnsetType, Meta(description="With --why: without a lever of the plan.")] = (
+        UNSET
+    )
     advice: Annotated[
-        list[Change] | UnsetType,
+        list[PlannedChange] | UnsetType,
         Meta(
             description="What might help, by quick plans without --why; the first is the plan's own problem, planned"
             " again in the same way."
         ),
     ] = UNSET
     quick_advice: Annotated[
-        list[Change] | UnsetType, Meta(description="Without --why: the same as `advice`, by quick plans.")
+        list[PlannedChange] | UnsetType, Meta(description="Without --why: the same as `advice`, by quick plans.")
     ] = UNSET
     configurations: Annotated[
         list[ConfigurationSummary] | UnsetType,
         Meta(description="The best choices of degrees, the plan's first; alone where the degrees were given."),
     ] = UNSET
-    search: Search | UnsetType = UNSET
+    search: SearchFigures | UnsetType = UNSET
     pareto: Annotated[
         list[ConfigurationSummary] | UnsetType,
         Meta(description="With --pareto: the front of time and memory, the plan first."),
@@ -354,7 +355,7 @@ class ImportAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
     degrees: Annotated[Degrees, Meta(description="The job's.")]
     yours: Annotated[Figures, Meta(description="Seconds of the job's step, bytes of its fullest device.")]
     planned: Annotated[Figures | None, Meta(description="The fastest plan's; null: none was looked for, or none fits.")]
-    changes: Annotated[list[Setting], Meta(description="Settings that make the one the other.")]
+    changes: Annotated[list[SettingChange], Meta(description="Settings that make the one the other.")]
     reason: Annotated[str | None, Meta(description="Why there is no plan.")]
     unread: Annotated[list[str], Meta(description="What was not read, or is not in the prediction.")]
 

@@ -51,7 +51,7 @@ def import_(
     """Read another framework's job, predict it as it is, and say what would make it faster."""
     from debubble.costs import Cluster
     from debubble.imports import imports
-    from debubble.imports.comparison import Comparison, Figures, compare
+    from debubble.imports.comparison import Figures, JobComparison, compare
     from debubble.imports.registry import Given
     from debubble.models import named_model
     from debubble.planners.plan_model import plan_again
@@ -70,7 +70,7 @@ def import_(
     job = importer.job(settings, file, given)
     yours = job.plan(given.cluster)
     if as_it_is:
-        comparison, best = Comparison(yours=Figures.of(yours), planned=None), yours
+        comparison, best = JobComparison(yours=Figures.of(yours), planned=None), yours
     else:
         with log().status("Planning again ...") as status:
             again = partial(

@@ -19,7 +19,7 @@ from debubble.cli.output import Json, console, log, print_answer
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from debubble.reproduce import Report, Result, Table
+    from debubble.reproduce import EntryResult, PaperReport, Table
 
 PAGE = Path("papers.html")
 
@@ -48,7 +48,7 @@ def reproduce(
 
     chosen = list(papers) if paper == "all" else [paper]
     page = html or (PAGE if paper == "all" else None)
-    results: list[Report] = []
+    results: list[PaperReport] = []
     for report in _computed(chosen, draw=page is not None or pictures is not None):
         results.append(report)
         if not json:
@@ -61,7 +61,7 @@ def reproduce(
         print_answer(reports=[_plain(report) for report in results])
 
 
-def _computed(names: Sequence[str], *, draw: bool) -> Iterator[Report]:
+def _computed(names: Sequence[str], *, draw: bool) -> Iterator[PaperReport]:
     """The reports in their order, computed side by side where there are several."""
     from debubble.reproduce import report
 
@@ -75,7 +75,7 @@ def _computed(names: Sequence[str], *, draw: bool) -> Iterator[Report]:
             yield future.result()
 
 
-def _write_pictures(folder: Path, reports: Sequence[Report]) -> None:
+def _write_pictures(folder: Path, reports: Sequence[PaperReport]) -> None:
     from debubble.files import write_whole
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def _write_pictures(folder: Path, reports: Sequence[Report]) -> None:
                 write_whole(folder / f"{report.name}-{place}{more}.svg", picture)
 
 
-def _write_pages(page: Path | None, markdown: Path | None, reports: Sequence[Report]) -> None:
+def _write_pages(page: Path | None, markdown: Path | None, reports: Sequence[PaperReport]) -> None:
     from debubble.files import write_whole
     from debubble.reproduce import pages
 
@@ -99,14 +99,14 @@ def _write_pages(page: Path | None, markdown: Path | None, reports: Sequence[Rep
         log().print(f"Wrote {markdown}.")
 
 
-def _print(report: Report) -> None:
+def _print(report: PaperReport) -> None:
     out = console()
     out.print(f"\n[bold]{report.title}[/bold]")
     for result in report.results:
         _print_result(result)
 
 
-def _print_result(result: Result) -> None:
+def _print_result(result: EntryResult) -> None:
     from debubble.reproduce.registry import BASIS
 
     out = console()
@@ -147,7 +147,7 @@ def split(table: Table, width: int) -> Iterator[RichTable]:
         yield drawn
 
 
-def _plain(report: Report) -> dict[str, Any]:
+def _plain(report: PaperReport) -> dict[str, Any]:
     return {
         "name": report.name,
         "title": report.title,

@@ -22,7 +22,7 @@ from debubble.ir.stage_costs import LARGEST, CommunicationModel, HostLink, check
 from debubble.models.config import ModelConfig
 
 
-class Measured(msgspec.Struct):
+class ProfileSource(msgspec.Struct):
     """The entry `measured` of a profile."""
 
     model: dict[str, Any]
@@ -35,8 +35,8 @@ class Measured(msgspec.Struct):
     """The device that it ran on, in words."""
 
 
-class _Header(msgspec.Struct):
-    measured: Measured | None = None
+class _ProfileHeader(msgspec.Struct):
+    measured: ProfileSource | None = None
 
 
 def check_measured(profile: Mapping[str, Any], model: ModelConfig, options: RunOptions) -> None:
@@ -45,7 +45,7 @@ def check_measured(profile: Mapping[str, Any], model: ModelConfig, options: RunO
     A units file that says nothing of this was written by hand.
     """
     try:
-        measured = msgspec.convert(profile, _Header).measured
+        measured = msgspec.convert(profile, _ProfileHeader).measured
     except msgspec.ValidationError as error:
         raise InputError(f"The profile is no profile: {error}.") from error
     if measured is None:

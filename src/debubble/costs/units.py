@@ -391,7 +391,7 @@ def _sums(stage: Sequence[tuple[Unit, str]]) -> StageSums:
     )
 
 
-class _Run(NamedTuple):
+class _RecomputedRun(NamedTuple):
     """Units of a stage that recompute together."""
 
     kept: Number
@@ -399,7 +399,7 @@ class _Run(NamedTuple):
     after_input: Number
 
 
-def _workspace(runs: Sequence[_Run], *, left: Sequence[Number]) -> Number:
+def _workspace(runs: Sequence[_RecomputedRun], *, left: Sequence[Number]) -> Number:
     """The most bytes that walking back through the runs needs beyond what the forward kept.
 
     A run's are restored when those behind it have freed what they kept but for what they have `left`.
@@ -412,19 +412,19 @@ def _workspace(runs: Sequence[_Run], *, left: Sequence[Number]) -> Number:
     return most
 
 
-def _recomputed_runs(stage: Sequence[tuple[Unit, str]]) -> list[_Run]:
+def _recomputed_runs(stage: Sequence[tuple[Unit, str]]) -> list[_RecomputedRun]:
     """Unit by unit, or layer by layer where two halves share one input."""
-    runs: list[_Run] = []
+    runs: list[_RecomputedRun] = []
     previous: tuple[int | None, str] = (None, "none")
     for unit, name in stage:
         strategy = unit.strategies[name]
         if strategy.after_full is not None and previous == (unit.layer, "full"):
             kept, restored, after = runs.pop()
             kept, restored = kept + strategy.after_full, restored + unit.activation - strategy.after_full
-            runs.append(_Run(kept, restored, after + _after_input(unit)))
+            runs.append(_RecomputedRun(kept, restored, after + _after_input(unit)))
         else:
             restored = unit.activation - strategy.activation
-            runs.append(_Run(strategy.activation, restored, _after_input(unit)))
+            runs.append(_RecomputedRun(strategy.activation, restored, _after_input(unit)))
         previous = unit.layer, name
     return runs
 

@@ -20,7 +20,7 @@ from debubble.exports.options import (
     post_validation,
     written,
 )
-from debubble.exports.reduction import Choice, fastest
+from debubble.exports.reduction import Alternative, fastest
 from debubble.exports.registry import Made, exporter
 from debubble.exports.torch_csv import to_csv
 from debubble.exports.torch_hosts import accumulation, expert_degree, fsdp, placing_schedule, whole_backwards
@@ -149,12 +149,12 @@ def automodel(plan: Plan, settings: Mapping[str, Any]) -> Made:
     return Made(files, plan, (*losses, *split))
 
 
-def _ladders(stages: Sequence[StageLayers]) -> list[list[Choice[bool]]]:
+def _ladders(stages: Sequence[StageLayers]) -> list[list[Alternative[bool]]]:
     """The two choices of recomputation: no layer and every layer."""
     layers = [layer for stage in stages for layer in stage.layers]
     nothing = {layer.index: ("none",) * len(layer.strategies) for layer in layers}
     everything = {layer.index: ("full",) * len(layer.strategies) for layer in layers}
     return [
-        [Choice(False, nothing, "")],
-        [Choice(True, everything, f"{_TARGET} recomputes all layers or none: here all")],
+        [Alternative(False, nothing, "")],
+        [Alternative(True, everything, f"{_TARGET} recomputes all layers or none: here all")],
     ]

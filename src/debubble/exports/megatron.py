@@ -29,7 +29,7 @@ from debubble.exports.options import (
     written,
 )
 from debubble.exports.prices import module_offload
-from debubble.exports.reduction import Choice, LayerStrategies, fastest, require_order
+from debubble.exports.reduction import Alternative, LayerStrategies, fastest, require_order
 from debubble.exports.registry import Made, exporter
 from debubble.ir import Plan
 from debubble.models import Model
@@ -245,13 +245,13 @@ def _stage(stage: StageLayers) -> str:
     return f"{'E' * stage.embedding}{decoders}{'m' * stage.mtp}{'L' * stage.head}"
 
 
-_Choice = Choice[Mapping[str, Any]]
+_Choice = Alternative[Mapping[str, Any]]
 
 
 def ladders(plan: Plan, stages: Sequence[StageLayers]) -> Iterator[Sequence[_Choice]]:
     """Megatron's ways to recompute: nothing, some modules of every layer, or the first whole layers of every stage."""
     layers = [layer for stage in stages for layer in stage.layers]
-    yield [Choice({}, {layer.index: ("none",) * len(layer.strategies) for layer in layers}, "")]
+    yield [Alternative({}, {layer.index: ("none",) * len(layer.strategies) for layer in layers}, "")]
     if any(len(layer.strategies) == 2 for layer in layers):
         yield from ([choice] for choice in _selective(plan, layers))
     if not plan.options.expert_overlap:
@@ -259,7 +259,7 @@ def ladders(plan: Plan, stages: Sequence[StageLayers]) -> Iterator[Sequence[_Cho
 
 
 def _block(stages: Sequence[StageLayers], count: int) -> _Choice:
-    return Choice(
+    return Alternative(
         {"--recompute-granularity": "full", "--recompute-method": "block", "--recompute-num-layers": count},
         {
             layer.index: ("full" if place < count else "none",) * len(layer.strategies)
@@ -281,7 +281,7 @@ def _selective(plan: Plan, layers: Sequence[PlannedLayer]) -> Iterator[_Choice]:
             continue
         known.append(strategies)
         names = tuple(name.split("+"))
-        yield Choice(
+        yield Alternative(
             {"--recompute-granularity": "selective", "--recompute-modules": names},
             strategies,
             f"{_TARGET} recomputes the same modules in every layer: here {' and '.join(names)}",

@@ -107,7 +107,7 @@ LayerStrategies = Mapping[int, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class Choice(Generic[T]):
+class Alternative(Generic[T]):
     """One way in which a target can recompute."""
 
     setting: T
@@ -116,7 +116,7 @@ class Choice(Generic[T]):
     """The difference from the plan, as the beginning of a sentence."""
 
 
-def fastest(plan: Plan, ladders: Iterable[Sequence[Choice[T]]], *, target: str) -> tuple[Plan, T, tuple[str, ...]]:
+def fastest(plan: Plan, ladders: Iterable[Sequence[Alternative[T]]], *, target: str) -> tuple[Plan, T, tuple[str, ...]]:
     """The fastest choice that keeps no more than planned on any stage: the plan with it, its setting, what is lost.
 
     Each ladder's choices recompute more and more, so its first that suffices is the one.  Where the plan's costs are
@@ -211,7 +211,7 @@ def _with_strategies(plan: Plan, units: Units | None, strategies: Sequence[str])
     return replace(changed, schedule=replace(plan.schedule, fused_recompute=fused))
 
 
-def _first(plan: Plan, units: Units | None, ladder: Sequence[Choice[T]]) -> tuple[Choice[T], Plan] | None:
+def _first(plan: Plan, units: Units | None, ladder: Sequence[Alternative[T]]) -> tuple[Alternative[T], Plan] | None:
     for choice in ladder:
         changed = _with_layers(plan, units, choice.layers)
         if _keeps_no_more(changed, plan, priced=units is not None):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from debubble.imports.job import Job
+from debubble.imports.job import ImportedJob
 from debubble.imports.model import hub_model
 from debubble.imports.registry import Given, Settings, importer
 from debubble.imports.settings import SettingsReader, read_settings, unread
@@ -23,7 +23,7 @@ _MAY_COST = re.compile(
 
 
 @importer("automodel", settings=read_settings, file="plan.yaml")
-def automodel(settings: Settings, path: Path, given: Given) -> Job:
+def automodel(settings: Settings, path: Path, given: Given) -> ImportedJob:
     """Degrees, stages, order and recomputation of an Automodel recipe."""
     read = SettingsReader(settings, path)
     model = given.model or _model(read, path)
@@ -54,7 +54,7 @@ def automodel(settings: Settings, path: Path, given: Given) -> Job:
         lora=read.number("peft.dim", 0),
     )
     checkpointing = bool(read.get("distributed.activation_checkpointing", False))
-    return Job(
+    return ImportedJob(
         target="automodel",
         model=model,
         options=options,

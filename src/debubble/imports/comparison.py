@@ -46,7 +46,7 @@ class Figures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class SettingChange:
     """One setting to change: its value now, and then; None: it is not there."""
 
     name: str
@@ -61,7 +61,7 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class JobComparison:
     """A job and its better plan.
 
     Attributes:
@@ -73,7 +73,7 @@ class Comparison:
 
     yours: Figures
     planned: Figures | None
-    changes: tuple[Change, ...] = ()
+    changes: tuple[SettingChange, ...] = ()
     reason: str | None = None
 
     def sentences(self) -> Iterator[str]:
@@ -89,7 +89,9 @@ class Comparison:
             yield from (f"  {change}" for change in self.changes)
 
 
-def compare(importer: Importer, settings: Settings, yours: Plan, again: Callable[[], Plan]) -> tuple[Comparison, Plan]:
+def compare(
+    importer: Importer, settings: Settings, yours: Plan, again: Callable[[], Plan]
+) -> tuple[JobComparison, Plan]:
     """Plan a job again, and say what to change.
 
     Args:
@@ -106,18 +108,18 @@ def compare(importer: Importer, settings: Settings, yours: Plan, again: Callable
         plan = again()
         planned = Figures.of(plan)
         if figures.fits and planned.step_time >= figures.step_time * (1 - NEGLIGIBLE):
-            return Comparison(yours=figures, planned=figures), yours
+            return JobComparison(yours=figures, planned=figures), yours
         changes = tuple(_changes(importer, settings, yours, plan))
     except DebubbleError as error:
-        return Comparison(yours=figures, planned=None, reason=str(error)), yours
-    return Comparison(yours=figures, planned=planned, changes=changes), plan
+        return JobComparison(yours=figures, planned=None, reason=str(error)), yours
+    return JobComparison(yours=figures, planned=planned, changes=changes), plan
 
 
 NEGLIGIBLE = 1e-3
 """Share of a step by which another plan must be faster to be worth a change."""
 
 
-def _changes(importer: Importer, settings: Settings, yours: Plan, plan: Plan) -> Iterator[Change]:
+def _changes(importer: Importer, settings: Settings, yours: Plan, plan: Plan) -> Iterator[SettingChange]:
     """The settings that differ between the plan's export and the job's own, or the job's as it was read.
 
     A setting may mean the same in other words, as a degree of -1 that takes all ranks.
@@ -127,10 +129,10 @@ def _changes(importer: Importer, settings: Settings, yours: Plan, plan: Plan) ->
         now = settings.get(name)
         alike = before.get(name) == value and not _file(value)
         if not alike and not (name in settings and _words(now) == _words(value)):
-            yield Change(name=name, now=now, then=value)
+            yield SettingChange(name=name, now=now, then=value)
     for name in sorted(before.keys() - wanted.keys()):
         if name in settings:
-            yield Change(name=name, now=settings[name], then=None)
+            yield SettingChange(name=name, now=settings[name], then=None)
 
 
 def _written(importer: Importer, plan: Plan) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from debubble.imports.job import Job, even_layers
+from debubble.imports.job import ImportedJob, even_layers
 from debubble.imports.registry import Given, Settings, importer
 from debubble.imports.settings import SettingsReader, read_constants, read_settings, unread
 from debubble.imports.torch_hosts import recomputed
@@ -36,7 +36,7 @@ def read_config(path: Path) -> Mapping[str, Any]:
 
 
 @importer("deepspeed", settings=read_config, file="ds_config.json")
-def deepspeed(settings: Settings, path: Path, given: Given) -> Job:
+def deepspeed(settings: Settings, path: Path, given: Given) -> ImportedJob:
     """Batch, ZeRO level and dtype of a DeepSpeed configuration; stages and recomputation of debubble's module."""
     read = SettingsReader(settings, path)
     if given.model is None:
@@ -66,7 +66,7 @@ def deepspeed(settings: Settings, path: Path, given: Given) -> Job:
         optimizer=str(read.get("optimizer.type", "AdamW")).lower(),
         dtype=dtype,
     )
-    return Job(
+    return ImportedJob(
         target="deepspeed",
         model=given.model,
         options=options,

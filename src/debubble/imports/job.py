@@ -23,7 +23,7 @@ Strategies = Mapping[int, tuple[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class ImportedJob:
     """A job as its configuration describes it.
 
     Attributes:

@@ -29,7 +29,7 @@ _ITERATION = re.compile(r"elapsed time per iteration \(ms\): ([\d.]+)")
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredStep:
     """Seconds that parts of a step took.
 
     Attributes:
@@ -65,7 +65,7 @@ class Fit:
         return None if self.measured is None else self.predicted / self.measured - 1
 
 
-def read_measurements(paths: Sequence[Path]) -> Measured:
+def read_measurements(paths: Sequence[Path]) -> MeasuredStep:
     """Read the measurements in the traces of all ranks, or in logs.
 
     Raises:
@@ -90,14 +90,14 @@ def read_measurements(paths: Sequence[Path]) -> Measured:
             "The files have neither operations of torch's pipelining (PP:2F5) nor Megatron-LM's timers of"
             " forward-compute and backward-compute (--timing-log-level 2)."
         )
-    return Measured(
+    return MeasuredStep(
         operations={key: median(values) for key, values in durations.items()},
         totals={kind: median(values) for kind, values in totals.items()},
         step=median(steps) if steps else None,
     )
 
 
-def fitted(plan: Plan, measured: Measured) -> Fit:
+def fitted(plan: Plan, measured: MeasuredStep) -> Fit:
     """The units of a plan's model whose times are those that were measured when it ran.
 
     The units of a stage keep their shares of its time.
@@ -150,7 +150,7 @@ def _operations(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[tuple[Kin
         yield (Kind(match[2]), int(match[1])), event["dur"] / 1e6
 
 
-def _factors(plan: Plan, measured: Measured) -> Iterator[tuple[float, float]]:
+def _factors(plan: Plan, measured: MeasuredStep) -> Iterator[tuple[float, float]]:
     """Per stage, measured over computed seconds of forward and backward."""
     costs, schedule = plan.costs, plan.schedule
     again = [float(costs.recompute[s]) if s in schedule.fused_recompute else 0.0 for s in range(schedule.stages)]

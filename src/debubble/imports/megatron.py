@@ -9,7 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from debubble.exports.megatron import FSDP
-from debubble.imports.job import Job, even_layers
+from debubble.imports.job import ImportedJob, even_layers
 from debubble.imports.megatron_bridge import read_bridge
 from debubble.imports.model import Sizes, hub_model
 from debubble.imports.registry import Given, Settings, importer
@@ -28,12 +28,12 @@ def read_job(path: Path) -> Settings:
 
 
 @importer("megatron", settings=read_job, file="megatron-arguments.sh")
-def megatron(settings: Settings, path: Path, given: Given) -> Job:
+def megatron(settings: Settings, path: Path, given: Given) -> ImportedJob:
     """Degrees, stages, order and recomputation of Megatron-LM's arguments, and the model if they describe it."""
     return job_of(settings, path, given, target="megatron")
 
 
-def job_of(settings: Settings, path: Path, given: Given, *, target: str) -> Job:
+def job_of(settings: Settings, path: Path, given: Given, *, target: str) -> ImportedJob:
     """The job of Megatron-LM's arguments in a framework that takes them."""
     arguments = Arguments(settings, path)
     pipeline = given.pipeline or arguments.size("--pipeline-model-parallel-size", 1)
@@ -69,7 +69,7 @@ def job_of(settings: Settings, path: Path, given: Given, *, target: str) -> Job:
         expert_overlap="--overlap-moe-expert-parallel-comm" in arguments,
     )
     strategies = _strategies(arguments, model, layers)
-    return Job(
+    return ImportedJob(
         target=target,
         model=model,
         options=options,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 
-from debubble.imports.job import Job
+from debubble.imports.job import ImportedJob
 from debubble.imports.model import Sizes
 from debubble.imports.registry import Given, Settings, importer
 from debubble.imports.settings import SettingsReader, read_settings, unread
@@ -23,7 +23,7 @@ _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 @importer("mindformers", settings=read_settings, file="plan.yaml")
-def mindformers(settings: Settings, path: Path, given: Given) -> Job:
+def mindformers(settings: Settings, path: Path, given: Given) -> ImportedJob:
     """Degrees, stages, order and recomputation of a MindFormers configuration, and the model if it describes it."""
     read = SettingsReader(settings, path)
     model = given.model or _model(read, path)
@@ -44,7 +44,7 @@ def mindformers(settings: Settings, path: Path, given: Given) -> Job:
         zero=zero,
         dtype=_DTYPES.get(str(read.get(f"{_MODEL}compute_dtype", "bfloat16")), "bf16"),
     )
-    return Job(
+    return ImportedJob(
         target="mindformers",
         model=model,
         options=options,

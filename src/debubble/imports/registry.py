@@ -1,4 +1,4 @@
-"""The importers' registry: each reads a framework's configuration as a Job, decorated with `@importer`."""
+"""The importers' registry: each reads a framework's configuration as an ImportedJob, decorated with `@importer`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from debubble.costs import Cluster
-from debubble.imports.job import Job
+from debubble.imports.job import ImportedJob
 from debubble.models import Model
 from debubble.registry import Registry
 
@@ -49,7 +49,7 @@ class Importer:
 
     name: str
     settings: Callable[[Path], Settings]
-    job: Callable[[Settings, Path, Given], Job]
+    job: Callable[[Settings, Path, Given], ImportedJob]
     file: str
 
 
@@ -58,7 +58,7 @@ imports: Registry[Importer] = Registry("debubble.imports", what="framework to im
 
 def importer(
     name: str, *, settings: Callable[[Path], Settings], file: str
-) -> Callable[[Callable[[Settings, Path, Given], Job]], Callable[[Settings, Path, Given], Job]]:
+) -> Callable[[Callable[[Settings, Path, Given], ImportedJob]], Callable[[Settings, Path, Given], ImportedJob]]:
     """Register an importer under the name of its target.
 
     Args:
@@ -67,7 +67,7 @@ def importer(
         file: The file of an export that has the settings.
     """
 
-    def register(job: Callable[[Settings, Path, Given], Job]) -> Callable[[Settings, Path, Given], Job]:
+    def register(job: Callable[[Settings, Path, Given], ImportedJob]) -> Callable[[Settings, Path, Given], ImportedJob]:
         imports.add(name, Importer(name, settings, job, file))
         return job
 

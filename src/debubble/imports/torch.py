@@ -8,7 +8,7 @@ from pathlib import Path
 
 from debubble.exports import torch_csv
 from debubble.files import read_file
-from debubble.imports.job import Job
+from debubble.imports.job import ImportedJob
 from debubble.imports.registry import Given, Settings, importer
 from debubble.imports.torch_hosts import balanced_layers, layers_of
 from debubble.ir import InputError, RunOptions
@@ -19,7 +19,7 @@ def _whole(path: Path) -> Settings:
 
 
 @importer("torch", settings=_whole, file="schedule.csv")
-def torch(settings: Settings, path: Path, given: Given) -> Job:
+def torch(settings: Settings, path: Path, given: Given) -> ImportedJob:
     """The order of a CSV; all else is the script's, and given or 1."""
     if given.model is None or given.sequence_length is None:
         raise InputError("A schedule file is an order alone: give --model and --sequence-length too.")
@@ -30,7 +30,7 @@ def torch(settings: Settings, path: Path, given: Given) -> Job:
     else:
         layers = balanced_layers(given.model.layers, order.stages, first_less=0, last_less=0)
     data = given.cluster.count // order.devices
-    return Job(
+    return ImportedJob(
         target="torch",
         model=given.model,
         options=RunOptions(sequence_length=given.sequence_length, data=data, zero=int(data > 1)),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from debubble.imports.job import Job
+from debubble.imports.job import ImportedJob
 from debubble.imports.model import hub_model
 from debubble.imports.registry import Given, Settings, importer
 from debubble.imports.settings import SettingsReader, read_constants, read_settings, unread
@@ -66,7 +66,7 @@ def _of_recipe(constants: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 @importer("torchtitan", settings=read_recipe, file="plan.py")
-def torchtitan(settings: Settings, path: Path, given: Given) -> Job:
+def torchtitan(settings: Settings, path: Path, given: Given) -> ImportedJob:
     """Degrees, stages, order and recomputation of a torchtitan configuration."""
     read = SettingsReader(settings, path)
     model = given.model or _model(read, path)
@@ -95,7 +95,7 @@ def torchtitan(settings: Settings, path: Path, given: Given) -> Job:
         optimizer=str(read.get("optimizer.name", "AdamW")).lower(),
         dtype=_DTYPES.get(str(read.get("training.mixed_precision_param", "bfloat16")), "bf16"),
     )
-    return Job(
+    return ImportedJob(
         target="torchtitan",
         model=model,
         options=options,

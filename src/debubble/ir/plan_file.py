@@ -89,7 +89,7 @@ class PlanFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     target: str | None = None
 
 
-class _Header(msgspec.Struct):
+class _PlanHeader(msgspec.Struct):
     debubble_plan: int | None = None
 
 
@@ -102,7 +102,7 @@ def read_plan_file(path: Path) -> PlanFile:
     """Read and validate a plan file; raises InputError with one sentence."""
     content = read_file(path, "plan file")
     try:
-        version = decode_json(content, _Header).debubble_plan
+        version = decode_json(content, _PlanHeader).debubble_plan
         if version is None:
             raise InputError(f"{path} is not a debubble plan: it has no entry 'debubble_plan'.")
         if version != VERSION:

@@ -142,7 +142,7 @@ class Trace:
     def from_json(content: bytes, *, name: str = "This") -> Trace:
         """The trace of a file's content; `name` begins the sentence of an InputError."""
         try:
-            version = decode_json(content, _Header).debubble_trace
+            version = decode_json(content, _TraceHeader).debubble_trace
             if version is None:
                 raise InputError(f"{name} is not a debubble trace: it has no entry 'debubble_trace'.")
             if version != VERSION:
@@ -158,7 +158,7 @@ class Trace:
         return trace
 
 
-class _Header(msgspec.Struct):
+class _TraceHeader(msgspec.Struct):
     debubble_trace: int | None = None
 
 

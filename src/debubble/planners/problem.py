@@ -22,7 +22,7 @@ from debubble.ir import (
 )
 from debubble.search.effort import Effort
 from debubble.simulator import Price, Timeline
-from debubble.targets.levers import Levers
+from debubble.targets.levers import TargetLevers
 from debubble.targets.orders import COMBINED, GivenOrders, OwnOrders, placement_kind
 from debubble.targets.target import targets
 
@@ -121,7 +121,7 @@ class Problem:
                 return units
 
     @property
-    def levers(self) -> Levers | None:
+    def levers(self) -> TargetLevers | None:
         """The only levers that a plan may use; None: all of them."""
         if self.target is None:
             return None

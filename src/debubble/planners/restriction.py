@@ -9,7 +9,7 @@ from debubble.costs.units import Partition, Units
 from debubble.ir import InfeasibleError, Number, OutOfMemoryError
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.simulator import simulate
-from debubble.targets.levers import Levers
+from debubble.targets.levers import TargetLevers
 from debubble.targets.offload import ModuleOffload, recomputed_operators
 
 
@@ -30,7 +30,7 @@ def as_run(problem: Problem, solution: Solution) -> Solution:
     return _recomputing_alike(problem, levers, solution, units)
 
 
-def _recomputing_alike(problem: Problem, levers: Levers, solution: Solution, units: Units) -> Solution:
+def _recomputing_alike(problem: Problem, levers: TargetLevers, solution: Solution, units: Units) -> Solution:
     """The answer with the fastest way to recompute all layers alike."""
     assert solution.partition is not None
     fitting: list[Solution] = []
@@ -50,7 +50,7 @@ def _recomputing_alike(problem: Problem, levers: Levers, solution: Solution, uni
     return min(fitting, key=lambda each: problem.time_of(simulate(each.schedule, each.costs)))
 
 
-def _with(solution: Solution, levers: Levers, units: Units, partition: Partition) -> Solution:
+def _with(solution: Solution, levers: TargetLevers, units: Units, partition: Partition) -> Solution:
     partition = levers.arranged(units, partition)
     schedule = levers.as_run(solution.schedule, partition.recomputing)
     costs = units.stage_costs(partition, schedule.placement)
@@ -97,7 +97,9 @@ def _time(problem: Problem, solution: Solution) -> Number | None:
         return None
 
 
-def _recomputing_less(levers: Levers, units: Units, partition: Partition, *, as_much: bool) -> Iterator[Partition]:
+def _recomputing_less(
+    levers: TargetLevers, units: Units, partition: Partition, *, as_much: bool
+) -> Iterator[Partition]:
     """The ways to recompute parts of all layers alike in less time than a partition's way takes, or `as_much`."""
 
     def recompute(ways: Partition) -> float:

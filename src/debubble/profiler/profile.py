@@ -151,9 +151,9 @@ def profile(options: ProfileOptions) -> None:
         write_whole(options.output, content + b"\n")
 
 
-def _measured(options: ProfileOptions, device: torch.device) -> costs.Measured:
+def _measured(options: ProfileOptions, device: torch.device) -> costs.ProfileSource:
     run = options.run
-    return costs.Measured(
+    return costs.ProfileSource(
         model=dict(options.config),
         dtype=run.dtype,
         sequence_length=run.sequence_length,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from debubble.reproduce.claims import Claim, Differs, Same
-from debubble.reproduce.registry import BASIS, Cell, Report, Result
+from debubble.reproduce.registry import BASIS, Cell, EntryResult, PaperReport
 
 INTRODUCTION = """\
 # The papers beside ours
@@ -36,7 +36,7 @@ def is_same(claim: Claim) -> bool:
     return isinstance(claim.verdict, Same)
 
 
-def summary(reports: Sequence[Report]) -> str:
+def summary(reports: Sequence[PaperReport]) -> str:
     """The number of claims that are the same, that differ, and that have no figure of ours."""
     claims = [claim for report in reports for result in report.results for claim in result.claims]
     same = sum(map(is_same, claims))
@@ -44,7 +44,7 @@ def summary(reports: Sequence[Report]) -> str:
     return f"{same} of {len(claims)} claims are the same, {differ} differ, {len(claims) - same - differ} cannot be had."
 
 
-def rows(result: Result) -> list[str]:
+def rows(result: EntryResult) -> list[str]:
     """The rows of an entry in the table of its paper."""
     place = f"**{result.place}**: {result.what}"
     texts = []
@@ -55,7 +55,7 @@ def rows(result: Result) -> list[str]:
     return texts
 
 
-def markdown(reports: Sequence[Report]) -> str:
+def markdown(reports: Sequence[PaperReport]) -> str:
     """The page of all claims."""
     parts = [INTRODUCTION, summary(reports), ""]
     for report in reports:
@@ -65,7 +65,7 @@ def markdown(reports: Sequence[Report]) -> str:
     return "\n".join(parts)
 
 
-def html(reports: Iterable[Report]) -> str:
+def html(reports: Iterable[PaperReport]) -> str:
     """The page of all claims, figures and tables, in one file."""
     environment = Environment(
         loader=PackageLoader("debubble.reproduce"), autoescape=True, undefined=StrictUndefined, trim_blocks=True

@@ -119,7 +119,7 @@ class Paper:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class EntryResult:
     """An entry that was computed, its drawings as SVG files."""
 
     place: str
@@ -130,28 +130,30 @@ class Result:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class PaperReport:
     """All that was computed of one paper."""
 
     name: str
     title: str
-    results: tuple[Result, ...]
+    results: tuple[EntryResult, ...]
 
 
 papers: Registry[Paper] = Registry("debubble.reproduce", what="paper")
 """Name -> paper, by the names that `debubble reproduce` takes."""
 
 
-def reproduced(entry: Entry, *, draw: bool) -> Result:
+def reproduced(entry: Entry, *, draw: bool) -> EntryResult:
     """Compute an entry, and draw it if asked to."""
     exhibit = entry.compute()
     pictures = tuple(map(svg, exhibit.drawings)) if draw else ()
-    return Result(place=entry.place, what=entry.what, claims=exhibit.claims, tables=exhibit.tables, pictures=pictures)
+    return EntryResult(
+        place=entry.place, what=entry.what, claims=exhibit.claims, tables=exhibit.tables, pictures=pictures
+    )
 
 
-def report(name: str, *, draw: bool = False) -> Report:
+def report(name: str, *, draw: bool = False) -> PaperReport:
     """Compute all of a paper."""
     paper = papers[name]
-    return Report(
+    return PaperReport(
         name=paper.name, title=paper.title, results=tuple(reproduced(entry, draw=draw) for entry in paper.entries)
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
-from debubble.targets.levers import Levers
+from debubble.targets.levers import TargetLevers
 from debubble.targets.limits import (
     adam_on_hosts,
     divided_experts,
@@ -104,7 +104,7 @@ _add(
     "torch",
     "torch",
     zero_alone=(0, 1, 2, 3),
-    levers=Levers(GivenOrders(), EachLayer(WHOLE), keeps_until_weights=True),
+    levers=TargetLevers(GivenOrders(), EachLayer(WHOLE), keeps_until_weights=True),
 )
 _add(
     "torchtitan",
@@ -112,7 +112,7 @@ _add(
     zero_alone=(0, 2, 3),
     rules=(*PLAIN, whole_experts, one_of("optimizer", ("adamw", "adam")), *FSDP),
     for_pipelines=(untied,),
-    levers=Levers(GivenOrders(LOOPS), EachLayer(WHOLE), keeps_until_weights=True),
+    levers=TargetLevers(GivenOrders(LOOPS), EachLayer(WHOLE), keeps_until_weights=True),
 )
 _add(
     "automodel",
@@ -120,7 +120,7 @@ _add(
     zero_alone=(0, 1, 2, 3),
     rules=(*PLAIN, whole_experts, one_of("optimizer", ("adamw", "adam", "momentum", "sgd")), *FSDP),
     for_pipelines=(plain_model, untied),
-    levers=Levers(GivenOrders(LOOPS), Alike(WHOLE), keeps_until_weights=True),
+    levers=TargetLevers(GivenOrders(LOOPS), Alike(WHOLE), keeps_until_weights=True),
 )
 _add(
     "megatron",
@@ -128,8 +128,8 @@ _add(
     zero=(0, 1, 2, 3),
     zero_alone=(0, 1, 2, 3),
     rules=MEGATRON,
-    levers=Levers(OwnOrders(("1f1b", "interleaved")), Alike(MEGATRON_MODULES, block=True), offload=OFFLOAD),
-    overlapping=Levers(OwnOrders((COMBINED,)), Alike(OVERLAPPED_MODULES, whole=False), offload=OFFLOAD),
+    levers=TargetLevers(OwnOrders(("1f1b", "interleaved")), Alike(MEGATRON_MODULES, block=True), offload=OFFLOAD),
+    overlapping=TargetLevers(OwnOrders((COMBINED,)), Alike(OVERLAPPED_MODULES, whole=False), offload=OFFLOAD),
 )
 _add(
     "primus",
@@ -137,8 +137,8 @@ _add(
     zero=(0, 1, 2, 3),
     zero_alone=(0, 1, 2, 3),
     rules=MEGATRON,
-    levers=Levers(OwnOrders(("1f1b", "interleaved", "zb-h1")), EachLayer(WHOLE), offload=OFFLOAD),
-    overlapping=Levers(OwnOrders((COMBINED,)), Alike(OVERLAPPED_MODULES, whole=False), offload=OFFLOAD),
+    levers=TargetLevers(OwnOrders(("1f1b", "interleaved", "zb-h1")), EachLayer(WHOLE), offload=OFFLOAD),
+    overlapping=TargetLevers(OwnOrders((COMBINED,)), Alike(OVERLAPPED_MODULES, whole=False), offload=OFFLOAD),
 )
 _add(
     "deepspeed",
@@ -153,7 +153,7 @@ _add(
         next_token_alone,
         text_alone,
     ),
-    levers=Levers(OwnOrders(("1f1b",)), EachLayer(WHOLE)),
+    levers=TargetLevers(OwnOrders(("1f1b",)), EachLayer(WHOLE)),
 )
 
 
@@ -191,5 +191,7 @@ _add(
         next_token_alone,
         text_alone,
     ),
-    levers=Levers(OwnOrders(("1f1b", "interleaved-less-memory")), EachLayer(MINDFORMERS_PATTERNS, from_start=True)),
+    levers=TargetLevers(
+        OwnOrders(("1f1b", "interleaved-less-memory")), EachLayer(MINDFORMERS_PATTERNS, from_start=True)
+    ),
 )

@@ -25,7 +25,7 @@ LAYERS = (*HALVES, "layer")
 
 
 @dataclass(frozen=True)
-class Levers:
+class TargetLevers:
     """The levers that a framework leaves to a plan.
 
     Attributes:

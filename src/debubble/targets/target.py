@@ -10,7 +10,7 @@ from debubble.ir import InputError, PlannedUnit, RunOptions, Schedule
 from debubble.ir.ops import Kind
 from debubble.models import Model
 from debubble.registry import Registry
-from debubble.targets.levers import Levers
+from debubble.targets.levers import TargetLevers
 from debubble.targets.orders import without_transfers
 
 Rule = Callable[[str, RunOptions, Model], str | None]
@@ -40,10 +40,10 @@ class Target:
     zero_alone: tuple[int, ...] = (0, 1)
     rules: Sequence[Rule] = ()
     for_pipelines: Sequence[Rule] = ()
-    levers: Levers | None = None
-    overlapping: Levers | None = None
+    levers: TargetLevers | None = None
+    overlapping: TargetLevers | None = None
 
-    def levers_of(self, options: RunOptions) -> Levers | None:
+    def levers_of(self, options: RunOptions) -> TargetLevers | None:
         """The levers of a plan with these options; None: all."""
         return self.overlapping if options.expert_overlap and self.overlapping is not None else self.levers
 

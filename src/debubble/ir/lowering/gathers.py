@@ -24,7 +24,7 @@ _OF_USER = {
 """The gather before and the free after each kind that uses parameters."""
 
 
-class _Run(NamedTuple):
+class _GatherRun(NamedTuple):
     """Operations of one stage, one after the other, by their places in a device's list."""
 
     stage: int
@@ -55,13 +55,13 @@ def _with_gathers(order: Sequence[Op]) -> tuple[Op, ...]:
     return tuple(everything)
 
 
-def _runs(order: Sequence[Op]) -> list[_Run]:
-    runs: list[_Run] = []
+def _runs(order: Sequence[Op]) -> list[_GatherRun]:
+    runs: list[_GatherRun] = []
     for at, op in enumerate(order):
         if op.kind not in _OF_USER:
             continue
         if runs and runs[-1].stage == op.stage:
             runs[-1] = runs[-1]._replace(last=at)
         else:
-            runs.append(_Run(op.stage, at, at))
+            runs.append(_GatherRun(op.stage, at, at))
     return runs

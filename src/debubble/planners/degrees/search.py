@@ -150,7 +150,7 @@ def search_degrees(job: Job, *, planner: str = "auto", progress: Callable[[Progr
         InfeasibleError: if nothing fits.
     """
     begun = time.perf_counter()
-    search = _Search(job, planner, progress)
+    search = _DegreesSearch(job, planner, progress)
     try:
         search.run()
     except KeyboardInterrupt:
@@ -163,7 +163,7 @@ def search_degrees(job: Job, *, planner: str = "auto", progress: Callable[[Progr
 
 def quickest(job: Job) -> Best:
     """The fastest quick plan of all choices of degrees; the errors are those of `search_degrees`."""
-    search = _Search(job, "auto", lambda _: None)
+    search = _DegreesSearch(job, "auto", lambda _: None)
     search.rank()
     return search.best()
 
@@ -189,7 +189,7 @@ def thorough(problem: Problem, *, names: Sequence[str] = ("adapipe", "portfolio"
     )  # fmt: skip
 
 
-class _Search:
+class _DegreesSearch:
     """One search: what has been looked at so far."""
 
     def __init__(self, job: Job, planner: str, progress: Callable[[Progress], None]) -> None:

@@ -16,7 +16,7 @@ from debubble.planners.partitioning.recomputation import cheapest_alike, cheapes
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.search.effort import REPRICED, RESIMULATED, SCORED, Effort
 from debubble.simulator import Repricer
-from debubble.targets.levers import Levers
+from debubble.targets.levers import TargetLevers
 from debubble.targets.recomputation import Alike
 
 NEAR = 1.2
@@ -119,7 +119,7 @@ class PartitionSearch:
         return cheapest_strategies(self.repricer, self.units, lengths, self.strategies)
 
     @property
-    def _alike(self) -> Levers | None:
+    def _alike(self) -> TargetLevers | None:
         """The levers, where they let no layer recompute in a way of its own."""
         levers = self.problem.levers
         return levers if levers is not None and isinstance(levers.recomputation, Alike) else None

@@ -16,7 +16,7 @@ from debubble.costs.units import Partition, Units
 from debubble.errors import InfeasibleError, readable
 from debubble.ir import Kind, Placement, Schedule, StageCosts
 from debubble.simulator import Repricer
-from debubble.targets.levers import Levers
+from debubble.targets.levers import TargetLevers
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def cheapest_strategies(
     return build(_fewest(increments, peaks, limits, superfluous=_last_of_each_type(units)))
 
 
-def cheapest_alike(repricer: Repricer, units: Units, lengths: Sequence[int], levers: Levers) -> Partition:
+def cheapest_alike(repricer: Repricer, units: Units, lengths: Sequence[int], levers: TargetLevers) -> Partition:
     """Recompute the least that fits in one of the ways in which all layers recompute alike.
 
     Args:

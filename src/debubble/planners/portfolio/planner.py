@@ -57,7 +57,7 @@ class Candidate:
 @planner("portfolio", paper="debubble's own", searches=True)
 def portfolio(problem: Problem) -> Solution:
     """Try every schedule with every number of chunks, partition and recompute to fit."""
-    search = _Search(problem, problem.begun())
+    search = _Portfolio(problem, problem.begun())
     candidates = search.ranked()
     spare = search.effort.part(search.effort.left - search.price_in_full(candidates[0]))
     for rank, candidate in enumerate(candidates[:FINALISTS]):
@@ -69,7 +69,7 @@ def portfolio(problem: Problem) -> Solution:
     return replace(search.fastest(candidates).solution, cut_off=search.effort.cut_off)
 
 
-class _Search:
+class _Portfolio:
     """One search: the problem, the short step that stands for it, and the effort."""
 
     def __init__(self, problem: Problem, effort: Effort) -> None:
