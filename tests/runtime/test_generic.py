@@ -1,6 +1,8 @@
 """Models of transformers' own modules: a pipeline's loss and gradients are those of the whole model in one process."""
 
 import copy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -242,3 +244,15 @@ def test_a_step_ahead_in_bf16_with_divided_states_loses_what_a_synchronous_one_d
     losses = run_threads(plan, synchronous, optimizer=adamw)[0]
     assert losses == sorted(losses, reverse=True)
     assert run_threads(plan, ahead, optimizer=adamw)[0] == losses
+
+
+@pytest.mark.slow
+def test_ranks_that_are_threads_may_be_the_first_to_import_transformers() -> None:
+    script = f"""
+from concurrent.futures import ThreadPoolExecutor
+from debubble.runtime.models.hf_model import on_meta
+with ThreadPoolExecutor(4) as ranks:
+    print(*(type(model).__name__ for model in ranks.map(on_meta, [{GENERIC["olmo2"]}] * 4)))
+"""
+    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert printed.split() == ["Olmo2ForCausalLM"] * 4

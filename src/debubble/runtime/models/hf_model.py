@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
@@ -206,7 +207,9 @@ def on_meta(config: Mapping[str, Any], *, dtype: torch.dtype = torch.float32) ->
     """
     family = str(config.get("model_type"))
     try:
-        import transformers
+        # transformers puts another module in its place while it is imported: an import statement of a second thread
+        # would wait for the first one and then have the module from before.
+        transformers = import_module("transformers")
     except ImportError as error:
         raise InputError(f"'{family}' runs with transformers' modules: pip install 'debubble[hf]'.") from error
     if int(transformers.__version__.partition(".")[0]) < 5:
