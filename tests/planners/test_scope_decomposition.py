@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from debubble.costs.units import Strategy, Unit, Units
 from debubble.ir import Kind, Schedule
 from debubble.planners.scope.benders import decompose, per_chunk_reading
-from debubble.planners.scope.dealing import deal
+from debubble.planners.scope.dealing import deal, ends_of_long_runs
 from debubble.planners.scope.instance import DeviceInstance, Instance, alive, instance
 from debubble.planners.scope.layer_types import LayerRun, layer_runs
 from debubble.planners.scope.relaxation import relaxed
@@ -235,25 +235,30 @@ def test_the_per_chunk_answer_is_near_the_optimum_by_enumeration(limit: float) -
     found = per_chunk_reading(inst, decompose(inst, effort=Effort(math.inf), seed=0), Effort(math.inf))
     assert found.layers is not None
     assert [sum(map(sum, options)) for options in found.layers] == list(inst.counts)
-    optimum = min(
+    optimum = per_chunk_optimum(inst)
+    assert found.bound <= optimum <= found.value <= 1.1 * optimum
+
+
+def per_chunk_optimum(inst: Instance) -> int:
+    optimum: int = min(
         inst.weight * sum(map(max, zip(*choice, strict=True))) + sum(map(sum, choice))
         for devices in _chunk_times(inst)
         for choice in itertools.product(*devices)
     )
-    assert found.bound <= optimum <= found.value <= 1.1 * optimum
+    return optimum
 
 
 @pytest.mark.parametrize("shares", [(1, 1), (1, 2), (3, 1)])
 def test_no_chunk_takes_more_than_its_share_of_the_least_time_by_enumeration(shares: tuple[int, int]) -> None:
     inst = two_long_runs(30)
-    least, pieces = deal(inst, Effort(math.inf), least=1.0, most=4.0 * inst.most, shares=shares)
-    assert pieces is not None
+    least, dealt = deal(inst, Effort(math.inf), least=1.0, most=4.0 * inst.most, shares=shares)
+    assert dealt is not None
 
     def whole(times: Sequence[int]) -> float:
         return max(time * sum(shares) / share for time, share in zip(times, shares, strict=True))
 
     optimum = min(max(min(map(whole, device)) for device in devices) for devices in _chunk_times(inst))
-    assert least <= optimum <= max(whole(piece.times(inst)) for piece in pieces) <= 1.02 * optimum
+    assert least <= optimum <= max(whole(piece.times(inst)) for piece in dealt.pieces) <= 1.02 * optimum
 
 
 def halves() -> tuple[Unit, Unit]:
@@ -301,6 +306,27 @@ def test_the_relaxation_bounds_the_optimum_of_small_instances(limit: float) -> N
     assert found is not None or optimum == math.inf
 
 
+@pytest.mark.parametrize("limit", [24, 30, 45, 80])
+def test_the_relaxations_with_given_ends_bound_the_per_chunk_optimum_between_them(limit: float) -> None:
+    inst = two_long_runs(limit)
+    every = [relaxed(inst, Effort(math.inf), opened=e.opened(inst), per_chunk=True) for e in ends_of_long_runs(inst)]
+    assert min(found.bound for found in every if found is not None) <= per_chunk_optimum(inst)
+
+
+def test_a_tower_behind_which_chunks_are_of_different_lengths_has_a_good_per_chunk_answer_with_little_effort() -> None:
+    units = Units(
+        units=(
+            *[layer("vision", 1, kept=2)] * 40, layer("embedding", 1), *[layer("dense", 2)] * 3,
+            *[layer("moe", 4, kept=5, static=2)] * 60, layer("head", 3),
+        )
+    )  # fmt: skip
+    inst = asked(units, devices=8, chunks=2, micro_batches=32, limit=280)
+    effort = Effort(4)
+    found = per_chunk_reading(inst, decompose(inst, effort=effort.part(2), seed=0), effort)
+    assert found.layers is not None
+    assert found.gap < 0.045
+
+
 def two_long_runs(limit: float) -> Instance:
     units = Units(units=(*[layer("vision", 1, kept=3)] * 4, layer("embedding", 1), *[layer("dense", 3)] * 4))
     return asked(units, devices=2, chunks=2, micro_batches=4, limit=limit)
@@ -310,19 +336,19 @@ def two_long_runs(limit: float) -> Instance:
 def test_layers_are_dealt_in_the_least_time_and_the_bound_is_none_above_it(limit: float) -> None:
     inst = two_long_runs(limit)
     optimum = min(max(times) for times in _splits(inst))
-    least, pieces = deal(inst, Effort(math.inf), least=1.0, most=2.0 * inst.most)
-    assert pieces is not None
-    assert least <= optimum <= max(sum(piece.times(inst)) for piece in pieces) <= optimum * (1 + 2e-3)
+    least, dealt = deal(inst, Effort(math.inf), least=1.0, most=2.0 * inst.most)
+    assert dealt is not None
+    assert least <= optimum <= max(sum(piece.times(inst)) for piece in dealt.pieces) <= optimum * (1 + 2e-3)
     assert optimum <= least * (1 + 2e-3)
 
 
 @pytest.mark.parametrize("limit", [24, 30, 45, 80])
 def test_what_is_dealt_holds_every_layer_in_order_and_fills_every_stage(limit: float) -> None:
     inst = two_long_runs(limit)
-    _, pieces = deal(inst, Effort(math.inf), least=1.0, most=2.0 * inst.most)
-    assert pieces is not None
+    _, dealt = deal(inst, Effort(math.inf), least=1.0, most=2.0 * inst.most)
+    assert dealt is not None
     held: list[list[int]] = [[] for _ in range(inst.stages)]
-    for device, piece in zip(inst.devices, pieces, strict=True):
+    for device, piece in zip(inst.devices, dealt.pieces, strict=True):
         for (chunk, run, _), number in piece.layers.items():
             held[device.stages[chunk]] += [run] * number
     assert all(held)

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from debubble.planners.scope.dealing import deal, long_runs
+from debubble.planners.scope.dealing import Deal, Ends, deal, dealable, ends_of_long_runs, long_runs
 from debubble.planners.scope.instance import Instance
 from debubble.planners.scope.master import LayerCounts, Master, merged, widest
-from debubble.planners.scope.relaxation import relaxed
+from debubble.planners.scope.relaxation import Relaxation, relaxed
 from debubble.planners.scope.subproblem import Assignment, Open, fastest, time_bound
 from debubble.search.effort import LINEAR, Effort
 
@@ -28,8 +28,12 @@ PATIENCE = 9.0
 """Effort for one answer of the master."""
 SLACK = 0.3
 """Time that the slowest device may take over the relaxation's, as a share of it, in what is dealt."""
-DEALING = 0.7
-"""Share of the per-chunk reading's effort for dealing."""
+FIRST = 0.4
+"""Share of the effort for dealing that is for the most promising ends, before all others."""
+DEALING, AT_LEAST = 0.8, 1.0
+"""Share of the per-chunk reading's effort for dealing, and effort that one choice of ends may always take."""
+FINE = 2**10
+"""Time units that make a share of the time."""
 BETTER = 0.995
 """Share of the best answer's time within which the next shares of chunks are tried."""
 PROBES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5)
@@ -72,27 +76,31 @@ def _dealt(inst: Instance, effort: Effort) -> Decomposition:
     relaxation = relaxed(inst, effort)
     if relaxation is None:
         return Decomposition(None, float("inf"), 0)
-    least, pieces = deal(inst, effort, least=relaxation.slowest, most=(1 + SLACK) * relaxation.slowest)
+    slowest = sum(relaxation.slowest)
+    most, first = (1 + SLACK) * slowest, effort.part(max(AT_LEAST, FIRST * effort.left))
+    programs = [ends for _, ends in _relaxations(inst, first)[:1]]
+    _, start = deal(inst, first, least=slowest, most=most, programs=programs) if programs else (0.0, None)
+    if start is not None:
+        most = max(sum(piece.times(inst)) for piece in start.pieces)
+    least, better = deal(inst, effort, least=slowest, most=most)
+    dealt = start if better is None else better
     proven = relaxed(inst, effort, least=least)
     bound = max(relaxation.bound, proven.bound if proven is not None else 0)
-    if pieces is None:
+    if dealt is None:
         return Decomposition(None, float("inf"), bound)
-    times = [sum(piece.times(inst)) for piece in pieces]
-    layers = merged([piece.layers for piece in pieces], inst)
-    return Decomposition(layers, inst.weight * max(times) + sum(times), bound, tuple(pieces), _counts(inst, pieces))
+    times = [sum(piece.times(inst)) for piece in dealt.pieces]
+    layers = merged([piece.layers for piece in dealt.pieces], inst)
+    return Decomposition(layers, inst.weight * max(times) + sum(times), bound, dealt.pieces, _counts(inst, dealt))
 
 
-def _counts(inst: Instance, pieces: Sequence[Assignment]) -> LayerCounts:
-    """What an answer holds where, in the master's terms; its chunks are open for the runs that they hold."""
-    loads = [[0] * len(inst.counts) for _ in pieces]
-    for load, piece in zip(loads, pieces, strict=True):
+def _counts(inst: Instance, dealt: Deal) -> LayerCounts:
+    """What an answer holds where, in the master's terms."""
+    loads = [[0] * len(inst.counts) for _ in dealt.pieces]
+    for load, piece in zip(loads, dealt.pieces, strict=True):
         for (_, run, _), number in piece.layers.items():
             load[run] += number
-    opened = tuple(
-        tuple(tuple(sorted({r for c, r, _ in piece.layers if c == chunk})) for chunk in range(inst.chunks))
-        for piece in pieces
-    )
-    return LayerCounts(tuple(map(tuple, loads)), opened, max(sum(p.times(inst)) for p in pieces), bound=0)
+    slowest = max(sum(piece.times(inst)) for piece in dealt.pieces)
+    return LayerCounts(tuple(map(tuple, loads)), dealt.opened, slowest, bound=0)
 
 
 def _rounds(search: _BendersSearch, best: Decomposition, *, effort: Effort, seed: int) -> Decomposition:
@@ -190,24 +198,40 @@ def per_chunk_reading(inst: Instance, pooled: Decomposition, effort: Effort) -> 
     """An answer for the per-chunk reading: weight x (sum of max T per chunk) + sum T.
 
     Chunks cannot make up for each other here, so the pooled bound holds.  One answer is the pooled one with its chunks
-    evened out; others are dealt so that no chunk takes more than its share of the time, for several shares.
+    evened out; others are dealt so that no chunk takes more than its share of the time.  The ends of long runs decide
+    which shares are good: both are those of the relaxations, the best first.
     """
     if pooled.counts is None:
         return replace(pooled, layers=None, value=float("inf"))
     best = _evened(inst, pooled.assignments, pooled.counts, effort)
     least = pooled.bound / (inst.weight + len(inst.devices))
-    choices, dealing = _shares(inst.chunks), effort.part(DEALING * effort.left)
-    for left, shares in zip(range(len(choices), 0, -1), choices, strict=True):
+    dealing = effort.part(DEALING * effort.left)
+    for shares, programs in _shares(inst, dealing):
         most = BETTER * sum(_slowest_chunks(inst, best))
-        _, pieces = deal(inst, dealing.part(dealing.left / min(2, left)), least=least, most=most, shares=shares)
-        best = best if pieces is None else pieces
+        part = dealing.part(max(AT_LEAST, dealing.left / 3))
+        _, dealt = deal(inst, part, least=least, most=most, shares=shares, programs=programs)
+        best = best if dealt is None else list(dealt.pieces)
     value = inst.weight * sum(_slowest_chunks(inst, best)) + sum(sum(piece.times(inst)) for piece in best)
     return Decomposition(merged([piece.layers for piece in best], inst), value, pooled.bound)
 
 
-def _shares(chunks: int) -> list[tuple[int, ...]]:
-    """All chunks alike; with two of them, also either one half as long again as the other."""
-    return [(2, 3), (1, 1), (3, 2)] if chunks == 2 else [(1,) * chunks]
+def _relaxations(inst: Instance, effort: Effort) -> list[tuple[Relaxation, Ends]]:
+    """The relaxations of the per-chunk reading for every choice of ends, the best first."""
+    if not dealable(inst):
+        return []
+    relaxations = (
+        (relaxed(inst, effort, opened=ends.opened(inst), per_chunk=True), ends) for ends in ends_of_long_runs(inst)
+    )
+    found = [(relaxation, ends) for relaxation, ends in relaxations if relaxation is not None]
+    return sorted(found, key=lambda pair: pair[0].bound)
+
+
+def _shares(inst: Instance, effort: Effort) -> Iterator[tuple[list[int], list[Ends] | None]]:
+    """Shares of the time that chunks may take, with the ends to try: those of the relaxations, and equal ones."""
+    for at, (relaxation, ends) in enumerate(_relaxations(inst, effort)):
+        yield [max(1, round(time / FINE)) for time in relaxation.slowest], [ends]
+        if at == 0:
+            yield [1] * inst.chunks, None
 
 
 def _slowest_chunks(inst: Instance, pieces: Sequence[Assignment]) -> list[int]:

@@ -39,9 +39,28 @@ Load = tuple[int, ...]
 """Layers of each run."""
 
 
+@dataclass(frozen=True)
+class Deal:
+    """The devices' assignments of an answer, and the runs that their chunks may hold, whatever the others do."""
+
+    pieces: tuple[Assignment, ...]
+    opened: tuple[Open, ...]
+
+
+def dealable(inst: Instance) -> bool:
+    """Tell whether runs are few enough for the dynamic program."""
+    return math.prod(count + 1 for count in inst.counts) <= LARGEST * (max(inst.counts) + 1)
+
+
 def deal(
-    inst: Instance, effort: Effort, *, least: float, most: float, shares: Sequence[int] | None = None
-) -> tuple[float, list[Assignment] | None]:
+    inst: Instance,
+    effort: Effort,
+    *,
+    least: float,
+    most: float,
+    shares: Sequence[int] | None = None,
+    programs: Sequence[Ends] | None = None,
+) -> tuple[float, Deal | None]:
     """The devices' assignments of an answer whose slowest device takes about the least time.
 
     Args:
@@ -50,26 +69,30 @@ def deal(
         least: A time below which no device can be the slowest.
         most: Time beyond which no answer is looked for.
         shares: Shares of that time that chunks may take at most; None: chunks make up for each other.
+        programs: Where runs may end; None: anywhere.
 
     Returns:
-        The best bound on the slowest device's time, and the assignments; None if none were found.
+        The best bound on the slowest device's time, and the answer; None if none was found.
     """
-    if math.prod(count + 1 for count in inst.counts) > LARGEST * (max(inst.counts) + 1):
+    if not dealable(inst):
         return least, None
     dealer = _Dealer(inst, effort, most, shares)
-    programs = _ends_of_long_runs(inst)
+    rising = shares is None and programs is None
+    programs = ends_of_long_runs(inst) if programs is None else programs
     bounds = dict.fromkeys(programs, least)
-    best: list[Assignment] | None = None
+    best: Deal | None = None
     step = 5 * STEP
     while not effort.over and most - least > STEP * least:
-        # Times rise by ever larger steps up to the first answer, and are halved from there.  With shares the least time
-        # may be far from any answer.
-        time = least * (1 + step) if best is None and shares is None else (least + most) / 2
+        # Times rise by ever larger steps up to the first answer, and are halved from there.  With shares, or given
+        # ends, the least time may be far from any answer.
+        time = (least + most) / 2
+        if best is None and rising:
+            time = min(time, least * (1 + step))
         step *= 2
         for program in sorted((p for p in programs if bounds[p] < time), key=lambda p: bounds[p]):
             found = dealer.answer(time, program)
-            if isinstance(found, list):
-                best, most = found, max(dealer.time(piece) for piece in found)
+            if isinstance(found, Deal):
+                best, most = found, max(dealer.time(piece) for piece in found.pieces)
                 break
             if found:
                 bounds[program] = time
@@ -81,7 +104,7 @@ def deal(
 
 
 @dataclass(frozen=True, eq=False)
-class _Ends:
+class Ends:
     """Which runs stages may hold.
 
     Attributes:
@@ -90,7 +113,7 @@ class _Ends:
     """
 
     spans: tuple[range, ...]
-    members: tuple[_Ends, ...] = ()
+    members: tuple[Ends, ...] = ()
 
     def opened(self, inst: Instance) -> tuple[Open, ...]:
         """Per device and chunk, the runs that it may hold."""
@@ -103,18 +126,18 @@ def long_runs(inst: Instance) -> list[int]:
     return [r for r, count in enumerate(inst.counts) if count > len(inst.devices)]
 
 
-def _ends_of_long_runs(inst: Instance) -> list[_Ends]:
+def ends_of_long_runs(inst: Instance) -> list[Ends]:
     """Every choice of the stages in which long runs end; short ones may stand wherever some order lets them."""
     long = long_runs(inst)
-    members: dict[tuple[int, ...], list[_Ends]] = {}
+    members: dict[tuple[int, ...], list[Ends]] = {}
     for ends in _all_ends(inst):
         spans = tuple(
             range(max(begin, window.start), min(end + 1, window.stop))
             for begin, end, window in zip((0, *ends[:-1]), ends, inst.windows, strict=True)
         )
-        members.setdefault(tuple(ends[r] for r in long[:-1]), []).append(_Ends(spans))
+        members.setdefault(tuple(ends[r] for r in long[:-1]), []).append(Ends(spans))
     return [
-        _Ends(
+        Ends(
             tuple(
                 range(min(s.start for s in some), max(s.stop for s in some))
                 for some in zip(*(e.spans for e in each), strict=True)
@@ -189,7 +212,7 @@ class _Dealer:
 
     def __init__(self, inst: Instance, effort: Effort, most: float, shares: Sequence[int] | None) -> None:
         self._inst, self._effort, self._most, self._shares = inst, effort, most, shares
-        self._opened: dict[_Ends, tuple[Open, ...]] = {}
+        self._opened: dict[Ends, tuple[Open, ...]] = {}
         self._tables: dict[tuple[int, Open], _DeviceTimes] = {}
         self._last = max(range(len(inst.counts)), key=lambda r: inst.counts[r])
         devices = range(len(inst.devices))
@@ -203,8 +226,8 @@ class _Dealer:
             return sum(times)
         return max(time * sum(self._shares) / share for time, share in zip(times, self._shares, strict=True))
 
-    def answer(self, time: float, program: _Ends) -> list[Assignment] | bool:
-        """Assignments that keep the time and the order.
+    def answer(self, time: float, program: Ends) -> Deal | bool:
+        """An answer that keeps the time and the order.
 
         Returns:
             True if it is known that there are none, False if the effort does not tell.
@@ -215,13 +238,13 @@ class _Dealer:
         known = True
         for member in program.members:
             found = self._within(time, member)
-            if isinstance(found, list):
+            if isinstance(found, Deal):
                 return found
             known = known and found
         return known
 
-    def _within(self, time: float, ends: _Ends) -> list[Assignment] | bool:
-        """Assignments in what the ends open; True if there are none, False if the effort does not tell."""
+    def _within(self, time: float, ends: Ends) -> Deal | bool:
+        """An answer in what the ends open; True if there are none, False if the effort does not tell."""
         if ends not in self._opened:
             self._opened[ends] = ends.opened(self._inst)
         tables = [self._table(d, opened) for d, opened in enumerate(self._opened[ends])]
@@ -232,7 +255,7 @@ class _Dealer:
             pieces = [self._assigned(time, d, load, t) for d, (load, t) in enumerate(zip(loads, tables, strict=True))]
             found = [piece for piece in pieces if piece is not None]
             if len(found) == len(pieces):
-                return found
+                return Deal(tuple(found), self._opened[ends])
             unknown = [
                 d for d, (load, t) in enumerate(zip(loads, tables, strict=True))
                 if pieces[d] is None and load not in t.answers and t.least[load] <= time

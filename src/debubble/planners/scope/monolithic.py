@@ -40,8 +40,8 @@ SMALL = 0.01
 FINISH = 1.5
 EFFORT = 15.0
 """Effort for the program in one piece where no more than a SMALL gap is left, and elsewhere."""
-POOLED = 0.6
-"""Share of the effort for the pooled reading's decomposition where there is another reading."""
+POOLED, AT_LEAST = 0.6, 2.0
+"""Share of the effort, and effort, for the pooled reading's decomposition where there is another reading."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,12 @@ def solve(
     Raises InfeasibleError if there is no first one, or the effort does not find it.
     """
     inst = instance(runs, schedule, limits=limits, static=static)
-    pooled = decompose(inst, effort=effort.part(effort.left * (POOLED if inst.chunks > 1 else 1)), seed=seed)
+    share = max(AT_LEAST, POOLED * effort.left) if inst.chunks > 1 else effort.left
+    pooled = decompose(inst, effort=effort.part(share), seed=seed)
     if inst.chunks == 1:
         yield _in_one_piece(inst, pooled, per_chunk=False, effort=effort, seed=seed)
         return
-    yield _in_one_piece(inst, pooled, per_chunk=False, effort=effort.part(effort.left / 2), seed=seed)
+    yield _in_one_piece(inst, pooled, per_chunk=False, effort=effort.part(effort.left / 4), seed=seed)
     with suppress(InfeasibleError):  # not found: there is an answer already
         yield _in_one_piece(inst, per_chunk_reading(inst, pooled, effort), per_chunk=True, effort=effort, seed=seed)
 
