@@ -207,6 +207,8 @@ def per_chunk_reading(inst: Instance, pooled: Decomposition, effort: Effort) -> 
     least = pooled.bound / (inst.weight + len(inst.devices))
     dealing = effort.part(DEALING * effort.left)
     for shares, programs in _shares(inst, dealing):
+        if dealing.over:
+            break
         most = BETTER * sum(_slowest_chunks(inst, best))
         part = dealing.part(max(AT_LEAST, dealing.left / 3))
         _, dealt = deal(inst, part, least=least, most=most, shares=shares, programs=programs)

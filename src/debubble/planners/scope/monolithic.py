@@ -71,7 +71,8 @@ def solve(
     if inst.chunks == 1:
         yield _in_one_piece(inst, pooled, per_chunk=False, effort=effort, seed=seed)
         return
-    yield _in_one_piece(inst, pooled, per_chunk=False, effort=effort.part(effort.left / 4), seed=seed)
+    rest = effort.part(effort.left / (4 if pooled.gap <= SMALL else 2))
+    yield _in_one_piece(inst, pooled, per_chunk=False, effort=rest, seed=seed)
     with suppress(InfeasibleError):  # not found: there is an answer already
         yield _in_one_piece(inst, per_chunk_reading(inst, pooled, effort), per_chunk=True, effort=effort, seed=seed)
 
