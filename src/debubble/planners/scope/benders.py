@@ -28,9 +28,9 @@ PATIENCE = 9.0
 """Effort for one answer of the master."""
 SLACK = 0.3
 """Time that the slowest device may take over the relaxation's, as a share of it, in what is dealt."""
-FIRST = 0.4
-"""Share of the effort for dealing that is for the most promising ends, before all others."""
-DEALING, AT_LEAST = 0.8, 1.0
+FIRST, FIRST_AT_LEAST = 0.4, 1.0
+"""Share of the effort for dealing, and effort, for the most promising ends, before all others."""
+DEALING, AT_LEAST = 0.8, 1.5
 """Share of the per-chunk reading's effort for dealing, and effort that one choice of ends may always take."""
 FINE = 2**10
 """Time units that make a share of the time."""
@@ -77,7 +77,7 @@ def _dealt(inst: Instance, effort: Effort) -> Decomposition:
     if relaxation is None:
         return Decomposition(None, float("inf"), 0)
     slowest = sum(relaxation.slowest)
-    most, first = (1 + SLACK) * slowest, effort.part(max(AT_LEAST, FIRST * effort.left))
+    most, first = (1 + SLACK) * slowest, effort.part(max(FIRST_AT_LEAST, FIRST * effort.left))
     programs = [ends for _, ends in _relaxations(inst, first)[:1]]
     _, start = deal(inst, first, least=slowest, most=most, programs=programs) if programs else (0.0, None)
     if start is not None:
@@ -229,11 +229,12 @@ def _relaxations(inst: Instance, effort: Effort) -> list[tuple[Relaxation, Ends]
 
 
 def _shares(inst: Instance, effort: Effort) -> Iterator[tuple[list[int], list[Ends] | None]]:
-    """Shares of the time that chunks may take, with the ends to try: those of the relaxations, and equal ones."""
-    for at, (relaxation, ends) in enumerate(_relaxations(inst, effort)):
+    """Shares of the time that chunks may take, with the ends to try: those of the relaxations; equal ones for one run."""
+    relaxations = _relaxations(inst, effort)
+    for relaxation, ends in relaxations:
         yield [max(1, round(time / FINE)) for time in relaxation.slowest], [ends]
-        if at == 0:
-            yield [1] * inst.chunks, None
+    if len(relaxations) == 1:
+        yield [1] * inst.chunks, None
 
 
 def _slowest_chunks(inst: Instance, pieces: Sequence[Assignment]) -> list[int]:
