@@ -229,7 +229,7 @@ def _relaxations(inst: Instance, effort: Effort) -> list[tuple[Relaxation, Ends]
 
 
 def _shares(inst: Instance, effort: Effort) -> Iterator[tuple[list[int], list[Ends] | None]]:
-    """Shares of the time that chunks may take, with the ends to try: those of the relaxations; equal ones for one run."""
+    """Shares of the time that chunks may take, with their ends: the relaxations', and equal ones if they are one."""
     relaxations = _relaxations(inst, effort)
     for relaxation, ends in relaxations:
         yield [max(1, round(time / FINE)) for time in relaxation.slowest], [ends]
