@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from debubble.costs import Strategy, Unit, Units
 from debubble.ir import DebubbleError
 from debubble.planners import planners
 from debubble.planners.joint.search import go_on
-from debubble.planners.problem import FixedStages, ModelUnits, Problem
+from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution
 
 
 def random_problem(seed: int) -> Problem:
@@ -82,6 +83,19 @@ def test_the_order_of_any_planners_answer_is_searched_further() -> None:
     assert further is not None
     # 1F1B leaves a bubble that split backwards fill: 57 is what no order beats.
     assert begun.time > db.simulate(further.schedule, further.costs).makespan >= 57
+
+
+def test_a_stage_without_room_for_whole_recomputation_leaves_that_to_others() -> None:
+    # A backward brings back 1 at a time, an R all 3, for which the second device has no room.
+    costs = db.StageCosts.of(
+        stages=2, recompute=1, activation=4, activation_recomputed=1, activation_after_input=2, recompute_workspace=1,
+        memory_limit=(8, 3),
+    )  # fmt: skip
+    problem = Problem(workload=FixedStages(costs), devices=2, micro_batches=4, effort=1)
+    recomputing = replace(db.schedules["1f1b"](devices=2, micro_batches=4), fused_recompute=frozenset({0, 1}))
+    further = go_on(problem, [Solution(schedule=recomputing, costs=costs)])
+    assert further is not None
+    assert further.schedule.fused_recompute == {1}
 
 
 def test_what_the_order_search_does_not_know_stays_as_it_is() -> None:

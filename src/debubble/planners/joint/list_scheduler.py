@@ -6,8 +6,9 @@ what it knows will come soon.  Offloads leave when their forward ends, first com
 back when their micro-batch is `horizon` operations away from the stage's backward.  The policy says how far it goes in
 each of these; a search over policies, partitions and levels of recomputation calls this thousands of times.
 
-Times and bytes are floats.  What it says of a schedule differs a little from `lower` and `simulate`, where admission
-waits for offloads in flight: whoever keeps an order simulates it.
+Times and bytes are floats.  What it says of a schedule with offloads differs a little from `lower` and `simulate`,
+where a device asks for a shared link once its transfer before has ended, and a reload may start with the operation
+before it: whoever keeps an order simulates it.
 
 It is no rule of search/constructive/dispatch.py, the other compiled list scheduler.  That one makes few orders of given
 stages for any numbers, fractions too, and its rules see what has arrived; here a device also weighs what is in flight

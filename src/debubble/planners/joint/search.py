@@ -10,7 +10,19 @@ from typing import TypeVar
 
 from debubble.costs.host_memory import check_host_memory
 from debubble.costs.units import Partition, Units
-from debubble.ir import DebubbleError, InfeasibleError, Kind, Number, Op, OutOfMemoryError, Placement, Schedule
+from debubble.ir import (
+    DebubbleError,
+    InfeasibleError,
+    Kind,
+    Number,
+    Op,
+    OutOfMemoryError,
+    Placement,
+    Schedule,
+    StageCosts,
+)
+from debubble.ir.lowering.admission import check_memory
+from debubble.ir.lowering.op_costs import OpCosts
 from debubble.ir.ops import BACKWARDS
 from debubble.planners.joint.annealing import Walk, compile_kernels, price_of_point
 from debubble.planners.joint.levers import Levers
@@ -190,12 +202,11 @@ def _improve_order(
     try:
         best: Incumbent | None = None
         split = start.with_split_backwards()
-        for begun in (start, split, _recomputing_apart(split)):
+        for begun in (start, split, _recomputing_apart(split, solution.costs)):
             orders = replace(OrderProblem.of(begun, solution.costs, objective=problem.objective), host_steps=hosted)
             try:
                 time = orders.value(begun)
             except OutOfMemoryError:
-                # An operation of its own brings back a whole stage, a backward one unit after the other.
                 continue
             if best is None or time <= best.value:
                 best = Incumbent(schedule=begun, value=time, bound=lower_bound(orders), source="start")
@@ -229,21 +240,40 @@ def _temperatures(orders: OrderProblem, effort: Effort) -> Sequence[float]:
     return HOT if effort.moves(price) > SLOWLY * pairs else MILD_TEMPERATURES
 
 
-def _recomputing_apart(schedule: Schedule) -> Schedule:
-    """The schedule with an R before every backward that recomputes: it need not wait for the gradient.
+def _recomputing_apart(schedule: Schedule, costs: StageCosts) -> Schedule:
+    """The schedule with an R before backwards that recompute, which need not wait for the gradient.
 
-    The search may then recompute a stage's micro-batches or not, one by one.
+    The search may then recompute a stage's micro-batches or not, one by one.  An R brings back a whole stage, a
+    backward one unit after the other: stages for which memory lacks stay as they are.
     """
+    fused: frozenset[int] = frozenset()
+    while True:
+        apart = _recomputing_apart_except(schedule, fused)
+        tables = OpCosts.of(apart, costs).tables()
+        try:
+            for device in range(apart.devices):
+                check_memory(apart, costs, device, tables)
+        except OutOfMemoryError as error:
+            stages = apart.placement.stages_of[error.device]
+            tried = [stage for stage in stages if stage in schedule.fused_recompute - fused]
+            if not tried:
+                return schedule
+            fused |= {max(tried, key=costs.dropped)}
+        else:
+            return apart
+
+
+def _recomputing_apart_except(schedule: Schedule, fused: frozenset[int]) -> Schedule:
+    """The schedule with an R before every backward that recomputes, except those of some stages."""
     apart = schedule.explicit_recompute
+    again = schedule.fused_recompute - fused
 
-    def fused(op: Op) -> bool:
-        return op.kind in BACKWARDS and op.stage in schedule.fused_recompute and op[1:] not in apart
+    def parts(op: Op) -> tuple[Op, ...]:
+        split = op.kind in BACKWARDS and op.stage in again and op[1:] not in apart
+        return (op._replace(kind=Kind.R), op) if split else (op,)
 
-    orders = tuple(
-        tuple(part for op in order for part in ((op._replace(kind=Kind.R), op) if fused(op) else (op,)))
-        for order in schedule.orders
-    )
-    return replace(schedule, orders=orders, fused_recompute=frozenset())
+    orders = tuple(tuple(part for op in order for part in parts(op)) for order in schedule.orders)
+    return replace(schedule, orders=orders, fused_recompute=fused)
 
 
 def _without_host_steps(schedule: Schedule) -> Schedule:
