@@ -9,7 +9,7 @@ import torch
 from torch.optim import SGD, Adafactor, AdamW, Muon, Optimizer
 
 import debubble as db
-from debubble.costs import MEGATRON, model_units
+from debubble.costs import model_units
 from debubble.costs.units import partition_named
 from debubble.ir import InputError, RunOptions
 from debubble.runtime import Pipeline
@@ -139,12 +139,11 @@ def test_the_peak_has_whole_gradients_of_what_is_not_summed_by_every_backward(ze
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_the_counted_peak_is_the_predicted_one(zero: int) -> None:
-    """It is within 0.5%, for kernels that are not fused and without the room for operators while they run."""
+    """It is within 0.5%, without the room for operators while they run."""
     degrees: dict[str, Any] = {"dtype": "fp32", "sequence_length": 64, "data": 2, "zero": zero}
     model, cluster = db.Model.from_hf(CONFIG), db.Cluster.parse("4xCPU")
     planned = db.plan(model, cluster, planner="dapple", micro_batches=2, **degrees)
-    unfused = replace(MEGATRON, fused_activation=False)
-    units = model_units(model, cluster, RunOptions(**degrees), pipeline=2, framework=unfused)
+    units = model_units(model, cluster, RunOptions(**degrees), pipeline=2)
     units = replace(units, units=tuple(replace(unit, workspace=0) for unit in units.units))
     costs = units.stage_costs(partition_named(planned.partition, units), planned.schedule.placement)
     predicted = db.simulate(planned.schedule, costs).peak_memory

@@ -37,10 +37,10 @@ def kept_by(unit: Any) -> Any:
 @pytest.mark.parametrize(
     ("strategy", "expected"),
     [
-        ("none", 2 * X + SCALE + 4 * 8 * TOKENS * FFN),  # x, norm, gate, activated gate, up, product
-        ("norm", X + 4 * 8 * TOKENS * FFN),
+        ("none", 2 * X + SCALE + 3 * 8 * TOKENS * FFN),  # x, norm, gate, up, product
+        ("norm", X + 3 * 8 * TOKENS * FFN),
         ("activation", 2 * X + SCALE + 3 * 8 * TOKENS * FFN),
-        ("multiply", 2 * X + SCALE + 3 * 8 * TOKENS * FFN),
+        ("multiply", 2 * X + SCALE + 2 * 8 * TOKENS * FFN),
         ("activation+multiply", 2 * X + SCALE + 2 * 8 * TOKENS * FFN),
         ("mlp", 2 * X + SCALE),
         ("full", X),
@@ -125,6 +125,7 @@ def activation_of(units: Any) -> Any:
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "zb-h2", "interleaved", "zb-v"])
 def test_measured_peaks_are_the_simulated_ones(name: str) -> None:
+    """They are within one tensor that stages hand on: what a unit's backward for inputs has there before it frees."""
     chunks = db.schedules[name].default_chunks
     schedule = db.schedules[name](devices=2, micro_batches=6)
     plan = plan_of(schedule, LLAMA)
@@ -137,7 +138,7 @@ def test_measured_peaks_are_the_simulated_ones(name: str) -> None:
         return pipeline.peak_activation
 
     simulated = db.simulate(schedule, costs).peak_memory
-    assert run_threads(plan, peak) == pytest.approx(simulated, rel=0.02)
+    assert run_threads(plan, peak) == pytest.approx(simulated, abs=X)
 
 
 def test_offload_lowers_the_peak_to_the_simulated_one() -> None:

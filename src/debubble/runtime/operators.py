@@ -8,7 +8,7 @@ to be, without a tensor of the parameter's size per micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -328,6 +328,33 @@ def gated(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
     return functional.gelu(x, approximate="tanh")
+
+
+_DERIVATIVES: Mapping[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]] = {
+    functional.silu: torch.ops.aten.silu_backward,
+    functional.gelu: torch.ops.aten.gelu_backward,
+    _gelu_tanh: partial(torch.ops.aten.gelu_backward, approximate="tanh"),
+    functional.relu: partial(torch.ops.aten.threshold_backward, threshold=0),
+}
+"""Per activation function, its backward: of the result's gradient and x, the gradient of x."""
+
+
+class GatedProduct(Function):
+    """activation(gate) up, which keeps gate and up and computes the activation again for the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, activation: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor) -> Tensor:
+        """Compute the product."""
+        ctx.activation = activation
+        ctx.save_for_backward(gate, up)
+        return activation(gate) * up
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, Tensor]:
+        """Compute the gradients of gate and up."""
+        gate, up = ctx.saved_tensors
+        (gy,) = gradients
+        return None, _DERIVATIVES[ctx.activation](gy * up, gate), gy * ctx.activation(gate)
 
 
 def capped(x: Tensor, cap: float) -> Tensor:

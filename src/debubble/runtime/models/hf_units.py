@@ -6,7 +6,7 @@ Layers get what the model gives them beside the hidden states (masks, positions)
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -41,9 +41,9 @@ class _HfUnit(ModuleUnit):
 class _HfEnd(_HfUnit):
     """The model's own forward before its first layer or behind its last, which stops where others' parts begin."""
 
-    def compile_functions(self, compiled: Compiler, recomputed: Callable[[str], bool]) -> None:
+    def compile_functions(self, compiled: Compiler) -> None:
         """Compile the loss alone."""
-        UnitModule.compile_functions(self, compiled, recomputed)
+        UnitModule.compile_functions(self, compiled)
 
 
 class HfEmbedding(_HfEnd):

@@ -15,7 +15,7 @@ from debubble.runtime.models.attention import attention, rotary_table, rotate
 from debubble.runtime.models.compilation import Compiler
 from debubble.runtime.models.loss import embed
 from debubble.runtime.models.units import MicroBatch, UnitModule, norm
-from debubble.runtime.operators import Linear, RMSNorm, activation, gated
+from debubble.runtime.operators import GatedProduct, Linear, RMSNorm, activation, gated
 
 
 class LlamaEmbedding(UnitModule):
@@ -104,9 +104,9 @@ class LlamaAttention(UnitModule):
     def _output(self, a: Tensor) -> Tensor:
         return self.group.rows(a, self.self_attn.o_proj)
 
-    def compile_functions(self, compiled: Compiler, recomputed: Callable[[str], bool]) -> None:
+    def compile_functions(self, compiled: Compiler) -> None:
         """Compile norms and rotations."""
-        super().compile_functions(compiled, recomputed)
+        super().compile_functions(compiled)
         self.rotate = compiled(rotate)
 
     @torch.no_grad()
@@ -136,22 +136,17 @@ class GatedUnit(UnitModule):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.activation = activation(config.activation)
-        self.gated: Callable[[Tensor, Tensor], Tensor] | None = None
-        """The product as one compiled function; None: activation and multiplication are two operators."""
+        self.gated: Callable[[Tensor, Tensor], Tensor] = partial(GatedProduct.apply, self.activation)
 
     def product(self, gate: Tensor, up: Tensor, op: Operators) -> Tensor:
-        """Compute activation(gate) up."""
-        if self.gated is None:
-            y: Tensor = op("multiply", torch.mul, op("activation", self.activation, gate), up)
-        else:
-            y = op("multiply", self.gated, gate, up)
+        """Compute activation(gate) up, as one operator that keeps gate and up alone."""
+        y: Tensor = op("multiply", self.gated, gate, up)
         return y
 
-    def compile_functions(self, compiled: Compiler, recomputed: Callable[[str], bool]) -> None:
-        """Compile norms, and the product as one where the plan recomputes both of its operators or neither."""
-        super().compile_functions(compiled, recomputed)
-        as_one = recomputed("activation") == recomputed("multiply")
-        self.gated = compiled(gated(self.activation)) if as_one else None
+    def compile_functions(self, compiled: Compiler) -> None:
+        """Compile norms and the product."""
+        super().compile_functions(compiled)
+        self.gated = compiled(gated(self.activation))
 
 
 class LlamaMlp(GatedUnit):

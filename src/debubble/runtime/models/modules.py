@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -50,7 +50,7 @@ class ModuleUnit(UnitModule, Deferring):
         y: Tensor = op("module", partial(self._run, seed=self.seed(micro_batch, 0)), x)
         return self.loss_of(y, micro_batch, op)
 
-    def compile_functions(self, compiled: Compiler, recomputed: Callable[[str], bool]) -> None:
+    def compile_functions(self, compiled: Compiler) -> None:
         """Compile the whole module, unless the user has."""
         if not is_compiled(self.module):
             self.module.compile(backend=compiled.backend)

@@ -69,12 +69,13 @@ class Stage:
         compiler: Compiler | None = None,
     ) -> None:
         self.units = list(units)
-        self._compiler = compiler
         self.follow(planned)
         self._ledger = ledger
         self._later = WeightGradients()
         self._passages: dict[int, _Passage] = {}
         for unit in units:
+            if compiler is not None:
+                unit.compile_functions(compiler)
             for module in unit.modules():
                 if isinstance(module, Deferring):
                     module.later = self._later
@@ -83,9 +84,6 @@ class Stage:
         """Recompute from now on by the strategies of these units, which are the stage's."""
         self._planned = planned
         self._recomputed = [recomputed_operators(unit.strategy) for unit in planned]
-        if self._compiler is not None:
-            for unit, recomputed in zip(self.units, self._recomputed, strict=True):
-                unit.compile_functions(self._compiler, recomputed)
 
     def forward(self, j: int, x: Tensor, micro_batch: MicroBatch, *, recomputing: int = 0) -> Tensor:
         """F: the stage's output, detached.  The first `recomputing` units keep what their strategy says, others all."""

@@ -8,7 +8,7 @@ after the unit's `prefix`.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -138,8 +138,8 @@ class UnitModule(nn.Module):
         paths = (*self.columns, *self.rows)
         return [layer for path in paths if isinstance(layer := self.get_submodule(path), Linear)]
 
-    def compile_functions(self, compiled: Compiler, recomputed: Callable[[str], bool]) -> None:
-        """Compile what holds no linear layer; `recomputed` tells which operators the plan recomputes."""
+    def compile_functions(self, compiled: Compiler) -> None:
+        """Compile what holds no linear layer."""
         for module in self.modules():
             if isinstance(module, RMSNorm):
                 module.function = compiled(rms_norm)
