@@ -8,13 +8,14 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from debubble.costs import EAGER, Cluster, hardware, load_profile, model_units
+from debubble.costs import MEGATRON, Cluster, hardware, load_profile, model_units
 from debubble.costs.operators import Shapes, attention, mlp
 from debubble.costs.speed import Speed, element_bytes
 from debubble.costs.units import Units
@@ -30,6 +31,8 @@ from on_gpu.settings import Config, Settings
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 NAMES = {"mlp": "projections", "rotary": "projections"}
 """Operators of the costs that the runtime has in another one."""
+RUNTIME = replace(MEGATRON, whole_layers=False)
+"""What debubble's own runtime keeps: of a layer that is recomputed in full, the input of either half."""
 
 
 def run(settings: Settings, figures: Figures, known: dict[str, Any]) -> None:
@@ -57,7 +60,7 @@ def units(config: Config, length: int, settings: Settings, figures: Figures, nam
         measured = load_profile(output)
         figures.add(name, "profile", figures=json.loads(output.read_text()))
     options = RunOptions(dtype=settings.dtype, sequence_length=length)
-    computed = model_units(Model.from_hf(config), Cluster.parse(f"1x{HARDWARE}"), options, framework=EAGER)
+    computed = model_units(Model.from_hf(config), Cluster.parse(f"1x{HARDWARE}"), options, framework=RUNTIME)
     figures.add(name, "units", figures=beside(computed, measured))
     predicted = computed.offload_bandwidth or 0
     figures.add(name, "offload_bandwidth", figures=pair(predicted, measured.offload_bandwidth or 0))
@@ -91,7 +94,7 @@ def operators(config: Config, length: int, settings: Settings) -> dict[str, Any]
     lanes = lanes_of(torch.device(settings.device))
     options = RunOptions(dtype=settings.dtype, sequence_length=length)
     speed = Speed(hardware[HARDWARE], element_bytes(settings.dtype))
-    shapes = Shapes(model=Model.from_hf(config), options=options, framework=EAGER, speed=speed)
+    shapes = Shapes(model=Model.from_hf(config), options=options, framework=RUNTIME, speed=speed)
     found = {}
     for kind, costs in (("attention", attention), ("mlp", mlp)):
         (unit,) = build_stage(config, [PlannedUnit(kind, 0)], dtype=DTYPES[settings.dtype])

@@ -216,13 +216,16 @@ def _report(failures: dict[int, Any], words: dict[int, _Word]) -> RankFailedErro
     if of_run:
         # A later one has found the first one gone.
         return RankFailedError(min(of_run, key=lambda word: word.moment).message)
-    rank = min(failures, key=lambda r: _order(failures[r], words.get(r)))
-    failure, word = failures[rank], words.get(rank)
+    # The agent may see a rank that lost its peer before the peer itself, and then counts the peer as ended by itself.
+    failed = failures.keys() | {rank for rank, word in words.items() if not word.ended}
+    rank = min(failed, key=lambda r: _order(failures.get(r), words.get(r)))
+    word = words.get(rank)
     others = _others({r: w for r, w in words.items() if r != rank})
     if word is not None and not word.ended:
         sys.stderr.write(word.py_callstack)
         doing = f" (It {word.doing}{others}.)" if word.doing else ""
         return RankFailedError(f"Rank {rank} failed: {word.message}{doing}")
+    failure = failures[rank]
     if failure.exitcode < 0:
         name = signal.Signals(-failure.exitcode).name
         return RankFailedError(f"Rank {rank} was killed by {name}{others}; the other ranks were ended.")

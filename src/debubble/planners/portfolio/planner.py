@@ -195,13 +195,13 @@ class _Portfolio:
     def on_hosts(self, best: Candidate) -> list[Candidate]:
         """The best candidate with optimizers on hosts, where that makes the whole step faster."""
         faster = []
-        if best.found.schedule.fused_recompute and not best.found.schedule.host_steps:
-            assert best.found.partition is not None
+        partition, schedule = best.found.partition, best.found.schedule
+        if partition is not None and schedule.fused_recompute and not schedule.host_steps:
             for hosted in self._hosted(best.order.placement):
                 if self.effort.over:
                     break
                 with suppress(DebubbleError):
-                    found = self._on_hosts(best.order, best.found.partition.lengths, hosted)
+                    found = self._on_hosts(best.order, partition.lengths, hosted)
                     faster.append(self.candidate(best.order, found))
         return [candidate for candidate in faster if candidate.time < best.time]
 
