@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -25,3 +28,14 @@ def test_every_exported_name_can_be_reached() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'magic'"):
         db.magic  # noqa: B018
+
+
+def test_a_class_name_stands_for_one_class() -> None:
+    package = Path(db.__file__).parent
+    names = Counter(
+        node.name
+        for file in package.rglob("*.py")
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, number in names.items() if number > 1] == []

@@ -22,7 +22,7 @@ AT_ONCE = 2
 
 
 @dataclass
-class SearchProcess:
+class PlanSearch:
     """One process, with what it has said so far."""
 
     number: int
@@ -85,10 +85,10 @@ class Searches:
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="debubble-serve-")
-        self._all: list[SearchProcess] = []
+        self._all: list[PlanSearch] = []
         self._lock = threading.Lock()
 
-    def start(self, arguments: Sequence[str]) -> SearchProcess:
+    def start(self, arguments: Sequence[str]) -> PlanSearch:
         """Start `debubble` with these arguments.  Raises InputError if too many run already."""
         with self._lock:
             if sum(search.state == "running" for search in self._all) >= AT_ONCE:
@@ -101,11 +101,11 @@ class Searches:
                 command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                 text=True, start_new_session=True,
             )  # fmt: skip
-            search = SearchProcess(number, folder, process)
+            search = PlanSearch(number, folder, process)
             self._all.append(search)
         return search
 
-    def __getitem__(self, number: int) -> SearchProcess:
+    def __getitem__(self, number: int) -> PlanSearch:
         """Return a search.  Raises InputError if there is none of that number."""
         if not 0 <= number < len(self._all):
             raise InputError(f"There is no search {number}.")

@@ -66,7 +66,7 @@ class StageTable(NamedTuple):
     up: Ints
 
 
-class ListSchedule(NamedTuple):
+class PlacedOperations(NamedTuple):
     """The scheduler's result: the time of the step, and the operations in the order of their decision.
 
     Attributes:
@@ -93,7 +93,7 @@ class ListSchedule(NamedTuple):
         return tuple(map(tuple, lists))
 
 
-def schedule(table: StageTable, micro_batches: int, policy: Floats, most: Ints) -> ListSchedule:
+def schedule(table: StageTable, micro_batches: int, policy: Floats, most: Ints) -> PlacedOperations:
     """Build the schedule of a step.
 
     Args:
@@ -108,7 +108,7 @@ def schedule(table: StageTable, micro_batches: int, policy: Floats, most: Ints) 
     count = len(table.stages) * micro_batches
     operations, keys = np.empty((6 * count, 3), dtype=np.int64), np.empty(6 * count)
     placed, makespan, missing = place(*table, micro_batches, policy, most, np.inf, operations, keys)
-    return ListSchedule(makespan, missing, operations[:placed], keys[:placed])
+    return PlacedOperations(makespan, missing, operations[:placed], keys[:placed])
 
 
 def makespan(table: StageTable, micro_batches: int, policy: Floats, most: Ints) -> tuple[float, int]:
