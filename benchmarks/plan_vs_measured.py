@@ -25,12 +25,12 @@ from debubble.costs.step import parameter_bytes
 from debubble.costs.units import Partition, Units
 from debubble.ir import PlannedUnit, RunOptions
 from debubble.models import ModelConfig, named_model
+from debubble.processes import available_cores
 from debubble.profiler.profile import layered, message_time
 from debubble.profiler.units import Measurements, ModelSlice, costs_of, merged
 from debubble.runtime.launcher import launch, run_rank
 from debubble.runtime.pipeline import Pipeline
 from debubble.training.optimizer import optimizer_maker
-from debubble.training.report import available_cores
 from debubble.views.comparison import compare
 
 RANKS, MICRO_BATCHES = 2, 8

@@ -101,7 +101,7 @@ class Execution(OptionGroup):
         " for plans made with it; what hosts step does so in any case).",
         "--post-validation/--no-post-validation",
     )
-    compile: bool = flag("Compile the units with torch.compile: the first step takes a minute or more.")
+    compile: bool = flag("Compile the units with torch.compile, in the first step.")
     fp8: bool = flag("Multiply in 8 bits, through torchao, on GPUs that can.")
     offload_to: Path | None = option("Folder on a fast disk for offloaded activations (default: host memory).")
     hang_timeout: float = option(

@@ -88,6 +88,9 @@ CODE = {kind: code for code, kind in enumerate(KINDS)}
 BACKWARDS = (Kind.B, Kind.I)
 """The kinds that consume the gradient of the next stage."""
 
+HOST_STEP = (Kind.P, Kind.D, Kind.S)
+"""The kinds of a step that a host takes: parameters from there, gradients to it, and the step itself."""
+
 COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
 """The kinds that always run on the compute lane; S does unless it is the host's."""
 

@@ -11,7 +11,7 @@ stage is in `fused_recompute`; its backward first recomputes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -20,7 +20,7 @@ import numpy as np
 
 from debubble.errors import ScheduleError
 from debubble.ir.arrays import Ints
-from debubble.ir.ops import BACKWARDS, CODE, COMPUTE, KINDS, SCHEDULED, Kind, Op
+from debubble.ir.ops import BACKWARDS, CODE, COMPUTE, HOST_STEP, KINDS, SCHEDULED, Kind, Op
 from debubble.ir.placement import Placement
 from debubble.ir.stage_costs import Number, StageCosts
 
@@ -199,6 +199,19 @@ class Schedule:
                     extended += [Op(kind, op.stage, self.micro_batches - 1) for kind in (Kind.D, Kind.S)]
             orders.append(tuple(extended))
         return replace(self, orders=tuple(orders))
+
+    def without_host_steps(self) -> Schedule:
+        """The schedule without the steps that hosts take, and the transfers that belong to them."""
+        hosted = self.host_steps
+        return self._without(lambda op: op.stage in hosted and op.kind in HOST_STEP)
+
+    def without_explicit_recompute(self, stages: Collection[int]) -> Schedule:
+        """The schedule without the R of these stages."""
+        return self._without(lambda op: op.stage in stages and op.kind is Kind.R)
+
+    def _without(self, dropped: Callable[[Op], bool]) -> Schedule:
+        """The schedule without some operations."""
+        return replace(self, orders=tuple(tuple(op for op in order if not dropped(op)) for order in self.orders))
 
     @staticmethod
     def of(

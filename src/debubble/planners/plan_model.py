@@ -10,6 +10,7 @@ from typing import Any
 
 from debubble.costs import Cluster, model_units, read_profile, step_tail
 from debubble.costs.lengths import read_lengths, typical_step
+from debubble.costs.speed import element_bytes
 from debubble.costs.step import moment_bytes
 from debubble.costs.units import Partition
 from debubble.ir import InputError, Number, Plan, PlannedUnit, RunOptions
@@ -263,12 +264,9 @@ def undo_bytes(plan: Plan) -> list[Number]:
 
 def average_bytes(plan: Plan) -> list[Number]:
     """Bytes per device of a moving average of the weights, in fp32 where the master copies are; no plan counts them."""
-    share = Fraction(FP32, FP32 + moment_bytes(plan.options.optimizer))
+    master = element_bytes("fp32")
+    share = Fraction(master, master + moment_bytes(plan.options.optimizer))
     return [copies * share for copies in undo_bytes(plan)]
-
-
-FP32 = 4
-"""Bytes of a master copy."""
 
 
 def step_time(timeline: Timeline, options: RunOptions, *, tail: float) -> Number:

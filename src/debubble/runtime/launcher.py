@@ -216,7 +216,7 @@ def _report(failures: dict[int, Any], words: dict[int, _Word]) -> RankFailedErro
     if of_run:
         # A later one has found the first one gone.
         return RankFailedError(min(of_run, key=lambda word: word.moment).message)
-    # The agent may see a rank that lost its peer before the peer itself, and then counts the peer as ended by itself.
+    # The agent may notice a rank that lost its peer before the peer, which it then ends: the failures lack that one.
     failed = failures.keys() | {rank for rank, word in words.items() if not word.ended}
     rank = min(failed, key=lambda r: _order(failures.get(r), words.get(r)))
     word = words.get(rank)

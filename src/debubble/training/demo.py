@@ -16,8 +16,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from debubble.processes import PYTHON
-from debubble.training.report import available_cores
+from debubble.processes import PYTHON, available_cores
 
 MODEL = ["llama-tiny"]
 SHAPE = ["--sequence-length", "256", "--dtype", "fp32"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from json import dumps
@@ -20,12 +19,6 @@ from debubble.training.online.journal import JournalEntry
 from debubble.training.progress import StepReport
 from debubble.views import Scene, views
 from debubble.views.comparison import Comparison, as_dict, compare, render
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
 
 WARM_UP = 3
 """First steps of a run that say nothing of its speed."""

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from debubble.costs.flops import Utilization
 from debubble.ir import InputError, Plan, Trace
-from debubble.processes import own_cores
+from debubble.processes import available_cores, own_cores
 from debubble.runtime import Batch
 from debubble.runtime.failures import DeviceMemoryError, RunError
 from debubble.runtime.parameters.post_validation import StepResult
@@ -41,7 +41,7 @@ from debubble.training.options import (
     validates_after,
 )
 from debubble.training.progress import Display, StepReport, TensorBoard, WeightsAndBiases
-from debubble.training.report import TrainingSummary, available_cores, compare_timelines
+from debubble.training.report import TrainingSummary, compare_timelines
 from debubble.training.resume import ask_rank_0, choose, load
 from debubble.training.samples import samples_of, validation_of
 from debubble.training.user_code import Dataset

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import chain, combinations
 
 from debubble.costs.units import Partition, Units
-from debubble.ir import DebubbleError, Kind, Number
+from debubble.ir import DebubbleError, Number
 from debubble.planners.problem import Solution
 from debubble.search.effort import SIMULATION, Effort
 
@@ -84,11 +84,8 @@ def _changed(
     for stage, at, name in chosen:
         stages[stage][at] = (stages[stage][at][0], name)
     changed = Partition(stages)
-    recomputing = changed.recomputing
-    orders = tuple(
-        tuple(op for op in order if op.kind is not Kind.R or op.stage in recomputing)
-        for order in solution.schedule.orders
-    )
-    schedule = replace(solution.schedule, orders=orders, fused_recompute=recomputing)
+    kept = {*range(solution.schedule.stages)} - changed.recomputing
+    schedule = solution.schedule.without_explicit_recompute(kept)
+    schedule = replace(schedule, fused_recompute=changed.recomputing)
     costs = units.stage_costs(changed, schedule.placement, on_host=schedule.host_steps)
     return replace(solution, schedule=schedule, costs=costs, partition=changed)

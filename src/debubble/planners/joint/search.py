@@ -198,7 +198,7 @@ def _improve_order(
 ) -> tuple[Number, Solution] | None:
     """Search better orders of a solution, whose step takes `value`, with so many walkers; None if none is faster."""
     hosted = solution.schedule.host_steps
-    start = _without_host_steps(solution.schedule)
+    start = solution.schedule.without_host_steps()
     try:
         best: Incumbent | None = None
         split = start.with_split_backwards()
@@ -274,11 +274,3 @@ def _recomputing_apart_except(schedule: Schedule, fused: frozenset[int]) -> Sche
 
     orders = tuple(tuple(part for op in order for part in parts(op)) for order in schedule.orders)
     return replace(schedule, orders=orders, fused_recompute=fused)
-
-
-def _without_host_steps(schedule: Schedule) -> Schedule:
-    """The schedule without optimizer steps on the host, which the order search does not know."""
-    moved = (Kind.P, Kind.D, Kind.S)
-    return replace(
-        schedule, orders=tuple(tuple(op for op in order if op.kind not in moved) for order in schedule.orders)
-    )

@@ -32,7 +32,8 @@ OPERATORS = {
     "projections": ("projections",),
     "mlp": ("projections", "activation", "multiply", "output"),
 }
-"""The operators of each word of a strategy, as the units name them."""
+"""The operators of each word of a strategy, as the units name them.  A gated MLP has no `activation`: its `multiply`
+computes that again in any case."""
 
 
 def recomputed_operators(strategy: str) -> Callable[[str], bool]:

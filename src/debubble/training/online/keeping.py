@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from debubble.costs import Cluster
 from debubble.costs.units import Partition, partition_named
-from debubble.ir import Kind, Number, Plan, StageCosts
+from debubble.ir import Number, Plan, StageCosts
 from debubble.models import Model
 from debubble.planners.model_problem import half_layers
 
@@ -65,11 +65,7 @@ def _recomputing(plan: Plan, changed: Collection[int], strategy: str) -> Plan:
         partition=units.planned(after),
         costs=_repriced(plan.costs, old, new, changed),
         schedule=replace(
-            schedule,
-            orders=tuple(
-                tuple(op for op in order if op.kind is not Kind.R or op.stage not in changed)
-                for order in schedule.orders
-            ),
+            schedule.without_explicit_recompute(changed),
             fused_recompute=others | (after.recomputing.intersection(changed)),
             recompute_fraction={s: f for s, f in schedule.recompute_fraction.items() if s not in changed},
         ),

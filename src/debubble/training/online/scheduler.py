@@ -26,6 +26,7 @@ import msgspec
 from debubble.errors import InfeasibleError, InputError, OutOfMemoryError
 from debubble.files import write_whole
 from debubble.ir import Kind, Plan, Schedule
+from debubble.ir.ops import HOST_STEP
 from debubble.ir.plan_file import PlanFile
 from debubble.models import Model
 
@@ -73,9 +74,9 @@ PLAN, FOUND = "plan.json", "found.json"
 def check_searchable(plan: Plan) -> None:
     """Refuse a plan with more than the search can order.  Raises InputError with one sentence."""
     stages = plan.schedule.host_steps
-    beside = {op for op in plan.schedule.operations if op.kind in (Kind.G, *HOSTED)}
-    kept = without_host_steps(plan.schedule).with_host_steps(stages).operations
-    hosted = {op for op in kept if op.stage in stages and op.kind in HOSTED}
+    beside = {op for op in plan.schedule.operations if op.kind in (Kind.G, *HOST_STEP)}
+    kept = plan.schedule.without_host_steps().with_host_steps(stages).operations
+    hosted = {op for op in kept if op.stage in stages and op.kind in HOST_STEP}
     if left := sorted({op.kind.value for op in beside - hosted}):
         raise InputError(
             f"--online orders F, B, I, W, R, O and L, and steps on hosts behind them, but the plan also has"
@@ -83,19 +84,6 @@ def check_searchable(plan: Plan) -> None:
         )
     if plan.schedule.peers:
         raise InputError("--online orders offloads to the host, but the plan's go to peer devices: train it without.")
-
-
-def without_host_steps(schedule: Schedule) -> Schedule:
-    """The schedule without the steps that hosts take and the transfers that belong to them."""
-    orders = (
-        tuple(op for op in order if op.stage not in schedule.host_steps or op.kind not in HOSTED)
-        for order in schedule.orders
-    )
-    return replace(schedule, orders=tuple(orders))
-
-
-HOSTED = (Kind.D, Kind.S, Kind.P)
-"""Gradients to the host, the step there, and parameters back."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +129,7 @@ def better_orders(plan: Plan, *, effort: float, seed: int = 0) -> Iterator[Bette
 
     others = [*kept_otherwise(plan), *moved_otherwise(plan)]
     try:
-        start = best = _problem(plan).value(without_host_steps(plan.schedule))
+        start = best = _problem(plan).value(plan.schedule.without_host_steps())
     except OutOfMemoryError:
         start = best = math.inf
     sums, begin = summation(plan, plan.schedule), time.perf_counter()
@@ -184,7 +172,7 @@ def _orders(plan: Plan, *, effort: float, seed: int) -> Iterator[Incumbent]:
     from debubble.search.effort import Effort
     from debubble.search.optimize import optimize
 
-    problem, own = _problem(plan), without_host_steps(plan.schedule)
+    problem, own = _problem(plan), plan.schedule.without_host_steps()
     sums = summation(plan, own)
     published = [schedule for schedule in initial(problem, Effort(0)) if summation(plan, schedule) == sums]
     return optimize(problem, starts=[own, *published], effort=effort, seed=seed)
