@@ -1,7 +1,7 @@
 """OptPipe's grid: what each method reaches, how far from the bound, and how long it took.
 
     python benchmarks/optpipe_grid.py [--quick] [--milp SECONDS] [--only 'P,M;P,M,TO,LIMIT'] [--workers 2]
-        [--json FILE]
+        [--again] [--json FILE]
     python benchmarks/optpipe_grid.py --baselines-only --json FILE    # the baselines of the file's cells anew
     python benchmarks/optpipe_grid.py --docs --json FILE              # the table of docs/optpipe.md from the file
 
@@ -17,6 +17,7 @@ starts of OptPipe's search.
 no schedule, and "not built" above 256 stages x micro-batches, where its rows alone take minutes.
 
 With --json, cells that the file already has are kept and not run again, so that a broken run goes on where it stopped.
+With --again, those of other commits are; `--milp 0` leaves the program's answer as it was.
 Each row names the commit that searched it and the one that built its baselines, and `runs` says on which machine, with
 which versions and by which command each commit did.
 """
@@ -99,7 +100,8 @@ def row(p: int, m: int, to: int, limit: int, seconds: float, *, milp: float, wor
         "gap": round((value - bound) / value, 5), "steps": steps, "cpu best": round(best_at, 2),
         "cpu end": round(end, 2),
     }  # fmt: skip
-    return result | {"commit": commit()} | baselines(p, m, to, limit) | _milp(problem, milp)
+    program = _milp(problem, milp) if milp else {}
+    return result | {"commit": commit()} | baselines(p, m, to, limit) | program
 
 
 def baselines(p: int, m: int, to: int, limit: int) -> dict[str, Any]:
@@ -124,14 +126,13 @@ def _built(name: str, p: int, m: int, to: int, limit: int) -> Schedule | None:
 
 
 def _milp(problem: OrderProblem, seconds: float) -> dict[str, Any]:
-    if not seconds:
-        return {"milp": None}
     if problem.stages * problem.micro_batches > LARGEST_MILP:
-        return {"milp": "not built"}
+        return {"milp": "not built", "milp commit": commit()}
     program = MilpModel(problem)
     answer = solve_milp(program, effort=Effort(seconds, brake=Brake(seconds)))
     value = f"none in {seconds:g} s" if answer.incumbent is None else float(answer.incumbent.value)
-    return {"milp": value, "milp bound": round(answer.bound, 1), "milp binaries": program.binaries}
+    found = {"milp": value, "milp bound": round(answer.bound, 1), "milp binaries": program.binaries}
+    return found | {"milp commit": commit()}
 
 
 def page(rows: Sequence[dict[str, Any]]) -> str:
@@ -141,7 +142,7 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
     lines += [
         f"| {r['p']}, {r['m']} | {r['To']} | {r['limit']} | {r['bound']:g} | {r['optpipe']:g} | {100 * r['gap']:.2f}% |"
         f" {r['cpu best']:.1f} | {_cell(r['adaoffload'])} | {_cell(r['pipeoffload'])} | {_cell(r['zb'])} |"
-        f" {_cell(r['milp'])} |"
+        f" {_cell(r.get('milp'))} |"
         for r in rows
     ]
     saved = {name: [1 - r["optpipe"] / r[name] for r in rows if r[name] is not None] for name in BASELINES}
@@ -175,6 +176,7 @@ def main() -> None:
     parser.add_argument("--milp", type=float, default=60.0, help="seconds for the plain MILP per cell; 0: leave it out")
     parser.add_argument("--only", default="", help="cells whose P,M,TO,LIMIT begins so, separated by ;")
     parser.add_argument("--workers", type=int, default=2, help="threads of the search, which each have those seconds")
+    parser.add_argument("--again", action="store_true", help="search the file's cells of other commits anew")
     parser.add_argument("--baselines-only", action="store_true", help="build the baselines of the file's cells anew")
     parser.add_argument("--docs", action="store_true", help="write the table of docs/optpipe.md from the file")
     parser.add_argument("--json", default="")
@@ -209,12 +211,18 @@ def main() -> None:
     else:
         # The kernel's compilation is kept on disk; it is no part of a search.
         list(optimize(problem_of(2, 3, 20, 2), effort=2.0))
-        done = {tuple(each[name] for name in COLUMNS[:4]) for each in rows}
+        found = {tuple(each[name] for name in COLUMNS[:4]): each for each in rows}
         for cell in cells(quick=arguments.quick):
-            if cell[:4] in done or not wanted(cell):
+            before = found.get(cell[:4])
+            stale = before is not None and arguments.again and before["commit"] != commit()
+            if not wanted(cell) or (before is not None and not stale):
                 continue
-            rows.append(row(*cell, milp=arguments.milp, workers=arguments.workers))
-            print(rows[-1], flush=True)
+            searched = row(*cell, milp=arguments.milp, workers=arguments.workers)
+            print(searched, flush=True)
+            if before is None:
+                rows.append(searched)
+            else:
+                before.update(searched)
             keep()
     table = Table(*COLUMNS)
     for each in rows:

@@ -6,7 +6,7 @@
 `predicted` is the step of the published configuration with what the run's framework fuses, hides and recomputes,
 whether it fits or not.  `priced` is that configuration as `plan` prices it: Megatron-LM's defaults, and the least
 recomputation that fits; None: it does not fit.  `planned` is the step of the fastest quick plan of all degrees for the
-same model, devices and batch, from which `plan` searches on.
+same model, devices and batch, from which `plan` searches on.  Every row names its commit and effort.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from provenance import measured_by
+from provenance import commit, provenance
 from published_runs import RUNS, PublishedRun
 
 from debubble.costs import StepTail, model_units
@@ -86,7 +86,7 @@ def row(run: PublishedRun, *, effort: float) -> dict[str, Any]:
         "name": run.name, "kind": run.kind, "cluster": run.cluster.to_dict()["devices"], "dtype": run.dtype,
         "batch": run.degrees.global_batch, "sequence_length": run.sequence_length, "degrees": str(run.degrees),
         "recompute": run.recompute, "source": run.source, "published": run.seconds, "predicted": predicted(run),
-        "priced": priced(run), **planned,
+        "priced": priced(run), **planned, "commit": commit(), "effort": effort,
     }  # fmt: skip
 
 
@@ -105,7 +105,7 @@ def main() -> None:
         rows[str(number)] = made = row(RUNS[number], effort=arguments.effort)
         print(number, made["name"], *(made[key] for key in ("published", "predicted", "priced", "planned")), flush=True)
         kept = {str(n): rows[str(n)] for n in range(len(RUNS)) if str(n) in rows}
-        RESULTS.write_text(json.dumps({**measured_by(), "rows": kept}, indent=1) + "\n")
+        RESULTS.write_text(json.dumps({**provenance(), "rows": kept}, indent=1) + "\n")
 
 
 def page(rows: list[dict[str, Any]]) -> str:

@@ -13,14 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.metadata import version
 from typing import Any
+
+from provenance import measured_by
 
 import debubble as db
 from debubble.ir import Kind, Op, Schedule, StageCosts, lower
@@ -76,20 +74,6 @@ def measured(schedule: Schedule, costs: StageCosts, repeat: int) -> dict[str, An
     return {"instructions": count, "per_second": rates, "seconds": rounded, "together": together, "first": first}
 
 
-def machine() -> dict[str, Any]:
-    """What the numbers were measured with."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return {
-        "commit": commit.stdout.strip(),
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("numpy", "numba")},
-        "cores": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 1),
-        "machine": platform.platform(),
-        "command": " ".join(["python", *sys.argv]),
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("devices", 16), ("micro-batches", 512), ("chunks", 4), ("repeat", 5)):
@@ -100,7 +84,7 @@ def main() -> None:
         devices=given.devices, micro_batches=given.micro_batches, chunks=given.chunks
     )
     costs = StageCosts.of(stages=schedule.stages, communication=1, offload=1)
-    result = {**machine(), "plain": measured(schedule, costs, given.repeat)}
+    result = {**measured_by(), "load": round(os.getloadavg()[0], 1), "plain": measured(schedule, costs, given.repeat)}
     result["offload"] = measured(with_offload(schedule), costs, given.repeat)
     for name in ("plain", "offload"):
         rates = "  ".join(f"{what} {rate:>12,}" for what, rate in result[name]["per_second"].items())
