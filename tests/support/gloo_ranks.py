@@ -97,6 +97,21 @@ def trained(rank: Any, folder: Any, plans: Any, batches: Any) -> None:
     torch.save(losses, folder / f"rank{rank}.pt")
 
 
+def moved(rank: Any, folder: Any, plans: Any, batches: Any) -> None:
+    """Losses and whole parameters of runs that each go through some plans, a step by each, saved by rank."""
+    answers = []
+    for paths in plans:
+        made = [Plan.load(path) for path in paths]
+        pipeline = Pipeline(None, made[0], optimizer=partial(torch.optim.AdamW, lr=1e-2))
+        losses = []
+        for plan, tokens in zip(made, batches, strict=True):
+            pipeline.switch_plan(plan)
+            losses.append(float(pipeline.step(tokens)))
+            pipeline.optimizer_step(0.5)
+        answers.append((losses, {name: p.clone() for name, p in pipeline.state_dict().items()}))
+    torch.save(answers, folder / f"rank{rank}.pt")
+
+
 def evaluated(rank: Any, folder: Any, plan: Any, batches: Any) -> None:
     """The loss of some batches, saved by rank."""
     torch.save(Pipeline(None, Plan.load(plan)).evaluate(batches), folder / f"rank{rank}.pt")

@@ -72,6 +72,11 @@ class Plan:
         return self.schedule.devices
 
     @property
+    def lengths(self) -> tuple[int, ...]:
+        """Units per stage."""
+        return tuple(map(len, self.partition))
+
+    @property
     def degrees(self) -> Degrees:
         """The division of model and batch over the devices."""
         o = self.options
@@ -105,14 +110,14 @@ class Plan:
     def reorders(self, other: Plan) -> bool:
         """Tell whether one plan can follow the other in a run.
 
-        They may differ in the order of operations, and in what they recompute and offload: stages, their devices and
-        what steps them are the same.
+        They may differ in the order of operations, in what they recompute and offload, and in which units form each
+        stage: the model, the stages' devices and what steps them are the same.
         """
 
         def stays(plan: Plan) -> tuple[object, ...]:
             s = plan.schedule
             extra = {op for op in s.operations if op.kind in (Kind.G, Kind.D, Kind.S, Kind.P)}
-            units = [[(unit.type, unit.layer) for unit in stage] for stage in plan.partition]
+            units = [(unit.type, unit.layer) for stage in plan.partition for unit in stage]
             return plan.model, plan.options, units, s.placement, s.micro_batches, s.peers, extra
 
         return stays(self) == stays(other)

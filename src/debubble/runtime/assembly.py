@@ -112,13 +112,23 @@ def _check_divisible(config: ModelConfig, options: RunOptions) -> None:
         raise InputError(f"A vocabulary of {config.vocab} leaves nothing to some of {options.tensor} ranks.")
 
 
-def check_follows(plan: Plan, before: Plan) -> None:
-    """Refuse a plan that a run of the plan `before` cannot go on with, with one sentence."""
+def check_follows(plan: Plan, before: Plan, *, moves_units: bool) -> None:
+    """Refuse a plan that a run of the plan `before` cannot go on with, with one sentence.
+
+    `moves_units`: whether units can move between devices.
+    """
     if not plan.reorders(before):
         raise InputError(
-            "The plan has other stages, devices or steps than the one that runs: only one that orders, recomputes or"
-            " offloads otherwise can follow."
+            "The plan has another model, other devices or other steps than the one that runs: only one that orders,"
+            " recomputes, offloads or divides otherwise can follow."
         )
+    if plan.lengths != before.lengths:
+        if not moves_units:
+            raise InputError(
+                "The plan has other units in its stages than the one that runs, and units move between devices only"
+                " where Pipeline builds them (no `model` is given) and makes their `optimizer`."
+            )
+        check_runnable(plan, plan.ranks)
     whole = plan.model is None or ModelConfig.from_hf(plan.model).whole_layers
     odd = {unit.strategy for stage in plan.partition for unit in stage} - {"none", "full"}
     if whole and odd:
@@ -129,8 +139,6 @@ def build_part(
     plan: Plan,
     device: int,
     *,
-    model: nn.Module | None,
-    modules: Modules | None,
     loss: Loss,
     seed: int,
     on: torch.device,
@@ -138,6 +146,8 @@ def build_part(
     groups: DeviceGroups,
     compiler: Compiler | None,
     float8: Float8Products | None,
+    model: nn.Module | None = None,
+    modules: Modules | None = None,
 ) -> DevicePart:
     """The stages of one device, or what this rank of its `groups` has of them, on the torch device `on`.
 

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from time import perf_counter
 from typing import Literal
@@ -43,6 +43,7 @@ from debubble.runtime.parameters.averages import WeightAverages
 from debubble.runtime.parameters.loss_scale import LossScale
 from debubble.runtime.parameters.optimizers import DeviceOptimizers, MakeOptimizer, scale_gradients
 from debubble.runtime.parameters.post_validation import PostValidation, StepResult
+from debubble.runtime.repartition import train_on, units_held
 from debubble.runtime.step_inputs import StepInputs
 from debubble.runtime.topology import Ranks, default_device, default_transport, shape_words
 
@@ -128,11 +129,11 @@ class Pipeline:
 
         program = lower(plan.schedule, plan.costs)
         self.ranks.open(program, seed=seed, own_model=model is None)
-        self._part = build_part(
-            plan, self.device, model=model, modules=modules, loss=loss, seed=seed, on=self._lanes.device,
-            ledger=self._activations, groups=self.ranks.groups, compiler=compiler,
-            float8=float8_of(fp8, plan, self._lanes.device),
+        self._build = partial(
+            build_part, device=self.device, loss=loss, seed=seed, on=self._lanes.device, ledger=self._activations,
+            groups=self.ranks.groups, compiler=compiler, float8=float8_of(fp8, plan, self._lanes.device),
         )  # fmt: skip
+        self._part = self._build(plan, model=model, modules=modules)
         self._operations = TensorOperations(
             program=program,
             device=self.device,
@@ -146,9 +147,12 @@ class Pipeline:
         self._interpreter = Interpreter(self._operations, self.status)
         self._inputs = StepInputs(plan, modules, loss=loss, context=self.ranks.context, on=self._lanes.device)
 
-        self._optimizers = DeviceOptimizers(
-            plan, self._part, optimizer, shares_table=self.ranks.shares_table, ema_decay=ema_decay
+        self.moves_units = plan.model is not None and model is None and optimizer is not None
+        """Whether `switch_plan` takes plans with other units in their stages."""
+        self._optimize = partial(
+            DeviceOptimizers, make=optimizer, shares_table=self.ranks.shares_table, ema_decay=ema_decay
         )
+        self._optimizers = self._optimize(plan, self._part)
         self._check_optimizers()
         if self.loss_scale is not None and (optimizer is None or self._optimizers.on_device):
             raise InputError(
@@ -359,20 +363,30 @@ class Pipeline:
         return torch.tensor(total.norm, dtype=torch.float64)
 
     def switch_plan(self, plan: Plan) -> None:
-        """Go on with this plan, which orders, recomputes or offloads otherwise.  All ranks call it between two steps.
+        """Go on with this plan, which orders, recomputes, offloads or divides the units otherwise.
 
-        Parameters, optimizers and the count of steps stay; a pending update is finished.
+        All ranks call it between two steps.  Optimizers and the count of steps stay; a pending update is finished.
+        Where stages have the same units, parameters stay, too.  Others move to the rank that has their unit now, with
+        gradients, states and averages: `parameters()` are new ones then.
 
         Raises:
-            InputError: The plan has other stages, or the ranks have different plans; and what lowering raises.
+            InputError: The plan has another model, devices or steps, or other units where these cannot move; or the
+                ranks have different plans; and what lowering raises.
         """
         self.finish_update()
-        check_follows(plan, self.plan)
+        check_follows(plan, self.plan, moves_units=self.moves_units)
         program = lower(plan.schedule, plan.costs)
         self.ranks.check_same(plan)
-        for number, stage in self._part.stages.items():
-            stage.follow(plan.partition[number])
-        self._operations = replace(self._operations, program=program)
+        if plan.lengths == self.plan.lengths:
+            for number, stage in self._part.stages.items():
+                stage.follow(plan.partition[number])
+        else:
+            self._check_updated()
+            with self.status.phase("moves units", local=False):
+                self._move_units(plan)
+        self._operations = replace(
+            self._operations, program=program, stages=self._part.stages, weights=self._part.weights
+        )
         self._interpreter = Interpreter(self._operations, self.status)
         self.plan = plan
 
@@ -520,6 +534,19 @@ class Pipeline:
         self._origin = self.ranks.earliest(self._origin)
         parts = self.ranks.first_per_device(self.ranks.transport.gather(self.trace().to_json()))
         return Trace.joined([Trace.from_json(part) for part in parts])
+
+    @torch.no_grad()
+    def _move_units(self, plan: Plan) -> None:
+        """Build the plan's stages, and let them train on where these units have been trained."""
+        held = units_held(self.ranks, self.plan, plan, self._part, self._optimizers, on=self._lanes.device)
+        part = self._build(plan)
+        optimizers = self._optimize(plan, part)
+        train_on(part, optimizers, self._optimizers, held)
+        for unit in (unit for stage in self._part.stages.values() for unit in stage.units):
+            self._activations.include((*unit.parameters(), *unit.buffers()))
+        self._part, self._optimizers = part, optimizers
+        self._update = optimizers.tentative_update()
+        self.__dict__.pop("_forward_runs", None)  # those of the stages that were
 
     # Parts of a step
 

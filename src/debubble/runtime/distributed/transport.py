@@ -34,6 +34,8 @@ class Channel(Enum):
     RELOAD = "reload"
     NORM = "norm"
     """A few numbers of the host's, never on the device."""
+    UNITS = "units"
+    """Parameters of units that move, with what trains them."""
 
 
 _TAGS = {channel: tag for tag, channel in enumerate(Channel)}
@@ -120,7 +122,7 @@ class Distributed:
 
     def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[Group]) -> None:
         """Create the process groups of these channels and groups."""
-        for channel in channels:
+        for channel in (channel for channel in channels if channel not in self._channels):
             # Gloo tells a group's messages apart by tags, and every group more polls; NCCL runs all in one order.
             by_tag = self._dist.get_backend() == "gloo" or channel[2] is Channel.NORM
             self._channels[channel] = self._control if by_tag else self._dist.new_group(sorted(channel[:2]))

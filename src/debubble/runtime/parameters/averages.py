@@ -6,7 +6,7 @@ same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor, nn
@@ -40,6 +40,10 @@ class WeightAverages:
     def restart(self) -> None:
         """Let the next step's parameters begin the averages."""
         self._averages = []
+
+    def go_on_with(self, averages: Mapping[Tensor, Tensor]) -> None:
+        """Go on with these, by parameter; with none, the next step's parameters begin them."""
+        self._averages = [averages[parameter] for parameter in self._parameters] if averages else []
 
     def update(self) -> None:
         """Take the parameters of one more step in."""

@@ -82,6 +82,11 @@ class DeviceOptimizers:
         """Every optimizer of the device."""
         return [*self.outside, *self.inside.values()]
 
+    def go_on_with(self, before: DeviceOptimizers) -> None:
+        """Let the optimizers of before step these parameters: their settings stay, and whoever changes them."""
+        self.outside = [*map(_continued, before.outside, self.outside)] or self.outside
+        self.inside = {stage: _continued(before.inside[stage], made) for stage, made in self.inside.items()}
+
     @property
     def static_bytes(self) -> int:
         """Bytes on the device of parameters, working copies, gradients, optimizer states and snapshots.
@@ -284,6 +289,16 @@ def scale_gradients(parameters: Iterable[Tensor], scale: float) -> None:
 def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
     """Each group's learning rate and the like."""
     return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+
+
+def _continued(before: Optimizer, made: Optimizer) -> Optimizer:
+    """The optimizer of before with its settings, on the parameters of another and without states."""
+    settings = settings_of(before)
+    before.param_groups = made.param_groups
+    for group, setting in zip(before.param_groups, settings, strict=False):
+        group.update(setting)
+    before.state.clear()
+    return before
 
 
 def change_settings(optimizer: Optimizer, settings: list[dict[str, Any]]) -> None:

@@ -1,0 +1,187 @@
+"""Moves units between the devices of a pipeline, with all that trains them.
+
+A unit goes to the rank that is the same replica, slice and part of another device, so ZeRO, tensor and expert
+parallelism divide its parameters there as they did here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from debubble.ir import InputError, Plan
+from debubble.runtime.distributed.sharding import inner_tensors, local_tensor, viewed_like
+from debubble.runtime.distributed.transport import Channel, Transport
+from debubble.runtime.parameters.device_part import DevicePart
+from debubble.runtime.parameters.optimizers import DeviceOptimizers, parameters_of
+from debubble.runtime.topology import Ranks
+
+PARAMETER, GRADIENT, AVERAGE, STATE = "parameter", "gradient", "average", "state "
+"""What a parameter has; an optimizer's states have their names behind the last."""
+
+Held = dict[str, Any]
+"""What this rank has of a parameter: its tensors, without DTensors around them, and an optimizer's plain numbers."""
+
+
+def units_held(
+    ranks: Ranks, before: Plan, after: Plan, part: DevicePart, optimizers: DeviceOptimizers, *, on: torch.device
+) -> dict[str, Held]:
+    """What this rank has of each parameter by the plan `after`, by Hugging Face name.  All ranks call it.
+
+    Args:
+        ranks: All ranks.
+        before: The plan that `part` was built by.
+        after: The one whose units are wanted.
+        part: This rank's stages and parameters.
+        optimizers: Those of the parameters.
+        on: The device through which messages go.
+
+    Raises:
+        InputError: An optimizer has states that cannot be given to another.
+    """
+    held = dict(_held(part, optimizers))
+    device_of = _device_of(after)
+    leaving: dict[int, dict[str, Held]] = {}
+    for number, stage in part.stages.items():
+        for unit, planned in zip(stage.units, before.partition[number], strict=True):
+            device = device_of[planned.type, planned.layer]
+            if device != ranks.device:
+                names = unit.hf_parameters()
+                leaving.setdefault(ranks.rank_of[device], {}).update({name: held.pop(name) for name in names})
+    return held | _exchanged(ranks.transport, leaving, on)
+
+
+def train_on(
+    part: DevicePart, optimizers: DeviceOptimizers, before: DeviceOptimizers, held: Mapping[str, Held]
+) -> None:
+    """Let a part that has just been built go on with what was held of its parameters, and with earlier optimizers.
+
+    Args:
+        part: The stages as they are now.
+        optimizers: Theirs, which have stepped nothing yet.
+        before: Those of the stages as they were.
+        held: What this rank has of each parameter.
+    """
+    optimizers.go_on_with(before)
+    optimizer_of = {p: optimizer for optimizer in optimizers.all for p in parameters_of(optimizer)}
+    averages: dict[Tensor, Tensor] = {}
+    for name, parameter in part.masters.items():
+        for what, value in held[name].items():
+            if what == PARAMETER:
+                local_tensor(parameter).copy_(value)
+            elif what == GRADIENT:
+                parameter.grad = viewed_like(parameter, value)
+            elif what == AVERAGE:
+                averages[parameter] = value
+            else:
+                optimizer_of[parameter].state[parameter][what.removeprefix(STATE)] = _as_state(parameter, value)
+    if optimizers.averages is not None:
+        optimizers.averages.go_on_with(averages)
+    part.load_working()
+
+
+def _device_of(plan: Plan) -> dict[tuple[str, int | None], int]:
+    """The device of each unit, by type and layer."""
+    placement = plan.schedule.placement.device_of
+    return {(u.type, u.layer): d for stage, d in zip(plan.partition, placement, strict=True) for u in stage}
+
+
+def _held(part: DevicePart, optimizers: DeviceOptimizers) -> Iterator[tuple[str, Held]]:
+    """What this rank has of each parameter."""
+    states = {p: state for optimizer in optimizers.all for p, state in optimizer.state.items()}
+    for name, parameter in part.masters.items():
+        found: Held = {PARAMETER: local_tensor(parameter)}
+        if parameter.grad is not None:
+            found[GRADIENT] = local_tensor(parameter.grad)
+        if optimizers.averages is not None and (average := optimizers.averages.of(parameter)) is not None:
+            found[AVERAGE] = average
+        for what, value in states.get(parameter, {}).items():
+            if hasattr(value, "device_mesh") and value.shape != parameter.shape:
+                raise InputError(
+                    f"The optimizer divides '{what}' of a parameter over ranks in a way of its own: units cannot move."
+                )
+            found[STATE + what] = local_tensor(value) if isinstance(value, Tensor) else value
+        yield name, found
+
+
+def _as_state(parameter: nn.Parameter, value: Any) -> Any:
+    """A state as an optimizer keeps it: one of the parameter's shape is a DTensor where the parameter is."""
+    alike = isinstance(value, Tensor) and value.dim() and value.shape == local_tensor(parameter).shape
+    return viewed_like(parameter, value) if alike else value
+
+
+def _exchanged(transport: Transport, leaving: Mapping[int, dict[str, Held]], on: torch.device) -> dict[str, Held]:
+    """Send to each rank what leaves for it, and return what comes.
+
+    The pairs of ranks take turns in an order that all know, so that none waits for one that waits for it.
+    """
+    told = transport.gather({to: {name: _forms(one) for name, one in held.items()} for to, held in leaving.items()})
+    pairs = [(source, to) for source, forms in enumerate(told) for to in forms]
+    transport.open([(source, to, Channel.UNITS) for source, to in pairs], [])
+    arrived: dict[str, Held] = {}
+    for source, to in pairs:
+        if transport.rank == source:
+            for value in (value for one in leaving[to].values() for value in one.values()):
+                for tensor in _plain_tensors(value):
+                    transport.send(tensor.to(on), to, Channel.UNITS)
+        elif transport.rank == to:
+            for name, forms in told[source][to].items():
+                arrived[name] = {what: _received(transport, source, form, on) for what, form in forms.items()}
+    return arrived
+
+
+@dataclass(frozen=True)
+class _PlainForm:
+    """The room that a tensor takes."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    on_host: bool
+
+
+@dataclass(frozen=True)
+class _WrappedForm:
+    """A tensor of a class of its own, which consists of others."""
+
+    kind: Any
+    inner: Mapping[str, _PlainForm]
+    context: Any
+    size: torch.Size
+    stride: tuple[int, ...]
+
+
+def _forms(held: Held) -> dict[str, Any]:
+    return {what: _form(value) for what, value in held.items()}
+
+
+def _form(value: Any) -> Any:
+    """What a receiver must know of a value before it comes: of a plain number, the number itself."""
+    if not isinstance(value, Tensor):
+        return value
+    inner = inner_tensors(value)
+    if not inner:
+        return _PlainForm(value.shape, value.dtype, value.device.type == "cpu")
+    names, context = value.__tensor_flatten__()  # type: ignore[attr-defined]
+    forms = {name: _form(tensor) for name, tensor in zip(names, inner, strict=True)}
+    return _WrappedForm(type(value), forms, context, value.shape, value.stride())
+
+
+def _plain_tensors(value: Any) -> list[Tensor]:
+    """The tensors that are sent for a value, in order."""
+    return (inner_tensors(value) or [value]) if isinstance(value, Tensor) else []
+
+
+def _received(transport: Transport, source: int, form: Any, on: torch.device) -> Any:
+    """The value of that form, whose tensors come next."""
+    match form:
+        case _PlainForm(shape, dtype, on_host):
+            tensor = transport.receive(torch.empty(shape, dtype=dtype, device=on), source, Channel.UNITS)
+            return tensor.cpu() if on_host else tensor
+        case _WrappedForm(kind, inner, context, size, stride):
+            tensors = {name: _received(transport, source, each, on) for name, each in inner.items()}
+            return kind.__tensor_unflatten__(tensors, context, size, stride)
+    return form

@@ -1,0 +1,273 @@
+"""Units move between the devices of a running pipeline: it goes on as if they had always been there."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import AdamW
+
+import debubble as db
+from debubble.ir import InputError, StageCosts
+from tests.support import gloo_ranks
+from tests.support.generic_cases import GENERIC
+from tests.support.runtime_cases import (
+    GPT2,
+    LLAMA,
+    LLAMA_TIED,
+    MIXTRAL,
+    plan_of,
+    run_threads,
+    tokens_of,
+)
+
+STEPS = 4
+COUNTS = {2: ([4, 6], [7, 3]), 4: ([3, 3, 2, 2], [1, 2, 5, 2])}
+"""Units per stage, before and after."""
+
+
+def schedule_for(devices: int, name: str = "1f1b") -> Any:
+    return db.schedules[name](devices=devices, micro_batches=4)
+
+
+def divisions(devices: int, config: Any = LLAMA, *, schedule: Any = None, **options: Any) -> Any:
+    """Two plans that differ in the units of their stages alone."""
+    schedule = schedule or schedule_for(devices)
+    return [plan_of(schedule, config, counts=counts, **options) for counts in COUNTS[devices]]
+
+
+def trained(plan: Any, *others: Any, **arguments: Any) -> Any:
+    """Losses and parameters of a run that goes on with each of the other plans after a step."""
+
+    def one(pipeline: Any) -> Any:
+        losses = []
+        for step, other in zip(range(STEPS), [None, *others, *[None] * STEPS], strict=False):
+            if other is not None:
+                pipeline.switch_plan(other)
+            tokens = tokens_of(plan.model, rows=4, seed=step + 10 * pipeline.ranks.replica)
+            losses.append(pipeline.step(tokens).item())
+            pipeline.optimizer_step(1.0)
+        return losses, pipeline.state_dict()
+
+    answers = run_threads(plan, one, **{"optimizer": partial(AdamW, lr=0.01), **arguments})
+    return answers[0][0], {name: p.clone() for _, state in answers for name, p in state.items()}
+
+
+def assert_goes_on_alike(before: Any, after: Any, **arguments: Any) -> None:
+    """A run that changes from one plan to the other, and back and forth, is the run of the other, to the bit."""
+    expected = trained(after, **arguments)
+    for others in ((after,), (after, before, after)):
+        losses, parameters = trained(before, *others, **arguments)
+        assert losses == expected[0]
+        assert parameters.keys() == expected[1].keys()
+        assert [name for name in parameters if not torch.equal(parameters[name], expected[1][name])] == []
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("devices", [2, 4])
+def test_a_run_goes_on_as_if_its_units_had_always_been_there(devices: int, dtype: str) -> None:
+    assert_goes_on_alike(*divisions(devices, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        (LLAMA_TIED, {}),
+        (GPT2, {}),
+        (MIXTRAL, {}),
+        (MIXTRAL, {"data": 2, "expert": 1}),
+        (LLAMA, {"lora": 4}),
+        (LLAMA, {"data": 2, "zero": 1}),
+        (LLAMA, {"data": 2, "zero": 2}),
+        (LLAMA, {"tensor": 2}),
+        (LLAMA, {"tensor": 2, "data": 2, "zero": 1}),
+        (LLAMA, {"context": 2}),
+    ],
+    ids=["tied", "gpt2", "moe", "moe-data", "lora", "zero-1", "zero-2", "tensor", "tensor-zero", "context"],
+)
+def test_every_kind_of_run_goes_on_alike(config: Any, options: Any) -> None:
+    assert_goes_on_alike(*divisions(2, config, dtype="fp32", **options))
+
+
+def test_parameters_that_replicas_divide_move_as_they_are() -> None:
+    costs = StageCosts.of(stages=2, offload=1, parameter_gather=1, gathered=1, static=2)
+    assert_goes_on_alike(*divisions(2, dtype="fp32", data=2, zero=3, costs=costs))
+
+
+def test_two_chunks_of_a_device_exchange_units() -> None:
+    before, after = divisions(4, LLAMA_TIED, schedule=schedule_for(2, "zb-v"), dtype="fp32")
+    assert_goes_on_alike(before, after)
+
+
+def test_a_stage_that_the_host_steps_takes_and_gives_units() -> None:
+    hosted = schedule_for(2).with_host_steps({0})
+    assert_goes_on_alike(*divisions(2, schedule=hosted, dtype="bf16"))
+
+
+def test_modules_of_transformers_move() -> None:
+    plans = [plan_of(schedule_for(2), GENERIC["olmo2"], counts=counts, dtype="fp32") for counts in ([2, 4], [4, 2])]
+    assert sum(plans[0].lengths) == 6
+    assert_goes_on_alike(*plans)
+
+
+def test_averages_of_the_weights_move_with_them() -> None:
+    before, after = divisions(2, dtype="fp32")
+
+    def averages(plan: Any, *others: Any) -> Any:
+        def one(pipeline: Any) -> Any:
+            for step, other in zip(range(STEPS), [None, None, *others, None, None], strict=False):
+                if other is not None:
+                    pipeline.switch_plan(other)
+                pipeline.step(tokens_of(LLAMA, rows=4, seed=step))
+                pipeline.optimizer_step(1.0)
+            with pipeline.averaged():
+                return {name: p.clone() for name, p in pipeline.state_dict().items()}
+
+        held = run_threads(plan, one, optimizer=partial(AdamW, lr=0.01), ema_decay=0.9)
+        return {name: p for state in held for name, p in state.items()}
+
+    expected, moved = averages(after), averages(before, after)
+    assert [name for name in expected if not torch.equal(moved[name], expected[name])] == []
+
+
+def test_an_update_that_is_not_validated_yet_is_finished_first() -> None:
+    before, after = divisions(2, dtype="fp32")
+
+    def one(pipeline: Any) -> Any:
+        results = []
+        for step in range(STEPS):
+            if step == 2:
+                pipeline.switch_plan(after)
+            results.append(pipeline.post_validated_step(tokens_of(LLAMA, rows=4, seed=step), max_norm=1.0))
+        return [r.loss for r in (*results, pipeline.finish_update()) if r is not None], pipeline.state_dict()
+
+    losses, expected = trained(after)
+    answers = run_threads(before, one, optimizer=partial(AdamW, lr=0.01))
+    # The result of the second step is what the switch waits for.
+    assert answers[0][0] == [loss for step, loss in enumerate(losses) if step != 1]
+    assert [n for _, state in answers for n, p in state.items() if not torch.equal(p, expected[n])] == []
+
+
+def test_gradients_that_add_up_over_steps_move() -> None:
+    before, after = divisions(2, dtype="fp32")
+
+    def gradients(plan: Any, *others: Any) -> Any:
+        def one(pipeline: Any) -> Any:
+            for step, other in enumerate([None, *others]):
+                if other is not None:
+                    pipeline.switch_plan(other)
+                pipeline.step(tokens_of(LLAMA, rows=4, seed=step))
+            return {name: p.grad for name, p in pipeline.named_parameters()}
+
+        held = run_threads(plan, one, optimizer=partial(AdamW, lr=0.01))
+        return {name: gradient for found in held for name, gradient in found.items()}
+
+    expected, moved = gradients(after, after), gradients(before, after)
+    assert [name for name in expected if not torch.equal(moved[name], expected[name])] == []
+
+
+def test_a_learning_rates_schedule_holds_on_to_its_optimizers() -> None:
+    before, after = divisions(2, dtype="fp32")
+
+    def one(pipeline: Any) -> Any:
+        (optimizer,) = pipeline.optimizers
+        rate = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+        pipeline.step(tokens_of(LLAMA, rows=4))
+        pipeline.optimizer_step()
+        rate.step()
+        pipeline.switch_plan(after)
+        stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        assert pipeline.optimizers == [optimizer]
+        assert stepped == set(map(id, pipeline.parameters()))
+        return optimizer.param_groups[0]["lr"]
+
+    assert run_threads(before, one, optimizer=partial(AdamW, lr=0.01)) == [0.005, 0.005]
+
+
+def test_what_a_step_keeps_is_counted_as_in_a_run_of_that_plan() -> None:
+    before, after = divisions(2, dtype="bf16")
+
+    def memory(*others: Any) -> Any:
+        def one(pipeline: Any) -> Any:
+            for other in (None, *others):
+                if other is not None:
+                    pipeline.switch_plan(other)
+                pipeline.step(tokens_of(LLAMA, rows=4))
+                pipeline.optimizer_step(1.0)
+            return pipeline.peak_activation, pipeline.static_bytes, pipeline.evaluate([tokens_of(LLAMA, rows=4)])
+
+        return one
+
+    make = partial(AdamW, lr=0.01)
+    moved = run_threads(before, memory(after, before, after), optimizer=make)
+    assert moved == run_threads(after, memory(after, after, after), optimizer=make)
+
+
+class Eight(torch.Tensor):
+    """A state of 8 bits in a class of its own, as torchao's."""
+
+    codes: torch.Tensor
+
+    @staticmethod
+    def of(codes: torch.Tensor) -> "Eight":
+        state = codes.float().as_subclass(Eight)
+        state.codes = codes
+        return state
+
+    def detach(self) -> "Eight":
+        return self
+
+    def __tensor_flatten__(self) -> Any:
+        return ["codes"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, context: Any, size: Any, stride: Any) -> "Eight":
+        return Eight.of(inner["codes"])
+
+
+class Signs(torch.optim.Optimizer):
+    """Steps by the sign of the gradient, and counts positive ones in 8 bits."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    def step(self, closure: Any = None) -> Any:
+        for parameter in (p for group in self.param_groups for p in group["params"]):
+            state = self.state[parameter]
+            codes = state["count"].codes if state else torch.zeros(parameter.shape, dtype=torch.uint8)
+            state["count"] = Eight.of(codes + (parameter.grad > 0))
+            parameter.data.sub_(0.01 * parameter.grad.sign() + 0.001 * state["count"].codes)
+
+
+def test_states_in_a_class_of_their_own_move() -> None:
+    assert_goes_on_alike(*divisions(2, dtype="fp32"), optimizer=Signs)
+
+
+@pytest.mark.parametrize("options", [{}, {"tensor": 2}], ids=["pipeline", "dtensors"])
+def test_units_move_between_four_gloo_ranks(options: Any, tmp_path: Path) -> None:
+    plans = divisions(4 // options.get("tensor", 1), dtype="fp32", **options)
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    for plan, path in zip(plans, (before, after), strict=True):
+        plan.save(path)
+    batches = [tokens_of(LLAMA, rows=4, seed=step) for step in range(STEPS)]
+    told = gloo_ranks.spawn(4, gloo_ranks.moved, [[before, after, before, after], [after] * STEPS], batches)
+    for rank in range(4):
+        (losses, parameters), (expected, alike) = torch.load(told / f"rank{rank}.pt")
+        assert losses == expected
+        assert parameters.keys() == alike.keys()
+        assert [name for name in alike if not torch.equal(parameters[name], alike[name])] == []
+
+
+def test_units_stay_where_a_model_is_given_or_the_optimizer_is_the_users() -> None:
+    before, after = divisions(2, dtype="fp32")
+    with pytest.raises(InputError, match="units move between devices only where Pipeline builds them"):
+        run_threads(before, lambda pipeline: pipeline.switch_plan(after))
+
+
+def test_a_device_without_the_embedding_it_needs_is_refused() -> None:
+    before, _ = divisions(2, dtype="fp32")
+    empty = replace(before, partition=((), before.partition[0] + before.partition[1]))
+    with pytest.raises(InputError, match="first stage must hold the embedding"):
+        run_threads(before, lambda pipeline: pipeline.switch_plan(empty), optimizer=partial(AdamW, lr=0.01))
