@@ -32,6 +32,19 @@ def decode_json(content: bytes, type_: type[T]) -> T:
         raise msgspec.DecodeError("it is nested too deeply") from error
 
 
+def check_writable(path: Path) -> None:
+    """Refuse a file that could not be written, before work is done for it.
+
+    Raises:
+        InputError: If it is a folder, or its folder takes no files.
+    """
+    if path.is_dir():
+        raise InputError(f"{path} cannot be written: it is a folder.")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"{path} cannot be written: {folder} takes no new files.")
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Write the file beside its place and rename it, so that it is never half there.
 

@@ -108,6 +108,22 @@ def test_plan_partitions_a_units_file(run: Any, tmp_path: Path) -> None:
         (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--planner", "scoep"), "did you mean 'scope'?"),
         (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--effort", "nan"), "must be a number of seconds"),
         (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--effort", "-1"), "must be a number of seconds"),
+        (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--seed", "9" * 20), "from 0 to 2147483647, not 9999"),
+        (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--seed", "-1"), "from 0 to 2147483647, not -1."),
+        (
+            ("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--micro-batch-size", "9" * 20),
+            "up to 1,000,000,000 tokens",
+        ),
+        (("fits", "llama2-13b", "--cluster", "8xA100-80GB", "--lora", "5121"), "at most the 5120 features of a layer"),
+        (
+            ("fits", "llama2-13b", "--cluster", "8xA100-80GB", "--global-batch", "9" * 20),
+            "up to 1,000,000,000 sequences",
+        ),
+        (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "-o", "/"), "/ cannot be written: it is a folder."),
+        (
+            ("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--html", "/dev/null/plan.html"),
+            "/dev/null/plan.html cannot be written: /dev/null takes no new files.",
+        ),
         (
             ("plan", "llama2-70b", "--cluster", "64xH100-80GB", "--tensor", "8", "--pipeline", "5"),
             "--tensor 8 --pipeline 5 use 40 of 64 devices: --pipeline 8 or --pipeline 4 --data 2 uses all;"

@@ -39,6 +39,28 @@ def test_a_shorter_name_is_enough_where_it_names_one_device(text: str, name: str
     assert cluster.to_dict()["devices"] == f"{cluster.count}x{name}"
 
 
+def test_nodes_are_written_in_front_of_their_devices() -> None:
+    cluster = Cluster.parse("2x4xL40S")
+
+    assert (cluster.count, cluster.slowest.name, cluster.slowest.devices_per_node) == (8, "L40S-48GB", 4)
+    assert Cluster.from_dict(cluster.to_dict()) == cluster
+
+
+@pytest.mark.parametrize("text", ["2x0xL40S", "2x4xL40S+4xL40S", "2x4x", "2x2x2xL40S"])
+def test_nodes_of_something_else_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match=re.escape(f"'{text}' is no cluster; write NxNAME")):
+        Cluster.parse(text)
+
+
+def test_a_limit_above_the_memory_of_a_device_is_said() -> None:
+    cluster = Cluster.parse("4xA100-40GB").with_limit("48GiB")
+
+    assert cluster.reserve == 0
+    assert cluster.remarks == (
+        "The memory limit of 48 GiB is more than the 40 GiB that A100-40GB has, so that a plan may run out of memory.",
+    )
+
+
 def test_a_file_describes_devices_of_ones_own() -> None:
     cluster = Cluster.from_dict({"devices": "4xMine+4xL40S", "hardware": {"Mine": {**OWN, "fp8_flops": 8e14}}})
     mine = cluster.types[0]

@@ -7,7 +7,9 @@ the user for anything that debubble itself raises.
 from __future__ import annotations
 
 import importlib
+import io
 import json
+import os
 import pkgutil
 import sys
 from collections.abc import Callable
@@ -70,19 +72,45 @@ def with_all_commands() -> App:
 
 def main() -> None:
     """Entry point of `debubble`."""
+    _make_streams_robust()
     try:
-        with_all_commands()()
+        try:
+            with_all_commands()()
+        finally:
+            _flush()
     except DebubbleError as error:
         if any(len(word) > 2 and "--json".startswith(word) for word in sys.argv):
             json.dump({"error": str(error), "kind": type(error).__name__}, sys.stdout)
             sys.stdout.write("\n")
         sys.stderr.write(f"debubble: {error}\n")
         sys.exit(error.exit_code)
+    except OSError as error:
+        sys.stderr.write(f"debubble: {error.strerror or error}.\n")
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(_interrupted())
     except SystemExit as end:
         if end.code == INTERRUPTED:  # how typer passes a Ctrl-C on
             _interrupted()
+        raise
+
+
+def _make_streams_robust() -> None:
+    """Show `?` for characters that the terminal's encoding lacks, and drop what a closed stream cannot take."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the caller
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _flush() -> None:
+    """Write what standard output still holds; raises OSError if it takes no more, and then drops the rest."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise
 
 

@@ -54,7 +54,7 @@ def fits(
         found = footprints_with(job, micro_batches)
     else:
         found = footprints(replace(job, fixed={**fixed, "micro_batches": micro_batches}))
-    reserve = min(t.memory - limit for t, limit in zip(devices.types, devices.memory_limits, strict=True))
+    remarks = [*([] if priced.remark is None else [priced.remark]), *devices.remarks]
     if json:
         rows = [
             {
@@ -66,8 +66,7 @@ def fits(
             }
             for each in found
         ]
-        remarks = [] if priced.remark is None else [priced.remark]
-        print_answer(reserve=reserve, footprints=rows, remarks=remarks)
+        print_answer(reserve=devices.reserve, footprints=rows, remarks=remarks)
         return
     node = devices.slowest.devices_per_node
 
@@ -82,6 +81,6 @@ def fits(
         and (each.degrees.expert_tensor is None or "expert_tensor" in fixed)
         and common("tensor", each.degrees.tensor, node)
     ] or found
-    console().print(render_footprints(shown, reserve=reserve, left_out=len(found) - len(shown)))
-    if priced.remark is not None:
-        console().print(priced.remark)
+    console().print(render_footprints(shown, reserve=devices.reserve, left_out=len(found) - len(shown)))
+    for remark in remarks:
+        console().print(remark)

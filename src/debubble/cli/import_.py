@@ -27,7 +27,11 @@ def import_(
     file: Annotated[Path, typer.Argument(help="Its configuration.", metavar="FILE")],
     *,
     cluster: Annotated[
-        str | None, typer.Option("--cluster", help="Devices, as NxNAME (8xA100-80GB) or a YAML file; see `hardware`.")
+        str | None,
+        typer.Option(
+            "--cluster",
+            help="Devices, as NxNAME (8xA100-80GB), nodes of them (2x4xL40S-48GB) or a YAML file; see `hardware`.",
+        ),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="The model, as for `plan`, where the configuration does not describe it.")

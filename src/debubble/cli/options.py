@@ -102,7 +102,8 @@ class ModelRun(OptionGroup):
     section: ClassVar[str] = "The run of the MODEL"
 
     cluster: str | None = option(
-        "Devices, as NxNAME (8xA100-80GB) or a YAML file; see `hardware`.", autocompletion=offered_clusters
+        "Devices, as NxNAME (8xA100-80GB), nodes of them (2x4xL40S-48GB) or a YAML file; see `hardware`.",
+        autocompletion=offered_clusters,
     )
     pipeline: int | None = option("Pipeline devices.")
     tensor: int | None = option("Tensor-parallel degree.")

@@ -102,13 +102,21 @@ class Cluster:
 
     @staticmethod
     def parse(text: str | Path) -> Cluster:
-        """Read `8xA100-80GB`, a mixture such as `4xA100-80GB+4xA100-40GB`, or the name of a YAML file.
+        """Read `8xA100-80GB`, nodes such as `2x4xL40S`, a mixture such as `4xA100-80GB+4xA100-40GB`, or a YAML file.
 
-        Raises InputError with one sentence.
+        Args:
+            text: Devices, nodes x devices of each, or the file's name.
+
+        Raises:
+            InputError: With one sentence.
         """
         name = str(text)
         if Path(name).suffix in (".yaml", ".yml", ".json"):
             return Cluster.from_dict(_read(Path(name)))
+        nodes = re.fullmatch(r"\s*(\d{1,7})\s*x\s*([1-9]\d{0,6})\s*x\s*(?!\d+x)([^\s+]+)\s*", name)
+        if nodes is not None:
+            each = int(nodes[2])
+            return Cluster.from_dict({"devices": f"{int(nodes[1]) * each}x{nodes[3]}", "devices_per_node": each})
         return Cluster.from_dict({"devices": name})
 
     @staticmethod
@@ -165,16 +173,29 @@ class Cluster:
         return len({type_.name for type_ in self.types}) == 1
 
     @property
-    def remark(self) -> str | None:
-        """A sentence on the treatment of devices of several types; None if they are all of one type."""
+    def reserve(self) -> int:
+        """Bytes of a device that no plan may use, where they are least."""
+        return max(0, min(t.memory - limit for t, limit in zip(self.types, self.memory_limits, strict=True)))
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Sentences on devices of several types, and on a limit above the memory that a device has."""
+        said = []
         names = list(dict.fromkeys(t.name for t in self.types))
-        if len(names) == 1:
-            return None
-        return (
-            f"{' and '.join(names)} are mixed: a pipeline device has the pace of its slowest and the memory limit of"
-            f" its smallest device; links, and gradients and optimizer after the pipeline, are timed as on"
-            f" {self.slowest.name}."
-        )
+        if len(names) > 1:
+            said.append(
+                f"{' and '.join(names)} are mixed: a pipeline device has the pace of its slowest and the memory limit"
+                f" of its smallest device; links, and gradients and optimizer after the pipeline, are timed as on"
+                f" {self.slowest.name}."
+            )
+        for type_, limit in zip(self.types, self.memory_limits, strict=True):
+            if limit > type_.memory:
+                said.append(
+                    f"The memory limit of {limit / 2**30:.4g} GiB is more than the {type_.memory / 2**30:.4g} GiB that"
+                    f" {type_.name} has, so that a plan may run out of memory."
+                )
+                break
+        return tuple(said)
 
 
 def slowest(types: Sequence[Hardware]) -> Hardware:
@@ -229,9 +250,12 @@ def _check_duplex(link: str) -> None:
 def _types(text: str, own: Mapping[str, Hardware]) -> list[Hardware]:
     types: list[Hardware] = []
     for part in text.split("+"):
-        match = re.fullmatch(r"\s*(\d+)\s*x\s*(\S+)\s*", part)
+        match = re.fullmatch(r"\s*(\d+)\s*x\s*(?!\d+x)(\S+)\s*", part)
         if match is None:
-            raise InputError(f"'{text}' is no cluster; write NxNAME, such as 8xA100-80GB, or name a YAML file.")
+            raise InputError(
+                f"'{text}' is no cluster; write NxNAME, such as 8xA100-80GB, NODESxNxNAME, such as 2x4xL40S-48GB, or"
+                " name a YAML file."
+            )
         if len(match[1]) > len(str(MOST_DEVICES)) or len(types) + int(match[1]) > MOST_DEVICES:
             raise InputError(f"A cluster may have up to {MOST_DEVICES} devices.")
         if not int(match[1]):

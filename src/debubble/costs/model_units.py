@@ -34,6 +34,9 @@ from debubble.models.architecture import Architecture, Experts, Layer, VisionTow
 from debubble.models.config import ModelConfig
 from debubble.models.mixers import Attention
 
+MOST_TOKENS = 10**9
+"""Of a micro-batch: more than any has, and few enough for bytes to be counted in 64 bits."""
+
 
 def model_units(
     model: ModelConfig,
@@ -149,6 +152,11 @@ def check(model: Architecture, options: RunOptions) -> None:
             f"Micro-batches need at least one sequence of at least one token, not {options.micro_batch_size} of"
             f" {options.sequence_length}."
         )
+    if options.micro_batch_size * options.sequence_length > MOST_TOKENS:
+        raise InputError(
+            f"A micro-batch may have up to {MOST_TOKENS:,} tokens, not {options.micro_batch_size} sequences of"
+            f" {options.sequence_length}."
+        )
     divided = {"attention heads": model.heads, "columns of the MLP": model.ffn}
     if model.vision is not None:
         tower = model.vision.tower
@@ -156,8 +164,11 @@ def check(model: Architecture, options: RunOptions) -> None:
     for name, size in divided.items():
         if size % options.tensor:
             raise InputError(f"{size} {name} cannot be divided over {options.tensor} tensor-parallel ranks.")
-    if options.lora < 0:
-        raise InputError(f"The rank of LoRA adapters must be at least 1 (or 0 for none), not {options.lora}.")
+    if not 0 <= options.lora <= model.hidden:
+        raise InputError(
+            f"The rank of LoRA adapters must be at least 1 (or 0 for none) and at most the {model.hidden} features of a"
+            f" layer, not {options.lora}."
+        )
     if options.lora and model.vision is not None:
         raise InputError(f"LoRA adapters are not priced for the vision tower of '{model.family}': use its text_config.")
     if options.lora and any(not isinstance(layer.attention, Attention) for layer in model.per_layer):

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 Swap = Literal["host", "peer", "none"]
 """Destinations of activations: the host, to the paired device p - 1 - s over the link between devices, or nowhere."""
+MOST_SEEDS = 2**31
+"""Solvers take seeds of 31 bits."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,8 @@ class Problem:
             raise InputError(f"The effort must be a number of seconds, 0 or more, not {self.effort}.")
         if self.deadline is not None and not self.deadline > 0:
             raise InputError(f"The deadline must be a number of seconds above 0, not {self.deadline}.")
+        if not 0 <= self.seed < MOST_SEEDS:
+            raise InputError(f"The seed must be a whole number from 0 to {MOST_SEEDS - 1}, not {self.seed}.")
         stages = self.devices * (self.chunks or 1)
         match self.workload:
             case FixedStages(costs) if costs.stages != stages:

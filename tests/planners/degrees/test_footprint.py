@@ -111,3 +111,15 @@ def test_no_micro_batches_are_refused(capsys: pytest.CaptureFixture[str], monkey
     code, said = run(capsys, monkeypatch, "fits", "llama3-8b", "--cluster", "8xH100-80GB", "--micro-batches", "0")
     assert code == 2
     assert said.err == "debubble: --micro-batches must be at least 1, not 0.\n"
+
+
+def test_the_command_remarks_on_mixed_devices_and_on_limits_beyond_their_memory(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = ("--cluster", "4xA100-40GB+4xA100-80GB", "--memory-limit", "48GiB")
+    code, said = run(capsys, monkeypatch, "fits", "llama3-8b", *cluster, "--json")
+    answer = json.loads(said.out)
+    assert (code, answer["reserve"]) == (0, 0)
+    mixed, beyond = answer["remarks"]
+    assert mixed.startswith("A100-40GB and A100-80GB are mixed")
+    assert beyond.startswith("The memory limit of 48 GiB is more than the 40 GiB that A100-40GB has")

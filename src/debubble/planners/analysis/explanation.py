@@ -138,8 +138,7 @@ class Explanation:
     @property
     def reserve(self) -> int:
         """Bytes of a device that no plan may use."""
-        cluster = self.cluster
-        return min(t.memory - limit for t, limit in zip(cluster.types, cluster.memory_limits, strict=True))
+        return self.cluster.reserve
 
     @property
     def memory_is_full(self) -> bool:
@@ -309,7 +308,7 @@ def model_remarks(
     timeline: Timeline, options: RunOptions, *, model: Model, cluster: Cluster, profiled: bool = False
 ) -> tuple[str, ...]:
     """The remarks on a model's step on a cluster; `profiled`: its units were measured, not computed."""
-    remarks = [None if profiled else model.remark, cluster.remark, beyond_runtime(options, model.config)]
+    remarks = [None if profiled else model.remark, *cluster.remarks, beyond_runtime(options, model.config)]
     return (*(remark for remark in remarks if remark is not None), *timeline_remarks(timeline))
 
 

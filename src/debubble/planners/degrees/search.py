@@ -305,7 +305,8 @@ class _DegreesSearch:
     def _report(self, stage: str = "Planning the best") -> None:
         steps = self._steps()
         best = min(steps, key=lambda degrees: steps[degrees], default=None)
-        done = len(self.too_large) + len(self.ranking.steps) + len(self.ranking.refused) + self.ranking.slower
+        ranked = self.ranking.steps.keys() | self.ranking.refused.keys()  # a planner may refuse what a quick plan fits
+        done = len(self.too_large) + len(ranked) + self.ranking.slower
         step = None if best is None else steps[best]
         self.progress(Progress(stage=stage, done=done, total=len(self.legal), best=best, step_time=step))
 
@@ -328,7 +329,7 @@ class _DegreesSearch:
         found = DegreeSearch(
             configurations=tuple(self._summary(degrees) for degrees in shown),
             legal=len(self.legal),
-            too_large=len(self.too_large) + len(self.ranking.refused.keys() - self.results.keys()),
+            too_large=len(self.too_large) + len(self.ranking.refused.keys() - steps.keys()),
             slower=self.ranking.slower,
             planned=len(self.ranking.steps),
             unplanned=self.ranking.left,

@@ -30,6 +30,8 @@ from debubble.targets.target import targets
 
 ZERO_LEVELS = (1, 2, 3)
 """Levels that are tried where there are ranks to divide over."""
+MOST_SEQUENCES = 10**9
+"""More than any step has; its divisors are found by trying."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,8 @@ class Job:
                 raise InputError(f"--{name.replace('_', '-')} must be at least 1, not {degree}.")
         if self.global_batch < 1:
             raise InputError(f"A step needs a global batch of at least one sequence, not {self.global_batch}.")
+        if self.global_batch > MOST_SEQUENCES:
+            raise InputError(f"A step may have up to {MOST_SEQUENCES:,} sequences, not {self.global_batch}.")
 
     @property
     def tokens(self) -> int:

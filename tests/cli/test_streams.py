@@ -1,0 +1,37 @@
+"""Output that a terminal, a pipe or a disk does not take ends as it should, and never with a traceback."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def command_that(does: str, *, redirected: str = "", **environment: str) -> tuple[int, bytes, str]:
+    """Exit code, standard output and standard error of a command that does so, called from a shell."""
+    program = (
+        "import sys; from debubble.cli import app as frame\n"
+        f"frame.app.command('work')(lambda: {does})\n"
+        "sys.argv = ['debubble', 'work']; frame.main()"
+    )
+    ended = subprocess.run(
+        ["sh", "-c", f'exec "$@" {redirected}', "sh", sys.executable, "-c", program],
+        capture_output=True,
+        env={**os.environ, **environment},
+    )
+    return ended.returncode, ended.stdout, ended.stderr.decode()
+
+
+def test_characters_that_the_terminal_lacks_are_shown_as_question_marks() -> None:
+    assert command_that("print('\\u25a0 busy')", PYTHONIOENCODING="ascii") == (0, b"? busy\n", "")
+
+
+def test_a_closed_standard_output_is_not_written_to() -> None:
+    assert command_that("sys.stdout.write('answer')", redirected=">&-") == (0, b"", "")
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_a_full_disk_is_named_in_one_sentence(size: int) -> None:
+    """Also where the answer is still in Python's buffer at the end."""
+    code, _, err = command_that(f"sys.stdout.write('a' * {size})", redirected="> /dev/full")
+    assert (code, err) == (1, "debubble: No space left on device.\n")
