@@ -83,6 +83,14 @@ def test_the_model_and_the_pipeline_are_those_of_the_arguments(text: str, tmp_pa
     assert read.strategies == {}
 
 
+def test_a_model_that_is_given_is_the_one_that_the_arguments_describe(tmp_path: Path) -> None:
+    read = job(tmp_path, SCRIPT, model=db.models["llama3-8b"])
+    assert read.model == db.models["llama3-8b"]
+    assert not [sentence for sentence in read.unread if "--swiglu" in sentence]
+    with pytest.raises(InputError, match="says --num-layers 32, but the model has 80: give the right one with --model"):
+        job(tmp_path, SCRIPT, model=db.models["llama3-70b"])
+
+
 def test_arguments_that_cost_nothing_are_named(tmp_path: Path) -> None:
     text = SCRIPT.replace("EXTRA", "")
 

@@ -52,7 +52,8 @@ def job_of(settings: Settings, path: Path, given: Given, *, target: str) -> Impo
         raise InputError(
             f"{path}: a global batch of {batch} cannot be divided over {data} replicas of {size} sequences."
         )
-    model = given.model or hub_model(arguments.word("model") or "") or _model(arguments)
+    named = given.model or hub_model(arguments.word("model") or "")
+    model = _model(arguments) if named is None else _as_described(named, arguments)
     layers, mtp_stage = _stages(arguments, model.layers, pipeline)
     options = RunOptions(
         micro_batch_size=size,
@@ -159,6 +160,30 @@ def _model(arguments: Arguments) -> Model:
         experts_per_token=arguments.number("--moe-router-topk", 2),
         expert_ffn=arguments.number("--moe-ffn-hidden-size", 0) or None,
     ).model()
+
+
+def _as_described(model: Model, arguments: Arguments) -> Model:
+    """The model that was named; raises InputError if the arguments describe one of another size."""
+    for name, size in (
+        ("--num-layers", model.layers), ("--hidden-size", model.hidden), ("--num-attention-heads", model.heads)
+    ):  # fmt: skip
+        if arguments.number(name, size) != size:
+            raise InputError(
+                f"{arguments.path} says {name} {arguments.word(name)}, but the model has {size}: give the right one"
+                " with --model."
+            )
+    for name in _OF_THE_MODEL:
+        arguments.get(name)
+    return model
+
+
+_OF_THE_MODEL = (
+    "--ffn-hidden-size", "--swiglu", "--vocab-size", "--padded-vocab-size", "--group-query-attention",
+    "--num-query-groups", "--kv-channels", "--normalization", "--position-embedding-type", "--max-position-embeddings",
+    "--use-rotary-position-embeddings", "--untie-embeddings-and-output-weights", "--add-qkv-bias", "--qk-layernorm",
+    "--num-experts", "--moe-router-topk", "--moe-ffn-hidden-size",
+)  # fmt: skip
+"""Arguments that a model's config says too."""
 
 
 def _vocabulary(arguments: Arguments) -> int:

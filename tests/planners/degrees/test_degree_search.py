@@ -63,6 +63,13 @@ def test_what_is_fixed_is_kept_and_the_planner_too() -> None:
     assert (plan.degrees.pipeline, plan.degrees.zero, plan.planner) == (2, 1, "dapple")
 
 
+def test_choices_that_fit_and_that_the_planner_refuses_are_counted_once() -> None:
+    told: list[Progress] = []
+    with pytest.raises(DebubbleError, match="'adaoffload' has no plan for the choices of degrees that fit"):
+        search_degrees(replace(job(), fixed={"chunks": 2}), planner="adaoffload", progress=told.append)
+    assert max(each.done for each in told) == told[0].total
+
+
 def test_the_bounds_are_below_the_step_of_every_quick_plan() -> None:
     asked = job("llama3-8b", "16xH100-80GB", batch=32, sequence_length=8192, dtype="bf16")
     some = list(steps(asked, every=6).items())
