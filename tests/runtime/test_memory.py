@@ -72,16 +72,24 @@ def test_recomputation_brings_back_exactly_what_was_dropped() -> None:
     assert ledger.bytes == 2 * restored
 
 
-def test_a_fused_recomputation_holds_one_unit_at_a_time() -> None:
+def test_a_fused_recomputation_holds_one_layer_at_a_time() -> None:
+    """A layer whose halves both recompute in full keeps one input."""
     ledger = Ledger()
     units = [replace(u, strategy="full") for u in ModelConfig.from_hf(LLAMA).units[1:-1]]
     stage = stage_of(*units, ledger=ledger)
     y = stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch(), recomputing=99)
-    assert ledger.bytes == len(units) * X
+    assert ledger.bytes == 4 * X
     ledger.start_step()
     stage.backward(0, y, split=False)
-    assert ledger.peak == (len(units) - 1) * X + max(kept_by(PlannedUnit(u.type, 0)) for u in units)
+    assert ledger.peak == 3 * X + kept_by(PlannedUnit("attention", 0)) + kept_by(PlannedUnit("mlp", 0))
     assert ledger.bytes == 0
+
+
+def test_halves_that_are_not_of_one_layer_keep_an_input_each() -> None:
+    ledger = Ledger()
+    stage = stage_of(PlannedUnit("mlp", 0, "full"), PlannedUnit("attention", 1, "full"), ledger=ledger)
+    stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch(), recomputing=99)
+    assert ledger.bytes == 2 * X
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.3])

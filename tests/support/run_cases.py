@@ -79,7 +79,8 @@ def units_of(config: Any, *, dtype: Any = torch.float64, states: int = 0, hosted
         ways = {"none": Strategy(kept)}
         for name, (operators, share) in STRATEGIES[planned.type].items():
             recomputed = counted(config, replace(planned, strategy=operators), dtype=dtype)[0]
-            ways[name] = Strategy(recomputed, share * time, operators)
+            joined = 0 if planned.type == "mlp" and name == "full" else None
+            ways[name] = Strategy(recomputed, share * time, operators, after_full=joined)
         size, tensors = parameters_of(config, planned)
         made.append(
             Unit(

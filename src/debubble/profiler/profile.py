@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -103,11 +103,11 @@ def host_step_bandwidth(options: RunOptions, *, parameters: int = 2**22, repetit
     return parameters * step_traffic(run, gradient_bytes=4) / seconds
 
 
-ALIASES: Mapping[str, Mapping[str, str]] = {
-    "cmb": {"attention": "norm", "mlp": "norm+activation+multiply"},
-    "selective": {"attention": "norm+core", "mlp": "norm+activation+multiply"},
+ALIASES: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "cmb": {"attention": ("norm",), "mlp": ("norm+multiply", "norm+activation")},
+    "selective": {"attention": ("norm+core",), "mlp": ("norm+multiply", "norm+activation")},
 }
-"""Names that planners know, and the operators that they mean in each type of unit."""
+"""Names that planners know, and the operators that they mean in each type of unit: those that it has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,9 +179,10 @@ def layered(kinds: Mapping[Kind, Unit], config: Mapping[str, Any]) -> tuple[Unit
 def _unit(measured: Unit, layer: int | None) -> Unit:
     """The measured unit as that layer's, with the names that planners have for sets of operators."""
     named = {
-        alias: replace(measured.strategies[operators[measured.type]], operators=operators[measured.type])
-        for alias, operators in ALIASES.items()
-        if measured.type in operators
+        alias: replace(measured.strategies[operators], operators=operators)
+        for alias, of_type in ALIASES.items()
+        for operators in of_type.get(measured.type, ())
+        if operators in measured.strategies
     }
     return replace(measured, layer=layer, strategies={**measured.strategies, **named})
 

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from threading import Thread
 from time import perf_counter
 from typing import Any
@@ -34,15 +35,6 @@ from debubble.runtime.models.build import add_adapters, build_stage
 from debubble.runtime.models.lora import new_adapters
 from debubble.runtime.models.stage import Stage
 from debubble.runtime.models.units import MicroBatch
-
-STRATEGIES: Mapping[str, Sequence[str]] = {
-    "embedding": ("none",),
-    "attention": ("none", "full", *subsets(("norm", "projections", "core"))),
-    "mlp": ("none", "full", *subsets(("norm", "mlp", "activation", "multiply"))),
-    "layer": ("none", "full"),
-    "head": ("none",),
-}
-"""Per type of unit, the ways to recompute that are measured: all that the formulas of costs/operators.py have."""
 
 IN_FLIGHT = 2
 LAYERS = 2
@@ -84,8 +76,25 @@ def measured_layers(config: Mapping[str, Any]) -> list[int]:
     return sorted(index for layers in alike.values() for index in layers[:LAYERS])
 
 
+def measured_strategies(kind: str, model: ModelConfig) -> tuple[str, ...]:
+    """The ways to recompute a type of unit that are measured: all that the formulas of costs/operators.py have."""
+    match kind:
+        case "attention":
+            return "none", "full", *subsets(("norm", "projections", "core"))
+        case "mlp":
+            return "none", "full", *subsets(("norm", "mlp", "multiply" if model.gated else "activation"))
+        case "layer":
+            return "none", "full"
+        case _:
+            return ("none",)
+
+
 Measurements = dict[tuple[int, str], UnitSamples]
-"""Measurements by the unit's place in the slice and its strategy; `split` is no recomputation with a split backward."""
+"""Measurements by the unit's place in the slice and its strategy.
+
+`split` is no recomputation with a split backward; `layer`, at the place of a layer's attention, is the full
+recomputation of both halves together.
+"""
 
 
 class ModelSlice:
@@ -93,6 +102,7 @@ class ModelSlice:
 
     def __init__(self, config: Mapping[str, Any], options: RunOptions, device: torch.device) -> None:
         model, layers = ModelConfig.from_hf(config), measured_layers(config)
+        self.model = model
         self.planned = [u for u in model.units if u.layer is None or u.layer in layers]
         self._lanes = lanes_of(device)
         self._timings: list[tuple[list[float], Mark, Mark]] = []
@@ -116,15 +126,19 @@ class ModelSlice:
 
     def measure(self, *, repetitions: int, warm_up: int = WARM_UP) -> Measurements:
         """Round after round through all strategies, after `warm_up` rounds that do not count."""
-        measured: Measurements = {}
+        measured: Measurements = defaultdict(UnitSamples)
+        ways = [measured_strategies(unit.type, self.model) for unit in self.planned]
+        alone, layers = range(len(ways)), [n for n, unit in enumerate(self.planned) if unit.type != "mlp"]
         for repetition in range(warm_up + repetitions):
             if repetition == warm_up:
-                measured = {}
-            for way in range(max(map(len, STRATEGIES.values()))):
-                strategies = [STRATEGIES[u.type][way % len(STRATEGIES[u.type])] for u in self.planned]
-                self._run(strategies, [measured.setdefault(key, UnitSamples()) for key in enumerate(strategies)])
-            split = [measured.setdefault((index, "split"), UnitSamples()) for index in range(len(self.planned))]
-            self._run(["none"] * len(split), split, split=True)
+                measured = defaultdict(UnitSamples)
+            for way in range(max(map(len, ways))):
+                strategies = [own[way % len(own)] for own in ways]
+                self._run(alone, strategies, [measured[key] for key in enumerate(strategies)])
+            self._run(alone, ["none"] * len(ways), [measured[n, "split"] for n in alone], split=True)
+            if len(layers) < len(ways):
+                full = ["full" if "full" in own else "none" for own in ways]
+                self._run(layers, full, [measured[n, "layer"] for n in layers])
         return measured
 
     def offload_bandwidth(self, *, host: HostMemory, repetitions: int) -> float:
@@ -154,10 +168,12 @@ class ModelSlice:
             stage.backward(0, gradient, split=False)
         return size / statistics.median(times[WARM_UP:])
 
-    def _run(self, strategies: Sequence[str], samples: Sequence[UnitSamples], *, split: bool = False) -> None:
-        """Once forward and backward with every unit's strategy, adding to the units' samples."""
+    def _run(
+        self, begins: Sequence[int], strategies: Sequence[str], samples: Sequence[UnitSamples], *, split: bool = False
+    ) -> None:
+        """Once forward and backward with every unit's strategy, in stages that begin there, adding to their samples."""
         planned = [PlannedUnit(u.type, u.layer, s) for u, s in zip(self.planned, strategies, strict=True)]
-        stages = [Stage([u], [p], self.ledger) for u, p in zip(self.units, planned, strict=True)]
+        stages = [Stage(self.units[a:b], planned[a:b], self.ledger) for a, b in pairwise((*begins, len(planned)))]
         self._lanes.start_step()
         for j in range(IN_FLIGHT):
             self._forward(j, stages, samples)
@@ -178,7 +194,7 @@ class ModelSlice:
         for stage, sample in zip(stages, samples, strict=True):
             before = self.ledger.bytes
             with self._timed(sample, "forward"):
-                x = stage.forward(j, x, micro_batch, recomputing=1)
+                x = stage.forward(j, x, micro_batch, recomputing=len(stage.units))
             sample.kept = self.ledger.bytes - before
 
     def _backward(self, j: int, stages: Sequence[Stage], samples: Sequence[UnitSamples], *, split: bool) -> None:
@@ -214,14 +230,23 @@ def costs_of(
     """The unit of each kind: the mean over the measured layers.
 
     The backward for inputs is what the whole backward takes beyond the weights' part, so that their sum is what most
-    schedules run.
+    schedules run.  A layer that recomputes in full needs its attention's last product again, which a half alone does
+    not: that time is the attention's.
     """
+    model = ModelConfig.from_hf(config)
     found: dict[Kind, list[Unit]] = defaultdict(list)
     for index, unit in enumerate(planned):
         of = {strategy: samples for (place, strategy), samples in measured.items() if place == index}
         weight = of["split"].median("weight")
-        strategies = {s: Strategy(of[s].kept, of[s].median("recompute")) for s in STRATEGIES[unit.type]}
+        ways = measured_strategies(unit.type, model)
+        strategies = {s: Strategy(of[s].kept, of[s].median("recompute")) for s in ways}
         strategies["none"] = Strategy(of["none"].kept)
+        if unit.type == "attention":
+            both = of["layer"].median("recompute") - measured[index + 1, "full"].median("recompute")
+            strategies["full"] = Strategy(of["full"].kept, max(both, strategies["full"].recompute))
+        elif unit.type == "mlp":
+            beyond = measured[index - 1, "layer"].kept - measured[index - 1, "full"].kept
+            strategies["full"] = replace(strategies["full"], after_full=beyond)
         found[kind_of(unit, config)].append(
             Unit(
                 type=unit.type,
@@ -249,7 +274,7 @@ def _mean(units: Sequence[Unit]) -> Unit:
         backward_input=mean(u.backward_input for u in units),
         backward_weight=mean(u.backward_weight for u in units),
         strategies={
-            name: Strategy(strategy.activation, mean(u.strategies[name].recompute for u in units))
+            name: replace(strategy, recompute=mean(u.strategies[name].recompute for u in units))
             for name, strategy in first.strategies.items()
         },
     )

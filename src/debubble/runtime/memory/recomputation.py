@@ -1,4 +1,4 @@
-"""The tape of one unit and micro-batch: what its forward leaves, and how to bring back what was dropped.
+"""The tape of a segment of units and one micro-batch: what its forward leaves, and how to bring back what was dropped.
 
 A unit calls every operator through its tape.  An operator that is to be recomputed is recorded: what autograd saves of
 its results and internals is dropped at once (its SavedStorage stays, empty), and its inputs are kept instead.
@@ -34,7 +34,7 @@ def directly(name: str, function: Function, *inputs: Tensor) -> Any:
 
 
 class Tape:
-    """Runs a unit's operators; those for which `recomputed` says so are dropped and recorded."""
+    """Runs the units' operators; those for which `recomputed` says so are dropped and recorded."""
 
     def __init__(self, ledger: Ledger, recomputed: Callable[[str], bool]) -> None:
         self._ledger = ledger
@@ -59,7 +59,7 @@ class Tape:
         return results
 
     def watch(self) -> saved_tensors_hooks:
-        """Context in which the unit's forward runs."""
+        """Context in which the units' forwards run."""
         return saved_tensors_hooks(self._pack, value)
 
     def finish(self) -> None:
@@ -74,9 +74,10 @@ class Tape:
 
     def restore(self) -> None:
         """Bring back everything that was dropped."""
-        for record in self._records:
-            record.replay()
-        self._records.clear()
+        # A record goes once it has run, and with it what only it has asked for.
+        self._records.reverse()
+        while self._records:
+            self._records.pop().replay()
 
     @property
     def saved(self) -> list[SavedStorage]:

@@ -78,18 +78,20 @@ def attention(
 ) -> Tensor:
     """Causal attention over [batch, heads, length, head_dim]; k and v may have fewer heads.
 
-    It stays within `documents` [batch, whole length], if they are given, and within `window` tokens.
-    A fused kernel can neither cap the scores nor take the mask of the `dropout` on the attention weights from `seed`:
-    there it is written out.  `first_head`: how many heads of the layer lie before these, on other ranks.  `context`:
-    the ranks that divide the sequence.
+    The heads' results lie side by side: [batch, length, heads x head_dim].  Attention stays within `documents`
+    [batch, whole length], if they are given, and within `window` tokens.  A fused kernel can neither cap the scores nor
+    take the mask of the `dropout` on the attention weights from `seed`: there it is written out.  `first_head`: how
+    many heads of the layer lie before these, on other ranks.  `context`: the ranks that divide the sequence.
     """
     attend = partial(
         _attend, scale=scale, window=window, documents=documents, cap=cap, dropout=dropout, seed=seed,
         first_head=first_head,
     )  # fmt: skip
     if context.size == 1:
-        return attend(q, k, v)
-    return context.attend(q, k, v, partial(_attend_by_chunks, attend=attend, chunks=context.chunks))
+        result = attend(q, k, v)
+    else:
+        result = context.attend(q, k, v, partial(_attend_by_chunks, attend=attend, chunks=context.chunks))
+    return result.transpose(1, 2).flatten(2)
 
 
 def _attend_by_chunks(

@@ -21,7 +21,7 @@ from debubble.runtime.distributed.cuts import Cut
 from debubble.runtime.distributed.expert_parallel import TokenExchange, inverse
 from debubble.runtime.memory.recomputation import Operators
 from debubble.runtime.models.llama import GatedUnit
-from debubble.runtime.models.units import MicroBatch, norm
+from debubble.runtime.models.units import MicroBatch, norm, residual
 from debubble.runtime.operators import Deferring, Linear, WeightGradients, call, gradient_added, widen
 
 
@@ -92,7 +92,7 @@ class MoeMlp(GatedUnit):
         super().__init__(config)
         experts = config.per_layer[layer].mlp
         assert isinstance(experts, Experts)
-        self.prefix = f"model.layers.{layer}."
+        self.prefix, self.half_of = f"model.layers.{layer}.", layer
         self.salt = 2 * layer + 2
         self.experts = experts
         self.post_attention_layernorm = norm(config)
@@ -113,7 +113,7 @@ class MoeMlp(GatedUnit):
         gate, up = op("projections", partial(experts.gate_and_up, sizes=exchange.sizes), rows).chunk(2, dim=-1)
         rows = op("output", partial(experts.down, sizes=exchange.sizes), self.product(gate, up, op))
         y: Tensor = op("combine", partial(self._combine, exchange), rows, weights, order, *exchange.order)
-        return y.view_as(x) + x
+        return residual(x, y.view_as(x), op)
 
     def cuts(self) -> Mapping[str, Cut]:
         """Divide every expert's inner dimension among the ranks; routers and norms stay whole."""

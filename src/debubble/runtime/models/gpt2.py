@@ -11,7 +11,7 @@ from debubble.models.config import ModelConfig
 from debubble.runtime.memory.recomputation import Operators
 from debubble.runtime.models.attention import attention
 from debubble.runtime.models.loss import embed
-from debubble.runtime.models.units import MicroBatch, UnitModule, norm
+from debubble.runtime.models.units import MicroBatch, UnitModule, norm, residual
 from debubble.runtime.operators import Linear, activation, look_up
 
 
@@ -55,7 +55,7 @@ class Gpt2Attention(UnitModule):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.prefix = f"transformer.h.{layer}."
+        self.prefix, self.half_of = f"transformer.h.{layer}.", layer
         self.salt = 2 * layer + 1
         self.config = config
         self.ln_1 = norm(config)
@@ -70,9 +70,8 @@ class Gpt2Attention(UnitModule):
             attention, documents=micro_batch.documents, dropout=p, seed=self.seed(micro_batch, 0),
             first_head=self.group.part * q.shape[1], context=self.context,
         )  # fmt: skip
-        a = op("core", core, q, k, v).transpose(1, 2).flatten(2)
-        y = op("output", self._output, a)
-        return self.drop(y, self.config.residual_dropout, micro_batch, op, 1) + x
+        y = op("output", self._output, op("core", core, q, k, v))
+        return residual(x, self.drop(y, self.config.residual_dropout, micro_batch, op, 1), op)
 
     def _project(self, h: Tensor) -> tuple[Tensor, ...]:
         (qkv,) = self.group.columns(h, self.attn.c_attn)
@@ -98,7 +97,7 @@ class Gpt2Mlp(UnitModule):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.prefix = f"transformer.h.{layer}."
+        self.prefix, self.half_of = f"transformer.h.{layer}.", layer
         self.salt = 2 * layer + 2
         self.ln_2 = norm(config)
         self.mlp = _Gpt2Mlp(config)
@@ -110,7 +109,7 @@ class Gpt2Mlp(UnitModule):
         h = op("norm", self.ln_2, x)
         (inner,) = op("projections", self._project, h)
         y = op("output", self._output, op("activation", self.activation, inner))
-        return self.drop(y, self.p, micro_batch, op, 0) + x
+        return residual(x, self.drop(y, self.p, micro_batch, op, 0), op)
 
     def _project(self, h: Tensor) -> tuple[Tensor, ...]:
         return self.group.columns(h, self.mlp.c_fc)

@@ -14,7 +14,7 @@ from debubble.runtime.memory.recomputation import Operators
 from debubble.runtime.models.attention import attention, rotary_table, rotate
 from debubble.runtime.models.compilation import Compiler
 from debubble.runtime.models.loss import embed
-from debubble.runtime.models.units import MicroBatch, UnitModule, norm
+from debubble.runtime.models.units import MicroBatch, UnitModule, norm, residual
 from debubble.runtime.operators import GatedProduct, Linear, RMSNorm, activation, gated
 
 
@@ -63,7 +63,7 @@ class LlamaAttention(UnitModule):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.prefix = f"model.layers.{layer}."
+        self.prefix, self.half_of = f"model.layers.{layer}.", layer
         self.salt = 2 * layer + 1
         mixer = config.per_layer[layer].attention
         assert isinstance(mixer, Attention)
@@ -85,12 +85,10 @@ class LlamaAttention(UnitModule):
             dropout=config.attention_dropout if self.training else 0.0, seed=self.seed(micro_batch, 0),
             first_head=self.group.part * q.shape[1], context=self.context,
         )  # fmt: skip
-        a = op("core", core, q, k, v).transpose(1, 2).flatten(2)
-        y = op("output", self._output, a)
+        y = op("output", self._output, op("core", core, q, k, v))
         if self.post_attention_layernorm is not None:
             y = op("norm", self.post_attention_layernorm, y)
-        total: Tensor = y + x
-        return total
+        return residual(x, y, op)
 
     def _project(self, h: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         attn, size = self.self_attn, self.config.head_dim
@@ -157,7 +155,7 @@ class LlamaMlp(GatedUnit):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__(config)
-        self.prefix = f"model.layers.{layer}."
+        self.prefix, self.half_of = f"model.layers.{layer}.", layer
         self.salt = 2 * layer + 2
         self.post_attention_layernorm = norm(config)
         self.mlp = _Gated(config)
@@ -165,7 +163,7 @@ class LlamaMlp(GatedUnit):
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
         """Map hidden states [rows, length, hidden] to hidden states of the same shape."""
         h = op("norm", self.post_attention_layernorm, x)
-        return self.body(h, op) + x
+        return residual(x, self.body(h, op), op)
 
     def body(self, h: Tensor, op: Operators) -> Tensor:
         """The gated MLP alone, without norm and residual addition."""
@@ -192,5 +190,4 @@ class GemmaMlp(LlamaMlp):
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
         """Map hidden states [rows, length, hidden] to hidden states of the same shape."""
         h = op("norm", self.pre_feedforward_layernorm, x)
-        y: Tensor = op("norm", self.post_feedforward_layernorm, self.body(h, op))
-        return y + x
+        return residual(x, op("norm", self.post_feedforward_layernorm, self.body(h, op)), op)

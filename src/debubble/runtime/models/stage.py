@@ -1,7 +1,8 @@
 """A stage with tensors: forward, backward (whole or split), recomputation, offload and reload of its micro-batches.
 
 Each unit that recomputes, and each run of units that do not, is a segment with an autograd graph of its own: the
-backward walks the segments from last to first and hands the gradient from one to the next.  `MoeStage` carries the
+backward walks the segments from last to first and hands the gradient from one to the next.  Both halves of a layer that
+recompute in full are one segment, which keeps the layer's input alone, as plans count it.  `MoeStage` carries the
 routers' auxiliary loss along.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -107,18 +109,19 @@ class Stage:
         return x
 
     def _segments(self, recomputing: int) -> Iterator[tuple[Sequence[UnitModule], Callable[[str], bool]]]:
-        """Every unit that recomputes by itself, and the runs of units between them, which keep everything."""
-        run: list[UnitModule] = []
-        for index, (unit, planned) in enumerate(zip(self.units, self._planned, strict=True)):
-            if index >= recomputing or planned.strategy == "none":
-                run.append(unit)
-                continue
-            if run:
-                yield run, _nothing
-                run = []
-            yield [unit], self._recomputed[index]
-        if run:
-            yield run, _nothing
+        """The units that recompute together, and the runs of units between them, which keep everything."""
+
+        def shared(index: int) -> tuple[str, int | None]:
+            strategy = self._planned[index].strategy
+            if index >= recomputing or strategy == "none":
+                return "none", None
+            layer = self.units[index].half_of
+            return ("layer", layer) if strategy == "full" and layer is not None else ("unit", index)
+
+        for (kind, _), indices in groupby(range(len(self.units)), shared):
+            first, *others = indices
+            recomputed = _nothing if kind == "none" else self._recomputed[first]
+            yield self.units[first : first + 1 + len(others)], recomputed
 
     def recompute(self, j: int) -> None:
         """R: bring back all that the forward dropped."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 
+import torch
 from torch import Tensor, nn
 
 from debubble.models.config import ModelConfig
@@ -55,6 +56,8 @@ class UnitModule(nn.Module):
     """Prefix of Hugging Face's names of the unit's parameters."""
     salt = 0
     """Tells the units' random numbers apart."""
+    half_of: int | None = None
+    """The layer that it is a half of; both halves may recompute together."""
     columns: tuple[str, ...] = ()
     """The layers that tensor parallelism divides by columns (tables: by rows, which stand for tokens)."""
     rows: tuple[str, ...] = ()
@@ -160,6 +163,12 @@ def norm(config: ModelConfig) -> nn.Module:
     if config.is_gpt2:
         return nn.LayerNorm(config.hidden, eps=config.norm_eps)
     return RMSNorm(config.hidden, config.norm_eps, offset=config.norm_offset)
+
+
+def residual(x: Tensor, summand: Tensor, op: Operators) -> Tensor:
+    """The residual stream after a half-layer that adds this to it."""
+    y: Tensor = op("residual", torch.add, summand, x)
+    return y
 
 
 class Head(UnitModule):
