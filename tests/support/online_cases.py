@@ -53,9 +53,9 @@ class Finished:
         self.closed = True
 
 
-def solved(plan: Plan) -> Finished:
+def solved(plan: Plan, steps_left: int = 0) -> Finished:
     """What the search finds for a plan."""
-    return Finished(plan, list(better_orders(plan, effort=1.0))[-1:])
+    return Finished(plan, list(better_orders(plan, effort=1.0, steps_left=steps_left))[-1:])
 
 
 @dataclass
@@ -76,9 +76,9 @@ class Machine:
             self.controller.after_step(self.step, self.seconds.get(running.schedule.name, trace.makespan), trace)
 
 
-def controlled(plan: Any, folder: Any, *, search: Any = solved, policy: Any = QUICK) -> Controller:
+def controlled(plan: Any, folder: Any, *, search: Any = solved, policy: Any = QUICK, **more: Any) -> Controller:
     journal = Journal(log=folder / "plan.online.jsonl", plan=folder / "plan.online.json")
-    return Controller(plan, search=search, journal=journal, policy=policy)
+    return Controller(plan, search=search, journal=journal, policy=policy, **more)
 
 
 def events_of(controller: Any) -> Any:

@@ -202,7 +202,9 @@ class TrainingRun:
         )  # fmt: skip
         ahead = validates_after(options.post_validation, plan)
         self._updating = (PostValidated if ahead else Synchronous)(self.pipeline, clip=options.clip)
-        self.online = OnlineScheduler.start(self.pipeline, journal_of(options)) if options.online else None
+        self.online = (
+            OnlineScheduler.start(self.pipeline, journal_of(options), steps=options.steps) if options.online else None
+        )
         self.step = 0
         """Steps done."""
         self.samples = 0

@@ -56,7 +56,7 @@ def test_after_a_switch_back_only_a_faster_order_is_tried(plan: Any, tmp_path: P
     better, best = (ordered(plan, name) for name in ("1f1b", "zb-h1"))
     times = {"gpipe": 15.0, "1f1b": 16.0, "zb-h1": 14.0}
     found = [BetterOrder(order, makespan, 15.0) for order, makespan in ((best, 13.0), (better, 14.0), (better, 14.0))]
-    controller = controlled(plan, tmp_path, search=lambda p: Finished(p, found))
+    controller = controlled(plan, tmp_path, search=lambda p, _: Finished(p, found))
     Machine(controller, UNIT, seconds=times).run(24)
     assert [e.schedule for e in controller.journal.entries if e.event == "adopted"] == ["1f1b", "zb-h1"]
     assert [e.event for e in controller.journal.entries] == ["search", "adopted", "taken back", "adopted", "kept"]
@@ -72,7 +72,7 @@ def test_an_order_that_gains_too_little_is_not_adopted(plan: Any, tmp_path: Path
 def test_costs_that_drift_begin_a_new_search_with_the_measured_ones(plan: Any, tmp_path: Path) -> None:
     asked = []
 
-    def search(p: Any) -> Any:
+    def search(p: Any, _: int) -> Any:
         asked.append(p)
         return solved(p)
 
@@ -101,7 +101,7 @@ def test_a_window_that_the_next_one_contradicts_begins_no_search(plan: Any, tmp_
 def test_the_search_before_is_closed_when_a_new_one_begins_and_at_the_end(plan: Any, tmp_path: Path) -> None:
     searches = []
 
-    def search(p: Any) -> Any:
+    def search(p: Any, _: int) -> Any:
         searches.append(Finished(p))
         return searches[-1]
 
@@ -116,14 +116,14 @@ def test_the_search_before_is_closed_when_a_new_one_begins_and_at_the_end(plan: 
 
 
 def test_a_search_that_fails_is_told_once_and_the_run_goes_on(plan: Any, tmp_path: Path) -> None:
-    controller = controlled(plan, tmp_path, search=lambda p: Finished(p, failed="MemoryError"))
+    controller = controlled(plan, tmp_path, search=lambda p, _: Finished(p, failed="MemoryError"))
     Machine(controller, UNIT).run(20)
     assert events_of(controller) == [(4, "search"), (4, "search failed")]
     assert "the search for a better order failed (MemoryError); training goes on" in str(controller.journal.entries[1])
 
 
 def test_a_search_that_cannot_begin_is_told_and_the_run_goes_on(plan: Any, tmp_path: Path) -> None:
-    def search(_: Any) -> None:
+    def search(_: Any, __: int) -> None:
         raise OSError("Cannot allocate memory")
 
     controller = controlled(plan, tmp_path, search=search)
@@ -133,7 +133,7 @@ def test_a_search_that_cannot_begin_is_told_and_the_run_goes_on(plan: Any, tmp_p
 
 
 def test_a_search_that_finds_nothing_in_time_changes_nothing(plan: Any, tmp_path: Path) -> None:
-    controller = controlled(plan, tmp_path, search=Finished)
+    controller = controlled(plan, tmp_path, search=lambda p, _: Finished(p))
     Machine(controller, UNIT).run(20)
     assert controller.plan is plan
     assert not controller.journal.plan.exists()

@@ -115,8 +115,8 @@ def test_a_weight_gradient_behind_a_later_whole_backward_adds_up_differently() -
 
     plan = plan_of(orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"), LLAMA)
     mixed = orders("0F0 0F1 0I0 0B1 0W0", "1F0 1B0 1F1 1B1")
-    assert summation(plan, mixed)["linear 0"] == [("gradient", 1), ("gradient", 0)]
-    assert summation(plan, mixed)["other 0"] == summation(plan, plan.schedule)["other 0"]
+    assert summation(plan, mixed)["linear of unit 0"] == [("gradient", 1), ("gradient", 0)]
+    assert summation(plan, mixed)["other of unit 0"] == summation(plan, plan.schedule)["other of unit 0"]
 
 
 def test_a_table_tied_on_one_device_adds_up_the_gradients_of_two_stages() -> None:

@@ -162,7 +162,7 @@ def test_an_order_that_measures_worse_is_taken_back_by_all_ranks(tmp_path: Path)
 def test_a_run_measures_what_its_operations_cost(tmp_path: Path) -> None:
     """The pipeline's own traces do for the controller."""
     plan = bad_plan(LLAMA, "fp32")
-    controller = controlled(plan, tmp_path, search=Finished)
+    controller = controlled(plan, tmp_path, search=lambda p, _: Finished(p))
 
     def one(pipeline: Any) -> None:
         online = OnlineScheduler(pipeline, None if pipeline.device else controller)

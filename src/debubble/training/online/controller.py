@@ -1,4 +1,4 @@
-"""Decides which order of a plan's stages a run goes on with: from what was measured, and what a search has found.
+"""Decides by which plan a run goes on: from what was measured, and what a search has found.
 
 It works in windows of steps.  At the end of each, what was measured may show that the last switch made steps slower:
 then it is rolled back.  Or that costs have drifted: then a new search begins.  Or the search may have found an order
@@ -33,6 +33,7 @@ from debubble.training.online.measurement import (
     memory_excess,
     with_excess,
 )
+from debubble.training.online.partition import move_seconds
 from debubble.training.online.scheduler import BetterOrder
 from debubble.training.online.search_process import SearchProcess, leave_core, spare_core
 
@@ -83,16 +84,28 @@ class SwitchTrial:
 class Controller:
     """Decides after every step whether to go on with another plan.
 
-    `search` begins a search for better orders of a plan, with the measured costs in it.
+    Args:
+        plan: What runs.
+        search: Begins a search for better orders of a plan, with the measured costs in it, and in so many steps that
+            are left for better partitions; with 0 units stay in their stages.
+        journal: What happens is noted there.
+        policy: Settings.
+        steps: Steps of the run, in which moving units must pay; None: units stay in their stages.
     """
 
     def __init__(
-        self, plan: Plan, *, search: Callable[[Plan], OrderSearch], journal: Journal, policy: Policy | None = None
+        self,
+        plan: Plan,
+        *,
+        search: Callable[[Plan, int], OrderSearch],
+        journal: Journal,
+        policy: Policy | None = None,
+        steps: int | None = None,
     ) -> None:
         self.plan = plan
         """The plan that runs."""
         self.journal = journal
-        self._begin, self._policy = search, policy or Policy()
+        self._begin, self._policy, self._steps_of_run = search, policy or Policy(), steps
         self._settling = self._policy.settling
         self._seconds: list[float] = []
         self._steps: list[TraceStep] = []
@@ -136,7 +149,8 @@ class Controller:
         if self._trial is not None:
             trial, self._trial = self._trial, None
             measured = effect(trial.seconds, self._seconds)
-            if measured.worse and math.isfinite(trial.predicted.before):
+            lost = measured.after - measured.before
+            if measured.worse and math.isfinite(trial.predicted.before) and self._pays(step, trial.before, lost):
                 self._best_rejected, self._predicted = trial.predicted.after, trial.predicted.before
                 self._costs = trial.costs
                 self._note(step, "taken back", trial.before, predicted=trial.predicted, measured=measured)
@@ -161,7 +175,7 @@ class Controller:
         why = _held_words(excess) if self._exceeds(excess) else None
         self.journal.note(JournalEntry(step=step, event="search", drift=change, reason=why))
         try:
-            self._search = self._begin(replace(self.plan, costs=costs))
+            self._search = self._begin(replace(self.plan, costs=costs), self._left(step))
         except (OSError, InputError) as error:  # no room for another process or its files
             self.journal.note(JournalEntry(step=step, event="search failed", reason=str(error)))
 
@@ -185,6 +199,8 @@ class Controller:
         predicted = SwitchEffect(before=self._predicted or self._found.makespan_before, after=after, noise=0.0)
         if after > (1 - self._policy.least_gain) * min(predicted.before, self._best_rejected):
             return None
+        if not self._pays(step, self._found.plan, predicted.before - after):
+            return None
         self._trial = SwitchTrial(self.plan, predicted, self._seconds, self._costs)
         # What it recomputes has other costs; their times are those that the search was given.
         self._costs = self._found.plan.costs
@@ -192,12 +208,23 @@ class Controller:
         self._note(step, "adopted", self._found.plan, predicted=predicted)
         return self._found.plan
 
+    def _left(self, step: int) -> int:
+        """Steps in which moving units has to pay."""
+        return 0 if self._steps_of_run is None else self._steps_of_run - step
+
+    def _pays(self, step: int, plan: Plan, saved: float) -> bool:
+        """Tell whether the seconds that the steps which are left save take longer than moving the plan's units."""
+        same = plan.lengths == self.plan.lengths
+        return same or saved * self._left(step) > move_seconds(self.plan, plan)
+
     def _note(
         self, step: int, event: str, running: Plan, *, predicted: SwitchEffect, measured: SwitchEffect | None = None
     ) -> None:
+        moved = running.lengths != self.plan.lengths
         entry = JournalEntry(
-            step=step, event=event, schedule=running.schedule.name, predicted=predicted, measured=measured
-        )
+            step=step, event=event, schedule=running.schedule.name, predicted=predicted, measured=measured,
+            units=running.lengths if moved else None,
+        )  # fmt: skip
         self.journal.note(entry)
 
 
@@ -207,7 +234,7 @@ def _held_words(excess: Sequence[float]) -> str:
 
 
 class OnlineScheduler(AbstractContextManager["OnlineScheduler"]):
-    """Switches a pipeline to better orders of its plan's stages while it trains.
+    """Switches a pipeline to better plans of its model and devices while it trains.
 
     `controller` decides on rank 0; the others have None.
     """
@@ -216,8 +243,17 @@ class OnlineScheduler(AbstractContextManager["OnlineScheduler"]):
         self._pipeline, self._controller = pipeline, controller
 
     @staticmethod
-    def start(pipeline: Pipeline, journal: Journal, *, policy: Policy | None = None) -> OnlineScheduler:
-        """Start with a search in a process of its own on rank 0's machine.  All ranks call it."""
+    def start(
+        pipeline: Pipeline, journal: Journal, *, steps: int | None = None, policy: Policy | None = None
+    ) -> OnlineScheduler:
+        """Start with a search in a process of its own on rank 0's machine.  All ranks call it.
+
+        Args:
+            pipeline: What trains.
+            journal: Rank 0 notes there what happens.
+            steps: Steps of the run, in which moving units between devices must pay; None: units stay.
+            policy: Settings.
+        """
         policy = policy or Policy()
         rank, ranks_here = pipeline.ranks.transport.rank, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         core = spare_core(ranks_here)
@@ -226,7 +262,13 @@ class OnlineScheduler(AbstractContextManager["OnlineScheduler"]):
         if rank:
             return OnlineScheduler(pipeline, None)
         search = partial(SearchProcess, effort=policy.effort, core=core)
-        return OnlineScheduler(pipeline, Controller(pipeline.plan, search=search, journal=journal, policy=policy))
+        return OnlineScheduler(
+            pipeline,
+            Controller(
+                pipeline.plan, search=search, journal=journal, policy=policy,
+                steps=steps if pipeline.moves_units else None,
+            ),
+        )  # fmt: skip
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -242,7 +284,7 @@ class OnlineScheduler(AbstractContextManager["OnlineScheduler"]):
     def after_step(self, step: int, seconds: float, traced: TraceStep) -> Plan | None:
         """The plan that all ranks have switched to, if they have, now that `step` steps are done.
 
-        All ranks call it between two steps.  Parameters, optimizers and everything else of the pipeline stay.
+        All ranks call it between two steps (see `Pipeline.switch_plan`).
         """
         chosen = None if self._controller is None else self._controller.after_step(step, seconds, traced)
         plan_bytes = self._pipeline.ranks.transport.gather(

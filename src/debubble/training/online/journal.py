@@ -30,6 +30,8 @@ class JournalEntry:
     """Seconds per step before and after the switch, simulated with the measured costs."""
     measured: SwitchEffect | None = None
     """Seconds per step before and after the switch, measured."""
+    units: tuple[int, ...] | None = None
+    """Units per stage from now on, if some have moved."""
     reason: str | None = None
     """Why a search failed, or what beside the times has changed when one begins."""
 
@@ -42,7 +44,8 @@ class JournalEntry:
                 return f"step {self.step}: the search for a better order failed ({self.reason}); training goes on"
         predicted = f"predicted {_words(self.predicted)}" if self.predicted else ""
         measured = f", measured {_words(self.measured)}" if self.measured else ""
-        return f"step {self.step}: {self.event} another order: {predicted}{measured}"
+        units = "" if self.units is None else f" with {', '.join(map(str, self.units))} units in the stages"
+        return f"step {self.step}: {self.event} another order{units}: {predicted}{measured}"
 
     def as_dict(self) -> dict[str, Any]:
         """The entries that apply, by name."""

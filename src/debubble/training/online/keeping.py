@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
-from debubble.costs import Cluster
-from debubble.costs.units import Partition, partition_named
+from debubble.costs.units import Partition, Units, partition_named
 from debubble.ir import Number, Plan, StageCosts
-from debubble.models import Model
-from debubble.planners.model_problem import half_layers
+from debubble.training.online.partition import units_of
 
 FULL, NONE = "full", "none"
 
@@ -23,12 +21,13 @@ def kept_otherwise(plan: Plan) -> Iterator[Plan]:
 
     Their orders are the plan's, which may take too much memory now.
     """
-    if plan.model is None or plan.cluster is None:
+    units = units_of(plan)
+    if units is None:
         return
     stages = range(plan.schedule.stages)
     for strategy in (FULL, NONE):
         for changed in ({*stages}, *({stage} for stage in stages)):
-            other = _recomputing(plan, changed, strategy)
+            other = _recomputing(plan, units, changed, strategy)
             if _recomputation(other) != _recomputation(plan):
                 yield other
 
@@ -47,11 +46,8 @@ def _recomputation(plan: Plan) -> tuple[object, ...]:
     return plan.partition, plan.schedule.fused_recompute, plan.schedule.explicit_recompute
 
 
-def _recomputing(plan: Plan, changed: Collection[int], strategy: str) -> Plan:
+def _recomputing(plan: Plan, units: Units, changed: Collection[int], strategy: str) -> Plan:
     """The plan in which all units of some stages have this strategy of recomputation."""
-    cluster = Cluster.from_dict(plan.cluster or {})
-    model = Model.from_hf(plan.model or {})
-    units = half_layers(model, cluster, plan.options, pipeline=plan.devices, profile=plan.profile)
     before = partition_named(plan.partition, units)
     uniform = Partition.cut(units, map(len, plan.partition), strategy=strategy)
     after = Partition(uniform[s] if s in changed else stage for s, stage in enumerate(before))

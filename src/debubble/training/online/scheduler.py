@@ -1,7 +1,8 @@
-"""Searches beside a training run: `python -m debubble.training.online.scheduler FOLDER EFFORT`.
+"""Searches beside a training run: `python -m debubble.training.online.scheduler FOLDER EFFORT STEPS_LEFT`.
 
 It reads `plan.json` in the folder, whose costs are the measured ones, and replaces `found.json` whenever it has found a
-faster order of the same stages.  It imports no torch, computes with one thread, and ends when its parent does.
+faster order, of the same stages or of some with other units.  It imports no torch, computes with one thread, and ends
+when its parent does.
 
 Only orders that add up floating-point numbers as the plan does are taken, so that losses stay the same bit for bit:
 every operator computes the same from the same inputs whenever it runs, and a split backward computes what a whole one
@@ -16,8 +17,9 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +31,7 @@ from debubble.ir import Kind, Plan, Schedule
 from debubble.ir.ops import HOST_STEP
 from debubble.ir.plan_file import PlanFile
 from debubble.models import Model
+from debubble.simulator import simulate
 
 if TYPE_CHECKING:
     from debubble.search.problem import Incumbent, OrderProblem
@@ -39,8 +42,8 @@ Terms = list[tuple[str, int]]
 def summation(plan: Plan, schedule: Schedule) -> dict[str, Terms]:
     """Sums of floating-point numbers in a step of the schedule, each with its terms in order.
 
-    A stage's linear operators add their gradients in its B or W, all others in its B or I; a tied table on one device
-    gets both from two stages; the last stage adds losses.
+    A unit's linear operators add their gradients in its stage's B or W, all others in its B or I; a tied table on one
+    device gets both from two stages; the last stage adds losses.
     """
     assert plan.model is not None
     first, last = 0, schedule.stages - 1
@@ -49,6 +52,7 @@ def summation(plan: Plan, schedule: Schedule) -> dict[str, Terms]:
         and plan.schedule.placement.device_of[first] == plan.schedule.placement.device_of[last]
     )
     sums: dict[str, Terms] = {}
+    ends = [0, *accumulate(plan.lengths)]
 
     def add(to: str, term: str, micro_batch: int) -> None:
         sums.setdefault(to, []).append((term, micro_batch))
@@ -65,7 +69,15 @@ def summation(plan: Plan, schedule: Schedule) -> dict[str, Terms]:
                 add(f"other {stage}", "gradient", j)
                 if tied and stage == first:
                     add("table", "embedding", j)
-    return sums
+    # All units of a stage add up alike: they share its lists.
+    of_units = {
+        f"{what} of unit {unit}": sums[of_stage]
+        for stage in range(schedule.stages)
+        for what in ("linear", "other")
+        if (of_stage := f"{what} {stage}") in sums
+        for unit in range(ends[stage], ends[stage + 1])
+    }
+    return of_units | {name: terms for name, terms in sums.items() if name in ("loss", "table")}
 
 
 PLAN, FOUND = "plan.json", "found.json"
@@ -88,7 +100,7 @@ def check_searchable(plan: Plan) -> None:
 
 @dataclass(frozen=True)
 class BetterOrder:
-    """Another order of a plan's stages, which is faster for the same costs."""
+    """Another order of a plan's operations, or another partition of its units, which is faster for the same costs."""
 
     plan: Plan
     makespan: float
@@ -119,15 +131,24 @@ def load_order(path: Path) -> BetterOrder:
     return BetterOrder(Plan.of_file(file.plan), file.makespan, before)
 
 
-def better_orders(plan: Plan, *, effort: float, seed: int = 0) -> Iterator[BetterOrder]:
-    """Plans that are faster and faster for the plan's costs, of the same stages and with equal losses.
+def better_orders(plan: Plan, *, effort: float, steps_left: int = 0, seed: int = 0) -> Iterator[BetterOrder]:
+    """Plans that are faster and faster for the plan's costs, of the same devices and with equal losses.
 
-    Half of the effort is for other orders, the rest for orders of plans that keep more or less for their backwards.
-    The search starts from the plan's own order and from those published schedules that add up in the same order.
+    Half of the effort is for other orders, the rest for orders of plans that divide the units otherwise, or keep more
+    or less for their backwards.  The search starts from the plan's own order and from those published schedules that
+    add up in the same order.
+
+    Args:
+        plan: What runs, with the costs that were measured.
+        effort: Work of the search, in seconds of the reference machine.
+        steps_left: Steps in which moving units has to pay; 0: units stay in their stages.
+        seed: Of the search.
     """
     from debubble.training.online.keeping import kept_otherwise, moved_otherwise
+    from debubble.training.online.partition import divided_otherwise, move_seconds
 
-    others = [*kept_otherwise(plan), *moved_otherwise(plan)]
+    divided = divided_otherwise(plan, _price) if steps_left else None
+    others = [*([] if divided is None else [divided]), *kept_otherwise(plan), *moved_otherwise(plan)]
     try:
         start = best = _problem(plan).value(plan.schedule.without_host_steps())
     except OutOfMemoryError:
@@ -136,11 +157,12 @@ def better_orders(plan: Plan, *, effort: float, seed: int = 0) -> Iterator[Bette
     own = effort / 2 if others else effort
     last = others[-1] if others else plan
     for candidate, share in [(plan, own), *((other, (effort - own) / len(others)) for other in others)]:
+        moving = move_seconds(plan, candidate) / steps_left if candidate is divided else 0.0
         try:
-            for found in _orders(candidate, effort=share, seed=seed):
+            for found in _orders(candidate, sums, effort=share, seed=seed):
                 schedule = replace(found.schedule, name="searched")
-                if found.value < best and summation(plan, schedule) == sums:
-                    best = found.value
+                if found.value + moving < best and summation(candidate, schedule) == sums:
+                    best = found.value + moving
                     better = replace(
                         candidate,
                         planner="optpipe",
@@ -149,7 +171,7 @@ def better_orders(plan: Plan, *, effort: float, seed: int = 0) -> Iterator[Bette
                         solve_seconds=time.perf_counter() - begin,
                         candidates=(),
                     )
-                    yield BetterOrder(better, float(best), float(start))
+                    yield BetterOrder(better, float(found.value), float(start))
         except InfeasibleError:
             if candidate is last and best == math.inf:
                 raise
@@ -163,8 +185,20 @@ def _problem(plan: Plan) -> OrderProblem:
     return replace(problem, host_steps=plan.schedule.host_steps)
 
 
-def _orders(plan: Plan, *, effort: float, seed: int) -> Iterator[Incumbent]:
-    """Orders of a plan's operations, better and better, from its own and from published ones.
+def _price(plan: Plan) -> tuple[float, float]:
+    """Bytes by which a plan exceeds its memory limit, and the seconds of its step."""
+    schedule, costs = plan.schedule, plan.costs
+    try:
+        return 0.0, float(_problem(plan).value(schedule.without_host_steps()))
+    except OutOfMemoryError:
+        peaks = simulate(schedule, costs.with_limit(None)).peak_memory
+        limits = [costs.limit_of(device) for device in range(schedule.devices)]
+        over = [peak - limit for peak, limit in zip(peaks, limits, strict=True) if limit is not None]
+        return float(sum(max(0, more) for more in over)), math.inf
+
+
+def _orders(plan: Plan, sums: Mapping[str, Terms], *, effort: float, seed: int) -> Iterator[Incumbent]:
+    """Orders of a plan's operations, better and better, from its own and from published ones with these `sums`.
 
     Raises InfeasibleError if none fits the memory limit.
     """
@@ -173,15 +207,14 @@ def _orders(plan: Plan, *, effort: float, seed: int) -> Iterator[Incumbent]:
     from debubble.search.optimize import optimize
 
     problem, own = _problem(plan), plan.schedule.without_host_steps()
-    sums = summation(plan, own)
     published = [schedule for schedule in initial(problem, Effort(0)) if summation(plan, schedule) == sums]
     return optimize(problem, starts=[own, *published], effort=effort, seed=seed)
 
 
-def main(folder: Path, effort: float) -> None:
+def main(folder: Path, effort: float, steps_left: int) -> None:
     """Search until the optimum is proven or the effort is spent."""
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
-    for better in better_orders(Plan.load(folder / PLAN), effort=effort):
+    for better in better_orders(Plan.load(folder / PLAN), effort=effort, steps_left=steps_left):
         save_order(better, folder / FOUND)
 
 
@@ -193,4 +226,4 @@ def _end_with_parent(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), float(sys.argv[2]))
+    main(Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))

@@ -41,15 +41,16 @@ def run_at_idle_priority(process: int, core: int | None) -> None:
 
 
 class SearchProcess:
-    """A process that searches a better order of a plan's stages.
+    """A process that searches a better order of a plan's operations, or a better partition of its units.
 
     Args:
         plan: Where the search starts; its costs are the measured ones.
+        steps_left: Steps in which moving units has to pay; 0: units stay in their stages.
         effort: Work of the search, in seconds of the reference machine.
         core: The core that the process computes on; None: any.
     """
 
-    def __init__(self, plan: Plan, *, effort: float, core: int | None) -> None:
+    def __init__(self, plan: Plan, steps_left: int = 0, *, effort: float, core: int | None) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="debubble-search-")
         self.folder = Path(self._folder.name)
         """Folder of the files between the two processes."""
@@ -57,7 +58,7 @@ class SearchProcess:
         plan.save(self.folder / PLAN)
         with (self.folder / "errors").open("wb") as errors:
             self._process = subprocess.Popen(
-                [*PYTHON, "-m", "debubble.training.online.scheduler", self._folder.name, str(effort)],
+                [*PYTHON, "-m", "debubble.training.online.scheduler", self._folder.name, str(effort), str(steps_left)],
                 stdin=subprocess.PIPE,  # its end tells the process that its parent is gone
                 stdout=subprocess.DEVNULL,
                 stderr=errors,

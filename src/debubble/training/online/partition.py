@@ -1,0 +1,144 @@
+"""Plans whose stages have other units than those of the plan that runs, and what moving the units takes.
+
+Stages, devices, micro-batches and the order of operations stay.  A stage is as fast, compared with what its units were
+planned to take, as the run has measured, whatever units it has: that is right where devices differ, and a guess where
+units take other times than planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from debubble.costs import Cluster
+from debubble.costs.parallel_layout import Layout
+from debubble.costs.speed import Speed
+from debubble.costs.units import Partition, Units, partition_named
+from debubble.ir import Number, Plan, StageCosts
+from debubble.models import Model
+from debubble.planners.model_problem import half_layers
+
+Price = Callable[[Plan], tuple[float, float]]
+"""Bytes by which a plan exceeds its memory limit, and the seconds of its step."""
+
+LEAST_GAIN = 1e-3
+"""Share of a step by which one more move must make it faster."""
+
+
+def units_of(plan: Plan) -> Units | None:
+    """The units of a plan's model; None if the plan does not say what model or cluster it is for."""
+    if plan.model is None or plan.cluster is None:
+        return None
+    cluster, model = Cluster.from_dict(plan.cluster), Model.from_hf(plan.model)
+    units = half_layers(model, cluster, plan.options, pipeline=plan.devices, profile=plan.profile)
+    return units if len(units.units) == sum(plan.lengths) else None
+
+
+def divided_otherwise(plan: Plan, price: Price) -> Plan | None:
+    """The plan with units moved from stage to stage, as long as that makes its order fit or its step faster.
+
+    Every move takes a unit from one stage to another: those between hand one on.  The best of all moves is made first.
+    None if no move helps, or the plan's units are not known.
+    """
+    units = units_of(plan)
+    if units is None:
+        return None
+    best, least = plan, price(plan)
+    while True:
+        others = [_with_lengths(plan, units, lengths) for lengths in _moves(best.lengths)]
+        prices = [(price(other), other) for other in others if other is not None]
+        found, other = min(prices, key=lambda one: one[0], default=(least, best))
+        if not _better(found, least):
+            return None if best is plan else best
+        best, least = other, found
+
+
+def _better(price: tuple[float, float], before: tuple[float, float]) -> bool:
+    excess, seconds = price
+    return excess < before[0] or (excess == before[0] and seconds < (1 - LEAST_GAIN) * before[1])
+
+
+def move_seconds(before: Plan, after: Plan) -> float:
+    """Seconds that moving units from one plan's stages to the other's takes: pairs of ranks take turns.
+
+    Weights and optimizer states go over the cluster's links, which are as slow as measured messages were.
+    """
+    units = units_of(after)
+    if units is None or before.lengths == after.lengths:
+        return 0.0
+    cluster, options = Cluster.from_dict(after.cluster or {}), after.options
+    layout, speed = Layout.of(cluster, options, after.devices), Speed.of(cluster.slowest, options.dtype)
+    size = sum(
+        float(unit.static if unit.states is None else unit.states.weights + unit.states.optimizer)
+        for unit, a, b in zip(units.units, _devices(before), _devices(after), strict=True)
+        if a != b
+    )
+    measured = [float(time) for time in after.costs.communication if time]
+    slower = sum(measured) / len(measured) / float(units.communication) if measured and units.communication else 1.0
+    return speed.message(size, across_nodes=layout.across_nodes) * max(slower, 1.0)
+
+
+def _devices(plan: Plan) -> list[int]:
+    """The device of each unit."""
+    return [d for n, d in zip(plan.lengths, plan.schedule.placement.device_of, strict=True) for _ in range(n)]
+
+
+def _moves(lengths: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Units per stage when one stage has given a unit to another; every stage keeps one."""
+    for giver, length in enumerate(lengths):
+        for taker in range(len(lengths)):
+            if giver != taker and length > 1:
+                yield tuple(n - (s == giver) + (s == taker) for s, n in enumerate(lengths))
+
+
+def _with_lengths(plan: Plan, units: Units, lengths: Sequence[int]) -> Plan | None:
+    """The plan with so many units per stage; None if other stages would recompute then.
+
+    A unit that is new to a stage recomputes as the stage's others do.
+    """
+    placement, hosted = plan.schedule.placement, plan.schedule.host_steps
+    before = partition_named(plan.partition, units)
+    after = Partition(
+        [(index, dict(own).get(index) or _usual(units, own, index)) for index, _ in stage]
+        for own, stage in zip(before, Partition.cut(units, lengths), strict=True)
+    )
+    if after.recomputing != before.recomputing:
+        return None
+    old, new = (units.stage_costs(partition, placement, on_host=hosted) for partition in (before, after))
+    return replace(plan, partition=units.planned(after), costs=_at_pace(plan.costs, old, new))
+
+
+def _usual(units: Units, stage: Sequence[tuple[int, str]], new: int) -> str:
+    """How a stage recomputes a unit that is new to it: as one of its type, or else as any other."""
+    unit = units.units[new]
+    alike = [strategy for index, strategy in stage if units.units[index].type == unit.type]
+    return next((s for s in (*alike, *(s for _, s in stage)) if s in unit.strategies), "none")
+
+
+_OF_UNITS = (
+    "forward", "backward_input", "backward_weight", "recompute", "activation", "activation_after_input",
+    "activation_recomputed", "recompute_workspace", "recompute_workspace_input", "offload", "reload", "optimizer_step",
+    "host_step", "gradient_offload", "parameter_load", "gradient_reduce", "parameter_gather", "gathered",
+)  # fmt: skip
+"""Entries of the costs that follow from a stage's units."""
+
+
+def _at_pace(measured: StageCosts, before: StageCosts, after: StageCosts) -> StageCosts:
+    """The costs of other units, as far from what they were planned to be as the measured ones are.
+
+    Args:
+        measured: Of the stages that run.
+        before: Of these, as the units have them.
+        after: Of the others, as the units have them.
+    """
+
+    def changed(name: str) -> Sequence[Number] | None:
+        own: Sequence[Number] | None = getattr(measured, name)
+        old, new = getattr(before, name), getattr(after, name)
+        if own is None or old is None or new is None:
+            return own
+        return [a * c / b if b else c for a, b, c in zip(own, old, new, strict=True)]
+
+    devices = len(after.static)
+    static = [measured.static_of(d) - before.static_of(d) + after.static_of(d) for d in range(devices)]
+    return measured.replace(static=static, **{name: changed(name) for name in _OF_UNITS})

@@ -1,0 +1,193 @@
+"""Online runs move units between stages where measured times and memory say that it pays."""
+
+import itertools
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import AdamW
+
+import debubble as db
+from debubble.ir import Plan
+from debubble.training.online.controller import OnlineScheduler
+from debubble.training.online.partition import divided_otherwise, move_seconds, units_of
+from debubble.training.online.scheduler import better_orders
+from tests.support.online_cases import controlled, events_of, traced
+from tests.support.runtime_cases import LLAMA, run_threads, tokens_of
+
+STEPS = 10
+
+
+def even_plan(devices: int) -> Plan:
+    return db.plan(
+        db.Model.from_hf(LLAMA), db.Cluster.parse(f"{devices}xA100-80GB"), micro_batches=4, planner="megatron-even",
+        dtype="fp32", sequence_length=12,
+    )  # fmt: skip
+
+
+def large_plan() -> Plan:
+    """A plan whose units take longer to move than a step's gain."""
+    return db.plan(
+        db.models["llama2-7b"], db.Cluster.parse("2xA100-80GB"), micro_batches=4, planner="megatron-even",
+        sequence_length=16,
+    )  # fmt: skip
+
+
+def slowed(plan: Plan, device: int, *, factor: float = 3.0) -> Plan:
+    """The plan with the costs of a run in which a device is so much slower than planned."""
+    held = plan.schedule.placement.stages_of[device]
+    times = {
+        name: [t * factor if s in held else t for s, t in enumerate(getattr(plan.costs, name))]
+        for name in ("forward", "backward_input", "backward_weight")
+    }
+    return replace(plan, costs=plan.costs.replace(**times))
+
+
+def seconds(plan: Plan) -> tuple[float, float]:
+    return 0.0, float(plan.simulate().makespan)
+
+
+def test_units_leave_a_slow_device_for_the_fastest_of_all_partitions() -> None:
+    plan = slowed(even_plan(2), 0)
+    found = divided_otherwise(plan, seconds)
+    assert found is not None
+    assert sum(found.lengths) == sum(plan.lengths)
+    assert found.lengths[0] < plan.lengths[0]
+    assert [u.layer for stage in found.partition for u in stage] == [u.layer for stage in plan.partition for u in stage]
+    # Every other partition is reached from that one by moving one unit or more: none of them is faster.
+    assert divided_otherwise(found, seconds) is None
+    assert seconds(found) < seconds(plan)
+
+
+def test_a_unit_takes_the_time_of_the_device_that_it_moves_to() -> None:
+    plan = even_plan(2)
+    slow, fast = (divided_otherwise(slowed(plan, 0, factor=factor), seconds) for factor in (3.0, 1 / 3))
+    assert slow is not None
+    assert fast is not None
+    assert slow.lengths[0] < fast.lengths[0]
+    units = units_of(plan)
+    assert units is not None
+    work = [float(unit.forward) for unit in units.units]
+    for made, factor in ((slow, 3.0), (fast, 1 / 3)):
+        first = made.lengths[0]
+        expected = [factor * sum(work[:first]), sum(work[first:])]
+        assert list(map(float, made.costs.forward)) == pytest.approx(expected)
+
+
+def test_units_move_where_memory_is_left() -> None:
+    plan = even_plan(4)
+    peaks = plan.simulate().peak_memory
+    limits = [float(peak) * (0.8 if device == 1 else 2) for device, peak in enumerate(peaks)]
+    tight = replace(plan, costs=plan.costs.with_limit(limits))
+    found = list(better_orders(tight, effort=1.0, steps_left=1000))[-1]
+    assert found.makespan_before == float("inf")
+    held = found.plan.simulate().peak_memory
+    assert all(float(peak) <= limit for peak, limit in zip(held, limits, strict=True))
+
+
+def test_moving_takes_what_weights_and_states_take_on_the_links() -> None:
+    plan = even_plan(2)
+    units = units_of(plan)
+    assert units is not None
+    other = divided_otherwise(slowed(plan, 0), seconds)
+    assert other is not None
+    moved = units.units[other.lengths[0] : plan.lengths[0]]
+    size = sum(float(unit.states.weights + unit.states.optimizer) for unit in moved if unit.states is not None)
+    hardware = db.Cluster.from_dict(plan.cluster).slowest
+    expected = hardware.link_latency + size / (hardware.link_bandwidth * hardware.efficiency.link)
+    assert move_seconds(plan, other) == pytest.approx(expected)
+    slower = replace(other, costs=other.costs.replace(communication=[2 * c for c in other.costs.communication]))
+    assert move_seconds(plan, slower) == pytest.approx(2 * expected)
+    assert move_seconds(plan, plan) == 0
+
+
+def test_plans_without_a_cluster_keep_their_partition() -> None:
+    assert divided_otherwise(replace(slowed(even_plan(2), 0), cluster=None), seconds) is None
+
+
+def test_orders_of_other_partitions_have_to_pay_for_the_move() -> None:
+    plan = slowed(large_plan(), 0, factor=1.2)
+    [*_, best] = better_orders(plan, effort=1.0, steps_left=10**9)
+    assert best.plan.lengths != plan.lengths
+    assert all(found.plan.lengths == plan.lengths for found in better_orders(plan, effort=1.0))
+    assert all(found.plan.lengths == plan.lengths for found in better_orders(plan, effort=1.0, steps_left=1))
+
+
+def run(plan: Plan, *, controller: Any = None, costs: Any = None, seconds: Any = None) -> Any:
+    """Losses, units per stage by step, and parameters of a run on as many ranks, online if there is a controller."""
+
+    def one(pipeline: Any) -> Any:
+        leads = pipeline.ranks.transport.rank == 0
+        online = OnlineScheduler(pipeline, controller if leads else None) if controller else None
+        losses, lengths = [], []
+        for step in range(STEPS):
+            losses.append(pipeline.step(tokens_of(LLAMA, rows=4, seed=step)).item())
+            pipeline.optimizer_step(1.0)
+            lengths.append(pipeline.plan.lengths)
+            if online is not None:
+                trace = traced(pipeline.plan, costs(pipeline.plan))
+                online.after_step(step + 1, seconds(pipeline.plan), trace)
+        return losses, lengths, pipeline.state_dict()
+
+    answers = run_threads(plan, one, optimizer=partial(AdamW, lr=0.01))
+    return answers[0][0], answers[0][1], {n: p for *_, state in answers for n, p in state.items()}
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_a_run_whose_device_is_slow_moves_units_and_no_loss_or_weight_changes_by_a_bit(
+    devices: int, tmp_path: Path
+) -> None:
+    plan = even_plan(devices)
+    controller = controlled(plan, tmp_path, steps=10**6)
+    # The machine's second device takes three times as long for whatever it has.
+    answers = run(plan, controller=controller, costs=lambda p: true_costs(plan, p), seconds=lambda p: step_of(plan, p))
+    losses, lengths, parameters = answers
+    assert events_of(controller) == [(4, "search"), (4, "adopted"), (8, "kept")]
+    assert [len(set(group)) for group in (lengths[:4], lengths[4:])] == [1, 1]
+    assert lengths[4][1] < lengths[0][1]
+    assert controller.journal.entries[1].units == lengths[4]
+    assert f"another order with {', '.join(map(str, lengths[4]))} units" in str(controller.journal.entries[1])
+    assert Plan.load(tmp_path / "plan.online.json").lengths == lengths[4]
+    expected, _, weights = run(plan)
+    assert losses == expected
+    assert [name for name in weights if not torch.equal(weights[name], parameters[name])] == []
+
+
+def true_costs(start: Plan, running: Plan) -> Any:
+    """What the stages of a plan take on the machine: its second device is three times as slow as planned."""
+    units = units_of(start)
+    assert units is not None
+    index = itertools.count()
+    partition = [[(next(index), "none") for _ in stage] for stage in running.partition]
+    costs = units.stage_costs(partition, running.schedule.placement)
+    return slowed(replace(running, costs=costs), 1).costs
+
+
+def step_of(start: Plan, running: Plan) -> float:
+    return float(db.simulate(running.schedule, true_costs(start, running)).makespan)
+
+
+@pytest.mark.parametrize(("steps", "moves"), [(10**6, True), (5, False), (None, False)])
+def test_units_move_if_enough_steps_are_left_to_pay_for_it(steps: int | None, moves: bool, tmp_path: Path) -> None:
+    plan = large_plan()
+    controller = controlled(plan, tmp_path, steps=steps)
+    for step in range(1, 5):
+        controller.after_step(step, 1.0, traced(plan, slowed(plan, 1, factor=1.2).costs))
+    assert (controller.plan.lengths != plan.lengths) == moves
+
+
+def test_units_that_made_steps_slower_move_back(tmp_path: Path) -> None:
+    plan = even_plan(2)
+    controller = controlled(plan, tmp_path, steps=10**6)
+    _, lengths, _ = run(
+        plan,
+        controller=controller,
+        costs=lambda p: true_costs(plan, p),
+        seconds=lambda p: 1.0 if p.lengths == plan.lengths else 2.0,
+    )
+    assert events_of(controller) == [(4, "search"), (4, "adopted"), (8, "taken back")]
+    assert lengths[7] != plan.lengths
+    assert lengths[8] == plan.lengths
