@@ -51,6 +51,21 @@ def test_an_import_that_failed_is_tried_again(library: Path) -> None:
     assert sorted(registry()) == ["a", "broken", "c"]
 
 
+def test_an_entry_point_that_fails_is_named_with_its_distribution(library: Path) -> None:
+    metadata = library.parent / "shelf-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: shelf\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[library]\nmine = no_such_module\n")
+
+    with pytest.raises(db.InputError) as refused:
+        len(registry())
+
+    assert str(refused.value) == (
+        "The entry point 'mine' that shelf adds to library cannot be loaded (ModuleNotFoundError: No module named"
+        " 'no_such_module'); mend it, or uninstall shelf."
+    )
+
+
 def test_a_module_may_ask_the_registry_that_imports_it(library: Path) -> None:
     (library / "b.py").write_text("from library import registry\nseen = list(registry)\n")
     assert list(registry()) == ["a", "c"]

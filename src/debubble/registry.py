@@ -16,7 +16,7 @@ import pkgutil
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
@@ -107,11 +107,23 @@ class Registry(Mapping[str, T], Generic[T]):
                 for module in pkgutil.iter_modules(package.__path__):
                     importlib.import_module(f"{self._package}.{module.name}")
                 for entry_point in entry_points(group=self._package):
-                    entry_point.load()
+                    _load_entry_point(entry_point)
                 self._loaded = True
             finally:
                 self._again = set() if self._loaded else set(self._members)
                 self._loading = False
+
+
+def _load_entry_point(entry_point: EntryPoint) -> None:
+    """Import what another distribution adds; raises InputError, which names the distribution, if that fails."""
+    try:
+        entry_point.load()
+    except Exception as error:
+        owner = "an unknown distribution" if entry_point.dist is None else entry_point.dist.name
+        raise InputError(
+            f"The entry point '{entry_point.name}' that {owner} adds to {entry_point.group} cannot be loaded"
+            f" ({type(error).__name__}: {error}); mend it, or uninstall {owner}."
+        ) from error
 
 
 class _Folder(ModuleType, Mapping[str, Any]):

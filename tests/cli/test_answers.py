@@ -146,6 +146,7 @@ def test_a_models_plan_says_what_might_help_and_which_degrees_are_best(
     first = answer["configurations"][0]
     assert (first["degrees"], first["step_time"]) == (answer["degrees"], pytest.approx(answer["step_time"]))
     assert answer["advice"][0]["change"] == "the same job again"
+    assert all(each["fits"] == (each["step_time"] is not None) for each in answer["advice"])
     assert answer.get("quick_advice", answer["advice"]) == answer["advice"]
 
 

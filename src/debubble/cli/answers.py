@@ -33,6 +33,7 @@ class PlannedChange(Struct, forbid_unknown_fields=True, kw_only=True):
     """A change of a plan that was planned."""
 
     change: str
+    fits: bool
     step_time: Annotated[float | None, Meta(description="Seconds of a step; null: nothing fits.")]
     seconds_per_sequence: Annotated[float | None, Meta(description="The step's seconds over its sequences.")]
 

@@ -79,7 +79,8 @@ def _advice_dict(changes: Sequence[WhatIf]) -> dict[str, Any]:
 
 
 def _change(change: WhatIf) -> dict[str, Any]:
-    return {key: getattr(change, key) for key in ("change", "step_time", "seconds_per_sequence")}
+    figures = {key: getattr(change, key) for key in ("change", "step_time", "seconds_per_sequence")}
+    return {**figures, "fits": change.step_time is not None}
 
 
 def explanation_dict(scene: Scene) -> dict[str, Any]:
