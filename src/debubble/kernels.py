@@ -37,13 +37,13 @@ def inlined(function: C) -> C:
 
 
 class _CompilerLock:
-    """A lock between processes; the system opens it when its holder dies."""
+    """A lock between processes, which the operating system releases when its holder dies."""
 
     held = False
     _file = -1
 
     def acquire(self) -> None:
-        """Wait for it.  Where no file can be locked, every process compiles for itself."""
+        """Wait until this process has the lock.  Where no file can be locked, every process compiles for itself."""
         self.held = True
         try:
             folder = user_cache("kernels")
@@ -54,7 +54,7 @@ class _CompilerLock:
             pass
 
     def release(self) -> None:
-        """Open it, if it is held."""
+        """Let other processes have the lock, if this one has it."""
         if self._file >= 0:
             os.close(self._file)
         self.held, self._file = False, -1
@@ -64,7 +64,7 @@ _LOCK = _CompilerLock()
 
 
 def _compile_in_one_process(kernel: Any) -> None:
-    """Let the kernel take the lock between a vain look at the disk and the end of its compilation."""
+    """Let the kernel hold the lock from when it is not found on the disk until it is compiled."""
     from numba.core.compiler_lock import global_compiler_lock
 
     cache, compile_kernel = kernel._cache, kernel.compile

@@ -75,13 +75,13 @@ class Speed:
         return max(compute + hw.efficiency.launch, self.stream(traffic))
 
     def stream(self, size: float) -> float:
-        """Read and write that many bytes of device memory altogether."""
+        """Seconds in which so many bytes of device memory are read and written altogether."""
         if not size:
             return 0.0
         return self.hardware.efficiency.launch + size / self.traffic
 
     def permute(self, size: float) -> float:
-        """Read and write that many bytes altogether in the order of experts."""
+        """Seconds in which so many bytes are read and written altogether while tokens are sorted by expert."""
         return self.hardware.efficiency.launch + size / (
             self.hardware.memory_bandwidth * self.hardware.efficiency.permute
         )
@@ -92,19 +92,19 @@ class Speed:
         return self.hardware.memory_bandwidth * self.hardware.efficiency.memory
 
     def attention(self, flops: float, *, rows: float, backward: bool = False) -> float:
-        """A fused attention core of so many operations, over so many query rows."""
+        """Seconds of a fused attention core of so many operations, over so many query rows."""
         e = self.hardware.efficiency
         return e.launch + flops / (self.peak * share(e.attention_backward if backward else e.attention, rows))
 
     def gather(self, size: float, ranks: int, *, beside: int) -> float:
-        """All-gather or reduce-scatter of `size` bytes in total over a ring with `beside` neighbours in each node."""
+        """Seconds of an all-gather or reduce-scatter of `size` bytes in total, over a ring with `beside` ranks in each node."""
         if not size or ranks == 1:
             return 0.0
         latency, bandwidth = self.ring(ranks, beside=beside)
         return latency + size * (ranks - 1) / ranks / bandwidth
 
     def all_to_all(self, *, within: float, crossing: float, network: float | None = None) -> float:
-        """All-to-all in which every rank sends so many bytes to others of its node, and so many to other nodes.
+        """Seconds of an all-to-all in which every rank sends so many bytes within its node, and so many to other nodes.
 
         What leaves a node goes through each rank's own network card, at the same time as the rest over the node's
         links; the longer one counts.

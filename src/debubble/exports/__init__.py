@@ -1,4 +1,4 @@
-"""Plan -> torch CSV, torchtitan, Megatron-LM, NeMo Automodel, DeepSpeed, MindFormers."""
+"""Plan -> the files with which another framework runs it, and what that framework cannot express."""
 
 from debubble.exports.registry import Export, Exporter, exporter, exports
 from debubble.registry import index_by_name

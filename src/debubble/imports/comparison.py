@@ -160,6 +160,7 @@ def _short(words: str) -> str:
 
 
 MOST_LETTERS = 80
+"""Letters of a value that are shown."""
 
 
 def _words(value: Any) -> str:

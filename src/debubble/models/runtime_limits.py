@@ -1,4 +1,4 @@
-"""Limits of debubble's own runtime, as planning says it and as the runtime refuses it."""
+"""Limits of debubble's own runtime: plans beyond them are remarked on, and the runtime refuses them."""
 
 from __future__ import annotations
 

@@ -29,6 +29,7 @@ from debubble.schedules.one_f_one_b import one_f_one_b
 from debubble.simulator import simulate
 
 FINALISTS = 5
+"""Cuts that are simulated."""
 WIDEST = 2
 """A stage may have this many times the mean work."""
 

@@ -60,7 +60,7 @@ def placed_stages(problem: Problem, placement: Placement | None = None) -> Itera
 
 
 def best_of(problem: Problem, build: Callable[[PlacedStages], Schedule]) -> Solution:
-    """The fastest schedule that is built for any stages within memory; a stages that fails leaves the others.
+    """The fastest schedule that is built within memory for any of these stages; those for which none is are left out.
 
     Raises InfeasibleError with the last reason if none fits.
     """
@@ -80,7 +80,7 @@ def best_of(problem: Problem, build: Callable[[PlacedStages], Schedule]) -> Solu
 
 
 def with_offload(stages: PlacedStages) -> StageCosts:
-    """The stages's costs.  Raises InfeasibleError if they have no link to the host."""
+    """The costs of the stages.  Raises InfeasibleError if they have no link to the host."""
     if stages.costs.offload is None:
         raise InfeasibleError("There is no link to offload over: give 'offload' times, or a bandwidth for units.")
     return stages.costs

@@ -69,7 +69,7 @@ def optpipe(problem: Problem) -> Solution:
 
 
 def _ordered(problem: Problem, stages: PlacedStages, effort: Effort) -> tuple[Incumbent, bool]:
-    """The best order of a stages, and whether the cache had a start for it."""
+    """The best order on these stages, and whether the cache had a start for it."""
     from debubble.search import cache
     from debubble.search.optimize import optimize
 

@@ -33,6 +33,7 @@ from debubble.runtime.launcher import encode_options, launch
 from debubble.runtime.memory.host import HostMemory
 
 WARM_UP = 3
+"""First repetitions, which do not count."""
 
 
 def median_time(action: Callable[[], object], *, repetitions: int, device: torch.device) -> float:

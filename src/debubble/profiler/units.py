@@ -37,9 +37,11 @@ from debubble.runtime.models.stage import Stage
 from debubble.runtime.models.units import MicroBatch
 
 IN_FLIGHT = 2
+"""Micro-batches between whose forwards and backwards others run."""
 LAYERS = 2
 """Layers of every kind that are measured: those with a mixture of experts or a window apart."""
 WARM_UP = 3
+"""First repetitions, which do not count."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

@@ -1,6 +1,6 @@
 """Runs a plan on torch: interprets its Program with tensors.
 
-`Pipeline` is the whole surface; `models` builds the units, `stage` what runs on them, `interpreter` the lanes.
+`Pipeline` is the whole surface; `models` has units and stages, `execution` runs their operations on lanes.
 """
 
 from debubble.runtime.batch import Batch

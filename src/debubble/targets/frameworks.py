@@ -1,6 +1,6 @@
 """The frameworks, each with its rules and levers; Megatron-Core's modules among them.
 
-What they are is told in docs/exports.md, target by target.
+docs/exports.md describes them, target by target.
 """
 
 from __future__ import annotations

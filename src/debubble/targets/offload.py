@@ -112,6 +112,7 @@ def _alike(ours: Mapping[int, Number], theirs: Mapping[int, Number]) -> bool:
 
 
 _ROUNDING = 1e-9
+"""Difference of two shares that is rounding of floats."""
 
 
 def recomputed_operators(units: Units, partition: Partition) -> frozenset[str]:

@@ -321,7 +321,7 @@ class _Lowering:
         return needed
 
     def _behind(self, users: Bools, others: Bools) -> tuple[Ints, Ints]:
-        """Operations, and the last one of others before each in its list, of those that have such a one."""
+        """The users that have one of the others before them in their list, and the last of these before each."""
         at = np.arange(len(users))
         last = np.maximum.accumulate(np.where(others, at, NONE))
         first = np.searchsorted(self.operations.device, self.operations.device)
@@ -374,7 +374,7 @@ class _Lowering:
 
 
 def _one_of(values: Ints, *wanted: int) -> Bools:
-    """Mask the places of these values."""
+    """A mask of the places that have one of these values."""
     result: Bools = np.logical_or.reduce([values == each for each in wanted])
     return result
 

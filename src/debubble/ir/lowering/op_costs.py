@@ -1,6 +1,6 @@
 """The cost of each operation: its time, and the bytes that it allocates at its start and frees at its end.
 
-This law stands here alone: simulation, pricing and search read its tables.
+It is defined here alone: simulation, pricing and search read its tables.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ AGAIN = "the same job again"
 """The plan's own problem, planned again as the changes are."""
 MORE_MEMORY = 1.1
 FASTER_LINKS = 2
+"""Factors of the memory limit, and of the bandwidth of all links, in two of the changes."""
 
 
 def what_ifs(plan: Plan, step_time: float, *, effort: float, deadline: float | None = None) -> tuple[WhatIf, ...]:

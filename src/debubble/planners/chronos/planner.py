@@ -26,6 +26,7 @@ from debubble.search.effort import CHECKED, SIMULATION
 from debubble.simulator import Timeline, simulate
 
 FINALISTS = 6
+"""Combinations that are simulated whole, once one of them fits."""
 SEARCH = 0.7
 """Share of the effort after which no further combination is tried."""
 

@@ -23,6 +23,7 @@ TRIED = 1.0
 MULTIPLES = (2, 3, 4, 5, 6, 8, 12, 16)
 """Factors by which more devices are tried."""
 LORA_RANK = 16
+"""The rank of the adapters that are tried in place of training the whole model."""
 MOST = 4
 """Changes that are told."""
 WITH_HOST = ("chronos", "pipeoffload")

@@ -45,7 +45,7 @@ ALSO_LARGE = ("adapipe", "merak", "obscura", "portfolio")
 NEGLIGIBLE = 1e-6
 """Share of a step by which a later answer must be faster to take the place of an earlier, simpler one."""
 RESCUED = 4
-"""Choices that are asked planners with offload where no quick plan fits."""
+"""Choices for which planners with offload are asked where no quick plan fits."""
 MUCH_FASTER = 1.1
 """Factor by which such a choice must promise to be faster, where others fit."""
 

@@ -1,1 +1,1 @@
-"""Execution of a device's part of a Program: lanes, events, stages."""
+"""Execution of a device's part of a Program: lanes, events, operations, and what interprets them."""

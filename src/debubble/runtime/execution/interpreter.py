@@ -49,7 +49,7 @@ class Interpreter:
         return executed
 
     def run_ahead(self, state: StepState, *, stands: Callable[[], bool]) -> list[ExecutedInstruction] | None:
-        """Run one step on parameters of which it is not known whether they stand.
+        """Run one step before it is known whether the last update of its parameters is taken back.
 
         Before the first operation that changes gradients, the compute lane asks; if they do not, the step ends there,
         nothing is left of it, and the answer is None.  All ranks must find the same.

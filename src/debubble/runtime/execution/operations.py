@@ -85,7 +85,7 @@ class Operations(ABC):
         """Keep the gradients up to here for a G or D, which begins later."""
 
     def forget(self) -> None:
-        """Let go of all that a step has left: its parameters did not stand."""
+        """Drop everything that a step has left, whose parameters were taken back."""
         self.messages.count(-self.messages.bytes)
 
     def take_input(self, op: Op, state: StepState) -> Tensor:
@@ -180,7 +180,7 @@ class TensorOperations(Operations):
         self.weights[op.stage].set_aside(op)
 
     def forget(self) -> None:
-        """Let go of all that a step has left in stages and messages."""
+        """Drop everything that a step has left in stages and messages."""
         for stage in self.stages.values():
             stage.forget()
         for weights in self.weights.values():

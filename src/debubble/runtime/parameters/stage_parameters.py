@@ -5,7 +5,7 @@ or fp64; for bf16 and fp16, fp32 copies.  Gradients of these are taken after eve
 A stage whose step is the host's has its masters there: D brings the gradients down, P the parameters up.
 Where replicas divide the optimizer states (ZeRO), a master is this replica's rows of the parameter; where they divide
 the parameters too (ZeRO-3), a working one is there while it is gathered alone.  Where the ranks of
-a device divide the parameter, the optimizer sees the master as a DTensor (see dtensors.py).
+a device divide the parameter, the optimizer sees the master as a DTensor (see distributed/sharding.py).
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class StageWeights:
             parameter.free()
 
     def forget(self) -> None:
-        """Free what a step has left, whose parameters did not stand."""
+        """Free what a step has left, whose parameters were taken back."""
         for parameter in self._gathering:
             parameter.forget()
 

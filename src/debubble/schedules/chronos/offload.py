@@ -1,4 +1,4 @@
-"""Chronos-Offload: what the deep chunks need last and finish first lives on the host.
+"""Chronos-Offload: hosts keep and step the optimizer states of the deep chunks, which are needed last and done first.
 
 Source: ChronosPipe, section 5.  A deep chunk's optimizer states and step are the host's: its gradients go down (D)
 and its step runs (S) in the bubbles of the cool-down, its 16-bit parameters come up (P) in those of the next warm-up.

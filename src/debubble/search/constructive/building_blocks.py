@@ -22,6 +22,7 @@ from debubble.ir import Kind, Placement, StageCosts
 from debubble.search.constructive.list_scheduling import PATIENT, OrderFollowing
 
 _EPSILON = 1e-9
+"""Differences of times, and of shares of the interval, that are rounding of floats."""
 
 Pattern = tuple[tuple[tuple[int, int], ...], ...]
 """Per device, (track, rounds that it lags behind) in the order of one round; tracks as in `dispatch`."""

@@ -24,6 +24,7 @@ VERSION = 1
 PIECE = 2**20
 """Characters that are tokenized at a time; pieces end at line ends."""
 AT_ONCE = 64
+"""Pieces that the tokenizer is given at a time, which it divides among its threads."""
 
 
 @dataclass(frozen=True)

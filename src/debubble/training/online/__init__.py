@@ -1,5 +1,6 @@
 """Online scheduling: a search beside the training finds better orders for the costs that the run itself measures.
 
-`Online` is the whole surface.  `controller` decides, on rank 0 and without torch; `search` and `searching` are the two
-sides of the process that searches; `costs`, `effect` and `sums` are what the decisions rest on.
+`OnlineScheduler` in `controller` is the whole surface: it decides, on rank 0 and without torch, by what `measurement`
+has of the run.  `scheduler` searches, in a process that `search_process` starts; `keeping` offers it plans that
+keep more or less; `journal` writes down what was done.
 """
