@@ -55,7 +55,7 @@ def test_simulate_steps_the_last_chunks_on_the_host(run: Any, tmp_path: Path) ->
 def test_host_chunks_of_a_plan_file_are_refused(run: Any, tmp_path: Path) -> None:
     code, _, err = run("simulate", str(tmp_path / "plan.json"), "--host-chunks", "1")
     assert code == 2
-    assert "A plan file says which stages the host steps" in " ".join(err.split())
+    assert "Leave --host-chunks out: a plan file says all of its step." in " ".join(err.split())
 
 
 def test_simulate_a_model_with_full_recomputation_needs_less_memory(run: Any) -> None:
@@ -81,6 +81,15 @@ def test_plan_writes_a_file_that_simulate_reads(run: Any, tmp_path: Path) -> Non
     assert planned["recompute"] == ["full", "none", "none", "none"]
     assert planned["partition"][0] == [{"type": "stage", "layer": 0, "strategy": "full"}]
     assert planned["lower_bound"] <= planned["makespan"]
+
+
+def test_a_models_plan_is_simulated_under_a_limit_in_bytes(run: Any, tmp_path: Path) -> None:
+    plan = str(tmp_path / "plan.json")
+    call = ("plan", "llama-tiny", "--cluster", "2xA100-80GB", "--planner", "dapple", "--micro-batches", "4")
+    assert run(*call, "-o", plan)[2].endswith("plan.json: `debubble train`, `rehearse`, `show` and `export` take it.\n")
+    code, _, err = run("simulate", plan, "--memory-limit", "1MiB")
+    assert code == 1
+    assert "more than its limit of 1.00 MiB" in err
 
 
 def test_plan_partitions_a_units_file(run: Any, tmp_path: Path) -> None:
@@ -163,6 +172,24 @@ def test_plan_partitions_a_units_file(run: Any, tmp_path: Path) -> None:
         (("simulate", "--schedule", "1f1c"), "did you mean '1f1b'?"),
         (("simulate", "--schedule", "1f1b"), "--devices P"),
         (("simulate", "--csv", "missing.csv"), "missing.csv cannot be read: No such file or directory."),
+        (
+            ("simulate", "plan.json", "--micro-batches", "3"),
+            "Leave --micro-batches out: a plan file says all of its step",
+        ),
+        (("simulate", "plan.json", "--option", "steps=1"), "Leave --option out: a plan file says all of its step"),
+        (
+            ("simulate", "--csv", "missing.csv", "--chunks", "2"),
+            "Leave --chunks out: the CSV says the order of all operations.",
+        ),
+        (
+            ("simulate", "--csv", "missing.csv", "--schedule", "1f1b"),
+            "Leave --schedule out: the CSV says the order of all operations.",
+        ),
+        (("simulate", "llama-tiny", "--csv", "missing.csv"), "--csv is simulated with --costs, not with a MODEL"),
+        (
+            ("simulate", "--schedule", "1f1b", "--devices", "4", "--recompute", "full"),
+            "--recompute is an option of a MODEL",
+        ),
         (("simulate", "--schedule", "1f1b", "--devices", "2", "--option", "magic=1"), "has no option 'magic'"),
         (("simulate", "--schedule", "1f1b", "--devices", "2", "--chunks", "3"), "has no option 'chunks'"),
         (

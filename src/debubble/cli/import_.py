@@ -14,6 +14,7 @@ from debubble.cli.app import app
 from debubble.cli.names import import_names, name_argument, name_option, planner_names
 from debubble.cli.output import Json, console, log, print_answer
 from debubble.cli.progress import SearchProgress, told_after_a_while
+from debubble.files import check_writable
 from debubble.ir import InputError
 
 
@@ -60,6 +61,8 @@ def import_(
     from debubble.models import named_model
     from debubble.planners.plan_model import plan_again
 
+    if output is not None:
+        check_writable(output)
     importer = imports[target]
     if cluster is None:
         raise InputError("Give the devices with --cluster, such as --cluster 8xA100-80GB (see `debubble hardware`).")

@@ -25,7 +25,6 @@ from debubble.ir import InputError, RunOptions
 if TYPE_CHECKING:
     from debubble.costs import Cluster
 
-MicroBatches = Annotated[int, typer.Option(help="Micro-batches per step.")]
 SequenceLength = Annotated[int, typer.Option(help="Tokens per sequence.")]
 Lora = Annotated[int, typer.Option(help="Train LoRA adapters of that rank on every linear layer (0: the whole model).")]
 Dtype = Annotated[

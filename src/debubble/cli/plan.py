@@ -134,7 +134,10 @@ def _write(plan: Plan, scene: Scene, output: Output) -> None:
     """The files that were asked for."""
     if output.output is not None:
         plan.save(output.output)
-        log().print(f"The plan is in {output.output}.")
+        takers = "`debubble train`, `rehearse`, `show` and `export` take it"
+        log().print(f"The plan is in {output.output}{'' if plan.model is None else f': {takers}'}.", soft_wrap=True)
+    elif plan.model is not None:
+        log().print("Give -o plan.json to keep the plan, for `debubble train`, `rehearse`, `show` and `export`.")
     if output.html is not None:
         from debubble.views import views
 

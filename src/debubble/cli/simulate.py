@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +18,9 @@ from debubble.ir import InputError, Plan, Schedule, StageCosts
 
 if TYPE_CHECKING:
     from debubble.views.scene import Scene
+
+MICRO_BATCHES = 8
+"""Micro-batches per step where nobody says how many."""
 
 
 @app.command(rich_help_panel="Plan")
@@ -38,7 +42,7 @@ def simulate(
     csv: Annotated[Path | None, typer.Option("--csv", help="An order of operations as torch writes it.")] = None,
     costs: o.Costs = None,
     devices: o.Devices = None,
-    micro_batches: o.MicroBatches = 8,
+    micro_batches: Annotated[int | None, typer.Option(help="Micro-batches per step (default: 8).")] = None,
     chunks: o.Chunks = None,
     memory_limit: o.MemoryLimit = None,
     option: Annotated[
@@ -71,41 +75,66 @@ def simulate(
     from debubble.planners.analysis.explanation import timeline_remarks
     from debubble.views.scene import Scene
 
+    of_a_schedule = {"micro-batches": micro_batches, "chunks": chunks, "option": option, "devices": devices}
     if schedule is None and csv is None:
         if source is None:
             raise InputError("Give a plan file, or a schedule with --schedule NAME (see `debubble schedules`).")
         run.refuse_given()
-        if host_chunks:
-            raise InputError("A plan file says which stages the host steps: --host-chunks is for --schedule.")
+        of_no_plan = {**of_a_schedule, "costs": costs, "recompute": recompute, "host-chunks": host_chunks or None}
+        _refuse(of_no_plan, "a plan file says all of its step")
         plan = Plan.load(source)
         if memory_limit is not None:
-            plan = replace(plan, costs=plan.costs.with_limit(o.abstract_limit(memory_limit)))
+            plan = replace(plan, costs=plan.costs.with_limit(_limit_of_plan(plan, memory_limit)))
         scene = replace(Scene.predicted(plan), title=plan.schedule.name)
-    elif source is not None and schedule is not None:
+    elif source is not None:
         from debubble.models import named_model
         from debubble.views.scene import configuration_scene
 
+        if schedule is None or csv is not None:
+            raise InputError("--csv is simulated with --costs, not with a MODEL; leave one of them out.")
         if costs is not None:
             raise InputError("Give either MODEL or --costs, not both.")
         if devices is not None:
             raise InputError("--devices is for --costs; give a MODEL's devices with --cluster and --pipeline.")
         scene = configuration_scene(
-            named_model(source), run.require_cluster(), run.run_options, schedule=schedule, micro_batches=micro_batches,
+            named_model(source), run.require_cluster(), run.run_options, schedule=schedule,
+            micro_batches=MICRO_BATCHES if micro_batches is None else micro_batches,
             pipeline=run.pipeline, chunks=chunks, recompute=recompute, memory_limit=memory_limit,
             host_chunks=host_chunks, schedule_options=_given(option),
         )  # fmt: skip
     else:
         run.refuse_given()
+        if csv is not None:
+            _refuse({"schedule": schedule, **of_a_schedule}, "the CSV says the order of all operations")
+        if recompute is not None:
+            o.refuse_without_model("recompute")
         limit = o.abstract_limit(memory_limit)
         objective = "span" if run.post_validation else "makespan"
         chosen, stage_costs = _abstract(
-            schedule, csv, costs, devices, micro_batches, chunks, limit, objective, _given(option)
-        )
+            schedule, csv, costs, devices, MICRO_BATCHES if micro_batches is None else micro_batches, chunks, limit,
+            objective, _given(option),
+        )  # fmt: skip
         timeline = simulated(chosen.with_host_steps(chosen.placement.last_chunks(host_chunks)), stage_costs)
         scene = Scene.of(
             timeline, title=chosen.name, post_validation=run.post_validation, remarks=timeline_remarks(timeline)
         )
     _show(scene, json=json)
+
+
+def _refuse(options: Mapping[str, Any], reason: str) -> None:
+    """Raise InputError for the first of these options that was given."""
+    for name, value in options.items():
+        if value is not None:
+            raise InputError(f"Leave --{name} out: {reason}.")
+
+
+def _limit_of_plan(plan: Plan, text: str) -> float | int | None:
+    """A memory limit in the unit of the plan's costs: bytes, for a model's plan."""
+    if plan.model is None:
+        return o.abstract_limit(text)
+    from debubble.costs import parse_size
+
+    return parse_size(text)
 
 
 def _show(scene: Scene, *, json: bool) -> None:

@@ -97,7 +97,7 @@ class Speed:
         return e.launch + flops / (self.peak * share(e.attention_backward if backward else e.attention, rows))
 
     def gather(self, size: float, ranks: int, *, beside: int) -> float:
-        """Seconds of an all-gather or reduce-scatter of `size` bytes in total, over a ring with `beside` ranks in each node."""
+        """Seconds to all-gather or reduce-scatter `size` bytes in all over a ring with `beside` ranks in each node."""
         if not size or ranks == 1:
             return 0.0
         latency, bandwidth = self.ring(ranks, beside=beside)

@@ -89,7 +89,7 @@ def _bound_of_units(problem: Problem, units: Units) -> Number:
 
 
 def _paces(problem: Problem, units: Units) -> Number:
-    """The pace of all devices together, in that of the fastest type: each is taken to be as fast as in its best unit."""
+    """The pace of all devices, in that of the fastest type; each is taken to be as fast as in its best unit."""
     if not units.on_devices:
         return problem.devices
     paces = {

@@ -1,8 +1,8 @@
 """Base class of a transformer's units, and the head; the others are in llama.py, experts.py and gpt2.py.
 
-Every unit calls its operators by name through `op` (see memory/recomputation.py): `norm`, `projections`, `core`, `activation`,
-`multiply` are those that a plan can choose to recompute; `full` means all.  Parameters have Hugging Face's names
-after the unit's `prefix`.
+Every unit calls its operators by name through `op` (see memory/recomputation.py): `norm`, `projections`, `core`,
+`activation`, `multiply` are those that a plan can choose to recompute; `full` means all.  Parameters have Hugging
+Face's names after the unit's `prefix`.
 """
 
 from __future__ import annotations
