@@ -254,6 +254,25 @@ def test_a_csv_says_that_all_but_the_order_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"pipeline": 2}, "a.csv has 1 where --pipeline says 2: leave --pipeline out."),
+        ({"micro_batches": 8}, "a.csv has 1 where --micro-batches says 8: leave --micro-batches out."),
+    ],
+)
+def test_what_is_given_and_the_order_decides_is_refused(given: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=said):
+        job("torch", tmp_path, "a.csv", "0F0,0B0\n", model=db.models["llama-tiny"], sequence_length=128, **given)
+
+
+def test_a_csv_of_more_devices_than_the_cluster_has_is_refused(tmp_path: Path) -> None:
+    rows = "0F0,,,0B0\n,1F0,1B0,\n"
+    with pytest.raises(InputError, match="which do not divide the cluster's 1"):
+        job("torch", tmp_path, "a.csv", rows, cluster="1xA100-80GB", model=db.models["llama-tiny"],
+            sequence_length=128)  # fmt: skip
+
+
+@pytest.mark.parametrize(
     ("framework", "name", "text", "said"),
     [
         ("torchtitan", "a.toml", "[model]\nname = 'mine'\n", "give it with --model"),

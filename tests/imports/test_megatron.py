@@ -252,3 +252,15 @@ def test_a_known_tokenizer_tells_the_vocabulary(tokenizer: str, words: int, tmp_
     read = job(tmp_path, SCRIPT.replace("--vocab-size 128256", tokenizer))
 
     assert read.model.vocab == words
+
+
+def test_what_is_given_takes_the_place_of_an_argument(tmp_path: Path) -> None:
+    read = job(tmp_path, SCRIPT.replace("EXTRA", ""), pipeline=2, sequence_length=2048)
+    assert (read.pipeline, read.options.sequence_length) == (2, 2048)
+    assert read.unread == ("Taken to cost neither time nor memory: --lr --nproc-per-node --train-iters.",)
+
+
+@pytest.mark.parametrize("number", [0, -4])
+def test_what_is_given_is_a_positive_number(number: int, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"--pipeline must be at least 1, not {number}."):
+        job(tmp_path, SCRIPT, pipeline=number)

@@ -27,7 +27,7 @@ def automodel(settings: Settings, path: Path, given: Given) -> ImportedJob:
     """Degrees, stages, order and recomputation of an Automodel recipe."""
     read = SettingsReader(settings, path)
     model = given.model or _model(read, path)
-    pipeline = given.pipeline or read.size("distributed.pp_size", 1)
+    pipeline = read.size("distributed.pp_size", 1, instead=given.pipeline)
     tensor, context = read.size("distributed.tp_size", 1), read.size("distributed.cp_size", 1)
     data = read.size("distributed.dp_size", max(1, given.cluster.count // (pipeline * tensor * context)))
     size, number = _batch(read, data=data, pipeline=pipeline)

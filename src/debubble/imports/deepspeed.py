@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from debubble.imports.job import ImportedJob, even_layers
+from debubble.imports.job import ImportedJob, even_layers, replicas
 from debubble.imports.registry import Given, Settings, importer
 from debubble.imports.settings import SettingsReader, read_constants, read_settings, unread
 from debubble.imports.torch_hosts import recomputed
@@ -53,8 +53,8 @@ def deepspeed(settings: Settings, path: Path, given: Given) -> ImportedJob:
         counts = list(even_layers(layers, given.pipeline or _pipeline(read, given.cluster.count)))
     pipeline = len(counts)
     size = read.size("train_micro_batch_size_per_gpu", 1)
-    number = given.micro_batches or read.size("gradient_accumulation_steps", 1)
-    data = given.cluster.count // pipeline
+    number = read.size("gradient_accumulation_steps", 1, instead=given.micro_batches)
+    data = replicas(given.cluster, path, pipeline=pipeline)
     batch = read.number("train_batch_size", size * number * data)
     zero = read.number("zero_optimization.stage", 0)
     dtype = next((name for name in ("bf16", "fp16") if read.get(f"{name}.enabled", False)), "fp32")

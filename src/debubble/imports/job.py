@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from pathlib import Path
 
 from debubble.costs import Cluster
 from debubble.costs.parallel_layout import Layout
@@ -105,6 +106,17 @@ class ImportedJob:
         return schedules[self.order](
             devices=self.pipeline, micro_batches=self.micro_batches, chunks=chunks if chunks > 1 else None
         )
+
+
+def replicas(cluster: Cluster, path: Path, *, pipeline: int, tensor: int = 1, context: int = 1) -> int:
+    """Replicas of a job on the cluster; raises InputError if its parallel degrees do not divide the devices."""
+    data, left = divmod(cluster.count, pipeline * tensor * context)
+    if left or not data:
+        raise InputError(
+            f"{path} divides each replica over {pipeline} x {tensor} x {context} pipeline-, tensor- and"
+            f" context-parallel devices, which do not divide the cluster's {cluster.count}."
+        )
+    return data
 
 
 def even_layers(layers: int, stages: int) -> tuple[int, ...]:

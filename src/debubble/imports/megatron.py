@@ -9,7 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from debubble.exports.megatron import FSDP
-from debubble.imports.job import ImportedJob, even_layers
+from debubble.imports.job import ImportedJob, even_layers, replicas
 from debubble.imports.megatron_bridge import read_bridge
 from debubble.imports.model import Sizes, hub_model
 from debubble.imports.registry import Given, Settings, importer
@@ -36,15 +36,10 @@ def megatron(settings: Settings, path: Path, given: Given) -> ImportedJob:
 def job_of(settings: Settings, path: Path, given: Given, *, target: str) -> ImportedJob:
     """The job of Megatron-LM's arguments in a framework that takes them."""
     arguments = Arguments(settings, path)
-    pipeline = given.pipeline or arguments.size("--pipeline-model-parallel-size", 1)
+    pipeline = arguments.size("--pipeline-model-parallel-size", 1, instead=given.pipeline)
     tensor = arguments.size("--tensor-model-parallel-size", 1)
     context = arguments.size("--context-parallel-size", 1)
-    data, left = divmod(given.cluster.count, pipeline * tensor * context)
-    if left or not data:
-        raise InputError(
-            f"{path} divides each replica over {pipeline} x {tensor} x {context} pipeline-, tensor- and"
-            f" context-parallel devices, which do not divide the cluster's {given.cluster.count}."
-        )
+    data = replicas(given.cluster, path, pipeline=pipeline, tensor=tensor, context=context)
     size = arguments.size("--micro-batch-size", 1)
     batch = arguments.number("--global-batch-size", size * data * (given.micro_batches or 1))
     micro_batches = given.micro_batches or batch // (size * data)
@@ -57,7 +52,7 @@ def job_of(settings: Settings, path: Path, given: Given, *, target: str) -> Impo
     layers, mtp_stage = _stages(arguments, model.layers, pipeline)
     options = RunOptions(
         micro_batch_size=size,
-        sequence_length=given.sequence_length or arguments.number("--seq-length"),
+        sequence_length=arguments.size("--seq-length", instead=given.sequence_length),
         tensor=tensor,
         data=data,
         context=context,

@@ -27,7 +27,7 @@ def mindformers(settings: Settings, path: Path, given: Given) -> ImportedJob:
     """Degrees, stages, order and recomputation of a MindFormers configuration, and the model if it describes it."""
     read = SettingsReader(settings, path)
     model = given.model or _model(read, path)
-    pipeline = given.pipeline or read.size("parallel_config.pipeline_stage", 1)
+    pipeline = read.size("parallel_config.pipeline_stage", 1, instead=given.pipeline)
     data = read.size("parallel_config.data_parallel", 1)
     context = read.size("parallel_config.context_parallel", 1)
     chunks = read.size(f"{_MODEL}pp_interleave_num", 1)
@@ -36,7 +36,7 @@ def mindformers(settings: Settings, path: Path, given: Given) -> ImportedJob:
     zero = (2 if read.get(divides, False) else 1) if read.get("parallel.enable_parallel_optimizer", False) else 0
     options = RunOptions(
         micro_batch_size=read.size("runner_config.batch_size", 1),
-        sequence_length=given.sequence_length or read.size(f"{_MODEL}seq_length"),
+        sequence_length=read.size(f"{_MODEL}seq_length", instead=given.sequence_length),
         tensor=read.size("parallel_config.model_parallel", 1),
         data=data,
         context=context,
@@ -49,7 +49,7 @@ def mindformers(settings: Settings, path: Path, given: Given) -> ImportedJob:
         model=model,
         options=options,
         pipeline=pipeline,
-        micro_batches=given.micro_batches or read.size("parallel_config.micro_batch_num", 1),
+        micro_batches=read.size("parallel_config.micro_batch_num", 1, instead=given.micro_batches),
         layers=layers,
         order="interleaved-less-memory" if chunks > 1 else "1f1b",
         strategies=_strategies(settings, read, layers),

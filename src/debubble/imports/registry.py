@@ -9,6 +9,7 @@ from typing import Any
 
 from debubble.costs import Cluster
 from debubble.imports.job import ImportedJob
+from debubble.ir import InputError
 from debubble.models import Model
 from debubble.registry import Registry
 
@@ -30,6 +31,25 @@ class Given:
     pipeline: int | None = None
     sequence_length: int | None = None
     micro_batches: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, number in self._numbers.items():
+            if number is not None and number < 1:
+                raise InputError(f"--{name} must be at least 1, not {number}.")
+
+    @property
+    def _numbers(self) -> dict[str, int | None]:
+        return {
+            "pipeline": self.pipeline, "sequence-length": self.sequence_length, "micro-batches": self.micro_batches
+        }  # fmt: skip
+
+    def check_followed(self, job: ImportedJob, path: Path) -> None:
+        """Raise InputError if the job is not of what was given, because its configuration decides that."""
+        for (name, given), of_job in zip(
+            self._numbers.items(), (job.pipeline, job.options.sequence_length, job.micro_batches), strict=True
+        ):
+            if given not in (None, of_job):
+                raise InputError(f"{path} has {of_job} where --{name} says {given}: leave --{name} out.")
 
 
 Settings = Mapping[str, Any]
@@ -68,7 +88,12 @@ def importer(
     """
 
     def register(job: Callable[[Settings, Path, Given], ImportedJob]) -> Callable[[Settings, Path, Given], ImportedJob]:
-        imports.add(name, Importer(name, settings, job, file))
+        def checked(settings: Settings, path: Path, given: Given) -> ImportedJob:
+            read = job(settings, path, given)
+            given.check_followed(read, path)
+            return read
+
+        imports.add(name, Importer(name, settings, checked, file))
         return job
 
     return register

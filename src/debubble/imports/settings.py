@@ -134,8 +134,17 @@ class SettingsReader:
         """Names of the settings that nobody asked for."""
         return [name for name in self._settings if name not in self._asked]
 
-    def size(self, name: str, default: int | None = None) -> int:
-        """A positive whole number; raises InputError if it is missing without a default, or is none."""
+    def size(self, name: str, default: int | None = None, *, instead: int | None = None) -> int:
+        """A positive whole number; raises InputError if it is missing without a default, or is none.
+
+        Args:
+            name: The setting.
+            default: Its value where it is missing.
+            instead: What the user gives in its place, whatever it is; None: nothing.
+        """
+        if instead is not None:
+            self._asked.add(name)
+            return instead
         value = self.number(name, default)
         if value < 1:
             raise InputError(f"{self.path}: {name} is {value}, which is no number of anything.")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from debubble.exports import torch_csv
 from debubble.files import read_file
-from debubble.imports.job import ImportedJob
+from debubble.imports.job import ImportedJob, replicas
 from debubble.imports.registry import Given, Settings, importer
 from debubble.imports.torch_hosts import balanced_layers, layers_of
 from debubble.ir import InputError, RunOptions
@@ -29,7 +29,7 @@ def torch(settings: Settings, path: Path, given: Given) -> ImportedJob:
         layers = layers_of(json.loads(read_file(modules, "list of modules")))
     else:
         layers = balanced_layers(given.model.layers, order.stages, first_less=0, last_less=0)
-    data = given.cluster.count // order.devices
+    data = replicas(given.cluster, path, pipeline=order.devices)
     return ImportedJob(
         target="torch",
         model=given.model,

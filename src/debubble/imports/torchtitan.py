@@ -70,7 +70,7 @@ def torchtitan(settings: Settings, path: Path, given: Given) -> ImportedJob:
     """Degrees, stages, order and recomputation of a torchtitan configuration."""
     read = SettingsReader(settings, path)
     model = given.model or _model(read, path)
-    pipeline = given.pipeline or read.size("parallelism.pipeline_parallel_degree", 1)
+    pipeline = read.size("parallelism.pipeline_parallel_degree", 1, instead=given.pipeline)
     tensor = read.size("parallelism.tensor_parallel_degree", 1)
     context = read.size("parallelism.context_parallel_degree", 1)
     replicas = read.size("parallelism.data_parallel_replicate_degree", 1)
@@ -78,7 +78,7 @@ def torchtitan(settings: Settings, path: Path, given: Given) -> ImportedJob:
     if read.number("parallelism.data_parallel_shard_degree", -1) != -1:
         sharded = read.size("parallelism.data_parallel_shard_degree")
     data = replicas * sharded
-    length = given.sequence_length or _length(read)
+    length = _length(read, given.sequence_length)
     size, number = _batch(read, length, data=data, pipeline=pipeline)
     order = "1f1b" if pipeline == 1 else _order(read, path)
     parts = read.get("parallelism.module_fqns_per_model_part")
@@ -116,10 +116,10 @@ def _order(read: SettingsReader, path: Path) -> str | Schedule:
     )
 
 
-def _length(read: SettingsReader) -> int:
-    """Tokens per sequence, in the words of the development version or of 0.3.0."""
+def _length(read: SettingsReader, instead: int | None) -> int:
+    """Tokens per sequence, in the words of the development version or of 0.3.0, unless they are given."""
     name = "training.max_context_length"
-    return read.size(name if read.get(name) is not None else "training.seq_len")
+    return read.size(name if read.get(name) is not None else "training.seq_len", instead=instead)
 
 
 def _batch(read: SettingsReader, length: int, *, data: int, pipeline: int) -> tuple[int, int]:
