@@ -34,6 +34,7 @@ def test_a_kernel_whose_file_another_version_wrote_is_compiled_anew(tmp_path: Pa
 
 
 def test_processes_that_start_together_compile_a_kernel_once(tmp_path: Path) -> None:
+    """Whatever folder each has for what its user keeps: they share the machine code beside the source."""
     (tmp_path / "shapes.py").write_text("from typing import NamedTuple\nclass Pair(NamedTuple):\n    x: int\n")
     call = "input()\ndouble(shapes.Pair(21))\nprint(sum(double.stats.cache_misses.values()))\n"
     (tmp_path / "kernel.py").write_text(KERNEL + "print('ready', flush=True)\n" + call)
@@ -41,12 +42,12 @@ def test_processes_that_start_together_compile_a_kernel_once(tmp_path: Path) -> 
         subprocess.Popen(
             [sys.executable, "kernel.py"],
             cwd=tmp_path,
-            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / user)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        for _ in range(3)
+        for user in "abc"
     ]
     for process in processes:
         assert process.stdout is not None

@@ -1,7 +1,8 @@
 """The compiler of kernels: numba, which keeps their machine code on disk.
 
 Planners start several processes at once, and on a fresh machine each would compile the same kernels for most of a
-minute.  A lock on a file lets one of them compile; the others wait, and load what it has written.
+minute.  A lock on a file beside a kernel's machine code lets one of them compile it; whoever needs the same kernel
+waits, and loads what that one has written.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
-
-from debubble.files import user_cache
 
 C = TypeVar("C", bound=Callable[..., object])
 
@@ -36,39 +36,42 @@ def inlined(function: C) -> C:
     return jit(function, inline="always")
 
 
-class _CompilerLock:
-    """A lock between processes, which the operating system releases when its holder dies."""
+class _Lock:
+    """A lock between processes on a file, which the operating system releases when its holder dies."""
 
-    held = False
-    _file = -1
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._descriptor = -1
+        self.held = False
 
     def acquire(self) -> None:
         """Wait until this process has the lock.  Where no file can be locked, every process compiles for itself."""
         self.held = True
         try:
-            folder = user_cache("kernels")
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(folder / "compiler.lock", os.O_RDWR | os.O_CREAT, 0o600)
-            fcntl.flock(self._file, fcntl.LOCK_EX)
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         except OSError:
             pass
 
     def release(self) -> None:
         """Let other processes have the lock, if this one has it."""
-        if self._file >= 0:
-            os.close(self._file)
-        self.held, self._file = False, -1
-
-
-_LOCK = _CompilerLock()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self.held, self._descriptor = False, -1
 
 
 def _compile_in_one_process(kernel: Any) -> None:
-    """Let the kernel hold the lock from when it is not found on the disk until it is compiled."""
+    """Let the kernel hold its lock from when it is not found on the disk until it is compiled.
+
+    The kernels that it calls are compiled meanwhile, with locks of their own; none calls one that calls it, so that no
+    two processes wait for each other.
+    """
     from numba.core.compiler_lock import global_compiler_lock
 
     cache, compile_kernel = kernel._cache, kernel.compile
     load = cache.load_overload
+    lock = _Lock(Path(cache.cache_path) / f"{kernel.__module__}.{kernel.__qualname__}.lock")
 
     def load_or_forget(signature: Any, context: Any) -> Any:
         try:
@@ -80,18 +83,18 @@ def _compile_in_one_process(kernel: Any) -> None:
 
     def load_or_lock(signature: Any, context: Any) -> Any:
         found = load_or_forget(signature, context)
-        if found is None and not _LOCK.held:
-            _LOCK.acquire()
+        if found is None and not lock.held:
+            lock.acquire()
             found = load_or_forget(signature, context)
         return found
 
     def compile_and_unlock(signature: Any) -> Any:
         with global_compiler_lock:
-            outermost = not _LOCK.held
+            outermost = not lock.held
             try:
                 return compile_kernel(signature)
             finally:
                 if outermost:
-                    _LOCK.release()
+                    lock.release()
 
     cache.load_overload, kernel.compile = load_or_lock, compile_and_unlock
