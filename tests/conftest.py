@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -51,6 +52,18 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
             main()
         captured = capsys.readouterr()
         return int(ended.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def json_of(run: Any) -> Any:
+    """Call `debubble` with arguments that it takes, and `--json`; returns the object that it prints."""
+
+    def call(*arguments: str) -> Any:
+        code, out, err = run(*arguments, "--json")
+        assert code == 0, err
+        return json.loads(out)
 
     return call
 

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 import debubble as db
-from debubble.cli import main
 from debubble.cli.answers import ANSWERS, json_schema
 from debubble.reproduce import PaperReport, papers
 from debubble.reproduce.registry import reproduced
@@ -23,14 +22,15 @@ DOCS = Path(__file__).parents[2] / "docs" / "schemas"
 SMALL = ("--cluster", "4xA100-80GB", "--sequence-length", "128", "--effort", "1", "--micro-batches", "4")
 
 
-def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> dict[str, Any]:
-    """The JSON object that a command prints."""
-    monkeypatch.setattr("sys.argv", ["debubble", *arguments, "--json"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code in (0, None)
-    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return answer
+@pytest.fixture
+def check(json_of: Any) -> Any:
+    """Call a command, whose answer must have the keys of its schema and no others."""
+
+    def call(command: str, *arguments: str) -> None:
+        answer = json_of(command, *arguments)
+        assert json.loads(msgspec.json.encode(msgspec.convert(answer, ANSWERS[command]))) == answer
+
+    return call
 
 
 @pytest.mark.parametrize(
@@ -51,79 +51,56 @@ def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     ],
 )
 def test_an_answer_has_the_keys_of_its_schema_and_no_others(
-    command: str,
-    arguments: tuple[str, ...],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    command: str, arguments: tuple[str, ...], check: Any, tmp_path: Path
 ) -> None:
     costs = tmp_path / "costs.json"
     costs.write_text('{"stages": 2, "forward": 1, "backward_input": 1, "backward_weight": 1, "activation": 1}')
-    given = [str(costs) if argument == "COSTS" else argument for argument in arguments]
-    answer = printed(capsys, monkeypatch, command, *given)
-
-    assert json.loads(msgspec.json.encode(msgspec.convert(answer, ANSWERS[command]))) == answer
+    check(command, *(str(costs) if argument == "COSTS" else argument for argument in arguments))
 
 
-def test_show_answers_as_its_schema_says(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_show_answers_as_its_schema_says(check: Any, tmp_path: Path) -> None:
     model, costs, trace = (tmp_path / name for name in ("model.json", "costs.json", "trace.json"))
     db.plan(db.models["llama-tiny"], db.Cluster.parse("2xA100-80GB"), micro_batches=4, planner="dapple").save(model)
     small_plan().save(costs)
     trace_of(small_plan()).save(trace)
     for arguments in ((model,), (model, costs), (costs, "--trace", trace)):
-        answer = printed(capsys, monkeypatch, "show", *map(str, arguments))
-        assert json.loads(msgspec.json.encode(msgspec.convert(answer, ANSWERS["show"]))) == answer
+        check("show", *map(str, arguments))
 
 
 @pytest.mark.parametrize(
     ("command", "arguments"), [("compare", ("plan.json", "trace.json")), ("export", ("plan.json", "--to", "torch"))]
 )
 def test_compare_and_export_answer_as_their_schemas_say(
-    command: str,
-    arguments: tuple[str, ...],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    command: str, arguments: tuple[str, ...], check: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     small_plan().save("plan.json")
     trace_of(small_plan()).save("trace.json")
-    answer = printed(capsys, monkeypatch, command, *arguments)
-    assert json.loads(msgspec.json.encode(msgspec.convert(answer, ANSWERS[command]))) == answer
+    check(command, *arguments)
 
 
-def test_import_answers_as_its_schema_says(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_import_answers_as_its_schema_says(check: Any, tmp_path: Path) -> None:
     job = tmp_path / "job.sh"
     job.write_text(SCRIPT.replace("EXTRA", ""))
     for more in (("--as-it-is",), ("--planner", "dapple")):
-        answer = printed(capsys, monkeypatch, "import", "megatron", str(job), "--cluster", "4xA100-80GB", *more)
-        assert json.loads(msgspec.json.encode(msgspec.convert(answer, ANSWERS["import"]))) == answer
+        check("import", "megatron", str(job), "--cluster", "4xA100-80GB", *more)
 
 
-def test_profile_answers_as_its_schema_says(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_profile_answers_as_its_schema_says(check: Any, tmp_path: Path) -> None:
     plan, output = priced(), str(tmp_path / "costs.json")
     plan.save(tmp_path / "plan.json")
     traces = [word for path in trace(plan, tmp_path, lambda *_: 2.0) for word in ("--from-trace", str(path))]
-    answer = printed(capsys, monkeypatch, "profile", str(tmp_path / "plan.json"), *traces, "-o", output)
-    assert json.loads(msgspec.json.encode(msgspec.convert(answer, ANSWERS["profile"]))) == answer
+    check("profile", str(tmp_path / "plan.json"), *traces, "-o", output)
 
 
-def test_reproduce_answers_as_its_schema_says(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reproduce_answers_as_its_schema_says(json_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def quick_report(name: str, *, draw: bool) -> PaperReport:
         quick = [entry for entry in papers[name].entries if not entry.slow][:4]
         results = tuple(reproduced(entry, draw=draw) for entry in quick)
         return PaperReport(name=name, title=papers[name].title, results=results)
 
     monkeypatch.setattr("debubble.reproduce.report", quick_report)
-    answer = printed(capsys, monkeypatch, "reproduce", "obscura")
+    answer = json_of("reproduce", "obscura")
     assert any(entry["tables"] for entry in answer["reports"][0]["entries"])
     assert json.loads(msgspec.json.encode(msgspec.convert(answer, ANSWERS["reproduce"]))) == answer
 
@@ -137,11 +114,9 @@ def test_the_schemas_in_the_docs_are_those_of_the_answers(command: str) -> None:
 
 
 @pytest.mark.parametrize("more", [("--micro-batches", "4"), ("--global-batch", "4"), ("--micro-batches", "4", "--why")])
-def test_a_models_plan_says_what_might_help_and_which_degrees_are_best(
-    more: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_models_plan_says_what_might_help_and_which_degrees_are_best(more: tuple[str, ...], json_of: Any) -> None:
     quick = (*SMALL[:4], "--effort", "0", "--planner", "dapple")
-    answer = printed(capsys, monkeypatch, "plan", "llama-tiny", *quick, *more)
+    answer = json_of("plan", "llama-tiny", *quick, *more)
 
     first = answer["configurations"][0]
     assert (first["degrees"], first["step_time"]) == (answer["degrees"], pytest.approx(answer["step_time"]))
@@ -150,21 +125,14 @@ def test_a_models_plan_says_what_might_help_and_which_degrees_are_best(
     assert answer.get("quick_advice", answer["advice"]) == answer["advice"]
 
 
-def test_the_schemas_command_takes_json_too(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert printed(capsys, monkeypatch, "schema", "fits") == json.loads((DOCS / "fits.json").read_text())
+def test_the_schemas_command_takes_json_too(json_of: Any) -> None:
+    assert json_of("schema", "fits") == json.loads((DOCS / "fits.json").read_text())
 
 
-def test_the_command_prints_a_schema_and_names_those_that_there_are(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.argv", ["debubble", "schema", "fits"])
-    with pytest.raises(SystemExit):
-        main()
-    assert json.loads(capsys.readouterr().out) == json.loads((DOCS / "fits.json").read_text())
-    monkeypatch.setattr("sys.argv", ["debubble", "schema", "trane"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert "There is no schema 'trane'; did you mean 'train'?" in " ".join(capsys.readouterr().err.split())
+def test_the_command_prints_a_schema_and_names_those_that_there_are(run: Any) -> None:
+    code, out, _ = run("schema", "fits")
+    assert code == 0
+    assert json.loads(out) == json.loads((DOCS / "fits.json").read_text())
+    code, _, err = run("schema", "trane")
+    assert code == 2
+    assert "There is no schema 'trane'; did you mean 'train'?" in " ".join(err.split())

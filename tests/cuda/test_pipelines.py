@@ -10,8 +10,8 @@ import torch
 
 import debubble as db
 from debubble.ir import Kind, Op, StageCosts
-from tests.support.cuda_cases import assert_same, on_threads, reference, step_of
-from tests.support.runtime_cases import GPT2, LLAMA, LLAMA_TIED, MIXTRAL, plan_of, tokens_of
+from tests.support.cuda_cases import assert_same, on_threads, step_of
+from tests.support.runtime_cases import GPT2, LLAMA, LLAMA_TIED, MIXTRAL, plan_of, reference_gradients, tokens_of
 from tests.support.schedule_cases import explicit, fused, offloading, schedule_of, tightest
 
 SCHEDULES = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "obscura", "pipeoffload", "bpipe", "chronos-recomp"]
@@ -28,7 +28,7 @@ def planned(name: Any, config: Any, *, devices: int = 2) -> Any:
 def test_a_schedules_step_has_the_gradients_of_one_process(device: Any, name: Any, lagging: bool) -> None:
     plan = planned(name, LLAMA_TIED if name in ("1f1b", "zb-v") else LLAMA, devices=4 if name == "bpipe" else 2)
     tokens = tokens_of(plan.model, rows=2 * plan.micro_batches)
-    expected = reference(plan.model, tokens, device, micro_batches=plan.micro_batches)
+    expected = reference_gradients(plan.model, tokens, device=device, micro_batches=plan.micro_batches)
     assert_same(step_of(plan, tokens, device, lagging=lagging), expected)
 
 
@@ -36,7 +36,10 @@ def test_a_schedules_step_has_the_gradients_of_one_process(device: Any, name: An
 def test_other_families_too(device: Any, config: Any) -> None:
     plan = planned("zb-v", config)
     tokens = tokens_of(config, rows=plan.micro_batches)
-    assert_same(step_of(plan, tokens, device), reference(config, tokens, device, micro_batches=plan.micro_batches))
+    assert_same(
+        step_of(plan, tokens, device),
+        reference_gradients(config, tokens, device=device, micro_batches=plan.micro_batches),
+    )
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
@@ -49,7 +52,9 @@ def test_recomputation_and_offload_under_the_tightest_limit_change_no_gradient(
     costs = StageCosts.of(stages=schedule.stages, activation=2, activation_recomputed=1, offload=1)
     plan = plan_of(schedule, LLAMA, strategy="norm+activation+multiply", costs=tightest(schedule, costs))
     tokens = tokens_of(LLAMA, rows=4)
-    assert_same(step_of(plan, tokens, device, lagging=True), reference(LLAMA, tokens, device, micro_batches=4))
+    assert_same(
+        step_of(plan, tokens, device, lagging=True), reference_gradients(LLAMA, tokens, device=device, micro_batches=4)
+    )
 
 
 @pytest.mark.parametrize("zero", [0, 2])

@@ -8,9 +8,9 @@ import torch
 
 from debubble.ir import Plan
 from debubble.runtime import Pipeline
-from tests.support.cuda_cases import assert_same, reference
+from tests.support.cuda_cases import assert_same
 from tests.support.gloo_ranks import spawn
-from tests.support.runtime_cases import LLAMA_TIED, plan_of, tokens_of
+from tests.support.runtime_cases import LLAMA_TIED, plan_of, reference_gradients, tokens_of
 from tests.support.schedule_cases import schedule_of
 
 
@@ -32,5 +32,5 @@ def test_a_step_has_the_gradients_of_one_process(
     folder = spawn(devices * data, one_step, tmp_path / "plan.json", tokens, str(device))
     told = [torch.load(folder / f"rank{rank}.pt") for rank in range(devices * data)]
     found = told[0][0], {n: g for _, gradients in told[:devices] for n, g in gradients.items()}
-    expected = reference(LLAMA_TIED, tokens, device, micro_batches=plan.micro_batches * data)
+    expected = reference_gradients(LLAMA_TIED, tokens, device=device, micro_batches=plan.micro_batches * data)
     assert_same(found, expected, tolerance=1e-11)

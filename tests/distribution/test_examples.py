@@ -11,13 +11,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import typer
 import yaml
 from typer.testing import CliRunner
 
 from debubble.cli.app import with_all_commands
-from debubble.cli.help import CommandGroup
 from debubble.errors import InputError
+from tests.support.command_line import check_call
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -26,16 +25,6 @@ EXAMPLES = ROOT / "examples"
 def run(name: str, folder: Path) -> str:
     call = [sys.executable, str(EXAMPLES / name)]
     return subprocess.run(call, cwd=folder, capture_output=True, text=True, check=True).stdout
-
-
-def check_call(words: list[str]) -> None:
-    """Let the command line read a call of `debubble`; raises for what it does not know."""
-    group = typer.main.get_command(with_all_commands())
-    assert isinstance(group, CommandGroup)
-    context = typer.Context(group)
-    name, called, rest = group.resolve_command(context, words)
-    assert called is not None
-    called.make_context(name, rest, parent=context)
 
 
 def test_a_model_is_planned_in_a_few_lines(tmp_path: Path) -> None:

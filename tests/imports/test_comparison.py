@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from debubble.cli import main
 from debubble.ir import Plan
 from tests.imports.test_megatron import SCRIPT
 
@@ -18,23 +17,18 @@ RECOMPUTING = SCRIPT.replace(
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def megatron(run: Any, tmp_path: Path) -> Any:
     """Call `debubble import megatron` on a script; returns (exit code, standard output, standard error)."""
 
-    def call(text: str, *arguments: str) -> tuple[int, str, str]:
+    def call(text: str, *arguments: str) -> Any:
         (tmp_path / "job.sh").write_text(text)
-        command = ["import", "megatron", str(tmp_path / "job.sh"), "--planner", "adapipe", *arguments]
-        monkeypatch.setattr("sys.argv", ["debubble", *command])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
+        return run("import", "megatron", str(tmp_path / "job.sh"), "--planner", "adapipe", *arguments)
 
     return call
 
 
-def test_the_answer_compares_and_names_the_settings_to_change(run: Any, tmp_path: Path) -> None:
-    code, out, _ = run(RECOMPUTING, "--cluster", "4xA100-80GB", "--json", "-o", str(tmp_path / "plan.json"))
+def test_the_answer_compares_and_names_the_settings_to_change(megatron: Any, tmp_path: Path) -> None:
+    code, out, _ = megatron(RECOMPUTING, "--cluster", "4xA100-80GB", "--json", "-o", str(tmp_path / "plan.json"))
     answer = json.loads(out)
     changes = {change["name"]: (change["now"], change["then"]) for change in answer["changes"]}
 
@@ -46,89 +40,58 @@ def test_the_answer_compares_and_names_the_settings_to_change(run: Any, tmp_path
     assert Plan.load(tmp_path / "plan.json").target == "megatron"
 
 
-def test_the_answer_is_a_sentence_and_a_line_per_setting(run: Any) -> None:
-    _, out, _ = run(RECOMPUTING, "--cluster", "4xA100-80GB")
+def test_the_answer_is_a_sentence_and_a_line_per_setting(megatron: Any) -> None:
+    _, out, _ = megatron(RECOMPUTING, "--cluster", "4xA100-80GB")
 
     assert "Yours: " in out
     assert "; planned: " in out
     assert "  leave out --recompute-granularity\n" in out
 
 
-def test_a_job_that_does_not_fit_is_predicted_all_the_same(run: Any) -> None:
-    _, out, _ = run(SCRIPT, "--cluster", "4xA100-40GB", "--as-it-is")
+def test_a_job_that_does_not_fit_is_predicted_all_the_same(megatron: Any) -> None:
+    _, out, _ = megatron(SCRIPT, "--cluster", "4xA100-40GB", "--as-it-is")
 
     assert ", which does not fit." in out
 
 
-def test_where_nothing_fits_the_reason_is_given(run: Any) -> None:
-    code, out, _ = run(SCRIPT, "--cluster", "4xL4")
+def test_where_nothing_fits_the_reason_is_given(megatron: Any) -> None:
+    code, out, _ = megatron(SCRIPT, "--cluster", "4xL4")
 
     assert code == 0
     assert "No plan fits: The model's states alone need" in out
 
 
-def test_the_best_job_is_left_alone(run: Any, tmp_path: Path) -> None:
+def test_the_best_job_is_left_alone(megatron: Any, tmp_path: Path) -> None:
     planned = tmp_path / "planned.json"
-    run(RECOMPUTING, "--cluster", "4xA100-80GB", "-o", str(planned))
-    layout = json.loads(run(RECOMPUTING, "--cluster", "4xA100-80GB", "--json")[1])["changes"]
+    megatron(RECOMPUTING, "--cluster", "4xA100-80GB", "-o", str(planned))
+    layout = json.loads(megatron(RECOMPUTING, "--cluster", "4xA100-80GB", "--json")[1])["changes"]
     new = next(change["then"] for change in layout if change["name"].endswith("layout"))
-    _, out, _ = run(SCRIPT.replace("EXTRA", f"--pipeline-model-parallel-layout '{new}'"), "--cluster", "4xA100-80GB")
+    _, out, _ = megatron(
+        SCRIPT.replace("EXTRA", f"--pipeline-model-parallel-layout '{new}'"), "--cluster", "4xA100-80GB"
+    )
 
     assert "Nothing faster was found." in out
 
 
-def test_stages_of_deepspeed_are_among_the_changes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stages_of_deepspeed_are_among_the_changes(tmp_path: Path, json_of: Any) -> None:
     config = tmp_path / "ds_config.json"
     config.write_text(
         '{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 8, "bf16": {"enabled": true}}'
     )
-    command = [
-        "import",
-        "deepspeed",
-        str(config),
-        "--model",
-        "llama3-8b",
-        "--pipeline",
-        "4",
-        "--sequence-length",
-        "4096",
-    ]
-    monkeypatch.setattr(
-        "sys.argv",
-        [
-            "debubble",
-            *command,
-            "--sequence-length",
-            "4096",
-            "--cluster",
-            "4xA100-80GB",
-            "--planner",
-            "adapipe",
-            "--json",
-        ],
-    )
-    with pytest.raises(SystemExit):
-        main()
-    answer = json.loads(capsys.readouterr().out)
+    answer = json_of(
+        "import", "deepspeed", str(config), "--model", "llama3-8b", "--pipeline", "4", "--sequence-length", "4096",
+        "--cluster", "4xA100-80GB", "--planner", "adapipe",
+    )  # fmt: skip
 
     assert answer["planned"]["step_time"] < answer["yours"]["step_time"]
     assert "planned_pipeline.py: BOUNDS" in {change["name"] for change in answer["changes"]}
 
 
-def test_an_fsdp_job_changes_what_it_says_in_its_own_words(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_fsdp_job_changes_what_it_says_in_its_own_words(tmp_path: Path, json_of: Any) -> None:
     config = tmp_path / "llama3.toml"
     config.write_text(
         '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 8192\n'
         '[parallelism]\ndata_parallel_shard_degree = -1\n[activation_checkpoint]\nmode = "full"\n'
     )
-    command = ["import", "torchtitan", str(config), "--cluster", "8xH100-80GB", "--planner", "adapipe", "--json"]
-    monkeypatch.setattr("sys.argv", ["debubble", *command])
-    with pytest.raises(SystemExit):
-        main()
-
-    changes = json.loads(capsys.readouterr().out)["changes"]
-    assert changes == [{"name": "activation_checkpoint.mode", "now": "full", "then": "none"}]
+    answer = json_of("import", "torchtitan", str(config), "--cluster", "8xH100-80GB", "--planner", "adapipe")
+    assert answer["changes"] == [{"name": "activation_checkpoint.mode", "now": "full", "then": "none"}]

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from debubble.cli import main
 from debubble.costs import Cluster
 from debubble.imports.measurements import fitted, read_measurements
 from debubble.ir import InputError, Kind, Plan
@@ -100,9 +99,7 @@ def test_a_rank_that_is_missing_is_named_by_its_stage(tmp_path: Path) -> None:
         fitted(plan, read_measurements(paths[:1]))
 
 
-def test_the_command_writes_a_profile_that_plan_takes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_writes_a_profile_that_plan_takes(tmp_path: Path, run: Any, json_of: Any) -> None:
     plan = priced()
     plan.save(tmp_path / "plan.json")
     assert plan.model is not None
@@ -111,18 +108,12 @@ def test_the_command_writes_a_profile_that_plan_takes(
     traces = [word for path in paths for word in ("--from-trace", str(path))]
     profile = str(tmp_path / "costs.json")
 
-    def call(*arguments: str) -> str:
-        monkeypatch.setattr("sys.argv", ["debubble", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert not ended.value.code
-        return capsys.readouterr().out
-
-    said = call("profile", str(tmp_path / "plan.json"), *traces, "-o", profile)
+    code, said, _ = run("profile", str(tmp_path / "plan.json"), *traces, "-o", profile)
     model = ("plan", str(tmp_path / "config.json"), "--cluster", "2xA100-80GB", "--sequence-length", "2048")
-    options = (*model, "--micro-batches", "8", "--planner", "dapple", "--json")
-    computed, measured = (json.loads(call(*options, *more)) for more in ((), ("--profile", profile)))
+    options = (*model, "--micro-batches", "8", "--planner", "dapple")
+    computed, measured = (json_of(*options, *more) for more in ((), ("--profile", profile)))
 
+    assert code == 0
     assert "Stage 0: forward 2.000, backward 2.000 times as long as computed." in said
     assert "it took 2 s" in said
     assert measured["makespan"] == pytest.approx(2 * computed["makespan"], rel=0.05)

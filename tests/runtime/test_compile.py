@@ -17,6 +17,7 @@ from tests.support.runtime_cases import (
     GEMMA2,
     LLAMA,
     MIXTRAL,
+    assert_gradients,
     gradients_of,
     plan_of,
     reference_gradients,
@@ -65,8 +66,7 @@ def check_processes(tmp_path: Path, plans: Any, config: Any, backend: str, *, to
         found = {name: gradient for _, part, _ in answers for name, gradient in part.items()}
         assert found.keys() == expected.keys()
         torch.testing.assert_close(answers[0][0], expected_loss, rtol=tolerance, atol=0)
-        for name, gradient in expected.items():
-            assert (found[name] - gradient).abs().max() <= tolerance * gradient.abs().max(), name
+        assert_gradients(found, expected, relative=tolerance)
 
 
 def schedule(name: str, devices: int) -> Any:

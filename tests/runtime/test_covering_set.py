@@ -11,7 +11,7 @@ import debubble as db
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Threads
 from tests.support.covering import CASES, RECOMPUTATIONS, one_per_schedule
-from tests.support.runtime_cases import FAMILIES, gradient_of, tokens_of
+from tests.support.runtime_cases import FAMILIES, assert_gradients, gradient_of, tokens_of
 
 pytest.importorskip("transformers")
 
@@ -75,8 +75,7 @@ def check(case: Any, *, steps: Any) -> None:
         torch.testing.assert_close(losses, expected_losses, rtol=1e-12, atol=0)
         assert offloaded > 0 or not case.offloads
     assert expected.keys() <= found.keys()
-    for name, gradient in expected.items():
-        assert (found[name] - gradient).abs().max() <= 1e-12 * gradient.abs().max(), name
+    assert_gradients({name: found[name] for name in expected}, expected)
 
 
 @pytest.mark.parametrize("case", one_per_schedule(first_family=0), ids=str)

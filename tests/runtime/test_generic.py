@@ -1,6 +1,5 @@
 """Models of transformers' own modules: a pipeline's loss and gradients are those of the whole model in one process."""
 
-import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +11,6 @@ import torch
 import debubble as db
 from debubble.ir import InputError, PlannedUnit
 from debubble.models import ModelConfig
-from debubble.runtime import Pipeline
-from debubble.runtime.distributed.transport import Threads
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.hf_model import Anatomy
@@ -21,36 +18,19 @@ from debubble.runtime.models.stage import Stage
 from debubble.runtime.models.units import MicroBatch
 from tests.support import gloo_ranks
 from tests.support.generic_cases import GENERIC
-from tests.support.runtime_cases import gradients_of, plan_of, run_threads, tokens_of
+from tests.support.runtime_cases import assert_gradients, gradients_of, plan_of, run_threads, tokens_of
 
 pytest.importorskip("transformers", minversion="5")
 
 import transformers
 
-from tests.support.hf_reference import exactly, hf_model, loss_of
+from tests.support.hf_reference import assert_checkpoint_returns, assert_trains_as_alone, exactly, hf_model
 
 
 def check(config: Any, schedule: Any, *, strategy: str = "none", counts: Any = None) -> None:
-    """Loss and gradients of the pipeline on the model's own parameters, against the model alone."""
     model = hf_model(config)
-    tokens = tokens_of(config, rows=schedule.micro_batches)
-    expected_loss = loss_of(model, tokens, micro_batches=schedule.micro_batches)
-    expected = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad()
     plan = plan_of(schedule, config, strategy=strategy, counts=counts)
-
-    def one(transport: Any) -> Any:
-        pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport)
-        with exactly():
-            loss = pipeline.step(tokens)
-        return loss, {name: p.grad for name, p in pipeline.named_parameters()}
-
-    answers = Threads.run(plan.devices, one)
-    torch.testing.assert_close(answers[0][0], expected_loss, rtol=1e-12, atol=0)
-    found = {name: gradient for _, part in answers for name, gradient in part.items()}
-    assert expected.keys() <= found.keys()
-    for name, gradient in expected.items():
-        assert (found[name] - gradient).abs().max() <= 1e-12 * gradient.abs().max(), name
+    assert_trains_as_alone(model, plan, tokens_of(config, rows=schedule.micro_batches), within=exactly)
 
 
 @pytest.mark.parametrize("family", GENERIC)
@@ -76,9 +56,7 @@ def test_two_gloo_ranks_equal_one_process(tmp_path: Path) -> None:
 
     for loss, gradients, _ in (answer for rank in range(2) for answer in torch.load(folder / f"rank{rank}.pt")):
         torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
-        for name, gradient in gradients.items():
-            table = "model.embed_tokens.weight" if name == "lm_head.weight" else name
-            assert (gradient - expected[table]).abs().max() <= 1e-12 * expected[table].abs().max(), name
+        assert_gradients(gradients, {**expected, "lm_head.weight": expected["model.embed_tokens.weight"]})
 
 
 def test_a_stage_has_its_own_parameters_alone() -> None:
@@ -164,25 +142,7 @@ def test_random_numbers_do_not_depend_on_the_schedule_or_on_recomputation(config
 
 @pytest.mark.parametrize("family", GENERIC)
 def test_a_checkpoint_goes_in_and_out_unchanged(family: Any, tmp_path: Path) -> None:
-    config = GENERIC[family]
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
-    model.save_pretrained(tmp_path / "in")
-    plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), model.config.to_dict(), dtype="fp32")
-
-    def through(pipeline: Any) -> Any:
-        pipeline.load_pretrained(tmp_path / "in")
-        pipeline.save_pretrained(tmp_path / "out")
-        return pipeline.step(tokens_of(config, rows=2))
-
-    losses = run_threads(plan, through)
-    tokens = tokens_of(config, rows=2)
-    logits = model(tokens[:, :-1]).logits
-    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-    torch.testing.assert_close(losses[0], expected.detach(), rtol=1e-5, atol=0)
-    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(back.state_dict()[name], tensor), name
+    assert_checkpoint_returns(GENERIC[family], tmp_path)
 
 
 def test_a_unit_that_is_no_part_of_the_model_is_refused() -> None:

@@ -13,7 +13,7 @@ import debubble as db
 from debubble.ir import Kind, Op, Placement, Schedule
 from tests.support import gloo_ranks
 from tests.support.covering import one_per_schedule
-from tests.support.runtime_cases import GPT2, LLAMA_TIED, plan_of, reference_gradients, tokens_of
+from tests.support.runtime_cases import GPT2, LLAMA_TIED, assert_gradients, plan_of, reference_gradients, tokens_of
 from tests.support.schedule_cases import explicit, fused, offloading, schedule_of
 
 
@@ -32,8 +32,7 @@ def check(plans: Any, folder: Any) -> None:
         for loss, gradients, events in (part[index] for part in parts):
             torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
             assert events == len(db.lower(plan.schedule, plan.costs).instructions)
-            for name, gradient in gradients.items():
-                assert (gradient - expected[name]).abs().max() <= 1e-12 * expected[name].abs().max(), name
+            assert_gradients(gradients, expected)
 
 
 def test_two_gloo_ranks_equal_one_process(tmp_path: Path) -> None:

@@ -13,7 +13,16 @@ from debubble.ir import InputError
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Threads
 from tests.support.generic_cases import GENERIC
-from tests.support.runtime_cases import GPT2, LLAMA, MIXTRAL, gradient_of, plan_of, run_threads, tokens_of
+from tests.support.runtime_cases import (
+    GPT2,
+    LLAMA,
+    MIXTRAL,
+    assert_gradients,
+    gradient_of,
+    plan_of,
+    run_threads,
+    tokens_of,
+)
 
 pytest.importorskip("transformers", minversion="5")
 
@@ -67,8 +76,7 @@ def check(config: Any, plan: Any) -> None:
     answers = Threads.run(plan.ranks, one)
     torch.testing.assert_close(answers[0][0], loss.detach(), rtol=1e-12, atol=0)
     found = {name: gradient for _, part in answers for name, gradient in part.items()}
-    for name, reference in expected.items():
-        assert (found[name] - reference).abs().max() <= 1e-12 * reference.abs().max(), name
+    assert_gradients({name: found[name] for name in expected}, expected)
 
 
 def distilled(logits: Any, targets: Any, *, teacher: Any) -> Any:
@@ -98,10 +106,9 @@ def test_a_teachers_logits_are_entries_of_the_batch(schedule: str, strategy: str
 
     answers = Threads.run(plan.ranks, one)
     torch.testing.assert_close(answers[0][0], expected.detach(), rtol=1e-12, atol=0)
-    references = dict(model.named_parameters())
-    for name, gradient in ((name, g) for _, part in answers for name, g in part.items()):
-        reference = gradient_of(references[name])
-        assert (gradient - reference).abs().max() <= 1e-12 * reference.abs().max(), name
+    own = {name: gradient_of(p) for name, p in model.named_parameters()}
+    for _, gradients in answers:
+        assert_gradients(gradients, own)
 
 
 def log_probabilities(logits: Any, targets: Any) -> Any:
@@ -145,10 +152,9 @@ def test_preferences_are_learned_in_two_passes() -> None:
 
     answers = Threads.run(plan.ranks, one)
     torch.testing.assert_close(answers[0][0], expected.detach(), rtol=1e-12, atol=0)
-    references = dict(model.named_parameters())
-    for name, gradient in ((name, g) for _, part in answers for name, g in part.items()):
-        whole = gradient_of(references[name])
-        assert (gradient - whole).abs().max() <= 1e-12 * whole.abs().max(), name
+    own = {name: gradient_of(p) for name, p in model.named_parameters()}
+    for _, gradients in answers:
+        assert_gradients(gradients, own)
 
 
 @pytest.mark.parametrize(

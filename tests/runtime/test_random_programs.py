@@ -10,7 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.strategies import random_schedules, stage_costs
-from tests.support.runtime_cases import LLAMA_TIED, plan_of, reference_gradients, run_threads, tokens_of
+from tests.support.runtime_cases import (
+    LLAMA_TIED,
+    assert_gradients,
+    plan_of,
+    reference_gradients,
+    run_threads,
+    tokens_of,
+)
 
 CONFIG = {**LLAMA_TIED, "hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 2, "num_key_value_heads": 1}
 WORDS = st.sampled_from(["none", "full", "core", "norm+multiply", "mlp"])
@@ -49,8 +56,7 @@ def check(plan: Any) -> None:
     for loss, found, in_flight in run_threads(plan, one):
         torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
         assert in_flight == 0
-        for name, gradient in found.items():
-            assert (gradient - gradients[name]).abs().max() <= 1e-12 * gradients[name].abs().max(), name
+        assert_gradients(found, gradients)
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))

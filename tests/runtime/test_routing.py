@@ -12,7 +12,15 @@ import debubble as db
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Threads
 from debubble.runtime.models.routing import Balance
-from tests.support.runtime_cases import MIXTRAL, QWEN3_MOE, gradient_of, plan_of, run_threads, tokens_of
+from tests.support.runtime_cases import (
+    MIXTRAL,
+    QWEN3_MOE,
+    assert_gradients,
+    gradient_of,
+    plan_of,
+    run_threads,
+    tokens_of,
+)
 
 pytest.importorskip("transformers")
 
@@ -44,8 +52,7 @@ def check(config: Any, schedule: Any, *, rows: int = 1, **options: Any) -> None:
     found = {name: gradient for _, part in answers for name, gradient in part.items()}
     for loss, _ in answers:
         torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
-    for name, gradient in expected.items():
-        assert (found[name] - gradient).abs().max() <= 1e-12 * gradient.abs().max(), name
+    assert_gradients({name: found[name] for name in expected}, expected)
 
 
 @pytest.mark.parametrize("strategy", ["none", "full"])

@@ -11,7 +11,16 @@ import torch.distributed.checkpoint as dcp
 import debubble as db
 from tests.support import gloo_ranks
 from tests.support.reference_model import ReferenceModel
-from tests.support.runtime_cases import GPT2, LLAMA, MIXTRAL, plan_of, reference_gradients, run_threads, tokens_of
+from tests.support.runtime_cases import (
+    GPT2,
+    LLAMA,
+    MIXTRAL,
+    assert_gradients,
+    plan_of,
+    reference_gradients,
+    run_threads,
+    tokens_of,
+)
 
 FAMILIES = {"llama": LLAMA, "gpt2": GPT2, "mixtral": MIXTRAL}
 TOKENS = tokens_of(LLAMA, rows=2)
@@ -37,8 +46,7 @@ def test_full_gradients_and_their_norm_are_those_of_one_process(family: Any, ans
     for told in answers[1][family]:
         assert told["mesh"] == {"dp": 1, "pp": 1, "tp": 2}
         torch.testing.assert_close(told["norm"], norm, rtol=1e-12, atol=0)
-        for name, gradient in told["gradients"].items():
-            assert (gradient - expected[name]).abs().max() <= 1e-12 * expected[name].abs().max(), name
+        assert_gradients(told["gradients"], expected)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -20,6 +20,7 @@ from tests.support.runtime_cases import (
     LLAMA,
     LLAMA_TIED,
     MIXTRAL,
+    assert_gradients,
     plan_of,
     reference_gradients,
     run_threads,
@@ -81,8 +82,7 @@ def test_losses_and_gradients_are_those_of_one_process(schedule: Any, config: An
     expected_loss, expected = reference_gradients(config, tokens_of(config, rows=8), micro_batches=plan.micro_batches)
     for loss, gradients in run_threads(plan, one):
         torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
-        for name, gradient in gradients.items():
-            assert (gradient - expected[name]).abs().max() <= 1e-12 * expected[name].abs().max(), name
+        assert_gradients(gradients, expected)
 
 
 def test_modules_of_ones_own_are_divided_too() -> None:
@@ -102,10 +102,9 @@ def test_modules_of_ones_own_are_divided_too() -> None:
     expected.backward()
     for loss, gradients in Threads.run(4, one):
         torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=0)
-        for name, gradient in gradients.items():
-            parameter = model.get_parameter(name)
-            own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            assert (gradient - own).abs().max() <= 1e-12 * own.abs().max(), name
+        parameters = {name: model.get_parameter(name) for name in gradients}
+        own = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in parameters.items()}
+        assert_gradients(gradients, own)
 
 
 def trained(plan: Any, *, max_norm: float | None = None) -> Any:

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from debubble.runtime import Pipeline
-from debubble.runtime.batch import read_batch
 from debubble.runtime.distributed.transport import Threads
-from tests.support.reference_model import ReferenceModel
+from tests.support.runtime_cases import assert_gradients
 
 CYCLES = 20_000_000
 """About ten milliseconds of a GPU."""
@@ -67,23 +66,10 @@ def step_of(plan: Any, tokens: Any, device: Any, **arguments: Any) -> Any:
     return answers[0][0], {name: g for _, gradients in answers for name, g in gradients.items()}
 
 
-def reference(config: Any, tokens: Any, device: Any, *, micro_batches: Any, dtype: Any = torch.float64) -> Any:
-    """The same by plain autograd of the whole model on the device."""
-    model = ReferenceModel(config, dtype=dtype).to(device)
-    batch = read_batch(tokens, micro_batches=micro_batches, device=device)
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    for x, micro_batch in zip(*batch.micro_batches(scale=1 / batch.counted, seed=0), strict=True):
-        loss = model(x, micro_batch)
-        loss.backward()
-        total += loss.detach()
-    return total, {name: p.grad for name, p in model.hf_parameters().items()}
-
-
 def assert_same(found: Any, expected: Any, *, tolerance: float = 1e-12) -> None:
     """Loss and gradients agree, relative to each tensor's largest entry."""
     (loss, gradients), (expected_loss, expected_gradients) = found, expected
     torch.testing.assert_close(loss.cpu(), expected_loss.cpu(), rtol=tolerance, atol=0)
     assert expected_gradients.keys() - gradients.keys() <= {"lm_head.weight"}
-    for name, gradient in gradients.items():
-        wanted = expected_gradients[name].to(gradient.device)
-        assert (gradient - wanted).abs().max() <= tolerance * wanted.abs().max(), name
+    beside = {name: expected_gradients[name].to(gradient.device) for name, gradient in gradients.items()}
+    assert_gradients(gradients, beside, relative=tolerance)

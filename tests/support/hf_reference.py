@@ -1,12 +1,19 @@
 """Hugging Face's own model in one process, in fp64 throughout: what every pipeline must equal."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from torch.overrides import TorchFunctionMode
+
+import debubble as db
+from debubble.runtime import Pipeline
+from debubble.runtime.distributed.transport import Threads
+from tests.support.runtime_cases import assert_gradients, plan_of, run_threads, tokens_of
 
 
 class _Wide(TorchFunctionMode):
@@ -71,3 +78,45 @@ def loss_of(model: Any, tokens: Any, *, micro_batches: Any) -> Any:
             loss.backward()
             total += loss.detach()
     return total
+
+
+def assert_trains_as_alone(
+    model: Any, plan: Any, tokens: Any, *, within: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> None:
+    """Loss and gradients of a plan's step on the model's own parameters are those of the model alone."""
+    expected_loss = loss_of(model, tokens, micro_batches=plan.micro_batches)
+    expected = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+
+    def one(pipeline: Any) -> Any:
+        with within():
+            loss = pipeline.step(tokens)
+        return loss, {name: p.grad for name, p in pipeline.named_parameters()}
+
+    answers = Threads.run(plan.ranks, lambda transport: one(Pipeline(copy.deepcopy(model), plan, transport=transport)))
+    torch.testing.assert_close(answers[0][0], expected_loss, rtol=1e-12, atol=0)
+    found = {name: gradient for _, part in answers for name, gradient in part.items()}
+    assert expected.keys() <= found.keys()
+    assert_gradients({name: found[name] for name in expected}, expected)
+
+
+def assert_checkpoint_returns(config: Any, folder: Path, **options: Any) -> None:
+    """Transformers' checkpoint of a model goes into a pipeline, gives its loss there, and comes out unchanged."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
+    model.save_pretrained(folder / "in", **options)
+    plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), model.config.to_dict(), dtype="fp32")
+    tokens = tokens_of(config, rows=2)
+
+    def through(pipeline: Any) -> Any:
+        pipeline.load_pretrained(folder / "in")
+        pipeline.save_pretrained(folder / "out")
+        return pipeline.step(tokens)
+
+    losses = run_threads(plan, through)
+    logits = model(tokens[:, :-1]).logits
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    torch.testing.assert_close(losses[0], expected.detach(), rtol=1e-5, atol=0)
+    back = transformers.AutoModelForCausalLM.from_pretrained(folder / "out").state_dict()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(back[name], tensor), name

@@ -16,7 +16,7 @@ from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.stage import Stage
 from debubble.runtime.models.units import MicroBatch
 from tests.support import gloo_ranks
-from tests.support.runtime_cases import gradients_of, reference_gradients, run_threads, tokens_of
+from tests.support.runtime_cases import assert_gradients, gradients_of, reference_gradients, run_threads, tokens_of
 
 LENGTH = 32
 LLAMA8 = {
@@ -137,8 +137,7 @@ def assert_reference_equal(plan: Any) -> None:
     expected_loss, expected = reference_gradients(plan.model, tokens, micro_batches=plan.micro_batches)
     torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
     assert gradients.keys() == expected.keys()
-    for name, gradient in gradients.items():
-        assert (gradient - expected[name]).abs().max() <= 1e-12 * expected[name].abs().max(), name
+    assert_gradients(gradients, expected)
 
 
 def run(plan: Any, *, steps: int = 2) -> Any:
@@ -212,7 +211,6 @@ def assert_runs_over_gloo(plan: Any, folder: Any) -> None:
         [(loss, gradients, events)] = torch.load(answers / f"rank{rank}.pt")
         torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
         assert events == len(db.lower(plan.schedule, plan.costs).instructions)
-        for name, gradient in gradients.items():
-            seen.add(name)
-            assert (gradient - expected[name]).abs().max() <= 1e-12 * expected[name].abs().max(), name
+        seen |= gradients.keys()
+        assert_gradients(gradients, expected)
     assert seen == expected.keys()

@@ -1,6 +1,7 @@
 """Small models, and the comparison of a plan's step with one process, that the runtime's tests share."""
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,8 @@ from debubble.runtime.batch import read_batch
 from debubble.runtime.distributed.transport import Threads
 from tests.support.reference_model import ReferenceModel
 from tests.support.schedule_cases import recomputing
+
+CPU = torch.device("cpu")
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
@@ -131,13 +134,13 @@ def gradients_of(plan: Any, tokens: Any) -> Any:
     return answers[0][0], {name: g for _, gradients in answers for name, g in gradients.items()}
 
 
-def reference_gradients(config: Any, tokens: Any, *, micro_batches: Any, dtype: Any = torch.float64) -> Any:
+def reference_gradients(
+    config: Any, tokens: Any, *, micro_batches: Any, dtype: Any = torch.float64, device: Any = CPU
+) -> Any:
     """The same of the whole model in one process: plain autograd, micro-batch by micro-batch."""
-    model = ReferenceModel(config, dtype=dtype)
-    batch = read_batch(
-        tokens, micro_batches=micro_batches, device=torch.device("cpu"), has_positions=True, has_masks=True
-    )
-    total = torch.zeros((), dtype=torch.float64)
+    model = ReferenceModel(config, dtype=dtype).to(device)
+    batch = read_batch(tokens, micro_batches=micro_batches, device=device, has_positions=True, has_masks=True)
+    total = torch.zeros((), dtype=torch.float64, device=device)
     for x, micro_batch in zip(*batch.micro_batches(scale=1 / batch.counted, seed=0), strict=True):
         loss = model(x, micro_batch)
         loss.backward()
@@ -151,6 +154,12 @@ def assert_same_gradients(plan: Any, config: Any, tokens: Any) -> None:
     expected_loss, expected = reference_gradients(config, tokens, micro_batches=plan.micro_batches)
     torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
     assert expected.keys() - gradients.keys() <= {"lm_head.weight"}
-    for name, gradient in gradients.items():
-        scale = expected[name].abs().max()
-        assert (gradient - expected[name]).abs().max() <= 1e-12 * scale, name
+    assert_gradients(gradients, expected)
+
+
+def assert_gradients(
+    found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], *, relative: float = 1e-12
+) -> None:
+    """Each gradient that is found is the expected one of its name, to a share of the largest entry of that one."""
+    for name, gradient in found.items():
+        assert (gradient - expected[name]).abs().max() <= relative * expected[name].abs().max(), name

@@ -1,4 +1,9 @@
-"""Training as the only rank of a run, which the training's tests share."""
+"""Training as the only rank of a run, and random numbers, which the training's tests share."""
+
+import random
+
+import numpy as np
+import torch
 
 from debubble.training.options import TrainOptions
 from debubble.training.report import TrainingSummary
@@ -11,3 +16,15 @@ def train_alone(options: TrainOptions, *, dataset: Dataset | None = None) -> Tra
     summary = train(options, dataset=dataset)
     assert summary is not None
     return summary
+
+
+def seed_generators() -> None:
+    """Seed the generators that a data set may draw from: torch's, numpy's and Python's."""
+    torch.manual_seed(1)
+    np.random.seed(1)
+    random.seed(1)
+
+
+def drawn() -> tuple[float, float, float]:
+    """The next number of each of them."""
+    return float(torch.rand(())), float(np.random.rand()), random.random()

@@ -12,7 +12,7 @@ from debubble.ir import InputError, Plan
 from debubble.training.data.datasets import DatasetSamples
 from debubble.training.options import TrainOptions, check
 from debubble.training.user_code import named_dataset
-from tests.support.training_cases import train_alone
+from tests.support.training_cases import drawn, seed_generators, train_alone
 
 
 class Counting:
@@ -58,17 +58,9 @@ def test_a_sample_is_the_same_however_it_is_asked_for_random_numbers_included() 
 
 
 def test_making_samples_leaves_the_generators_alone() -> None:
-    def drawn() -> Any:
-        return float(torch.rand(())), float(np.random.rand()), random.random()
-
-    def seeded() -> None:
-        torch.manual_seed(1)
-        np.random.seed(1)
-        random.seed(1)
-
-    seeded()
+    seed_generators()
     expected = drawn()
-    seeded()
+    seed_generators()
     items().batch(0, count=3)
     assert drawn() == expected
 

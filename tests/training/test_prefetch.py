@@ -14,6 +14,7 @@ import torch
 from debubble.ir import InputError
 from debubble.training.data.datasets import DatasetSamples, Prefetcher
 from tests.support.processes import wait_for_end
+from tests.support.training_cases import drawn, seed_generators
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -72,17 +73,9 @@ def test_what_is_wrong_with_a_batch_is_said_when_it_is_asked_for() -> None:
 
 @pytest.mark.usefixtures("forked_processes")
 def test_random_numbers_of_the_training_are_its_own_while_items_are_made() -> None:
-    def drawn() -> tuple[float, float, float]:
-        return float(torch.rand(())), float(np.random.rand()), random.random()
-
-    def seeded() -> None:
-        torch.manual_seed(1)
-        np.random.seed(1)
-        random.seed(1)
-
-    seeded()
+    seed_generators()
     expected = [drawn() for _ in range(4)]
-    seeded()
+    seed_generators()
     prefetched = Prefetcher(samples(), stride=1)
     found = []
     for first in range(4):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 import debubble as db
-from debubble.cli import main
 from debubble.ir import RunOptions
 from debubble.ir.degrees import Degrees
 from debubble.planners.degrees import Footprint, Job, footprints
@@ -60,66 +58,46 @@ def test_every_choice_has_every_level_once() -> None:
     assert [d.zero for d in found if d.pipeline == 8] == [0]
 
 
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
-    monkeypatch.setattr("sys.argv", ["debubble", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return ended.value.code or 0, capsys.readouterr()
-
-
-def test_the_command_prints_all_choices_as_json(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, said = run(capsys, monkeypatch, "fits", "llama3-8b", "--cluster", "8xH100-80GB", "--json")
-    answer = json.loads(said.out)
-    assert code == 0
+def test_the_command_prints_all_choices_as_json(json_of: Any) -> None:
+    answer = json_of("fits", "llama3-8b", "--cluster", "8xH100-80GB")
     assert len(answer["footprints"]) == len(footprints(job()))
     assert {row["fits"] for row in answer["footprints"]} == {"yes", "with recomputation", "no"}
     assert answer["reserve"] == pytest.approx(8 * 2**30)
 
 
-def test_the_table_says_what_fits_and_what_is_in_json_alone(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, said = run(capsys, monkeypatch, "fits", "llama3-8b", "--cluster", "8xH100-80GB")
+def test_the_table_says_what_fits_and_what_is_in_json_alone(run: Any) -> None:
+    code, out, _ = run("fits", "llama3-8b", "--cluster", "8xH100-80GB")
     assert code == 0
-    words = " ".join(said.out.split())
+    words = " ".join(out.split())
     assert "of 28 fit with 1F1B on even stages" in words
     assert "choices with context or expert ranks, or tensor ranks over several nodes, are in --json." in words
 
 
-def test_nothing_legal_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    code, said = run(capsys, monkeypatch, "fits", "llama3-8b", "--cluster", "8xH100-80GB", "--tensor", "3")
+def test_nothing_legal_is_refused(run: Any) -> None:
+    code, _, err = run("fits", "llama3-8b", "--cluster", "8xH100-80GB", "--tensor", "3")
     assert code == 2
-    assert "No choice of degrees with --tensor 3 divides a global batch of 8" in said.err
+    assert "No choice of degrees with --tensor 3 divides a global batch of 8" in err
 
 
-def test_micro_batches_are_those_of_every_choice(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = ("fits", "llama3-8b", "--cluster", "8xH100-80GB", "--micro-batches", "3", "--json")
+def test_micro_batches_are_those_of_every_choice(json_of: Any) -> None:
+    given = ("fits", "llama3-8b", "--cluster", "8xH100-80GB", "--micro-batches", "3")
     open_batch, one_batch = (
-        [row["degrees"] for row in json.loads(run(capsys, monkeypatch, *given, *more)[1].out)["footprints"]]
-        for more in ((), ("--global-batch", "12"))
+        [row["degrees"] for row in json_of(*given, *more)["footprints"]] for more in ((), ("--global-batch", "12"))
     )
     assert {d["micro_batches"] for d in open_batch} == {3}
     assert {d["data"] for d in open_batch} == {1, 2, 4, 8}
     assert {(d["data"], d["micro_batch_size"]) for d in one_batch} == {(1, 4), (2, 2), (4, 1)}
 
 
-def test_no_micro_batches_are_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    code, said = run(capsys, monkeypatch, "fits", "llama3-8b", "--cluster", "8xH100-80GB", "--micro-batches", "0")
+def test_no_micro_batches_are_refused(run: Any) -> None:
+    code, _, err = run("fits", "llama3-8b", "--cluster", "8xH100-80GB", "--micro-batches", "0")
     assert code == 2
-    assert said.err == "debubble: --micro-batches must be at least 1, not 0.\n"
+    assert err == "debubble: --micro-batches must be at least 1, not 0.\n"
 
 
-def test_the_command_remarks_on_mixed_devices_and_on_limits_beyond_their_memory(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster = ("--cluster", "4xA100-40GB+4xA100-80GB", "--memory-limit", "48GiB")
-    code, said = run(capsys, monkeypatch, "fits", "llama3-8b", *cluster, "--json")
-    answer = json.loads(said.out)
-    assert (code, answer["reserve"]) == (0, 0)
+def test_the_command_remarks_on_mixed_devices_and_on_limits_beyond_their_memory(json_of: Any) -> None:
+    answer = json_of("fits", "llama3-8b", "--cluster", "4xA100-40GB+4xA100-80GB", "--memory-limit", "48GiB")
+    assert answer["reserve"] == 0
     mixed, beyond = answer["remarks"]
     assert mixed.startswith("A100-40GB and A100-80GB are mixed")
     assert beyond.startswith("The memory limit of 48 GiB is more than the 40 GiB that A100-40GB has")

@@ -1,0 +1,16 @@
+"""Calls of `debubble` that tests read instead of running them."""
+
+import typer
+
+from debubble.cli.app import with_all_commands
+from debubble.cli.help import CommandGroup
+
+
+def check_call(words: list[str]) -> None:
+    """Let the command line read a call of `debubble`; raises for what it does not know."""
+    group = typer.main.get_command(with_all_commands())
+    assert isinstance(group, CommandGroup)
+    context = typer.Context(group)
+    name, called, rest = group.resolve_command(context, words)
+    assert called is not None
+    called.make_context(name, rest, parent=context)
