@@ -8,7 +8,7 @@ import torch
 import debubble as db
 from debubble.ir import InputError
 from debubble.models.runtime_limits import beyond_runtime
-from debubble.runtime.parameters.loss_scale import LossScale
+from debubble.runtime.parameters.optimizers import LossScale
 from tests.runtime.test_pipeline import ADAMW, host_stepped
 from tests.support.generic_cases import GENERIC
 from tests.support.runtime_cases import LLAMA_TIED, MIXTRAL, plan_of, run_threads, tokens_of

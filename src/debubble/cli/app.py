@@ -1,4 +1,4 @@
-"""The typer application, and what happens to errors.
+"""The typer application, what commands that run models begin with, and what happens to errors.
 
 Exit 0: done; 1: the work failed or the plan is infeasible; 2: the call or its input is wrong.  No traceback reaches
 the user for anything that debubble itself raises.
@@ -13,6 +13,7 @@ import os
 import pkgutil
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
@@ -20,7 +21,7 @@ from typer.models import CommandFunctionType
 
 from debubble import __version__
 from debubble.cli.help import CommandGroup, SectionedCommand
-from debubble.errors import DebubbleError
+from debubble.errors import DebubbleError, InputError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -68,6 +69,12 @@ def with_all_commands() -> App:
     for module in pkgutil.iter_modules(debubble.cli.__path__):
         importlib.import_module(f"debubble.cli.{module.name}")
     return app
+
+
+def require_torch() -> None:
+    """Raise InputError unless torch is installed."""
+    if find_spec("torch") is None:
+        raise InputError("This command needs PyTorch: install debubble's extra, `pip install 'debubble[torch]'`.")
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from debubble.cli.torch_extra import require_torch
+from debubble.cli.app import require_torch
 from debubble.registry import full_name
 
 Names = Callable[[], Iterable[str]]

@@ -10,11 +10,10 @@ import typer
 from rich.table import Table
 
 from debubble.cli import options as o
-from debubble.cli.app import app
+from debubble.cli.app import app, require_torch
 from debubble.cli.names import name_option
 from debubble.cli.output import Json, console, log, print_answer
 from debubble.cli.progress import told_after_a_while
-from debubble.cli.torch_extra import require_torch
 from debubble.ir import Number
 
 if TYPE_CHECKING:

@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 
-from debubble.cli.app import app
+from debubble.cli.app import app, require_torch
 from debubble.cli.options import PlanFile
 from debubble.cli.output import Json
 from debubble.cli.progress import told_after_a_while
-from debubble.cli.torch_extra import require_torch
 
 
 @app.command(rich_help_panel="Run")

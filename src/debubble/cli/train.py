@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 
 from debubble.cli import train_options as opt
-from debubble.cli.app import app
+from debubble.cli.app import app, require_torch
 from debubble.cli.options import PlanFile, with_option_groups
 from debubble.cli.output import Json, log
-from debubble.cli.torch_extra import require_torch
 
 
 @app.command(rich_help_panel="Run")

@@ -40,8 +40,7 @@ from debubble.runtime.models.modules import sequence_of
 from debubble.runtime.models.stage import Stage
 from debubble.runtime.operators import add_gradient
 from debubble.runtime.parameters.averages import WeightAverages
-from debubble.runtime.parameters.loss_scale import LossScale
-from debubble.runtime.parameters.optimizers import DeviceOptimizers, MakeOptimizer, scale_gradients
+from debubble.runtime.parameters.optimizers import DeviceOptimizers, LossScale, MakeOptimizer, scale_gradients
 from debubble.runtime.parameters.post_validation import PostValidation, StepResult
 from debubble.runtime.repartition import train_on, units_held
 from debubble.runtime.step_inputs import StepInputs

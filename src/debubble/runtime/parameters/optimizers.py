@@ -1,4 +1,4 @@
-"""Optimizers of one device: steps when the gradient norm is known, and steps before it that can be taken back.
+"""Optimizers of one device: steps when the gradient norm is known, steps before it, and the scale of an fp16 loss.
 
 An AdamW step cannot be inverted exactly in floating point.  So a step that may have to be taken back copies what it
 changes first: for AdamW 12 bytes per fp32 parameter (the parameter and two moments), where the parameter is: on the
@@ -272,6 +272,28 @@ class OptimizerSnapshot:
             tensor.copy_(copy)
         for parameter, state in self._states.items():
             self._optimizer.state[parameter] = state
+
+
+@dataclass
+class LossScale:
+    """A factor of the loss that halves when a gradient overflows, and doubles after many steps in which none did.
+
+    The rule is Micikevicius et al.'s (arXiv:1710.03740, section 3.2), the numbers are those of torch's GradScaler.
+    """
+
+    value: float = 2.0**16
+    growth_interval: int = 2000
+    """Steps without overflow after which it doubles."""
+    steps_since: int = 0
+    """Steps since it changed."""
+
+    def update(self, *, finite: bool) -> None:
+        """Change the scale after a step, in which all gradients were finite or not."""
+        self.steps_since += 1
+        if not finite:
+            self.value, self.steps_since = self.value / 2, 0
+        elif self.steps_since == self.growth_interval:
+            self.value, self.steps_since = self.value * 2, 0
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
