@@ -32,7 +32,10 @@ def jit(function: C, *, inline: Literal["never", "always"] = "never") -> C:
 
 
 def inlined(function: C) -> C:
-    """Compile the function into its callers: handing over its arguments takes longer than what a short one does."""
+    """Compile the function into its callers: a short one, as handing over its arguments takes longer than what it does.
+
+    So is a function that has one caller, since else both it and the caller with it in it are compiled.
+    """
     return jit(function, inline="always")
 
 

@@ -89,7 +89,9 @@ def check(model: Any, plan: Any) -> None:
     logits = model(tokens()[:, :-1])
     loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens()[:, 1:].flatten())
     loss.backward()
-    expected = {name: p.grad.clone() if p.grad is not None else None for name, p in model.named_parameters()}
+    expected: dict[str, Any] = {
+        name: p.grad.clone() if p.grad is not None else None for name, p in model.named_parameters()
+    }
     model.zero_grad()
     found_loss, found = step(model, plan)
     torch.testing.assert_close(found_loss, loss.detach(), rtol=1e-12, atol=0)

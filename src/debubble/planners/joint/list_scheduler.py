@@ -118,7 +118,7 @@ def makespan(table: StageTable, micro_batches: int, policy: Floats, most: Ints) 
     return time, missing
 
 
-@jit
+@inlined
 def _stages_by_device(stages: Floats, device_of: Ints, devices: int) -> tuple[Ints, Ints, float]:
     """Per device its stages and their number, and the time of a micro-batch on the busiest device."""
     stages_of = np.full((devices, len(stages)), -1)
@@ -131,7 +131,7 @@ def _stages_by_device(stages: Floats, device_of: Ints, devices: int) -> tuple[In
     return stages_of, count, work.max()
 
 
-@jit
+@inlined
 def _depths(stages: Floats) -> tuple[Floats, Floats]:
     """Per stage, the time that a micro-batch takes to it forwards, and from the last stage to it backwards."""
     forward, backward = np.zeros(len(stages)), np.zeros(len(stages))
@@ -142,7 +142,7 @@ def _depths(stages: Floats) -> tuple[Floats, Floats]:
     return forward, backward
 
 
-@jit
+@inlined
 def _tails(stages: Floats) -> Floats:
     """[F or I, stage]: the least time from the end of that operation to the end of its micro-batch."""
     S = len(stages)

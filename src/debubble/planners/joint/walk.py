@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from debubble.kernels import jit
+from debubble.kernels import inlined, jit
 from debubble.planners.joint.list_scheduler import COLUMNS, Floats, Ints, place
 from debubble.search.annealing.moves import draw
 
@@ -84,7 +84,7 @@ class Space(NamedTuple):
     tails: Floats
 
 
-@jit
+@inlined
 def tail_of(a: Space, point: Ints) -> float:
     """The time behind the last operation: what devices step themselves, at most, and what nobody does earlier."""
     own = np.zeros(len(a.limits), np.int64)

@@ -22,7 +22,7 @@ from debubble.search.annealing.shared_links import begin_by_arrival
 INFINITY = np.inf
 
 
-@jit
+@inlined
 def reset(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints) -> None:
     """Set every lane to time 0, and count the compute time of every device."""
     size = a.stages * a.micro_batches
@@ -107,7 +107,7 @@ def walk_transfer(
     return fits, reserved, last_freed
 
 
-@jit
+@inlined
 def sent(a: KernelLayout, x: Floats, n: Ints, d: int, op: int, free: float, message: float) -> float:
     """Send the message behind an operation after the one before it on its link; return when it arrives."""
     if message < 0:

@@ -8,7 +8,7 @@ The evaluation that was last accepted is kept; what another one overwrites is pu
 
 from __future__ import annotations
 
-from debubble.kernels import jit
+from debubble.kernels import inlined, jit
 from debubble.search.annealing.layout import MARKS, SENT, B, Floats, I, Ints, KernelLayout, L, O
 
 SAME = -2
@@ -114,7 +114,7 @@ def common_mark(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, tried: In
     return SAME if same else at
 
 
-@jit
+@inlined
 def resume(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, at: int) -> None:
     """Put all devices at a kept mark of the lists' evaluation."""
     floats, ints = a.device_floats, a.device_ints
@@ -130,7 +130,7 @@ def resume(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, at:
     n[a.marked + 1] = at + 1
 
 
-@jit
+@inlined
 def met(a: KernelLayout, x: Floats, n: Ints, remaining: int) -> bool:
     """Tell whether all that follows is what followed at a kept mark, and note which."""
     k = n[a.marked + 1]
@@ -147,7 +147,7 @@ def met(a: KernelLayout, x: Floats, n: Ints, remaining: int) -> bool:
     return False
 
 
-@jit
+@inlined
 def same_state(a: KernelLayout, x: Floats, n: Ints, k: int) -> bool:
     """Tell whether the devices are where they were at a kept mark, and only what followed then is to come."""
     floats, ints = a.mark_floats + k * a.device_floats, a.mark_ints + k * a.device_ints - a.cursor
@@ -176,7 +176,7 @@ def same_state(a: KernelLayout, x: Floats, n: Ints, k: int) -> bool:
     return True
 
 
-@jit
+@inlined
 def same_times(a: KernelLayout, x: Floats, n: Ints) -> bool:
     """Tell whether all that operations to come wait for has its time of the accepted evaluation."""
     m, size = a.micro_batches, a.stages * a.micro_batches
@@ -205,7 +205,7 @@ def changed(x: Floats, index: int, to_kept: int) -> bool:
     return different
 
 
-@jit
+@inlined
 def go_to_end(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints) -> None:
     """Take over what followed in the evaluation kept."""
     for d in range(a.devices):

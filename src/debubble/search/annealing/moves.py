@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from debubble.kernels import jit
+from debubble.kernels import inlined, jit
 from debubble.search.annealing.evaluate import INFINITY, count_work, evaluate, switch_rows, walk
 from debubble.search.annealing.incremental import NEVER, SAME, START, common_mark, keep, put_back, resume
 from debubble.search.annealing.layout import B, F, Floats, I, Ints, KernelLayout, L, O, R, Shares
@@ -76,7 +76,7 @@ def shift(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, op: int, by: in
     return moved
 
 
-@jit
+@inlined
 def in_block(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, op: int) -> bool:
     """Tell whether an operation is in the periodic block."""
     if a.periods == 0:
@@ -105,7 +105,7 @@ def carry(a: KernelLayout, orders: Ints, d: int, source: int, to: int) -> bool:
     return True
 
 
-@jit
+@inlined
 def rotate(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, d: int, later: bool) -> None:
     """Let the block of a device begin and end an operation later, or earlier.
 
@@ -178,7 +178,7 @@ def toggle_offload(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, pair: 
     insert(a, n, orders, lengths, d, max(forward + 2, backward - draw(random, 5)), L * size + pair)
 
 
-@jit
+@inlined
 def toggle_recompute(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, pair: int, random: Ints) -> None:
     """Take an R out, or put it a few places before the backward, behind the reload."""
     size = a.stages * a.micro_batches

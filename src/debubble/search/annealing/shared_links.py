@@ -98,7 +98,7 @@ def follow_list(a: KernelLayout, x: Floats, n: Ints, orders: Ints, length: int, 
     return True
 
 
-@jit
+@inlined
 def go_to_heads(a: KernelLayout, n: Ints, d: int) -> None:
     """Find what the lanes of a device do next, behind what they did last."""
     for at in range(3 * d, 3 * d + 3):
@@ -106,7 +106,7 @@ def go_to_heads(a: KernelLayout, n: Ints, d: int) -> None:
         n[a.next + at] = n[a.head + at] if before < 0 else n[a.follow + before]
 
 
-@jit
+@inlined
 def forget(a: KernelLayout, x: Floats, n: Ints, d: int) -> int:
     """Take back the times of what a device has still to do; return how many operations that is."""
     reloads, count = L * a.stages * a.micro_batches, 0
@@ -216,7 +216,7 @@ def neighbour(a: KernelLayout, op: int) -> int:
     return max(stage - 1, 0)
 
 
-@jit
+@inlined
 def begin_by_arrival(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float) -> float:
     """The objective of lists that are walked from their beginning; infinite as in `evaluate`."""
     x[a.clock] = -1.0

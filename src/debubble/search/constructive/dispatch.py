@@ -19,7 +19,7 @@ from heapq import heappop, heappush
 from types import FunctionType
 from typing import Any, NamedTuple, TypeVar
 
-from debubble.kernels import jit
+from debubble.kernels import inlined, jit
 
 INFINITY = float("inf")
 GREEDY, GAP_FILLING, ORDER_FOLLOWING = range(3)
@@ -28,12 +28,21 @@ GREEDY, GAP_FILLING, ORDER_FOLLOWING = range(3)
 Column = Any
 """A list of Python's numbers, or an array where the code is compiled."""
 _Function = TypeVar("_Function", bound=Callable[..., object])
-_KERNEL: list[Callable[..., object]] = []
+_KERNEL: dict[FunctionType, Callable[[Callable[..., object]], Callable[..., object]]] = {}
+"""How `compiled` compiles each of its functions; those that a function calls come before it."""
 
 
 def _kernel(function: _Function) -> _Function:
-    """Make a function part of what `compiled` compiles; those that it calls have to come before it."""
-    _KERNEL.append(function)
+    """Make a function part of what `compiled` compiles."""
+    assert isinstance(function, FunctionType)
+    _KERNEL[function] = jit
+    return function
+
+
+def _inlined(function: _Function) -> _Function:
+    """Make a function part of those that call it."""
+    assert isinstance(function, FunctionType)
+    _KERNEL[function] = inlined
     return function
 
 
@@ -121,13 +130,13 @@ class DispatchState(NamedTuple):
     """[device]: how many there are."""
 
 
-@_kernel
+@_inlined
 def duration(a: DispatchInput, op: int) -> float:
     """Return the time that an operation takes."""
     return a.time[op // a.micro_batches] * a.time_scale[op % a.micro_batches]  # type: ignore[no-any-return]
 
 
-@_kernel
+@_inlined
 def oldest_weight(s: DispatchState, d: int) -> int:
     """Return the W that a device may start next, -1 for none."""
     return s.owed[s.owed_from[d]] if s.owed_from[d] < s.owed_to[d] else -1
@@ -190,7 +199,7 @@ def choose_greedily(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int,
     return -1
 
 
-@_kernel
+@_inlined
 def lets_the_oldest_pass(a: DispatchInput, s: DispatchState, d: int, stage: int, j: int) -> bool:
     """Tell whether the oldest unfinished micro-batch can pass all the device's stages after a forward."""
     oldest = a.micro_batches
@@ -238,7 +247,7 @@ def choose_for_gaps(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int,
     return op if at <= now else -1
 
 
-@_kernel
+@_inlined
 def spares(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int, op: int) -> bool:
     """Tell whether a forward that starts now leaves memory for what comes before it in the list."""
     m = a.micro_batches
@@ -258,7 +267,7 @@ def spares(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int, op: int)
     return True
 
 
-@_kernel
+@_inlined
 def overtaking(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int, now: float, gap: float) -> int:
     """Find the first of the list that has arrived, fits the gap and leaves memory for all before it; -1 for none."""
     m, best = a.micro_batches, -1
@@ -357,8 +366,7 @@ def dispatch(a: DispatchInput, r: DispatchRule, s: DispatchState) -> int:
 def compiled() -> Callable[[DispatchInput, DispatchRule, DispatchState], int]:
     """Compile `dispatch` and all that it calls; it is plain where numba is missing."""
     names = dict(globals())
-    for function in _KERNEL:
-        assert isinstance(function, FunctionType)
-        names[function.__name__] = jit(FunctionType(function.__code__, names, function.__name__))
+    for function, compiler in _KERNEL.items():
+        names[function.__name__] = compiler(FunctionType(function.__code__, names, function.__name__))
     kernel: Callable[[DispatchInput, DispatchRule, DispatchState], int] = names["dispatch"]
     return kernel
