@@ -8,7 +8,8 @@ multi-token-prediction layer; `multimodal`, the same behind a vision tower of a 
 40% of the memory; the activations that 1F1B keeps without recomputation take 110% (`loose`), 200% (`medium`) or 400%
 (`tight`) of the rest.  64 micro-batches.  `cpu` is the processor time of the process, the `wall` depends on the
 neighbours; `--seconds` is the effort.  The gap is that of the program's own objective; `--per-chunk` adds
-the second reading of max T.
+the second reading of max T.  Rows that the JSON file has of the same commit, effort and readings are kept, so that a
+broken run goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from provenance import measured_by
+from provenance import commit, measured_by
 
 from debubble.costs.units import Partition, Strategy, Unit, Units
 from debubble.ir import InfeasibleError, Placement
@@ -39,6 +41,7 @@ LAYERS = (98, 200, 300, 400)
 MEMORY = {"loose": 1.1, "medium": 2.0, "tight": 4.0}
 STRATEGIES = {"dual": DUAL, "tri": TRI, "pareto": None}
 CHUNKS = (1, 2, 4)
+CELL = ("mix", "layers", "memory", "strategies", "chunks")
 
 
 def scaled(unit: Unit, *, kind: str = "", time: float = 1.0, static: float = 1.0, kept: float = 1.0) -> Unit:
@@ -154,19 +157,27 @@ def main() -> None:
     import ortools.linear_solver.pywraplp
     import ortools.sat.python.cp_model  # noqa: F401  (loading the library is no part of solving)
 
-    rows: list[dict[str, Any]] = []
-    for mix, layers, memory, strategies, chunks in cells():
-        if not chosen(f"{mix},{layers},{memory},{strategies},{chunks}", arguments.only):
+    place = Path(arguments.json) if arguments.json else None
+    setting = {"seconds": arguments.seconds, "per chunk": arguments.per_chunk}
+    rows = known(place, setting)
+    done = {tuple(row[name] for name in CELL) for row in rows}
+    for values in cells():
+        if values in done or not chosen(",".join(map(str, values)), arguments.only):
             continue
-        problem = problem_for(base, mix, layers, memory)
-        cell = {"mix": mix, "layers": layers, "memory": memory, "strategies": strategies, "chunks": chunks}
-        options = STRATEGIES[strategies]
+        mix, layers, memory, strategies, chunks = values
+        problem, options = problem_for(base, mix, layers, memory), STRATEGIES[strategies]
         for result in rows_of(problem, options, chunks, arguments.seconds, per_chunk=arguments.per_chunk):
-            rows.append({**cell, **result})
+            rows.append({**dict(zip(CELL, values, strict=True)), **result})
             print(*rows[-1].values(), flush=True)
-        if arguments.json:
-            with open(arguments.json, "w") as file:
-                json.dump({**measured_by(), "rows": rows}, file, indent=1)
+        if place:
+            place.write_text(json.dumps({**measured_by(), **setting, "rows": rows}, indent=1) + "\n")
+
+
+def known(place: Path | None, setting: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of an earlier run of this commit with the same setting."""
+    found = json.loads(place.read_text()) if place and place.exists() else {}
+    same = found.get("commit") == commit() and all(found.get(name) == value for name, value in setting.items())
+    return found["rows"] if same else []
 
 
 if __name__ == "__main__":

@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from debubble.planners.scope.dealing import Deal, Ends, deal, dealable, ends_of_long_runs, long_runs
+from debubble.planners.scope.dealing import Deal, deal
+from debubble.planners.scope.ends import long_runs
 from debubble.planners.scope.instance import Instance
 from debubble.planners.scope.master import LayerCounts, Master, merged, widest
-from debubble.planners.scope.relaxation import Relaxation, relaxed
+from debubble.planners.scope.relaxation import relaxations, relaxed
 from debubble.planners.scope.subproblem import Assignment, Open, fastest, time_bound
 from debubble.search.effort import LINEAR, Effort
 
@@ -30,12 +31,6 @@ SLACK = 0.3
 """Time that the slowest device may take over the relaxation's, as a share of it, in what is dealt."""
 FIRST, FIRST_AT_LEAST = 0.4, 1.0
 """Share of the effort for dealing, and effort, for the most promising ends, before all others."""
-DEALING, AT_LEAST = 0.8, 1.5
-"""Share of the per-chunk reading's effort for dealing, and effort that one choice of ends may always take."""
-FINE = 2**10
-"""Time units that make a share of the time."""
-BETTER = 0.995
-"""Share of the best answer's time within which the next shares of chunks are tried."""
 PROBES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5)
 """Shares of the mean work at which a device's first cuts are tight."""
 
@@ -78,7 +73,7 @@ def _dealt(inst: Instance, effort: Effort) -> Decomposition:
         return Decomposition(None, float("inf"), 0)
     slowest = sum(relaxation.slowest)
     most, first = (1 + SLACK) * slowest, effort.part(max(FIRST_AT_LEAST, FIRST * effort.left))
-    programs = [ends for _, ends in _relaxations(inst, first)[:1]]
+    programs = [ends for _, ends in relaxations(inst, first)[:1]]
     _, start = deal(inst, first, least=slowest, most=most, programs=programs) if programs else (0.0, None)
     if start is not None:
         most = max(sum(piece.times(inst)) for piece in start.pieces)
@@ -192,62 +187,3 @@ def _probes(inst: Instance, opened: Open) -> Iterator[tuple[int, ...]]:
             for share in PROBES:
                 number = max(inst.chunks, round(share * mean / min(inst.times[run])))
                 yield tuple(min(inst.counts[run], number) if r == run else 0 for r in range(len(inst.counts)))
-
-
-def per_chunk_reading(inst: Instance, pooled: Decomposition, effort: Effort) -> Decomposition:
-    """An answer for the per-chunk reading: weight x (sum of max T per chunk) + sum T.
-
-    Chunks cannot make up for each other here, so the pooled bound holds.  One answer is the pooled one with its chunks
-    evened out; others are dealt so that no chunk takes more than its share of the time.  The ends of long runs decide
-    which shares are good: both are those of the relaxations, the best first.
-    """
-    if pooled.counts is None:
-        return replace(pooled, layers=None, value=float("inf"))
-    best = _evened(inst, pooled.assignments, pooled.counts, effort)
-    least = pooled.bound / (inst.weight + len(inst.devices))
-    dealing = effort.part(DEALING * effort.left)
-    for shares, programs in _shares(inst, dealing):
-        if dealing.over:
-            break
-        most = BETTER * sum(_slowest_chunks(inst, best))
-        part = dealing.part(max(AT_LEAST, dealing.left / 3))
-        _, dealt = deal(inst, part, least=least, most=most, shares=shares, programs=programs)
-        best = best if dealt is None else list(dealt.pieces)
-    value = inst.weight * sum(_slowest_chunks(inst, best)) + sum(sum(piece.times(inst)) for piece in best)
-    return Decomposition(merged([piece.layers for piece in best], inst), value, pooled.bound)
-
-
-def _relaxations(inst: Instance, effort: Effort) -> list[tuple[Relaxation, Ends]]:
-    """The relaxations of the per-chunk reading for every choice of ends, the best first."""
-    if not dealable(inst):
-        return []
-    relaxations = (
-        (relaxed(inst, effort, opened=ends.opened(inst), per_chunk=True), ends) for ends in ends_of_long_runs(inst)
-    )
-    found = [(relaxation, ends) for relaxation, ends in relaxations if relaxation is not None]
-    return sorted(found, key=lambda pair: pair[0].bound)
-
-
-def _shares(inst: Instance, effort: Effort) -> Iterator[tuple[list[int], list[Ends] | None]]:
-    """Shares of the time that chunks may take, with their ends: the relaxations', and equal ones if they are one."""
-    relaxations = _relaxations(inst, effort)
-    for relaxation, ends in relaxations:
-        yield [max(1, round(time / FINE)) for time in relaxation.slowest], [ends]
-    if len(relaxations) == 1:
-        yield [1] * inst.chunks, None
-
-
-def _slowest_chunks(inst: Instance, pieces: Sequence[Assignment]) -> list[int]:
-    return [max(times) for times in zip(*(piece.times(inst) for piece in pieces), strict=True)]
-
-
-def _evened(inst: Instance, answers: Sequence[Assignment], counts: LayerCounts, effort: Effort) -> list[Assignment]:
-    """Device by device, move layers between chunks so that they exceed by least what the slowest ones take already."""
-    slowest = answers[0].times(inst)
-    pieces = []
-    for device, load, opened, answer in zip(inst.devices, counts.loads, counts.opened, answers, strict=True):
-        other = fastest(inst, device, load, opened, effort, filled=True, caps=slowest)
-        piece = other if other is not None and other.layers else answer
-        slowest = [max(pair) for pair in zip(slowest, piece.times(inst), strict=True)]
-        pieces.append(piece)
-    return pieces

@@ -14,29 +14,24 @@ deals, until all of them are known or no deal is left.  If no choice of ends has
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from debubble.planners.scope.ends import Ends, ends_of_long_runs
 from debubble.planners.scope.instance import DeviceInstance, Instance
+from debubble.planners.scope.loads import DEAL, Capacity, Load, dealable, dealt
 from debubble.planners.scope.subproblem import Assignment, Open, fastest, time_bound
 from debubble.search.effort import LINEAR, Effort
 
 STEP = 1e-3
 """Share of a time by which a bound on it is worth improving."""
-LARGEST = 50_000
-"""States of the dynamic program, beyond which runs are too many for it."""
-DEVICE, DEAL = 3e-3, 2e-3
-"""Seconds to build a device program, and to deal all layers."""
-UNFIT, NONE = 2**60, -(2**40)
-"""The time of a load that no device can hold, and the layers dealt where nothing can be dealt."""
-
-Load = tuple[int, ...]
-"""Layers of each run."""
+DEVICE = 3e-3
+"""Seconds to build a device program."""
+UNFIT = 2**60
+"""The time of a load that no device can hold."""
 
 
 @dataclass(frozen=True)
@@ -47,18 +42,12 @@ class Deal:
     opened: tuple[Open, ...]
 
 
-def dealable(inst: Instance) -> bool:
-    """Tell whether runs are few enough for the dynamic program."""
-    return math.prod(count + 1 for count in inst.counts) <= LARGEST * (max(inst.counts) + 1)
-
-
 def deal(
     inst: Instance,
     effort: Effort,
     *,
     least: float,
     most: float,
-    shares: Sequence[int] | None = None,
     programs: Sequence[Ends] | None = None,
 ) -> tuple[float, Deal | None]:
     """The devices' assignments of an answer whose slowest device takes about the least time.
@@ -68,7 +57,6 @@ def deal(
         effort: Counter of the work.
         least: A time below which no device can be the slowest.
         most: Time beyond which no answer is looked for.
-        shares: Shares of that time that chunks may take at most; None: chunks make up for each other.
         programs: Where runs may end; None: anywhere.
 
     Returns:
@@ -76,15 +64,15 @@ def deal(
     """
     if not dealable(inst):
         return least, None
-    dealer = _Dealer(inst, effort, most, shares)
-    rising = shares is None and programs is None
+    dealer = _Dealer(inst, effort, most)
+    rising = programs is None
     programs = ends_of_long_runs(inst) if programs is None else programs
     bounds = dict.fromkeys(programs, least)
     best: Deal | None = None
     step = 5 * STEP
     while not effort.over and most - least > STEP * least:
-        # Times rise by ever larger steps up to the first answer, and are halved from there.  With shares, or given
-        # ends, the least time may be far from any answer.
+        # Times rise by ever larger steps up to the first answer, and are halved from there.  With given ends
+        # the least time may be far from any answer.
         time = (least + most) / 2
         if best is None and rising:
             time = min(time, least * (1 + step))
@@ -92,7 +80,7 @@ def deal(
         for program in sorted((p for p in programs if bounds[p] < time), key=lambda p: bounds[p]):
             found = dealer.answer(time, program)
             if isinstance(found, Deal):
-                best, most = found, max(dealer.time(piece) for piece in found.pieces)
+                best, most = found, max(sum(piece.times(inst)) for piece in found.pieces)
                 break
             if found:
                 bounds[program] = time
@@ -103,64 +91,6 @@ def deal(
     return least, best
 
 
-@dataclass(frozen=True, eq=False)
-class Ends:
-    """Which runs stages may hold.
-
-    Attributes:
-        spans: Per run, the stages that may hold its layers.
-        members: The same with the ends of all runs, if it has those of the long runs alone.
-    """
-
-    spans: tuple[range, ...]
-    members: tuple[Ends, ...] = ()
-
-    def opened(self, inst: Instance) -> tuple[Open, ...]:
-        """Per device and chunk, the runs that it may hold."""
-        runs = [tuple(r for r, span in enumerate(self.spans) if s in span) for s in range(inst.stages)]
-        return tuple(tuple(runs[s] for s in device.stages) for device in inst.devices)
-
-
-def long_runs(inst: Instance) -> list[int]:
-    """The runs of more layers than devices."""
-    return [r for r, count in enumerate(inst.counts) if count > len(inst.devices)]
-
-
-def ends_of_long_runs(inst: Instance) -> list[Ends]:
-    """Every choice of the stages in which long runs end; short ones may stand wherever some order lets them."""
-    long = long_runs(inst)
-    members: dict[tuple[int, ...], list[Ends]] = {}
-    for ends in _all_ends(inst):
-        spans = tuple(
-            range(max(begin, window.start), min(end + 1, window.stop))
-            for begin, end, window in zip((0, *ends[:-1]), ends, inst.windows, strict=True)
-        )
-        members.setdefault(tuple(ends[r] for r in long[:-1]), []).append(Ends(spans))
-    return [
-        Ends(
-            tuple(
-                range(min(s.start for s in some), max(s.stop for s in some))
-                for some in zip(*(e.spans for e in each), strict=True)
-            ),
-            tuple(each),
-        )
-        for each in members.values()
-    ]
-
-
-def _all_ends(inst: Instance) -> Iterator[tuple[int, ...]]:
-    """The stage in which each run ends: the next one begins there or in the stage behind it."""
-    partial: list[tuple[int, ...]] = [()]
-    for count, (window, following) in zip(inst.counts, pairwise(inst.windows), strict=False):
-        partial = [
-            (*ends, end)
-            for ends in partial
-            for end in window
-            if (before := ends[-1] if ends else 0) <= end <= before + count and following.start <= end + 1
-        ]
-    return ((*ends, inst.stages - 1) for ends in partial)
-
-
 class _DeviceTimes:
     """Bounds on a device's time for every load, and what its device program has answered.
 
@@ -168,10 +98,9 @@ class _DeviceTimes:
         inst: The program.
         opened: Runs that each chunk of the device may hold.
         most: Time beyond which no load matters.
-        shares: Shares of a device's time that its chunks may take at most; None: they make up for each other.
     """
 
-    def __init__(self, inst: Instance, opened: Open, most: float, shares: Sequence[int] | None) -> None:
+    def __init__(self, inst: Instance, opened: Open, most: float) -> None:
         self.opened = opened
         self.runs = tuple(sorted({run for runs in opened for run in runs}))
         fast = {run: min(inst.times[run]) for run in self.runs}
@@ -180,15 +109,16 @@ class _DeviceTimes:
         self.least: Any = self.line(0, fast)
         """By the layers of each of the runs: no assignment of them, or of more, takes less."""
         for at, run in enumerate(self.runs):
-            if shares is not None:
-                its = sum(share for share, runs in zip(shares, opened, strict=True) if run in runs)
-                self.learn(self._numbers[at] * (fast[run] * sum(shares) // its))
             self.least[(slice(None),) * at + (slice(self.needed(run)),)] = UNFIT
         self.answers: dict[Load, Assignment | None] = {}
 
     def needed(self, run: int) -> int:
         """Layers of a run that the device needs so that no chunk is empty."""
         return sum(runs == (run,) for runs in self.opened)
+
+    def capacity(self, time: float) -> Capacity:
+        """What the device can hold within the time, as far as known."""
+        return Capacity(self.runs, self.least <= time, tuple(self.needed(run) for run in self.runs))
 
     def learn(self, bound: Any, load: Load | None = None) -> None:
         """Raise the bounds: of all loads, or of a load and all that have more layers of every run."""
@@ -207,24 +137,15 @@ class _Dealer:
         inst: The program.
         effort: Counter of the work.
         most: Time beyond which no load of a device matters.
-        shares: Shares of a device's time that its chunks may take at most; None: they make up for each other.
     """
 
-    def __init__(self, inst: Instance, effort: Effort, most: float, shares: Sequence[int] | None) -> None:
-        self._inst, self._effort, self._most, self._shares = inst, effort, most, shares
+    def __init__(self, inst: Instance, effort: Effort, most: float) -> None:
+        self._inst, self._effort, self._most = inst, effort, most
         self._opened: dict[Ends, tuple[Open, ...]] = {}
         self._tables: dict[tuple[int, Open], _DeviceTimes] = {}
-        self._last = max(range(len(inst.counts)), key=lambda r: inst.counts[r])
         devices = range(len(inst.devices))
         self._tighter = [[e for e in devices if _tighter(inst.devices[e], inst.devices[d])] for d in devices]
         """Per device, those that can hold nothing that it cannot, itself among them."""
-
-    def time(self, piece: Assignment) -> float:
-        """The time of a device: that of all chunks, or the least of which no chunk takes more than its share."""
-        times = piece.times(self._inst)
-        if self._shares is None:
-            return sum(times)
-        return max(time * sum(self._shares) / share for time, share in zip(times, self._shares, strict=True))
 
     def answer(self, time: float, program: Ends) -> Deal | bool:
         """An answer that keeps the time and the order.
@@ -249,7 +170,8 @@ class _Dealer:
             self._opened[ends] = ends.opened(self._inst)
         tables = [self._table(d, opened) for d, opened in enumerate(self._opened[ends])]
         while not self._effort.over:
-            loads = self._dealt(time, tables)
+            self._effort.spend(DEAL)
+            loads = dealt(self._inst.counts, [table.capacity(time) for table in tables])
             if loads is None:
                 return True
             pieces = [self._assigned(time, d, load, t) for d, (load, t) in enumerate(zip(loads, tables, strict=True))]
@@ -269,7 +191,7 @@ class _Dealer:
     def _table(self, device: int, opened: Open) -> _DeviceTimes:
         key = device, opened
         if key not in self._tables:
-            self._tables[key] = _DeviceTimes(self._inst, opened, self._most, self._shares)
+            self._tables[key] = _DeviceTimes(self._inst, opened, self._most)
             for easier, tighter in enumerate(self._tighter):
                 if device in tighter and (known := self._tables.get((easier, opened))) is not None:
                     self._tables[key].learn(known.least)
@@ -280,7 +202,7 @@ class _Dealer:
         for tighter in self._tighter[device]:
             known = self._tables.get((tighter, table.opened))
             found = None if known is None else known.answers.get(load)
-            if found is not None and self.time(found) <= time:
+            if found is not None and sum(found.times(self._inst)) <= time:
                 return found
         return None
 
@@ -309,79 +231,7 @@ class _Dealer:
 
     def _fastest(self, device: int, load: Sequence[int], opened: Open, *, filled: bool) -> Assignment | None:
         self._effort.spend(DEVICE)
-        instance, shares = self._inst.devices[device], self._shares
-        return fastest(self._inst, instance, load, opened, self._effort, filled=filled, shares=shares)
-
-    def _dealt(self, time: float, tables: Sequence[_DeviceTimes]) -> list[Load] | None:
-        """Loads whose bounds are within the time; None if there are none."""
-        self._effort.spend(DEAL)
-        counts = self._inst.counts
-        holders = [sum(r in table.runs for table in tables) for r in range(len(counts))]
-        shared = [r for r, number in enumerate(holders) if number > 1 and r != self._last]
-        best: Any = np.full([counts[r] + 1 for r in shared], NONE)
-        best[(0,) * len(shared)] = 0
-        steps = []
-        for table in tables:
-            some, held = self._choices(time, table, shared)
-            if not held:
-                return None
-            steps.append((best, some, held))
-            best = _after(best, some, held)
-        total = tuple(counts[r] for r in shared)
-        dealt = int(best[total])
-        if dealt < counts[self._last]:
-            return None
-        loads: list[dict[int, int]] = []
-        for before, some, held in reversed(steps):
-            for numbers, number in zip(some, held, strict=True):
-                rest = tuple(max(0, a - n) for a, n in zip(total, numbers, strict=True))
-                if before[rest] + number == dealt:
-                    break
-            total, dealt = rest, dealt - number
-            loads.insert(0, dict(zip(shared, numbers, strict=True)) | {self._last: number})
-        for run in (*shared, self._last):
-            _take(loads, run, sum(load[run] for load in loads) - counts[run], [table.needed(run) for table in tables])
-        return [tuple(load.get(r, counts[r]) for r in table.runs) for load, table in zip(loads, tables, strict=True)]
-
-    def _choices(self, time: float, table: _DeviceTimes, shared: Sequence[int]) -> tuple[list[Load], list[int]]:
-        """Layers of the other shared runs, a row each, and the most of the last one that bounds allow beside them."""
-        fits = table.least <= time
-        for at, run in reversed(list(enumerate(table.runs))):
-            if run != self._last and run not in shared:  # no other device can hold it
-                all_of_it = fits.shape[at] > self._inst.counts[run]
-                fits = fits.take(-1, axis=at) & all_of_it
-        kept = [run for run in table.runs if run == self._last or run in shared]
-        if self._last in kept:
-            fits = np.moveaxis(fits, kept.index(self._last), -1)
-            kept.remove(self._last)
-            held = np.where(fits.any(axis=-1), fits.shape[-1] - 1 - fits[..., ::-1].argmax(axis=-1), -1)
-        else:
-            held = np.where(fits, 0, -1)
-        useful = held >= 0
-        for axis in range(held.ndim):
-            # Where one layer more is possible beside as many, it is better.
-            one_more = np.roll(held, -1, axis=axis)
-            one_more[(slice(None),) * axis + (-1,)] = -1
-            useful &= one_more < held
-        rows = np.argwhere(useful)
-        some = np.zeros((len(rows), len(shared)), dtype=np.int64)
-        for at, run in enumerate(kept):
-            some[:, shared.index(run)] = rows[:, at]
-        return [tuple(row) for row in some.tolist()], held[useful].tolist()
-
-
-def _after(best: Any, some: Sequence[Load], held: Sequence[int]) -> Any:
-    """By the layers of the shared runs dealt so far, at least: the most of the last run with one more device."""
-    most = [max(numbers) for numbers in zip(*some, strict=True)]
-    # What lies before the first state is as good as that.
-    padded = best[np.ix_(*(np.maximum(np.arange(-n, size), 0) for n, size in zip(most, best.shape, strict=True)))]
-    further: Any = np.full(best.shape, NONE)
-    one: Any = np.empty(best.shape, dtype=further.dtype)
-    for numbers, number in zip(some, held, strict=True):
-        spans = zip(most, numbers, best.shape, strict=True)
-        np.add(padded[tuple(slice(m - n, m - n + size) for m, n, size in spans)], number, out=one)
-        np.maximum(further, one, out=further)
-    return further
+        return fastest(self._inst, self._inst.devices[device], load, opened, self._effort, filled=filled)
 
 
 def _tighter(one: DeviceInstance, other: DeviceInstance) -> bool:
@@ -396,14 +246,3 @@ def _tighter(one: DeviceInstance, other: DeviceInstance) -> bool:
             for row in other.kept
         )
     )
-
-
-def _take(loads: Sequence[dict[int, int]], run: int, many: int, needed: Sequence[int]) -> None:
-    """Take so many layers of a run away, one from each device in turn, where more than needed are left."""
-    while many > 0:
-        spare = [load for load, least in zip(loads, needed, strict=True) if load[run] > least]
-        if not spare:
-            return
-        for load in spare[:many]:
-            load[run] -= 1
-        many -= len(spare[:many])

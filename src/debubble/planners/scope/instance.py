@@ -27,7 +27,9 @@ class DeviceInstance:
         static: Bytes of a layer of each run.
         kept: `kept[row][run][option][chunk]`: bytes of a layer's activations, at each combination alive; empty without
             a limit.
-        restored: `restored[run][option]`: bytes that recomputing such a layer brings back.
+        restored: `restored[run][option]`: what recomputing such a layer brings back.
+        alive: `alive[row][chunk]`: micro-batches alive at each of these combinations.
+        unit: Bytes that all of these sizes are counted in.
     """
 
     stages: tuple[int, ...]
@@ -35,6 +37,8 @@ class DeviceInstance:
     static: tuple[int, ...]
     kept: tuple[tuple[tuple[tuple[int, ...], ...], ...], ...]
     restored: tuple[tuple[int, ...], ...]
+    alive: tuple[tuple[int, ...], ...]
+    unit: float
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class Instance:
     Attributes:
         counts: Layers per run.
         times: `times[run][option]`: time of a layer per micro-batch, in time units.
+        activations: `activations[run][option]`: bytes of a layer's activations, of one micro-batch.
+        restored: `restored[run][option]`: bytes that recomputing such a layer brings back.
         devices: What holds for each device.
         micro_batches: Micro-batches per step.
         time_unit: Seconds (or the costs' own unit of time) per time unit.
@@ -51,6 +57,8 @@ class Instance:
 
     counts: tuple[int, ...]
     times: tuple[tuple[int, ...], ...]
+    activations: tuple[tuple[float, ...], ...]
+    restored: tuple[tuple[float, ...], ...]
     devices: tuple[DeviceInstance, ...]
     micro_batches: int
     time_unit: float
@@ -96,6 +104,8 @@ def instance(runs: Sequence[LayerRun], schedule: Schedule, *, limits: Sequence[f
     return Instance(
         counts=tuple(run.count for run in runs),
         times=tuple(tuple(round(option.time / time_unit) for option in run.options) for run in runs),
+        activations=tuple(tuple(option.activation for option in run.options) for run in runs),
+        restored=tuple(tuple(option.restored for option in run.options) for run in runs),
         devices=devices,
         micro_batches=schedule.micro_batches,
         time_unit=time_unit,
@@ -127,6 +137,8 @@ def _device(
             for numbers in (combinations if limited else ())
         ),
         restored=tuple(tuple(math.ceil(option.restored / unit) for option in run.options) for run in runs),
+        alive=tuple(combinations) if limited else (),
+        unit=unit,
     )
 
 

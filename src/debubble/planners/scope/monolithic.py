@@ -30,9 +30,10 @@ from itertools import pairwise
 from typing import Any
 
 from debubble.ir import InfeasibleError, Schedule, SolverError
-from debubble.planners.scope.benders import Decomposition, Layers, decompose, per_chunk_reading
+from debubble.planners.scope.benders import Decomposition, Layers, decompose
 from debubble.planners.scope.instance import DeviceInstance, Instance, instance
 from debubble.planners.scope.layer_types import LayerRun
+from debubble.planners.scope.per_chunk import per_chunk_reading
 from debubble.search.cp_solver import solver_of, status_of
 from debubble.search.effort import Effort
 

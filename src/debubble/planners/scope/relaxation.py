@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from debubble.planners.scope.ends import Ends, ends_of_long_runs
 from debubble.planners.scope.instance import RESOLUTION, Instance
+from debubble.planners.scope.loads import dealable
 from debubble.planners.scope.subproblem import Open
 from debubble.search.effort import LINEAR, Effort
 
@@ -87,3 +89,12 @@ def relaxed(
         return None
     bound = objective.Value() * RESOLUTION * (1 - ROUNDING)
     return Relaxation(math.floor(bound), tuple(time.solution_value() * RESOLUTION for time in slowest))
+
+
+def relaxations(inst: Instance, effort: Effort) -> list[tuple[Relaxation, Ends]]:
+    """The relaxations of the per-chunk reading for every choice of ends of long runs, the best first."""
+    if not dealable(inst):
+        return []
+    each = ((relaxed(inst, effort, opened=ends.opened(inst), per_chunk=True), ends) for ends in ends_of_long_runs(inst))
+    found = [(relaxation, ends) for relaxation, ends in each if relaxation is not None]
+    return sorted(found, key=lambda pair: pair[0].bound)

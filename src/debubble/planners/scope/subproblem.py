@@ -18,10 +18,10 @@ from debubble.search.effort import Effort
 Open = tuple[tuple[int, ...], ...]
 """Per chunk of a device, the runs whose layers it may hold."""
 
-PATIENCE, PATIENCE_IN_SHARES = 3.0, 0.3
-"""Effort for one device: an answer is needed, whatever is left; with shares of its chunks it is one of several."""
-CLOSE, CLOSE_IN_SHARES = 1e-4, 1e-2
-"""Relative gaps at which a device program stops: its time, and the time of which no chunk takes more than its share."""
+PATIENCE = 3.0
+"""Effort for one device: an answer is needed, whatever is left."""
+CLOSE = 1e-4
+"""Relative gap at which a device program stops."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,6 @@ def fastest(
     *,
     filled: bool,
     caps: Sequence[int] | None = None,
-    shares: Sequence[int] | None = None,
 ) -> Assignment | None:
     """The fastest assignment of a device's layers that fits; None if there is none.
 
@@ -79,7 +78,6 @@ def fastest(
         effort: Counter of the work.
         filled: Every chunk holds at least one layer.
         caps: Times per chunk that are, first of all, to be exceeded by least.
-        shares: Shares of the time that chunks may take at most; the least such time, instead of the chunks' total.
     """
     from ortools.sat.python import cp_model
 
@@ -100,16 +98,10 @@ def fastest(
         over = model.new_int_var(0, inst.most, "")
         model.add(over >= time - cap)
         excess += over
-    if shares is None:
-        model.minimize(inst.weight * excess + sum(chunk_times))
-    else:
-        whole = model.new_int_var(0, inst.most * sum(shares), "")
-        for time, weight in zip(chunk_times, shares, strict=True):
-            model.add(weight * whole >= sum(shares) * time)
-        model.minimize(whole)
-    share = Effort(PATIENCE if shares is None else PATIENCE_IN_SHARES, brake=effort.brake, whole=effort)
+    model.minimize(inst.weight * excess + sum(chunk_times))
+    share = Effort(PATIENCE, brake=effort.brake, whole=effort)
     solver = solver_of(share)
-    solver.parameters.relative_gap_limit = CLOSE if shares is None else CLOSE_IN_SHARES
+    solver.parameters.relative_gap_limit = CLOSE
     status = status_of(solver, model, share)
     if status == "INFEASIBLE":
         return None

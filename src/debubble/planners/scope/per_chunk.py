@@ -1,0 +1,244 @@
+"""SCOPE's per-chunk reading, weight x (sum of tau_c) + sum T, by branch and bound over the times tau_c of the chunks.
+
+No device may exceed tau_c in chunk c, and `chunk_times` tells whether layers can be dealt within given times.  If they
+cannot within some times, they cannot within shorter ones.  So a box of times is empty if its upper corner is, and the
+sum of its lower corner bounds what it holds.  Boxes are halved along their longest side, and those of the least sum are
+halved first.  All boxes of all choices of ends hold every assignment, so that the least sum that is left bounds the sum
+of the times; the relaxation, with max T at least as large, turns that into a bound on the step.
+
+Answers come from corners: from those of the relaxations every time is shortened as far as the others allow, and again
+with one of them longer by a part of a layer.  The device programs then assign strategies, and say what it really takes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from debubble.planners.scope.benders import Decomposition
+from debubble.planners.scope.chunk_times import ChunkDealer
+from debubble.planners.scope.ends import Ends, ends_of_long_runs
+from debubble.planners.scope.instance import Instance
+from debubble.planners.scope.loads import dealable
+from debubble.planners.scope.master import LayerCounts, merged
+from debubble.planners.scope.relaxation import relaxations, relaxed
+from debubble.planners.scope.subproblem import Assignment, fastest
+from debubble.search.effort import Effort
+
+TOLERANCE = 1e-3
+"""Share of the sum of times by which an answer is worth improving, and a bound."""
+CLOSE = 5e-4
+"""Share of the sum of times to which one of them is shortened."""
+SEARCH = 0.85
+"""Share of the effort; the program in one piece has the rest."""
+STARTS, WALK = 0.3, 0.7
+"""Shares of the effort for the relaxations' corners, and of the rest for what is near the best of them."""
+STEPS = (0.4, 1.0, 0.15, 2.0, 0.05, 0.7, 1.4, 3.0)
+"""Parts of the shortest long layer by which one time is made longer."""
+LONGER = 1.15
+"""The sum of times over the best one's beyond which nothing is looked for."""
+
+Times = tuple[int, ...]
+"""The time of every chunk that no device exceeds."""
+
+
+def per_chunk_reading(inst: Instance, pooled: Decomposition, effort: Effort) -> Decomposition:
+    """The best answer and bound that the effort finds; it begins with the pooled answer, its chunks evened out."""
+    if pooled.counts is None:
+        return replace(pooled, layers=None, value=float("inf"))
+    effort = effort.part(SEARCH * effort.left)
+    search = _Search(inst, _evened(inst, pooled.assignments, pooled.counts, effort), effort)
+    bound = pooled.bound
+    if dealable(inst):
+        search.descend()
+        search.walk()
+        relaxation = relaxed(inst, effort, least=search.bound())
+        bound = max(bound, relaxation.bound if relaxation is not None else 0)
+    layers = merged([piece.layers for piece in search.best], inst)
+    return Decomposition(layers, _value(inst, search.best), bound)
+
+
+def _evened(inst: Instance, answers: Sequence[Assignment], counts: LayerCounts, effort: Effort) -> list[Assignment]:
+    """Device by device, move layers between chunks so that they exceed by least what the slowest ones take already."""
+    slowest = answers[0].times(inst)
+    pieces = []
+    for device, load, opened, answer in zip(inst.devices, counts.loads, counts.opened, answers, strict=True):
+        other = fastest(inst, device, load, opened, effort, filled=True, caps=slowest)
+        piece = other if other is not None and other.layers else answer
+        slowest = [max(pair) for pair in zip(slowest, piece.times(inst), strict=True)]
+        pieces.append(piece)
+    return pieces
+
+
+def _slowest(inst: Instance, pieces: Sequence[Assignment]) -> Times:
+    return tuple(max(times) for times in zip(*(piece.times(inst) for piece in pieces), strict=True))
+
+
+def _value(inst: Instance, pieces: Sequence[Assignment]) -> int:
+    return inst.weight * sum(_slowest(inst, pieces)) + sum(sum(piece.times(inst)) for piece in pieces)
+
+
+class _Search:
+    """The best answer so far, and the corners that led to answers.
+
+    Args:
+        inst: The program.
+        best: Some answer.
+        effort: Counter of the work.
+    """
+
+    def __init__(self, inst: Instance, best: list[Assignment], effort: Effort) -> None:
+        self._inst, self._effort, self.best = inst, effort, best
+        self._total = sum(_slowest(inst, best))
+        self._dealer = ChunkDealer(inst, effort, LONGER * self._total)
+        self._corners: list[tuple[int, Times, Ends]] = []
+
+    def descend(self) -> None:
+        """Shorten the times of the relaxations' corners, the most promising first."""
+        until = self._effort.spent + STARTS * self._effort.left
+        for relaxation, ends in relaxations(self._inst, self._effort):
+            if self._effort.spent > until or self._effort.over:
+                break
+            times = self._multiple(relaxation.slowest, ends)
+            if times is not None:
+                times = self._shortened(times, ends, range(self._inst.chunks))
+                self._corners.append((sum(times), times, ends))
+        self._corners.sort(key=lambda corner: corner[0])
+
+    def _multiple(self, times: Sequence[float], ends: Ends) -> Times | None:
+        """The least multiple of these times within which layers can be dealt; None if it is too long."""
+        few, many = 1.0, LONGER * self._total / sum(times)
+
+        def multiple(factor: float) -> Times:
+            return tuple(int(factor * time) for time in times)
+
+        def fits(factor: float) -> bool:
+            return self._dealer.loads(multiple(factor), ends) is not None
+
+        if fits(few):
+            return multiple(few)
+        if many < few or not fits(many):
+            return None
+        while many - few > CLOSE * many:
+            middle = (few + many) / 2
+            few, many = (few, middle) if fits(middle) else (middle, many)
+        return multiple(many)
+
+    def _shortened(self, times: Times, ends: Ends, chunks: Sequence[int]) -> Times:
+        """Times within which layers can be dealt, each in turn made as short as the others allow."""
+        close = max(1, int(CLOSE * self._total))
+
+        def fits(chunk: int, time: int) -> bool:
+            return self._dealer.loads(_with(times, chunk, time), ends) is not None
+
+        for chunk in chunks:
+            most = times[chunk]
+            step = close
+            while most > step and fits(chunk, most - step):
+                most, step = most - step, 2 * step
+            least = max(0, most - step)
+            while most - least > close:
+                middle = (least + most) // 2
+                least, most = (least, middle) if fits(chunk, middle) else (middle, most)
+            times = _with(times, chunk, most)
+        return times
+
+    def walk(self) -> None:
+        """Go on from the best corners, as long as one time longer makes the sum shorter; then assign strategies."""
+        until = self._effort.spent + WALK * self._effort.left
+        for total, times, ends in self._corners:
+            if total > self._total or self._effort.spent > until or self._effort.over:
+                break
+            times, ends = self._with_all_ends(times, ends)
+            if not ends.members:
+                self._assign(self._walked(times, ends, (self._effort.spent + until) / 2), ends)
+
+    def _with_all_ends(self, times: Times, ends: Ends) -> tuple[Times, Ends]:
+        """Times as long as the ends of short runs need, chosen run by run, and these ends."""
+        while parts := ends.parts:
+            multiples = [(each, part) for part in parts if (each := self._multiple(times, part)) is not None]
+            if not multiples:
+                break
+            times, ends = min(multiples, key=lambda pair: sum(pair[0]))
+        return self._shortened(times, ends, range(self._inst.chunks)), ends
+
+    def _walked(self, times: Times, ends: Ends, until: float) -> Times:
+        """Times with a shorter sum, as long as there are some near."""
+        near = self._near(times)
+        while self._effort.spent < until and not self._effort.over:
+            found = next(near, None)
+            if found is None:
+                break
+            longer, chunks = found
+            other = self._shortened(longer, ends, chunks)
+            if sum(other) < (1 - CLOSE) * sum(times):
+                times, near = other, self._near(other)
+        return times
+
+    def _near(self, times: Times) -> Iterator[tuple[Times, list[int]]]:
+        """Times of which one is longer, and the order in which they are to be made shorter: that one last."""
+        inst = self._inst
+        layer = min(inst.times[max(range(len(inst.counts)), key=lambda r: inst.counts[r])])
+        for step in STEPS:
+            for chunk in range(inst.chunks):
+                others = [each for each in range(inst.chunks) if each != chunk]
+                for order in (others[::-1], others)[: len(others)]:
+                    yield _with(times, chunk, times[chunk] + int(step * layer)), [*order, chunk]
+
+    def _assign(self, times: Times, ends: Ends) -> bool:
+        """Let the device programs assign strategies within these times, as far as they can; tell if that is better."""
+        inst = self._inst
+        loads = self._dealer.loads(times, ends)
+        if loads is None:
+            return False
+        pieces = []
+        for device, load, opened in zip(inst.devices, loads, ends.opened(inst), strict=True):
+            full = [0] * len(inst.counts)
+            for run, number in zip(sorted({r for runs in opened for r in runs}), load, strict=True):
+                full[run] = number
+            piece = fastest(inst, device, full, opened, self._effort, filled=True, caps=times)
+            if piece is None or not piece.layers:
+                return False
+            pieces.append(piece)
+        better = _value(inst, pieces) < _value(inst, self.best)
+        if better:
+            self.best, self._total = pieces, sum(_slowest(inst, pieces))
+        return better
+
+    def bound(self) -> float:
+        """A sum of times below which there is no answer."""
+        chunks = self._inst.chunks
+        shortest = min(min(times) for times in self._inst.times)
+        every = ends_of_long_runs(self._inst)
+        boxes = [(chunks * shortest, at, (shortest,) * chunks, (self._total,) * chunks) for at in range(len(every))]
+        narrow = float("inf")
+        while boxes and not self._effort.over:
+            least, at, low, high = heapq.heappop(boxes)
+            goal = int((1 - TOLERANCE) * self._total)
+            if least >= goal:
+                return min(narrow, goal)
+            high = tuple(min(longest, goal - least + time) for time, longest in zip(low, high, strict=True))
+            ends = every[at]
+            if self._dealer.loads(high, ends) is None:
+                continue
+            chunk = max(range(chunks), key=lambda c: high[c] - low[c])
+            if sum(high) <= goal and ends.members:
+                for part in ends.parts:
+                    heapq.heappush(boxes, (least, len(every), low, high))
+                    every.append(part)
+            elif sum(high) <= goal and self._assign(high, ends):
+                heapq.heappush(boxes, (least, at, low, high))
+            elif high[chunk] - low[chunk] < CLOSE * self._total:
+                narrow = min(narrow, least)
+            else:
+                middle = (low[chunk] + high[chunk]) // 2
+                upper = _with(low, chunk, middle)
+                heapq.heappush(boxes, (least, at, low, _with(high, chunk, middle)))
+                heapq.heappush(boxes, (sum(upper), at, upper, high))
+        left = boxes[0][0] if boxes else int((1 - TOLERANCE) * self._total)
+        return min(narrow, left)
+
+
+def _with(times: Times, chunk: int, time: int) -> Times:
+    return (*times[:chunk], time, *times[chunk + 1 :])
