@@ -70,6 +70,29 @@ def test_adapters_alone_have_gradients_and_optimizer_states(family: str) -> None
     assert m.trained_parameters(r) == m.layers * (adapters + mlp)
 
 
+@pytest.mark.parametrize("family", ["llama3-8b", "gpt3-13b"])
+def test_quantised_weights_take_four_bits_and_a_scale_for_64_and_time_to_expand(family: str) -> None:
+    m = models[family]
+    plain, small = (
+        model_units(m, A100S, RunOptions(sequence_length=S, lora=16, quantize=q)).units for q in (None, "nf4")
+    )
+    largest = m.hidden * m.ffn
+    for matrices, a, b in zip((m.attention_matrices(0), m.mlp_matrices(0)), plain[1:3], small[1:3], strict=True):
+        assert a.static - b.static == pytest.approx(matrices * (2 - 0.5 - 4 / 64))
+        assert b.workspace - a.workspace == (4 + 2) * largest
+        assert b.forward > a.forward
+        assert b.backward_input > a.backward_input
+        assert b.backward_weight == a.backward_weight
+        assert b.activation == a.activation
+    assert [small[end].static for end in (0, -1)] == [plain[end].static for end in (0, -1)]
+    assert m.attention_matrices(0) == m.attention_parameters(0) - biases_and_norms(m)
+
+
+def biases_and_norms(m: Any) -> int:
+    biases = m.qkv_bias * (m.attention_width + 2 * m.kv_width) + m.output_bias * m.hidden
+    return int(biases + m.half_layer_norms * m.norm_parameters)
+
+
 def test_the_weights_backward_of_frozen_layers_takes_nothing() -> None:
     full, lora = (model_units(LLAMA, A100S, RunOptions(sequence_length=S, lora=r)).units for r in (0, 16))
 
@@ -405,7 +428,9 @@ def test_messages_leave_the_node_when_the_run_does() -> None:
         ({"micro_batch_size": 0}, None, "at least one sequence of at least one token"),
         ({"optimizer": "adagrad"}, None, "There is no optimizer 'adagrad'"),
         ({"dtype": "fp6"}, None, "There is no dtype 'fp6'"),
-        ({"lora": -1}, None, "The rank of LoRA adapters must be at least 1 (or 0 for none), not -1"),
+        ({"lora": -1}, None, "The rank of LoRA adapters must be at least 1 (or 0 for none) and at most"),
+        ({"quantize": "nf4"}, None, "something must train beside them: give --lora RANK, too"),
+        ({"lora": 8, "quantize": "int4"}, None, "may be quantised to nf4, not to 'int4'"),
         ({"zero": 4}, None, "ZeRO has the levels 0, 1, 2 and 3, not 4"),
         ({"data": 2, "expert": 2}, None, "0 experts cannot be divided over 2"),
         ({"expert": 2}, None, "2 expert-parallel ranks do not divide the 1 x 1"),

@@ -37,6 +37,7 @@ OPTIONS: Mapping[str, tuple[dict[str, Any], Any]] = {
     "optimizer": ({}, "sgd"),
     "dtype": ({}, "fp32"),
     "lora": ({}, 8),
+    "quantize": ({"lora": 8}, "nf4"),
     "post_validation": ({}, True),
     "host_optimizer": ({"data": 2, "zero": 1}, 0.5),
     "expert_overlap": ({}, True),

@@ -419,7 +419,7 @@ def test_a_state_goes_from_one_partition_to_another() -> None:
 
 def test_quantised_weights_are_refused() -> None:
     refusal = beyond_runtime(RunOptions(lora=4), {**LLAMA, "quantization_config": {"load_in_4bit": True}})
-    assert "it trains no quantised weights, and LoRA beside none" in str(refusal)
+    assert "it reads no quantised weights: make the plan from the unquantised model" in str(refusal)
     model = hf_model(LLAMA)
     layer = model.model.layers[0].mlp.down_proj
     layer.weight = torch.nn.Parameter(torch.zeros(8, 1, dtype=torch.uint8), requires_grad=False)

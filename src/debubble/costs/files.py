@@ -52,6 +52,8 @@ def check_measured(profile: Mapping[str, Any], model: ModelConfig, options: RunO
         return
     if ModelConfig.from_hf(measured.model) != model:
         raise InputError("The profile measures another model: run `debubble profile` for this one.")
+    if options.quantize:
+        raise InputError("Profiles measure no quantised weights: plan with --quantize without a profile.")
     for name in ("dtype", "sequence_length", "micro_batch_size", "lora"):
         then, now = getattr(measured, name), getattr(options, name)
         if then != now:

@@ -173,6 +173,10 @@ def check(model: Architecture, options: RunOptions) -> None:
         raise InputError(f"LoRA adapters are not priced for the vision tower of '{model.family}': use its text_config.")
     if options.lora and any(not isinstance(layer.attention, Attention) for layer in model.per_layer):
         raise InputError(f"LoRA adapters are not priced for '{model.family}', whose layers mix tokens in other ways.")
+    if options.quantize not in (None, "nf4"):
+        raise InputError(f"Frozen weights may be quantised to nf4, not to '{options.quantize}'.")
+    if options.quantize and not options.lora:
+        raise InputError("Quantised weights are frozen, and something must train beside them: give --lora RANK, too.")
     if options.sequence_length % options.context:
         raise InputError(
             f"A sequence of {options.sequence_length} cannot be divided over {options.context} context-parallel ranks."
@@ -314,7 +318,7 @@ class _Builder:
     def attention(self, layer: int) -> Unit:
         parameters = self.shapes.model.attention_parameters(layer)
         adapters = self.shapes.model.attention_adapters(self.shapes.options.lora)
-        counts = Counts(parameters, adapters=adapters)
+        counts = Counts(parameters, adapters=adapters, matrices=self.shapes.model.attention_matrices(layer))
         return self._half("attention", layer, lambda shapes: attention(shapes, layer), counts)
 
     def mlp(self, layer: int) -> Unit:
@@ -322,7 +326,8 @@ class _Builder:
         experts = model.expert_parameters(layer)
         dense = model.mlp_parameters(layer) - experts
         adapters = model.mlp_adapters(self.shapes.options.lora)
-        return self._half("mlp", layer, lambda shapes: mlp(shapes, layer), Counts(dense, experts, adapters))
+        counts = Counts(dense, experts, adapters, model.mlp_matrices(layer))
+        return self._half("mlp", layer, lambda shapes: mlp(shapes, layer), counts)
 
     def _half(
         self,
@@ -395,4 +400,12 @@ class _Builder:
         whole = model.layer_parameters(layer) - experts + experts / between
         # The layer that computes and the next one, which is gathered meanwhile.
         gathered = 2 * self.parameters.gathered_unit(whole)
-        return self._layer_gradients(layer) + 2 * s.element * s.tokens * width / s.options.tensor + gathered
+        activations = 2 * s.element * s.tokens * width / s.options.tensor
+        return self._layer_gradients(layer) + activations + gathered + self._expanded()
+
+    def _expanded(self) -> float:
+        """Bytes of the largest quantised weight while it is multiplied: in fp32, and in the run's dtype."""
+        s, model = self.shapes, self.shapes.model
+        if not s.options.quantize:
+            return 0.0
+        return (4 + s.element) * model.hidden * max(model.ffn, model.attention_width) / s.options.tensor

@@ -102,6 +102,10 @@ class Shapes:
         return self.speed.element
 
 
+NF4_BYTES = 0.5 + 4 / 64
+"""Bytes per quantised weight: 4 bits, and a scale in fp32 for every 64 (Dettmers et al., QLoRA, NeurIPS 2023)."""
+
+
 def matmul(
     shapes: Shapes,
     name: str,
@@ -142,10 +146,12 @@ def matmul(
     if not layers:
         return Operator(name=name, forward=forward, backward_input=backward, saved=saved)
     adapters = speed.matmul(tokens, inner, layers * rank) + speed.matmul(tokens, rank, outer)
+    # Quantised weights are read, and written in the run's dtype, before each product.
+    expanded = speed.stream((NF4_BYTES + e) * h * local) if shapes.options.quantize else 0.0
     return Operator(
         name=name,
-        forward=forward + adapters,
-        backward_input=backward + adapters,
+        forward=forward + adapters + expanded,
+        backward_input=backward + adapters + expanded,
         backward_weight=adapters,
         saved=saved + e * tokens * layers * rank,
         held=e * tokens * (h / shapes.division + local + 2 * layers * rank),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from debubble.costs.operators import Shapes
+from debubble.costs.operators import NF4_BYTES, Shapes
 from debubble.costs.step import (
     HOST_MEMORY_BANDWIDTH,
     ParameterBytes,
@@ -24,11 +24,15 @@ from debubble.ir import RunOptions
 
 
 class Counts(NamedTuple):
-    """The numbers of a unit's parameters: of all but its experts, of the experts, and of LoRA's adapters."""
+    """The numbers of a unit's parameters: of all but its experts, of the experts, and of LoRA's adapters.
+
+    `matrices` of the dense ones are the weights of linear layers with adapters, which may be quantised.
+    """
 
     dense: int
     experts: int = 0
     adapters: int = 0
+    matrices: int = 0
 
 
 class ShardWaits(NamedTuple):
@@ -187,6 +191,11 @@ class ParameterCosts:
         between = o.expert * o.expert_shards
         of_experts = parameter_bytes(o, shards=o.tensor * shards / between, gradient_bytes=gradient_bytes)
         if o.lora:
-            frozen = (counts.dense / o.tensor, each.frozen), (counts.experts / between, of_experts.frozen)
-            return [*frozen, (counts.adapters / o.tensor, each)]
+            quantized = counts.matrices if o.quantize else 0
+            return [
+                ((counts.dense - quantized) / o.tensor, each.frozen),
+                (quantized / o.tensor, replace(each.frozen, weight=NF4_BYTES)),
+                (counts.experts / between, of_experts.frozen),
+                (counts.adapters / o.tensor, each),
+            ]
         return [(counts.dense / o.tensor, each), (counts.experts / between, of_experts)]

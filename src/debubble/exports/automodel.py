@@ -18,6 +18,7 @@ from debubble.exports.options import (
     nested,
     one_value,
     post_validation,
+    quantized,
     written,
 )
 from debubble.exports.reduction import Alternative, fastest
@@ -106,6 +107,7 @@ OPTIONS: OptionTable = {
     ),
     "dtype": _dtype,
     "lora": _lora,
+    "quantize": quantized,
     "post_validation": post_validation,
     **MEGATRON_ALONE,
 }

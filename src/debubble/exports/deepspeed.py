@@ -24,6 +24,7 @@ from debubble.exports.options import (
     nested,
     one_value,
     post_validation,
+    quantized,
     written,
 )
 from debubble.exports.reduction import recomputed_layers, require_order, whole_where_needed
@@ -123,6 +124,7 @@ OPTIONS: OptionTable = {
     "optimizer": _optimizer,
     "dtype": by_value("dtype", {"bf16": {"bf16.enabled": True}, "fp16": {"fp16.enabled": True}, "fp32": {}}),
     "lora": adapters,
+    "quantize": quantized,
     "post_validation": post_validation,
     **MEGATRON_ALONE,
 }

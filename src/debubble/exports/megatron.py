@@ -26,6 +26,7 @@ from debubble.exports.options import (
     by_value,
     global_batch,
     post_validation,
+    quantized,
     written,
 )
 from debubble.exports.prices import module_offload
@@ -135,6 +136,7 @@ OPTIONS: OptionTable = {
     "optimizer": _optimizer,
     "dtype": _dtype,
     "lora": adapters,
+    "quantize": quantized,
     "post_validation": post_validation,
     "host_optimizer": _host_optimizer,
     "expert_overlap": _expert_overlap,

@@ -22,6 +22,7 @@ from debubble.exports.options import (
     nested,
     one_value,
     post_validation,
+    quantized,
     written,
 )
 from debubble.exports.reduction import require_order, whole_where_needed
@@ -72,6 +73,7 @@ OPTIONS: OptionTable = {
     "optimizer": by_value("optimizer", {"adamw": {"optimizer.type": "AdamW"}}),
     "dtype": _dtype,
     "lora": adapters,
+    "quantize": quantized,
     "post_validation": post_validation,
     **MEGATRON_ALONE,
 }

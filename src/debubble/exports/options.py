@@ -83,6 +83,16 @@ def adapters(plan: Plan) -> Decision:
     )
 
 
+def quantized(plan: Plan) -> Decision:
+    """Decide on quantised weights: no target is told of them."""
+    if plan.options.quantize is None:
+        return Written({})
+    return Lost(
+        f"Frozen weights in {plan.options.quantize}: configure the target's own quantisation; weights of the run's"
+        " dtype take more memory than the plan counts on."
+    )
+
+
 def post_validation(plan: Plan) -> Decision:
     """Decide on post-validation: no target updates before the norm of all gradients is known."""
     if not plan.options.post_validation:

@@ -22,6 +22,7 @@ from debubble.exports.options import (
     nested,
     one_value,
     post_validation,
+    quantized,
     written,
 )
 from debubble.exports.reduction import recomputed_layers, whole_where_needed
@@ -136,6 +137,7 @@ OPTIONS: OptionTable = {
         },
     ),
     "lora": adapters,
+    "quantize": quantized,
     "post_validation": post_validation,
     **MEGATRON_ALONE,
 }

@@ -53,6 +53,10 @@ def beyond_runtime(options: RunOptions, model: Mapping[str, Any] | None) -> str 
         reason = "it waits for what ranks of experts exchange: make the plan without --expert-overlap to train it."
     elif options.lora and config is not None and config.whole_layers:
         reason = f"it has no LoRA for '{config.family}', which runs with transformers' modules: make the plan without."
+    elif options.quantize and (config is None or config.whole_layers):
+        reason = "it quantises the linear layers of its own units alone: make the plan without --quantize."
+    elif options.quantize and (options.tensor > 1 or options.zero > 2):
+        reason = "it divides no quantised weights: make the plan with tensor 1 and ZeRO up to 2, or without --quantize."
     return None if reason is None else f"The runtime cannot run this plan, because {reason}"
 
 
@@ -81,7 +85,9 @@ def check_units(model: ModelConfig) -> None:
 def _missing_in_units(model: ModelConfig) -> str | None:
     """Say what the runtime's units lack for the model; None if they lack nothing."""
     if model.config.get("quantization_config"):
-        return "it trains no quantised weights, and LoRA beside none: make the plan from the unquantised model."
+        return (
+            "it reads no quantised weights: make the plan from the unquantised model, and quantise that by --quantize."
+        )
     if model.vision is not None:
         return "it has no vision towers: make the plan for the model's text_config to train that alone."
     if model.mtp_layers:

@@ -27,6 +27,7 @@ from debubble.runtime.models.hf_model import tied_names
 from debubble.runtime.models.lora import Adapters, given_adapters, new_adapters, plain_name
 from debubble.runtime.models.loss import Loss
 from debubble.runtime.models.modules import Modules
+from debubble.runtime.models.nf4 import quantize
 from debubble.runtime.models.routing import Balance
 from debubble.runtime.models.stage import MoeStage, Stage
 from debubble.runtime.models.units import UnitModule
@@ -166,6 +167,8 @@ def build_part(
     reduced_inside = {op.stage for op in plan.schedule.operations if op.kind is Kind.G}
     for stage, units in built.items():
         divisions, experts = _divide(units, groups, shards)
+        if plan.options.quantize:
+            quantize(units)
         part.weights[stage] = StageWeights(
             units, pairs, groups.replicas, on_host=stage in plan.schedule.host_steps,
             reduced_inside=stage in reduced_inside, group=groups.tensor, divisions=divisions, experts=experts,
@@ -273,7 +276,7 @@ def take_over(units: Iterable[UnitModule], model: nn.Module) -> None:
                 raise InputError(f"The model has no parameter '{name}', which the plan's model has.")
             if not own[name].is_floating_point():
                 raise InputError(
-                    f"The model's '{name}' is quantised, and nothing trains beside such weights: give floats."
+                    f"The model's '{name}' is quantised: give floats, which a plan made with `--quantize` quantises."
                 )
             if own[name].shape != parameter.shape:
                 raise InputError(

@@ -18,6 +18,7 @@ from debubble.ir import InputError, Plan
 from debubble.runtime.models.hf_model import tied_names
 from debubble.runtime.models.hf_names import HEAD_TABLE, joined, sources, stored
 from debubble.runtime.models.lora import CONFIG, PREFIX, WEIGHTS, Adapters, is_adapter
+from debubble.runtime.models.nf4 import is_scales
 from debubble.runtime.parameters.device_part import DevicePart
 from debubble.runtime.topology import Ranks
 
@@ -35,7 +36,8 @@ def load_pretrained(part: DevicePart, model: Mapping[str, Any] | None, folder: s
     if adapters and part.adapters is None:
         raise InputError(f"{folder} has adapters, but the plan trains whole parameters: make the plan with `--lora`.")
     family, tables = str(config.get("model_type")), tied_names(config)
-    for name in [name for name, _ in part.named_parameters() if is_adapter(name) == adapters]:
+    wanted = (name for name, _ in part.named_parameters() if not is_scales(name))
+    for name in [name for name in wanted if is_adapter(name) == adapters]:
         names = [PREFIX + name] if adapters else sources(
             name, part.shape_of(name), family, files, table=tables[0] if tables else HEAD_TABLE
         )  # fmt: skip

@@ -91,6 +91,10 @@ def add_product(parameter: Tensor, a: Tensor, b: Tensor) -> None:
 class Products:
     """The three products of a linear operator, in the dtype of their factors."""
 
+    def factor(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        """The weight of a layer as it is multiplied in that dtype, which under autocast is not its own."""
+        return weight if weight.dtype == dtype else weight.to(dtype)
+
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Compute x W^T + b, of x [..., in] and W [out, in]."""
         return functional.linear(x, weight, bias)
@@ -127,8 +131,9 @@ class _Linear(Function):
         ctx.save_for_backward(x if weight.requires_grad else None)
         # A parameter is no activation, and the deferred gradient belongs to the parameter itself.
         ctx.weight, ctx.bias, ctx.transposed, ctx.later, ctx.products = weight, bias, transposed, later, products
-        if x.dtype != weight.dtype:  # autocast
-            weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
+        weight = products.factor(weight, x.dtype)
+        if bias is not None and bias.dtype != x.dtype:  # autocast
+            bias = bias.to(x.dtype)
         return products.output(x, weight.t() if transposed else weight, bias)
 
     @staticmethod
@@ -137,7 +142,7 @@ class _Linear(Function):
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         gx = None
         if needs_x:
-            weight = ctx.weight if ctx.weight.dtype == gy.dtype else ctx.weight.to(gy.dtype)
+            weight = ctx.products.factor(ctx.weight, gy.dtype)
             gx = ctx.products.input_gradient(gy, weight.t() if ctx.transposed else weight)
         if not needs_weight:
             return gx, None, gy.flatten(0, -2).sum(0).to(ctx.bias.dtype) if needs_bias else None, None, None, None

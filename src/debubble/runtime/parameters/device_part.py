@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from debubble.ir import InputError
 from debubble.runtime.distributed.sharding import TensorShard
 from debubble.runtime.models.lora import Adapters
+from debubble.runtime.models.nf4 import is_scales
 from debubble.runtime.models.stage import Stage
 from debubble.runtime.parameters.stage_parameters import StageWeights
 
@@ -55,11 +56,13 @@ class DevicePart:
 
     def state_dict(self) -> dict[str, Tensor]:
         """All parameters, whole; the replicas that divide them all call it."""
-        return {name: weights.whole(name) for weights in self.weights.values() for name in weights.masters}
+        return {name: w.whole(name) for w in self.weights.values() for name in w.masters if not is_scales(name)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take all parameters from a state that may hold more.  Raises InputError if it lacks one."""
         for name in self.masters:
+            if is_scales(name):
+                continue  # they come with their weight
             if name not in state:
                 raise InputError(f"The state has no parameter '{name}'.")
             self.load(name, state[name])

@@ -24,6 +24,7 @@ from debubble.runtime.distributed.data_parallel import Replicas
 from debubble.runtime.distributed.sharding import TensorShard, blocks_of, cropped, dtensor_view, viewed_like
 from debubble.runtime.distributed.tensor_parallel import ALONE, TensorGroup
 from debubble.runtime.memory.activations import Ledger
+from debubble.runtime.models.nf4 import dequantized, quantized, scales_name, shapes_of
 from debubble.runtime.models.units import UnitModule
 from debubble.runtime.operators import add_gradient
 from debubble.runtime.parameters.zero3 import DividedParameter
@@ -64,9 +65,14 @@ class ParameterPairs:
         self.optimizer_views: dict[nn.Parameter, nn.Parameter] = {}
         """Each master as the optimizer sees it."""
 
-    def of(self, parameter: nn.Parameter, replicas: Replicas, *, on_host: bool) -> ParameterPair:
-        """The pair of a parameter, made once."""
-        if parameter not in self._made:
+    def of(
+        self, parameter: nn.Parameter, replicas: Replicas, *, on_host: bool, quantized: bool = False
+    ) -> ParameterPair:
+        """The pair of a parameter, made once; what is `quantized` keeps its dtype."""
+        if parameter not in self._made and quantized:
+            kept = nn.Parameter(parameter.detach().to(self._on), requires_grad=False)
+            self._made[parameter] = ParameterPair(kept, kept, replicas)
+        elif parameter not in self._made:
             self._made[parameter] = self._make(parameter, replicas, on_host=on_host)
         return self._made[parameter]
 
@@ -136,7 +142,12 @@ class StageWeights:
         experts: Mapping[str, Replicas] = MappingProxyType({}),
     ) -> None:
         parameters = {name: p for unit in units for name, p in unit.hf_parameters().items()}
-        named = {n: pairs.of(p, experts.get(n, replicas), on_host=on_host) for n, p in parameters.items()}
+        self._quantized = shapes_of(units)
+        kept = {*self._quantized, *map(scales_name, self._quantized)}
+        named = {
+            n: pairs.of(p, experts.get(n, replicas), on_host=on_host, quantized=n in kept)
+            for n, p in parameters.items()
+        }
         working = {p: named[name].working for name, p in parameters.items()}
         for module in (module for unit in units for module in unit.modules()):
             for name, parameter in module.named_parameters(recurse=False):
@@ -144,7 +155,9 @@ class StageWeights:
         self._group, self._named = group, named
         self._divisions = {name: divisions.get(name, ()) for name in named}
         self._local = {name: pair.working.shape for name, pair in named.items()}
-        self.shapes: Mapping[str, torch.Size] = {n: whole_shape(self._local[n], self._divisions[n]) for n in named}
+        self.shapes: Mapping[str, torch.Size] = {
+            n: self._quantized.get(n) or whole_shape(self._local[n], self._divisions[n]) for n in named
+        }
         """Unsharded shapes by Hugging Face name."""
         for name, pair in named.items():
             if pair.master not in pairs.optimizer_views:
@@ -214,6 +227,9 @@ class StageWeights:
         """The master of a parameter with all ranks' parts; they all call it.  The live one, unless divided."""
         pair = self._named[name]
         tensor = pair.master.detach()
+        if name in self._quantized:
+            scales = self._named[scales_name(name)].master
+            return dequantized(tensor, scales.detach()).view(self.shapes[name])
         if pair.divided:
             tensor = tensor.new_empty(self._local[name])
             pair.replicas.own(tensor).copy_(pair.master)
@@ -223,6 +239,8 @@ class StageWeights:
     def shard(self, name: str) -> TensorShard:
         """This rank's part of a master, and where it lies in the whole."""
         local, pair = self._local[name], self._named[name]
+        if name in self._quantized:
+            return TensorShard.whole(pair.master.detach())
         blocks = blocks_of(local, self._divisions[name])
         if pair.divided:
             rows = pair.replicas.rows(local[0])
@@ -230,8 +248,13 @@ class StageWeights:
         return TensorShard(pair.master.detach(), self.shapes[name], tuple(blocks))
 
     def load(self, name: str, whole: Tensor) -> None:
-        """Give the master of a parameter the values of a whole one."""
+        """Give the master of a parameter the values of a whole one, quantised if it is."""
         pair = self._named[name]
+        if name in self._quantized:
+            codes, scales = quantized(whole.to(pair.master.device))
+            pair.master.data.copy_(codes)
+            self._named[scales_name(name)].master.data.copy_(scales)
+            return
         own = own_part(whole, self._divisions[name])
         with torch.no_grad():
             pair.master.copy_(pair.replicas.own(own) if pair.divided else own)

@@ -57,7 +57,8 @@ def _answers(found: Misfit) -> list[dict[str, Any]]:
 
 def _facts(job: Job, origin: Origin) -> list[tuple[str, str]]:
     options = job.options
-    lora = f", LoRA of rank {options.lora}" if options.lora else ""
+    quantized = f" beside {options.quantize}" if options.quantize else ""
+    lora = f", LoRA of rank {options.lora}{quantized}" if options.lora else ""
     return [
         ("command", origin.command),
         ("made", f"{origin.date}, by debubble {origin.version}"),

@@ -129,7 +129,8 @@ def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
         o = plan.options
         yield "degrees", str(plan.degrees)
         yield "batch", f"{plan.degrees.global_batch} sequences of {o.sequence_length} tokens per step"
-        lora = f", LoRA of rank {o.lora}" if o.lora else ""
+        quantized = f" beside {o.quantize}" if o.quantize else ""
+        lora = f", LoRA of rank {o.lora}{quantized}" if o.lora else ""
         yield "training", f"{o.optimizer}, {o.dtype}{lora}{', post-validation' if o.post_validation else ''}"
         yield "costs", "measured by debubble profile" if plan.profile is not None else "computed by formulas"
     else:

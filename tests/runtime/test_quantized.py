@@ -1,0 +1,163 @@
+"""Adapters beside frozen weights of 4 bits: they learn as beside the weights that these stand for."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import debubble as db
+from debubble.ir import InputError, RunOptions
+from debubble.models.runtime_limits import beyond_runtime
+from debubble.runtime.models.nf4 import BLOCK, NUMBERS, dequantized, quantized
+from tests.support.generic_cases import GENERIC
+from tests.support.runtime_cases import FAMILIES, GPT2, LLAMA, MIXTRAL, plan_of, run_threads, tokens_of
+
+pytest.importorskip("transformers")
+
+from tests.support.hf_reference import hf_model, loss_of
+
+
+def schedule_for(devices: int, name: str = "1f1b") -> Any:
+    return db.schedules[name](devices=devices, micro_batches=4)
+
+
+def as_quantized(weight: torch.Tensor) -> torch.Tensor:
+    return dequantized(*quantized(weight)).view(weight.shape).to(weight.dtype)
+
+
+class Adapted(torch.nn.Module):
+    """A weight with an adapter of scale 2 added to it."""
+
+    def __init__(self, a: torch.Tensor, b: torch.Tensor, *, transposed: bool) -> None:
+        super().__init__()
+        self.a, self.b = (torch.nn.Parameter(factor.detach().clone()) for factor in (a, b))
+        self.transposed = transposed
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        update = 2 * self.b @ self.a
+        return weight + (update.t() if self.transposed else update)
+
+
+def adapted(model: Any, state: Any) -> dict[str, torch.nn.Parameter]:
+    """Quantise linear layers of a model of transformers, and give them a state's adapters; their factors by name."""
+    factors: dict[str, torch.nn.Parameter] = {}
+    for name in [name.removesuffix(".lora_A.weight") for name in state if ".lora_A." in name]:
+        module = model.get_submodule(name)
+        module.weight.data = as_quantized(module.weight.data)
+        a, b = (state[f"{name}.lora_{which}.weight"] for which in "AB")
+        adapter = Adapted(a, b, transposed=not isinstance(module, torch.nn.Linear))
+        torch.nn.utils.parametrize.register_parametrization(module, "weight", adapter)
+        factors |= {f"{name}.lora_A.weight": adapter.a, f"{name}.lora_B.weight": adapter.b}
+    return factors
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("family", "schedule"), [("llama", "1f1b"), ("llama", "zb-h1"), ("gemma2", "1f1b"), ("gpt2", "zb-h1")]
+)
+def test_adapters_get_the_gradients_of_one_process_with_the_weights_that_the_codes_stand_for(
+    family: str, schedule: str, devices: int
+) -> None:
+    config = FAMILIES[family]
+    model, tokens, random = hf_model(config), tokens_of(config, rows=4), torch.Generator().manual_seed(0)
+    plan = plan_of(schedule_for(devices, schedule), model.config.to_dict(), lora=3, quantize="nf4")
+    made = {n: t for state in run_threads(plan, lambda p: p.state_dict()) for n, t in state.items()}
+    adapters = {
+        n: 0.2 * torch.randn(t.shape, generator=random, dtype=t.dtype) for n, t in made.items() if ".lora_" in n
+    }
+    state = {**model.state_dict(), **adapters}
+
+    def one(pipeline: Any) -> Any:
+        pipeline.load_state_dict(state)
+        return pipeline.step(tokens), {n: p.grad for n, p in pipeline.named_parameters() if p.grad is not None}
+
+    answers = run_threads(plan, one)
+    factors = adapted(model, state)
+    torch.testing.assert_close(answers[0][0], loss_of(model, tokens, micro_batches=4), rtol=1e-12, atol=0)
+    found = {n: g for _, part in answers for n, g in part.items()}
+    assert found.keys() == factors.keys()
+    for n, factor in factors.items():
+        assert factor.grad is not None
+        assert (found[n] - factor.grad).abs().max() <= 1e-12 * factor.grad.abs().max(), n
+
+
+def test_codes_stand_for_the_nearest_numbers_times_the_largest_weight_of_64() -> None:
+    weight = torch.randn(6, 2 * BLOCK, generator=torch.Generator().manual_seed(0))
+    codes, scales = quantized(weight)
+    assert (codes.shape, codes.dtype, scales.shape) == ((12, BLOCK // 2), torch.uint8, (12, 1))
+    blocks = weight.view(-1, BLOCK)
+    assert torch.equal(scales, blocks.abs().amax(1, keepdim=True))
+    numbers = torch.tensor(NUMBERS)
+    nearest = (blocks[..., None] / scales[..., None] - numbers).abs().argmin(-1)
+    assert torch.equal(dequantized(codes, scales), numbers[nearest] * scales)
+
+
+def test_quantising_twice_changes_nothing_and_zeros_stay() -> None:
+    weight = torch.cat([torch.randn(3, BLOCK), torch.zeros(1, BLOCK)])
+    once = as_quantized(weight)
+    assert torch.equal(as_quantized(once), once)
+    assert not once[3].any()
+
+
+@pytest.mark.parametrize("config", [LLAMA, GPT2, MIXTRAL], ids=["llama", "gpt2", "mixtral"])
+def test_the_device_holds_four_bits_and_a_sixteenth_of_a_scale_per_weight(config: Any) -> None:
+    def sizes(quantize: Any) -> Any:
+        plan = plan_of(schedule_for(2), config, dtype="bf16", lora=2, quantize=quantize)
+        return [
+            static for static, _ in run_threads(plan, lambda p: (p.static_bytes, p.step(tokens_of(config, rows=4))))
+        ]
+
+    plan = plan_of(schedule_for(2), config, dtype="bf16")
+    model = db.Model.from_hf(config)
+    for stage, plain, small in zip(plan.partition, sizes(None), sizes("nf4"), strict=True):
+        layers = {"attention": model.attention_matrices, "mlp": model.mlp_matrices}
+        matrices = sum(layers[unit.type](unit.layer) for unit in stage if unit.layer is not None)
+        assert plain - small == matrices * (2 - 0.5 - 4 / BLOCK)
+
+
+def test_a_checkpoint_of_floats_is_quantised_as_it_is_read(tmp_path: Path) -> None:
+    model = hf_model(LLAMA).float()
+    model.save_pretrained(tmp_path)
+    plan = plan_of(schedule_for(2), LLAMA, dtype="fp32", lora=2, quantize="nf4")
+
+    def one(pipeline: Any) -> Any:
+        pipeline.load_pretrained(tmp_path)
+        return pipeline.state_dict()
+
+    found = {name: tensor for state in run_threads(plan, one) for name, tensor in state.items()}
+    for name, weight in model.state_dict().items():
+        linear = name.endswith("_proj.weight")
+        assert torch.equal(found[name], as_quantized(weight) if linear else weight), name
+
+
+def test_units_with_quantised_weights_move() -> None:
+    def losses(*plans: Any) -> Any:
+        def one(pipeline: Any) -> Any:
+            found = []
+            for step, plan in enumerate(plans):
+                pipeline.switch_plan(plan)
+                found.append(pipeline.step(tokens_of(LLAMA, rows=4, seed=step)).item())
+                pipeline.optimizer_step(1.0)
+            return found
+
+        return run_threads(plans[0], one, optimizer=partial(torch.optim.AdamW, lr=0.01))[0]
+
+    before, after = (
+        plan_of(schedule_for(2), LLAMA, counts=counts, dtype="bf16", lora=2, quantize="nf4")
+        for counts in ([4, 6], [7, 3])
+    )
+    assert losses(before, after, before) == losses(after, after, after)
+
+
+def test_what_cannot_be_quantised_is_refused() -> None:
+    def refusal(config: Any = LLAMA, **options: Any) -> str:
+        return str(beyond_runtime(RunOptions(lora=4, quantize="nf4", **options), config))
+
+    assert "it divides no quantised weights" in refusal(tensor=2)
+    assert "it divides no quantised weights" in refusal(zero=3)
+    assert "it has no LoRA for 'olmo2'" in refusal(GENERIC["olmo2"])
+    plan = plan_of(schedule_for(1), LLAMA, lora=2, quantize="nf4")
+    with pytest.raises(InputError, match="fp8 multiplies weights of the run's dtype"):
+        run_threads(plan, lambda pipeline: None, fp8=True)
