@@ -12,7 +12,7 @@ from torch.optim import AdamW
 import debubble as db
 from debubble.ir import StageCosts
 from debubble.training.online.controller import OnlineScheduler
-from debubble.training.online.keeping import kept_otherwise
+from debubble.training.online.memory_variants import kept_otherwise
 from tests.support.online_cases import QUICK, Finished, controlled, events_of, traced
 from tests.support.runtime_cases import GPT2, LLAMA, plan_of, run_threads, tokens_of
 

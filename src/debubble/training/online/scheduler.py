@@ -144,7 +144,7 @@ def better_orders(plan: Plan, *, effort: float, steps_left: int = 0, seed: int =
         steps_left: Steps in which moving units has to pay; 0: units stay in their stages.
         seed: Of the search.
     """
-    from debubble.training.online.keeping import kept_otherwise, moved_otherwise
+    from debubble.training.online.memory_variants import kept_otherwise, moved_otherwise
     from debubble.training.online.partition import divided_otherwise, move_seconds
 
     divided = divided_otherwise(plan, _price) if steps_left else None
