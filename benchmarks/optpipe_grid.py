@@ -27,6 +27,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -154,7 +155,8 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
     proven = sum(r["optpipe"] <= r["bound"] for r in rows)
     summary = f"OptPipe saves on average {averages}."
     counts = f"It is slower than one of them in {slower} of {len(rows)} cells, and proven optimal in {proven}."
-    return "\n".join([*lines, "", summary, counts])
+    commits = ", ".join(f"{many} of {name[:7]}" for name, many in Counter(r["commit"] for r in rows).most_common())
+    return "\n".join([*lines, "", summary, counts, f"Cells by the commit that searched them: {commits}."])
 
 
 def _cell(value: float | str | None) -> str:

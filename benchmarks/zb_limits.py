@@ -1,6 +1,7 @@
 """`zb` under memory limits from p / 2 up: value, bound and gap at p = 8, m = 32.
 
     python benchmarks/zb_limits.py [--seconds 30] [--output benchmarks/results/zb_limits.json]   # six minutes
+    python benchmarks/zb_limits.py --docs                                 # the table of docs/optpipe.md from the file
 
 Rows that the file has of the same commit and `--seconds` are kept and not run again, so that a broken run goes on where
 it stopped.
@@ -16,8 +17,10 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from provenance import commit, measured_by
@@ -34,6 +37,8 @@ LIMITS = (4, 5, 6, 7, 8)
 REMAINS = {"all": 2, "half": 1, "none": 0}
 """What of an activation of size 2 is left for W to free."""
 TIMES = ((10, 10, 10, 0), (10, 11, 9, 1))
+PAGE = Path(__file__).parents[1] / "docs" / "optpipe.md"
+BEGIN, END = "<!-- limits: written by benchmarks/zb_limits.py --docs -->", "<!-- end of limits -->"
 
 
 def costs_of(times: tuple[int, int, int, int], frees: str, limit: int) -> db.StageCosts:
@@ -73,11 +78,38 @@ def known(output: Path, seconds: float) -> list[dict[str, Any]]:
     return found["rows"] if same else []
 
 
+def page(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The table of the finer times, value / bound, and what it says."""
+    finer = [row for row in rows if tuple(row["times"]) == TIMES[1]]
+    named = {"all": "W frees all", "half": "W frees half", "none": "I frees all"}
+    lines = [f"| limit | {' | '.join(map(str, LIMITS))} |", "|" + " --- |" * (1 + len(LIMITS))]
+    for frees, name in named.items():
+        some = [f"{row['value']:g} / {row['bound']:g}" for row in finer if row["W frees"] == frees]
+        lines.append(f"| {name} | {' | '.join(some)} |")
+    proven = sum(row["value"] <= row["bound"] for row in finer)
+    most = max(finer, key=lambda row: float(row["gap"]))
+    where = f"limit {most['limit']}, {named[most['W frees']]}"
+    middle = median(row["cpu"] for row in finer)
+    summary = f"{proven} of the {len(finer)} are proven; at most {most['gap']:.1%} are left ({where})."
+    return "\n".join([*lines, "", f"{summary}  A schedule takes {middle:.0f} seconds of a core in the median."])
+
+
+def write_docs(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Put the table into the page, between its marks."""
+    text = PAGE.read_text()
+    before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
+    PAGE.write_text(f"{before}\n{page(rows)}\n{after}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "zb_limits.json")
+    parser.add_argument("--docs", action="store_true", help="write the table of docs/optpipe.md from the file")
     given = parser.parse_args()
+    if given.docs:
+        write_docs(json.loads(given.output.read_text())["rows"])
+        return
     measured = known(given.output, given.seconds)
     for cell in list(product(TIMES, REMAINS, LIMITS))[len(measured) :]:
         measured.append(row(*cell, given.seconds))
